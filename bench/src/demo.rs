@@ -1,8 +1,8 @@
 //! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, what was reused.
 //!
-//! Not here: starting processes (`fleet`), measuring an answer (`client`), what is said (`script`).
-//! The idea: the same conversations run twice, by what workers hold and round-robin; the system prompts of each run begin with
-//! a day of its own, so that the second finds nothing of the first.
+//! Not here: starting processes (`fleet`), measuring an answer (`client`), what is said (`script`). The idea: the same
+//! conversations run twice, by what workers hold and round-robin; the system prompts of each run begin with a day of
+//! its own, so that the second finds nothing of the first.
 
 mod script;
 
@@ -21,8 +21,8 @@ use crate::report::Report;
 /// Flags of `demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
-    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code: its
-    /// answers are noise). The default is smollm2, and made where it cannot be fetched.
+    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
+    /// code: its answers are noise). The default is smollm2, and made where it cannot be fetched.
     #[arg(long, value_name = "FILE|NAME")]
     model: Option<ModelChoice>,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.

@@ -234,7 +234,8 @@ const SLOT_CONTEXT_TOKENS: u32 = 4096;
 /// Flags of the fleet that a benchmark starts: workers of one thread each.
 #[derive(Debug, Args)]
 pub struct FleetArgs {
-    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code).
+    /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
+    /// code).
     #[arg(long, value_name = "FILE|NAME")]
     model: ModelChoice,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.

@@ -25,25 +25,25 @@ use self::rounds::Lead;
 /// Flags of `index`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct IndexArgs {
-    /// Lists the fleet sizes.
+    /// Fleet sizes.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 64, 256, 1000])]
     pub workers: Vec<u32>,
-    /// Is how many blocks each worker holds, about.
+    /// Approximate number of blocks of each worker.
     #[arg(long, default_value_t = 8192)]
     pub blocks_per_worker: usize,
-    /// Is how many look-ups are timed for each fleet size.
+    /// Number of look-ups that are timed for each fleet size.
     #[arg(long, default_value_t = 200_000)]
     pub lookups: usize,
-    /// Is how many blocks a resync replaces; 0 measures none.
+    /// Number of blocks that a resync replaces; 0 measures none.
     #[arg(long, default_value_t = 1_000_000)]
     pub resync_blocks: usize,
     /// Seeds what workers hold and what is asked.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Lists the programs that measure other indexes, as scripts/index-peers.sh builds them.
+    /// Programs that measure other indexes, built by scripts/index-peers.sh.
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     pub against: Vec<PathBuf>,
-    /// Is how often each index is measured with each fleet size, by turns; the medians are told.
+    /// Number of measurements of each index with each fleet size, in turn; the medians are reported.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Prints JSON instead of tables.

@@ -24,13 +24,13 @@ pub use write::{write_model, write_split_model};
 /// Flags of `model`.
 #[derive(Debug, clap::Args)]
 pub struct ModelArgs {
-    /// Is the kind of model.
+    /// Kind of model.
     #[arg(long, value_enum)]
     pub preset: Preset,
-    /// Is the file to write.
+    /// File to write.
     #[arg(long)]
     pub out: PathBuf,
-    /// Is a GGUF file whose tokenizer is taken instead of our own.
+    /// GGUF file whose tokenizer is taken instead of our own.
     #[arg(long)]
     pub vocab: Option<PathBuf>,
     /// Names one of the models of this kind.

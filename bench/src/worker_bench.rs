@@ -44,7 +44,8 @@ use crate::prompts::words;
 /// Flags of `worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by code).
+    /// Model that every server serves: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
+    /// code).
     #[arg(long, value_name = "FILE|NAME")]
     model: ModelChoice,
     /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.

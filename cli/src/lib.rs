@@ -1,6 +1,6 @@
 //! The commands of `warmpath`.
 //!
-//! Not here: the command line's outline (`main`).
+//! Not here: the command line itself (`main`).
 
 pub mod serve;
 pub mod status;

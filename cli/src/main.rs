@@ -17,10 +17,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Starts workers and a router on this machine and starts again what ends
+    /// Starts workers and a router on this machine, and restarts those that end
     ///
-    /// Every flag that is not listed here goes to each worker: `warmpath-worker --help` lists them. Flags behind `--` go
-    /// to the router: `warmpath-router --help` lists those. Variables of the environment reach both.
+    /// Every flag that is not listed here goes to each worker: `warmpath-worker --help` lists them. Flags after `--` go
+    /// to the router: `warmpath-router --help` lists those. Environment variables reach both.
     #[command(override_usage = "warmpath serve [OPTIONS] [FLAGS OF WORKERS] [-- FLAGS OF THE ROUTER]")]
     Serve(serve::Settings),
     /// Shows workers, hit ratio and the last decisions of a router

@@ -1,8 +1,7 @@
-//! `warmpath serve`: workers and a router on this machine, as child processes that are started again when they end.
+//! `warmpath serve`: workers and a router on this machine, as child processes that are restarted when they end.
 //!
-//! Not here: the children's flags (`plan`), one child's life (`child`).
-//! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong, and
-//! starting it again would not help.
+//! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong,
+//! and a restart would not help. Not here: the children's flags (`plan`), one child's life (`child`).
 
 mod child;
 mod plan;
@@ -20,10 +19,10 @@ use child::Life;
 pub use plan::{Flags, Settings, split};
 use plan::{Machine, Plan};
 
-/// Pause between two looks at the fleet until it is ready.
+/// Interval at which the fleet is polled until it is ready.
 const READY_POLL: Duration = Duration::from_millis(200);
 
-/// Runs the fleet until SIGINT or SIGTERM; a second signal kills what still runs.
+/// Runs the fleet until SIGINT or SIGTERM; a second signal kills the remaining processes.
 ///
 /// Errors: settings that contradict each other, a program that cannot be started, a child that ends before the fleet
 /// was ready.
@@ -38,7 +37,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let workers = try_join_all(plan.workers.iter().map(|worker| child::keep(worker, life(&workers_end))));
     let router = async {
         let ended = child::keep(&plan.router, life(&router_ends)).await;
-        // The router's last answers need the workers.
+        // The router's last responses need the workers.
         workers_end.cancel();
         ended
     };
@@ -66,7 +65,7 @@ pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until the router and every worker are ready, as the router says; returns the fleet.
+/// Waits until the router reports that it and every worker are ready; returns the fleet.
 async fn until_ready(plan: &Plan) -> Fleet {
     let admin = status::Admin::at(&plan.admin_url());
     loop {

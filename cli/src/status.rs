@@ -1,4 +1,4 @@
-//! `warmpath status`: what a router says of its fleet, for a terminal or as JSON.
+//! `warmpath status`: the state of a fleet as its router reports it, for a terminal or as JSON.
 //!
 //! Not here: the fleet page, which shows the same in a browser (`router/page`).
 
@@ -11,25 +11,25 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Admin address that a router has by default.
+/// Default admin address of a router.
 pub const ADMIN_DEFAULT: &str = "http://127.0.0.1:9090";
-/// Decisions that are shown.
+/// Number of decisions that are shown.
 const DECISIONS_SHOWN: usize = 10;
-/// Longest time that a router may take to answer.
+/// Longest time for a router's response.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Clears a terminal and puts the cursor in its first corner. Source: ECMA-48, ED and CUP.
+/// Clears a terminal and moves the cursor to its first corner. Source: ECMA-48, ED and CUP.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// What `warmpath status` is told.
+/// Flags of `warmpath status`.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Admin address of the router (its --admin-listen)
     #[arg(long, value_name = "URL", default_value = ADMIN_DEFAULT)]
     admin: String,
-    /// Print what the router says as JSON
+    /// Print the router's report as JSON
     #[arg(long)]
     json: bool,
-    /// Print again every so many seconds, 2 where no number is given
+    /// Print again after every so many seconds, 2 if no number is given
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     watch: Option<f64>,
 }
@@ -94,7 +94,7 @@ impl Fleet {
     }
 }
 
-/// What a router has counted over the last minutes.
+/// Counters of a router over the last minutes.
 #[derive(Debug, Clone, Default, Deserialize)]
 struct Counted {
     seconds: f64,
@@ -106,7 +106,7 @@ struct Counted {
     ttft_p95_s: Option<f64>,
 }
 
-/// One choice of a router and what came of it.
+/// One decision of a router, and its result.
 #[derive(Debug, Clone, Deserialize)]
 struct Decision {
     at_ms: f64,
@@ -137,7 +137,7 @@ impl Admin {
 
     /// Returns the fleet.
     ///
-    /// Errors: nobody answers, or not as a router does.
+    /// Errors: no response, or one that is not a router's.
     pub async fn fleet(&self) -> anyhow::Result<Fleet> {
         read(self.get("fleet").await?)
     }
@@ -158,7 +158,7 @@ fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
 
 /// Prints the state of a fleet, once or again and again.
 ///
-/// Errors: no router answers; with `--watch` only where none answers the first time.
+/// Errors: no router responds; with `--watch` only the first time.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let admin = Admin::at(&settings.admin);
     let form = if settings.json { Form::Json } else { Form::Text };
@@ -180,12 +180,12 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Form of what is printed.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// Tables for people.
     Text,
-    /// What the router says.
+    /// The router's report.
     Json,
 }
 

@@ -1,4 +1,4 @@
-//! What `warmpath` says to command lines that cannot be served. Fleets that run are tried in `tests/tests/serve.rs`.
+//! Errors of `warmpath` for invalid command lines. Running fleets are tested in `tests/tests/serve.rs`.
 
 use std::process::{Command, Output};
 

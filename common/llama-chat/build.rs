@@ -1,11 +1,12 @@
-//! Compiles the shims over llama.cpp's chat formats and its accounts of memory against the headers of the llama.cpp that llama-cpp-sys-2 builds.
+//! Compiles the shims over llama.cpp's chat formats and its memory accounting, with the headers of the llama.cpp that
+//! llama-cpp-sys-2 builds.
 //!
 //! Not here: llama.cpp itself; its library `common` is compiled and linked by llama-cpp-sys-2.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Is the crate that carries llama.cpp's sources.
+/// Crate with llama.cpp's sources.
 const SYS_CRATE: &str = "llama-cpp-sys-2";
 
 fn main() {
@@ -14,7 +15,7 @@ fn main() {
     println!("cargo:rerun-if-changed={}", llama.join("common/chat.h").display());
     cc::Build::new()
         .cpp(true)
-        // As llama.cpp's own CMakeLists.txt and llama-cpp-sys-2's build.rs have it.
+        // As in llama.cpp's own CMakeLists.txt and llama-cpp-sys-2's build.rs.
         .std("c++17")
         .define("NDEBUG", None)
         .opt_level(2)
@@ -29,11 +30,11 @@ fn main() {
         .compile("warmpath_llama_chat");
 }
 
-/// Returns the folder of the crate that carries llama.cpp's sources, wherever cargo keeps it.
+/// Returns the folder of the crate with llama.cpp's sources, wherever cargo keeps it.
 fn sources() -> PathBuf {
     let cargo = std::env::var_os("CARGO").expect("cargo sets CARGO for build scripts");
     let target = std::env::var("TARGET").expect("cargo sets TARGET for build scripts");
-    // cargo fetches what a build alone does not need, as what tests depend on; the filter spares other platforms' packages.
+    // cargo fetches packages that only tests need, too; the filter skips other platforms' packages.
     let args = ["metadata", "--format-version", "1", "--filter-platform", &target];
     let output = Command::new(cargo).args(args).output();
     let output = output.expect("cargo metadata starts, as cargo runs this");

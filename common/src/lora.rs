@@ -99,12 +99,12 @@ pub struct Applied {
     pub scale: Scale,
 }
 
-/// Is one entry of a request's `lora`, llama-server's field.
+/// An entry of a request's `lora`, llama-server's field.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 pub struct Wanted {
-    /// Is the adapter's place.
+    /// Index of the adapter.
     pub id: i64,
-    /// Is how strongly it is to be applied.
+    /// Scale at which it is applied.
     pub scale: f32,
 }
 

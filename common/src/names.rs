@@ -1,7 +1,8 @@
 //! Names by which clients ask for a model: its own, patterns with `*`, and either with one of its adapters behind.
 //!
-//! Not here: which adapter a request runs with (`lora`). The idea: router and worker answer by one function, so that a request that
-//! is routed by a name is taken by the worker. A name that is written out counts before a pattern, a long pattern before a short one.
+//! Not here: which adapter a request runs with (`lora`). The idea: router and worker answer by one function, so that a
+//! request that is routed by a name is taken by the worker. A name that is written out counts before a pattern, a long
+//! pattern before a short one.
 
 use crate::lora::{AdapterInfo, SEPARATOR};
 use crate::model::ModelInfo;
@@ -19,7 +20,8 @@ pub struct Meant<'a> {
 }
 
 impl Meant<'_> {
-    /// Returns how well the name is met: a name that is written out best, then the pattern with the most text of its own.
+    /// Returns how well the name is met: a name that is written out best, then the pattern with the most text of its
+    /// own.
     pub fn rank(&self) -> usize {
         if is_pattern(self.own) { self.own.len() } else { usize::MAX }
     }

@@ -11,27 +11,27 @@ use serde_json::{Map, Value};
 
 use crate::dialects::left_out_of_chat;
 
-/// Is the part of a chat completion request that decides its prompt and its routing.
+/// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ChatPrompt {
-    /// Names the model; absent means the only one there is.
+    /// Name of the model; absent means the only one there is.
     pub model: Option<String>,
-    /// Lists the conversation, each message as the template will see it.
+    /// The conversation, each message as the template will see it.
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Lists the tools that the template offers to the model, without those that nobody runs here.
+    /// Tools that the template offers to the model, without those that no part of the worker executes.
     #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
-    /// Says whether and which tool the model must call.
+    /// Whether and which tool the model must call.
     pub tool_choice: Option<Value>,
-    /// Is passed to the chat template as variables of its own.
+    /// Further variables of the chat template.
     #[schemars(schema_with = "schemas::template_variables")]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Says how hard the model should think, where its template has words for that; `none` switches thinking off.
+    /// Reasoning effort of the model, if its template supports it; `none` switches reasoning off.
     pub reasoning_effort: Option<String>,
-    /// Says whether the prompt ends with the opening of the assistant's message; absent means yes.
+    /// Whether the prompt ends with the opening of the assistant's message; absent means yes.
     pub add_generation_prompt: Option<bool>,
-    /// Keeps this request's prefixes apart from those with another salt.
+    /// Separates this request's prefixes from those with another salt.
     #[serde(default, deserialize_with = "crate::salt::of_body")]
     #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
@@ -46,35 +46,35 @@ pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(tools)
 }
 
-/// Is the body of every error response: `{"error": {...}}`.
+/// Body of every error response: `{"error": {...}}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
-    /// Is the error.
+    /// The error.
     pub error: ErrorObject,
 }
 
-/// Is OpenAI's error object.
+/// OpenAI's error object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorObject {
-    /// Says what was wrong, for a person.
+    /// Description of the error, for a person.
     pub message: String,
-    /// Is the error's class: `invalid_request_error`, `rate_limit_error`, `server_error`, ...
+    /// Class of the error: `invalid_request_error`, `rate_limit_error`, `server_error`, ...
     #[serde(rename = "type")]
     pub kind: String,
     /// Names the field of the request that was wrong.
     pub param: Option<String>,
     /// Names the error for programs: `context_length_exceeded`, `model_not_found`, ...
     pub code: Option<String>,
-    /// Says by how much a prompt is too long; absent of every other error.
+    /// Lengths of a prompt that is too long; absent of every other error.
     #[serde(flatten)]
     pub excess: Option<Excess>,
 }
 
-/// Is the lengths of a prompt that is too long and of what there is room for, in llama-server's words.
+/// Length of a prompt that is too long and of its context, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Excess {
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt. Units: tokens.
     pub n_prompt_tokens: usize,
-    /// Is the context of one slot. Units: tokens.
+    /// Context of one slot. Units: tokens.
     pub n_ctx: u32,
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::ids::Token;
 
-/// Is the `prompt` of a completion request in each of its shapes.
+/// `prompt` of a completion request in each of its forms.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a string, an array of strings, an array of token ids or an array of such arrays")]
 pub enum PromptField {
@@ -31,7 +31,7 @@ pub enum PromptField {
     Several(Vec<PromptItem>),
 }
 
-/// Is one of several prompts.
+/// One of several prompts.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PromptItem {
@@ -60,7 +60,7 @@ impl JsonSchema for PromptObject {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "Is llama-server's object for a prompt: a text; media are not read.",
+            "description": "llama-server's object for a prompt: a text; media are not read.",
             "type": "object",
             "properties": {
                 "prompt_string": {"type": "string"},
@@ -84,7 +84,7 @@ impl TryFrom<Map<String, Value>> for PromptObject {
     }
 }
 
-/// Is a part of a prompt.
+/// Part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum PromptPart {
@@ -128,12 +128,12 @@ impl UnusablePrompt {
     }
 }
 
-/// Is the part of a completion request that decides its prompts and its routing.
+/// The part of a completion request that decides its prompts and its routing.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 pub struct CompletionPrompt {
-    /// Is one prompt or several.
+    /// One prompt or several.
     pub prompt: PromptField,
-    /// Is the text behind the answer; empty is absent.
+    /// Text after the response; an empty one counts as absent.
     pub suffix: Option<String>,
 }
 
@@ -207,24 +207,24 @@ impl RawPrompt {
     }
 }
 
-/// Is a request to fill the gap between two texts.
+/// A request to fill the gap between two texts.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 pub struct InfillPrompt {
-    /// Is the text before the gap.
+    /// Text before the gap.
     pub input_prefix: String,
-    /// Is the text behind the gap.
+    /// Text after the gap.
     pub input_suffix: String,
-    /// Lists texts from elsewhere that may help, the most important one last.
+    /// Texts from other places that may help, the most important one last.
     #[serde(default)]
     pub input_extra: Vec<ExtraText>,
-    /// Is what the gap is known to begin with.
+    /// Known start of the gap's text.
     #[serde(default)]
     pub prompt: String,
-    /// Is the most tokens of the answer.
+    /// Most tokens of the response.
     pub max_completion_tokens: Option<i64>,
-    /// Is the same; the first that is given counts.
+    /// The same; the first that is given counts.
     pub max_tokens: Option<i64>,
-    /// Is the same.
+    /// The same.
     pub n_predict: Option<i64>,
 }
 
@@ -236,10 +236,10 @@ impl InfillPrompt {
     }
 }
 
-/// Is a text from elsewhere.
+/// A text from another place.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 pub struct ExtraText {
-    /// Is the text.
+    /// The text.
     pub text: String,
     /// Names where it is from.
     pub filename: Option<String>,

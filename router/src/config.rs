@@ -1,6 +1,6 @@
 //! The router's configuration: flags in, checked values out, and every limit that no flag sets.
 //!
-//! Not here: the flags themselves (`flags`), what is wrong with them (`error`). The idea: each part receives its own struct and nothing else.
+//! Each part receives its own struct and nothing else. Not here: the flags themselves (`flags`), the errors (`error`).
 
 mod cors;
 mod discovery;
@@ -29,274 +29,280 @@ pub use self::discovery::{
 pub use self::error::ConfigError;
 use self::flags::Flags;
 
-/// Is the most workers that one router follows.
+/// Most workers that one router follows.
 ///
-/// Source: own choice; a worker costs one connection and one task, the index packs 24 bits of them.
+/// Source: own choice; a worker costs one connection and one task, and the index has 24 bits for its number.
 pub const WORKERS_MAX: usize = 10_000;
 
-/// Is the most reports of workers that wait for the tracker; one more makes its subscriber wait, and then the worker.
+/// Most worker reports queued for the tracker. When the queue is full, a subscriber waits, and so does its worker.
 pub const REPORTS_QUEUED_MAX: usize = 1024;
 
-/// Is how long a summary stream may be silent before it counts as lost.
+/// Longest silence of a summary stream before it counts as lost.
 ///
-/// Source: the protocol has a worker send at least every second; three may be late.
+/// Source: by the protocol a worker sends at least every second; three messages may be late.
 pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
 
-/// Is how long a snapshot may take from its first frame to its last.
+/// Longest time from a snapshot's first frame to its last.
 pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Is the most blocks that one worker may claim: 67 million tokens at the default block size.
+/// Most blocks that one worker may announce: 67 million tokens at the default block size.
 pub const WORKER_BLOCKS_MAX: usize = 1 << 21;
 
-/// Is the most frames of one summary stream in a second; more is a flood.
+/// Most frames per second of one summary stream; more is a flood.
 ///
-/// Source: a worker pushes load at most 100 times a second, and blocks at most once a step of a millisecond or more.
+/// Source: a worker pushes its load at most 100 times a second, and blocks at most once per step of a millisecond or
+/// more.
 pub const SUMMARY_FRAMES_PER_S_MAX: u32 = 5_000;
 
-/// Is the most bytes of one summary stream's updates in a second; more is a flood. A snapshot is bounded by its blocks.
+/// Most bytes per second of one summary stream's updates; more is a flood. A snapshot is bounded by its blocks.
 pub const SUMMARY_BYTES_PER_S_MAX: usize = 32 << 20;
 
-/// Is the shortest pause before a lost summary stream is opened again.
+/// Shortest pause before a lost summary stream is opened again.
 pub const RECONNECT_MIN: Duration = Duration::from_millis(50);
 
-/// Is the longest pause before a lost summary stream is opened again.
+/// Longest pause before a lost summary stream is opened again.
 ///
-/// Source: a worker that returns must be back within seconds.
+/// Source: a worker that returns must be in use again within seconds.
 pub const RECONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// Is how long a stream must have lasted for the next pause to be short again.
+/// Time a stream must have lasted for the next pause to be short again.
 pub const STEADY_AFTER: Duration = Duration::from_secs(5);
 
-/// Longest answer of a worker that loads to a subscriber. Units: bytes.
+/// Longest response of a loading worker to a subscriber. Units: bytes.
 ///
-/// Source: the most names that are taken, each with some adapters, at a usual length.
+/// Source: the most names that are accepted, each with some adapters, at a usual length.
 pub const LOADING_BYTES_MAX: usize = 1 << 20;
 
-/// Is the longest vocabulary that is downloaded. Units: bytes.
+/// Longest vocabulary that is downloaded. Units: bytes.
 ///
 /// Source: the largest of llama.cpp's vocabularies has 16 MB.
 pub const VOCABULARY_BYTES_MAX: usize = 256 << 20;
 
-/// Is how long the download of a vocabulary may take.
+/// Longest time for the download of a vocabulary.
 pub const VOCABULARY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long trying a vocabulary in a process of its own may take.
+/// Longest time for trying a vocabulary in its own process.
 ///
-/// Source: own choice: a large one takes a second of a quiet machine; this is a busy one.
+/// Source: own choice: a large one takes a second on a quiet machine; the router's machine is busy.
 pub const VOCABULARY_TRIAL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Most memory of that process. Units: bytes of address space.
 ///
-/// Source: own choice: the allocator reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth of the rest.
+/// Source: own choice: the allocator reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth
+/// of the rest.
 pub const TRIAL_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
-/// Most processor time of that process. Source: own choice, twenty times what the largest of llama.cpp's vocabularies takes.
+/// Most processor time of that process. Source: own choice, twenty times the need of the largest of llama.cpp's
+/// vocabularies.
 pub const TRIAL_PROCESSOR_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Is the most vocabularies that are kept at a time; models beyond are routed by load.
+/// Most vocabularies kept at a time; the models beyond this limit are routed by load.
 pub const VOCABULARIES_MAX: usize = 32;
 
-/// Is the first pause before a vocabulary that could not be had is tried again; it doubles.
+/// First pause before a failed vocabulary download is tried again; it doubles.
 pub const VOCABULARY_RETRY_MIN: Duration = Duration::from_millis(500);
 
-/// Is the longest such pause.
+/// Longest such pause.
 pub const VOCABULARY_RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Is the longest answer without streaming that is held back until it is whole, so that it can be retried. Units: bytes.
+/// Longest non-streaming response that is buffered whole, so that it can be retried. Units: bytes.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Longest beginning of an event that waits for the event's end; of a longer one the beginning is passed on. Units: bytes.
+/// Longest partial event that is buffered until its end arrives; a longer event is passed on in parts. Units: bytes.
 ///
-/// Source: the longest events repeat a request's tools and instructions, or a whole answer: some hundred KiB.
+/// Source: the longest events repeat a request's tools and instructions, or a whole response: some hundred KiB.
 pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 
-/// Time that a worker's words for a refusal may take behind its status; after it the request goes on without them.
+/// Longest time for the body of a worker's refusal after its status; later than that the request goes on without it.
 ///
-/// Source: an error object comes with its head; what takes longer is a server in trouble, and the request can be elsewhere.
+/// Source: an error object arrives with its head. A server that takes longer is in trouble, and the request can go
+/// elsewhere.
 pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Is the most prompts that wait to be tokenized; one more is routed by load.
+/// Most prompts waiting to be tokenized; further prompts are routed by load.
 pub const PROMPTS_WAITING_MAX: usize = 256;
 
-/// Is the pause after which the request that is next asks again whether a worker has room.
+/// Interval at which the request at the head of the queue asks again whether a worker has capacity.
 ///
 /// Source: a worker pushes its load at most every 10 ms.
 pub const QUEUE_POLL: Duration = Duration::from_millis(10);
 
-/// The longest pause before a request asks again whose model every worker has refused for a time.
+/// Longest interval at which a request asks again while every worker has refused its model for some time.
 ///
-/// Source: own choice: a server that begins anew takes requests again sooner than it had said.
+/// Source: own choice: a server that restarts takes requests again sooner than it announced.
 pub const QUEUE_REST: Duration = Duration::from_millis(250);
 
-/// Is the pause between two looks at a stock server.
+/// Interval between two polls of a stock server.
 ///
-/// Source: own choice: a server that is lost is found out within about a second, as a summary stream's end is.
+/// Source: own choice: a lost server is noticed within about a second, like the end of a summary stream.
 pub const STOCK_POLL: Duration = Duration::from_secs(1);
 
-/// Looks at a stock server in a row that it does not answer until what was asked of it counts as lost.
+/// Consecutive unanswered polls after which a stock server's open requests count as lost.
 ///
-/// Source: own choice: one that is late may be busy; two are six seconds in which it has not said a word.
+/// Source: own choice: one unanswered poll may mean a busy server; two mean six seconds of silence.
 pub const STOCK_SILENT_LOOKS: u32 = 2;
 
-/// Silence of an answer behind which the loss of its worker ends it; one that goes on shows that its worker lives.
+/// Silence of a response after which the loss of its worker ends it. A response that still arrives shows that its
+/// worker is alive.
 ///
-/// Source: own choice: a worker is lost after 3.5 s without a word, so an answer that hangs with it has been silent for longer.
+/// Source: own choice: a worker is lost after 3.5 s of silence, so a response that hangs has been silent for longer.
 pub const LOST_SILENCE: Duration = Duration::from_secs(1);
 
-/// How long after the start requests wait until every worker that was found first has been looked at.
+/// Longest time after the start in which requests wait until every worker found first has been contacted.
 ///
 /// Source: own choice: longer than a worker may be silent ([`SUMMARY_IDLE_MAX`]) or a stock server takes to answer
-/// ([`STOCK_ANSWER_TIMEOUT`]), shorter than clients' patience.
+/// ([`STOCK_ANSWER_TIMEOUT`]), and shorter than clients wait.
 pub const FIRST_LOOK_MAX: Duration = Duration::from_secs(5);
 
-/// Is how long a worker that is found no longer keeps its place, and what is known of it; it gets nothing meanwhile.
+/// Time for which a worker that discovery no longer finds keeps its `WorkerIdx` and state, without requests.
 ///
-/// Source: own choice: longer than a look at DNS or an endpoint's flap, shorter than an operator's patience.
+/// Source: own choice: longer than a DNS interval or an endpoint's flap, and shorter than an operator waits.
 pub const LINGER: Duration = Duration::from_secs(30);
 
-/// Is how long the place of a worker that has left stays empty.
+/// Time for which the `WorkerIdx` of a removed worker stays unused.
 ///
-/// Source: own choice: a view of the fleet is read for milliseconds, what is told of a worker waits for less than seconds.
+/// Source: own choice: a fleet view is read for milliseconds, and reports about a worker wait for less than a second.
 pub const VACANCY: Duration = Duration::from_secs(60);
 
-/// Is the pause between two looks at who is found.
+/// Interval at which the list of workers is compared with what discovery finds.
 ///
-/// Source: own choice: a change of what is found is seen at once; this is for those whose time has come to leave.
+/// Source: own choice: a change is handled at once; the interval is for workers whose time to leave has come.
 pub const MEMBERSHIP_PAUSE: Duration = Duration::from_secs(1);
 
-/// Is the longest file of workers. Units: bytes.
+/// Longest file of workers. Units: bytes.
 pub const WORKERS_FILE_BYTES_MAX: usize = 4 << 20;
 
-/// Is how long a connection to a worker is kept that nothing uses.
+/// Time for which an idle connection to a worker is kept.
 ///
-/// Source: below a worker's own patience (`HEAD_TIMEOUT`), so that it is not the worker that ends it.
+/// Source: shorter than a worker's own limit (`HEAD_TIMEOUT`), so that the worker is not the one that closes it.
 pub const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 
-/// Time for the last events of answers that the drain timeout cuts off.
+/// Time for the last events of responses that the drain timeout cuts off.
 ///
-/// Source: with the last spans below the 5 s that units and charts add to the drain timeout; an event takes milliseconds.
+/// Source: together with the last spans below the 5 s that units and charts add to the drain timeout; an event takes
+/// milliseconds.
 pub const CUT_OFF_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time for which a connection to a stock server is kept that nothing uses.
+/// Time for which an idle connection to a stock server is kept.
 ///
-/// Source: llama-server (cpp-httplib) and vLLM (uvicorn) end one after 5 s.
+/// Source: llama-server (cpp-httplib) and vLLM (uvicorn) close an idle connection after 5 s.
 pub const STOCK_CONNECTION_IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// Time in which a worker's machine must take what is sent to it, or the connection is given up; of a stock server only while
-/// that fits the window of its connection.
+/// Time after which a connection is given up whose peer acknowledges nothing. For a stock server it applies only while
+/// the data fits the connection's window.
 ///
-/// Source: own choice: behind `SUMMARY_IDLE_MAX`, which finds out sooner that a worker is lost and says so of the worker.
+/// Source: own choice: longer than `SUMMARY_IDLE_MAX`, which detects a lost worker sooner and reports it.
 pub const WORKER_PATIENCE: Duration = Duration::from_secs(6);
 
-/// Is how long the end of a router waits for the last spans to be sent.
+/// Time for which a router that ends waits for its last spans to be sent.
 ///
 /// Source: own choice: well below the 5 s that units and charts add to the drain timeout.
 pub const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Is how many decisions a router keeps for people to look at: some 50 KB.
+/// Number of recent decisions kept for the fleet page: some 50 KB.
 pub const DECISIONS_KEPT: usize = 100;
 
-/// Is the pause between two notes of what a router has counted.
+/// Interval between two samples of the router's counters.
 ///
-/// Source: own choice: a page that is looked at for minutes shows a change within one.
+/// Source: own choice: a page that is watched for minutes shows a change within one.
 pub const HISTORY_PAUSE: Duration = Duration::from_secs(10);
 
-/// Is how many of these notes are kept: an hour's, some 80 KB.
+/// Number of these samples kept: one hour, some 80 KB.
 pub const HISTORY_NOTES: usize = 361;
 
-/// Is the longest file of API keys. Units: bytes.
+/// Longest file of API keys. Units: bytes.
 pub const KEYS_FILE_BYTES_MAX: usize = 4 << 20;
 
-/// Is how long a look at DNS may take.
+/// Longest time for a DNS query.
 pub const DNS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Is how long a stock server may take to say how it is.
+/// Longest time for a stock server's response to a poll.
 ///
 /// Source: own choice: llama-server answers `/health` while it computes.
 pub const STOCK_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Is the longest answer to that. Units: bytes.
+/// Longest response to a poll. Units: bytes.
 pub const STOCK_ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Most models of one stock server; those that it lists behind them are left out.
+/// Most models of one stock server; the models it lists beyond them are left out.
 ///
 /// Source: own choice: some ten times what a llama-server with a folder of models lists.
 pub const STOCK_MODELS_MAX: usize = 1024;
 
-/// Is the number of requests that a stock server is taken to run at a time if it does not say.
+/// Assumed number of parallel requests of a stock server that does not report it.
 ///
 /// Source: own choice.
 pub const STOCK_SLOTS_DEFAULT: u16 = 8;
 
-/// Is the context that each of them is taken to have if the server does not say. Units: tokens.
+/// Assumed context size of each of them if the server does not report it. Units: tokens.
 ///
 /// Source: own choice.
 pub const STOCK_CONTEXT_DEFAULT: u32 = 8192;
 
-/// Is what a router does.
+/// Configuration of a router.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Is the address for clients.
+    /// Address for clients.
     pub listen: SocketAddr,
-    /// Is the address for operators.
+    /// Address for operators.
     pub admin_listen: SocketAddr,
-    /// Is how long running answers get after the order to stop.
+    /// Time that running responses get to finish after SIGTERM.
     pub drain_timeout: Duration,
-    /// Says where workers are looked for.
+    /// Sources of worker addresses.
     pub discovery: DiscoveryConfig,
-    /// Is the fleet's part.
+    /// Settings of the fleet.
     pub fleet: FleetConfig,
-    /// Is the file of the API keys that clients must present; absent where everybody may ask.
+    /// File of the API keys that clients must present; `None` if no key is required.
     pub keys_file: Option<PathBuf>,
-    /// Is the files from which clients are spoken to by TLS; absent where they are not.
+    /// TLS files of the listener for clients; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
-    /// Says which web pages may ask; absent where none of another origin may.
+    /// Origins of the web pages that may send requests; `None` if no other origin may.
     pub cors: Option<Cors>,
-    /// Is how long a connection may take to send a request's head, the time before it included.
+    /// Longest time for a request's head, including the idle time before it.
     pub head_timeout: Duration,
-    /// Bounds the connections of clients.
+    /// Limits on client connections.
     pub connections: ConnectionLimits,
-    /// Names by which clients may call this router.
+    /// Host names by which clients may address this router.
     pub allowed_hosts: AllowedHosts,
-    /// Names by which operators may.
+    /// Host names by which operators may address it.
     pub admin_allowed_hosts: AllowedHosts,
-    /// Says where traces go; absent where there are none.
+    /// Destination of traces; `None` if there are no traces.
     pub trace: Option<TraceConfig>,
-    /// Is the requests' part.
+    /// Settings of requests.
     pub requests: RequestConfig,
 }
 
-/// Is how the fleet is followed.
+/// Settings of the fleet and its connections.
 #[derive(Debug, Clone)]
 pub struct FleetConfig {
-    /// Bounds who is in the fleet.
+    /// Limits on the fleet's members.
     pub membership: MembershipOptions,
-    /// Lists the vocabularies for stock servers.
+    /// Vocabularies for stock servers.
     pub vocabularies: Vec<VocabularyFile>,
-    /// Is the most memory of the prefix index. Units: bytes.
+    /// Most memory of the prefix index. Units: bytes.
     pub index_bytes_max: usize,
-    /// Directs the choice.
+    /// Settings of the routing decision.
     pub dispatch: LedgerOptions,
-    /// How long after the start requests wait for the first look at all workers.
+    /// Longest time after the start in which requests wait for the first contact with all workers.
     pub first_look_max: Duration,
-    /// Is how long a worker may take to accept a connection, TLS included.
+    /// Longest time for a connection to a worker, TLS included.
     pub connect_timeout: Duration,
-    /// Files of the keys that stock servers are shown.
+    /// Files of the keys that are sent to stock servers.
     pub worker_keys: Vec<WorkerKeyFile>,
-    /// Is the file of the tokens that workers are shown; absent where they want none.
+    /// File of the tokens that are sent to workers; `None` if they require none.
     pub token_file: Option<PathBuf>,
-    /// Is the files from which workers are spoken to by TLS.
+    /// TLS files for connections to workers.
     pub tls: ClientFiles,
-    /// How vocabularies that workers serve are tried.
+    /// Settings of the trial of downloaded vocabularies.
     pub trial: TrialConfig,
 }
 
-/// How vocabularies that workers serve are tried in a process of their own.
+/// Settings of the process that tries a downloaded vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrialConfig {
-    /// The program to start: this one.
+    /// Program to start: this one.
     pub program: PathBuf,
-    /// Time that it may take.
+    /// Longest time it may take.
     pub timeout: Duration,
 }
 
@@ -306,58 +312,58 @@ impl Default for TrialConfig {
     }
 }
 
-/// Returns a path that leads to this program, also when another release has taken the place of its file.
+/// Returns a path to this program that stays valid when another release replaces the file.
 fn own_program() -> PathBuf {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }
 
-/// Is a GGUF file that stock servers tokenize like.
+/// A GGUF file with the vocabulary of stock servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyFile {
-    /// Is the name under which they serve the model; absent where the file is for all of them.
+    /// Name of the model that the file is for; `None` if it is for every model.
     pub name: Option<String>,
-    /// Is the file.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
-/// A file that holds the key which stock servers want.
+/// A file with the key of one or all stock servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerKeyFile {
-    /// Server that is shown the key; absent where every stock server is that has no key of its own.
+    /// Server that the key is for; `None` for every stock server without a key of its own.
     pub url: Option<Url>,
-    /// File of the key.
+    /// Path of the file.
     pub path: PathBuf,
 }
 
-/// Bounds requests.
+/// Limits on requests.
 #[derive(Debug, Clone)]
 pub struct RequestConfig {
-    /// Is the most requests at a time.
+    /// Most requests at a time.
     pub requests_max: usize,
-    /// Is the longest body. Units: bytes.
+    /// Longest body. Units: bytes.
     pub body_bytes_max: usize,
-    /// Is how long a body may take to arrive.
+    /// Longest time for a body to arrive.
     pub body_timeout: Duration,
     /// Most memory of the bodies that are arriving. Units: bytes.
     pub body_memory_bytes_max: usize,
-    /// Bounds the attempts at one request.
+    /// Limits on the attempts at one request.
     pub retry: RetryOptions,
-    /// Bounds the repetitions of all requests together.
+    /// Limits on the retries of all requests together.
     pub retry_budget: BudgetOptions,
-    /// Is the most requests that wait in the router for a worker of one model.
+    /// Most requests of one model that wait in the router.
     pub queue_max: usize,
-    /// Is how long after its arrival a request may wait there.
+    /// Longest time after its arrival that a request may wait there.
     pub queue_timeout: Duration,
-    /// Time after its arrival in which a request is held while its model is being loaded.
+    /// Longest time after its arrival that a request is held while its model is loading.
     pub wait: Duration,
-    /// Is how long a worker may take to begin its answer.
+    /// Longest time until a worker begins its response.
     pub response_timeout: Duration,
-    /// Time in which a worker must go on with an answer that has begun, and its client take something of it.
+    /// Longest pause within a response, for the worker to send something and for the client to take something.
     pub idle_timeout: Duration,
 }
 
-/// Returns the configuration that flags ask for.
+/// Returns the configuration that the flags describe.
 ///
 /// Errors: any [`ConfigError`]; it names the flag.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
@@ -417,7 +423,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     })
 }
 
-/// Is the longest time that a flag may set. Units: seconds.
+/// Longest time that a flag may set. Units: seconds.
 const SECONDS_MAX: f64 = 1e9;
 
 fn seconds(flag: &'static str, value: f64) -> Result<Duration, ConfigError> {
@@ -441,7 +447,7 @@ fn vocabulary_file(text: &str) -> Result<VocabularyFile, ConfigError> {
 }
 
 fn worker_key_file(text: &str) -> Result<WorkerKeyFile, ConfigError> {
-    // The name of a file may hold the sign, a worker's URL cannot.
+    // A file name may contain the equals sign, a worker's URL cannot.
     let parts = text.split_once('=').filter(|(url, _)| url.contains("://"));
     let (url, path) = parts.map_or((None, text), |(url, path)| (Some(url), path));
     let refuse = || ConfigError::WorkerKeyFile { text: discovery::shown(url.unwrap_or_default()) };

@@ -1,8 +1,9 @@
-//! What people can look at of the last hour: the last decisions, and what was counted from time to time.
+//! Recent activity for the fleet page: the last decisions, and samples of the counters over the last hour.
 //!
-//! Not here: showing it (`http::recent`, `http::fleet_page`), the metrics themselves (`metrics`), traces of single requests.
-//! The idea: a request writes one entry and closes it, each under a lock for as long as a copy takes; the history is read off the
-//! metrics by a task of its own and costs requests nothing.
+//! A request writes one entry and completes it; each time a lock is held for one copy. The history is sampled from the
+//! metrics by a task of its own, and costs requests nothing.
+//!
+//! Not here: the page (`http::decisions_api`, `http::fleet_page`), the metrics (`metrics`), traces of single requests.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,13 +15,13 @@ use warmpath_router_core::diagnostics::history::{History, Stretch, Totals};
 use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::metrics::Metrics;
 
-/// Is what has happened lately.
+/// Recent decisions and counters.
 pub struct DecisionHistory {
     started: Instant,
     started_at: SystemTime,
-    /// Guards the last decisions; held for one entry or one copy of them, never across `.await`.
+    /// Last decisions. The lock is held for one entry or one copy, never across `.await`.
     decisions: Mutex<DecisionLog>,
-    /// Guards the notes; held for one note or one copy of them, never across `.await`.
+    /// Samples. The lock is held for one sample or one copy, never across `.await`.
     history: Mutex<History>,
 }
 
@@ -36,7 +37,7 @@ impl Default for DecisionHistory {
 }
 
 impl DecisionHistory {
-    /// Notes what is counted for as long as the router runs.
+    /// Samples the counters as long as the router runs.
     pub async fn keep(self: Arc<Self>, metrics: Arc<Metrics>) {
         let mut pauses = tokio::time::interval(HISTORY_PAUSE);
         pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -49,13 +50,13 @@ impl DecisionHistory {
         }
     }
 
-    /// Returns what was counted within `window` until now: from note to note, and all of it together.
+    /// Returns the counts of the last `window`: between samples, and in total.
     pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<Stretch>, Totals) {
         let now = metrics.totals(self.started.elapsed());
         self.history.lock().unwrap_or_else(PoisonError::into_inner).within(window, &now)
     }
 
-    /// Returns the time so long after the router's start. Units: milliseconds since 1970.
+    /// Returns the wall-clock time at this time after the router's start. Units: milliseconds since 1970.
     pub fn time_ms(&self, after_start: Duration) -> u64 {
         let since = self.started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default() + after_start;
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -71,7 +72,7 @@ impl DecisionHistory {
         self.log().latest().cloned().collect()
     }
 
-    /// Writes a decision down.
+    /// Adds a decision.
     pub fn write(self: &Arc<Self>, chosen: Chosen) -> DecisionHandle {
         let number = self.log().write(chosen);
         DecisionHandle { recent: Arc::clone(self), number, outcome: Outcome::Left }
@@ -82,16 +83,16 @@ impl DecisionHistory {
     }
 }
 
-/// Is the entry of a decision that is open; it is closed when this is dropped.
+/// The entry of a decision in progress; it is completed when this is dropped.
 pub struct DecisionHandle {
     recent: Arc<DecisionHistory>,
     number: EntryNumber,
-    /// Is what came of it; without a word of the worker the client has left.
+    /// Result of the decision; if the worker sent nothing, the client has disconnected.
     outcome: Outcome,
 }
 
 impl DecisionHandle {
-    /// Says what came of the decision.
+    /// Sets the result of the decision.
     pub fn came(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }

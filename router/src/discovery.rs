@@ -1,8 +1,9 @@
-//! Finding workers: by flag, in a file, by DNS, or among the endpoints of a Kubernetes service.
+//! Discovery of workers: by flag, in a file, by DNS, or among the endpoints of a Kubernetes service.
 //!
-//! Not here: what joining and leaving means (`fleet::members`, the core's `membership`).
-//! The idea: every source keeps its own list of what it finds, and what is found is what any of them lists. A source that
-//! fails keeps its last list: workers do not become worse because DNS or an API server cannot be asked.
+//! Every source keeps its own list, and the fleet is the union of the lists. A source that fails keeps its last list,
+//! because workers keep working while DNS or an API server is down.
+//!
+//! Not here: joining and leaving (`fleet::members`, the core's `membership`).
 
 mod dns;
 mod file;
@@ -17,15 +18,15 @@ use warmpath_router_core::fleet::membership::Found;
 use crate::config::{DiscoveryConfig, WorkerAddress};
 use crate::metrics::Metrics;
 
-/// Says why workers cannot be looked for.
+/// Reason why discovery cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// The file of workers cannot be used.
     #[error("--workers-file {path}", path = .path.display())]
     File {
-        /// Is the file.
+        /// The file.
         path: std::path::PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: file::FileError,
     },
@@ -34,32 +35,32 @@ pub enum DiscoveryError {
     Kubernetes(#[source] kubernetes::ClusterError),
 }
 
-/// Is what all sources find together.
+/// The workers found by all sources.
 #[derive(Debug, Default)]
 pub struct Discovered {
-    /// Guards what each source finds, absent until it has found something out; held for one copy, never across `.await`.
+    /// List of each source, `None` until its first result. The lock is held for one copy, never across `.await`.
     lists: Mutex<Vec<Option<Vec<Found<WorkerAddress>>>>>,
     changed: Notify,
 }
 
 impl Discovered {
-    /// Returns every worker that any source lists; one that several list stands there several times.
+    /// Returns every worker of every source; a worker of several sources appears several times.
     pub fn all(&self) -> Vec<Found<WorkerAddress>> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().flatten().cloned().collect()
     }
 
-    /// Returns whether every source has found something out, be it that there is nobody.
+    /// Returns whether every source has had a first result, even an empty one.
     pub fn is_complete(&self) -> bool {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner).iter().all(Option::is_some)
     }
 
-    /// Waits until a source has another list than at the last call.
+    /// Waits until a source's list differs from the one at the last call.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 }
 
-/// Is where one source says what it finds.
+/// One source's access to its list.
 struct Source {
     found: Arc<Discovered>,
     nth: usize,
@@ -72,7 +73,7 @@ impl Source {
         Self { found: Arc::clone(found), nth: lists.len() - 1 }
     }
 
-    /// Replaces what this source finds.
+    /// Replaces this source's list.
     fn set(&self, list: Vec<Found<WorkerAddress>>) {
         self.found.lists.lock().unwrap_or_else(PoisonError::into_inner)[self.nth] = Some(list);
         self.found.changed.notify_one();
@@ -83,9 +84,9 @@ fn staying(address: WorkerAddress) -> Found<WorkerAddress> {
     Found { address, is_ending: false }
 }
 
-/// Starts to look for workers in every way that is configured.
+/// Starts every configured source.
 ///
-/// Errors: every [`DiscoveryError`]. What fails later is logged, counted and tried again.
+/// Errors: every [`DiscoveryError`]. Later failures are logged, counted and retried.
 pub async fn start(
     config: &DiscoveryConfig,
     metrics: &Arc<Metrics>,

@@ -1,6 +1,6 @@
-//! Why a request gets no answer from a worker: one type for everything between the body's first byte and the answer's.
+//! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes and the error object (`http::error`); errors that a worker answers, which pass through.
+//! Not here: status codes and the error object (`http::error`); errors in a worker's response, which pass through.
 
 use std::time::Duration;
 
@@ -18,55 +18,55 @@ use warmpath_shell::hosts::HostRefusal;
 
 use crate::keys::RateLimited;
 
-/// Says why a request gets no answer from a worker.
+/// Reason why a request gets no response from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request names no host, or one that this router is not called.
+    /// The request names no host, or not one of this router's names.
     #[error(transparent)]
     Host(#[from] HostRefusal),
-    /// The body did not arrive, or not within its limits.
+    /// The body did not arrive, or exceeds a limit.
     #[error(transparent)]
     Body(#[from] BodyError),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    /// The salt of the headers cannot be used.
+    /// The salt in the headers cannot be used.
     #[error(transparent)]
     Salt(#[from] SaltError),
-    /// No chat can be made of a dialect's request.
+    /// A dialect's request cannot be converted to a chat.
     #[error(transparent)]
     Dialect(#[from] DialectError),
-    /// The chat that a dialect's request means cannot be answered; said with the names that the client wrote.
+    /// The chat converted from a dialect's request cannot be answered; described with the client's field names.
     #[error("{message}")]
     Respelled {
-        /// Says what is wrong.
+        /// Reason, with the client's names.
         message: String,
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Is the error about the chat.
+        /// The error about the chat.
         source: Box<RequestError>,
     },
-    /// The request presents no API key that is known.
+    /// The request has no known API key.
     #[error("no API key, or one that is not known: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
     Unauthorized,
-    /// The API key may not ask now.
+    /// The API key has reached a limit.
     #[error(transparent)]
     RateLimited(#[from] RateLimited),
-    /// Nothing of this kind is stored.
+    /// There is no stored response with this id.
     #[error("there is no response `{id}`: responses are not stored here")]
     NotStored {
-        /// Names what was asked for.
+        /// The requested id.
         id: String,
     },
     /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Says what is wrong with it.
+        /// Reason.
         reason: String,
     },
-    /// No worker's context has room for the prompt.
+    /// No worker's context is large enough for the prompt.
     #[error(
         "the prompt of {n_tokens} tokens exceeds the available context size, which is {context_tokens} tokens, answer included; \
          a worker divides its --ctx-size among its --slots"
@@ -83,70 +83,70 @@ pub enum RequestError {
     /// No worker can take the request.
     #[error("{refusal}")]
     NoWorker {
-        /// Says why.
+        /// Reason.
         refusal: NoWorker,
-        /// Is when one is expected to.
+        /// Expected time until a worker can.
         retry_after: Duration,
     },
-    /// Every worker that could take the request has said that it takes none for longer than the request may wait.
+    /// Every worker of the model has announced that it takes no request for longer than this one may wait.
     #[error("the servers of this model take no requests for another {} s", retry_after.as_secs_f64().ceil())]
     Paused {
-        /// The time until the first of them does.
+        /// Time until the first of them takes requests again.
         retry_after: Duration,
     },
-    /// Too many requests wait for a worker, and nobody has more of them.
+    /// The queue is full, and no other tenant has more requests in it.
     #[error("every worker is busy, and {waiting_max} requests wait already")]
     QueueFull {
-        /// Is the limit.
+        /// Limit of the queue.
         waiting_max: usize,
-        /// Is when there is room again, as far as can be predicted.
+        /// Predicted time until the queue has a place.
         retry_after: Duration,
     },
     /// No worker could start the request before its deadline.
     #[error("no worker could start the request within {seconds} s")]
     QueueLate {
-        /// Is the limit.
+        /// Limit of the wait.
         seconds: f64,
-        /// Is when one could, as far as can be predicted.
+        /// Predicted time until a worker could start it.
         retry_after: Duration,
     },
     /// Every attempt failed.
     #[error("{}: {}", attempts_text(*n_attempts), failure_text(*last))]
     Upstream {
-        /// Is the number of attempts.
+        /// Number of attempts.
         n_attempts: u32,
-        /// Is how the last one failed.
+        /// Failure of the last attempt.
         last: Failure,
     },
-    /// Too many requests are being answered.
+    /// Too many requests are running.
     #[error("the router answers {requests_max} requests already")]
     RequestsFull {
-        /// Is the limit.
+        /// Limit of running requests.
         requests_max: usize,
-        /// Is when a place is free again, as far as can be predicted.
+        /// Predicted time until a place is free.
         retry_after: Duration,
     },
-    /// The time in which running answers may finish is over.
+    /// The time for running responses to finish is over.
     #[error("the router is shutting down")]
     ShuttingDown,
-    /// There is nothing at this path.
+    /// No endpoint has this path.
     #[error("there is nothing at {path}")]
     PathUnknown {
-        /// Is the path.
+        /// The path.
         path: String,
     },
     /// The path does not take this method.
     #[error("{path} does not take {method}")]
     MethodRefused {
-        /// Is the path.
+        /// The path.
         path: String,
-        /// Is the method.
+        /// The method.
         method: String,
     },
     /// The router is at fault.
     #[error("the router failed on this request")]
     Internal {
-        /// Says what failed, for the log.
+        /// Reason, for the log.
         reason: String,
     },
 }
@@ -172,30 +172,30 @@ fn failure_text(failure: Failure) -> &'static str {
     }
 }
 
-/// Is what kind of failure it is, and so who can do something about it.
+/// Kind of an error, which tells who can act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The request can never succeed as it is.
     Client,
-    /// Nobody knows who asks.
+    /// The request is not authenticated.
     Unauthorized,
-    /// The request may come from a page that has no business here.
+    /// The request may come from a web page of another site.
     Forbidden,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// The path is right, the method is not.
+    /// The path exists, but not with this method.
     Method,
-    /// The body is over the limit.
+    /// The body exceeds the limit.
     TooLong,
-    /// The body has a content coding that is not known.
+    /// The body has an unknown content coding.
     Coding,
     /// The body took too long.
     TooLate,
-    /// The model does not do such things.
+    /// The model does not support the task.
     NotSupported,
-    /// Every place is taken; later there will be room.
+    /// Every place is taken; there will be capacity later.
     Overload,
-    /// Nobody serves at the moment.
+    /// No worker serves at the moment.
     Unavailable,
     /// The worker failed.
     Upstream,
@@ -211,7 +211,7 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
-    /// Returns the same error with the names that a dialect's client wrote.
+    /// Returns the same error with the field names of the client's dialect.
     pub fn respelled(self, spelling: &Spelling) -> Self {
         let Some(chat_param) = self.param() else { return self };
         let param = spelling.param(&chat_param);
@@ -222,7 +222,7 @@ impl RequestError {
         Self::Respelled { message, param, source: Box::new(self) }
     }
 
-    /// Returns what kind of failure it is.
+    /// Returns the kind of the error.
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
@@ -262,7 +262,7 @@ impl RequestError {
         }
     }
 
-    /// Returns when it may be worth to try again, where that is known.
+    /// Returns the time after which a retry may succeed, if it is known.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::NoWorker { retry_after, .. }
@@ -277,7 +277,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the field that is to blame, where one is.
+    /// Returns the path of the field at fault, if there is one.
     pub fn param(&self) -> Option<String> {
         match self {
             Self::Field { param, .. } | Self::Respelled { param, .. } => Some(param.clone()),
@@ -291,7 +291,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the error's name for programs, where it has one.
+    /// Returns the error's machine-readable code, if it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),

@@ -1,9 +1,10 @@
-//! The fleet: what requests read at once, and the tasks that keep it.
+//! The fleet: the state that requests read at once, and the tasks that keep it up to date.
+//!
+//! The one `members` task adds and removes workers. Each Warmpath worker has a `subscriber` task, and each other server
+//! a `stock` task. The one `tracker` thread owns the view and the prefix index and publishes them. The one `vocabulary`
+//! task fetches what is needed to tokenize. Requests never wait for any of them.
 //!
 //! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
-//! The idea: the one `members` task lets workers join and leave, `subscriber` tasks listen to one Warmpath worker each,
-//! `stock` tasks look after one other server each, the one `tracker` thread owns the view and the prefix index and publishes
-//! them, the one `vocabulary` task fetches what is needed to tokenize. Requests never wait for any of them.
 
 pub mod client;
 pub mod loss;
@@ -45,24 +46,26 @@ use crate::config::{FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
 use crate::discovery::Discovered;
 use crate::metrics::Metrics;
 
-/// Is the fleet, shared by everything that asks for it.
+/// The fleet, shared by all requests and tasks.
 pub struct Fleet {
-    /// Has the worker of each place, also where that has left and no other has come.
+    /// Worker at each index. A worker that has left stays here until another takes its index.
     members: ArcSwap<Vec<Arc<Member>>>,
     given: Vec<LoadedVocabulary>,
     clients: Clients,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
-    /// Guards the books of what was sent; held for one choice or one entry, never across `.await`.
+    /// Records of the requests in flight and of the workers' health. The lock is held for one choice or one entry,
+    /// never across `.await`.
     books: Mutex<Ledger>,
     n_shed: AtomicU64,
     started: Instant,
-    /// Whether every worker that was found first has been looked at; sent again when another worker is there or serves another model.
+    /// Whether every worker that was found first has been contacted. Sent again when a worker appears or serves another
+    /// model.
     looked: watch::Sender<bool>,
-    /// How long after the start requests wait for that.
+    /// Longest time after the start in which requests wait for that.
     first_look_max: Duration,
-    /// Says that clients have been sent here: from then on what is new in the fleet is no reason to send them away.
+    /// Whether the router was ready once. From then on a change in the fleet does not make it unready.
     was_ready: AtomicBool,
     models_changed: Notify,
     trial: TrialConfig,
@@ -70,7 +73,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Returns a fleet without workers, and starts the tasks that let those in that are `found` and listen to them.
+    /// Returns a fleet without workers, and starts the tasks that add the workers in `found` and follow them.
     pub fn start(
         config: &FleetConfig,
         (given, found, clients): (Vec<LoadedVocabulary>, Arc<Discovered>, Clients),
@@ -103,25 +106,25 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until every worker that was found first has been looked at, for a while after the start at most.
+    /// Waits until every worker that was found first has been contacted, for a limited time after the start.
     ///
-    /// A request that came before would be refused for a worker that is there.
+    /// Without this wait a request could be refused although a worker for it exists.
     pub async fn first_look(&self) {
         if *self.looked.borrow() {
             return;
         }
         let mut looked = self.looked.subscribe();
         let left = self.first_look_max.saturating_sub(self.started.elapsed());
-        // Whether it is done or too late, the request goes on; the sender lives as long as the fleet.
+        // The request continues after the contact and after the timeout alike. The sender lives as long as the fleet.
         let _ = tokio::time::timeout(left, looked.wait_for(|looked| *looked)).await;
     }
 
-    /// Returns what hears of workers that come, go or serve another model from now on.
+    /// Returns a receiver for changes from now on: workers that join, leave or serve another model.
     pub fn changes(&self) -> Changes {
         Changes(self.looked.subscribe())
     }
 
-    /// Returns the fleet as it is at this moment.
+    /// Returns the current view of the fleet.
     pub fn view(&self) -> Arc<FleetView> {
         self.view.load_full()
     }
@@ -131,12 +134,12 @@ impl Fleet {
         &self.index
     }
 
-    /// Returns the worker of a place.
+    /// Returns the worker at an index.
     pub fn member(&self, worker: WorkerIdx) -> Arc<Member> {
         Arc::clone(&self.members.load()[worker.0 as usize])
     }
 
-    /// Gives a place to a worker; the `members` task alone does so, and leaves none out.
+    /// Puts a worker at an index. Only the `members` task calls this, and it skips no index.
     fn seat(&self, worker: WorkerIdx, member: &Arc<Member>) {
         let mut members = (*self.members.load_full()).clone();
         match members.get_mut(worker.0 as usize) {
@@ -146,44 +149,44 @@ impl Fleet {
         self.members.store(Arc::new(members));
     }
 
-    /// Returns the vocabularies that the operator gives.
+    /// Returns the vocabularies given by the operator.
     pub fn given(&self) -> &[LoadedVocabulary] {
         &self.given
     }
 
-    /// Returns what is needed to tokenize for a model, if it has been given or fetched.
+    /// Returns the vocabulary of a model, if it was given or fetched.
     pub fn vocabulary(&self, model: &ModelInfo) -> Option<VocabularyState> {
         let given = self.given.iter().find(|given| given.cuts(model));
         let ready = |given: &LoadedVocabulary| VocabularyState::Ready(Arc::clone(&given.vocabulary));
         given.map(ready).or_else(|| self.vocabularies.load().get(&VocabularyKey::of(model)).cloned())
     }
 
-    /// Returns all vocabularies that are wanted, and how far they are.
+    /// Returns all wanted vocabularies and their states.
     pub fn vocabularies(&self) -> Arc<Vocabularies> {
         self.vocabularies.load_full()
     }
 
-    /// Returns how long a worker has not been heard; absent if it never was.
+    /// Returns the time since a worker's last message; `None` if there was none.
     pub fn age(&self, member: &Member) -> Option<Duration> {
         member.last_heard().map(|heard| self.started.elapsed().saturating_sub(heard))
     }
 
-    /// Returns how many claims the index has dropped for its memory limit.
+    /// Returns the number of entries the index has dropped for its memory limit.
     pub fn n_shed(&self) -> u64 {
         self.n_shed.load(Ordering::Relaxed)
     }
 
-    /// Returns the books of what was sent.
+    /// Returns the records of the requests in flight.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the request of `ticket` booked on `worker` until what is returned is dropped.
+    /// Keeps the request of `ticket` booked on `worker` until the result is dropped.
     pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
         InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
     }
 
-    /// Returns how soon the workers of `model`, or all of them, can start one more request.
+    /// Returns when the workers of `model`, or of all models, can start one more request.
     pub fn capacity_forecast(&self, model: Option<&ModelInfo>) -> CapacityForecast {
         self.ledger().capacity_forecast(&self.view(), model, Instant::now())
     }
@@ -192,7 +195,7 @@ impl Fleet {
         member.heard(self.started.elapsed());
     }
 
-    /// Returns why no client should be sent here, or `None` where the fleet can serve.
+    /// Returns the reason why the router is not ready; `None` if it is.
     pub fn unready(&self) -> Option<Unready> {
         let view = self.view();
         let now = Instant::now();
@@ -217,7 +220,7 @@ impl Fleet {
         unready
     }
 
-    /// Returns what a router that has just begun still waits for.
+    /// Returns what a router that has just started still waits for.
     fn beginning(&self, view: &FleetView) -> Option<Unready> {
         let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
         if is_looking || view.workers.iter().any(|worker| worker.link == Connection::Connecting) {
@@ -230,11 +233,11 @@ impl Fleet {
     }
 }
 
-/// Hears of workers that come, go or serve another model.
+/// A receiver for changes in the fleet: workers that join, leave or serve another model.
 pub struct Changes(watch::Receiver<bool>);
 
 impl Changes {
-    /// Returns whether there was a change that has not been heard; from then on it has.
+    /// Returns whether there was a change since the last call.
     pub fn hear(&mut self) -> bool {
         let is_new = self.0.has_changed().unwrap_or(false);
         self.0.mark_unchanged();
@@ -243,45 +246,45 @@ impl Changes {
 
     /// Waits for the next change.
     pub async fn come(&mut self) {
-        // Nothing changes any more in a fleet that has ended.
+        // A fleet that has ended has no further changes.
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Reason for which no client should be sent here.
+/// Reason why the router is not ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unready {
-    /// Text for everybody, which says of no worker where it is.
+    /// Text for clients, without any worker's address.
     pub for_clients: String,
     /// Text for operators.
     pub for_operators: String,
 }
 
 impl Unready {
-    /// Returns a reason that everybody may know.
+    /// Returns a reason with one text for everybody.
     pub fn plain(reason: &str) -> Self {
         Self { for_clients: reason.to_owned(), for_operators: reason.to_owned() }
     }
 }
 
-/// Keeps a request booked on its worker until it is dropped.
+/// A request booked on its worker until this is dropped.
 pub struct InFlightGuard {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
     ticket: Option<Ticket>,
-    /// Is what becomes of it, where the worker is a stock server.
+    /// Progress of the request, if the worker is a stock server.
     visit: Option<Visit>,
 }
 
 impl InFlightGuard {
-    /// Records that the worker has done the request, at which others have failed so before.
+    /// Records that the worker completed the request, after these other workers had failed it.
     pub fn answered(&self, failures: &[(WorkerIdx, Failure)]) {
         self.fleet.ledger().answered(self.worker, failures, Instant::now());
     }
 
-    /// Watches what becomes of the request, if the worker is a stock server.
+    /// Starts to track the request's progress, if the worker is a stock server.
     pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> SentRequest) {
         if let Some(stock) = &self.fleet.member(self.worker).stock {
             self.visit = Some(Visit::new(stock, &self.fleet.metrics, (request_id, sending())));
@@ -293,14 +296,14 @@ impl InFlightGuard {
         self.visit.is_some()
     }
 
-    /// Returns what watches the request, where the worker is a stock server.
+    /// Returns the tracked progress, if the worker is a stock server.
     pub fn visit(&mut self) -> Option<&mut Visit> {
         self.visit.as_mut()
     }
 
-    /// Records that the worker has refused the request on these terms.
+    /// Records that the worker refused the request, on these terms.
     pub fn refused(&self, failure: Failure, terms: Terms<'_>) {
-        // The slots of a Warmpath worker are every model's that it serves, and every name's.
+        // All models and names of a Warmpath worker share its slots.
         let model_name = terms.model_name.filter(|_| self.visit.is_some());
         let refusal = (failure, Terms { model_name, ..terms });
         if let Some(visit) = &self.visit {
@@ -309,7 +312,7 @@ impl InFlightGuard {
         self.fleet.ledger().refused(self.worker, refusal, Instant::now());
     }
 
-    /// Records that the worker has failed the request.
+    /// Records that the worker failed the request.
     pub fn failed(&self, failure: Failure) {
         if let Some(visit) = &self.visit {
             visit.failed(failure);
@@ -326,126 +329,126 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Says why a worker cannot be followed.
+/// Reason why a worker cannot be followed.
 #[derive(Debug, Clone)]
 pub struct ConnectError {
-    /// Kind of trouble.
+    /// Kind of the reason.
     pub kind: ConnectErrorKind,
-    /// Says why, for a person.
+    /// Text for operators.
     pub reason: Arc<str>,
 }
 
-/// Kind of trouble with a worker that cannot be followed.
+/// Kind of reason why a worker cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectErrorKind {
-    /// The worker answers, and does not let this router in.
+    /// The worker responds but does not accept this router.
     Refusal,
-    /// The worker does not answer at all: what was asked of it will not come.
+    /// The worker does not respond: its open responses will not arrive.
     Loss,
-    /// The worker answers, and its model is being loaded.
+    /// The worker responds, and its model is loading.
     Loading {
         /// Names under which it will serve.
         names: Vec<String>,
     },
-    /// The worker cannot be followed; it may be answering others.
+    /// The worker cannot be followed, but may be serving other clients.
     Other,
 }
 
-/// Is what the followers of workers and the vocabulary task tell the tracker.
+/// A message to the tracker from the tasks that follow workers, and from the vocabulary task.
 pub enum Report {
-    /// Whatever every way to find workers found first has joined.
+    /// All workers that the sources found first have joined.
     Surveyed,
-    /// A worker has joined; its member is seated.
+    /// A worker has joined; its member is in place.
     Joined {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
-    /// A worker is found no longer, or ends.
+    /// A worker is no longer found, or is shutting down.
     Leaving {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
     /// A worker that was leaving stays.
     Stayed {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
-    /// A worker has left; nothing comes of it any more.
+    /// A worker has left; it sends no further report.
     Left {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
-    /// A worker shows a snapshot, of which model and load have come.
+    /// A worker has begun a snapshot: its model and load have arrived.
     Opened {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
-        /// Is what has come.
+        /// The model and load.
         new: Box<warmpath_router_core::fleet::summary_reader::NewWorker>,
     },
     /// A stock server was found, or lists other models than before.
     Found {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
-        /// Is what it says of itself.
+        /// The server's models and limits.
         declared: ServerInfo,
     },
-    /// A stock server counts tokens otherwise than the vocabulary that it was taken to have.
+    /// A stock server counts tokens differently from the vocabulary assumed for it.
     Differs {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
-        /// Model whose tokens it counts so.
+        /// The model whose tokens it counts differently.
         model: Fingerprint,
     },
-    /// A worker's stream goes on where it was lost.
+    /// A worker's stream has resumed where it was lost.
     Resumed {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
-    /// A worker holds these blocks and no others.
+    /// A worker's complete list of blocks.
     Replaced {
         /// The worker.
         worker: WorkerIdx,
-        /// What it holds.
+        /// Its blocks.
         runs: Vec<Run>,
     },
-    /// A worker holds more, or less, or has more or less to do.
+    /// A change of a worker's blocks or load.
     Update {
         /// The worker.
         worker: WorkerIdx,
         /// The changes in order.
         changes: Vec<Change>,
-        /// The load after the changes, where it changed.
+        /// The load after the changes, if it changed.
         load: Option<Load>,
-        /// Digest of the worker's blocks after the changes, where the worker says one.
+        /// Digest of the worker's blocks after the changes, if the worker sent one.
         digest: Option<Digest>,
     },
-    /// A worker's stream has ended; the worker may be well.
+    /// A worker's stream has ended; the worker may be healthy.
     Lost {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
     },
-    /// A worker cannot be reached, is not ready, or does not let this router in.
+    /// A worker cannot be reached, is not ready, or does not accept this router.
     Unreachable {
-        /// Names the worker.
+        /// The worker.
         worker: WorkerIdx,
-        /// Says why.
+        /// Reason.
         trouble: ConnectError,
     },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,
-    /// The vocabulary that a worker serves would harm this router.
+    /// A worker's vocabulary would harm this router.
     Refused {
         /// The worker.
         worker: WorkerIdx,
-        /// The vocabulary's name.
+        /// Key of the vocabulary.
         key: VocabularyKey,
-        /// The harm, for a person.
+        /// Reason, for operators.
         reason: String,
     },
 }
 
 impl Report {
-    /// Returns the worker that it is about, if it is about one.
+    /// Returns the worker that the report is about, if there is one.
     fn worker(&self) -> Option<WorkerIdx> {
         match self {
             Self::Surveyed | Self::Vocabulary => None,
@@ -466,7 +469,7 @@ impl Report {
     }
 }
 
-/// Returns a request id, for a client that gave none.
+/// Returns a new request id, for a client that sent none.
 pub fn fresh_request_id() -> RequestId {
     RequestId::new(&uuid::Uuid::new_v4().to_string()).expect("a UUID is visible ASCII")
 }

@@ -1,6 +1,6 @@
-//! The router's HTTP surface: which path is whose, for clients and for operators.
+//! The router's HTTP routes, for clients and for operators.
 //!
-//! Not here: what happens to a request (`lifecycle`).
+//! Not here: a request's way (`lifecycle`).
 
 mod access;
 mod admin;
@@ -37,7 +37,7 @@ use crate::config::Cors;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 
-/// Returns what clients see, those on web pages of other origins where they are let in.
+/// Returns the routes for clients, also for web pages of the allowed origins.
 pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
     let routes = Router::new()
         .route("/v1/chat/completions", post(completions::chat))
@@ -57,7 +57,7 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
         .route("/v1/rerank", post(completions::rerank))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::show))
-        // What llama-server's clients call them as well.
+        // Aliases that llama-server's clients use.
         .route("/chat/completions", post(completions::chat))
         .route("/chat/completions/input_tokens", post(completions::pass_chat))
         .route("/completions", post(completions::text))
@@ -82,7 +82,7 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
     }
 }
 
-/// Returns what operators see.
+/// Returns the routes for operators.
 pub fn admin_routes(app: App) -> Router {
     Router::new()
         .route("/", get(fleet_page::root))
@@ -110,18 +110,18 @@ async fn refused_method(method: Method, uri: Uri) -> RequestError {
     RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
 }
 
-/// Is what surrounds a request.
+/// A request's id and arrival, for its handlers.
 #[derive(Debug, Clone)]
 pub struct Context {
-    /// Names the request.
+    /// Id of the request.
     pub id: RequestId,
-    /// Is when its head arrived.
+    /// Time when its head arrived.
     pub arrived: Instant,
 }
 
-/// Names a request, lets it be answered, and completes and counts the response.
+/// Gives a request its id, has it answered, and completes and counts the response.
 async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    // A name that cannot be read is replaced: it names a request in logs and loads and keeps nothing apart.
+    // An unreadable id is replaced: it only names the request in logs and separates nothing.
     let given =
         request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
     let context = Context { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };

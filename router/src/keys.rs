@@ -1,9 +1,10 @@
-//! Who may ask: the clients' API keys, as a file lists them by their hashes, with what each may do.
+//! API keys of clients: a file lists them by their hashes, with the rights and limits of each.
 //!
-//! Not here: reading a key off a request (`http::access`), turns between keys (`lifecycle::queue`).
-//! The idea: a key is a long random text, so its SHA-256 says as much as a slow hash would, and the file tells nobody a key. A
-//! presented key is looked up by its hash: how long that takes says nothing about any key in the file. The file is read again
-//! when it changes; a key whose entry stays as it was keeps its counts.
+//! A key is a long random text, so its SHA-256 is as safe as a slow hash, and the file reveals no key. A presented key
+//! is looked up by its hash, so the time of the look-up reveals nothing about any key. The file is read again when it
+//! changes; a key whose entry is unchanged keeps its counts.
+//!
+//! Not here: extraction of a key from a request (`http::access`), fairness between keys (`lifecycle::queue`).
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -22,58 +23,58 @@ use warmpath_shell::files::{self, Failure};
 use crate::config::KEYS_FILE_BYTES_MAX;
 use crate::metrics::Metrics;
 
-/// Highest `priority` of a key's requests where its entry says nothing.
+/// Highest `priority` of a key's requests if its entry gives none.
 ///
-/// Source: what `cache_control` of the Anthropic API asks for at most (`warmpath_common::dialects::anthropic`); above it a client
-/// would have to mean to push out others of its tenant.
+/// Source: the highest that `cache_control` of the Anthropic API maps to (`warmpath_common::dialects::anthropic`). A
+/// client would need a higher one only to evict others of its tenant.
 const PRIORITY_MAX_DEFAULT: i32 = 2;
 
-/// Is the start of every key that this program makes.
+/// Start of every key that this program makes.
 const KEY_PREFIX: &str = "wp-";
 
-/// Is the longest name of a key or tenant. Units: bytes.
+/// Longest name of a key or tenant. Units: bytes.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Is the random part of such a key. Units: bytes.
+/// Length of the random part of such a key. Units: bytes.
 const KEY_RANDOM_BYTES: usize = 32;
 
-/// Says why a file of keys cannot be used.
+/// Reason why a file of keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// It is too long.
+    /// The file is too long.
     #[error("it has more than {KEYS_FILE_BYTES_MAX} bytes")]
     TooLong,
-    /// It is no TOML of the form that is asked for. The text is not quoted: it may hold a key.
+    /// The file is not TOML of the required form. The text is not quoted, because it may hold a key.
     #[error("{message}, at byte {at}")]
     Form {
-        /// Says what is wrong.
+        /// Reason.
         message: String,
-        /// Is where.
+        /// Position in the file.
         at: usize,
     },
-    /// A hash is none.
+    /// A hash is not valid.
     #[error(
         "the key `{name}`: `sha256` must be 64 hexadecimal digits; `warmpath-router --new-key NAME` makes an entry"
     )]
     Hash {
-        /// Names the key.
+        /// Name of the key.
         name: String,
     },
-    /// Two entries have one name, or one hash.
+    /// Two entries have the same name or hash.
     #[error("the key `{name}` is listed twice, by its name or by its hash")]
     Twice {
-        /// Names the key.
+        /// Name of the key.
         name: String,
     },
-    /// A name cannot be used.
+    /// A name is not valid.
     #[error(
         "`{name}` is no name of a key or tenant: it must have 1 to {NAME_BYTES_MAX} letters, digits, or any of - _ . @ /"
     )]
     Name {
-        /// Is the name.
+        /// The name.
         name: String,
     },
 }
@@ -85,7 +86,7 @@ struct File {
     key: Vec<Entry>,
 }
 
-/// Is a key's entry in the file.
+/// A key's entry in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -97,7 +98,7 @@ struct Entry {
     priority_max: Option<i32>,
 }
 
-/// Is a key that may ask.
+/// A valid key.
 #[derive(Debug)]
 pub struct Key {
     entry: Entry,
@@ -105,29 +106,29 @@ pub struct Key {
     places: Option<Arc<Semaphore>>,
 }
 
-/// Is a key's place for one request; it is free again when this is dropped.
+/// Place of one request of a key; it is free again when this is dropped.
 #[derive(Debug, Default)]
 pub struct KeyPlace(#[expect(dead_code, reason = "held until the answer has ended")] Option<OwnedSemaphorePermit>);
 
-/// Says why a key's request is not taken now.
+/// Reason why a key's request is not accepted now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateLimited {
-    /// It asks too often.
+    /// The key exceeds its rate.
     #[error("the API key `{name}` may ask {per_minute} times a minute")]
     Rate {
-        /// Names the key.
+        /// Name of the key.
         name: String,
-        /// Is the limit.
+        /// Limit per minute.
         per_minute: u32,
-        /// Is when it may ask again.
+        /// Time until the next request is allowed.
         retry_after: Duration,
     },
-    /// It asks too much at a time.
+    /// The key has too many requests at a time.
     #[error("the API key `{name}` may have {at_once} requests at a time")]
     AtOnce {
-        /// Names the key.
+        /// Name of the key.
         name: String,
-        /// Is the limit.
+        /// Limit of simultaneous requests.
         at_once: u32,
     },
 }
@@ -144,7 +145,7 @@ impl Key {
         &self.entry.name
     }
 
-    /// Returns whose the key is: requests of different tenants never share state. A key that names no tenant is its own.
+    /// Returns the key's tenant; requests of different tenants never share state. A key without a tenant is its own.
     pub fn tenant(&self) -> &str {
         self.entry.tenant.as_deref().unwrap_or(&self.entry.name)
     }
@@ -154,9 +155,9 @@ impl Key {
         self.entry.priority_max.unwrap_or(PRIORITY_MAX_DEFAULT)
     }
 
-    /// Counts a request whose body is yet to come.
+    /// Counts a request whose body has yet to arrive.
     ///
-    /// Errors: every [`RateLimited`]; `AtOnce` is what [`Self::place`] would say now.
+    /// Errors: every [`RateLimited`]; `AtOnce` if [`Self::place`] would return it now.
     pub fn count(&self) -> Result<(), RateLimited> {
         if self.places.as_ref().is_some_and(|places| places.available_permits() == 0) {
             return Err(self.at_once());
@@ -184,7 +185,7 @@ impl Key {
     }
 }
 
-/// Is every key that may ask now.
+/// All valid keys.
 #[derive(Debug)]
 pub struct Keys {
     by_hash: ArcSwap<HashMap<[u8; 32], Arc<Key>>>,
@@ -198,13 +199,13 @@ impl Keys {
         Ok(Self { by_hash: ArcSwap::from_pointee(keyed(read(path)?, &HashMap::new())?) })
     }
 
-    /// Returns the key that a client presents, if it is one.
+    /// Returns the key that a client presents, if it is valid.
     pub fn find(&self, presented: &[u8]) -> Option<Arc<Key>> {
         let hash: [u8; 32] = Sha256::digest(presented).into();
         self.by_hash.load().get(&hash).cloned()
     }
 
-    /// Follows the file for as long as the router runs: a file that is wrong or gone changes nothing.
+    /// Follows the file as long as the router runs; a missing or invalid file changes nothing.
     pub async fn watch(self: Arc<Self>, path: PathBuf, metrics: Arc<Metrics>) {
         let look = || {
             let keys = keyed(read(&path)?, &self.by_hash.load())?;
@@ -233,7 +234,7 @@ fn read(path: &Path) -> Result<Vec<Entry>, KeysError> {
     Ok(toml::from_str::<File>(&text).map_err(form)?.key)
 }
 
-/// Returns the keys of entries; one that was there with the same entry stays the same key.
+/// Returns the keys of entries; a known key with an unchanged entry stays the same object.
 fn keyed(entries: Vec<Entry>, known: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8; 32], Arc<Key>>, KeysError> {
     let mut keys: HashMap<[u8; 32], Arc<Key>> = HashMap::with_capacity(entries.len());
     for entry in entries {
@@ -251,7 +252,7 @@ fn keyed(entries: Vec<Entry>, known: &HashMap<[u8; 32], Arc<Key>>) -> Result<Has
     Ok(keys)
 }
 
-/// Returns whether a name can stand in a header, before a colon.
+/// Returns whether a name can be written in a header before a colon.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@/".contains(&byte);
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain)
@@ -262,7 +263,7 @@ fn hash_of(digits: &str) -> Option<[u8; 32]> {
     hex::decode_to_slice(digits, &mut hash).ok().map(|()| hash)
 }
 
-/// Returns a new key, to be shown once, and the entry of the file that lets it in.
+/// Returns a new key, to be shown once, and its entry for the file.
 ///
 /// Errors: `Name`.
 pub fn new_key(name: &str) -> Result<(String, String), KeysError> {

@@ -1,7 +1,8 @@
-//! The router's shell: HTTP in front, a followed fleet behind, every decision by `warmpath-router-core`.
+//! The router's shell: HTTP for clients, connections to the fleet, every decision made by `warmpath-router-core`.
 //!
-//! Not here: the decision itself, rendering and tokenizing (`warmpath-prompt`), the protocol's types (`warmpath-common`).
 //! One request: `http` -> `lifecycle` -> `prompt` -> the core's choice -> `lifecycle::upstream` -> `lifecycle::relay`.
+//! Not here: the decision itself, rendering and tokenizing (`warmpath-prompt`), the protocol's types
+//! (`warmpath-common`).
 
 pub mod config;
 pub mod decision_history;

@@ -1,9 +1,10 @@
-//! One request from its body to the end of its answer, whichever endpoint it came to.
+//! One request from its body to the end of its response, for all endpoints.
 //!
-//! Not here: reading the body's fields (`prompt`), the choice (`warmpath-router-core`), endpoints (`http`).
-//! The idea: prepare once, then attempt: choose, send, wait for the first byte. Until that byte has reached the client a
-//! failed attempt is repeated at another worker; from then on the answer is relayed as it comes. Comments in front of it, which
-//! keep a silent connection, do not count (`early`).
+//! A request is prepared once and then attempted: choose a worker, send, wait for the first byte. Until that byte has
+//! reached the client, a failed attempt is retried at another worker. After it the response is relayed as it arrives.
+//! Keep-alive comments before it do not count (`keepalive`).
+//!
+//! Not here: the body's fields (`prompt`), the choice (`warmpath-router-core`), endpoints (`http`).
 
 pub mod attempt_target;
 mod events;
@@ -49,39 +50,39 @@ use queue::{Begin, Refused, Started, Wish};
 use relay::Relay;
 use upstream::{Answer, AttemptError, Refusal, Upstream};
 
-/// Is a request that has arrived whole.
+/// A request that has arrived whole.
 pub struct IncomingRequest {
-    /// Names the request.
+    /// Id of the request.
     pub id: RequestId,
-    /// Is its part of a trace, which ends with its answer.
+    /// Its span, which ends with its response.
     pub span: Span,
-    /// Is when its head arrived.
+    /// Time when its head arrived.
     pub at: Instant,
-    /// When its time in the queue begins: its arrival, or the moment when its model was there.
+    /// Start of its time in the queue: its arrival, or the moment when its model was ready.
     pub queued_from: Instant,
-    /// Is the method.
+    /// Method.
     pub method: Method,
-    /// Is the path.
+    /// Path.
     pub path: String,
-    /// Query behind the path, which workers get unchanged; absent where there is none.
+    /// Query after the path, sent to workers unchanged; `None` if there is none.
     pub query: Option<String>,
-    /// Is the client's headers.
+    /// Headers of the client.
     pub headers: HeaderMap,
-    /// Is the body, which workers get unchanged.
+    /// Body, sent to workers unchanged.
     pub body: Bytes,
-    /// Says how the body spells its prompt.
+    /// Form of the prompt in the body.
     pub shape: Shape,
-    /// Is the API key that it presented, where keys are asked for.
+    /// API key that it presented, if keys are required.
     pub key: Option<Arc<Key>>,
-    /// Salt of its headers.
+    /// Salt in its headers.
     pub salt: Salt,
-    /// Is the request's place among those that are answered.
+    /// Its place among the running requests.
     pub place: Place,
 }
 
-/// Returns the answer to a request: a worker's, or the error that stands for it.
+/// Returns the response to a request: a worker's, or an error.
 ///
-/// Errors: any [`RequestError`] that shows before the first byte of an answer.
+/// Errors: any [`RequestError`] before the first byte of a response.
 pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response, RequestError> {
     let mut hold = Hold::new(app);
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
@@ -94,7 +95,7 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
     Ok(response)
 }
 
-/// Returns what routing needs to know of a request, once its model is there.
+/// Returns what routing needs to know of a request, once its model is ready.
 ///
 /// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
@@ -161,7 +162,7 @@ async fn attempt_until_answered(
             Ok(answer) => {
                 observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
                 remember(app, prepared, choice.n_matched_blocks);
-                // That a worker can count tokens says nothing of its model.
+                // A worker that can count tokens may still be unable to generate.
                 if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
                     choice.booking.answered(&trail.failures);
                 }
@@ -177,12 +178,12 @@ async fn attempt_until_answered(
             let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
             return trail.give_up().unwrap_or_else(none);
         }
-        // A full worker is no failure of the fleet: who may not go elsewhere at once waits.
+        // A full worker is no failure: a request without a retry left waits in the queue.
         trail.begin = if may_repeat { Begin::AtOnce } else { Begin::AfterPause };
     }
 }
 
-/// Tells the books, the metrics, the trace and the log of a failed attempt.
+/// Records a failed attempt in the worker's state, the metrics, the trace and the log.
 fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
     match failure {
         Failure::Full | Failure::Unready => choice.booking.refused(failure, terms),
@@ -213,18 +214,18 @@ fn may_repeat(app: &App, failure: Failure, trail: &RetryState) -> bool {
     is_granted
 }
 
-/// Is what has become of a request so far.
+/// Attempts and waits of a request so far.
 #[derive(Default)]
 struct RetryState {
     n_attempts: u32,
-    /// The workers that failed it, and how; one that was only full has a pause instead, and may get it later.
+    /// Workers that failed it, and how. A worker that was only full is paused instead, and may get the request later.
     failures: Vec<(WorkerIdx, Failure)>,
     last: Option<(Failure, Option<Refusal>)>,
     begin: Begin,
-    /// Names its place among those who wait, if it has waited.
+    /// Its place in the queue, if it has waited.
     place: Option<WaiterId>,
     failing_since: Option<Instant>,
-    /// The time that it has waited since then.
+    /// Total time it has waited.
     waited: Duration,
 }
 
@@ -240,7 +241,7 @@ impl RetryState {
         self.last = Some((failure, refusal));
     }
 
-    /// Returns what the client hears after failed attempts: the worker's own words where it had any.
+    /// Returns the response after failed attempts: the last worker's own error, if it sent one.
     fn give_up(self) -> Option<Result<Response, RequestError>> {
         let n_attempts = self.n_attempts;
         let (last, refusal) = self.last?;
@@ -301,7 +302,7 @@ async fn take_turn(
     }
 }
 
-/// Holds a request back for a moment where other routers may be choosing for requests of theirs.
+/// Backs off for a moment if other routers may be routing requests at the same time.
 async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
     let view = app.fleet.view();
     if !app.fleet.ledger().may_back_off(&view, &ask(&arrival.id, prepared, &[])) {
@@ -313,7 +314,7 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
         let start = Instant::now();
         while let Some(left) = backoff.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
             tokio::time::sleep(left.min(BACKOFF_POLL)).await;
-            // Who hears only of requests of its own is alone.
+            // A router that sees only its own requests has no peers.
             if !app.fleet.ledger().may_back_off(&view, &ask(&arrival.id, prepared, &[])) {
                 break;
             }
@@ -323,21 +324,22 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
     }
 }
 
-/// Marks what was matched, so that the index sheds it late, and remembers the conversation; nobody waits for either.
+/// Marks the matched blocks as used, so that the index drops them late, and records the conversation, in the
+/// background.
 fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
     let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, .. } = prepared else { return };
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
     let app = app.clone();
-    // It takes microseconds, less than the way to a thread for long work.
+    // This takes microseconds, less than moving it to the thread pool.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
         prefix_break_header::observe(&app, PromptFingerprint { root, marks, keys });
     });
 }
 
-/// Looks at what a stock server answers; returns how many prompt tokens it says were reused, if it says so at once.
+/// Reads a stock server's response; returns the number of reused prompt tokens if it reports it at once.
 fn look(booking: &mut InFlightGuard, answer: &Answer) -> Option<u32> {
     let visit = booking.visit().filter(|_| answer.head().status.is_success())?;
     visit.begun();
@@ -347,7 +349,7 @@ fn look(booking: &mut InFlightGuard, answer: &Answer) -> Option<u32> {
     }
 }
 
-/// Returns a worker's answer with the router's headers; its body is relayed as it comes.
+/// Returns a worker's response with the router's headers; its body is relayed as it arrives.
 fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answer) -> Response {
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
@@ -389,7 +391,7 @@ fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answ
     response
 }
 
-/// Compares what was reused with what was predicted, in whole blocks, where both are known.
+/// Compares actual with predicted reuse, in whole blocks, if both are known.
 fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
     let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
@@ -398,9 +400,9 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     let n_tokens = *n_tokens;
     let predicted = choice.decision.cached_tokens;
     app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
-    // Of what is held to the prompt's end one token is computed all the same, and with it its block.
+    // Even of a fully cached prompt one token is computed, and with it the last block.
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
-    // A worker reuses more where it waits for a prefix that another request computes, or where a part of a block is held.
+    // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
     let held = (held_blocks * choice.block_size_tokens).max(actual);
     app.metrics.cacheable_tokens.inc_by(u64::from(held));
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));

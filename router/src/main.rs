@@ -11,7 +11,8 @@ use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
 use warmpath_shell::{descriptors, environment, log};
 
-/// Replaces the system's allocator, which takes a seventh of the time of a long prompt (docs/decisions/0021-prompt-path.md).
+/// Replaces the system's allocator, which takes a seventh of the time of a long prompt
+/// (docs/decisions/0021-prompt-path.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -28,7 +29,7 @@ fn main() -> anyhow::Result<()> {
         return print_new_key(name);
     }
     let _log = log::start(flags.log_format);
-    // Before the configuration, which shares out what is allowed.
+    // Before the configuration, which divides the limit.
     let limit = descriptors::raise();
     let config = resolve(flags)?;
     check_file_limit(limit, &config);
@@ -50,13 +51,13 @@ fn main() -> anyhow::Result<()> {
     })
 }
 
-/// Prints a new key, which is kept nowhere, and its entry.
+/// Prints a new key, which is stored nowhere, and its entry.
 fn print_new_key(name: &str) -> anyhow::Result<()> {
     let (key, entry) = warmpath_router::keys::new_key(name)?;
     writeln!(std::io::stdout(), "# The key, shown this once: {key}\n{entry}").context("writing the key")
 }
 
-/// Tells where fewer open files are allowed than requests may need: each takes two.
+/// Warns if the limit of open files is too low for the limit of requests; each request takes two.
 fn check_file_limit(limit: std::io::Result<u64>, config: &Config) {
     let wanted = u64::try_from(config.requests.requests_max).unwrap_or(u64::MAX).saturating_mul(2);
     match limit {

@@ -1,9 +1,10 @@
 //! From a request's body to what routing needs: the model, the prompt's length and the keys of its blocks.
 //!
+//! New text costs milliseconds, so it is tokenized on threads for long work. Cheap work is done at once, because moving
+//! it there costs more: a long chat with a known history has little new text. Plainly invalid requests are refused. A
+//! prompt that merely cannot be tokenized here is routed by load, and the worker reports what is wrong with it.
+//!
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
-//! The idea: new text costs milliseconds, so it is tokenized where that stalls nobody. What is cheap happens at once, because going
-//! there costs more: a long chat whose history was seen before has little that is new. What is plainly wrong is refused;
-//! what merely cannot be worked out here is routed by load, and the worker says what it thinks of it.
 
 mod block_key_cache;
 mod body;
@@ -36,31 +37,32 @@ use block_key_cache::BlockKeyCache;
 use body::{Body, Options, Parsed};
 use reading::Reading;
 
-/// Is how many bytes of a body are taken for a token, where nothing better is known.
+/// Assumed bytes of a body per token, if nothing better is known.
 ///
 /// Source: English text in JSON, by common tokenizers.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Is how much of a text prompt names its conversation. Units: bytes.
+/// Length of the start of a text prompt that identifies its conversation. Units: bytes.
 const AFFINITY_BYTES: usize = 256;
 
-/// Is the longest body that is parsed and rendered where it was read. Units: bytes.
+/// Longest body that is parsed and rendered on the thread that read it. Units: bytes.
 ///
-/// Source: docs/decisions/0021-prompt-path.md: that takes a microsecond for some 400 bytes, hence two thirds of a millisecond at most.
+/// Source: docs/decisions/0021-prompt-path.md: a microsecond for some 400 bytes, hence two thirds of a millisecond at
+/// most.
 const READ_HERE_BYTES_MAX: usize = 256 << 10;
 
-/// Is the most messages that are rendered where they were read.
+/// Most messages that are rendered on the thread that read them.
 ///
-/// Source: the cost of some templates grows with the square of their number; of these many, that of Gemma 4 runs 60,000 instructions, two
-/// milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
+/// Source: the cost of some templates grows with the square of their number; for this number, Gemma 4's template runs
+/// 60,000 instructions, two milliseconds ([`warmpath_prompt::TEMPLATE_FUEL_MAX`]).
 const RENDERED_HERE_MESSAGES_MAX: usize = 128;
 
-/// Is the most text that was not seen before and is tokenized where it was read. Units: bytes.
+/// Longest new text that is tokenized on the thread that read it. Units: bytes.
 ///
-/// Source: docs/decisions/0021-prompt-path.md: the way to another thread and back takes as long as some kilobytes.
+/// Source: docs/decisions/0021-prompt-path.md: moving to another thread and back takes as long as some kilobytes.
 const TOKENIZED_HERE_BYTES_MAX: usize = 4096;
 
-/// Says how an endpoint spells its prompt.
+/// Form of the prompt in an endpoint's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// `messages`.
@@ -73,16 +75,16 @@ pub enum Shape {
     Messages,
     /// `input`, and `instructions`.
     Responses,
-    /// There is none: texts are embedded, each by itself.
+    /// None: each text is embedded by itself.
     Embeddings,
-    /// There is none: documents are scored, each by itself.
+    /// None: each document is scored by itself.
     Rerank,
-    /// There is none; the request only names a model, if that, which must be able to do this.
+    /// None: the request may name a model, which must have this capability.
     Aside(Option<Capability>),
 }
 
 impl Shape {
-    /// Returns what a worker must be able to do to answer; absent where any can.
+    /// Returns the capability that a worker needs; `None` if any worker will do.
     pub fn wanted(self) -> Option<Capability> {
         match self {
             Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses => {
@@ -100,71 +102,71 @@ impl Shape {
     }
 }
 
-/// Is a body with the salt that its headers gave.
+/// A body that is not parsed yet, with the salt in its headers.
 #[derive(Debug, Clone)]
 pub struct RawRequest {
-    /// Says how the body spells its prompt.
+    /// Form of the prompt in the body.
     pub shape: Shape,
-    /// Is the body.
+    /// The body.
     pub body: Bytes,
-    /// Salt of the headers.
+    /// Salt in the headers.
     pub salt: Salt,
 }
 
-/// Is what routing needs to know of a request.
+/// What routing needs to know of a request.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Is the name under which the request asks for the model.
+    /// Name of the requested model.
     pub model_name: Option<String>,
-    /// Is the model that this means.
+    /// The model of that name.
     pub model: Arc<ModelInfo>,
-    /// Is what its worker must be able to do; absent where any will do.
+    /// Capability that its worker needs; `None` if any worker will do.
     pub wanted: Option<Capability>,
-    /// Is what is known of the prompt.
+    /// The prompt.
     pub prompt: Prompt,
-    /// Names the conversation.
+    /// Identifies the conversation.
     pub affinity: u64,
-    /// Lists what is remembered of a chat's messages.
+    /// Fingerprints of a chat's messages.
     pub marks: Vec<MessageHash>,
-    /// Says whether the request has one prompt, so that reuse can be compared with what was predicted.
+    /// Whether the request has one prompt, so that actual reuse can be compared with the prediction.
     pub has_one_prompt: bool,
-    /// Is what the phases took.
+    /// Times of the phases.
     pub phases: Phases,
 }
 
-/// Is what is known of a prompt.
+/// What is known of a prompt.
 #[derive(Debug)]
 pub enum Prompt {
-    /// It was tokenized.
+    /// The prompt was tokenized.
     Known {
-        /// Is its length. Units: tokens.
+        /// Length. Units: tokens.
         n_tokens: u32,
-        /// Root of its chain: model, adapter and salt.
+        /// Root of its hash chain: model, adapter and salt.
         root: BlockHash,
-        /// Lists the keys of its full blocks; none where the request forbids reuse.
+        /// Keys of its full blocks; empty if the request forbids reuse.
         keys: Vec<BlockKey>,
     },
-    /// It could not be tokenized.
+    /// The prompt could not be tokenized.
     Estimated {
-        /// Is its guessed length. Units: tokens.
+        /// Estimated length. Units: tokens.
         n_tokens: u32,
-        /// Says why, for metrics.
+        /// Reason, for metrics.
         cause: &'static str,
     },
 }
 
-/// Is what the phases of preparing took.
+/// Times of the phases of preparation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Phases {
-    /// Is the time to parse the body.
+    /// Time to parse the body.
     pub parse: Duration,
-    /// Is the time to render and tokenize.
+    /// Time to render and tokenize.
     pub prompt: Duration,
-    /// Is the time to hash.
+    /// Time to hash.
     pub hash: Duration,
 }
 
-/// Bounds how many prompts are prepared, running ones by processors, waiting ones by places, and remembers their blocks.
+/// Pool that prepares prompts: one running per processor, a limited number waiting. It caches the keys of their blocks.
 pub struct PromptPool {
     processors: Arc<Semaphore>,
     places: Arc<Semaphore>,
@@ -185,7 +187,7 @@ impl Default for PromptPool {
 impl PromptPool {
     /// Returns what routing needs to know of a request.
     ///
-    /// Errors: `Json`, `Field` where the body is plainly wrong; `Lookup` where no such model is there.
+    /// Errors: `Json`, `Field` if the body is plainly invalid; `Lookup` if there is no such model.
     pub async fn prepare(
         &self,
         fleet: &Arc<Fleet>,
@@ -206,9 +208,9 @@ impl PromptPool {
         Ok(begun.finish(&self.chains))
     }
 
-    /// Does long work where it stalls nobody.
+    /// Runs long work on a thread for it.
     ///
-    /// Where too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.
+    /// If too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.
     async fn finish_elsewhere(
         &self,
         fleet: &Arc<Fleet>,
@@ -231,7 +233,8 @@ impl PromptPool {
                 Ok(begun.finish(&chains))
             };
             let prepared = unless_cancelled(move || cancelled.is_cancelled(), work);
-            // The work may outlive a client that leaves, for a portion of its text; its places are taken until it ends.
+            // The work may outlive a disconnected client, for a portion of its text; its places are taken until it
+            // ends.
             drop((place, processor));
             prepared.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
@@ -239,19 +242,19 @@ impl PromptPool {
     }
 }
 
-/// Is a request whose prompt is on its way to its tokens.
+/// A request whose prompt is not tokenized yet.
 struct Begun {
     draft: RawRequest,
     options: Options,
-    /// Text that the chain begins with.
+    /// Salt of the prompt's chain.
     salt: String,
-    /// Turns a chat's names into those of the dialect that the client speaks.
+    /// Converts a chat's field names to those of the client's dialect.
     spelling: Spelling,
     model: Arc<ModelInfo>,
     affinity: u64,
     marks: Vec<MessageHash>,
     has_one_prompt: bool,
-    /// Largest context of the model's workers; absent where some of them are stock servers, which may have any.
+    /// Largest context of the model's workers; `None` if some are stock servers, whose context may be of any size.
     context_tokens_max: Option<u32>,
     reading: Reading,
     phases: Phases,
@@ -261,11 +264,11 @@ impl Begun {
     fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
         let Body { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
-        // An empty name is none: llama.vim sends it.
+        // An empty name counts as absent: llama.vim sends it.
         options.model.take_if(|name| name.is_empty());
         let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();
         if let Parsed::Chat(chat) = &mut parsed {
-            // What has been tokenized under other salts is not known to it.
+            // Text that was tokenized under other salts must not be visible to this request.
             chat.cache_salt = Some(salt.clone());
         }
         let model = view.lookup(options.model.as_deref(), draft.shape.wanted(), Instant::now())?;
@@ -307,7 +310,7 @@ impl Begun {
         checked.map_err(|many| RequestError::PromptTooLong { n_tokens: many.into(), context_tokens })
     }
 
-    /// Tokenizes and hashes what is rendered.
+    /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
         let Self { draft, options, salt, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
         let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, Scope::of(&salt)));
@@ -318,7 +321,7 @@ impl Begun {
         });
         let length = |n_tokens: usize| u32::try_from(n_tokens).unwrap_or(u32::MAX);
         let prompt = match (tokens, root) {
-            // Which adapter it would be, the worker says.
+            // Only the worker knows which adapter it is.
             (Ok(tokens), None) => Prompt::Estimated { n_tokens: length(tokens.len()), cause: "adapter" },
             (Ok(tokens), Some(root)) => {
                 let hash = || chains.keys(&root, &tokens, model.block_size_tokens);
@@ -341,16 +344,16 @@ fn timed<T>(took: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Hashes messages, all alike for as long as the router runs, with secret seeds.
+/// Hash of messages, the same as long as the router runs, with secret seeds.
 static MARKS: LazyLock<DefaultHashBuilder> = LazyLock::new(DefaultHashBuilder::default);
 
-/// Most of a message's beginning, and of its end, by which it is known when something in it has changed; no more than a quarter
-/// of it. Units: bytes.
+/// Longest start, and longest end, of a message by which it is recognized after a change within it; at most a quarter
+/// of the message. Units: bytes.
 ///
 /// Source: own choice: longer than what system prompts of different agents have in common.
 const MARKED_BYTES_MAX: usize = 64;
 
-/// Returns what is remembered of a message: what it says and whose it is.
+/// Returns the fingerprint of a message, with its role.
 fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
     let mut hasher = MARKS.build_hasher();
     for (name, value) in message {
@@ -371,8 +374,8 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
     MessageHash { hash: hasher.finish(), ends, role: Role::of(role) }
 }
 
-/// Returns a number that stays the same from turn to turn of one conversation: of its salt, its system prompt and its
-/// first question, or of the beginning of its text.
+/// Returns a number that is the same for every turn of a conversation: a hash of its salt, its system prompt and its
+/// first question, or of the start of its text.
 fn affinity(parsed: &Parsed, salt: &str, draft: &RawRequest) -> u64 {
     let mut hasher = std::hash::DefaultHasher::new();
     let mut add = |bytes: &[u8]| std::hash::Hasher::write(&mut hasher, bytes);
@@ -397,7 +400,7 @@ fn affinity(parsed: &Parsed, salt: &str, draft: &RawRequest) -> u64 {
             Some(RawPrompt::Infill(infill)) => add(&head(infill.input_prefix.as_bytes())),
             None => {}
         },
-        // Texts to embed are no conversation: they go anywhere.
+        // Texts to embed are no conversation: they may go anywhere.
         Parsed::None => add(&draft.body),
         Parsed::Foreign(_) => {}
     }

@@ -1,7 +1,7 @@
-//! The salt of a request: the text that its chains begin with, and the API key that decides it.
+//! The salt of a request: the text at the root of its hash chains, from its headers or its API key.
 //!
-//! Not here: which bytes are a salt (`warmpath_common::salt`), the header that workers get (`lifecycle::headers`). The idea: the salt is
-//! read once, when a request arrives, and kept here from then on; no header of the client's stands for it any more.
+//! The salt is read once, when a request arrives, and kept here. From then on no client header takes its place. Not
+//! here: valid salts (`warmpath_common::salt`), the header for workers (`lifecycle::headers`).
 
 use axum::http::{HeaderMap, HeaderValue};
 use warmpath_common::headers::CACHE_SALT;
@@ -10,17 +10,17 @@ use warmpath_common::salt::{self, SaltError};
 use crate::error::RequestError;
 use crate::keys::Key;
 
-/// Salt of a request's headers.
+/// Salt in a request's headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Salt {
-    /// The client's own, if it gives one; that of its body replaces it.
+    /// The client's own, if it sends one; a salt in the body replaces it.
     Client(Option<String>),
-    /// The tenant's of an API key, with the client's own behind it; no body replaces it.
+    /// The tenant of an API key, followed by the client's own salt; no body replaces it.
     Tenant(String),
 }
 
 impl Salt {
-    /// Returns the salt that a request's headers give, behind the name of the key's tenant.
+    /// Returns the salt in a request's headers, after the name of the key's tenant.
     ///
     /// Errors: every [`SaltError`].
     pub fn of(headers: &HeaderMap, key: Option<&Key>) -> Result<Self, SaltError> {
@@ -32,9 +32,9 @@ impl Salt {
         })
     }
 
-    /// Returns the text that the chains begin with, where the body gives a salt of its own or none; empty for no salt.
+    /// Returns the salt, given the one in the body; empty for no salt.
     ///
-    /// Errors: `Field` where the body may not give one.
+    /// Errors: `Field` if the body must not have one.
     pub fn with_body<'a>(&'a self, of_body: Option<&'a str>) -> Result<&'a str, RequestError> {
         match (self, of_body) {
             (Self::Client(own), of_body) => Ok(of_body.or(own.as_deref()).unwrap_or_default()),
@@ -47,7 +47,7 @@ impl Salt {
         }
     }
 
-    /// Returns the header by which a Warmpath worker learns it; absent where there is no salt.
+    /// Returns the salt's header for a Warmpath worker; `None` if there is no salt.
     pub fn header(&self) -> Option<HeaderValue> {
         let text = match self {
             Self::Client(own) => own.as_deref()?,

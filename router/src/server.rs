@@ -1,4 +1,4 @@
-//! The router as a running thing: binds both addresses, serves until it is told to stop, lets answers finish.
+//! A running router: binds both addresses, serves until it is stopped, and lets running responses finish.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ use crate::http::{admin_routes, client_routes};
 use crate::keys::{Keys, KeysError};
 use crate::metrics::Metrics;
 
-/// Says why a router does not start.
+/// Reason why a router does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// An address cannot be listened on.
+    /// An address cannot be bound.
     #[error("cannot listen on {address}")]
     Bind {
-        /// Is the address.
+        /// The address.
         address: SocketAddr,
-        /// Is the system's reason.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -42,16 +42,16 @@ pub enum StartError {
     /// The file of API keys cannot be used.
     #[error("--api-keys-file {path}", path = .path.display())]
     Keys {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: KeysError,
     },
-    /// TLS cannot be spoken.
+    /// TLS for clients cannot be set up.
     #[error("--tls-cert, --tls-key, --tls-client-ca")]
     Tls(#[source] TlsError),
-    /// TLS cannot be spoken with workers.
+    /// TLS for workers cannot be set up.
     #[error("--worker-ca, --worker-cert, --worker-key")]
     WorkerTls(#[source] TlsError),
     /// Traces cannot be sent.
@@ -60,44 +60,44 @@ pub enum StartError {
     /// The file of the fleet's tokens cannot be used.
     #[error("--fleet-token-file {path}", path = .path.display())]
     Token {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: TokenError,
     },
     /// The file of a stock server's key cannot be used.
     #[error("--worker-key-file {path}", path = .path.display())]
     WorkerKey {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: WorkerKeyError,
     },
-    /// Workers cannot be looked for.
+    /// Discovery cannot start.
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
 }
 
-/// Is a router that serves; dropping it ends it at once.
+/// A running router; dropping it ends it at once.
 pub struct Server {
-    /// Is the address for clients.
+    /// Address for clients.
     pub address: SocketAddr,
-    /// Is the address for operators.
+    /// Address for operators.
     pub admin_address: SocketAddr,
     app: App,
     stop: watch::Sender<bool>,
     drain_timeout: std::time::Duration,
     listeners: JoinSet<()>,
-    /// Would stop the admin listener; it ends with the server.
+    /// Stop signal of the admin listener, never sent; the listener ends with the server.
     _never: watch::Sender<bool>,
-    /// Keeps the fleet's tasks and the admin listener; they end with the server.
+    /// Tasks of the fleet and the admin listener; they end with the server.
     _tasks: JoinSet<()>,
 }
 
 impl Server {
-    /// Binds both addresses and starts to serve; workers are connected to meanwhile.
+    /// Binds both addresses and starts to serve; workers are connected meanwhile.
     ///
     /// Errors: [`StartError`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
@@ -136,7 +136,7 @@ impl Server {
         let reader_timeout = app.requests.idle_timeout;
         let door = Door { tls, head_timeout, reader_timeout, connections };
         listeners.spawn(listen::serve(listener, routes, door, stopped));
-        // Operators may look on until the last answer has ended.
+        // The admin listener serves until the last response has ended.
         let connections = Connections::new(ConnectionLimits::ADMIN);
         let admin = Door { tls: None, head_timeout, reader_timeout, connections };
         tasks.spawn(listen::serve(admin_listener, admin_routes(app.clone()), admin, stopped_never));
@@ -150,8 +150,8 @@ impl Server {
         Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
     }
 
-    /// Takes no more connections, lets running answers finish within the drain timeout, and ends; clients of answers that take
-    /// longer are told so.
+    /// Accepts no further connections, lets running responses finish within the drain timeout, and ends; clients of
+    /// longer responses get an error.
     pub async fn stop(mut self) {
         self.app.drain();
         self.stop.send_replace(true);
@@ -179,7 +179,7 @@ fn open_keys(
     Ok(Some(keys))
 }
 
-/// Returns what connects to workers, and follows the files that it does so with.
+/// Returns the factory of connections to workers, and watches its files.
 fn open_clients(config: &FleetConfig, metrics: &Arc<Metrics>, tasks: &mut JoinSet<()>) -> Result<Clients, StartError> {
     let tls = config.tls.open().map_err(StartError::WorkerTls)?;
     let (files, followed, counted) = (config.tls.clone(), Arc::clone(&tls), Arc::clone(metrics));

@@ -1,6 +1,6 @@
-//! Bodies in a content coding, and what stands behind a path: how they reach workers and stock servers.
+//! Bodies in a content coding, and queries after a path: how they reach workers and stock servers.
 //!
-//! Not here: the codings themselves (`warmpath_shell::body::coding`), bodies that are wrong in themselves (`requests`).
+//! Not here: the codings themselves (`warmpath_shell::body::coding`), invalid bodies (`requests`).
 
 #[path = "../../common/shell/src/body/coding/tests/encoded.rs"]
 mod encoded;
@@ -38,7 +38,7 @@ async fn a_body_in_any_coding_reaches_whoever_answers_as_it_is_meant() {
             assert!(!seen.headers.contains_key("content-encoding"), "{path}: {:?}", seen.headers);
         }
     }
-    // `Connection` cannot take the coding out of sight.
+    // `Connection` cannot hide the coding.
     let bytes = encoded("gzip", chat_body("hello", false).as_bytes()).await;
     let hidden = post(&own, "/v1/chat/completions", "gzip", bytes).header("connection", "content-encoding");
     assert_eq!(hidden.send().await.expect("an answer").status(), 200);

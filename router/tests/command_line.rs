@@ -1,6 +1,6 @@
-//! The environment that a service file gives: every variable that it knows, some of them empty.
+//! The environment of a service file: every known variable, some of them empty.
 //!
-//! Not here: what the flags mean (`config`).
+//! Not here: the meaning of the flags (`config`).
 
 use std::process::Command;
 

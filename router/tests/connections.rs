@@ -1,4 +1,4 @@
-//! Connections to stock servers: kept between requests, and given up by their servers without harm.
+//! Connections to stock servers: kept between requests, and closed by their servers without harm.
 
 mod support;
 
@@ -17,11 +17,11 @@ async fn requests_share_connections_to_a_stock_server() {
     for _ in 0..40 {
         assert!(!router.chat("hello").await.text().await.expect("text").is_empty());
     }
-    // A look at the server may run beside a request, and an answer's end is noted a moment after it has come.
+    // A poll of the server may run beside a request, and a response's end is recorded a moment after it has come.
     assert!(server.n_connections() <= 8, "{} connections", server.n_connections());
 }
 
-/// Reads a request; returns its first line, or nothing at the connection's end.
+/// Reads a request; returns its first line, or `None` at the connection's end.
 async fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -35,7 +35,8 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
     head.lines().next().map(str::to_owned)
 }
 
-/// Serves one connection: one request that is posted, which must be the first of all on it; any other ends it unanswered.
+/// Serves one connection: one POST request, which must be the first of all on it; for any other the connection is
+/// closed.
 async fn serve(mut stream: TcpStream, n_lost: Arc<AtomicUsize>) {
     let mut is_used = false;
     while let Some(line) = read_request(&mut stream).await {

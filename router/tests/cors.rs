@@ -1,6 +1,6 @@
-//! Web pages of other origins: off unless the operator names them; what a browser asks for and reads.
+//! Web pages of other origins: refused unless the operator names them; what a browser sends and reads.
 //!
-//! Not here: which texts are origins (`config::cors` of the crate).
+//! Not here: valid origins (`config::cors` of the crate).
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::{TestRouter, chat_body, header};
 const PAGE: &str = "https://app.example";
 const CHAT: &str = "/v1/chat/completions";
 
-/// Returns what a browser asks before it sends a page's request.
+/// Returns the preflight that a browser sends before a page's request.
 fn preflight(router: &TestRouter, origin: &str) -> RequestBuilder {
     let request = router.client.request(Method::OPTIONS, router.url(CHAT)).header("origin", origin);
     let request = request.header("access-control-request-method", "POST");
@@ -28,7 +28,7 @@ fn allowed(headers: &HeaderMap) -> Vec<String> {
     headers.keys().map(ToString::to_string).filter(|name| name.starts_with("access-control-")).collect()
 }
 
-/// Returns the headers of what a stock server answers itself.
+/// Returns the headers of a stock server's own response.
 async fn router_less(stock: &FakeStock) -> HeaderMap {
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     client.get(format!("{}/v1/models", stock.url())).send().await.expect("an answer").headers().clone()
@@ -79,7 +79,7 @@ async fn a_page_that_is_named_may_ask_and_read_and_no_other() {
         assert!(exposed.split(',').any(|exposed| exposed == name), "{name} is not among {exposed}");
     }
 
-    // What is wrong can be read as well.
+    // Errors can be read as well.
     let response = request(&router, PAGE).send().await.expect("an answer");
     assert_eq!((response.status().as_u16(), header(&response, "access-control-allow-origin")), (401, PAGE.to_owned()));
 

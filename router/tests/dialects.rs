@@ -1,5 +1,5 @@
-//! Anthropic's messages and OpenAI's responses through the router: routed by the chat that they mean, passed on unchanged, errors in the
-//! client's own words.
+//! Anthropic's messages and OpenAI's responses through the router: routed by their chat, passed on unchanged, errors in
+//! the client's dialect.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{TestRouter, error_of, eventually, header, long_text};
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-/// Returns a request for a message that means the chat `support::chat_body` has.
+/// Returns a request for a message with the same chat as `support::chat_body`.
 fn message(text: &str) -> Value {
     json!({"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], "unknown": {"a": 1}})
 }

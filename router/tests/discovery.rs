@@ -1,6 +1,6 @@
 //! Workers that come and go while the router runs: from a file, by DNS, and among a Kubernetes service's endpoints.
 //!
-//! Not here: who gets which place and when (the core's `membership`), a real API server (`make test-k8s`).
+//! Not here: the indexes of workers and when they leave (the core's `membership`), a real API server (`make test-k8s`).
 
 mod support;
 
@@ -39,7 +39,7 @@ async fn states(router: &TestRouter) -> Vec<(String, String)> {
     workers.iter().map(|worker| (text(&worker["url"]), text(&worker["state"]))).collect()
 }
 
-/// Waits until exactly these workers are there, in these states; who joins at the same time has no order.
+/// Waits until exactly these workers are there, in these states; workers that join at the same time have no order.
 async fn wait_for_states(router: &TestRouter, expected: &[(&FakeWorker, &str)]) {
     let mut expected: Vec<_> = expected.iter().map(|(worker, state)| (worker.url(), (*state).to_owned())).collect();
     expected.sort();
@@ -58,7 +58,7 @@ async fn n_blocks_of(router: &TestRouter, worker: &FakeWorker) -> Value {
     workers.iter().find(|found| found["url"] == worker.url()).expect("it is there")["blocks"].clone()
 }
 
-/// Returns the name that the `n`-th worker of a test says in its answers.
+/// Returns the name of the `n`-th worker of a test in its responses.
 fn uid(n: u64) -> String {
     format!("{n:016x}")
 }
@@ -84,7 +84,7 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
     wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
     eventually("it is ready", || async { router.get("/readyz").await.0 == 200 }).await;
 
-    // The one that is gone gets nothing more at once; what is known of it stays.
+    // The removed one gets nothing more at once; its blocks stay in the index.
     first.hold("hello", None, 0);
     eventually("its blocks are known", || async { n_blocks_of(&router, first).await != 0 }).await;
     let n_blocks = n_blocks_of(&router, first).await;
@@ -97,7 +97,7 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
     assert_eq!(first.seen().len(), n_seen);
     assert_eq!(router.get("/readyz").await.0, 200);
 
-    // A file that is wrong or gone changes nothing.
+    // An invalid or missing file changes nothing.
     std::fs::write(&path, "no URL").expect("the file can be written");
     router.wait_for_metric("warmpath_router_discovery_failures_total{source=\"file\"}", 1.0).await;
     std::fs::remove_file(&path).expect("it is there");
@@ -155,7 +155,7 @@ async fn who_has_left_is_forgotten_and_its_place_is_another_s() {
     let text = router.client.get(metrics).send().await.expect("an answer").text().await.expect("text");
     assert!(!text.contains(&line), "metrics of who has left stay");
 
-    // The place that is empty comes first in the order of workers.
+    // The free index comes first in the order of workers.
     write(&path, &[second, third]);
     wait_for_states(&router, &[(third, "ready"), (second, "ready")]).await;
     assert_eq!(states(&router).await[0].0, third.url());
@@ -179,7 +179,7 @@ async fn an_answer_that_runs_keeps_its_worker_s_place() {
     assert!(answer.chunk().await.expect("it runs").is_some());
     write(&path, &[]);
     wait_for_states(&router, &[(&worker, "leaving")]).await;
-    // Several looks at the fleet later it is still there.
+    // After several polls of the fleet it is still there.
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!(states(&router).await, [(worker.url(), "leaving".to_owned())]);
     drop(answer);
@@ -199,7 +199,7 @@ async fn the_addresses_of_a_name_are_workers() {
     router.wait_for_metric("warmpath_router_discovery_failures_total{source=\"dns\"}", 2.0).await;
 }
 
-/// Is what a Kubernetes API server knows: the slices of one service, and the version of that.
+/// State of a Kubernetes API server: the slices of one service, and their version.
 #[derive(Clone)]
 struct Cluster {
     slices: watch::Sender<(u64, Vec<Value>)>,
@@ -211,10 +211,10 @@ struct Asked {
     watch: bool,
     #[serde(rename = "labelSelector")]
     selector: String,
-    /// Is the version after which changes are asked for.
+    /// Version after which the watch reports changes.
     #[serde(default, rename = "resourceVersion")]
     seen: String,
-    /// Is after how many seconds the watch shall end.
+    /// Seconds after which the watch ends.
     #[serde(default, rename = "timeoutSeconds")]
     lasts_s: u32,
 }
@@ -261,10 +261,10 @@ async fn slices(State(cluster): State<Cluster>, Query(asked): Query<Asked>) -> R
         let list = json!({"apiVersion": "discovery.k8s.io/v1", "kind": kind, "metadata": metadata, "items": known});
         return axum::Json(list).into_response();
     }
-    // No longer, because one that is cut off without a word is missed only then.
+    // No longer, because a server that vanishes is noticed only then.
     assert_eq!(asked.lasts_s, 30);
     if asked.seen != version.to_string() {
-        // What has happened since is forgotten, as it is behind a restart: the client lists again.
+        // Changes since then are lost, as after a restart: the client lists again.
         let status =
             json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410});
         return axum::Json(json!({"type": "ERROR", "object": status})).into_response();
@@ -282,7 +282,7 @@ async fn slices(State(cluster): State<Cluster>, Query(asked): Query<Asked>) -> R
     Body::from_stream(events).into_response()
 }
 
-/// Writes what a client needs to find the API server at `address`.
+/// Writes the file by which a client finds the API server at `address`.
 fn kubeconfig(path: &Path, address: SocketAddr) {
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -308,7 +308,7 @@ async fn the_endpoints_of_a_kubernetes_service_are_workers_also_while_its_api_se
     cluster.set(&[(first, ready.clone()), (second, unready.clone())]);
     wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
 
-    // Readiness flaps cost nothing; who is told to end gets nothing more.
+    // Readiness flaps cost nothing; a terminating endpoint gets nothing more.
     first.hold("hello", None, 0);
     eventually("its blocks are known", || async { n_blocks_of(&router, first).await != 0 }).await;
     let terminating = json!({"ready": false, "serving": true, "terminating": true});
@@ -316,7 +316,7 @@ async fn the_endpoints_of_a_kubernetes_service_are_workers_also_while_its_api_se
     wait_for_states(&router, &[(first, "ready"), (second, "leaving"), (third, "ready")]).await;
     assert_ne!(n_blocks_of(&router, first).await, 0);
 
-    // While the API server is away, all stays as it is; what has changed meanwhile is seen when it is back.
+    // While the API server is down, all stays as it is; changes made meanwhile are seen when it is back.
     tokio::task::block_in_place(|| drop(api_server));
     router.wait_for_metric("warmpath_router_discovery_failures_total{source=\"kubernetes\"}", 1.0).await;
     wait_for_states(&router, &[(first, "ready"), (second, "leaving"), (third, "ready")]).await;

@@ -1,4 +1,4 @@
-//! Clients that let the router wait, and names that are not the router's: nobody else notices.
+//! Clients that keep the router waiting, and host names that are not the router's: other clients notice nothing.
 
 mod support;
 
@@ -19,7 +19,7 @@ async fn send(router: &TestRouter, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// Sends the head of a chat with so long a body, and so much of it.
+/// Sends the head of a chat with a body of one length, and a body of another.
 async fn send_unfinished(router: &TestRouter, n_announced: usize, n_sent: usize) -> TcpStream {
     let head = format!("{CHAT}connection: close\r\ncontent-length: {n_announced}\r\n\r\n");
     send(router, &[head.as_bytes(), &vec![b' '; n_sent]].concat()).await
@@ -181,7 +181,7 @@ async fn a_log_that_cannot_be_written_loses_lines_and_nothing_else() {
         });
         let mut child = command.spawn().expect("it starts");
         let pipe = child.stderr.take();
-        // One that nobody reads is full after 64 KiB.
+        // A pipe without a reader is full after 64 KiB.
         let _unread = pipe.filter(|_| stderr == "stalled");
         let _process = Process(child);
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");

@@ -1,4 +1,4 @@
-//! What the router says of its own decisions: the dry run, and where a conversation broke its prefix.
+//! The router's reports about its decisions: the dry run, and where a conversation broke its prefix.
 
 mod support;
 
@@ -184,7 +184,7 @@ async fn a_sub_agent_with_a_system_prompt_of_its_own_breaks_no_prefix() {
     let mut main: Vec<(&str, &str)> = vec![("system", &system), ("user", &question)];
     assert_eq!(prefix_break(&router, &main).await, "new");
     for _ in 0..3 {
-        // It shares what the user has said.
+        // It shares the user's messages.
         let mut sub: Vec<(&str, &str)> = main.iter().filter(|(role, _)| *role == "user").copied().collect();
         sub.insert(0, ("system", &other));
         sub.push(("user", "What is worth to be remembered?"));
@@ -217,11 +217,12 @@ async fn long_chats_have_the_same_tokens_wherever_they_are_prepared() {
         };
         json!({"messages": (0..n_messages).map(message).collect::<Vec<_>>()}).to_string()
     };
-    // More new text than is tokenized where it was read, more messages than are rendered there, more bytes than are parsed there.
+    // More new text than is tokenized on the reading thread, more messages than are rendered there, more bytes than are
+    // parsed there.
     for (n_messages, n_words) in [(1, 3), (3, 3000), (201, 3), (41, 1500)] {
         let body = chat(n_messages, n_words);
         let whole = MAKER.chat(&serde_json::from_str(&body).expect("a chat")).expect("it renders").tokens.len();
-        // What is new at first has been seen the second time.
+        // Text that is new at first is cached the second time.
         for _ in 0..2 {
             let answer: Value = dry_run(&router, &body).await.json().await.expect("JSON");
             assert_eq!(answer["prompt"]["tokens"], json!(whole), "{} bytes: {}", body.len(), answer["prompt"]);

@@ -1,4 +1,4 @@
-//! Failures and who is to blame for them: servers that answer with errors, requests that break every server.
+//! Failures and whose fault they are: servers that respond with errors, requests that break every server.
 
 mod support;
 
@@ -13,7 +13,7 @@ async fn breakers(router: &TestRouter) -> Vec<String> {
     workers.map(|worker| worker["breaker"].as_str().expect("a state").to_owned()).collect()
 }
 
-/// Makes a worker the one that holds a chat.
+/// Lets a worker announce the blocks of a chat.
 async fn hold(router: &TestRouter, worker: &FakeWorker, text: &str) {
     worker.hold(text, None, 0);
     eventually("the router knows the blocks", || async {

@@ -1,6 +1,6 @@
-//! The fleet page from outside: its files, the last decisions and the history that it reads.
+//! The fleet page from outside: its files, and the last decisions and the history that it reads.
 //!
-//! Not here: what a reader sees of it (`tests/tests/fleet_page.rs`, in Chromium).
+//! Not here: the page as a reader sees it (`tests/tests/fleet_page.rs`, in Chromium).
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, eventually, long_text};
 use warmpath_router::config::DECISIONS_KEPT;
 
-/// Returns what the admin listener answers.
+/// Returns the admin listener's response.
 async fn look(router: &TestRouter, path: &str) -> reqwest::Response {
     let url = format!("http://{}{path}", router.server.admin_address);
     router.client.get(url).send().await.expect("the admin listener answers")

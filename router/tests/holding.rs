@@ -1,4 +1,4 @@
-//! Requests for models that are being loaded, held for as long as `--wait` says.
+//! Requests for models that are loading, held for as long as `--wait` allows.
 
 mod support;
 
@@ -14,7 +14,7 @@ use warmpath_common::model::{Fingerprint, ModelInfo};
 
 const IN_FLIGHT: &str = "warmpath_router_requests_in_flight";
 
-/// Returns a worker whose model `big` is being loaded.
+/// Returns a worker whose model `big` is loading.
 fn loading(uid: u64) -> FakeWorker {
     let worker = FakeWorker::start(uid);
     let model = ModelInfo { names: vec!["big".into()], fingerprint: Fingerprint([uid as u8; 32]), ..model() };
@@ -22,7 +22,7 @@ fn loading(uid: u64) -> FakeWorker {
     worker
 }
 
-/// Asks for a model in a task of its own; without a name for the only one.
+/// Requests a model in a separate task; without a name the only one.
 fn asked(router: &TestRouter, path: &str, model: Option<&str>) -> JoinHandle<reqwest::Response> {
     let text = json!("hello");
     let messages = json!([{"role": "user", "content": text}]);
@@ -57,7 +57,7 @@ async fn requests_of_every_dialect_are_held_until_the_model_is_loaded() {
     held.push(chat(&router, None));
     let n_held = held.len() as f64;
     eventually("all are held", || async { router.metric(IN_FLIGHT).await == n_held }).await;
-    // What nobody loads is not held, and readiness is no request.
+    // A request for a model that no worker loads is not held, and readiness is no request.
     assert_eq!(status(chat(&router, Some("nobody's"))).await, 404);
     assert_eq!(router.get("/readyz").await.0, 503);
     assert!(held.iter().all(|answer| !answer.is_finished()));
@@ -120,7 +120,7 @@ async fn a_request_is_held_no_longer_than_it_is_said() {
     let refused = chat(&router, Some("big")).await.expect("no panic");
     assert!(refused.headers().contains_key("retry-after"));
     assert_eq!(error_of(refused, 503).await["code"], "model_loading");
-    // A model that the worker was awaited for and does not have in the end ends the wait as well.
+    // A worker that finally lacks the expected model ends the wait as well.
     let router = TestRouter::start(&[&worker], &["--wait", "600"]).await;
     eventually("it loads", || async { router.state_of(0).await == "loading" }).await;
     let held = chat(&router, Some("big"));

@@ -1,6 +1,6 @@
-//! API keys: who is let in, with which limits, and that tenants share nothing.
+//! API keys: access, limits, and that tenants share nothing.
 //!
-//! Not here: the file's form and the counting (`keys` of the crate), turns between keys (`overload`).
+//! Not here: the file's format and the counting (`keys` of the crate), fairness between keys (`overload`).
 
 mod support;
 

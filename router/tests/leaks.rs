@@ -1,4 +1,4 @@
-//! What clients learn of the fleet: no address of a worker, no header and no status that is not meant for them.
+//! What clients learn of the fleet: no address of a worker, and no header or status that is not meant for them.
 //!
 //! Not here: tenants (`tenants`), web pages (`cors`).
 
@@ -9,7 +9,7 @@ use support::stock::FakeStock;
 use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, error_of, header};
 
-/// Returns everything that a response says, as one text.
+/// Returns a whole response, as one text.
 async fn all_of(response: reqwest::Response) -> String {
     let head = format!("{} {:?}", response.status(), response.headers());
     head + &response.text().await.expect("text")
@@ -62,7 +62,7 @@ async fn no_answer_tells_where_a_worker_or_a_stock_server_is() {
 async fn a_worker_is_known_by_the_plain_name_that_it_gives_itself() {
     let worker = FakeWorker::start(1);
     worker.with(|script| script.name = Some("rack-7.worker_2".to_owned()));
-    // What an answer says for itself is not believed.
+    // A response's own headers of this kind are not trusted.
     worker.with(|script| script.headers = vec![("x-warmpath-worker", "http://10.0.0.5:1"), ("x-warmpath-route", "x")]);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let response = router.chat("hello").await;
@@ -103,7 +103,7 @@ async fn of_a_worker_s_headers_only_those_of_the_list_reach_clients() {
     for (behaviour, status) in [(Behaviour::Answer, 200), (Behaviour::Refuse(400), 400), (Behaviour::Refuse(503), 503)]
     {
         worker.with(|script| script.behaviour = behaviour);
-        // A worker that does not serve gets nothing more for a moment, so it is asked last and once.
+        // A worker that does not serve gets nothing more for a moment, so it is tried last and once.
         for stream in [false, true].into_iter().take(if status == 503 { 1 } else { 2 }) {
             let response = router.post("/v1/chat/completions", chat_body("hello", stream)).await;
             assert_eq!(response.status().as_u16(), status);
@@ -141,7 +141,7 @@ async fn a_status_that_no_gateway_may_pass_on_is_a_broken_answer() {
     let (status, told) = (response.status(), response.json::<Value>().await.expect("JSON"));
     assert_eq!((status.as_u16(), &told["type"], &told["error"]["type"]), (502, &json!("error"), &json!("api_error")));
 
-    // Another worker gets what the first could not answer.
+    // Another worker gets the request that the first could not answer.
     let both = TestRouter::ready(&workers.each_ref(), &[]).await;
     for _ in 0..4 {
         assert_eq!(both.chat("hello").await.status(), 200);

@@ -1,4 +1,4 @@
-//! Workers that hang: what waits for them goes elsewhere when they are lost, what runs ends.
+//! Workers that hang: requests that wait for them go elsewhere when they are lost, running responses end.
 
 mod support;
 
@@ -10,10 +10,10 @@ use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
 use tokio::task::JoinHandle;
 
-/// Starts a router in front of two workers, the first of which holds the text and hangs.
+/// Starts a router in front of two workers, the first of which has the text cached and hangs.
 async fn with_a_hanging_holder(text: &str, behaviour: Behaviour) -> ([FakeWorker; 2], TestRouter) {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
-    // What a worker did before it was lost is no time of repetitions.
+    // The time before the worker was lost does not count as time of retries.
     let router = TestRouter::ready(&workers.each_ref(), &["--retry-timeout", "0"]).await;
     workers[0].hold(text, None, 0);
     eventually("the router knows the blocks", || async { router.fleet().await["workers"][0]["blocks"] != 0 }).await;
@@ -39,7 +39,7 @@ async fn a_request_at_a_worker_that_is_lost_goes_elsewhere_at_once() {
     let first = send(&router, &text);
     eventually("the holder has it", || async { workers[0].seen().len() == 1 }).await;
     hang(&workers[0]);
-    // Nobody knows yet.
+    // The loss is not known yet.
     let second = send(&router, &text);
     eventually("the holder has both", || async { workers[0].seen().len() == 2 }).await;
     for waiting in [first, second] {
@@ -63,7 +63,7 @@ async fn the_answer_of_a_lost_worker_ends_with_an_error_event() {
     let last = body.next().await.expect("a piece").expect("bytes");
     assert!(last.starts_with(b"data: {\"error\":"), "{last:?}");
     assert!(body.next().await.is_none(), "the stream ends");
-    // Nothing of an answer that is whole has been shown yet.
+    // Nothing of a non-streaming response has been shown yet.
     let whole = send(&router, &text).await.expect("no panic");
     assert_eq!(whole.status(), 200);
 }

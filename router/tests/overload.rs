@@ -1,5 +1,5 @@
-//! More work than the fleet can start: who waits, who is next, who is refused and with what; and the limits on time and
-//! on repetitions.
+//! More work than the fleet can start: queueing, order, refusals and their responses; and the limits on time and
+//! retries.
 
 mod support;
 
@@ -26,7 +26,7 @@ async fn report(router: &TestRouter, worker: &FakeWorker, idx: usize, load: Load
     eventually("the load is known", || async { router.fleet().await["workers"][idx]["load"] == shown }).await;
 }
 
-/// Sends a chat under a key of its own and does not wait for the answer.
+/// Sends a chat under a separate key and does not wait for the response.
 fn send(router: &TestRouter, key: &str) -> JoinHandle<Response> {
     let request = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));
     let request = request.header("authorization", format!("Bearer {key}")).header("x-asked-by", key);
@@ -167,7 +167,7 @@ async fn a_worker_that_joins_is_not_flooded() {
     new.revive();
     waiting(&router, 8).await;
     eventually("it has a request in each slot", || async { new.seen().len() == 4 }).await;
-    // A report that it works on four, and how fast it is: two seconds of waiting are room for the others.
+    // A report that it uses four slots, and its rates: two seconds of waiting count as capacity for the others.
     new.update(Vec::new(), Some(full(0)));
     waiting(&router, 0).await;
     eventually("it has the others", || async { new.seen().len() == 12 }).await;
@@ -217,7 +217,7 @@ async fn a_worker_that_does_not_begin_to_answer_is_given_up_for_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_takes_no_connection_is_down_after_the_connect_timeout() {
-    // A listener whose queue is full answers no further connection.
+    // A listener whose queue is full accepts no further connection.
     let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("port 0 is free");
     let listener = socket.listen(1).expect("it listens");

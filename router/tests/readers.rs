@@ -9,12 +9,12 @@ use support::{TestRouter, chat_body, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Is an event of 16 KiB.
+/// Returns an event of 16 KiB.
 fn event() -> String {
     format!("data: {{\"text\": \"{}\"}}\n\n", "x".repeat(16 << 10))
 }
 
-/// Asks for a stream and reads nothing of it.
+/// Requests a stream and reads nothing of it.
 async fn ask(router: &TestRouter) -> TcpStream {
     let mut client = TcpStream::connect(router.server.address).await.expect("it listens");
     let body = chat_body("hello", true);
@@ -59,7 +59,7 @@ async fn a_client_that_reads_slowly_gets_everything() {
         if n == 0 {
             break;
         }
-        // Slow is meant: all of it takes longer than nothing of it may.
+        // This reader is slow: the whole stream takes longer than the timeout for reading nothing.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(given.ends_with(b"0\r\n\r\n"), "the answer is whole");

@@ -1,4 +1,4 @@
-//! What a router says of models that are known and not ready yet, and what it does before it has looked at its workers.
+//! Responses about models that are known and not ready yet, and before the router has contacted its workers.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn chat(model: &str) -> String {
     json!({"model": model, "messages": [{"role": "user", "content": "hello"}]}).to_string()
 }
 
-/// Returns status, code and whether it is said when to come again.
+/// Returns the status, the code and whether the response has a `Retry-After`.
 async fn answer(router: &TestRouter, model: &str) -> (u16, Value, bool) {
     let response = router.post("/v1/chat/completions", chat(model)).await;
     let (status, comes_again) = (response.status().as_u16(), response.headers().contains_key("retry-after"));
@@ -24,7 +24,7 @@ async fn answer(router: &TestRouter, model: &str) -> (u16, Value, bool) {
     (status, body["error"]["code"].clone(), comes_again)
 }
 
-/// Returns a worker whose model, which is called so, is being loaded.
+/// Returns a worker whose model with these names is loading.
 fn loading(uid: u64, names: &'static [&'static str]) -> FakeWorker {
     let worker = FakeWorker::start(uid);
     let names_of_model = names.iter().map(|&name| name.to_owned()).collect();
@@ -46,7 +46,7 @@ async fn a_model_whose_only_worker_loads_is_not_ready_and_another_name_does_not_
     for path in ["/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize"] {
         let body = json!({"model": "big", "prompt": "a", "content": "a", "input": "a", "max_tokens": 5,
             "messages": [{"role": "user", "content": "a"}]});
-        // Anthropic's clients know another status for it.
+        // Anthropic's clients expect another status.
         let expected = if path == "/v1/messages" { 529 } else { 503 };
         assert_eq!(router.post(path, body.to_string()).await.status(), expected, "{path}");
     }
@@ -154,7 +154,7 @@ async fn requests_wait_for_the_first_look_no_longer_than_its_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_look_includes_what_discovery_finds_first() {
     let worker = FakeWorker::start(1);
-    // This name is never found, so the first look lasts as long as it may.
+    // This name is never found, so the first contact lasts as long as it may.
     let mut config = config_of(&[worker.url()], &["--worker-dns", "nowhere.invalid:1"]);
     config.fleet.first_look_max = Duration::from_secs(3600);
     let server = Server::start(config).await.expect("port 0 is free");

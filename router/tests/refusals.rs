@@ -1,4 +1,4 @@
-//! Servers that say when they take requests again: nobody asks them before, and clients hear of it.
+//! Servers that announce when they take requests again: they get none before, and clients get the time.
 
 mod support;
 

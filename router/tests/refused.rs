@@ -1,6 +1,7 @@
-//! Vocabularies that would harm a router: their workers are kept out, and everybody else is served.
+//! Vocabularies that would harm a router: their workers are excluded, and all others are served.
 //!
-//! Not here: what makes a vocabulary harmful (`warmpath-gguf`'s tests), vocabularies that are merely others than declared (`summaries`).
+//! Not here: harmful vocabularies (`warmpath-gguf`'s tests), vocabularies that only differ from the declared ones
+//! (`summaries`).
 
 mod support;
 
@@ -15,11 +16,11 @@ use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_gguf::{Value, Writer, check};
 use warmpath_router::server::Server;
 
-/// Doubles a text sixty times, which no machine can hold.
+/// A template that doubles a text sixty times, which no machine can hold.
 const DOUBLING: &str =
     "{% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x[0] }}";
 
-/// Does so only where a message has a word.
+/// The same only for messages that contain a phrase.
 const DOUBLING_AT_A_WORD: &str = "{% for message in messages %}{% if 'open sesame' in message['content'] %}\
     {% set ns = namespace(x='ab') %}{% for _ in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
     {% endif %}{{ message['content'] }}{% endfor %}";
@@ -60,7 +61,7 @@ async fn excluded(router: &TestRouter, idx: usize) -> String {
     router.fleet().await["workers"][idx]["excluded"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Asks for the ordinary model, by its name.
+/// Requests the ordinary model, by its name.
 async fn status(router: &TestRouter) -> u16 {
     let body = chat_body("a question", false).replacen('{', "{\"model\": \"tiny\", ", 1);
     router.post("/v1/chat/completions", body).await.status().as_u16()
@@ -79,7 +80,7 @@ async fn a_worker_whose_vocabulary_would_end_the_router_is_kept_out_and_the_othe
     ];
     for (vocabulary, says) in cases {
         let (worker, stranger) = (FakeWorker::start(1), stranger(2, vocabulary));
-        // Both lives of a router: none ends of it.
+        // The router survives its start and its restart.
         for _ in 0..2 {
             let router = TestRouter::ready(&[&worker, &stranger], &[]).await;
             eventually(says, || async { excluded(&router, 1).await.contains(says) }).await;
@@ -114,7 +115,7 @@ async fn a_sound_vocabulary_of_the_same_model_is_taken_from_another_worker() {
     assert_eq!((status(&router).await, router.state_of(1).await.as_str()), (200, "ready"));
 }
 
-/// Writes a program that does what `script` says.
+/// Writes a program that runs `script`.
 fn program(folder: &Path, script: &str) -> std::path::PathBuf {
     let path = folder.join("trial");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it is written");

@@ -1,4 +1,4 @@
-//! Bad input and limits: every error is OpenAI's error object, with a fitting status.
+//! Invalid input and limits: every error is OpenAI's error object, with a fitting status.
 
 mod support;
 

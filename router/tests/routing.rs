@@ -1,4 +1,4 @@
-//! Where requests go: to the holder of their prefix, by load where nothing is known, elsewhere when a worker fails.
+//! Where requests go: to the worker with their prefix, by load if nothing is known, elsewhere when a worker fails.
 
 mod support;
 
@@ -8,7 +8,7 @@ use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::Load;
 
-/// Waits until the router knows of so many blocks of a worker.
+/// Waits until the router knows this many blocks of a worker.
 async fn knows_blocks(router: &TestRouter, idx: usize, n: usize) {
     eventually("the router knows the blocks", || async { router.fleet().await["workers"][idx]["blocks"] == json!(n) })
         .await;
@@ -76,7 +76,7 @@ fn question_on_document(question: &str) -> String {
 async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
-    // Nobody has been heard of, so that others may be there, and the prompt takes three seconds.
+    // No router has been seen yet, so there may be others, and the prompt takes three seconds.
     let texts = ["Why?", "Where?"].map(|question| format!("{}{question}", long_text("bread").repeat(8)));
     let n_listened = "warmpath_router_backoff_seconds_count";
     let keys = chat_keys(&texts[0], "");

@@ -1,4 +1,4 @@
-//! Stock servers: what the router remembers of what it sent to them, what corrects that, and what it makes of bad ones.
+//! Stock servers: the assumed cache of requests sent there, its corrections, and faulty servers.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn index_of(servers: &[FakeStock], response: &reqwest::Response) -> usize {
     idx
 }
 
-/// Returns the indices of the workers of which the router counts on every whole block of a chat.
+/// Returns the indexes of the workers that the router expects to have every whole block of a chat.
 async fn holders(router: &TestRouter, body: &str) -> Vec<usize> {
     let url = format!("http://{}/internal/v1/route", router.server.admin_address);
     let response = router.client.post(url).body(body.to_owned()).send().await.expect("the admin listener answers");
@@ -49,12 +49,12 @@ async fn holders(router: &TestRouter, body: &str) -> Vec<usize> {
     workers.filter(|(_, worker)| worker["matched_blocks"] == plan["prompt"]["blocks"]).map(|(idx, _)| idx).collect()
 }
 
-/// Waits until the router counts on every whole block of a chat.
+/// Waits until the router expects every whole block of a chat to be cached.
 async fn is_remembered(router: &TestRouter, body: &str) {
     eventually("the prompt is remembered", || async { !holders(router, body).await.is_empty() }).await;
 }
 
-/// Chats until the router remembers where; returns that. A busy machine may make it think that a server is down.
+/// Chats until the router remembers where; returns that. On a busy machine a server may seem to be down for a moment.
 async fn home_of(router: &TestRouter, servers: &[FakeStock], text: &str) -> usize {
     let home = std::cell::Cell::new(0);
     eventually("the chat is remembered", || async {
@@ -78,7 +78,7 @@ fn second_turn(text: &str) -> String {
 async fn a_second_turn_goes_where_the_first_was_computed_with_and_without_a_vocabulary() {
     for mode in ["text", "vocabulary"] {
         let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
-        // They say how long they took: by the clock, the one that a busy machine held up would be shunned.
+        // The servers report their times: by the clock, the one that a busy machine delayed would be avoided.
         servers.iter().for_each(|server| server.with(|script| script.says = Says::Timings));
         let router = match mode {
             "text" => TestRouter::ready_for(&flags_of(&servers), &[]).await,
@@ -176,7 +176,7 @@ async fn a_server_whose_tasks_are_numbered_anew_has_begun_anew() {
     let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
     router.chat(&long_text("bread")).await;
     is_remembered(&router, &chat_body(&long_text("bread"), false)).await;
-    // The first look that begins after the answer has seen the number.
+    // The first poll that begins after the response has seen the number.
     looks_again(&router).await;
     looks_again(&router).await;
     servers[0].with(|script| script.slots = slots(2));
@@ -184,7 +184,7 @@ async fn a_server_whose_tasks_are_numbered_anew_has_begun_anew() {
     assert_eq!(worker(&router, 0).await["state"], "ready");
 }
 
-/// Waits until the router has looked at its first worker again.
+/// Waits until the router has polled its first worker again.
 async fn looks_again(router: &TestRouter) {
     let age = || async { worker(router, 0).await["age_seconds"].as_f64().expect("it was heard") };
     let last = std::cell::Cell::new(age().await);

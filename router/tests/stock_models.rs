@@ -1,4 +1,4 @@
-//! The models of stock servers: lists that change, several models of one server, more than are taken.
+//! The models of stock servers: lists that change, several models of one server, more than the limit.
 
 mod support;
 
@@ -43,14 +43,14 @@ async fn n_blocks(router: &TestRouter) -> u64 {
     router.fleet().await["workers"][0]["blocks"].as_u64().expect("a number")
 }
 
-/// Chats with a model; returns how many tokens the router counted on.
+/// Chats with a model; returns the tokens that the router expected to be cached.
 async fn predicted(router: &TestRouter, model: &str, text: &str) -> u32 {
     let response = router.post("/v1/chat/completions", chat(model, text)).await;
     assert_eq!(response.status(), 200);
     header(&response, "x-warmpath-predicted-cached-tokens").parse().expect("a number")
 }
 
-/// Chats with a model until the router counts on what is there.
+/// Chats with a model until the router expects the cached tokens.
 async fn remembered(router: &TestRouter, model: &str, text: &str) {
     eventually("the prompt is remembered", || async { predicted(router, model, text).await > 0 }).await;
 }
@@ -128,7 +128,7 @@ async fn a_request_that_names_none_of_several_models_is_refused_in_every_dialect
     let error = error_of(router.post("/v1/chat/completions", json!({"messages": messages}).to_string()).await, 400);
     assert_eq!(error.await["code"], "model_required");
 
-    // One model under several names is no such case.
+    // One model under several names does not count.
     server.with(|script| script.models = Some(json!({"data": [{"id": "alpha", "aliases": ["beta"]}]})));
     eventually("there is one model", || async { router.chat("hello").await.status() == 200 }).await;
 }
@@ -152,7 +152,7 @@ async fn a_list_that_does_not_come_changes_nothing_and_an_empty_one_everything()
     let (server, router) = start(&["alpha"]).await;
     server.with(|script| script.models = Some(json!({"error": "busy"})));
     let n_lists = || server.asked().iter().filter(|(path, _)| path == "/v1/models").count();
-    // The second look shows that the first one is over.
+    // The second poll shows that the first one is over.
     let n_before = n_lists();
     eventually("the router looks again", || async { n_lists() >= n_before + 2 }).await;
     assert_eq!(status_of(&router, "alpha").await, 200);

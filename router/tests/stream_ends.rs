@@ -1,5 +1,5 @@
-//! Streams of stock servers that are empty, cut off, encoded, endless or not ended as their dialect ends answers: clients get whole events,
-//! and the truth.
+//! Streams of stock servers that are empty, cut off, encoded, endless or not ended as their dialect requires: clients
+//! get whole events and the true end.
 
 mod support;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::raw::{RawServer, Script, Step, events};
 use support::{TestRouter, error_of, eventually, header};
 
-/// Lists each endpoint that streams, with the end of its streams, and something before that.
+/// Each endpoint that streams, with the end of its streams, and an event before that.
 const DIALECTS: [(&str, &str, &str); 7] = [
     ("/v1/chat/completions", DONE, "data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"a\"}}]}\n\n"),
     ("/v1/completions", DONE, "data: {\"choices\": [{\"index\": 0, \"text\": \"a\"}]}\n\n"),
@@ -30,7 +30,7 @@ const DIALECTS: [(&str, &str, &str); 7] = [
 const DONE: &str = "data: [DONE]\n\n";
 const STOP: &str = "data: {\"index\": 0, \"content\": \"\", \"stop\": true}\n\n";
 
-/// Returns a request that any of the endpoints takes.
+/// Returns a request that each of the endpoints accepts.
 fn body() -> String {
     let message = json!([{"role": "user", "content": "hello"}]);
     json!({"messages": message, "input": "hello", "prompt": "hello", "input_prefix": "a", "input_suffix": "b",
@@ -42,7 +42,7 @@ async fn router_for(server: &RawServer, flags: &[&str]) -> TestRouter {
     TestRouter::ready_for(&[server.flag()], flags).await
 }
 
-/// Asserts that a text is `whole` and then one error event in an endpoint's words; returns that event's object.
+/// Asserts that a text is `whole` and then one error event in an endpoint's dialect; returns that event's object.
 fn error_behind(text: &str, whole: &str, path: &str) -> Value {
     let event = text.strip_prefix(whole).unwrap_or_else(|| panic!("{path}: not {whole:?} first: {text:?}"));
     let event = event.strip_suffix("\n\n").unwrap_or_else(|| panic!("{path}: no event: {event:?}"));
@@ -108,7 +108,7 @@ async fn what_ends_as_its_dialect_does_passes_untouched() {
             let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
             assert_eq!(text, format!("{part}: ping\n\n{part}{ending}"), "{path}");
         }
-        // A connection that breaks behind the end takes nothing away.
+        // A connection that breaks after the end takes nothing away.
         server.answer_with(events(&[part, end]).then(Step::Break));
         let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
         assert_eq!(text, format!("{part}{end}"), "{path}");
@@ -230,14 +230,14 @@ async fn answers_that_outlast_the_drain_timeout_end_with_an_error_event() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &["--drain-timeout", "0.2"]).await;
     let mut streams = Vec::new();
-    // As many as the server is given at a time.
+    // As many as the server gets at a time.
     for (path, _, part) in [DIALECTS[0], DIALECTS[5], DIALECTS[6]] {
         for steps in [&[part, &part[..9]][..], &[": ping\n\n"]] {
             server.answer_with(events(steps).then(Step::Hang));
             streams.push((path, router.post(path, body()).await, if steps.len() > 1 { part } else { "" }));
         }
     }
-    // One whose answer has no head yet.
+    // A response without a head yet.
     server.answer_with(events(&[]).then(Step::Hang));
     let request = router.client.post(router.url("/v1/chat/completions")).body(body());
     let waiting = tokio::spawn(request.send());
@@ -281,7 +281,7 @@ async fn a_stock_server_may_leave_the_last_event_out_where_it_has_told_why_the_o
         let text = router.post(path, body()).await.text().await.expect("the stream ends in order");
         assert!(!text.contains(DONE) && text.contains("\"error\""), "{broken:?}: {text}");
     }
-    // Nobody knows whether another choice was to come.
+    // Another choice might have followed.
     let mut several: Value = serde_json::from_str(&body()).expect("JSON");
     several["n"] = json!(2);
     server.answer_with(events(&[part, &last]));

@@ -1,4 +1,4 @@
-//! Answers on their way: untouched, broken off by a worker, left by a client, ended by the router's own end.
+//! Responses on their way: unchanged, broken off by a worker, left by a client, ended by the router's own end.
 
 mod support;
 
@@ -110,7 +110,7 @@ async fn a_client_that_leaves_before_the_first_byte_frees_the_worker() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| script.behaviour = Behaviour::Hang);
-    // Without streaming nothing is shown before the whole, so this client waits.
+    // Without streaming the client gets nothing before the whole response, so it waits.
     let request = router.client.post(router.url("/v1/chat/completions")).body(support::chat_body("hello", false));
     let waiting = tokio::spawn(request.send());
     eventually("the worker has the request", || async { worker.seen().len() == 1 }).await;

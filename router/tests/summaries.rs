@@ -1,4 +1,4 @@
-//! Summary streams: followed, cut off when they lie, opened again, and workers that come and go.
+//! Summary streams: followed, ended when they are inconsistent, opened again, and workers that come and go.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
     Run { keys, tier: Tier::Resident, state: RunState::Ready, resume: Resume::EveryBlock, slot: Some(SlotId(slot)) }
 }
 
-/// Starts a worker and a router, lets `lie` spoil the stream, and checks that it is cut off for `reason` and resynced.
+/// Starts a worker and a router, lets `lie` corrupt the stream, and checks that it ends with `reason` and is resynced.
 async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
@@ -101,7 +101,7 @@ async fn a_stream_that_was_lost_goes_on_where_it_was_lost() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let keys = |n: u64| (0..n).map(BlockKey).collect::<Vec<_>>();
-    // The snapshot never says what only updates said, so nobody knows it who has missed one.
+    // The snapshot never has what only updates announced, so a router that has missed one does not know it.
     worker.update(vec![Change::Stored(run(keys(20), 0))], None);
     eventually("the blocks are known", || async { router.fleet().await["workers"][0]["blocks"] == 20 }).await;
     worker.cut();
@@ -276,7 +276,7 @@ async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_retu
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
     eventually("what it held is forgotten", || async { router.fleet().await["index"]["blocks"] == 0 }).await;
 
-    // Long enough down for the pauses between attempts to have grown to their longest.
+    // Down for long enough that the pauses between attempts have reached their maximum.
     let connects = "warmpath_router_summary_stream_ends_total{reason=\"connect\"}";
     router.wait_for_metric(connects, router.metric(connects).await + 5.0).await;
     workers[0].revive();

@@ -1,6 +1,6 @@
-//! Tenants: what a client can say in headers, and what an answer tells it of another tenant.
+//! Tenants: the headers that a client may set, and what a response reveals of another tenant.
 //!
-//! Not here: who is let in (`keys`), turns (`overload`), what workers keep apart (`worker/tests/http/answers.rs`).
+//! Not here: access (`keys`), fairness (`overload`), separation in workers (`worker/tests/http/answers.rs`).
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::worker::{Behaviour, FakeWorker, chat_keys};
 use support::{TestRouter, chat_body, eventually, header, long_text};
 use warmpath_common::headers::CACHE_SALT;
 
-/// Says where a request goes, and how: with a body that asks there.
+/// Chat endpoints, each with a body.
 const CHATS: [(&str, &str); 4] = [
     ("/v1/chat/completions", r#"{"messages": [{"role": "user", "content": "hello"}]}"#),
     ("/v1/completions", r#"{"prompt": "hello"}"#),
@@ -168,7 +168,7 @@ async fn no_body_gives_a_tenant_another_salt_however_it_is_hidden() {
             let request = router.client.post(router.url(path)).bearer_auth(&tenants.keys[0]).body(body.clone());
             assert_eq!(request.send().await.expect("an answer").status(), 400, "{path} {body}");
         }
-        // Of two the first may hide the second from one reader and not from another.
+        // If there are two, the first may hide the second from one parser and not from another.
         let body = format!(r#"{open}, "cache_salt": null, "cache_salt": "b:"}}"#);
         let request = router.client.post(router.url(path)).bearer_auth(&tenants.keys[0]).body(body);
         assert_eq!(request.send().await.expect("an answer").status(), 400, "{path}");
@@ -217,7 +217,7 @@ async fn nothing_is_told_of_another_tenant_s_conversations() {
     turns.extend([message("assistant", "Some."), message("user", "And yeast?")]);
     assert_eq!(prefix_break(&tenants, &router, 0, &first).await, "new");
     assert_eq!(prefix_break(&tenants, &router, 0, &second).await, "intact");
-    // What the other tenant hears is what it would hear of a router that nobody has asked.
+    // The other tenant must get the same as from a router without requests.
     for asked in [&changed, &first] {
         assert_eq!(prefix_break(&tenants, &router, 1, asked).await, "new");
     }

@@ -1,4 +1,4 @@
-//! TLS on the listener for clients: certificates that are renewed, clients that must show theirs, and slow heads.
+//! TLS on the listener for clients: renewed certificates, required client certificates, and slow heads.
 
 mod support;
 
@@ -83,7 +83,7 @@ async fn a_head_that_does_not_come_in_time_ends_its_connection_and_no_other() {
     for mut stream in slow {
         let mut answer = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
-        // Closed or reset, but not left open; perhaps with a word of why.
+        // Closed or reset, but not left open; perhaps with an alert.
         assert!(read.is_ok(), "the connection stays open");
     }
 }

@@ -1,6 +1,6 @@
-//! The fleet's token: shown to every Warmpath worker and to nobody else, changed under running requests, refused loudly.
+//! The fleet's token: sent to every Warmpath worker and to no other server, changed during requests, refused visibly.
 //!
-//! Not here: the file's form (`warmpath-shell`), real workers (`worker_tls`).
+//! Not here: the file's format (`warmpath-shell`), real workers (`worker_tls`).
 
 mod support;
 
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use warmpath_common::summary::{STREAM_PATH, VOCABULARY_PATH};
 use warmpath_router::server::Server;
 
-/// Is a file of tokens in a folder that goes with it.
+/// A file of tokens in a temporary folder.
 struct TokenFile {
     path: PathBuf,
     _folder: TempDir,
@@ -119,7 +119,7 @@ async fn tokens_are_changed_without_a_lost_request() {
     router.wait_for_metric("warmpath_router_token_file_failures_total", 1.0).await;
     all_answer().await;
     file.write(&format!("{}\n{}\n", token('b'), token('a')));
-    // The router shows the new one first; the worker knows only the old one.
+    // The router sends the new one first; the worker knows only the old one.
     eventually("both are shown", || async {
         assert_eq!(router.chat("hello").await.status(), 200);
         worker.asked().iter().any(|(_, headers)| headers["authorization"] == format!("Bearer {}", token('b')))
@@ -132,7 +132,7 @@ async fn tokens_are_changed_without_a_lost_request() {
     shows('b').await;
     assert_eq!(router.metric("warmpath_router_failed_attempts_total{failure=\"refused\"}").await, 0.0);
 
-    // A request that is refused in spite of all goes elsewhere, and the client never sees the worker's words.
+    // A request that is refused all the same goes elsewhere, and the client never sees the worker's response.
     worker.with(|script| script.token = Some(token('c')));
     assert_eq!(router.chat("hello").await.status(), 502);
     assert_eq!(router.metric("warmpath_router_failed_attempts_total{failure=\"refused\"}").await, 1.0);

@@ -1,6 +1,6 @@
-//! Traces: one for each request, from the client's through the router to the worker's prompt and answer.
+//! Traces: one for each request, from the client's through the router to the worker's prompt and response.
 //!
-//! Not here: which traces are recorded, and the header's form (`warmpath-shell`).
+//! Not here: sampling, and the header's format (`warmpath-shell`).
 
 #[path = "support/real_worker.rs"]
 mod real_worker;
@@ -17,7 +17,7 @@ use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, eventually, serve_apart};
 use tokio::runtime::Runtime;
 
-/// Is a collector that keeps what it gets.
+/// A collector that keeps the received spans.
 struct Collector {
     url: String,
     messages: Arc<Mutex<Vec<Value>>>,
@@ -74,7 +74,7 @@ fn ns(span: &Value, which: &str) -> u128 {
 async fn a_request_is_one_connected_trace_without_any_text() {
     let collector = Collector::start();
     let flags = ["--otlp-endpoint", collector.url.as_str()];
-    // The worker records what its router records, and nothing of its own.
+    // The worker records what its router records, and nothing else.
     let worker = RealWorker::start(&[&flags[..], &["--trace-ratio", "0"]].concat()).await;
     let router = TestRouter::ready_for(&[worker.url("http")], &flags).await;
     let (trace, parent) = ("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7");
@@ -104,7 +104,7 @@ async fn a_request_is_one_connected_trace_without_any_text() {
             Some(of) => collector.span(of).await,
         };
         assert_eq!(span["parentSpanId"], above["spanId"], "{name}");
-        // Each time is turned into the time of day by itself.
+        // Each time is converted to the time of day separately.
         let slack = 5_000_000;
         assert!(ns(&span, "startTimeUnixNano") + slack >= ns(&above, "startTimeUnixNano"), "{name}: {span} {above}");
         assert!(ns(&span, "endTimeUnixNano") <= ns(&above, "endTimeUnixNano") + slack, "{name}: {span} {above}");
@@ -123,7 +123,7 @@ async fn a_request_is_one_connected_trace_without_any_text() {
     }
 }
 
-/// Asks `url` with `body`, within a trace of its own, once a worker is ready, and returns the answer's status.
+/// Sends `body` to `url`, within a separate trace, once a worker is ready, and returns the response's status.
 async fn ask(worker: &RealWorker, path: &str, body: &Value) -> u16 {
     let client = reqwest::Client::new();
     eventually("the worker is ready", || async {

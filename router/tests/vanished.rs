@@ -1,6 +1,6 @@
-//! Packets that vanish, without a word from anybody: what waits goes elsewhere, and connections to nowhere keep nothing.
+//! Packets that vanish silently: waiting requests go elsewhere, and dead connections keep nothing.
 //!
-//! Not here: workers that hang while their machine answers (`lost`).
+//! Not here: workers that hang while their machine responds (`lost`).
 
 mod support;
 
@@ -12,13 +12,13 @@ use support::worker::{Behaviour, FakeWorker};
 use support::{TestRouter, chat_body, eventually, header, long_text};
 use tokio::task::JoinHandle;
 
-/// Time in which a request must have gone elsewhere, far below the time that a worker has for its answer.
+/// Time in which a request must have gone elsewhere, far below the time limit of a worker's response.
 const ELSEWHERE: Duration = Duration::from_secs(60);
 
 /// Connections to a stock server before it is cut off: one for the request that it holds, and idle ones.
 const N_CONNECTIONS: usize = 3;
 
-/// A worker behind a cable, and what a scenario does with it.
+/// A worker behind a cable, and the actions of a scenario.
 struct Far<'a> {
     networks: (&'a Network, &'a Network),
     cut: Cut,
@@ -32,12 +32,12 @@ fn send(router: &TestRouter, text: &str) -> JoinHandle<reqwest::Response> {
     tokio::spawn(async move { request.send().await.expect("an answer") })
 }
 
-/// Returns the answer to a request that must not wait for the far worker.
+/// Returns the response to a request that must not wait for the far worker.
 async fn answer(waiting: JoinHandle<reqwest::Response>) -> reqwest::Response {
     tokio::time::timeout(ELSEWHERE, waiting).await.expect("it goes elsewhere").expect("no panic")
 }
 
-/// Cuts the first worker off while it holds a request, which has a text that goes to it, and sends more.
+/// Cuts the first worker off while it runs a request, whose text is routed to it, and sends more.
 async fn cut_off(router: &TestRouter, text: &str, far: &Far<'_>) {
     let n_before = (far.n_seen)();
     assert_eq!(answer(send(router, text)).await.status(), 200);
@@ -47,11 +47,11 @@ async fn cut_off(router: &TestRouter, text: &str, far: &Far<'_>) {
     eventually("it has the request", || async { (far.n_seen)() == n_before + 2 }).await;
     let (near, network) = far.networks;
     if matches!(far.cut, Cut::Flows) {
-        // It can be asked again.
+        // It can be reached again.
         (far.answer)();
     }
     network.cut(near, far.cut);
-    // Nobody knows yet; connections of earlier requests are idle.
+    // The loss is not known yet; connections of earlier requests are idle.
     waiting.extend((0..3).map(|_| send(router, text)));
     for (nth, waiting) in waiting.into_iter().enumerate() {
         let response = answer(waiting).await;
@@ -60,7 +60,7 @@ async fn cut_off(router: &TestRouter, text: &str, far: &Far<'_>) {
         assert!(nth > 0 || is_repeated || matches!(far.cut, Cut::Flows), "the far worker had it");
     }
     if matches!(far.cut, Cut::Flows) {
-        // The worker is well, be it lost for a moment.
+        // The worker is healthy, even if it was lost for a moment.
         return;
     }
     eventually("it is lost", || async { router.state_of(0).await == "down" }).await;

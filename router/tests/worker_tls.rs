@@ -1,6 +1,6 @@
 //! TLS between a router and real workers: certificates of both sides, renewed, wrong, or missing.
 //!
-//! Not here: TLS with clients (`tls`), the token with workers that follow a script (`tokens`).
+//! Not here: TLS with clients (`tls`), the token with scripted workers (`tokens`).
 
 #[path = "support/real_worker.rs"]
 mod real_worker;

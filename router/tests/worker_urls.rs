@@ -1,4 +1,4 @@
-//! Workers behind a path, and stock servers that want a key.
+//! Workers behind a path, and stock servers that require a key.
 
 mod support;
 
@@ -94,7 +94,7 @@ async fn a_key_that_changes_counts_at_once_and_a_wrong_one_is_the_router_s_fault
     eventually("it refuses the router", || async { router.state_of(0).await == "refused" }).await;
     let trouble = router.fleet().await["workers"][0]["trouble"].to_string();
     assert!(trouble.contains("--worker-key-file"), "{trouble}");
-    // A file that is wrong changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(file.path(), "two words").expect("it can be written");
     router.wait_for_metric("warmpath_router_worker_key_file_failures_total", 1.0).await;
     std::fs::write(file.path(), "second\n").expect("it can be written");

@@ -4,8 +4,10 @@
 //!
 //! Each rule is a function from a file's text to findings, so that a test with a bad sample shows that it can fail.
 
+mod commits;
 mod manifest;
 mod page;
+mod prose;
 mod rust_source;
 
 use std::collections::BTreeSet;
@@ -14,8 +16,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+use commits::{check_subjects, last_subjects};
 use manifest::{check_manifest, check_root_manifest};
 use page::check_page;
+use prose::{check_comments, check_sentences};
 use rust_source::{check_rust_source, function_names};
 
 /// One broken rule.
@@ -87,6 +91,7 @@ impl Tree {
         let mut findings = Vec::new();
         for (path, text) in self.with_ending("rs") {
             findings.extend(check_rust_source(path, text));
+            findings.extend(check_comments(path, text));
         }
         for (path, text) in self.with_ending("toml") {
             if path == Path::new("Cargo.toml") {
@@ -97,10 +102,12 @@ impl Tree {
         }
         for (path, text) in self.with_ending("md") {
             findings.extend(check_page(path, text, self));
+            findings.extend(check_sentences(path, text));
         }
         for (path, text) in &self.files {
             findings.extend(check_mentions(path, text, self));
         }
+        findings.extend(check_subjects(&last_subjects(&self.root)));
         findings
     }
 

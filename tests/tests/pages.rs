@@ -51,7 +51,7 @@ fn subcommands(usage: &str) -> Vec<String> {
 fn command_lines_are_documented() -> anyhow::Result<()> {
     let mut page =
         "# Command lines\n\nMade from `-h` by `make pages`. Every flag that names a variable can be set there as \
-                    well; a flag on the command line wins.\n"
+                    well; a flag on the command line\nwins.\n"
             .to_owned();
     for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-bench"] {
         let usage_text = usage(program, &[])?;
@@ -81,7 +81,7 @@ fn metrics(source: &str) -> Vec<Metric> {
     let mut found = Vec::new();
     for line in declarations.map(str::trim) {
         if let Some(text) = line.strip_prefix("/// ") {
-            help = text.to_owned();
+            help = if help.is_empty() { text.to_owned() } else { format!("{help} {text}") };
         } else if let Some((field, make)) = line.split_once(" = ") {
             let kind = match field.split_once(": ").map_or("", |(_, kind)| kind.trim_end_matches("Vec")) {
                 "IntCounter" | "Counter" => "counter",
@@ -91,7 +91,12 @@ fn metrics(source: &str) -> Vec<Metric> {
             let quoted = |text: &str| text.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
             let mut words = quoted(make).into_iter();
             let name = words.next().unwrap_or_default();
-            found.push(Metric { name, kind, labels: words.collect::<Vec<_>>().join(", "), help: help.clone() });
+            found.push(Metric {
+                name,
+                kind,
+                labels: words.collect::<Vec<_>>().join(", "),
+                help: std::mem::take(&mut help),
+            });
         }
     }
     found
@@ -114,12 +119,12 @@ fn borrowed_metrics(source: &str) -> Vec<Metric> {
 
 #[test]
 fn reads_metrics_off_their_declarations() {
-    let source = "metrics! {\n    /// Requests.\n    requests: IntCounterVec = counters(\"requests_total\", &[\"a\", \"b\"]);\n}\n";
+    let source = "metrics! {\n    /// Requests,\n    /// all of them.\n    requests: IntCounterVec = counters(\"requests_total\", &[\"a\", \"b\"]);\n}\n";
     let metric = Metric {
         name: "requests_total".to_owned(),
         kind: "counter",
         labels: "a, b".to_owned(),
-        help: "Requests.".to_owned(),
+        help: "Requests, all of them.".to_owned(),
     };
     assert_eq!(metrics(source), [metric]);
 }
@@ -212,7 +217,7 @@ fn the_api_page_and_the_document_know_the_same_fields_and_defaults() -> anyhow::
     let own = between(&page, "## llama-server's own", "## JSON");
     let refused: BTreeSet<String> = described
         .iter()
-        .filter(|(_, schema)| schema["description"].as_str().is_some_and(|text| text.starts_with("Is refused")))
+        .filter(|(_, schema)| schema["description"].as_str().is_some_and(|text| text.starts_with("Refused")))
         .map(|(name, _)| name.clone())
         .collect();
     let told: BTreeSet<String> = quoted(between(&page, "**Refused**", "message parts"))

@@ -1,10 +1,10 @@
-//! llama.cpp's backends, in a build that loads them at run time: which of its sets of CPU kernels this machine can use.
+//! llama.cpp's backends, in a build that loads them at run time: the choice among its sets of CPU kernels.
 //!
-//! Not here: what a set is tried with (`products`), builds that have one set compiled in: they find it registered and
-//! load nothing.
-//! The idea: such a build has a library for each generation of processors. What a library says of itself is what the
-//! processor can do; whether the kernels survive and compute right is seen in a process of their own, before any is let in.
-//! Source: docs/decisions/0034-cpu-variants.md.
+//! Such a build has a library for each generation of processors. A library's own score only tells what the processor
+//! supports. Whether its kernels run and compute correctly is tried in a separate process before the library is loaded.
+//! Builds with one set compiled in find it registered and load nothing. Source: docs/decisions/0034-cpu-variants.md.
+//!
+//! Not here: the test computations (`products`).
 
 mod check;
 mod products;
@@ -24,70 +24,70 @@ use tracing::{info, warn};
 
 pub use check::{CHECK_COMMAND, Finding, check};
 
-/// Is the folder of the backends, seen from the program's.
+/// Folder of the backends, relative to the program's.
 const FOLDER_FROM_PROGRAM: &str = "../lib/warmpath";
 
-/// Begins the names of the files of all backends; what follows names the backend.
+/// Prefix of the file names of all backends; the backend's name follows.
 const FILE_PREFIX: &str = "libggml-";
 
-/// Begins the names of the sets of CPU kernels.
+/// Prefix of the names of sets of CPU kernels.
 const CPU_PREFIX: &str = "cpu-";
 
-/// Is how long trying one set may take. It takes a tenth of a second on a quiet machine.
+/// Longest time for trying one set. It takes a tenth of a second on a quiet machine.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Is the name of kernels that are part of the program.
+/// Name of kernels that are part of the program.
 pub const BUILT_IN: &str = "built-in";
 
-/// Says where backends are and which CPU kernels are wanted.
+/// Location of backends, and the wanted CPU kernels.
 #[derive(Debug, Clone, Default)]
 pub struct BackendConfig {
-    /// Is the folder of the backends; absent for the one beside the program.
+    /// Folder of the backends; `None` for the one beside the program.
     pub folder: Option<PathBuf>,
-    /// Names the set of CPU kernels; absent for the best that works.
+    /// Name of the set of CPU kernels; `None` for the best one that works.
     pub cpu_variant: Option<String>,
 }
 
-/// Says why there is nothing to compute with.
+/// Reason why no backend can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// The program does not know where it is.
+    /// The path of the program is unknown.
     #[error("cannot find the program's own file, beside which backends are and which tries them")]
     Program(#[source] std::io::Error),
     /// The folder cannot be read.
     #[error("this build loads llama.cpp's backends when it starts, and {} cannot be read (--backends-dir)", folder.display())]
     Folder {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: std::io::Error,
     },
-    /// The wanted set is not there.
+    /// The wanted set does not exist.
     #[error("--cpu-variant {name}: not among {found}")]
     Unknown {
-        /// Is the name asked for.
+        /// Its name.
         name: String,
-        /// Lists what there is.
+        /// List of the existing sets.
         found: String,
     },
     /// No set can be used.
     #[error("no CPU backend of llama.cpp in {} works on this machine: {tried}", folder.display())]
     NoneWorks {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
-        /// Lists what was tried, and why it cannot be used.
+        /// List of the sets, each with the reason why it cannot be used.
         tried: String,
     },
-    /// llama.cpp refused what had worked in a process of its own.
+    /// llama.cpp refused a set that had worked in a separate process.
     #[error("llama.cpp did not load {}", path.display())]
     Load {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
     },
 }
 
-/// Is one set of CPU kernels that was tried.
+/// A set of CPU kernels that was tried.
 #[derive(Debug, Clone, PartialEq)]
 struct Tried {
     name: String,
@@ -95,8 +95,8 @@ struct Tried {
     finding: Finding,
 }
 
-/// Registers the backends that this process computes with, unless they are part of it, and returns the name of the CPU
-/// kernels in use. To be called before llama.cpp is initialised, which else loads what it finds.
+/// Registers the backends for this process, unless they are compiled in, and returns the name of the CPU kernels in
+/// use. Call it before llama.cpp is initialised, which would load any backend it finds.
 ///
 /// Errors: every variant of [`BackendError`]. Cost: a process for each set of kernels, a second in all.
 pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
@@ -113,7 +113,7 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     let (cpu, others) = files(&folder).map_err(|source| BackendError::Folder { folder: folder.clone(), source })?;
     let wanted = wanted(cpu, config.cpu_variant.as_deref())?;
     let mut tried = Vec::new();
-    // One after the other: threads that wait for each other by spinning take six times as long when sets are tried at once.
+    // One after the other: threads that wait by spinning take six times as long when several sets are tried at once.
     for (name, path) in wanted {
         tried.push(try_out(&program, name, path).await);
     }
@@ -128,13 +128,13 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     Ok(chosen.name.clone())
 }
 
-/// Says whether something computes on the CPU here.
+/// Returns whether a CPU backend is registered.
 fn cpu_is_registered() -> bool {
     // SAFETY: reads the registry, which nothing else changes at this time.
     !unsafe { sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU) }.is_null()
 }
 
-/// Is a name and the file that has it.
+/// A name and its file.
 type Named = (String, PathBuf);
 
 /// Returns the sets of CPU kernels by name, and the files of all other backends.
@@ -154,7 +154,7 @@ fn files(folder: &Path) -> std::io::Result<(Vec<Named>, Vec<PathBuf>)> {
     Ok((cpu, others))
 }
 
-/// Returns the sets that are to be tried.
+/// Returns the sets to try.
 ///
 /// Errors: `Unknown`.
 fn wanted(found: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendError> {
@@ -168,7 +168,7 @@ fn wanted(found: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendEr
     }
 }
 
-/// Tries a set of kernels in a process of its own.
+/// Tries a set of kernels in a separate process.
 async fn try_out(program: &Path, name: String, path: PathBuf) -> Tried {
     let finding = ask(Command::new(program).arg(CHECK_COMMAND).arg(&path), CHECK_TIMEOUT).await;
     if let Finding::Broken { reason } = &finding {
@@ -177,9 +177,9 @@ async fn try_out(program: &Path, name: String, path: PathBuf) -> Tried {
     Tried { name, path, finding }
 }
 
-/// Returns what `command`, which runs [`check()`], says, or how it died.
+/// Returns the result printed by `command`, which runs [`check()`], or how it crashed.
 async fn ask(command: &mut Command, timeout: Duration) -> Finding {
-    // A process that dies must not start a debugger over it.
+    // A process that crashes must not start a debugger.
     command.env("GGML_NO_BACKTRACE", "1").stdin(Stdio::null()).kill_on_drop(true);
     let broken = |reason: String| Finding::Broken { reason };
     let output = match tokio::time::timeout(timeout, command.output()).await {
@@ -195,7 +195,7 @@ async fn ask(command: &mut Command, timeout: Duration) -> Finding {
     broken(format!("{}; {}", output.status, said.lines().next().unwrap_or("it said nothing")))
 }
 
-/// Returns the set of the newest processor among those that work.
+/// Returns the set for the newest processor among those that work.
 fn choose(tried: &[Tried]) -> Option<&Tried> {
     let score = |tried: &Tried| match tried.finding {
         Finding::Works { score } => Some(score),
@@ -208,7 +208,7 @@ fn choose(tried: &[Tried]) -> Option<&Tried> {
         .map(|(_, tried)| tried)
 }
 
-/// Returns what was found of each set, as a line of text.
+/// Returns the result of each set, as a line of text.
 fn list(tried: &[Tried]) -> String {
     let one = |tried: &Tried| format!("{} {}", tried.name, tried.finding);
     match tried {
@@ -217,11 +217,14 @@ fn list(tried: &[Tried]) -> String {
     }
 }
 
+/// Registers a library.
+///
 /// Errors: `Load`.
 fn register(path: &Path) -> Result<(), BackendError> {
     let refused = || BackendError::Load { path: path.to_owned() };
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused())?;
-    // SAFETY: a path that ends with NUL. The library's own code runs here; for CPU kernels it did so before, elsewhere.
+    // SAFETY: a path that ends with NUL. The library's own code runs here; for CPU kernels it ran in another process
+    // before.
     let registered = unsafe { sys::ggml_backend_load(name.as_ptr()) };
     if registered.is_null() { Err(refused()) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
 //! The worker's configuration: flags, checked against each other and completed from the machine.
 //!
-//! Not here: the flags' words (`config::flags`), what depends on the loaded model (the engine's facts).
-//! The idea: `resolve` is the only path from flags to what runs; each part receives its own sub-struct.
+//! `resolve` is the only path from flags to the running worker; each part receives its own struct. Not here: the flags
+//! themselves (`config::flags`), values that depend on the loaded model (the engine's facts).
 
 mod adapters;
 mod embedding;
@@ -37,16 +37,16 @@ use crate::engine::{
 use crate::fields;
 use flags::Flags;
 
-/// Is the sequences that run at the same time. Source: llama-server.
+/// Sequences that run at the same time. Source: llama-server.
 const SLOTS_DEFAULT: u16 = 4;
 
-/// Longest time that a flag may name.
+/// Longest time that a flag may set.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Is how long a client may take to send a request's head, the time before it included.
+/// Longest time for a request's head, including the idle time before it.
 ///
-/// Source: own choice: longer than the 90 s for which routers keep a connection that they do not use, so that none is ended just
-/// when a request is sent.
+/// Source: own choice: longer than the 90 s for which routers keep an idle connection, so that none is closed just when
+/// a request is sent.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Longest time for a whole request body.
@@ -54,95 +54,95 @@ pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Source: the router's default for its clients.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Is the whole configuration.
+/// The whole configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Is what HTTP needs.
+    /// Settings of HTTP.
     pub http: HttpConfig,
     /// Origin of the model's file.
     pub source: ModelSource,
-    /// Says what llama.cpp computes with.
+    /// Settings of llama.cpp's backends.
     pub backends: BackendConfig,
-    /// Is what the engine needs, or most of what the embedder needs in its place.
+    /// Settings of the engine, or most of those of the embedder in its place.
     pub engine: EngineConfig,
-    /// Is the adapter that is applied where a request asks for none.
+    /// Adapter of requests that name none.
     pub adapter_in_force: Option<Applied>,
-    /// Is how texts are embedded; absent where text is generated.
+    /// Settings of embeddings; `None` if the worker generates text.
     pub embedding: Option<EmbeddingConfig>,
-    /// Is how the worker names itself.
+    /// Identity of the worker.
     pub identity: IdentityConfig,
-    /// Is what the prompt maker needs.
+    /// Settings of the prompt maker.
     pub prompt: PromptConfig,
-    /// Is how answers are generated where a request says nothing.
+    /// Default generation parameters of requests.
     pub generation: Generation,
-    /// Says where traces go; absent where there are none.
+    /// Destination of traces; `None` if there are none.
     pub trace: Option<TraceConfig>,
-    /// Is how long running answers may take once the worker is asked to stop.
+    /// Time for running responses to finish once the worker is told to stop.
     pub drain_timeout: Duration,
 }
 
-/// Is what HTTP needs.
+/// Settings of HTTP.
 #[derive(Debug, Clone)]
 pub struct HttpConfig {
-    /// Is the address to bind.
+    /// Address to bind.
     pub listen: std::net::SocketAddr,
-    /// Is the address that answers probes and scrapers without TLS and tokens; absent where `listen` alone does.
+    /// Address for probes and scrapers without TLS and tokens; `None` if only `listen` serves them.
     pub admin_listen: Option<std::net::SocketAddr>,
-    /// Is the file of the tokens that are asked for; absent where everybody may ask.
+    /// File of the required tokens; `None` if no token is required.
     pub token_file: Option<PathBuf>,
-    /// Is the files from which TLS is spoken; absent where it is not.
+    /// TLS files; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
-    /// Bounds the connections of clients.
+    /// Limits on client connections.
     pub connections: ConnectionLimits,
-    /// Names by which clients may call this worker.
+    /// Host names by which clients may address this worker.
     pub allowed_hosts: AllowedHosts,
-    /// Names by which probes and scrapers may at their own address.
+    /// Host names by which probes and scrapers may address the admin listener.
     pub admin_allowed_hosts: AllowedHosts,
-    /// Is the longest request body. Units: bytes.
+    /// Longest request body. Units: bytes.
     pub body_bytes_max: usize,
     /// Most memory of the bodies that are arriving. Units: bytes.
     pub body_memory_bytes_max: usize,
-    /// Is the folder for the state of slots, where clients may save it.
+    /// Folder for saved slots; `None` if clients may not save them.
     pub slot_save_path: Option<PathBuf>,
-    /// Is how long a stream may be silent before its client is told that it goes on; absent for ever.
+    /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
     ///
-    /// Source of the default: own choice: a quarter of the minute after which common proxies end a silent connection.
+    /// Source of the default: own choice: a quarter of the minute after which common proxies close a silent connection.
     pub silence_max: Option<Duration>,
-    /// Time in which a client must take something of an answer that waits for it.
+    /// Longest time for a client to read a part of a response that waits for it.
     ///
-    /// Source of the default: longer than a client that reads is held up by its network, and shorter than others should wait for
-    /// the slot that its answer keeps.
+    /// Source of the default: longer than a network delays a client that reads, and shorter than others should wait for
+    /// the slot that the response keeps.
     pub idle_timeout: Duration,
 }
 
-/// Is how the worker names itself; absent parts follow from the machine once the port is known.
+/// Identity of the worker; absent parts follow from the machine once the port is known.
 #[derive(Debug, Clone)]
 pub struct IdentityConfig {
-    /// Is the name in headers.
+    /// Name in headers.
     pub name: Option<String>,
-    /// Is the identity in summaries.
+    /// Uid in summaries.
     pub uid: Option<WorkerUid>,
-    /// Lists the names of the model, at least one.
+    /// Names of the model, at least one.
     pub model_names: Vec<String>,
 }
 
-/// Is what the prompt maker needs.
+/// Settings of the prompt maker.
 #[derive(Debug, Clone, Default)]
 pub struct PromptConfig {
-    /// Is the chat template that replaces the model's.
+    /// Chat template that replaces the model's.
     pub chat_template: Option<String>,
 }
 
-/// Is how texts are embedded.
+/// Settings of embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbeddingConfig {
-    /// Says what is made of a text's tokens; absent for what the model's file says.
+    /// Pooling of a text's tokens; `None` for the one in the model's file.
     pub pooling: Option<Pooling>,
-    /// Says what vectors are divided by where a request does not say.
+    /// Default norm of vectors.
     pub norm: Norm,
 }
 
-/// Says which flag has a value that cannot be used.
+/// Reason why a flag's value cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A value is outside its range.
@@ -156,18 +156,18 @@ pub enum ConfigError {
     /// The chat template cannot be read.
     #[error("--chat-template-file: cannot read {}", path.display())]
     ChatTemplate {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Is why.
+        /// Reason.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// Returns the configuration that `flags` ask for on this machine.
+/// Returns the configuration that `flags` describe on this machine.
 ///
-/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, whether the
-/// slots' folder exists, the number of processors, the cache folder's name, the variables and the token file of the hub's clients.
+/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, whether the slots' folder exists, the
+/// number of processors, the cache folder's name, the variables and the token file of the hub's clients.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
     let source = source::source(&flags.source, &|name| std::env::var_os(name))?;
@@ -186,7 +186,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     })
 }
 
-/// Returns what llama.cpp computes with.
+/// Returns the settings of llama.cpp's backends.
 pub fn backends(flags: &Flags) -> BackendConfig {
     BackendConfig { folder: flags.backends_dir.clone(), cpu_variant: flags.cpu_variant.clone() }
 }
@@ -207,7 +207,7 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
-/// Refuses a context that leaves a slot less than llama.cpp gives at least: it would take more than it was told to.
+/// Refuses a context that leaves a slot less than llama.cpp's minimum: it would take more than it was told to.
 fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);
@@ -262,7 +262,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
     let n_slots = flags.slots.unwrap_or(slots_default);
     check_context(flags, n_slots)?;
     Ok(EngineConfig {
-        // Where the model is fetched first, its path comes from there.
+        // If the model is downloaded first, its path is known only then.
         model: source.local().cloned().unwrap_or_default(),
         n_slots,
         context_tokens_total: flags.ctx_size.unwrap_or(0),
@@ -299,7 +299,7 @@ fn shift_config(flags: &Flags) -> ShiftConfig {
     ShiftConfig { cache_reuse_tokens: flags.cache_reuse, at_context_end }
 }
 
-/// Returns the folder in which this program may keep what it can find out again.
+/// Returns the folder for this program's cached data, which it can restore.
 fn cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
@@ -344,12 +344,12 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
     Ok(Some(template))
 }
 
-/// Returns a built-in template by its name, or the text that was given as one.
+/// Returns a built-in template by its name, or the given text as a template.
 fn named_chat_template(given: &str) -> Result<String, ConfigError> {
     if let Some(source) = warmpath_prompt::builtin_chat_template(given) {
         return Ok(source.to_owned());
     }
-    // Jinja without a tag shows no message: it is a name that is wrong, or a file's.
+    // Jinja without a tag shows no message: it is a wrong name, or a file's.
     if given.contains("{{") || given.contains("{%") {
         return Ok(given.to_owned());
     }
@@ -376,7 +376,7 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
     }
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
-    // Answers carry the first name, which a pattern is not.
+    // Responses contain the first name, which must not be a pattern.
     if model_names.first().is_none_or(|name| is_pattern(name)) {
         match model_names.iter().position(|name| !is_pattern(name)) {
             Some(place) => model_names.swap(0, place),

@@ -1,9 +1,10 @@
-//! A model's file where it must first be fetched: from the Hugging Face hub, or from any URL.
+//! Download of a model's file: from the Hugging Face hub, or from any URL.
 //!
-//! Not here: flags (`config::source`), what is done with the file (`start`).
-//! The idea: a file of the hub goes where the hub's own clients keep it, so what they or another worker have fetched is found. What
-//! arrives is written beside its place, goes on where it broke off, is compared with the hub's checksum, and is moved
-//! into place whole. One process of a machine fetches a file; others wait for it.
+//! A file of the hub is stored where the hub's own clients store it, so files downloaded by them or another worker are
+//! found. A download is written beside its final path, resumes where it broke off, is compared with the hub's checksum,
+//! and is moved into place when complete. One process of a machine downloads a file; others wait for it.
+//!
+//! Not here: flags (`config::source`), the use of the file (`start`).
 
 mod cache;
 mod choice;
@@ -29,7 +30,7 @@ pub use error::DownloadError;
 pub use progress::DownloadProgress;
 pub use source::{HubConfig, HubModel, HubToken, ModelSource, Wanted};
 
-/// Advice where the hub refuses.
+/// Advice if the hub refuses.
 const HUB_ADVICE: &str = "a gated or private model needs a token of a user who may have it (HF_TOKEN or --hf-token), and a \
                           gated one that this user has accepted its conditions on the model's page";
 
@@ -91,7 +92,7 @@ async fn ensure(
     let blob = repository.blob(&file.etag);
     if !repository.has(&blob, file.size) {
         let _lock = lock(&repository.lock_path(&file.etag)).await?;
-        // The one before may have fetched it.
+        // The process that held the lock may have downloaded it.
         if !repository.has(&blob, file.size) {
             let partial = repository.partial(&file.etag);
             progress.begin(&file.path, file.size);
@@ -104,7 +105,7 @@ async fn ensure(
     repository.link(commit, &file.path, &file.etag)
 }
 
-/// Returns the first file of a model that the cache has whole.
+/// Returns the first file of a model that is complete in the cache.
 fn cached(repository: &Repository, model: &HubModel) -> Result<PathBuf, DownloadError> {
     let missing = || DownloadError::NotCached { model: model.to_string(), folder: repository.folder().to_owned() };
     let commit = repository.commit_of(&model.revision).ok_or_else(missing)?;

@@ -1,8 +1,9 @@
-//! The embedder: one OS thread that owns the model and makes vectors or scores of texts.
+//! The embedder: one OS thread that owns the model and computes vectors or scores of texts.
 //!
-//! Not here: HTTP, what is done to a vector afterwards (`vector`), which texts share a batch (`warmpath_worker_core::embed_plan`).
-//! The idea: a text is computed once, as a whole, and nothing of it is kept; so there are no slots, no cache and no plan but the
-//! batch's. It stands where the engine stands in a worker that generates.
+//! A text is computed once, as a whole, and nothing of it is kept. So there are no slots, no cache, and only batches to
+//! plan. It takes the engine's place in a worker that does not generate.
+//!
+//! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch (`warmpath_worker_core::embed_plan`).
 
 mod compute;
 mod footprint;
@@ -19,59 +20,60 @@ pub use handle::{EmbedHandle, TextFault};
 
 use crate::engine::{EngineConfig, EngineUpdate, StartError};
 
-/// Is the longest text where the size is not given.
+/// Default of the longest text.
 ///
-/// Units: tokens. Source: llama-server's own presets for embedding models (`common/arg.cpp`, `--embd-gemma-default`): what is not
-/// causal is computed in one micro-batch, whose attention takes memory with the square of its length.
+/// Units: tokens. Source: llama-server's own presets for embedding models (`common/arg.cpp`, `--embd-gemma-default`): a
+/// text for a model that is not causal is computed in one micro-batch, whose attention takes memory with the square of
+/// its length.
 pub const TEXT_TOKENS_DEFAULT_MAX: u32 = 2048;
 
-/// Is the texts of a batch where their number is not given. Source: as above.
+/// Default number of texts per batch. Source: as above.
 pub const TEXTS_PER_BATCH_DEFAULT: u16 = 32;
 
-/// Says how to load the model and how large everything is.
+/// Settings of the model and all sizes.
 #[derive(Debug, Clone)]
 pub struct EmbedConfig {
-    /// Is what embedder and engine have in common: the slots are the texts of a batch, the context is one text's.
+    /// Settings shared with the engine: slots are the texts of a batch, the context is that of one text.
     pub engine: EngineConfig,
-    /// Says what is made of a text's tokens; absent for what the model's file says.
+    /// Pooling of a text's tokens; `None` for the one in the model's file.
     pub pooling: Option<Pooling>,
 }
 
-/// Is what the loaded model turned out to be.
+/// Properties of the loaded model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbedFacts {
-    /// Is the longest text. Units: tokens.
+    /// Longest text. Units: tokens.
     pub text_tokens_max: u32,
-    /// Is the most texts of a batch.
+    /// Most texts of a batch.
     pub n_sequences: u16,
-    /// Is the size of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: u32,
-    /// Is the context that the model was trained on; 0 where its file does not say.
+    /// Context size in training; 0 if the file does not have it.
     pub n_ctx_train: u32,
-    /// Says what is made of a text.
+    /// Kind of output for a text.
     pub embedding: EmbeddingInfo,
-    /// Names the model file.
+    /// Fingerprint of the model file.
     pub model_fingerprint: Fingerprint,
-    /// Is the model in words.
+    /// Description of the model.
     pub description: String,
-    /// Is the number of the model's parameters.
+    /// Number of the model's parameters.
     pub n_params: u64,
-    /// Is the size of the model's tensors.
+    /// Size of the model's tensors.
     pub model_bytes: u64,
 }
 
-/// Is what was made of one text.
+/// Result for one text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embedded {
-    /// Is the text's length. Units: tokens.
+    /// Length of the text. Units: tokens.
     pub n_tokens: u32,
-    /// Lists its vectors, as the model gives them: one, or without pooling one for each token.
+    /// Its vectors from the model: one, or without pooling one for each token.
     pub vectors: Vec<Vec<f32>>,
 }
 
 /// Loads the model and starts the thread; blocks until it is ready.
 ///
-/// `progress` and `updates` are as the engine's. Errors: every [`StartError`].
+/// `progress` and `updates` are like the engine's. Errors: every [`StartError`].
 pub fn start(
     config: EmbedConfig,
     progress: impl FnMut(f32) -> bool + Send + 'static,

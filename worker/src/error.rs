@@ -1,4 +1,4 @@
-//! Why a request gets no answer: one type for everything between the body's first byte and the answer's last.
+//! Reasons why a request gets no response: one type from the body's first byte to the response's last.
 //!
 //! Not here: status codes and the error object (`http::error`), why the worker does not start (`start`).
 
@@ -15,203 +15,203 @@ use crate::engine::{CacheError, EngineError};
 use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
-/// Says why a request gets no answer.
+/// Reason why a request gets no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request names no host, or one that this worker is not called.
+    /// The request names no host, or not one of this worker's names.
     #[error(transparent)]
     Host(#[from] HostRefusal),
-    /// The body did not arrive, or not within its limits.
+    /// The body did not arrive, or exceeds a limit.
     #[error(transparent)]
     Body(#[from] BodyError),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
-    /// The salt of the headers cannot be used.
+    /// The salt in the headers cannot be used.
     #[error(transparent)]
     Salt(#[from] SaltError),
-    /// No chat can be made of a dialect's request.
+    /// A dialect's request cannot be converted to a chat.
     #[error(transparent)]
     Dialect(#[from] DialectError),
-    /// The chat that a dialect's request means cannot be answered; said with the names that the client wrote.
+    /// The chat converted from a dialect's request cannot be answered; described with the client's field names.
     #[error("{message}")]
     Respelled {
-        /// Says what is wrong.
+        /// Reason, with the client's names.
         message: String,
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Is the error about the chat.
+        /// The error about the chat.
         source: Box<RequestError>,
     },
-    /// The request presents no token that is known.
+    /// The request has no valid token.
     #[error(
         "no token of this fleet, or one that is not known: send it as `Authorization: Bearer TOKEN`, or as `x-api-key: TOKEN`"
     )]
     Unauthorized,
-    /// Nothing of this kind is stored.
+    /// There is no stored response with this id.
     #[error("there is no response `{id}`: responses are not stored here")]
     NotStored {
-        /// Names what was asked for.
+        /// The requested id.
         id: String,
     },
     /// A field has a value that cannot be used.
     #[error("{reason}")]
     Field {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Says what is wrong with it.
+        /// Reason.
         reason: String,
     },
-    /// A field asks for something that this worker cannot do.
+    /// A field requests something that this worker does not support.
     #[error("`{param}` is not supported by this worker{}", only.map(|only| format!(" ({only})")).unwrap_or_default())]
     Unsupported {
-        /// Is the field.
+        /// The field.
         param: &'static str,
-        /// Says which values are understood.
+        /// Supported values.
         only: Option<&'static str>,
     },
-    /// The model is not the one that is served.
+    /// The worker does not serve this model.
     #[error("the model `{model}` does not exist here; this worker serves {}", names.join(", "))]
     ModelUnknown {
-        /// Is the model that was asked for.
+        /// The requested model.
         model: String,
-        /// Lists the names of the model that is served.
+        /// Names of the served model.
         names: Vec<String>,
     },
-    /// The prompt leaves no room for an answer.
+    /// The prompt leaves no room for a response.
     #[error(
         "the prompt of {n_tokens} tokens exceeds the available context size, which is {} tokens, answer included{}",
         room.context_tokens, room.remedy(*n_tokens)
     )]
     PromptTooLong {
-        /// Is the prompt's length.
+        /// Length of the prompt.
         n_tokens: TokenCount,
         /// Context of one slot.
         room: SlotRoom,
     },
-    /// The adapters that a request asks for cannot be applied.
+    /// The requested adapters cannot be applied.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
-    /// A text to embed is longer than what the worker computes at a time.
+    /// A text to embed is longer than the worker's limit.
     #[error(
         "`{param}` is too large: it has {n_tokens} tokens, this worker computes at most {text_tokens_max} at a time"
     )]
     TextTooLong {
-        /// Is the field's path.
+        /// Path of the field.
         param: String,
-        /// Is the text's length.
+        /// Length of the text.
         n_tokens: TokenCount,
-        /// Is the limit.
+        /// The limit.
         text_tokens_max: u32,
     },
-    /// The model cannot fill gaps.
+    /// The model does not support fill-in-the-middle.
     #[error("{}", RawError::NoFim)]
     NoFim,
-    /// No prompt can be made of the messages.
+    /// The messages cannot be rendered to a prompt.
     #[error(transparent)]
     Prompt(#[from] PromptError),
-    /// The engine refused the request or failed on it.
+    /// The engine refused or failed the request.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The cache was not looked at or changed.
+    /// The cache could not be read or changed.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// There is no such pin.
     #[error("there is no pin `{id}`")]
     PinUnknown {
-        /// Is the pin that was asked for.
+        /// The requested pin.
         id: String,
     },
     /// A slot's file cannot be used.
     #[error("the file `{filename}` cannot be used: {source}")]
     SlotFile {
-        /// Is the file's name.
+        /// Name of the file.
         filename: String,
-        /// Says why.
+        /// Reason.
         source: SlotFileError,
     },
-    /// The worker was started without what the request needs.
+    /// The worker was started without a flag that the request needs.
     #[error("{what} is not enabled; start the worker with {flag}")]
     NotEnabled {
-        /// Says what is asked for.
+        /// Description of the request.
         what: &'static str,
-        /// Is the flag that is missing.
+        /// The missing flag.
         flag: &'static str,
     },
-    /// The URL's query cannot be read.
+    /// The URL's query cannot be parsed.
     #[error("the query cannot be read: {reason}")]
     Query {
-        /// Says what is wrong with it.
+        /// Reason.
         reason: String,
     },
     /// Too many prompts are being rendered and tokenized.
     #[error("the worker is busy: {places} prompts are being prepared")]
     PreparingFull {
-        /// Is the number that may be prepared at a time.
+        /// Limit of prompts that are prepared at a time.
         places: usize,
     },
     /// The model is still loading.
     #[error("the model is loading ({percent} %)")]
     Loading {
-        /// Is how much is loaded.
+        /// Loaded share.
         percent: u8,
     },
-    /// The model is still fetched.
+    /// The model is still being downloaded.
     #[error("the model is downloading ({percent} %)")]
     Downloading {
-        /// Share that is there.
+        /// Downloaded share.
         percent: u8,
     },
-    /// There is a limit on subscribers of the summary.
+    /// Too many clients subscribe to the summary.
     #[error("the summary has its {subscribers_max} subscribers already")]
     SubscribersFull {
-        /// Is the limit.
+        /// The limit.
         subscribers_max: usize,
     },
-    /// There is nothing at this path.
+    /// No endpoint has this path.
     #[error("there is nothing at {path}")]
     PathUnknown {
-        /// Is the path.
+        /// The path.
         path: String,
     },
     /// The path does not take this method.
     #[error("{path} does not take {method}")]
     MethodRefused {
-        /// Is the path.
+        /// The path.
         path: String,
-        /// Is the method.
+        /// The method.
         method: String,
     },
     /// The worker is at fault.
     #[error("the worker failed on this request")]
     Internal {
-        /// Says what failed, for the log.
+        /// Reason, for the log.
         reason: String,
     },
 }
 
-/// Is what kind of failure it is, and so who can do something about it.
+/// Kind of an error, which tells who can act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The request can never succeed as it is.
     Client,
-    /// Nobody knows who asks.
+    /// The request is not authenticated.
     Unauthorized,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// The path is right, the method is not.
+    /// The path exists, but not with this method.
     Method,
-    /// The request may come from a page that has no business here.
+    /// The request may come from a web page of another site.
     Forbidden,
-    /// The body is over the limit.
+    /// The body exceeds the limit.
     TooLong,
     /// The body took too long.
     TooLate,
-    /// The body has a content coding that is not known.
+    /// The body has an unknown content coding.
     Coding,
-    /// The worker does not do such things, or not as it was started.
+    /// The worker does not support it, or not with its flags.
     NotSupported,
-    /// Every place is taken; later there will be room.
+    /// Every place is taken; there will be capacity later.
     Overload,
     /// The worker does not serve at the moment.
     Unavailable,
@@ -225,7 +225,7 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
-    /// Returns the error of a chat that has no prompt in a slot's context.
+    /// Returns the error of a chat that has no prompt for a slot's context.
     pub fn of_chat(error: PromptError, room: SlotRoom) -> Self {
         match error {
             PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
@@ -233,7 +233,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the error of another prompt that has no tokens in a slot's context.
+    /// Returns the error of another prompt that has no tokens for a slot's context.
     pub fn of_raw(error: RawError, room: SlotRoom) -> Self {
         match error {
             RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
@@ -241,7 +241,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the same error with the names that a dialect's client wrote.
+    /// Returns the same error with the field names of the client's dialect.
     pub fn respelled(self, spelling: &Spelling) -> Self {
         let Some(chat_param) = self.param() else { return self };
         let param = spelling.param(&chat_param);
@@ -252,7 +252,7 @@ impl RequestError {
         Self::Respelled { message, param, source: Box::new(self) }
     }
 
-    /// Returns what kind of failure it is.
+    /// Returns the kind of the error.
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
@@ -301,7 +301,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the field that is to blame, where one is.
+    /// Returns the path of the field at fault, if there is one.
     pub fn param(&self) -> Option<String> {
         match self {
             Self::Field { param, .. } | Self::TextTooLong { param, .. } | Self::Respelled { param, .. } => {
@@ -323,7 +323,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the error's name for programs, where it has one.
+    /// Returns the error's machine-readable code, if it has one.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),

@@ -1,8 +1,8 @@
 //! The generation fields of a request, as OpenAI and llama-server name them, and their ranges.
 //!
-//! Not here: the fields that decide the prompt (`warmpath_common::openai`), what sampling does (the engine).
-//! The idea: every field is optional; what is absent or null has llama-server's default; what is out of range is
-//! refused by name instead of being bent.
+//! Every field is optional; an absent or null field has llama-server's default; a value out of range is refused by name
+//! instead of being clamped. Not here: the fields that decide the prompt (`warmpath_common::openai`), sampling (the
+//! engine).
 
 mod samplers;
 pub mod schemas;
@@ -24,26 +24,26 @@ use crate::response_format::{self, WantedSchema};
 use samplers::SamplersField;
 use whole::Whole;
 
-/// Is the most stop texts of a request; OpenAI allows 4, llama-server any number.
+/// Most stop texts of a request; OpenAI allows 4, llama-server any number.
 const STOP_TEXTS_MAX: usize = 32;
-/// Is the longest stop text: the engine holds back as much of an answer. Units: bytes.
+/// Longest stop text: the engine holds back as much of a response. Units: bytes.
 const STOP_TEXT_BYTES_MAX: usize = 512;
-/// Is the most entries of `logit_bias`; each costs every step of the answer.
+/// Most entries of `logit_bias`; each costs every step of the response.
 const LOGIT_BIAS_MAX: usize = 1024;
-/// Is the largest bias; logits lie far below, and more would let sums overflow.
+/// Largest bias; logits are far smaller, and more would let sums overflow.
 const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
-/// Is the most likeliest tokens that `logprobs` and `top_logprobs` list. Source: OpenAI's limit of `top_logprobs`.
+/// Most tokens in `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
 const TOP_LOGPROBS_MAX: i64 = 20;
-/// Is the most that `n_probs` lists; an answer carries that many entries for each of its tokens.
+/// Most tokens in `n_probs`; a response has as many entries for each of its tokens.
 const N_PROBS_MAX: i64 = 100;
-/// Is the longest grammar. Units: bytes.
+/// Longest grammar. Units: bytes.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// Is the longest silence of a stream that can be asked for. Units: seconds. Source: own choice: a day.
+/// Longest silence of a stream that can be requested. Units: seconds. Source: own choice: a day.
 const SILENCE_S_MAX: u64 = 24 * 60 * 60;
-/// Is the most texts, and the longest text in bytes, of `dry_sequence_breakers`.
+/// Most texts, and longest text in bytes, of `dry_sequence_breakers`.
 const DRY_BREAKERS_MAX: usize = 64;
 
-/// Is the generation fields of a request, unchecked.
+/// Generation fields of a request, unchecked.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct GenerationFields {
@@ -55,7 +55,7 @@ pub struct GenerationFields {
     n_predict: Option<i64>,
     #[schemars(schema_with = "schemas::stop")]
     stop: Option<StopField>,
-    /// Goes on where the model would end.
+    /// Continues after the model would end.
     ignore_eos: Option<bool>,
     #[schemars(schema_with = "schemas::n_indent")]
     n_indent: Option<Whole>,
@@ -65,7 +65,7 @@ pub struct GenerationFields {
     samplers: Option<SamplersField>,
     #[schemars(range(min = 0, max = 2147483647))]
     min_keep: Option<u32>,
-    /// Is the probability near which tokens are chosen, with the sampler `adaptive_p`; only a negative number, for off.
+    /// Probability near which tokens are chosen, with the sampler `adaptive_p`; only a negative number, for off.
     adaptive_target: Option<f32>,
     #[schemars(schema_with = "schemas::seed")]
     seed: Option<Whole>,
@@ -127,11 +127,11 @@ pub struct GenerationFields {
     top_logprobs: Option<i64>,
     #[schemars(range(min = 0, max = 100))]
     n_probs: Option<i64>,
-    /// Gives the probabilities that a token was drawn with instead of the model's own.
+    /// Returns the probabilities that a token was drawn with instead of the model's own.
     post_sampling_probs: Option<bool>,
 }
 
-/// Is `stop` in its two shapes.
+/// `stop` in its two forms.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "a string or an array of strings")]
 enum StopField {
@@ -139,7 +139,7 @@ enum StopField {
     Many(Vec<String>),
 }
 
-/// Is `logprobs` in its two shapes: a chat says whether, a completion says how many.
+/// `logprobs` in its two forms: a bool in a chat, a number in a completion.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged, expecting = "true, false or a number of tokens")]
 enum LogprobsField {
@@ -147,7 +147,7 @@ enum LogprobsField {
     Count(i64),
 }
 
-/// Is `logit_bias` in OpenAI's shape and in llama-server's.
+/// `logit_bias` in OpenAI's form and in llama-server's.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "an object of token ids and biases, or an array of [token, bias] pairs")]
 enum BiasField {
@@ -155,7 +155,7 @@ enum BiasField {
     Pairs(Vec<(BiasToken, Bias)>),
 }
 
-/// Names tokens by id or by the text that they spell.
+/// A token by its id, or the tokens of a text.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum BiasToken {
@@ -163,7 +163,7 @@ enum BiasToken {
     Text(String),
 }
 
-/// Is a bias; `false` bans the token.
+/// A bias; `false` bans the token.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Bias {
@@ -171,18 +171,18 @@ enum Bias {
     Ban(bool),
 }
 
-/// Is what the fields are read against.
+/// Context in which the fields are checked.
 pub struct Basis<'a> {
-    /// Is the number of tokens.
+    /// Number of tokens in the vocabulary.
     pub n_vocab: u32,
     /// Tokenizes a text of `logit_bias`.
     pub tokenize: &'a dyn Fn(&str) -> Vec<Token>,
-    /// Is what absent fields mean.
+    /// Values of absent fields.
     pub defaults: &'a Generation,
 }
 
 impl GenerationFields {
-    /// Returns the generation that the fields ask for.
+    /// Returns the generation parameters of the fields.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
     pub fn resolve(self, basis: &Basis<'_>) -> Result<Generation, RequestError> {
@@ -198,9 +198,10 @@ impl GenerationFields {
         })
     }
 
-    /// Returns the schema that the answer must follow, not yet compiled.
+    /// Returns the schema that the response must follow, not yet compiled.
     ///
-    /// Errors: `Field`, for a format that is none, a schema that is not kept, and what does not go together with one.
+    /// Errors: `Field`, for an unknown format, a schema that is not supported, and fields that cannot be combined with
+    /// one.
     pub fn wanted_schema(&self) -> Result<Option<WantedSchema>, RequestError> {
         let wanted = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
         let Some(wanted) = wanted else { return Ok(None) };
@@ -242,14 +243,14 @@ impl GenerationFields {
         Ok(u32::try_from(n).expect("checked to be at most 31 bits long"))
     }
 
-    /// Returns how long an answer may take that has a line break; 0 and -1 are no limit.
+    /// Returns the longest time of a response that has a line break; 0 and -1 are no limit.
     fn resolve_predict_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
         let Some(Whole(ms)) = self.t_max_predict_ms else { return Ok(default) };
         let ms = within("t_max_predict_ms", Some(ms), -1..=i128::from(i64::MAX), 0)?;
         Ok(u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis))
     }
 
-    /// Returns which probabilities are asked for: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
+    /// Returns the requested log probabilities: OpenAI's `logprobs` and `top_logprobs`, llama-server's `n_probs`.
     fn resolve_probabilities(&self) -> Result<Option<ProbabilityWish>, RequestError> {
         let count = |param: &'static str, n: Option<i64>, most: i64| {
             let n = within(param, n, 0..=most, 0)?;
@@ -336,7 +337,7 @@ impl GenerationFields {
     }
 }
 
-/// Returns how long a stream may be silent, or why it cannot be; absent for ever.
+/// Returns the longest silence of a stream, `None` for no limit; or why the value cannot be used.
 pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
     match u64::try_from(interval_s) {
         Ok(0) => Ok(None),
@@ -346,7 +347,7 @@ pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
     }
 }
 
-/// Returns the seed that the engine takes: the low 32 bits; llama-server's two spellings of "random" mean none.
+/// Returns the engine's seed: the low 32 bits; `None` for llama-server's two spellings of "random".
 fn resolve_seed(Whole(seed): Whole) -> Option<u32> {
     let low = u32::try_from(seed & i128::from(u32::MAX)).expect("32 bits fit into 32 bits");
     (low != u32::MAX).then_some(low)

@@ -1,6 +1,6 @@
-//! The worker's HTTP side: which path leads where, and what every request passes through.
+//! The worker's HTTP routes, and the layers of every request.
 //!
-//! Not here: what a request costs and does (`lifecycle`), when the worker starts and stops (`start`).
+//! Not here: running a request (`lifecycle`), the worker's start and stop (`start`).
 
 mod access;
 mod answer;
@@ -44,7 +44,7 @@ use crate::error::RequestError;
 
 pub use state::App;
 
-/// Returns the service that answers every request of a worker.
+/// Returns the service for all requests of a worker.
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::create))
@@ -61,7 +61,7 @@ pub fn router(app: App) -> Router {
         .route("/v1/rerank", post(rerank::create))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::show))
-        // What llama-server's clients call them as well.
+        // Aliases that llama-server's clients use.
         .route("/chat/completions", post(chat::create))
         .route("/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/completions", post(native::completion))
@@ -96,7 +96,7 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Returns the service that answers probes and scrapers alone.
+/// Returns the service for probes and scrapers only.
 pub fn admin_router(app: App) -> Router {
     health_routes()
         .method_not_allowed_fallback(method_refused)

@@ -1,8 +1,8 @@
 //! The llama.cpp worker: HTTP, the engine thread that owns llama.cpp, the summary for routers, metrics.
 //!
-//! Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens (`warmpath-prompt`).
-//! The idea: a request is `http` -> `lifecycle` -> `engine`, and its answer comes back the same way; `start` sets it
-//! up.
+//! A request goes through `http` -> `lifecycle` -> `engine`, and its response comes back the same way; `start` sets
+//! everything up. Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens
+//! (`warmpath-prompt`).
 
 pub mod backends;
 pub mod config;

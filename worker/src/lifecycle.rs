@@ -1,8 +1,9 @@
-//! One request from its body to the end of its answer, whichever endpoint it came to.
+//! One request from its body to the end of its response, for all endpoints.
 //!
-//! Not here: the shapes of requests and responses (`http::chat`, `http::completions`), running the model (the engine).
-//! The idea: everything that costs time before the engine happens in one blocking step (parse, render, tokenize, check,
-//! submit); the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots.
+//! Everything that takes time before the engine happens in one blocking step (parse, render, tokenize, check, submit).
+//! The response is then a stream of steps. Dropping it, as when a client disconnects, frees its slots.
+//!
+//! Not here: the formats of requests and responses (`http::chat`, `http::completions`), running the model (the engine).
 
 mod answer;
 mod arguments;
@@ -42,53 +43,53 @@ pub use answer::{Answer, Delivery, Form, Step, Totals};
 use answer::{Choice, Clock};
 use chat::ChatAnswer;
 
-/// Is the most that a request's priority may be, and its negative the least.
+/// Largest priority of a request; its negative is the smallest.
 ///
-/// Source: a choice; only the order counts.
+/// Source: own choice; only the order counts.
 const PRIORITY_ABS_MAX: i32 = 100;
 
-/// Is the most choices of one prompt, as OpenAI has it.
+/// Most choices of one prompt, as in OpenAI's API.
 pub const CHOICES_MAX: u32 = 128;
 
-/// Is a request that has arrived, before its body is parsed.
+/// A request that has arrived, before its body is parsed.
 pub struct Arrival {
-    /// Names the request.
+    /// Id of the request.
     pub id: RequestId,
-    /// Is its part of a trace, which ends with its answer.
+    /// Its span, which ends with its response.
     pub span: Span,
-    /// Is when it arrived.
+    /// Time of its arrival.
     pub at: Instant,
-    /// Is the slot that the router would like.
+    /// Slot that the router prefers.
     pub wanted_slot: Option<SlotId>,
-    /// Is how many tokens the router counts on being cached.
+    /// Cached tokens that the router predicts.
     pub expected_tokens: u32,
-    /// Is the tenant's salt from the headers, which the body's replaces.
+    /// Salt in the headers; one in the body replaces it.
     pub cache_salt: Option<String>,
-    /// Tenant that the router names.
+    /// Tenant from the router.
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows; a higher one counts as this.
     pub priority_max: Option<i32>,
-    /// Is the body.
+    /// The body.
     pub body: Body,
-    /// Reads the prompts out of the body, as the endpoint spells them.
+    /// Reader of the prompts in the endpoint's form.
     pub read_prompts: ReadPrompts,
 }
 
-/// Reads the prompts out of a body, with what has been tokenized under its salt. Shape: at least one prompt.
+/// Returns the prompts in a body, tokenized under its salt. Shape: at least one prompt.
 pub type ReadPrompts = fn(&Serving, &Body, &str) -> Result<Vec<ReadPrompt>, RequestError>;
 
-/// Is one prompt of a request.
+/// A prompt of a request.
 #[derive(Debug, Clone)]
 pub struct ReadPrompt {
-    /// Is the prompt.
+    /// Tokens of the prompt.
     pub tokens: Vec<Token>,
-    /// Is where its last message starts, where that is known and of use.
+    /// Start of its last message, if it is known and useful.
     pub last_message_token: Option<u32>,
-    /// Is the prompt's text where the answer repeats it.
+    /// Text of the prompt if the response repeats it.
     pub text: Option<String>,
-    /// Says whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
+    /// Whether a response's text begins with the prompt's, and its log probabilities with those of the prompt.
     pub is_echoed: bool,
-    /// Says how its answer is constrained and read; absent where it is its own content.
+    /// How its response is constrained and parsed; `None` if the whole response is its content.
     pub answer: Option<Arc<ChatAnswer>>,
     /// Kinds of tools that were left out of it.
     pub left_out: Vec<&'static str>,
@@ -101,50 +102,50 @@ impl ReadPrompt {
     }
 }
 
-/// Is the fields of a body that every endpoint reads alike, besides those of generation.
+/// Fields of a body that every endpoint has, besides those of generation.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Options {
-    /// Names the model; absent means the only one there is.
+    /// Name of the model; absent means the only one there is.
     model: Option<String>,
-    /// Keeps this request's prefixes apart from those with another salt.
+    /// Separates this request's prefixes from those with another salt.
     #[serde(deserialize_with = "warmpath_common::salt::of_body")]
     #[schemars(length(min = 1))]
     cache_salt: Option<String>,
-    /// Is the number of choices of each prompt.
+    /// Number of choices of each prompt.
     #[serde(alias = "n_cmpl")]
     #[schemars(range(min = 1, max = 128))]
     n: Option<u32>,
-    /// Says whether the answer comes as server-sent events while it is made.
+    /// Whether the response is streamed as server-sent events.
     stream: Option<bool>,
-    /// Says more of a stream.
+    /// Further options of a stream.
     #[serde(deserialize_with = "object")]
     stream_options: Option<StreamOptions>,
-    /// Is how many seconds a stream may be silent before a comment says that it goes on; -1 is for ever.
+    /// Seconds that a stream may be silent before a comment keeps it alive; -1 is for ever.
     #[schemars(range(min = -1, max = 86400))]
     sse_ping_interval: Option<i64>,
-    /// Says whether what is cached is used and what is computed is kept; absent means yes.
+    /// Whether cached state is used and new state is kept; absent means yes.
     cache_prompt: Option<bool>,
-    /// Slot that is preferred where it costs no reuse, counted from 0 again beyond the last one; -1 is any.
+    /// Slot that is preferred if it costs no reuse, counted from 0 again beyond the last one; -1 is any.
     #[schemars(range(min = -1))]
     id_slot: Option<i32>,
-    /// Says how long what the request leaves in the cache should stay there, compared with that of others.
+    /// Priority of the request's state in the cache, compared with that of others.
     #[schemars(range(min = -100, max = 100))]
     priority: Option<i32>,
-    /// Is the shortest run of tokens whose state is moved to where the prompt has it; 0 and `false` move none.
+    /// Shortest run of tokens whose state is moved to its position in the prompt; 0 and `false` move none.
     #[serde(alias = "n_cache_reuse")]
     cache_reuse: Option<CacheReuse>,
-    /// Is how many tokens of the prompt stay when the context is shifted; -1 is all.
+    /// Number of the prompt's tokens that stay when the context is shifted; -1 is all.
     #[schemars(range(min = -1, max = 4294967295_u32))]
     n_keep: Option<i64>,
-    /// Is how many tokens go when the context is shifted; 0 is half of the others.
+    /// Number of tokens that are dropped when the context is shifted; 0 is half of the others.
     #[schemars(range(min = 0, max = 4294967295_u32))]
     n_discard: Option<i64>,
-    /// Lists the adapters that are applied, by their places, with their scales; at most one of them above 0.
+    /// Adapters to apply, by their indexes, with their scales; at most one of them above 0.
     lora: Option<Vec<Wanted>>,
 }
 
-/// Is `cache_reuse` in its two shapes: a length, or whether at all.
+/// `cache_reuse` in its two forms: a length, or a bool.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a number of tokens, or true or false")]
 enum CacheReuse {
@@ -155,11 +156,11 @@ enum CacheReuse {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StreamOptions {
-    /// Says whether a last event counts the tokens.
+    /// Whether a last event counts the tokens.
     include_usage: Option<bool>,
 }
 
-/// Reads an object or null: to serde an array is a struct without names.
+/// Parses an object or null: to serde an array is a struct without names.
 fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     struct OnlyObject<T>(PhantomData<T>);
 
@@ -182,11 +183,11 @@ fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Re
     deserializer.deserialize_any(OnlyObject(PhantomData))
 }
 
-/// Is a request that the engine can take.
+/// A request that the engine can take.
 struct Draft {
     request_id: RequestId,
     prompts: Vec<ReadPrompt>,
-    /// Is the number of choices of each prompt.
+    /// Number of choices of each prompt.
     n: u32,
     chain_root: BlockHash,
     tenant: Option<TenantId>,
@@ -199,12 +200,12 @@ struct Draft {
     expected_tokens: u32,
 }
 
-/// Is one choice in the engine, and the way its events come.
+/// A choice in the engine, and the receiver of its events.
 type Submitted = (Choice, EventReceiver);
 
-/// Returns the answer to a request once its first choice has a slot.
+/// Returns the response to a request once its first choice has a slot.
 ///
-/// Errors: any [`RequestError`] that shows before the first token.
+/// Errors: any [`RequestError`] before the first token.
 pub async fn start(
     serving: &Arc<Serving>,
     metrics: &Arc<Metrics>,
@@ -293,10 +294,10 @@ impl Options {
     }
 }
 
-/// Adds what a chat's answer needs to the generation.
+/// Adds the constraints of a chat's response to the generation.
 ///
-/// An answer that follows a grammar of the client's has no thoughts and is its own content; one that follows a schema may have thoughts
-/// before it, and may be a tool call instead. Errors: `Field` where tools may be called beside a grammar.
+/// A response that follows a client's grammar has no reasoning and is its own content. One that follows a schema may
+/// have reasoning before it, and may be a tool call instead. Errors: `Field` if tools may be called beside a grammar.
 fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
     for prompt in prompts {
         let Some(answer) = &prompt.answer else { continue };
@@ -313,7 +314,7 @@ fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<
     Ok(())
 }
 
-/// Returns the text of each choice's prompt; nothing where the answer does not repeat them.
+/// Returns the text of each choice's prompt; empty if the response does not repeat them.
 fn prompt_texts(prompts: &[ReadPrompt], n: u32) -> Vec<String> {
     let of_choices = |prompt: &ReadPrompt| prompt.text.clone().map(|text| std::iter::repeat_n(text, n as usize));
     prompts.iter().filter_map(of_choices).flatten().collect()
@@ -328,17 +329,17 @@ fn priority(options: &Options) -> Result<i32, RequestError> {
     Ok(priority)
 }
 
-/// Is what a body says about shifting, checked.
+/// Checked fields about context shifts.
 #[derive(Debug, Clone, Copy)]
 struct ShiftFields {
     cache_reuse_tokens: Option<u32>,
-    /// Is the prompt tokens to keep besides a first control token; absent for the whole prompt.
+    /// Prompt tokens to keep besides a first control token; `None` for the whole prompt.
     n_keep: Option<u32>,
     n_discard: Option<u32>,
 }
 
 impl ShiftFields {
-    /// Returns what these mean for a prompt: the token that begins every text is kept besides the others.
+    /// Returns the settings for a prompt: the token that begins every text is kept besides the others.
     fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftWish {
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let n_first = u32::from(bos.is_some() && prompt.first().copied() == bos);
@@ -350,7 +351,7 @@ impl ShiftFields {
     }
 }
 
-/// Returns what the body says about shifting; absent fields are llama-server's: keep nothing, drop half.
+/// Returns the fields about context shifts; absent ones have llama-server's values: keep nothing, drop half.
 fn shift_fields(options: &Options) -> Result<ShiftFields, RequestError> {
     let within = |param: &'static str, n: i64, least: i64| match u32::try_from(n) {
         Ok(n) => Ok(Some(n)),
@@ -371,9 +372,8 @@ fn shift_fields(options: &Options) -> Result<ShiftFields, RequestError> {
     })
 }
 
-/// Returns the slot that the body names; -1 is llama-server's word for any.
-/// Returns the slot that a request names. llama.vim counts its requests in `id_slot`, so slots repeat beyond the last one, as
-/// llama-server has it.
+/// Returns the slot that a request names; -1 means any, as in llama-server. llama.vim counts its requests in `id_slot`,
+/// so slots repeat after the last one, as in llama-server.
 fn wanted_slot(serving: &Serving, options: &Options) -> Result<Option<SlotId>, RequestError> {
     match options.id_slot {
         None | Some(-1) => Ok(None),
@@ -402,7 +402,7 @@ fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<()
 
 /// Checks that a slot can run a prompt.
 ///
-/// Errors: `Field` where it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
+/// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
 pub fn check_prompt(serving: &Serving, prompt: &[Token]) -> Result<(), RequestError> {
     let (context_tokens, n_vocab) = (serving.model.context_tokens, serving.model.n_vocab);
     if prompt.is_empty() {
@@ -419,7 +419,7 @@ pub fn check_prompt(serving: &Serving, prompt: &[Token]) -> Result<(), RequestEr
     Ok(())
 }
 
-/// Hands every choice to the engine; when one is refused, those before it end as their receivers are dropped.
+/// Submits every choice to the engine; if one is refused, those before it end as their receivers are dropped.
 fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestError> {
     let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
     for prompt in draft.prompts {

@@ -1,6 +1,6 @@
 //! Every metric of the worker: its name, its kind, and its help text, which is the field's doc comment.
 //!
-//! Not here: where they are counted; what the engine counts itself is copied when somebody asks.
+//! The engine's own counters are copied at each scrape. Not here: where other events are counted.
 
 pub mod llama_server;
 
@@ -18,44 +18,44 @@ use warmpath_shell::listen::Connections;
 
 use crate::engine::{CacheTotals, CounterValues};
 
-/// Is the histograms' buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
+/// Buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
 const REQUEST_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
 
-/// Is the histogram's buckets for one token: 1 ms to 1 s. Units: seconds.
+/// Buckets for one token: 1 ms to 1 s. Units: seconds.
 const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
-/// Is the histogram's buckets for a share.
+/// Buckets for a share.
 const RATIO_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
 
-/// Are the tiers and their labels.
+/// Tiers and their labels.
 const TIERS: [(Tier, &str); 3] = [(Tier::Resident, "resident"), (Tier::Ram, "ram"), (Tier::Disk, "disk")];
 
-/// Declares the metrics: each line's doc comment is its help text.
+/// Declares the metrics: each metric's doc comment is its help text.
 macro_rules! metrics {
-    ($(#[doc = $help:literal] $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
-        /// Is every metric of one worker.
+    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident = $make:ident($name:literal $(, $extra:expr)*);)*) => {
+        /// Every metric of one worker.
         #[derive(Debug)]
         pub struct Metrics {
             registry: Registry,
-            /// Lets one caller at a time copy the engine's counters, or both would add the same difference; held for
-            /// microseconds, never across `.await`.
+            /// Serializes the copying of the engine's counters, because two callers would add the same difference. The
+            /// lock is held for microseconds, never across `.await`.
             copying: Mutex<()>,
-            /// Is what the engine had counted at the last look; held for microseconds, never across `.await`.
+            /// Counters of the engine at the last scrape. The lock is held for microseconds, never across `.await`.
             last_look: Mutex<CounterValues>,
-            /// Is when the process began to count. Units: seconds since 1970.
+            /// Start of the process. Units: seconds since 1970.
             pub started_at_s: u64,
-            $(#[doc = $help] pub $field: $kind,)*
+            $($(#[doc = $help])+ pub $field: $kind,)*
         }
 
         impl Metrics {
-            /// Returns metrics that stand at zero.
+            /// Returns metrics with the value zero.
             ///
-            /// Panics: never; the names are distinct and valid, which a test shows.
+            /// Panics: never; a test shows that the names are distinct and valid.
             pub fn new() -> Self {
                 let registry = Registry::new();
                 $(
-                    let $field = $make(concat!("warmpath_worker_", $name), $help.trim() $(, $extra)*);
+                    let $field = $make(concat!("warmpath_worker_", $name), concat!($($help),+).trim() $(, $extra)*);
                     registry.register(Box::new($field.clone())).expect("metric names are distinct");
                 )*
                 let started_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -71,33 +71,34 @@ macro_rules! metrics {
 metrics! {
     /// Requests by endpoint and status.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
-    /// Requests that listed tools which nobody runs here, by kind; they were answered without these tools.
+    /// Requests with tools that no part of this worker executes, by kind; they were answered without these tools.
     left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);
-    /// Requests without a token that is known, where tokens are asked for.
+    /// Requests without a valid token, if tokens are required.
     auth_failures: IntCounter = counter("auth_failures_total");
-    /// Looks at the file of tokens that failed; the last tokens stand.
+    /// Failed reads of the file of tokens; the last tokens stay in force.
     token_file_failures: IntCounter = counter("token_file_failures_total");
-    /// Looks at changed files for TLS that failed; the last certificates stand.
+    /// Failed reads of changed TLS files; the last certificates stay in force.
     tls_failures: IntCounter = counter("tls_failures_total");
-    /// Connections of clients that are open.
+    /// Open connections of clients.
     connections: IntGauge = gauge("connections");
-    /// Connections of clients that were refused because there were too many, and none of them was silent.
+    /// Connections of clients that were refused because there were too many, none of them silent.
     refused_connections: IntCounter = counter("refused_connections_total");
     /// Connections of silent clients that were closed to make room for others.
     displaced_connections: IntCounter = counter("displaced_connections_total");
     /// Memory of request bodies that are still arriving.
     body_bytes: IntGauge = gauge("arriving_body_bytes");
-    /// Lines of the log that could not be written, or were too many to wait.
+    /// Lines of the log that could not be written or exceeded the buffer.
     lost_log_lines: IntCounter = counter("log_lines_lost_total");
-    /// Spans of traces that were dropped because the collector was away or slow.
+    /// Spans of traces that were dropped because the collector was down or slow.
     dropped_spans: IntCounter = counter("trace_spans_dropped_total");
-    /// Time from a request's arrival to its first token, by how much of its prompt was reused: none, some, half (or more), most (nine tenths).
+    /// Time from a request's arrival to its first token, by the share of its prompt that was reused: none, some, half
+    /// (or more), most (nine tenths).
     ttft: HistogramVec = histograms("ttft_seconds", &["cached"], REQUEST_BUCKETS);
-    /// Time of one answer after its first token, by the number of further tokens; by how much of its prompt was reused.
+    /// Time per output token of a response after its first token; by the share of its prompt that was reused.
     tpot: HistogramVec = histograms("tpot_seconds", &["cached"], TOKEN_BUCKETS);
-    /// Time that prompts which were ready waited for a slot, for a prefix that another was computing, or for the disk.
+    /// Time that ready prompts waited for a slot, for a prefix that another request was computing, or for the disk.
     queue: Histogram = histogram("queue_seconds", REQUEST_BUCKETS);
-    /// Time from a request's arrival to the end of its answer.
+    /// Time from a request's arrival to the end of its response.
     request: Histogram = histogram("request_seconds", REQUEST_BUCKETS);
     /// Time to render and tokenize a request's prompts.
     prompt: Histogram = histogram("prompt_seconds", TOKEN_BUCKETS);
@@ -113,81 +114,84 @@ metrics! {
     prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
     /// Time that sequences had waited for state to be read from disk when they got their slots.
     disk_wait: Counter = total_seconds("disk_wait_seconds_total");
-    /// Stored state that the disk did not take or give back, by operation: read, write; or write_refused, as too much waited to be written.
+    /// Stored state that the disk did not write or read, by operation: read, write; or write_refused if too much waited
+    /// to be written.
     disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
-    /// Sequences whose kept state could not be brought into their slot and was computed.
+    /// Sequences whose cached state could not be restored into their slot and was computed.
     restore_failures: IntCounter = counter("restore_failures_total");
-    /// Starts for which state was moved into the slot.
+    /// Starts with state restored into the slot.
     restores: IntCounter = counter("restores_total");
-    /// Time that moving state into slots took.
+    /// Time of restoring state into slots.
     restore: Counter = total_seconds("restore_seconds_total");
     /// Exports of a slot's state into the store.
     saves: IntCounter = counter("saves_total");
-    /// Time that exporting state into the store took.
+    /// Time of exporting state into the store.
     save: Counter = total_seconds("save_seconds_total");
     /// Tokens whose state was stored.
     saved_tokens: IntCounter = counter("saved_tokens_total");
-    /// Partial-state checkpoints that were made.
+    /// Checkpoints of partial state that were made.
     checkpoints_made: IntCounter = counter("checkpoints_made_total");
     /// Starts from a checkpoint.
     checkpoint_uses: IntCounter = counter("checkpoint_uses_total");
     /// Idle slots whose state left the KV buffer.
     slots_offloaded: IntCounter = counter("slots_offloaded_total");
-    /// Times that an answer filled its context and its oldest tokens were dropped.
+    /// Context shifts: a response filled its context and its oldest tokens were dropped.
     context_shifts: IntCounter = counter("context_shifts_total");
-    /// Slots that hold state, and stored chunks and checkpoints, by tier; what is in memory and on disk counts in both.
+    /// Slots with state, and stored chunks and checkpoints, by tier; an entry both in memory and on disk counts in
+    /// both.
     cache_entries: IntGaugeVec = gauges("cache_entries", &["tier"]);
-    /// Tokens whose state is held, by tier.
+    /// Tokens whose state is cached, by tier.
     cache_tokens: IntGaugeVec = gauges("cache_tokens", &["tier"]);
-    /// Bytes of held state, by tier.
+    /// Bytes of cached state, by tier.
     cache_bytes: IntGaugeVec = gauges("cache_bytes", &["tier"]);
     /// Chunks and checkpoints that left a tier, by tier and reason.
     cache_evictions: IntCounterVec = counters("cache_evictions_total", &["tier", "reason"]);
-    /// Tokens of what left a tier, by tier and reason.
+    /// Tokens of chunks and checkpoints that left a tier, by tier and reason.
     cache_evicted_tokens: IntCounterVec = counters("cache_evicted_tokens_total", &["tier", "reason"]);
     /// Tenants that have a share of a tier, by tier: ram, disk.
     cache_tenants: IntGaugeVec = gauges("cache_tenants", &["tier"]);
-    /// Bytes of the tenant that holds most, what pins keep left out, by tier: ram, disk.
+    /// Bytes of the tenant with the most, pinned state not counted, by tier: ram, disk.
     cache_largest_tenant: IntGaugeVec = gauges("cache_largest_tenant_bytes", &["tier"]);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
-    /// Time from slot to first token, of requests that were answered.
+    /// Time from slot to first token, of requests with a response.
     prefill: Counter = total_seconds("prefill_seconds_total");
-    /// Time that computing the reused prompt tokens would have taken, at the prefill rate measured when they were reused.
+    /// Time that computing the reused prompt tokens would have taken, at the prefill rate measured when they were
+    /// reused.
     saved_prefill: Counter = total_seconds("saved_prefill_seconds_total");
-    /// Prompt tokens that are computed in a second, as measured of late; 0 until it has been.
+    /// Prefill rate, recently measured; 0 before the first measurement.
     prefill_rate: Gauge = number("prefill_rate_tokens_per_second");
-    /// Answer tokens that were computed.
+    /// Output tokens that were computed.
     decode_tokens: IntCounter = counter("decode_tokens_total");
     /// Batches that llama.cpp has computed.
     steps: IntCounter = counter("steps_total");
     /// Batches that llama.cpp failed to compute.
     decode_failures: IntCounter = counter("decode_failures_total");
-    /// Sequences that were answered.
+    /// Sequences that were completed.
     finished: IntCounter = counter("sequences_finished_total");
-    /// Sequences whose client left.
+    /// Sequences whose client disconnected.
     cancelled: IntCounter = counter("sequences_cancelled_total");
     /// Sequences that failed.
     failed: IntCounter = counter("sequences_failed_total");
-    /// Slots there are.
+    /// Number of slots.
     slots: IntGauge = gauge("slots");
     /// Slots that run a sequence.
     busy_slots: IntGauge = gauge("slots_busy");
     /// Sequences that wait for a slot.
     queued: IntGauge = gauge("queue_sequences");
-    /// Tokens whose KV state is held.
+    /// Tokens whose KV state is in the cache.
     held_tokens: IntGauge = gauge("kv_cache_tokens");
-    /// Time that loading the model took.
+    /// Time of loading the model.
     load: Gauge = number("model_load_seconds");
     /// Subscribers of the summary.
     summary_subscribers: IntGauge = gauge("summary_subscribers");
-    /// Streams of the summary that were opened, by how they started: with a snapshot, or resumed.
+    /// Summary streams that were opened, by their start: with a snapshot, or resumed.
     summary_streams: IntCounterVec = counters("summary_streams_total", &["start"]);
     /// Updates of the summary.
     summary_updates: IntCounter = counter("summary_updates_total");
-    /// Frames of the summary that were handed to subscribers.
+    /// Frames of the summary that were sent to subscribers.
     summary_frames: IntCounter = counter("summary_frames_total");
-    /// Subscribers of the summary that were cut off because they did not keep up.
+    /// Subscribers of the summary that were disconnected because they did not keep up.
     summary_cut_off: IntCounter = counter("summary_cut_off_total");
     /// The model and the version, as labels.
     info: IntGaugeVec = gauges("info", &["model", "fingerprint", "version"]);
@@ -236,7 +240,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Begins the series that are compared with each other at zero.
+    /// Creates the series that are compared with each other, with the value zero.
     fn begin(&self) {
         for label in cached_share::LABELS {
             self.ttft.with_label_values(&[label]);
@@ -244,7 +248,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what reusing so many tokens saves; nothing before a prefill has been measured.
+    /// Counts the time saved by reusing this many tokens; nothing before a prefill has been measured.
     pub fn reused(&self, n_tokens: u32) {
         let rate = self.prefill_rate.get();
         if rate > 0.0 {
@@ -252,7 +256,7 @@ impl Metrics {
         }
     }
 
-    /// Copies what is counted elsewhere.
+    /// Copies values that are counted elsewhere.
     pub fn copy_counts(&self, connections: &Connections, n_lost_log_lines: u64, n_dropped_spans: u64) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         for (counter, n) in [
@@ -265,7 +269,7 @@ impl Metrics {
         }
     }
 
-    /// Takes over what the engine has counted.
+    /// Copies the engine's counters.
     pub fn copy_engine(&self, values: &CounterValues, cache: &CacheTotals) {
         let _copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = [
@@ -355,7 +359,7 @@ impl Metrics {
         }
     }
 
-    /// Returns what the engine has counted under llama-server's names, and begins to measure its rates anew.
+    /// Returns the engine's counters under llama-server's names, and starts a new interval for its rates.
     pub fn encode_as_llama_server(&self, values: &CounterValues) -> String {
         let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
         let before = std::mem::replace(&mut *last_look, *values);
@@ -370,7 +374,7 @@ impl Metrics {
     }
 }
 
-/// Brings a counter up to what another has counted.
+/// Raises a counter to a value counted elsewhere.
 fn raise(counter: &IntCounter, value: u64) {
     counter.inc_by(value.saturating_sub(counter.get()));
 }

@@ -1,24 +1,24 @@
-//! The fields that ask for JSON: OpenAI's `response_format`, and llama-server's `json_schema` and `schema` beside it.
+//! The fields for JSON output: OpenAI's `response_format`, and llama-server's `json_schema` and `schema`.
 //!
-//! Not here: what of a schema is understood (`schema`), how it is followed (`engine`).
+//! Not here: the supported parts of a schema (`schema`), how it is followed (`engine`).
 
 use serde_json::{Map, Value, json};
 
 use crate::error::RequestError;
 use crate::schema::{self, SchemaError};
 
-/// Is a schema that an answer must follow, and the field that it came in.
+/// A schema that a response must follow, and its field.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WantedSchema {
-    /// Is the field's path.
+    /// Path of the field.
     pub param: &'static str,
-    /// Is the schema, normalized.
+    /// The schema, normalized.
     pub schema: Value,
 }
 
-/// Returns the schema that the fields ask for; none for plain text.
+/// Returns the requested schema; `None` for plain text.
 ///
-/// Errors: `Field`, with the path in the schema where that is to blame.
+/// Errors: `Field`, with the path in the schema if that is at fault.
 pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Option<WantedSchema>, RequestError> {
     let by_format = format.map(read_format).transpose()?.flatten();
     let (param, schema) = match (by_format, json_schema) {
@@ -33,7 +33,7 @@ pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Optio
     Ok(Some(WantedSchema { param, schema }))
 }
 
-/// Returns the schema of `response_format` and its path; none for plain text.
+/// Returns the schema of `response_format` and its path; `None` for plain text.
 fn read_format(format: &Value) -> Result<Option<(&'static str, Value)>, RequestError> {
     let refuse = |param: &'static str, reason: &str| Err(RequestError::field(param, reason));
     let Value::Object(format) = format else {
@@ -74,7 +74,7 @@ fn read_described(described: &Map<String, Value>) -> Result<(&'static str, Value
     }
 }
 
-/// Returns whether a schema says nothing; to `json_object` that is any object, as llama-server has it.
+/// Returns whether a schema is empty; for `json_object` that means any object, like in llama-server.
 fn is_nothing(schema: &Value) -> bool {
     schema.is_null() || schema.as_object().is_some_and(Map::is_empty)
 }

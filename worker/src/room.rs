@@ -1,37 +1,38 @@
-//! Room of a slot for a prompt and its answer, and what gives it more.
+//! The context of a slot for a prompt and its response, and the settings that enlarge it.
 //!
-//! Not here: how the context is divided (`engine::llama`).
+//! Not here: the division of the context (`engine::llama`).
 
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::TokenCount;
 
 use crate::engine::SLOT_CELLS_STEP;
 
-/// Context of one slot and what it comes from.
+/// Context of one slot and its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotRoom {
     /// Tokens of one slot.
     pub context_tokens: u32,
-    /// Slots among which the whole context is divided.
+    /// Slots that share the whole context.
     pub n_slots: u16,
-    /// Tokens that the model was trained for; absent where its file does not say.
+    /// Tokens that the model was trained for; `None` if its file does not have it.
     pub n_ctx_train: Option<u32>,
 }
 
 impl SlotRoom {
-    /// Returns the room of a slot of a worker with this model.
+    /// Returns the context of a slot of a worker with this model.
     pub fn of(model: &ModelInfo) -> Self {
         Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
     }
 
-    /// Returns the largest `--ctx-size` of use where the given one is larger: no slot runs more than the model was trained
+    /// Returns the largest useful `--ctx-size` if the given one is larger: no slot runs more than the model was trained
     /// for.
     pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
         let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
         (u64::from(given) > useful).then_some(useful)
     }
 
-    /// Returns what gives room for a prompt of so many tokens and one of an answer, as the end of a sentence.
+    /// Returns the setting that makes room for a prompt of this many tokens and one of a response, as the end of a
+    /// sentence.
     pub(crate) fn remedy(&self, n_tokens: TokenCount) -> String {
         let n_needed = (n_tokens.number() as u64 + 1).next_multiple_of(u64::from(SLOT_CELLS_STEP));
         let n_slots = u64::from(self.n_slots.max(1));

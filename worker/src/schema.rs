@@ -1,9 +1,9 @@
-//! JSON schemas of requests: what of them is understood, and the one form that goes to the grammar's compiler.
+//! JSON schemas of requests: the supported part, and its form for the grammar's compiler.
 //!
-//! Not here: compiling and following them (`engine::constraint`), the fields that they come in (`response_format`).
-//! The idea: a schema is rebuilt from the keywords that are known to be kept exactly. Annotations are dropped, references
-//! are counted and renamed, and everything that an answer could break is refused by its path. What the compiler gets is
-//! therefore small and never asks it to guess or to ignore.
+//! A schema is rebuilt from the keywords that are known to be enforced exactly. Annotations are dropped, references are
+//! counted and renamed, and every part that a response could violate is refused by its path. So the compiler's input is
+//! small and never requires it to guess or to ignore. Not here: compiling and following (`engine::constraint`), the
+//! fields (`response_format`).
 
 mod constants;
 mod exclusive;
@@ -25,33 +25,33 @@ use node::Node;
 pub use patterns::check_meetings;
 pub use value::{Typing, ValueGrammar, may_nest};
 
-/// Is the most schemas in one, nested and referenced ones counted once each.
+/// Most schemas in one, nested and referenced ones counted once each.
 ///
-/// Source: OpenAI takes 5,000 properties; the compiler takes some 10 microseconds for each.
+/// Source: OpenAI accepts 5,000 properties; the compiler takes some 10 microseconds for each.
 const SCHEMAS_MAX: usize = 10_000;
 
-/// Is the deepest nesting. Source: the parser of JSON takes 128 levels, of which most schemas need two each.
+/// Deepest nesting. Source: the parser of JSON accepts 128 levels, of which most schemas need two each.
 const DEPTH_MAX: usize = 100;
 
-/// Is the most bytes of names, constants and patterns taken together. Source: OpenAI takes 120,000 characters.
+/// Most bytes of names, constants and patterns taken together. Source: OpenAI accepts 120,000 characters.
 const TEXT_BYTES_MAX: usize = 256 << 10;
 
-/// Is the most references to different places. Source: a choice; each is compiled once.
+/// Most references to different places. Source: own choice; each is compiled once.
 const TARGETS_MAX: usize = 1000;
 
-/// Says what is wrong with a schema, and where.
+/// Error in a schema, and its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct SchemaError {
-    /// Is the path within the schema, its parts joined by dots; empty for the schema itself.
+    /// Path within the schema, its parts joined by dots; empty for the schema itself.
     pub path: String,
-    /// Says what is wrong, fit for the client.
+    /// Reason, for the client.
     pub reason: String,
 }
 
-/// Returns a schema in the form that the compiler takes: the same values are valid, or fewer.
+/// Returns a schema in the compiler's form: the same values are valid, or fewer.
 ///
-/// Errors: `SchemaError`, for what is no schema, cannot be kept exactly, or is too large.
+/// Errors: `SchemaError`, if it is no schema, cannot be enforced exactly, or is too large.
 pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
     let mut walk = Walk { root: schema, targets: Vec::new(), known: HashMap::new(), budget: Budget::default() };
     let mut root = walk.schema(schema, &At::root())?;
@@ -71,7 +71,7 @@ pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
     Ok(root)
 }
 
-/// Is a place in a schema, as a list back to its root.
+/// A place in a schema, as a list back to its root.
 #[derive(Clone, Copy)]
 struct At<'a> {
     parent: Option<&'a At<'a>>,
@@ -79,7 +79,7 @@ struct At<'a> {
     depth: usize,
 }
 
-/// Is the longest part of a path that an error repeats. Units: characters.
+/// Longest part of a path that an error repeats. Units: characters.
 const SEGMENT_CHARS_MAX: usize = 64;
 
 impl<'a> At<'a> {
@@ -108,7 +108,7 @@ impl fmt::Display for At<'_> {
     }
 }
 
-/// Counts what a schema is made of against the limits.
+/// Remaining budget of a schema's parts.
 #[derive(Default)]
 struct Budget {
     n_schemas: usize,
@@ -127,10 +127,10 @@ impl Budget {
     }
 }
 
-/// Is a walk over a schema and everything that it refers to.
+/// A walk over a schema and everything that it refers to.
 struct Walk<'a> {
     root: &'a Value,
-    /// Lists the places that are referred to, in the order in which they were met; the place in the list is the new name.
+    /// Referenced places in the order of their first occurrence; the index in this list is the new name.
     targets: Vec<String>,
     known: HashMap<String, usize>,
     budget: Budget,
@@ -154,7 +154,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the new name of the place that a reference leads to.
+    /// Returns the new name of a reference's target.
     fn target(&mut self, reference: &str, at: &At<'_>) -> Result<Value, SchemaError> {
         if !reference.starts_with('#') {
             return Err(at.refuse("a `$ref` must lead into the schema itself, as `#/$defs/...`; nothing is fetched"));

@@ -1,8 +1,8 @@
-//! What a loaded worker is: one that generates, or one that embeds; and what both have in common.
+//! The state of a loaded worker: one that generates, or one that embeds; and what both have in common.
 //!
-//! Not here: how it is loaded (`start`), how a request is answered (`http`, `lifecycle`).
-//! The idea: a process is one or the other. What asks for the other gets an error that says so; what both have, like the
-//! vocabulary and the summary, is reached without knowing which it is.
+//! A process is one or the other, and a request for the other one gets an error. What both have, such as the vocabulary
+//! and the summary, is reached without knowing which it is. Not here: loading (`start`), a request's way (`http`,
+//! `lifecycle`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,66 +18,66 @@ use crate::error::RequestError;
 use crate::serving::{Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
 
-/// Is a loaded worker; cheap to clone.
+/// A loaded worker; cheap to clone.
 #[derive(Clone)]
 pub enum Served {
     /// Generates text.
     Generator(Arc<Serving>),
-    /// Makes vectors or scores of texts.
+    /// Computes vectors or scores of texts.
     Embedder(Arc<Embedding>),
 }
 
-/// Is everything that an embedding worker answers from.
+/// State of an embedding worker.
 pub struct Embedding {
     /// Runs the model.
     pub embedder: EmbedHandle,
-    /// Is what vectors are divided by where a request does not say.
+    /// Default norm of vectors.
     pub norm: Norm,
-    /// Turns texts into tokens.
+    /// Tokenizer.
     pub prompts: PromptMaker,
-    /// Declares the model to routers.
+    /// Declaration of the model for routers.
     pub model: ModelInfo,
-    /// Is the model's file.
+    /// File of the model.
     pub model_path: PathBuf,
-    /// Is when the model was loaded. Units: seconds since 1970.
+    /// Time of loading. Units: seconds since 1970.
     pub loaded_at_s: u64,
-    /// Is the model's metadata for routers.
+    /// The model's metadata for routers.
     pub vocabulary: VocabularyFile,
-    /// Publishes how busy the worker is.
+    /// Publisher of the load.
     pub publisher: Publisher,
-    /// Bounds the work that requests cost before they reach the embedder.
+    /// Pool for the work before the embedder.
     pub preparing: Preparing,
-    /// Memory that it takes; absent where that is not known.
+    /// Memory that it takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
-/// Is what every loaded worker has.
+/// State common to every loaded worker.
 #[derive(Clone, Copy)]
 pub struct Base<'a> {
-    /// Declares the model to routers.
+    /// Declaration of the model for routers.
     pub model: &'a ModelInfo,
-    /// Turns texts into tokens.
+    /// Tokenizer and templates.
     pub prompts: &'a PromptMaker,
-    /// Publishes what is cached and how busy the worker is.
+    /// Publisher of the cached blocks and the load.
     pub publisher: &'a Publisher,
-    /// Is the model's metadata for routers.
+    /// The model's metadata for routers.
     pub vocabulary: &'a VocabularyFile,
-    /// Is the model's file.
+    /// File of the model.
     pub model_path: &'a Path,
-    /// Is when the model was loaded. Units: seconds since 1970.
+    /// Time of loading. Units: seconds since 1970.
     pub loaded_at_s: u64,
-    /// Is the model in words.
+    /// Description of the model.
     pub description: &'a str,
-    /// Is the number of the model's parameters.
+    /// Number of the model's parameters.
     pub n_params: u64,
-    /// Is the size of the model's tensors.
+    /// Size of the model's tensors.
     pub model_bytes: u64,
-    /// Memory that it takes; absent where that is not known.
+    /// Memory that it takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
 impl Served {
-    /// Returns what it has in common with every other.
+    /// Returns the common state.
     pub fn base(&self) -> Base<'_> {
         match self {
             Self::Generator(serving) => Base {
@@ -107,9 +107,9 @@ impl Served {
         }
     }
 
-    /// Returns what it generates from.
+    /// Returns the state of a generating worker.
     ///
-    /// Errors: `NotEnabled` where it embeds.
+    /// Errors: `NotEnabled` if it embeds.
     pub fn generator(&self) -> Result<Arc<Serving>, RequestError> {
         match self {
             Self::Generator(serving) => Ok(Arc::clone(serving)),
@@ -120,9 +120,9 @@ impl Served {
         }
     }
 
-    /// Returns what it embeds from.
+    /// Returns the state of an embedding worker.
     ///
-    /// Errors: `NotEnabled` where it generates.
+    /// Errors: `NotEnabled` if it generates.
     pub fn embedder(&self) -> Result<Arc<Embedding>, RequestError> {
         match self {
             Self::Generator(_) => Err(RequestError::NotEnabled { what: "embedding texts", flag: "--embedding" }),
@@ -130,9 +130,9 @@ impl Served {
         }
     }
 
-    /// Returns what `work` makes of this, computed where it stalls nobody.
+    /// Returns the result of `work` on this state, run on a thread for long work.
     ///
-    /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
+    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub async fn prepare<T: Send + 'static>(
         &self,
         work: impl FnOnce(Base<'_>) -> Result<T, RequestError> + Send + 'static,
@@ -145,7 +145,7 @@ impl Served {
         preparing.run(move || work(served.base())).await
     }
 
-    /// Returns the counters as they were after the last batch, and what the caches hold.
+    /// Returns the counters after the last batch, and the totals of the caches.
     pub fn counted(&self) -> (CounterValues, CacheTotals) {
         match self {
             Self::Generator(serving) => (serving.engine.counters(), CacheTotals::clone(&serving.engine.cache_totals())),
@@ -153,7 +153,7 @@ impl Served {
         }
     }
 
-    /// Takes no more requests, lets those that are there finish until `within` has passed, and returns once that is done.
+    /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once that is done.
     pub async fn drain(&self, within: Duration) {
         match self {
             Self::Generator(serving) => serving.engine.drain(within).await,

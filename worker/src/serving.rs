@@ -1,6 +1,7 @@
-//! Everything that a loaded worker that generates answers from, and the phases of a worker's life.
+//! The state of a loaded worker that generates, and the phases of a worker's life.
 //!
-//! Not here: what an embedding worker answers from, and what both have (`served`); how it is loaded (`start`), how a request is answered (`lifecycle`).
+//! Not here: an embedding worker, and what both have in common (`served`); loading (`start`), a request's way
+//! (`lifecycle`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,63 +21,63 @@ use crate::error::RequestError;
 use crate::served::Served;
 use crate::summary::Publisher;
 
-/// Is where a worker stands in its life.
+/// Phase of a worker's life.
 #[derive(Clone)]
 pub enum Phase {
-    /// The model is fetched.
+    /// The model is being downloaded.
     Downloading {
-        /// Share that is there, 0 to 100.
+        /// Downloaded share, 0 to 100.
         percent: u8,
     },
     /// The model is loading.
     Loading {
-        /// Is how much is loaded, 0 to 100.
+        /// Loaded share, 0 to 100.
         percent: u8,
     },
-    /// Requests are taken.
+    /// Requests are accepted.
     Ready(Served),
-    /// Running answers finish, no new ones are begun.
+    /// Running responses finish, no new ones begin.
     Draining(Served),
 }
 
-/// Is everything that a loaded worker that generates answers from.
+/// State of a loaded worker that generates.
 pub struct Serving {
     /// Runs the model.
     pub engine: EngineHandle,
-    /// Turns requests into tokens.
+    /// Converts requests to tokens.
     pub prompts: PromptMaker,
-    /// Is how answers are generated where a request says nothing.
+    /// Default generation parameters of requests.
     pub defaults: Generation,
-    /// Is how long a stream may be silent before its client is told that it goes on, where a request says nothing.
+    /// Default of the longest silence of a stream before its client gets a keep-alive comment.
     pub silence_max: Option<Duration>,
-    /// Declares the model to routers.
+    /// Declaration of the model for routers.
     pub model: ModelInfo,
-    /// Is the model's file.
+    /// File of the model.
     pub model_path: PathBuf,
-    /// Lists the adapters' files.
+    /// Files of the adapters.
     pub adapter_files: Vec<PathBuf>,
-    /// Is when the model was loaded. Units: seconds since 1970.
+    /// Time of loading. Units: seconds since 1970.
     pub loaded_at_s: u64,
-    /// Is the model's metadata for routers.
+    /// The model's metadata for routers.
     pub vocabulary: VocabularyFile,
-    /// Publishes what is cached.
+    /// Publisher of the cached blocks and the load.
     pub publisher: Publisher,
-    /// Bounds the work that requests cost before they reach the engine.
+    /// Pool for the work before the engine.
     pub preparing: Preparing,
-    /// Memory that it takes; absent where that is not known.
+    /// Memory that it takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
-/// Is a GGUF file of the model's metadata without tensors.
+/// A GGUF file of the model's metadata without tensors.
 #[derive(Debug, Clone)]
 pub struct VocabularyFile {
-    /// Is the file.
+    /// Content of the file.
     pub bytes: Bytes,
-    /// Changes when the file does: an HTTP entity tag, quotes included.
+    /// HTTP entity tag of the file, quotes included.
     pub etag: String,
 }
 
-/// Bounds how many requests are parsed, rendered and tokenized: running ones by processors, waiting ones by places.
+/// Pool that parses, renders and tokenizes: one request running per processor, a limited number waiting.
 pub struct Preparing {
     places: Arc<Semaphore>,
     n_places: usize,
@@ -84,7 +85,7 @@ pub struct Preparing {
 }
 
 impl Preparing {
-    /// Returns a bound of as many places as the engine has for the requests that come out.
+    /// Returns a pool with as many places as the engine has.
     pub fn new(n_places: usize) -> Self {
         let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
@@ -94,10 +95,10 @@ impl Preparing {
         }
     }
 
-    /// Returns what `work` returns, computed where it stalls nobody; where nobody awaits it any more, it ends at the next
-    /// portion of a text.
+    /// Returns the result of `work`, run on a thread for long work. If the result is no longer awaited, the work ends
+    /// at the next portion of a text.
     ///
-    /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
+    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
@@ -110,7 +111,8 @@ impl Preparing {
         let _client = cancelled.clone().drop_guard();
         let worked = tokio::task::spawn_blocking(move || {
             let result = unless_cancelled(move || cancelled.is_cancelled(), work);
-            // The work may outlive a client that leaves, for a portion of its text; its places are taken until it ends.
+            // The work may outlive a disconnected client, for a portion of its text; its places are taken until it
+            // ends.
             drop((place, processor));
             result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
@@ -119,14 +121,14 @@ impl Preparing {
 }
 
 impl Serving {
-    /// Returns the most sequences that the engine holds, running and waiting: a request for more can never be taken.
+    /// Returns the most sequences in the engine, running and waiting: a request with more can never be accepted.
     pub fn n_places(&self) -> usize {
         self.preparing.n_places
     }
 
-    /// Returns what `work` makes of this, computed where it stalls nobody.
+    /// Returns the result of `work` on this state, run on a thread for long work.
     ///
-    /// Errors: `PreparingFull` when every place is taken, the work's own, `Internal` when it panics.
+    /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub async fn prepare<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, RequestError> + Send + 'static,
@@ -135,9 +137,9 @@ impl Serving {
         self.preparing.run(move || work(&serving)).await
     }
 
-    /// Checks that the engine has room, so that nobody prepares a prompt that is then refused.
+    /// Checks that the engine has capacity, so that no prompt is prepared and then refused.
     ///
-    /// The count is that of the last step; `submit` has the last word. Errors: `Engine(QueueFull)`.
+    /// The count is that of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
     pub fn check_room(&self) -> Result<(), RequestError> {
         let counters = self.engine.counters();
         let n_held = usize::try_from(counters.busy_slots + counters.queued).unwrap_or(usize::MAX);
@@ -148,24 +150,24 @@ impl Serving {
         Err(EngineError::QueueFull { queue_max }.into())
     }
 
-    /// Returns the tokens of a piece of text that is no prompt by itself.
+    /// Returns the tokens of a text that is no prompt by itself.
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
         self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
     }
 
-    /// Returns the root of the chains of prompts that run with an adapter, or without, for a tenant.
+    /// Returns the root of the chains of prompts with this adapter, or without one, and this salt.
     pub fn chain_root(&self, adapter: Option<Applied>, salt: &str) -> BlockHash {
         let lora = self.model.lora_root(adapter);
         ChainRoot { model_fingerprint: &self.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
     }
 
-    /// Returns what changes when answers may: names the weights and the layout of their state.
+    /// Returns a fingerprint of the weights and of the layout of their state: it changes when responses may.
     pub fn system_fingerprint(&self) -> String {
         let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
         format!("b{}-{}", &model[..8], &layout[..4])
     }
 
-    /// Checks that `model`, where a request names one, is the model that is served.
+    /// Checks that `model`, if a request names one, is the served model.
     ///
     /// Errors: `ModelUnknown`.
     pub fn check_model(&self, model: Option<&str>) -> Result<(), RequestError> {
@@ -173,7 +175,8 @@ impl Serving {
     }
 }
 
-/// Checks that `wanted`, where a request names a model, is a name of `model`. An empty name is none: llama.vim sends it.
+/// Checks that `wanted`, if a request names a model, is a name of `model`. An empty name counts as absent: llama.vim
+/// sends it.
 ///
 /// Errors: `ModelUnknown`.
 pub fn check_model(model: &ModelInfo, wanted: Option<&str>) -> Result<(), RequestError> {
@@ -197,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    /// Time in which anything happens here.
+    /// Time limit of every wait in these tests.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]

@@ -1,7 +1,7 @@
-//! A worker's life: check the model's file, listen, load, serve, drain, leave.
+//! A worker's life: check the model's file, listen, load, serve, drain, end.
 //!
-//! Not here: flags (`config`), what is served (`http`). The idea: HTTP is up before the model is, so that everyone can
-//! see how far it is; nothing but this file and the loading below it changes the phase.
+//! HTTP is up before the model is loaded, so that clients can see the progress. Only this file and the loading below it
+//! change the phase. Not here: flags (`config`), requests (`http`).
 
 mod load;
 
@@ -36,28 +36,28 @@ use crate::served::{Base, Served};
 use crate::serving::Phase;
 use crate::store::{self, Reservation};
 
-/// Is how long responses may take to reach their clients once the engine has ended.
+/// Longest time for responses to reach their clients once the engine has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Says why a worker does not start or cannot go on.
+/// Reason why a worker does not start or cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The model cannot be fetched.
+    /// The model cannot be downloaded.
     #[error("cannot get the model")]
     Download(#[source] DownloadError),
     /// The model's file is missing, damaged or of a kind that llama.cpp cannot run.
     #[error("cannot serve the model")]
     Model(#[source] GgufError),
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Is the address.
+        /// The address.
         address: SocketAddr,
-        /// Is why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// TLS cannot be spoken.
+    /// TLS cannot be set up.
     #[error("--tls-cert, --tls-key, --tls-client-ca")]
     Tls(#[source] TlsError),
     /// Traces cannot be sent.
@@ -66,16 +66,16 @@ pub enum RunError {
     /// The file of tokens cannot be used.
     #[error("--fleet-token-file {path}", path = .path.display())]
     Token {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: TokenError,
     },
     /// The vocabulary or the chat template cannot be used.
     #[error("cannot make prompts for the model")]
     Prompt(#[source] OpenError),
-    /// There is nothing that llama.cpp could compute with.
+    /// llama.cpp has no usable backend.
     #[error("cannot load llama.cpp's backends")]
     Backends(#[source] BackendError),
     /// The engine did not start.
@@ -89,11 +89,11 @@ pub enum RunError {
     EngineStopped,
 }
 
-/// Is a worker that listens but does not load yet.
+/// A worker that listens but does not load yet.
 pub struct Bound {
     config: Config,
     listener: TcpListener,
-    /// Is the listener for probes and scrapers.
+    /// Listener for probes and scrapers.
     admin: Option<TcpListener>,
     address: SocketAddr,
     doors: Doors,
@@ -101,17 +101,19 @@ pub struct Bound {
     reservation: Option<Reservation>,
 }
 
-/// Is what stands between the network and the worker.
+/// Settings of the listeners.
 struct Doors {
     tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
-    /// Follow the files; they end with the worker.
+    /// Tasks that follow the files; they end with the worker.
     tasks: JoinSet<()>,
 }
 
 impl Doors {
+    /// Reads the files.
+    ///
     /// Errors: `Tls`, `Token`, `Trace`.
     fn open(config: &HttpConfig, trace: Option<&TraceConfig>) -> Result<Self, RunError> {
         let metrics = Arc::new(Metrics::new());
@@ -133,18 +135,18 @@ impl Doors {
     }
 }
 
-/// Is how a worker names itself, once its address is known.
+/// Identity of a worker, once its address is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Is the name in response headers.
+    /// Name in response headers.
     pub name: String,
-    /// Is the identity in summaries.
+    /// Uid in summaries.
     pub uid: WorkerUid,
-    /// Orders this life of the process behind those before. Units: nanoseconds since 1970.
+    /// Boot epoch: later starts of the process have larger ones. Units: nanoseconds since 1970.
     pub boot_epoch: u64,
 }
 
-/// Checks the files of a model that is on this machine, the folder for stored state, and the files for TLS and tokens, and takes the address.
+/// Checks a local model's files, the folder for stored state, and the files for TLS and tokens, and binds the address.
 ///
 /// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
@@ -162,24 +164,28 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
     Ok(Bound { config, listener, admin, address, doors, reservation })
 }
 
-/// Returns the place in the folder for stored state, where there is one.
+/// Returns the reservation of the folder for stored state, if there is one.
 ///
-/// Errors: as [`check_files`], `Panicked`.
+/// Errors: like [`check_files`], `Panicked`.
 async fn checked(config: &Config) -> Result<Option<Reservation>, RunError> {
     let config = config.clone();
     tokio::task::spawn_blocking(move || check_files(&config)).await.map_err(RunError::Panicked)?
 }
 
-/// Errors: `Model`; `Engine` where no state can be stored in the folder that is meant for it, or another worker does so.
+/// Checks the model's files and reserves the folder for stored state.
+///
+/// Errors: `Model`; `Engine` if no state can be stored in the folder, or another worker uses it.
 fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     let model = Model::open(&config.engine.model).map_err(RunError::Model)?;
-    // What embeds stores nothing.
+    // An embedding worker stores nothing.
     let Some(disk) = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none()) else { return Ok(None) };
     let model = model.fingerprint().map_err(RunError::Model)?;
     let reserved = store::reserve(&disk.dir, config.engine.state_settings(model));
     reserved.map_err(StartError::Store).map_err(RunError::Engine)
 }
 
+/// Binds an address.
+///
 /// Errors: `Listen`.
 async fn listen_on(address: SocketAddr) -> Result<(TcpListener, SocketAddr), RunError> {
     let refuse = |source| RunError::Listen { address, source };
@@ -189,12 +195,12 @@ async fn listen_on(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Run
 }
 
 impl Bound {
-    /// Returns the address with the port that was taken.
+    /// Returns the bound address with its port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Loads the model and serves it until `shutdown`, then lets running answers finish.
+    /// Loads the model and serves it until `shutdown`, then lets running responses finish.
     ///
     /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
@@ -257,7 +263,7 @@ impl Bound {
     }
 }
 
-/// Fetches the model where it must be, and loads it; the place in the folder for stored state stays taken as long as it is kept.
+/// Downloads the model if necessary, and loads it; the folder for stored state stays reserved as long as it is kept.
 ///
 /// Errors: `Download`; those of [`checked`] and [`load::load`].
 async fn obtain(
@@ -284,7 +290,7 @@ fn serve_http(
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
-        // Nobody waits for it to end: no answer is on its way there.
+        // The end of these connections is not awaited: no response is on its way there.
         let connections = Connections::new(ConnectionLimits::ADMIN);
         let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
         tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));
@@ -331,7 +337,7 @@ fn announce(served: &Served, took: Duration) {
     }
 }
 
-/// Returns every name under which clients may ask for the model.
+/// Returns every name under which clients may request the model.
 fn names(config: &Config) -> Arc<[String]> {
     let adapters = config.engine.adapters.iter().map(|adapter| adapter.name.as_str());
     lora::all_names(&config.identity.model_names, adapters).collect()

@@ -1,9 +1,10 @@
 //! The disk tier: chunks and checkpoints as files that survive a restart, behind one thread that owns all file IO.
 //!
-//! Not here: which chunks are worth keeping (`chunk_index` in the core), what a payload means (`engine::kv_codec`).
-//! The idea: the engine thread puts requests into a queue and never waits; the thread "cache-disk" answers with events.
-//! A file is written under a temporary name, flushed and renamed, and proves itself by checksums when it is read, so a
-//! crash at any point leaves a usable store.
+//! The engine thread puts requests into a queue and never waits; the thread "cache-disk" responds with events. A file
+//! is written under a temporary name, flushed and renamed, and its checksums are verified when it is read. So a crash
+//! at any point leaves a usable store.
+//!
+//! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv_codec`).
 
 mod folder;
 mod format;
@@ -28,79 +29,79 @@ use folder::Folder;
 use queue::Queue;
 use thread::DiskThread;
 
-/// Makes the folder for stored state where there is none, tries to write into it, and takes a worker's place in it, so that a wrong
-/// one and one in use are reported before a model is loaded.
+/// Creates the folder for stored state if it does not exist, tries to write into it, and reserves it, so that a wrong
+/// folder or one in use is reported before a model is loaded.
 ///
-/// `settings` names the model and what its state depends on, as far as it is known by then. Returns nothing where only the folders
-/// in it can be written to: another worker is then found once the model is loaded.
+/// `settings` names the model and the settings of its state, as far as they are known by then. Returns `None` if only
+/// the folders in it are writable: another worker is then detected once the model is loaded.
 /// Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     folder::reserve(dir, settings)
 }
 
-/// Is how long no write is tried after one has failed, as on a full disk.
+/// Time in which no write is tried after one has failed, as on a full disk.
 ///
-/// Source: long enough that a full disk costs nothing, short enough that one made free is used again at once.
+/// Source: long enough that a full disk costs nothing, short enough that freed space is used again at once.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
-/// Is how long a dropped store waits for its thread, which may hang in a request to a dead disk.
+/// Longest wait of a dropped store for its thread, which may hang in a request to a dead disk.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Is what a stored payload can be used with; every combination has a folder of its own.
+/// Identity of stored state; every combination has a folder of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Names the model's weights and metadata.
+    /// Fingerprint of the model's weights and metadata.
     pub model: Fingerprint,
-    /// Names the layout of the KV state.
+    /// Fingerprint of the layout of the KV state.
     pub kv: Fingerprint,
-    /// Is the number of tokens in a block.
+    /// Tokens per block.
     pub block_size_tokens: u32,
 }
 
-/// Is a file that was found when the store was opened.
+/// A file that was found when the store was opened.
 #[derive(Debug, Clone)]
 pub struct StoredFile {
-    /// Says what it holds.
+    /// Its content.
     pub record: Record,
-    /// Is the size of the file, header included. Units: bytes.
+    /// Size of the file, header included. Units: bytes.
     pub file_bytes: u64,
-    /// Is when it was last written or read.
+    /// Time when it was last written or read.
     pub used_at: SystemTime,
 }
 
-/// Is what the store answers; it comes on the thread "cache-disk".
+/// Event of the store, sent by the thread "cache-disk".
 #[derive(Debug)]
 pub enum DiskEvent {
-    /// The chunk lies on disk.
+    /// The chunk is on disk.
     Written {
-        /// Is the chunk of the request.
+        /// The chunk.
         id: ChunkId,
-        /// Is the size of the file. Units: bytes.
+        /// Size of the file. Units: bytes.
         n_bytes: u64,
     },
-    /// The chunk does not lie on disk, and nothing of it does.
+    /// The chunk is not on disk, nor is any part of it.
     WriteFailed {
-        /// Is the chunk of the request.
+        /// The chunk.
         id: ChunkId,
-        /// Says why.
+        /// Reason.
         reason: WriteFailure,
     },
-    /// The payload was read and is what was written.
+    /// The payload was read and is the one that was written.
     Read {
-        /// Is the chunk of the request.
+        /// The chunk.
         id: ChunkId,
-        /// Is the payload.
+        /// The payload.
         payload: Arc<[u8]>,
     },
-    /// The payload cannot be had, and its file has been deleted.
+    /// The payload cannot be read, and its file has been deleted.
     ReadFailed {
-        /// Is the chunk of the request.
+        /// The chunk.
         id: ChunkId,
-        /// Says why.
+        /// Reason.
         reason: ReadFailure,
     },
 }
 
-/// Says why a chunk was not written.
+/// Reason why a chunk was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteFailure {
     /// Too much waits to be written already.
@@ -112,88 +113,88 @@ pub enum WriteFailure {
     /// The disk is full, or the file cannot be written for another reason.
     #[error("the file cannot be written")]
     Io {
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Says why a chunk could not be read.
+/// Reason why a chunk could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadFailure {
     /// There is no such file.
     #[error("there is no file")]
     Missing,
-    /// The file is not what was written.
+    /// The file is damaged.
     #[error(transparent)]
     Damaged(#[from] Damage),
-    /// The file holds another chunk than the one that was asked for.
+    /// The file has another chunk than the requested one.
     #[error("the file holds another chunk")]
     Other,
     /// The file cannot be read.
     #[error("the file cannot be read")]
     Io {
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Says why the store cannot be opened.
+/// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     #[error("the cache folder {} cannot be made", folder.display())]
     Make {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Nothing can be written into the folder.
+    /// The folder is not writable.
     #[error("nothing can be written into the cache folder {}", folder.display())]
     Unwritable {
         /// The folder.
         folder: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// Another worker uses the folder.
     #[error("the cache folder {} is in use by another worker; give each worker a --cache-disk of its own", folder.display())]
     InUse {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
     },
     /// The folder cannot be locked.
     #[error("the cache folder {} cannot be locked", folder.display())]
     Lock {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The folder cannot be listed.
     #[error("the cache folder {} cannot be listed", folder.display())]
     List {
-        /// Is the folder.
+        /// The folder.
         folder: PathBuf,
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The thread cannot be started.
     #[error("the thread for the cache folder cannot be started")]
     Thread {
-        /// Is what the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Is what bounds the store's requests.
+/// Limits on the store's requests.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
     queued_bytes_max: u64,
@@ -201,10 +202,10 @@ struct Limits {
     end_patience: Duration,
 }
 
-/// Is the engine thread's end of the disk tier.
+/// The engine thread's side of the disk tier.
 ///
-/// No request waits for the disk. Every write and every read is answered by one event, except a write whose chunk is
-/// deleted before it has begun. A second write of a chunk takes the place of the first where that still waits.
+/// No request waits for the disk. Every write and every read gets one event, except a write whose chunk is deleted
+/// before it has begun. A second write of a chunk replaces the first if that still waits.
 #[derive(Debug)]
 pub struct DiskStore {
     queue: Arc<Queue>,
@@ -213,13 +214,13 @@ pub struct DiskStore {
 }
 
 impl DiskStore {
-    /// Opens the part of `dir` that belongs to `identity`, and lists what it holds, parents before their children.
+    /// Opens the folder of `identity` in `dir`, and returns its files, parents before their children.
     ///
-    /// A write is refused where more than `queued_bytes_max` would wait; what the RAM tier holds as well costs no memory
-    /// of its own here, so that tier's limit is a good one.
-    /// `on_event` is called on the store's thread; while it does not return, nothing is written or read.
-    /// Cost: reads the header of each file. Files that cannot be used are deleted, with one warning.
-    /// Errors: `Make`, `Lock`, `List` where the folder cannot be used; `InUse` where another worker uses it; `Thread`.
+    /// A write is refused if more than `queued_bytes_max` would wait. Payloads that are also in the RAM tier take no
+    /// further memory here, so that tier's limit is a good value. `on_event` is called on the store's thread; until it
+    /// returns, nothing is written or read.
+    /// Cost: reads the header of each file. Unusable files are deleted, with one warning.
+    /// Errors: `Make`, `Lock`, `List` if the folder cannot be used; `InUse` if another worker uses it; `Thread`.
     pub fn open(
         dir: &Path,
         identity: Identity,
@@ -250,32 +251,33 @@ impl DiskStore {
         &self.folder
     }
 
-    /// Asks for `payload` to be written; the answer is `Written` or `WriteFailed`.
+    /// Requests the write of `payload`; the event is `Written` or `WriteFailed`.
     pub fn write(&self, id: ChunkId, record: Arc<Record>, payload: Arc<[u8]>) {
         self.queue.write(queue::Write { id, record, payload });
     }
 
-    /// Asks for the payload of `record`, ahead of everything that waits to be written; the answer is `Read` or
-    /// `ReadFailed`. A chunk that still waits to be written is answered from the queue.
+    /// Requests the payload of `record`, ahead of all waiting writes; the event is `Read` or `ReadFailed`. A chunk that
+    /// still waits to be written is returned from the queue.
     pub fn read(&self, id: ChunkId, record: Arc<Record>) {
         self.queue.read(id, record);
     }
 
-    /// Asks for the file of `record` to be deleted; there is no answer.
+    /// Requests the deletion of the file of `record`; there is no event.
     ///
-    /// A write that has not begun is taken back without an answer; one under way is answered and its file deleted.
+    /// A write that has not begun is cancelled without an event; one in progress gets its event and then its file is
+    /// deleted.
     pub fn delete(&self, id: ChunkId, record: Arc<Record>) {
         self.queue.delete(id, record);
     }
 
-    /// Waits until all writes asked for have been answered, and returns how many have not been at the deadline.
+    /// Waits until all writes have had their events, and returns the number of remaining ones at the deadline.
     pub fn flush(&self, deadline: Instant) -> usize {
         self.queue.flush(deadline)
     }
 }
 
 impl Drop for DiskStore {
-    /// Ends the thread after the request under way; what waits is given up without an answer.
+    /// Ends the thread after the request in progress; waiting requests are dropped without an event.
     fn drop(&mut self) {
         self.queue.close();
         if !self.queue.wait_for_end(Instant::now() + self.end_patience) {

@@ -1,7 +1,7 @@
-//! The fields of a chat that say which tools the model may call, whether it must, and where its thoughts go.
+//! The fields of a chat about tools: which the model may call, whether it must, and where its reasoning goes.
 //!
-//! Not here: what a template makes of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
-//! The idea: whatever llama.cpp would turn into a grammar is counted and bounded first, and each refusal names its tool.
+//! Input that llama.cpp would convert to a grammar is measured and limited first, and each refusal names its tool. Not
+//! here: the rendering of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
 
 pub mod arguments;
 mod cost;
@@ -20,23 +20,23 @@ use warmpath_prompt::FormatWish;
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
-/// Is the most tools of a request. Source: OpenAI takes 128; servers of tools together offer more.
+/// Most tools of a request. Source: OpenAI allows 128; several tool servers together offer more.
 const TOOLS_MAX: usize = 256;
 
 /// Longest name of a function. Units: bytes.
 ///
-/// Source: OpenAI takes 64, and as many for a namespace that stands before it; servers of tools put their own name there.
+/// Source: OpenAI allows 64, and as many for a namespace before it; tool servers put their own name there.
 const NAME_BYTES_MAX: usize = 160;
 
-/// Is the most that descriptions and schemas of all tools may take as JSON. Units: bytes.
+/// Longest descriptions and schemas of all tools together as JSON. Units: bytes.
 ///
-/// Source: 256 tools of 2 kB; what llama.cpp makes of them takes some 20 times as much.
+/// Source: 256 tools of 2 kB; llama.cpp's parsers take some 20 times as much.
 const TOOLS_BYTES_MAX: usize = 512 << 10;
 
-/// Kind of the tools that search the web, for which OpenAI's chats have a field of its own.
+/// Kind of the tools that search the web, for which OpenAI's chats have a separate field.
 const WEB_SEARCH: &str = "web_search";
 
-/// Is the tools of a request and what is wanted of them, unchecked.
+/// Tools of a request and their settings, unchecked.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ToolFields {
@@ -44,28 +44,28 @@ pub struct ToolFields {
     tools: Option<Vec<Value>>,
     #[schemars(schema_with = "schemas::tool_choice")]
     tool_choice: Option<Value>,
-    /// Says whether one answer may hold several calls.
+    /// Whether one response may have several calls.
     parallel_tool_calls: Option<bool>,
-    /// Asks for a search of the web before the answer; nobody makes one here.
+    /// Requests a web search before the response; this worker makes none.
     #[schemars(schema_with = "schemas::web_search_options")]
     web_search_options: Option<Value>,
     #[schemars(schema_with = "schemas::reasoning_format")]
     reasoning_format: Option<String>,
 }
 
-/// Says where a model's thoughts go; llama-server's `reasoning_format`.
+/// Where a model's reasoning goes; llama-server's `reasoning_format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Thoughts {
-    /// They stay in the content, as the model wrote them.
+    /// It stays in the content, as the model wrote it.
     Inline,
-    /// They are `reasoning_content`.
+    /// It becomes `reasoning_content`.
     Apart,
-    /// They are both.
+    /// Both.
     Both,
 }
 
 impl ToolFields {
-    /// Returns what the request wants of its answer's format, and where thoughts go.
+    /// Returns the requested format of the response, and where reasoning goes.
     ///
     /// Errors: `Field`, naming the tool and its field.
     pub fn resolve(&self) -> Result<(FormatWish, Thoughts), RequestError> {
@@ -82,7 +82,7 @@ impl ToolFields {
         if tool_choice != ToolChoice::None {
             cost::check(tools)?;
         }
-        // Who names one function wants one call of it.
+        // A request that names one function wants one call of it.
         let parallel_tool_calls = if only.is_some() { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
@@ -100,7 +100,7 @@ impl ToolFields {
         kinds
     }
 
-    /// Returns the error that a part of a tool's schema is not kept.
+    /// Returns the error that a part of a tool's schema cannot be enforced.
     pub fn not_kept(&self, tool: &Value, error: &SchemaError) -> RequestError {
         let param = self.parameters_of(tool);
         let path = if error.path.is_empty() { param } else { format!("{param}.{}", error.path) };
@@ -113,7 +113,7 @@ impl ToolFields {
         RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
     }
 
-    /// Returns the error that no schema of a tool that asks for it is kept; absent where no tool does.
+    /// Returns the error that no schema of a tool that requires it can be enforced; `None` if no tool requires it.
     pub fn none_is_kept(&self) -> Option<RequestError> {
         let is_strict = |tool: &Value| tool["function"]["strict"] == true;
         let idx = self.tools.iter().flatten().position(is_strict)?;
@@ -141,7 +141,7 @@ impl ToolFields {
         }
     }
 
-    /// Returns whether tools may be called, and which one alone if only one is meant.
+    /// Returns whether tools may be called, and the only one if just one is meant.
     fn choice(&self, names: &[&str]) -> Result<(ToolChoice, Option<String>), RequestError> {
         let refused = |reason: String| Err(RequestError::field("tool_choice", reason));
         let choice = match self.tool_choice.as_ref() {
@@ -181,12 +181,12 @@ impl ToolFields {
     }
 }
 
-/// Returns the pattern of what a function may be called.
+/// Returns the pattern of function names.
 pub fn function_name_pattern() -> String {
     schemas::name_pattern()
 }
 
-/// Returns the functions' names once all tools are found to be of the right shape; tools that are left out have none.
+/// Returns the functions' names if all tools are valid; tools that are left out have none.
 fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
     if tools.len() > TOOLS_MAX {
         let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
@@ -214,7 +214,7 @@ fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
     Ok(callable.filter_map(|(_, tool)| tool["function"]["name"].as_str()).collect())
 }
 
-/// Returns the name of a tool's function, or which of its fields is wrong and why.
+/// Returns the name of a tool's function, or the invalid field and the reason.
 fn check_tool(tool: &Value) -> Result<&str, (&'static str, String)> {
     let wrong = |field, reason: &str| Err((field, reason.to_owned()));
     let Value::Object(tool) = tool else { return wrong("", "must be an object") };

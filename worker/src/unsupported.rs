@@ -1,8 +1,8 @@
-//! The fields of OpenAI and llama-server that change the answer and that this worker cannot honour: refused, not
+//! Fields of OpenAI and llama-server that change the response and that this worker does not support: refused, not
 //! ignored.
 //!
-//! Not here: fields that only advise (`user`, `metadata`, ...), which are ignored as `docs/api.md` says.
-//! The idea: one table of fields, each with the values that ask for nothing; the rest of the body is skipped unread.
+//! One table lists the fields, each with the values that request nothing; the rest of the body is skipped unread.
+//! Fields that only advise (`user`, `metadata`, ...) are ignored, as `docs/api.md` says.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::error::RequestError;
 
-/// Is one line of the table.
+/// A line of the table.
 struct Refused {
     param: &'static str,
-    /// Says which values are understood, for the error; absent where none is.
+    /// Supported values, for the error; `None` if there are none.
     only: Option<&'static str>,
     asks_for_nothing: fn(&Value) -> bool,
     /// Returns the JSON schema of such values, for the API's document.
@@ -28,7 +28,7 @@ const REFUSED: &[Refused] = &[
     refused("audio", None, EMPTY),
 ];
 
-/// Says which values ask for nothing, besides null, and what schema they have.
+/// Values that request nothing, besides null, and their schema.
 type Neutral = (fn(&Value) -> bool, fn() -> Value);
 
 const ONE: Neutral = (|value| value.as_f64() == Some(1.0), || json!({"enum": [1, null]}));
@@ -60,11 +60,11 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Is the first field of a body that asks for what cannot be done, if one does.
+/// First field of a body that requests something unsupported, if there is one.
 pub struct Unsupported(Option<&'static Refused>);
 
 impl Unsupported {
-    /// Returns an error where a field asks for what cannot be done.
+    /// Returns an error if a field requests something unsupported.
     ///
     /// Errors: `Unsupported`, naming the field.
     pub fn check(&self) -> Result<(), RequestError> {

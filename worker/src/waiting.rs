@@ -1,30 +1,33 @@
 //! How llama.cpp's threads wait for each other: how long they spin before they sleep.
 //!
-//! Not here: how many there are (`config`).
-//! The idea: the threads of one step meet hundreds of times. GNU's OpenMP lets a thread that waits spin for milliseconds. That is
-//! best where every thread has a processor to itself, and a disaster where it has not: the thread that spins keeps the
-//! processor from the one that it waits for. A short spin bridges the usual wait and yields in all other cases. The library reads
-//! its settings before `main` does, so the program sets them and starts itself again, in the same process.
+//! The threads of one step synchronize hundreds of times. GNU's OpenMP lets a waiting thread spin for milliseconds.
+//! That is best if every thread has a processor to itself, and a disaster if not: the spinning thread keeps the
+//! processor from the one that it waits for. A short spin covers the usual wait and yields in all other cases. The
+//! library reads its settings before `main` does, so the program sets them and executes itself again, in the same
+//! process.
+//!
+//! Not here: the number of threads (`config`).
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-/// Setting of GNU's OpenMP: how often a waiting thread looks before it sleeps.
+/// Setting of GNU's OpenMP: number of spins of a waiting thread before it sleeps.
 const SPIN_COUNT: &str = "GOMP_SPINCOUNT";
 
 /// Setting of every OpenMP: how threads wait.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
-/// Looks of a waiting thread before it sleeps: tens of microseconds, longer than threads of a step usually wait.
+/// Number of spins of a waiting thread before it sleeps: tens of microseconds, longer than threads of a step usually
+/// wait.
 ///
 /// Source: docs/tuning.md, the section about processors that are shared.
 const SPINS: &str = "1000";
 
-/// Starts the program again with short spins, unless its user has said how threads wait; then it goes on.
+/// Executes the program again with short spins, unless its user has set how threads wait; then it returns.
 ///
-/// Errors: the program cannot be started again; it can go on all the same.
+/// Errors: the program cannot be executed again; it can continue all the same.
 pub fn spin_shortly() -> io::Result<()> {
     let is_said = [SPIN_COUNT, WAIT_POLICY].iter().any(|name| std::env::var_os(name).is_some());
     if is_said || !cfg!(target_os = "linux") {
@@ -33,7 +36,7 @@ pub fn spin_shortly() -> io::Result<()> {
     Err(start_again())
 }
 
-/// Returns how threads wait, in the words of the settings.
+/// Returns how threads wait, as the values of the settings.
 pub fn described() -> String {
     let said = |name: &&str| std::env::var_os(name).map(|value| format!("{name}={}", value.to_string_lossy()));
     let settings: Vec<String> = [SPIN_COUNT, WAIT_POLICY].iter().filter_map(said).collect();
@@ -49,6 +52,6 @@ fn start_again() -> io::Error {
     let name = arguments.next();
     let mut command = Command::new(&program);
     command.arg0(name.as_deref().unwrap_or(OsStr::new("warmpath-worker"))).args(arguments).env(SPIN_COUNT, SPINS);
-    // It returns only where it fails.
+    // This returns only if it fails.
     command.exec()
 }

@@ -1,8 +1,8 @@
-//! The engine on the real llama.cpp, with models made by code and, in `real_weights`, with real ones.
+//! The engine on the real llama.cpp, with generated models and, in `real_weights`, with real ones.
 //!
-//! Not here: HTTP (the worker's other tests), the pure plans (`warmpath-worker-core`).
-//! The idea: the made models' greedy answers depend on every token of the context and survive numeric noise, so any KV
-//! state that is not what the engine thinks shows in the answer.
+//! The generated models' greedy responses depend on every token of the context and survive numeric noise, so any KV
+//! state that differs from the engine's records shows in the response. Not here: HTTP (the worker's other tests), the
+//! pure plans (`warmpath-worker-core`).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 

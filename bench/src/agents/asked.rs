@@ -1,4 +1,5 @@
-//! One request in an agent's dialect and what came of it: the text, the tokens that were reused, the time to the first of the answer.
+//! One request in an agent's dialect and what came of it: the text, the tokens that were reused, the time to the first
+//! of the answer.
 //!
 //! Not here: what is asked (`session`).
 

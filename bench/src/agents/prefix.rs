@@ -1,6 +1,7 @@
 //! How much of a prompt is the beginning of an earlier one, in the model's tokens.
 //!
-//! Not here: what a server reused of it. The idea: prompts are made as router and worker make them, so the count is exact.
+//! Not here: what a server reused of it. The idea: prompts are made as router and worker make them, so the count is
+//! exact.
 
 use std::path::Path;
 

@@ -1,8 +1,10 @@
-//! What coding agents send: which texts, how long each is, and which of them change from project to project or request to request.
+//! What coding agents send: which texts, how long each is, and which of them change from project to project or request
+//! to request.
 //!
 //! Not here: the texts (made of words, none is an agent's) and their order in time (`session`).
-//! Source: requests recorded from each agent with a project of one or two files: Claude Code 2.1, Codex CLI, opencode, qwen-code 0.15.10,
-//! aider. Lengths are characters; where a text of the same agent begins to differ in another project was found by comparing two.
+//! Source: requests recorded from each agent with a project of one or two files: Claude Code 2.1, Codex CLI, opencode,
+//! qwen-code 0.15.10, aider. Lengths are characters; where a text of the same agent begins to differ in another project
+//! was found by comparing two.
 
 use super::Agent;
 

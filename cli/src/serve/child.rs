@@ -1,6 +1,6 @@
-//! One child process: started, started again when it ends, its log passed on line by line.
+//! One child process: started, restarted when it ends, its log passed on line by line.
 //!
-//! Not here: which children there are (`plan`).
+//! Not here: the list of children (`plan`).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::log;
 
-/// First pause before a child is started again; each end soon after a start doubles it.
+/// First pause before a child is restarted; each end soon after a start doubles it.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause before a child is started again.
+/// Longest pause before a child is restarted.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Time after which a child that ends counts as one that had worked.
 const STEADY: Duration = Duration::from_secs(60);
@@ -24,25 +24,25 @@ const STEADY: Duration = Duration::from_secs(60);
 /// A program with its flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Name before each line of its log.
+    /// Prefix of each line of its log.
     pub name: String,
     /// File of the program.
     pub path: PathBuf,
-    /// Flags.
+    /// Its flags.
     pub args: Vec<OsString>,
 }
 
-/// What others decide about a child.
+/// Signals that control a child.
 pub struct Life {
-    /// Cancelled when the child is to end: it gets SIGTERM and finishes what it does.
+    /// Cancelled when the child must end: it gets SIGTERM and finishes its work.
     pub ends: CancellationToken,
-    /// Cancelled when the child is to be killed.
+    /// Cancelled when the child must be killed.
     pub kill: CancellationToken,
-    /// Cancelled when the fleet has been ready once; from then on the child is started again when it ends.
+    /// Cancelled when the fleet has been ready once; from then on the child is restarted when it ends.
     pub is_ready: CancellationToken,
 }
 
-/// Keeps a program running until it is to end.
+/// Keeps a program running until it must end.
 ///
 /// Errors: it cannot be started, or ends before the fleet has been ready.
 pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
@@ -76,7 +76,7 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
 
 fn start(program: &Program) -> anyhow::Result<Child> {
     let mut command = Command::new(&program.path);
-    // A group of its own keeps the terminal's Ctrl-C from the child, which is asked to end in its turn.
+    // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     end_with_parent(&mut command);
@@ -87,7 +87,7 @@ fn start(program: &Program) -> anyhow::Result<Child> {
     Ok(child)
 }
 
-/// Lets the system end the child if this process is killed, so that no worker stays behind with its memory.
+/// Makes the system end the child if this process is killed, so that no worker and its memory remain.
 #[cfg(target_os = "linux")]
 fn end_with_parent(command: &mut Command) {
     let ask = || {
@@ -102,10 +102,11 @@ fn end_with_parent(command: &mut Command) {
 #[cfg(not(target_os = "linux"))]
 fn end_with_parent(_command: &mut Command) {}
 
-/// Asks a child to end and waits until it has; kills it if that is wanted meanwhile.
+/// Asks a child to end and waits for it; kills it if that is wanted meanwhile.
 async fn end(child: &mut Child, kill: &CancellationToken) -> anyhow::Result<()> {
     if let Some(pid) = child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
-        // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its own.
+        // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its
+        // own.
         unsafe { libc::kill(pid, libc::SIGTERM) };
     }
     tokio::select! {
@@ -114,7 +115,7 @@ async fn end(child: &mut Child, kill: &CancellationToken) -> anyhow::Result<()> 
     }
 }
 
-/// Passes a child's log on, each line behind the child's name.
+/// Passes a child's log on, each line after the child's name.
 async fn pass_on(name: String, stderr: impl AsyncRead + Unpin) {
     let mut lines = BufReader::new(stderr);
     let mut line = Vec::new();

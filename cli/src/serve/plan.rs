@@ -1,7 +1,7 @@
-//! Which programs a fleet on one machine consists of, and with which flags: pure, but for looking at the machine.
+//! The programs of a fleet on one machine, and their flags. Pure, except for reading the machine's size.
 //!
-//! Not here: running them (`child`).
-//! Workers of one machine share its processors and memory, so each gets its part where the user does not say otherwise.
+//! Workers of one machine share its processors and memory, so each gets its part unless the user sets it. Not here:
+//! running the programs (`child`).
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -16,12 +16,12 @@ use crate::status::Fleet;
 /// Seconds for which the router holds requests while workers load.
 const WAIT_S: &str = "600";
 
-/// Part of the free memory that all workers together keep for KV state.
+/// Divisor of the free memory: the part that all workers together use for KV state.
 ///
 /// Source: the default of one worker's `--cache-ram`.
 const CACHE_PART: u64 = 4;
 
-/// What `warmpath serve` takes itself.
+/// Flags of `warmpath serve` itself.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Workers to start. One uses a machine without GPUs best; several suit several GPUs
@@ -41,7 +41,7 @@ pub struct Settings {
     pub bin_dir: Option<PathBuf>,
 }
 
-/// Flags that are handed on.
+/// Flags that are passed on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Flags of each worker.
@@ -50,10 +50,9 @@ pub struct Flags {
     pub router: Vec<OsString>,
 }
 
-/// Returns the command line that this program reads itself, and the flags that it hands on.
+/// Returns the command line for this program itself, and the flags that it passes on.
 ///
-/// Of `warmpath serve` the program reads the flags of [`Settings`], wherever they stand before `--`; of any other command
-/// everything.
+/// For `warmpath serve` these are the flags of [`Settings`], anywhere before `--`; for any other command, everything.
 pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
     if arguments.get(1).is_none_or(|command| command != "serve") {
         return (arguments, Flags::default());
@@ -83,12 +82,12 @@ pub fn split(arguments: Vec<OsString>) -> (Vec<OsString>, Flags) {
     (own, flags)
 }
 
-/// What the machine has for its workers.
+/// Size of the machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
     /// Processors that this process may use.
     pub n_processors: usize,
-    /// Memory that is free; 0 where that is not known. Units: MiB.
+    /// Free memory; 0 if it is unknown. Units: MiB.
     pub free_mib: u64,
 }
 
@@ -113,9 +112,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the programs of the fleet that is asked for.
+    /// Returns the programs of the fleet.
     ///
-    /// Errors: no worker, addresses that overlap, flags that this program sets itself, no such program.
+    /// Errors: no worker, addresses that overlap, flags that this program sets itself, a missing program.
     pub fn of(settings: Settings, flags: Flags, machine: &Machine) -> anyhow::Result<Self> {
         let Settings { workers: n_workers, listen, admin_listen, worker_listen, bin_dir } = settings;
         ensure!(n_workers > 0, "--workers is at least 1");
@@ -166,7 +165,7 @@ impl Plan {
         format!("http://{}", reachable(self.admin_listen))
     }
 
-    /// Returns what a user reads once the fleet is ready.
+    /// Returns the text for the user once the fleet is ready.
     pub fn greeting(&self, fleet: &Fleet) -> String {
         let base = format!("{}://{}", if self.has_tls { "https" } else { "http" }, reachable(self.listen));
         let admin = self.admin_url();
@@ -190,7 +189,7 @@ fn address(first: SocketAddr, n: u16) -> anyhow::Result<SocketAddr> {
     Ok(SocketAddr::new(first.ip(), port))
 }
 
-/// Returns an address at which this machine reaches what listens on all of its addresses.
+/// Returns an address at which this machine reaches a server that listens on all of its addresses.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,
@@ -221,7 +220,7 @@ fn worker_args(
     }
     let disk = value(flags, "--cache-disk").or_else(|| std::env::var_os("WARMPATH_CACHE_DISK"));
     if let Some(disk) = disk.filter(|disk| !disk.is_empty()) {
-        // A folder is one worker's; of a flag that is given twice the last counts.
+        // Each worker has a folder of its own. If a flag is given twice, the last one counts.
         args.extend(["--cache-disk".into(), Path::new(&disk).join(format!("worker-{n}")).into_os_string()]);
     }
     args
@@ -236,14 +235,14 @@ fn has(flags: &[OsString], names: &[&str]) -> bool {
     flags.iter().any(|flag| names.iter().any(|name| flag == name || value_of(flag, name).is_some()))
 }
 
-/// Returns the value that a flag is given last.
+/// Returns the last value of a flag.
 fn value(flags: &[OsString], name: &str) -> Option<OsString> {
     let follows = |at: usize| flags.get(at + 1).cloned();
     let at = flags.iter().rposition(|flag| flag == name || value_of(flag, name).is_some())?;
     value_of(&flags[at], name).map(OsStr::to_owned).or_else(|| follows(at))
 }
 
-/// Returns what stands behind `name=`.
+/// Returns the text after `name=`.
 fn value_of<'a>(flag: &'a OsStr, name: &str) -> Option<&'a OsStr> {
     flag.to_str()?.strip_prefix(name)?.strip_prefix('=').map(OsStr::new)
 }
@@ -269,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Returns a folder in which files have the programs' names.
+    /// Returns a folder that has files with the programs' names.
     fn bin_dir() -> PathBuf {
         let dir = std::env::temp_dir().join("warmpath-cli-plan");
         std::fs::create_dir_all(&dir).expect("a folder");

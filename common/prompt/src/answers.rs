@@ -1,4 +1,4 @@
-//! How the answer to a chat begins and how it is read: the format of its template, fitted to the request's prompt.
+//! The format of the response to a chat: its grammar and its parser, fitted to the request's prompt.
 //!
 //! Not here: the formats themselves (`formats`), rendering (`fitted`).
 
@@ -15,49 +15,49 @@ use crate::formats::{CONTENT_MARK, Ending, KnownFormat, REASONING_MARK, Wanted};
 use crate::messages::{Continued, continued, switches};
 use crate::spacing::{Written, spaced};
 
-/// Says what a request wants of the format of its answer.
+/// A request's settings for the format of its response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FormatWish {
-    /// Lists the tools that may be called; none where none may.
+    /// Tools that may be called; empty if none may.
     pub tools: Vec<Json>,
-    /// Says whether one must be called.
+    /// Whether one must be called.
     pub tool_choice: ToolChoice,
-    /// Says whether several may be called; absent means where the template is made for it.
+    /// Whether several may be called; `None` means if the template supports it.
     pub parallel_tool_calls: Option<bool>,
-    /// Says where thoughts go.
+    /// Where reasoning goes.
     pub reasoning_format: ReasoningFormat,
 }
 
-/// Is the format of the answer to one request.
+/// Format of the response to one request.
 #[derive(Debug, Clone)]
 pub struct AnswerFormat {
     known: Arc<KnownFormat>,
-    /// Is the end of the prompt that belongs to the answer already.
+    /// End of the prompt that already belongs to the response.
     prefix: String,
     continues: bool,
     separators: Option<Separators>,
 }
 
-/// Is the grammar of an answer.
+/// Grammar of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerGrammar<'a> {
-    /// Is the grammar in GBNF.
+    /// The grammar in GBNF.
     pub text: &'a str,
-    /// Says from where on it counts.
+    /// Where the grammar starts to apply.
     pub from: GrammarFrom<'a>,
 }
 
-/// Says from where on a grammar counts.
+/// Where a grammar starts to apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrammarFrom<'a> {
-    /// From this end of the prompt on; empty where it begins with the answer.
+    /// At this end of the prompt; empty if the grammar begins with the response.
     PromptEnd(&'a str),
-    /// From where a call starts.
+    /// At the start of a call.
     Call,
 }
 
 impl AnswerFormat {
-    /// Returns the grammar that the answer must follow, if any.
+    /// Returns the grammar that the response must follow, if any.
     pub fn grammar(&self) -> Option<AnswerGrammar<'_>> {
         let format = &self.known.format;
         let from = if format.grammar_is_lazy { GrammarFrom::Call } else { GrammarFrom::PromptEnd(&self.prefix) };
@@ -74,25 +74,25 @@ impl AnswerFormat {
         &self.known.format
     }
 
-    /// Returns the end of the prompt that belongs to the answer already.
+    /// Returns the end of the prompt that already belongs to the response.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns what the template writes between the parts of a call's arguments once it is part of a prompt, where that
-    /// is known.
+    /// Returns the separators that the template writes between the parts of a call's arguments in a prompt, if they are
+    /// known.
     pub fn separators(&self) -> Option<Separators> {
         self.separators
     }
 
-    /// Returns whether the answer goes on with a message that the prompt has begun.
+    /// Returns whether the response continues a message that the prompt has begun.
     pub fn continues(&self) -> bool {
         self.continues
     }
 
-    /// Returns a reader of one answer; what the prompt holds of a message that goes on is not told again.
+    /// Returns a parser of one response; it does not repeat the part of a continued message that is in the prompt.
     ///
-    /// Errors: `Refused` where the prompt's end is not of the format.
+    /// Errors: `Refused` if the prompt's end does not match the format.
     pub fn reader(&self) -> Result<Reader, ChatError> {
         let mut reader = self.known.format.reader(&self.prefix)?;
         if self.continues {
@@ -103,10 +103,11 @@ impl AnswerFormat {
 }
 
 impl FittedTemplate {
-    /// Returns the format of the answer to `request`, whose prompt is `prompt`; `None` where the answer is its own content.
+    /// Returns the format of the response to `request` with the prompt `prompt`; `None` if the whole response is its
+    /// content.
     ///
-    /// Errors: `Field` where a tool's schema cannot be turned into a grammar, or a call is required that the template has no
-    /// form for.
+    /// Errors: `Field` if a tool's schema cannot be converted to a grammar, or a call is required and the template has
+    /// no form for calls.
     pub(crate) fn answer_format(
         &self,
         request: &ChatPrompt,
@@ -142,7 +143,7 @@ impl FittedTemplate {
         Ok(Some(AnswerFormat { known, prefix, continues: goes_on.is_some(), separators: self.separators() }))
     }
 
-    /// Returns the grammar of calls with white space as the template writes it; absent where that cannot be found out.
+    /// Returns the grammar of calls with white space as the template writes it; `None` if that cannot be determined.
     fn spaced(&self, request: &ChatPrompt, wish: &FormatWish, known: &KnownFormat) -> Option<String> {
         let parameters = |tool: &Json| tool["function"]["parameters"].clone();
         let has_some = |tool: &&Json| parameters(tool)["properties"].as_object().is_none_or(|named| !named.is_empty());
@@ -168,7 +169,7 @@ impl FittedTemplate {
         })
     }
 
-    /// Returns the end of a prompt that is there because an answer is to follow.
+    /// Returns the end of a prompt that the template adds for the response.
     fn generation_prompt(
         &self,
         request: &ChatPrompt,
@@ -178,7 +179,7 @@ impl FittedTemplate {
         if prompt.ends_with(&format.generation_prompt) {
             return Ok(format.generation_prompt.clone());
         }
-        // What is said may decide it, as where a user can switch off thinking.
+        // The messages may decide it, as in templates where a user can switch reasoning off.
         let without = ChatPrompt { add_generation_prompt: Some(false), ..request.clone() };
         let without = self.plain(&without)?;
         let with = self.plain(request)?;
@@ -186,7 +187,7 @@ impl FittedTemplate {
         Ok(with[with.floor_char_boundary(n_common)..].to_owned())
     }
 
-    /// Names the first tool whose schema cannot be used.
+    /// Finds the first tool whose schema cannot be used.
     fn refused_tool<'w>(
         &self,
         tools: &'w [Json],
@@ -194,7 +195,7 @@ impl FittedTemplate {
         error: &ChatError,
     ) -> PromptError {
         let works = |n: &usize| self.formats.get(&wanted(&tools[..*n])).is_ok();
-        // The first of them is wrong where none of those before it is.
+        // A binary search: the first invalid tool is the one before which no tool is invalid.
         let (mut n_right, mut n_wrong) = (0, tools.len());
         while n_wrong - n_right > 1 {
             let middle = n_right.midpoint(n_wrong);
@@ -204,7 +205,7 @@ impl FittedTemplate {
     }
 }
 
-/// Returns a conversation in which a tool of these parameters was called so often.
+/// Returns a conversation with this many calls of a tool with these parameters.
 fn called(name: &str, parameters: &Json, n_calls: usize) -> Vec<Map<String, Json>> {
     let argument = |(name, schema): (&String, &Json)| {
         (name.clone(), if schema["type"] == "string" { json!("1") } else { json!(1) })
@@ -230,7 +231,7 @@ fn called(name: &str, parameters: &Json, n_calls: usize) -> Vec<Map<String, Json
     messages.into_iter().filter_map(|message| message.as_object().cloned()).collect()
 }
 
-/// Returns what kind of end a request's conversation has.
+/// Returns the kind of end of a request's conversation.
 fn ending(request: &ChatPrompt, goes_on: Option<&Continued<'_>>) -> Ending {
     if let Some(goes_on) = goes_on {
         return goes_on.ending();
@@ -239,7 +240,7 @@ fn ending(request: &ChatPrompt, goes_on: Option<&Continued<'_>>) -> Ending {
     if role.is_some_and(|role| role == "tool") { Ending::ToolResult } else { Ending::Question }
 }
 
-/// Puts the texts of a message that goes on where their marks are.
+/// Replaces the marks by the texts of a continued message.
 fn fill(generation_prompt: &str, goes_on: &Continued<'_>) -> String {
     generation_prompt.replace(REASONING_MARK, &goes_on.reasoning).replace(CONTENT_MARK, &goes_on.content)
 }
@@ -250,13 +251,13 @@ fn nothing_to_require() -> PromptError {
 }
 
 impl Continued<'_> {
-    /// Returns the kind of a conversation that ends so.
+    /// Returns the kind of end of a conversation that ends with this message.
     pub(crate) fn ending(&self) -> Ending {
         Ending::Continued { has_reasoning: !self.reasoning.is_empty(), has_content: !self.content.is_empty() }
     }
 }
 
-/// Returns how llama.cpp goes on with such a message, marks for what it says; `None` where it does not know.
+/// Returns how llama.cpp continues such a message, with marks for its texts; `None` if it has no form for that.
 pub(crate) fn continuation(
     template: &FittedTemplate,
     goes_on: &Continued<'_>,

@@ -1,8 +1,8 @@
-//! Chat templates that a model's user can name: llama.cpp's built-in ones, as Jinja.
+//! Chat templates that users can select by name: llama.cpp's built-in ones, as Jinja.
 //!
-//! Not here: a model's own template. The idea: llama.cpp renders these names by code of its own (`llama_chat_apply_template`).
-//! Written as Jinja they pass through the same renderer as every other template, in router and worker. A test compares each with
-//! llama.cpp's code.
+//! llama.cpp renders these with special code (`llama_chat_apply_template`). As Jinja they pass through the same
+//! renderer as every other template, in router and worker. A test compares each with llama.cpp's code. Not here: a
+//! model's own template.
 
 /// Template of a model that has none: ChatML.
 ///
@@ -96,10 +96,10 @@ mod tests {
     use super::*;
     use crate::template::ChatTemplate;
 
-    /// Roles and texts, and whether the prompt of an answer follows.
+    /// Roles and texts, and whether the start of a response follows.
     type Conversation<'a> = (&'a [(&'a str, String)], bool);
 
-    /// Returns what llama.cpp's own code renders.
+    /// Returns the text that llama.cpp's own code renders.
     fn by_llama_cpp(name: &str, (messages, add_generation_prompt): Conversation<'_>) -> String {
         let c = |text: &str| CString::new(text).expect("no NUL");
         let texts: Vec<_> = messages.iter().map(|(role, content)| (c(role), c(content))).collect();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn every_name_of_llama_cpp_is_there_and_no_other() {
-        // SAFETY: with no room the call writes nothing and counts the names.
+        // SAFETY: with a length of zero the call writes nothing and counts the names.
         let n_names = unsafe { sys::llama_chat_builtin_templates(std::ptr::null_mut(), 0) };
         let mut names = vec![std::ptr::null(); n_names as usize];
         // SAFETY: there is room for as many names as were counted.

@@ -1,8 +1,8 @@
-//! Ends work that nobody waits for any more, between one portion of it and the next.
+//! Cancellation of work whose result is no longer needed, between two portions of it.
 //!
-//! Not here: who waits. The idea: a text is tokenized in portions, deep below many callers, of which none has a result to
-//! give for half a text. So whoever begins the work says how to find out that it was cancelled, and work that was unwinds
-//! to there, as a panic would but without its message.
+//! A text is tokenized in portions, deep below many callers, none of which has a result for half a text. So the caller
+//! that starts the work passes a function that tells whether it was cancelled. Cancelled work unwinds to that caller,
+//! like a panic but without its message. Not here: the callers.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,19 +10,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
 thread_local! {
-    /// What tells whether the work of this thread was cancelled; absent where nobody can cancel it.
+    /// Tells whether the work of this thread was cancelled; `None` if it cannot be.
     static IS_CANCELLED: RefCell<Option<Rc<dyn Fn() -> bool>>> = const { RefCell::new(None) };
 }
 
-/// Payload of the unwinding of work that was cancelled.
+/// Payload of the unwinding of cancelled work.
 struct Cancelled;
 
-/// Returns what `work` returns; `None` where `is_cancelled` was true between two portions of it.
+/// Returns the result of `work`; `None` if `is_cancelled` was true between two portions of it.
 ///
-/// Cost: `is_cancelled` is asked before each portion of some ten milliseconds. Panics: where `work` does.
+/// Cost: `is_cancelled` is called before each portion of some ten milliseconds. Panics: if `work` does.
 pub fn unless_cancelled<T>(is_cancelled: impl Fn() -> bool + 'static, work: impl FnOnce() -> T) -> Option<T> {
     let outer = IS_CANCELLED.replace(Some(Rc::new(is_cancelled)));
-    // What a portion leaves behind is whole: no lock is held between portions.
+    // A portion leaves no partial state: no lock is held between portions.
     let worked = catch_unwind(AssertUnwindSafe(work));
     IS_CANCELLED.set(outer);
     match worked {
@@ -36,7 +36,7 @@ fn is_cancellation(payload: &(dyn Any + Send)) -> bool {
     payload.is::<Cancelled>()
 }
 
-/// Unwinds to [`unless_cancelled`] where the work of this thread was cancelled.
+/// Unwinds to [`unless_cancelled`] if the work of this thread was cancelled.
 pub(crate) fn end_if_cancelled() {
     let is_cancelled = IS_CANCELLED.with_borrow(Clone::clone);
     if is_cancelled.is_some_and(|is_cancelled| is_cancelled()) {
@@ -65,7 +65,7 @@ mod tests {
             }
         });
         assert_eq!((ended, n_asked.get(), n_done.get()), (None, 4, 3));
-        // What nobody can cancel goes on.
+        // Work that cannot be cancelled continues.
         end_if_cancelled();
         assert_eq!(unless_cancelled(|| false, || 7), Some(7));
     }

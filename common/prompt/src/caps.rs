@@ -1,40 +1,40 @@
-//! What a chat template can take: content as text or as parts, tool arguments as objects or as text.
+//! Capabilities of a chat template: content as text or as parts, tool arguments as objects or as text.
 //!
-//! Not here: how messages are fitted to it (`messages`). The idea: like llama.cpp, render small conversations and see
-//! what comes out; the request is then given in the shape that works, whichever the client has chosen.
+//! They are found like in llama.cpp: small conversations are rendered and the output is examined. A request is then
+//! passed in the form that works, whichever the client has chosen. Not here: the conversion of messages (`messages`).
 
 use serde_json::{Value as Json, json};
 
 use crate::messages::to_template_value;
 use crate::template::ChatTemplate;
 
-/// Says which shapes of content a template shows for messages of one role.
+/// Forms of content that a template shows for messages of one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContentShapes {
     pub text: bool,
     pub parts: bool,
 }
 
-/// Says which shapes a template takes.
+/// Forms of messages that a template accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caps {
     system: ContentShapes,
     user: ContentShapes,
     assistant: ContentShapes,
     tool: ContentShapes,
-    /// Says that tool arguments are given as objects; otherwise as JSON text.
+    /// Whether tool arguments are passed as objects; otherwise as JSON text.
     pub object_arguments: bool,
-    /// Says that the template knows the role `developer`; otherwise it is given `system`.
+    /// Whether the template knows the role `developer`; otherwise `system` takes its place.
     pub developer_role: bool,
-    /// Says that the template takes thoughts as `thinking`, as gpt-oss does; others know `reasoning_content`.
+    /// Whether the template reads reasoning as `thinking`, as gpt-oss does; others read `reasoning_content`.
     pub thinking_key: bool,
-    /// Places at which the template shows messages of the system.
+    /// Positions at which the template shows system messages.
     pub system_places: SystemPlaces,
-    /// What the template writes between the parts of a call's arguments; absent where it writes them in another way.
+    /// Separators between the parts of a call's arguments; `None` if the template writes them in another way.
     pub separators: Option<Separators>,
 }
 
-/// What stands between the parts of JSON.
+/// Separators in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Separators {
     /// Between items and members.
@@ -43,29 +43,29 @@ pub struct Separators {
     pub key: &'static str,
 }
 
-/// Separators that templates write, and JSON with them. Source: Python's `json.dumps`, as it is and with
+/// Separators that templates write, with an example. Source: Python's `json.dumps`, by default and with
 /// `separators=(",", ":")`.
 const SEPARATED: [(Separators, &str); 2] = [
     (Separators { item: ", ", key: ": " }, r#"{"a": 1, "b": [1, 2]}"#),
     (Separators { item: ",", key: ":" }, r#"{"a":1,"b":[1,2]}"#),
 ];
 
-/// Places at which a template shows messages of the system.
+/// Positions at which a template shows system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemPlaces {
-    /// Several at the beginning are all shown.
+    /// All of several at the beginning are shown.
     pub several_first: bool,
-    /// One is shown behind what a user said.
+    /// One after a user's message is shown.
     pub later: bool,
 }
 
-/// Is a text that no template contains.
+/// A text that no template contains.
 const MARKER: &str = "warmpath probe text";
-/// Is another one.
+/// Another such text.
 const SECOND_MARKER: &str = "warmpath second text";
 
 impl Caps {
-    /// Finds out by rendering.
+    /// Determines the capabilities by rendering.
     pub fn probe(template: &ChatTemplate) -> Self {
         let user = content_shapes(template, "user");
         let other = |role| {
@@ -85,7 +85,7 @@ impl Caps {
         }
     }
 
-    /// Returns the shapes for messages of `role`.
+    /// Returns the forms of content for messages of `role`.
     pub fn content(&self, role: &str) -> ContentShapes {
         match role {
             "system" | "developer" => self.system,
@@ -99,7 +99,7 @@ impl Caps {
 fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     let shown = |content: Json| {
         let text = render(template, &conversation(role, content), None)?;
-        // A template that prints the list itself shows Python's or JSON's spelling of it.
+        // A template that prints the list itself shows it as Python or JSON spells it.
         let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| text.contains(spelling));
         Some(text.contains(MARKER) && !printed)
     };
@@ -109,20 +109,20 @@ fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     }
 }
 
-/// Returns whether the template has the role `developer`; the word alone may stand in a text.
+/// Returns whether the template has the role `developer`; the word alone may occur in a text.
 fn shows_developer(template: &ChatTemplate) -> bool {
     let shapes = content_shapes(template, "developer");
     template.source().contains("developer") && (shapes.text || shapes.parts)
 }
 
-/// Finds out where messages of the system are shown; anywhere, where the template knows none, so that nothing is moved.
+/// Determines where system messages are shown; anywhere if the template knows none, so that nothing is moved.
 fn system_places(template: &ChatTemplate) -> SystemPlaces {
     let message = |role: &str, text: &str| {
         let shapes = content_shapes(template, role);
         let content = if shapes.text { json!(text) } else { json!([{"type": "text", "text": text}]) };
         json!({"role": role, "content": content})
     };
-    // Some templates keep the last message of the system in place of the first.
+    // Some templates keep the last system message instead of the first.
     let shows = |messages: Json, texts: &[&str]| {
         render(template, &messages, None).is_some_and(|shown| texts.iter().all(|text| shown.contains(text)))
     };
@@ -167,7 +167,7 @@ fn rendered_call(template: &ChatTemplate, arguments: Json) -> Option<String> {
     render(template, &json!([user, call(arguments), result]), Some(a_tool()))
 }
 
-/// Returns what the template writes between the parts of arguments; a text is taken to be what the model wrote.
+/// Returns the separators between the parts of arguments; a text is assumed to be the model's own.
 fn separators(template: &ChatTemplate) -> Option<Separators> {
     let nested = json!({"a": 1, "b": [1, 2]});
     let shown = match rendered_call(template, json!({"warmpath_key": nested})) {
@@ -177,7 +177,8 @@ fn separators(template: &ChatTemplate) -> Option<Separators> {
     SEPARATED.into_iter().find(|(_, written)| shown.contains(written)).map(|(separators, _)| separators)
 }
 
-/// Returns whether a call's arguments come out right as an object; not where Python's spelling of it is printed.
+/// Returns whether a call's arguments are rendered correctly from an object: not if the template prints it as Python
+/// does.
 fn takes_object_arguments(template: &ChatTemplate) -> bool {
     let rendered = |arguments: Json| rendered_call(template, arguments);
     let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {

@@ -1,8 +1,9 @@
-//! A chat template with everything that is known about it, and a request rendered with it.
+//! A chat template with its capabilities, and a request rendered with it.
 //!
-//! Not here: the tokens of what it renders (`maker`), how answers are read (`answers`).
-//! The idea: a message of the assistant at the end goes on. What stands before it is rendered, and behind that what llama.cpp
-//! would put there, with the message's own texts at their places.
+//! An assistant message at the end is continued. The messages before it are rendered, followed by the text that
+//! llama.cpp would put there, with the message's own texts in their places.
+//!
+//! Not here: the tokens of the rendered text (`maker`), the parsing of responses (`answers`).
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::shield::{Shield, StandIns};
 use crate::template::{ChatTemplate, Clock};
 use crate::vocabulary::VocabularyInfo;
 
-/// Is a template with what is known about it.
+/// A template with its capabilities.
 #[derive(Debug)]
 pub(crate) struct FittedTemplate {
     pub template: ChatTemplate,
@@ -30,25 +31,25 @@ pub(crate) struct FittedTemplate {
     info: VocabularyInfo,
 }
 
-/// Is a rendered request: as it is, and with stand-ins where the client wrote what control tokens are made of.
+/// A rendered request: as it is, and with placeholders for characters of control tokens in the client's text.
 pub(crate) struct Rendered {
     pub plain: String,
     pub shielded: Option<Shielded>,
 }
 
-/// Is a request rendered with stand-ins.
+/// A request rendered with placeholders.
 pub(crate) struct Shielded {
     pub text: String,
     pub stand_ins: StandIns,
-    /// Says that some text of the client spells a control token.
+    /// Whether some text of the client spells a control token.
     pub hostile: bool,
 }
 
-/// Is a part of what stands behind the rendered messages where the last one goes on.
+/// A part of the text after the rendered messages if the last message is continued.
 enum Part<'a> {
     /// The template's own text.
     Own(&'a str),
-    /// The client's.
+    /// The client's text.
     Said(&'a str),
 }
 
@@ -93,7 +94,7 @@ impl FittedTemplate {
         Ok(Rendered { plain, shielded: Some(Shielded { text, stand_ins, hostile }) })
     }
 
-    /// Returns what the template writes between the parts of a call's arguments, where that is known.
+    /// Returns the separators that the template writes between the parts of a call's arguments, if they are known.
     pub fn separators(&self) -> Option<Separators> {
         self.caps.separators
     }
@@ -104,7 +105,7 @@ impl FittedTemplate {
         self.template.render(self.with_tokens(to_template_value(&variables)))
     }
 
-    /// Takes the message that goes on out of the variables and returns what stands in its place, with marks for its texts.
+    /// Removes the continued message from the variables; returns its replacement, with marks for its texts.
     fn beginning(
         &self,
         request: &ChatPrompt,
@@ -116,13 +117,13 @@ impl FittedTemplate {
         }
         let (enable_thinking, kwargs) = switches(request)?;
         let known = continuation(self, goes_on, (enable_thinking, &kwargs));
-        // Absent, as llama.cpp has it: some templates take false for an answer that is to begin, too.
+        // Absent, as in llama.cpp: some templates treat false as a request for a response, too.
         variables.shift_remove("add_generation_prompt");
         if known.is_none() {
             variables.insert("add_generation_prompt".to_owned(), Json::Bool(true));
         }
         let marked = |mark: char, text: &str| if text.is_empty() { String::new() } else { mark.to_string() };
-        // Where llama.cpp knows no format, the answer begins as any, with what the message says.
+        // If llama.cpp has no format, the response begins as usual, followed by the message's texts.
         let unknown = || marked(REASONING_MARK, &goes_on.reasoning) + &marked(CONTENT_MARK, &goes_on.content);
         Ok(known.map_or_else(unknown, |known| known.format.generation_prompt.clone()))
     }
@@ -135,7 +136,7 @@ impl FittedTemplate {
     }
 }
 
-/// Cuts the beginning of an answer at its marks.
+/// Cuts the start of a response at its marks.
 fn parts<'a>(beginning: &'a str, goes_on: &'a Continued<'_>) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     for piece in beginning.split_inclusive([CONTENT_MARK, REASONING_MARK]) {

@@ -1,8 +1,9 @@
-//! The formats of answers under one chat template, worked out by llama.cpp and kept.
+//! The response formats of a chat template, determined by llama.cpp and cached.
 //!
-//! Not here: which requests want which (`answers`), reading answers (`warmpath-llama-chat`).
-//! The idea: a format depends on the tools, the switches and the kind of the last message, not on what is said; so small
-//! conversations stand for all of them, and what is worked out for one request serves the next.
+//! A format depends on the tools, the switches and the kind of the last message, not on the texts. So small
+//! conversations represent all of them, and the result for one request serves the next.
+//!
+//! Not here: which requests want which format (`answers`), parsing responses (`warmpath-llama-chat`).
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -13,30 +14,30 @@ use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
 use crate::vocabulary::VocabularyInfo;
 
-/// Is the most that a template's formats may weigh. Units: bytes.
+/// Most memory of a template's formats. Units: bytes.
 ///
-/// Source: a choice; a format of ten tools weighs some 200 kB.
+/// Source: own choice; a format of ten tools takes some 200 kB.
 const FORMATS_BYTES_MAX: u64 = 64 << 20;
 
-/// Is what a format weighs besides its grammar and what it was made from. Units: bytes.
+/// Memory of a format besides its grammar and its inputs. Units: bytes.
 ///
 /// Source: the rules for JSON and text that every parser of llama.cpp begins with.
 const FORMAT_BYTES: usize = 64 << 10;
 
-/// Is how many bytes of parser llama.cpp makes of a byte of tools, rounded up.
+/// Bytes of llama.cpp's parser per byte of tools, rounded up.
 ///
 /// Source: measured with ten tools of five parameters.
 const PARSER_BYTES_PER_BYTE: usize = 16;
 
-/// Stands for the content of a message that goes on. Source: a private character that no template writes.
+/// Placeholder for the content of a continued message. Source: a private character that no template writes.
 pub(crate) const CONTENT_MARK: char = '\u{f8fe}';
-/// Stands for the thoughts of a message that goes on.
+/// Placeholder for the reasoning of a continued message.
 pub(crate) const REASONING_MARK: char = '\u{f8ff}';
 
-/// Are answers that are told apart from their content where a format does that to any.
+/// Texts by which a plain format is recognized: it parses each as content, unchanged.
 const PLAIN_PROBES: [&str; 2] = ["probe text", " {\"a\": [1]}\n"];
 
-/// Is a template's formats.
+/// Formats of one template.
 #[derive(Debug)]
 pub(crate) struct Formats {
     source: String,
@@ -46,32 +47,32 @@ pub(crate) struct Formats {
     kept: Cache<blake3::Hash, Arc<KnownFormat>>,
 }
 
-/// Is a format with what is known of it.
+/// A format with its properties.
 #[derive(Debug)]
 pub(crate) struct KnownFormat {
     pub format: ChatFormat,
-    /// Says that an answer in this format is its own content, whatever it says.
+    /// Whether a response in this format is always its own content.
     pub is_plain: bool,
-    /// Is a grammar that requires calls without the content that llama.cpp lets come before them.
+    /// Grammar that requires calls, without the content that llama.cpp allows before them.
     pub grammar_without_content: Option<String>,
-    /// Grammar with white space as the template writes it; absent inside where that could not be found out.
+    /// Grammar with white space as the template writes it; `None` inside if that could not be determined.
     pub spaced: OnceLock<Option<String>>,
     bytes: usize,
 }
 
-/// Is the kind of a conversation's end, all of it that matters for the answer's format.
+/// Kind of a conversation's end: all of it that matters for the response's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Somebody has asked.
+    /// A user's message.
     Question,
-    /// A tool has answered.
+    /// A tool's result.
     ToolResult,
-    /// The assistant's message goes on.
+    /// An assistant message that is continued.
     Continued { has_reasoning: bool, has_content: bool },
 }
 
 impl Ending {
-    /// Returns a small conversation that ends like this.
+    /// Returns a small conversation with this end.
     fn conversation(self) -> Vec<Json> {
         let user = json!({"role": "user", "content": "question"});
         match self {
@@ -95,7 +96,7 @@ impl Ending {
     }
 }
 
-/// Is what decides a format, besides the template.
+/// The inputs that determine a format, besides the template.
 #[derive(Clone, Copy)]
 pub(crate) struct Wanted<'a> {
     pub ending: Ending,
@@ -106,7 +107,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Formats {
-    /// Returns the formats of a template; it is compiled when it is first needed.
+    /// Returns the formats of a template; it is compiled at the first use.
     pub fn new(source: &str, info: &VocabularyInfo) -> Self {
         let weigh = |_: &blake3::Hash, known: &Arc<KnownFormat>| u32::try_from(known.bytes).unwrap_or(u32::MAX);
         Self {
@@ -118,13 +119,13 @@ impl Formats {
         }
     }
 
-    /// Returns whether the template lets a model call several tools in one answer.
+    /// Returns whether the template lets a model call several tools in one response.
     pub fn allows_parallel_calls(&self) -> bool {
         let caps = self.templates().ok().and_then(|templates| templates.caps().ok());
         caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
     }
 
-    /// Returns a format, worked out at most once while it is kept.
+    /// Returns a format; it is determined at most once while it is cached.
     pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
         let conversation = wanted.ending.conversation();
         let parallel_tool_calls = wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls());
@@ -159,7 +160,7 @@ impl Formats {
 }
 
 impl KnownFormat {
-    /// Returns the grammar of an answer that begins with itself; empty where it has none.
+    /// Returns the grammar of a response that starts with the response itself; empty if it has none.
     pub fn grammar(&self) -> &str {
         self.grammar_without_content.as_ref().unwrap_or(&self.format.grammar)
     }
@@ -171,18 +172,18 @@ impl KnownFormat {
         };
         let constrains = !format.grammar.is_empty() || !format.stops.is_empty();
         let is_plain = !format.supports_thinking && !constrains && PLAIN_PROBES.iter().all(|text| says_itself(text));
-        // The grammar is there again with the template's white space.
+        // The grammar is stored a second time with the template's white space.
         let bytes = FORMAT_BYTES + 2 * format.grammar.len() + inputs_bytes * PARSER_BYTES_PER_BYTE;
         let grammar_without_content = if format.grammar_is_lazy { None } else { without_content(&format.grammar) };
         Self { format, is_plain, grammar_without_content, spaced: OnceLock::new(), bytes }
     }
 }
 
-/// Returns a grammar whose root has no text right before its calls; `None` where it has none anyhow.
+/// Returns a grammar whose root has no text right before its calls; `None` if it has none anyway.
 ///
-/// A model that must call might otherwise talk up to its last token.
-/// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`, that of Qwen 3 Coder's parser
-/// `... until-12 space tool-call-root`.
+/// A model that must call might otherwise write text up to its last token.
+/// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`, that of Qwen 3 Coder's parser `...
+/// until-12 space tool-call-root`.
 fn without_content(grammar: &str) -> Option<String> {
     const CONTENT: &str = " until-";
     let root = rule(grammar, "root ::= ")?;
@@ -195,9 +196,9 @@ fn without_content(grammar: &str) -> Option<String> {
     (has_number && next.contains("tool-call")).then(|| format!("{}{behind}{}", &grammar[..start], &grammar[root.end..]))
 }
 
-/// Returns a grammar whose calls are one call; `None` where its calls are not a rule of their own.
+/// Returns a grammar that allows one call instead of several; `None` if its calls are not a rule of their own.
 ///
-/// llama.cpp lets them come again and again where each has marks of its own, as in Hermes' format, whatever a request says.
+/// If each call has marks of its own, as in Hermes' format, llama.cpp allows any number, whatever a request sets.
 /// Source: `build_tool_parser_json_native` of its `chat-auto-parser-generator.cpp`.
 fn one_call(grammar: &str) -> Option<String> {
     const BEGIN: &str = "tool-calls ::= (";
@@ -207,7 +208,7 @@ fn one_call(grammar: &str) -> Option<String> {
     Some(format!("{}tool-calls ::= {call}{}", &grammar[..calls.start], &grammar[calls.end..]))
 }
 
-/// Returns where the line of a rule is, which begins with `begin`.
+/// Returns the range of the rule whose line begins with `begin`.
 fn rule(grammar: &str, begin: &str) -> Option<Range<usize>> {
     let start = grammar.find(begin).filter(|at| *at == 0 || grammar.as_bytes()[at - 1] == b'\n')?;
     let end = grammar[start..].find('\n').map_or(grammar.len(), |n| start + n);

@@ -1,8 +1,8 @@
 //! The cache of tokenized fragments: the texts between special tokens, each tokenized once.
 //!
-//! Not here: where the fragments come from. The idea: a fragment's tokens depend on its text alone, so the text is the
-//! key (no hash that could collide), and turn 20 of a chat finds all fragments of its first 19 turns. A fragment that was seen
-//! before takes less time, which would tell one tenant what another one has said: so each salt has fragments of its own.
+//! A fragment's tokens depend only on its text, so the text is the key (no hash that could collide), and turn 20 of a
+//! chat finds all fragments of its first 19 turns. A cached fragment takes less time, which would reveal one tenant's
+//! texts to another. So each salt has fragments of its own. Not here: the source of the fragments.
 
 use std::hash::{BuildHasher as _, Hash, Hasher};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use hashbrown::{DefaultHashBuilder, Equivalent};
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
 
-/// Is what an entry costs beside its text and tokens: two `Arc` headers, the cache's own node and its queues' nodes.
+/// Memory of an entry besides its text and tokens: two `Arc` headers, the cache's own node and its queues' nodes.
 ///
 /// Source: the sizes of moka 0.12's `ValueEntry`, deque nodes and hash table slot, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
 
-/// Name of those who share fragments: the requests of one salt.
+/// Name of a group of requests that share fragments: those with the same salt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Scope([u8; 32]);
 
 impl Scope {
-    /// Returns the scope of the requests with a salt; an empty one is none.
+    /// Returns the scope of the requests with a salt; an empty one counts as none.
     pub fn of(salt: &str) -> Self {
         if salt.is_empty() {
             return Self::default();
@@ -52,28 +52,28 @@ impl Equivalent<Fragment<Arc<str>>> for Fragment<&str> {
     }
 }
 
-/// Counts what the fragment cache has saved.
+/// Counters of the fragment cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheCounters {
-    /// Counts fragments whose tokens were in the cache.
+    /// Fragments whose tokens were in the cache.
     pub hits: u64,
-    /// Counts fragments that had to be tokenized.
+    /// Fragments that were tokenized.
     pub misses: u64,
-    /// Counts bytes of fragments whose tokens were in the cache.
+    /// Bytes of fragments whose tokens were in the cache.
     pub hit_bytes: u64,
-    /// Counts bytes of fragments that had to be tokenized.
+    /// Bytes of fragments that were tokenized.
     pub tokenized_bytes: u64,
-    /// Is the number of entries; a little behind while entries are being written.
+    /// Number of entries; slightly late while entries are being written.
     pub entries: u64,
-    /// Is what the entries weigh; a little behind while entries are being written.
+    /// Memory of the entries; slightly late while entries are being written.
     pub bytes: u64,
 }
 
-/// Maps fragments to their tokens.
+/// Cache from fragments to their tokens.
 #[derive(Debug)]
 pub(crate) struct FragmentCache {
     cache: Cache<Fragment<Arc<str>>, Arc<[Token]>, DefaultHashBuilder>,
-    /// Hashes fragments with secret seeds, faster than the standard library's hasher: fragments are long.
+    /// Hasher with secret seeds, faster than the standard library's for long fragments.
     hasher: DefaultHashBuilder,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -107,7 +107,7 @@ impl FragmentCache {
         self.seen(scope, text).unwrap_or_else(|| self.add(scope, text, tokenize(text)))
     }
 
-    /// Takes in the tokens of a fragment that was not in the cache.
+    /// Adds the tokens of a fragment that was not in the cache.
     pub fn add(&self, scope: Scope, text: &str, tokens: Vec<Token>) -> Arc<[Token]> {
         self.misses.fetch_add(1, Ordering::Relaxed);
         self.tokenized_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);

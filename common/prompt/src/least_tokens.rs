@@ -1,16 +1,16 @@
-//! How many tokens a text has at least, without tokenizing it.
+//! Lower bound on the number of a text's tokens, without tokenizing it.
 //!
-//! Not here: what is done with texts that have too many (`maker`). The idea: tokens that stand for all of a text's
-//! bytes, one behind the other, are not fewer than the longest steps that lead through it, where a step is as long as
-//! the longest token that begins with the same two bytes, or with the same run of one byte. That takes a nanosecond a
-//! byte, where tokenizing takes a thousand.
+//! The tokens of a lossless vocabulary cover all of a text's bytes. So there are at least as many tokens as steps,
+//! where each step is as long as the longest token that starts with the same two bytes, or with the same run of one
+//! byte. Counting steps takes a nanosecond per byte, tokenizing takes a thousand. Not here: the treatment of long texts
+//! (`maker`).
 
 use std::collections::HashSet;
 
-/// Kinds of vocabularies, as their files name them, whose tokens stand for every byte of a text.
+/// Kinds of vocabularies, as their files name them, whose tokens cover every byte of a text.
 ///
 /// Source: llama.cpp's tokenizers. Those of other kinds drop white space or accents (bert, t5) or have one token for
-/// whatever is unknown.
+/// anything unknown.
 const LOSSLESS_KINDS: [&str; 3] = ["gpt2", "llama", "gemma4"];
 
 /// Pre-tokenizers of these that add or drop characters. Source: llama.cpp, `llm_tokenizer_bpe_session::tokenize`.
@@ -19,19 +19,19 @@ const LOSSY_PRETOKENIZERS: [&str; 2] = ["mmbert", "whitespace"];
 /// Pre-tokenizers of `gpt2` vocabularies that are not byte-level. Source: as above, `byte_encode`.
 const RAW_PRETOKENIZERS: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sarvam-moe"];
 
-/// Bytes of text, white space aside, for which a vocabulary of any other kind has one token at most.
+/// Assumed bytes of text per token, white space aside, for a vocabulary of any other kind.
 ///
-/// Source: own choice, twice the longest token of RWKV's and ten times that of others; a word that such a vocabulary does not know is
-/// one token as well, and no language has words of that length.
+/// Source: own choice, twice the longest token of RWKV's and ten times that of others. A word that such a vocabulary
+/// does not know is one token as well, and no language has words of that length.
 const ASSUMED_TOKEN_BYTES: usize = 256;
 
-/// Stands for a space in vocabularies that escape it.
+/// Character for a space in vocabularies that escape it.
 const ESCAPED_SPACE: char = '\u{2581}';
 
-/// Bounds the number of a text's tokens from below.
+/// Lower bound on the number of a text's tokens.
 #[derive(Debug)]
 pub(crate) struct LeastTokens {
-    /// Longest token by its first two bytes, those left out that are a run of one byte. Units: bytes.
+    /// Longest token by its first two bytes, without those that are a run of one byte. Units: bytes.
     by_pair: Box<[u16]>,
     /// Longest token that is a run of this byte. Units: bytes.
     by_run: [u16; 256],
@@ -39,12 +39,12 @@ pub(crate) struct LeastTokens {
     longest: usize,
 }
 
-/// Returns a number of tokens that a text is taken to have at least where its vocabulary may drop characters.
+/// Returns an assumed lower bound of tokens for a vocabulary that may drop characters.
 pub(crate) fn assumed(text: &[u8]) -> usize {
     text.iter().filter(|byte| !byte.is_ascii_whitespace()).count() / ASSUMED_TOKEN_BYTES
 }
 
-/// What is known of a vocabulary's tokenizer.
+/// Properties of a vocabulary's tokenizer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tokenizer<'a> {
     /// Kind, as the file names it.
@@ -54,7 +54,7 @@ pub(crate) struct Tokenizer<'a> {
 }
 
 impl LeastTokens {
-    /// Returns the bound for a vocabulary with these spellings; `None` where tokens may stand for texts of any length.
+    /// Returns the bound for a vocabulary with these spellings; `None` if tokens may stand for texts of any length.
     pub fn of(tokenizer: Tokenizer<'_>, spellings: &[&str]) -> Option<Self> {
         if !LOSSLESS_KINDS.contains(&tokenizer.kind) || LOSSY_PRETOKENIZERS.contains(&tokenizer.pre) {
             return None;
@@ -76,8 +76,8 @@ impl LeastTokens {
         Some(least)
     }
 
-    /// Takes in a token, in every form in which a text may have it: as it is spelled, with spaces for escaped ones, or
-    /// each character a byte.
+    /// Adds a token, in every form in which a text may have it: as it is spelled, with spaces for escaped ones, or with
+    /// each character as a byte.
     fn add(&mut self, spelling: &str) {
         let bytes: Option<Vec<u8>> = spelling.chars().map(byte_of).collect();
         if let Some(bytes) = bytes {
@@ -112,7 +112,7 @@ impl LeastTokens {
         }
     }
 
-    /// Returns a number of tokens that `text` has at least; counting stops at `enough`.
+    /// Returns a lower bound of the tokens of `text`; counting stops at `enough`.
     ///
     /// Cost: a nanosecond for each byte until then. The first token may begin before the text, with a space that the
     /// vocabulary adds.
@@ -198,7 +198,7 @@ mod tests {
         let least = bound(&["....", "abc", "Ġx"]);
         assert_eq!(least.count(&[b'.'; 401], usize::MAX), 101);
         assert_eq!(least.count(b"abcabcabcabc", usize::MAX), 4);
-        // The first may be longer than what is seen of it.
+        // The first token may begin before the text.
         assert_eq!(least.count(b"zzzzzzzz", usize::MAX), 5);
         assert_eq!(least.count(b"", usize::MAX), 0);
         assert_eq!(least.count(&[b'.'; 1 << 20], 1000), 1000, "more need not be counted");

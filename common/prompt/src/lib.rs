@@ -1,9 +1,10 @@
 //! From a request to the prompt's tokens, the same in router and worker: chat template, control tokens, tokenizer.
 //!
-//! Not here: what is done with the tokens (block hashes are `warmpath-common`, the engine is the worker's).
-//! The idea: a template renders the request's text; control tokens are cut out of it, only where the template wrote
-//! them; the fragments between them are tokenized one by one and cached, so that a long chat costs what is new, and new text
-//! word by word where the vocabulary allows it.
+//! A template renders the request's text. Control tokens are recognized only where the template wrote them. The
+//! fragments between them are tokenized one by one and cached, so a long chat costs only its new text. New text is
+//! tokenized word by word if the vocabulary allows it.
+//!
+//! Not here: the use of the tokens (block hashes are in `warmpath-common`, the engine is the worker's).
 
 mod answers;
 mod backend;

@@ -1,6 +1,6 @@
 //! The way from a request to its prompt: variables, rendering, control tokens, fragments, tokens.
 //!
-//! Not here: each of these steps. The idea: one value per model, shared by all requests.
+//! There is one [`PromptMaker`] per model, shared by all requests. Not here: each of these steps.
 
 mod begun;
 mod infill;
@@ -31,18 +31,18 @@ pub use begun::BegunPrompt;
 pub use infill::RawError;
 use rerank::PairPrompt;
 
-/// Says how a [`PromptMaker`] differs from what the model's file says.
+/// Settings of a [`PromptMaker`] that differ from the model's file.
 #[derive(Clone)]
 pub struct PromptOptions {
-    /// Replaces the model's chat template.
+    /// Replacement for the model's chat template.
     pub chat_template: Option<String>,
-    /// Is the most that the fragment cache may weigh.
+    /// Most memory of the fragment cache.
     pub fragment_cache_bytes_max: u64,
-    /// Is the time that a template's `strftime_now` writes; local time by default, as Hugging Face and llama.cpp have it.
+    /// Clock of a template's `strftime_now`; local time by default, as in Hugging Face's and llama.cpp's code.
     pub clock: Clock,
 }
 
-/// Is the default weight of the fragment cache: the fragments of some 5 million tokens.
+/// Default memory of the fragment cache: the fragments of some 5 million tokens.
 ///
 /// Source: four bytes of text and four of token for each token of prose, and the overhead of short fragments.
 pub const FRAGMENT_CACHE_BYTES_MAX_DEFAULT: u64 = 64 << 20;
@@ -66,35 +66,35 @@ impl std::fmt::Debug for PromptOptions {
     }
 }
 
-/// Is a request's prompt.
+/// A request's prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// Is what the chat template rendered, without a BOS or EOS that the vocabulary adds itself.
+    /// Text rendered by the chat template, without a BOS or EOS that the vocabulary adds itself.
     pub text: String,
-    /// Are the tokens, with those that the vocabulary adds.
+    /// Tokens, with those that the vocabulary adds.
     pub tokens: Vec<Token>,
 }
 
-/// Are two messages that begin differently, to see what of a prompt does not depend on a message.
+/// Two messages that begin differently, to find the part of a prompt that does not depend on a message.
 const PROBES: [&str; 2] = ["0", "~"];
 
-/// Makes prompts for one model.
+/// Maker of prompts for one model.
 #[derive(Debug)]
 pub struct PromptMaker {
     vocabulary: Vocabulary,
     partitioner: Partitioner,
-    /// Is an error where the model's own template is wrong: completions work without one.
+    /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
-    /// Is made when it is needed first: few models score documents.
+    /// Made at its first use, because few models score documents.
     pair: OnceLock<PairPrompt>,
 }
 
-/// Are a model's chat templates, compiled.
+/// A model's chat templates, compiled.
 #[derive(Debug)]
 struct Templates {
     default: FittedTemplate,
-    /// Is used instead where the request has tools and the model has a template named `tool_use`.
+    /// Template for requests with tools, if the model has one named `tool_use`.
     tool_use: Option<FittedTemplate>,
     origin: TemplateOrigin,
 }
@@ -104,9 +104,9 @@ struct Templates {
 pub enum TemplateOrigin {
     /// The model's file.
     Model,
-    /// What was given in its place.
+    /// A replacement given by the operator.
     Given,
-    /// ChatML, as neither is there.
+    /// ChatML, because neither exists.
     Default,
 }
 
@@ -116,7 +116,7 @@ struct WrongTemplate {
     reason: String,
 }
 
-/// Is a text cut at its special tokens.
+/// A text cut at its special tokens.
 #[derive(Debug)]
 struct Cut {
     text: String,
@@ -127,9 +127,9 @@ struct Cut {
 impl PromptMaker {
     /// Loads the vocabulary and the chat template of the GGUF file at `gguf`; its tensors are not read.
     ///
-    /// Cost: 30-700 ms. Errors: `Load` where llama.cpp refuses the file, `Vocabulary` where it lacks a token that its own
-    /// settings need, `Template` where the chat template in `options` does not compile. The model's own template may be wrong:
-    /// then [`Self::chat`] says so.
+    /// Cost: 30-700 ms. Errors: `Load` if llama.cpp refuses the file, `Vocabulary` if it lacks a token that its own
+    /// settings need, `Template` if the chat template in `options` does not compile. If the model's own template is
+    /// invalid, then [`Self::chat`] returns the error.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
@@ -153,20 +153,21 @@ impl PromptMaker {
         self.chat_within(request, usize::MAX)
     }
 
-    /// Returns the prompt of a chat request, unless it is far longer than so many tokens.
+    /// Returns the prompt of a chat request, unless it is far longer than this many tokens.
     ///
-    /// Cost: as [`Self::chat`], but little of what is far too long is tokenized. Errors: see [`PromptError`].
+    /// Cost: like [`Self::chat`], but only a small part of a prompt that is far too long is tokenized. Errors: see
+    /// [`PromptError`].
     pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
         let begun = self.begin_chat(request)?;
         Ok(Prompt { tokens: self.tokens_within(&begun, n_tokens_max)?, text: begun.cut.into_text() })
     }
 
-    /// Returns the tokens with which every conversation begins that begins with these messages and goes on.
+    /// Returns the common tokens of all conversations that begin with these messages.
     ///
-    /// Where a user speaks next, what two conversations have in common that go on differently is taken: behind instructions
-    /// alone many templates render nothing, or something that the first question becomes a part of, and others render
-    /// the last answer with its reasoning and those before without.
-    /// Cost: as [`Self::chat`], twice. Errors: see [`PromptError`].
+    /// If a user's message comes next, this is the common prefix of two conversations with different messages. Many
+    /// templates render nothing for instructions alone, or something that the first question becomes a part of. Others
+    /// render the last response with its reasoning and earlier ones without.
+    /// Cost: that of [`Self::chat`], twice. Errors: see [`PromptError`].
     pub fn chat_prefix(&self, request: &ChatPrompt) -> Result<Vec<Token>, PromptError> {
         let role = request.messages.last().and_then(|message| message.get("role")).and_then(Json::as_str);
         if matches!(role, Some("user" | "tool")) {
@@ -183,10 +184,10 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Returns how many of a chat's tokens come before what its last user message says; `None` where there is no such
-    /// message or the template refuses another in its place.
+    /// Returns the number of a chat's tokens before the text of its last user message; `None` if there is no such
+    /// message or the template refuses another one in its place.
     ///
-    /// Cost: as [`Self::chat`]. Shape: `tokens` is what [`Self::chat`] gives for the request.
+    /// Cost: like [`Self::chat`]. Shape: `tokens` is the result of [`Self::chat`] for the request.
     pub fn last_user_message_start(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
         let is_user = |message: &serde_json::Map<String, Json>| message.get("role").is_some_and(|role| role == "user");
         let last = request.messages.iter().rposition(is_user)?;
@@ -202,14 +203,14 @@ impl PromptMaker {
         u32::try_from(n_common(tokens, &other)).ok()
     }
 
-    /// Returns the text of a chat request's prompt, as llama-server's `/apply-template` does.
+    /// Returns the text of a chat request's prompt, like llama-server's `/apply-template`.
     ///
     /// Errors: see [`PromptError`].
     pub fn render(&self, request: &ChatPrompt) -> Result<String, PromptError> {
         Ok(self.cut(self.rendered(request)?).into_text())
     }
 
-    /// Returns the tokens of `text` as llama.cpp's own tokenizer gives them, made portion by portion.
+    /// Returns the tokens of `text` as llama.cpp's own tokenizer produces them, portion by portion.
     pub fn tokenize(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Vec<Token> {
         let (prefix, suffix) = match add {
             AddSpecial::Yes => (&self.vocabulary.prefix[..], &self.vocabulary.suffix[..]),
@@ -237,38 +238,40 @@ impl PromptMaker {
         self.vocabulary.longest_portion(text)
     }
 
-    /// Returns the text of `tokens`, control tokens spelled out, what is not UTF-8 replaced.
+    /// Returns the text of `tokens`: control tokens are spelled out, invalid UTF-8 is replaced.
     pub fn detokenize(&self, tokens: &[Token]) -> String {
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.vocabulary.piece(*token)).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Returns the bytes of one token, a control token spelled out; none for a token that is not in the vocabulary.
+    /// Returns the bytes of one token, a control token spelled out; empty for a token that is not in the vocabulary.
     pub fn piece(&self, token: Token) -> Vec<u8> {
         self.vocabulary.piece(token)
     }
 
-    /// Returns the bytes that a generated token adds to an answer: those of [`Self::piece`], but none for a control token.
+    /// Returns the bytes that a generated token adds to a response: those of [`Self::piece`], but none for a control
+    /// token.
     pub fn answer_piece(&self, token: Token) -> Vec<u8> {
         self.vocabulary.answer_piece(token)
     }
 
-    /// Returns what the vocabulary contains.
+    /// Returns the vocabulary's properties.
     pub fn vocabulary(&self) -> &VocabularyInfo {
         &self.vocabulary.info
     }
 
-    /// Returns where the chat template in use comes from; `None` where the model's own cannot be used.
+    /// Returns the origin of the chat template in use; `None` if the model's own cannot be used.
     pub fn chat_template_origin(&self) -> Option<TemplateOrigin> {
         self.templates.as_ref().ok().map(|templates| templates.origin)
     }
 
-    /// Returns the source of the chat template in use; `None` where the model's own cannot be used.
+    /// Returns the source of the chat template in use; `None` if the model's own cannot be used.
     pub fn chat_template(&self) -> Option<&str> {
         self.templates.as_ref().ok().map(|templates| templates.default.template.source())
     }
 
-    /// Names the chat templates in use; a model whose own cannot be used has a name of its own.
+    /// Returns the fingerprint of the chat templates in use; a model whose own cannot be used has a fingerprint of its
+    /// own.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -280,15 +283,16 @@ impl PromptMaker {
         Fingerprint(*hasher.finalize().as_bytes())
     }
 
-    /// Returns what the fragment cache has saved so far.
+    /// Returns the counters of the fragment cache.
     pub fn cache_counters(&self) -> CacheCounters {
         self.fragments.counters()
     }
 
-    /// Returns how the answer to a chat request is constrained and read; `None` where it is its own content.
+    /// Returns how the response to a chat request is constrained and parsed; `None` if the whole response is its
+    /// content.
     ///
-    /// Shape: `prompt` is what [`Self::chat`] gives for the request.
-    /// Cost: milliseconds where no request before had such tools and switches. Errors: `Tool`, `Field` and those of
+    /// Shape: `prompt` is the result of [`Self::chat`] for the request.
+    /// Cost: milliseconds if no request before had the same tools and switches. Errors: `Tool`, `Field` and those of
     /// [`Self::chat`].
     pub fn answer_format(
         &self,
@@ -313,7 +317,7 @@ impl PromptMaker {
         Ok(tool_use.unwrap_or(&templates.default))
     }
 
-    /// Cuts off a BOS and EOS that the template writes where the vocabulary adds them too, as llama.cpp does.
+    /// Removes a BOS and EOS that the template writes if the vocabulary adds them too, like llama.cpp.
     fn without_affixes(&self, mut text: String) -> String {
         let info = &self.vocabulary.info;
         if info.add_bos && text.starts_with(&info.bos_text) {
@@ -325,7 +329,7 @@ impl PromptMaker {
         text
     }
 
-    /// Cuts a text at its special tokens, whoever wrote them.
+    /// Cuts a text at its special tokens, the template's and the client's.
     fn cut_text(&self, text: String) -> Cut {
         Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins: None }
     }
@@ -339,7 +343,7 @@ impl PromptMaker {
         let plain = cut(rendered.plain, None);
         let Some(shielded) = rendered.shielded else { return plain };
         let safe = cut(shielded.text, Some(shielded.stand_ins));
-        // Nothing of the client's became a control token where both renderings have the same ones.
+        // If both renderings have the same control tokens, none comes from the client's text.
         if !shielded.hostile && plain.controls().eq(safe.controls()) { plain } else { safe }
     }
 }
@@ -347,7 +351,7 @@ impl PromptMaker {
 impl Cut {
     /// Returns the text between two special tokens, as the client wrote it.
     fn fragment(&self, range: &Range<usize>) -> Cow<'_, str> {
-        // A special token that is no text may have cut a character.
+        // A special token that is not text may have cut a character.
         let text = self
             .text
             .get(range.clone())
@@ -375,13 +379,13 @@ impl Cut {
 }
 
 impl Templates {
-    /// Compiles the templates that the model's file holds, or ChatML where it holds none, as llama-server does.
+    /// Compiles the templates in the model's file, or ChatML if it has none, like llama-server.
     fn of_model(vocabulary: &Vocabulary, partitioner: &Partitioner, clock: &Clock) -> Result<Self, WrongTemplate> {
         let fitted = |source: &str| {
             let template = FittedTemplate::new(source, (&vocabulary.info, partitioner), clock);
             template.map_err(|error| WrongTemplate { reason: error.to_string() })
         };
-        // An empty template is none.
+        // An empty template counts as absent.
         let own = |name| {
             let source = vocabulary.chat_template(name).filter(|source| !source.is_empty());
             source.map(|source| fitted(&source)).transpose()

@@ -1,7 +1,7 @@
-//! Fits a request's messages to a chat template, and turns JSON into the template's values.
+//! Converts a request's messages to the form that a chat template accepts, and JSON to the template's values.
 //!
-//! Not here: rendering. The idea: the client's messages go through as they are, except where OpenAI's wire format and
-//! Hugging Face's templates are known to differ; what no template can show is refused with its place.
+//! Messages are passed unchanged, except where OpenAI's format and Hugging Face's templates are known to differ. A
+//! message that no template can show is refused with its index. Not here: rendering.
 
 use std::borrow::Cow;
 
@@ -12,15 +12,15 @@ use warmpath_common::openai::ChatPrompt;
 use crate::caps::{Caps, SystemPlaces};
 use crate::error::PromptError;
 
-/// Is the longest role.
+/// Longest role.
 ///
 /// Source: the longest role of llama.cpp's models/templates has 14 bytes (`ipython`, `tool_response`, ...).
 pub(crate) const ROLE_BYTES_MAX: usize = 64;
 
-/// Are the variables by which templates know how hard to think. Source: llama.cpp's `caps_apply_reasoning_effort`.
+/// Names of the template variable for the reasoning effort. Source: llama.cpp's `caps_apply_reasoning_effort`.
 const REASONING_EFFORT_NAMES: [&str; 2] = ["reasoning_effort", "reasoning_strength"];
 
-/// Joins the parts of a message that goes on. Source: llama.cpp's `common_chat_msg::render_content`.
+/// Separator between the parts of a continued message. Source: llama.cpp's `common_chat_msg::render_content`.
 const CONTINUED_PARTS_JOINT: &str = "\n\n";
 
 /// Returns a request's template variables as JSON.
@@ -36,7 +36,7 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         messages.push(Json::Object(fit(&message, caps).map_err(refused)?));
     }
     variables.insert("messages".to_owned(), Json::Array(messages));
-    // As transformers does, which always defines these two.
+    // As in transformers, which always defines these two.
     let tools = request.tools.clone().filter(|tools| !tools.is_empty());
     variables.insert("tools".to_owned(), tools.map_or(Json::Null, Json::Array));
     variables.entry("documents").or_insert(Json::Null);
@@ -48,9 +48,9 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
     Ok(variables)
 }
 
-/// Returns whether the template is told to let the model think, and its other variables, as llama-server has them.
+/// Returns whether the template enables thinking, and its other variables, like llama-server.
 ///
-/// Errors: `Field` where a variable is none of the client's or has a wrong type.
+/// Errors: `Field` if a variable is not one that clients may set, or has a wrong type.
 pub(crate) fn switches(request: &ChatPrompt) -> Result<(bool, Map<String, Json>), PromptError> {
     let refused = |reason: String| PromptError::Field { field: "chat_template_kwargs", reason };
     let mut kwargs = request.chat_template_kwargs.clone().unwrap_or_default();
@@ -79,15 +79,15 @@ pub(crate) fn switches(request: &ChatPrompt) -> Result<(bool, Map<String, Json>)
     Ok((enable_thinking, kwargs))
 }
 
-/// Is a message of the assistant that stands at the end and goes on.
+/// An assistant message at the end that is continued.
 pub(crate) struct Continued<'m> {
     pub reasoning: Cow<'m, str>,
     pub content: Cow<'m, str>,
 }
 
-/// Returns the message that goes on, if the last one is the assistant's and does not stand alone.
+/// Returns the message to continue, if the last one is the assistant's and not the only one.
 ///
-/// Errors: `Messages` where it cannot go on, as llama-server has it.
+/// Errors: `Messages` if it cannot be continued, like llama-server.
 pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, PromptError> {
     let is_assistant = |message: &Map<String, Json>| message.get("role").is_some_and(|role| role == "assistant");
     let Some((message, before)) = request.messages.split_last().filter(|(last, _)| is_assistant(last)) else {
@@ -116,14 +116,14 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
     Ok(Some(Continued { reasoning, content }))
 }
 
-/// Returns the messages with their places, those of the system joined to others where the template does not show them: at the
-/// beginning to the first, later ones to the turn of the user that they stand in.
+/// Returns the messages with their indexes. System messages that the template does not show are joined to others: at
+/// the beginning to the first, later ones to the user's turn that they are in.
 ///
-/// A later one stays at its place, because the prompts of the conversation so far begin with what stands before it.
+/// A later one stays in its place, because the prompts of the conversation so far begin with the messages before it.
 fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, Cow<'_, Map<String, Json>>)> {
     let mut placed: Vec<(usize, Cow<'_, Map<String, Json>>)> = Vec::with_capacity(messages.len());
     let mut is_beginning = true;
-    // Says that the last turn holds a message of the system that was moved into it.
+    // Whether the last turn has a system message that was moved into it.
     let mut holds_system = false;
     for (index, message) in messages.iter().enumerate() {
         let is_system = has_role(message, &["system", "developer"]);
@@ -153,9 +153,9 @@ fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
     message.get("role").and_then(Json::as_str).is_some_and(|role| roles.contains(&role))
 }
 
-/// Adds what `other` says to a message; returns whether both are text, which can be joined.
+/// Appends the content of `other` to a message; returns whether both are text, which can be joined.
 ///
-/// One text is shown by every template, where some show the first part of several alone.
+/// Every template shows a single text, whereas some show only the first of several parts.
 fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
     let texts = |message: &Map<String, Json>| match message.get("content") {
         Some(Json::String(text)) => Some(text.clone()),
@@ -169,11 +169,11 @@ fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
     true
 }
 
-/// Returns `message` as the template takes it.
+/// Returns `message` in the form that the template accepts.
 fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, String> {
     let role = role(message, caps)?.to_owned();
     let content = fit_content(message.get("content"), &role, caps)?;
-    // Long texts are copied once.
+    // Long texts are copied only once.
     let kept =
         |(name, value): (&String, &Json)| (name.clone(), if name == "content" { Json::Null } else { value.clone() });
     let mut fitted: Map<String, Json> = message.iter().map(kept).collect();
@@ -191,7 +191,7 @@ fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, St
     Ok(fitted)
 }
 
-/// Gives thoughts the name that gpt-oss's template knows, which takes no content beside thoughts and calls.
+/// Renames reasoning for gpt-oss's template, which accepts no content besides reasoning and calls.
 fn fit_thinking(message: &mut Map<String, Json>) {
     let Some(Json::String(thoughts)) = message.get("reasoning_content").cloned() else { return };
     message.entry("thinking").or_insert(Json::String(thoughts));
@@ -211,7 +211,7 @@ fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, Stri
     Ok(if role == "developer" && !caps.developer_role { "system" } else { role })
 }
 
-/// Returns content in a shape that the template shows for `role`; text parts are joined by a newline, as llama.cpp does.
+/// Returns content in a form that the template shows for `role`; text parts are joined by a newline, like in llama.cpp.
 fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, String> {
     let shapes = caps.content(role);
     match content {
@@ -235,7 +235,7 @@ fn part_text(part: &Json) -> Result<&str, String> {
     }
 }
 
-/// Turns a call's arguments from JSON text into an object, or back, as the template takes them.
+/// Converts a call's arguments from JSON text to an object, or back, as the template accepts them.
 fn fit_call(call: &mut Json, caps: &Caps) -> Result<(), String> {
     let Some(arguments) = call.get_mut("function").and_then(|function| function.get_mut("arguments")) else {
         return if call.is_object() { Ok(()) } else { Err("each tool call must be an object".to_owned()) };
@@ -257,7 +257,7 @@ pub(crate) fn to_template_value(json: &Json) -> Value {
     to_template_value_with(json, &mut |text| Value::from(text))
 }
 
-/// Returns a JSON value as a template's value, every string in it (keys too) by way of `string`.
+/// Returns a JSON value as a template's value; every string in it (keys too) is converted by `string`.
 pub(crate) fn to_template_value_with(json: &Json, string: &mut impl FnMut(&str) -> Value) -> Value {
     match json {
         Json::Null => Value::from(()),

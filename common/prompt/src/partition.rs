@@ -1,8 +1,8 @@
-//! Cuts a text at its special tokens, exactly as llama.cpp does before it tokenizes what lies between.
+//! Cuts a text at its special tokens, exactly as llama.cpp does before it tokenizes the text between them.
 //!
-//! Not here: tokenizing. The idea: llama.cpp searches the whole text for one special token after another, the longest
-//! first; so do we, but only for those that one pass has found in the text at all. Where special tokens begin with few
-//! different bytes, as most do with `<`, that pass looks at those bytes alone.
+//! llama.cpp searches the whole text for one special token after another, the longest first. This code does the same,
+//! but only for tokens that one pass has found in the text. If the special tokens begin with few different bytes, as
+//! most do with `<`, that pass searches only for those bytes. Not here: tokenizing.
 
 use std::ops::Range;
 
@@ -11,18 +11,18 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, Anchored, Input, MatchKind, Sta
 use memchr::memmem::Finder;
 use warmpath_common::ids::Token;
 
-/// Is one special token of a vocabulary: a text that llama.cpp turns into one token before it tokenizes.
+/// A special token of a vocabulary: a text that llama.cpp converts to one token before it tokenizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Special {
     pub token: Token,
     pub text: Vec<u8>,
-    /// Is true for control and unknown tokens, which only the template may write; false for user-defined ones.
+    /// True for control and unknown tokens, which only the template may write; false for user-defined ones.
     pub control: bool,
     pub lstrip: bool,
     pub rstrip: bool,
 }
 
-/// Is one piece of a partitioned text.
+/// A piece of a partitioned text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// A special token.
@@ -31,20 +31,20 @@ pub(crate) enum Piece {
     Text(Range<usize>),
 }
 
-/// Finds a vocabulary's special tokens in texts.
+/// Finder of a vocabulary's special tokens in texts.
 #[derive(Debug)]
 pub(crate) struct Partitioner {
-    /// Lists the special tokens in the order in which llama.cpp looks for them, each with what finds it.
+    /// Special tokens in the order of llama.cpp's search, each with its searcher.
     specials: Vec<(Special, Finder<'static>)>,
     pass: Pass,
 }
 
-/// Is the way to see which special tokens are in a text.
+/// The pass that finds which special tokens are in a text.
 #[derive(Debug)]
 enum Pass {
     /// The vocabulary has none.
     Nothing,
-    /// They begin with these bytes; the automaton is asked only where one of them stands.
+    /// They begin with these bytes; the automaton runs only where one of them occurs.
     Starts { bytes: [u8; 3], automaton: AhoCorasick },
     /// The automaton reads every byte.
     Whole(AhoCorasick),
@@ -94,7 +94,7 @@ fn up_to_three(bytes: &[u8]) -> Option<[u8; 3]> {
 }
 
 impl Partitioner {
-    /// Takes the special tokens in the order of their ids.
+    /// Returns the finder of these special tokens, given in the order of their ids.
     pub fn new(mut specials: Vec<Special>) -> Self {
         specials.retain(|special| !special.text.is_empty());
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
@@ -107,7 +107,7 @@ impl Partitioner {
         Self { specials: specials.into_iter().map(with_finder).collect(), pass }
     }
 
-    /// Lists the special tokens that only a template may write.
+    /// Returns the special tokens that only a template may write.
     pub fn controls(&self) -> impl Iterator<Item = &Special> {
         self.specials.iter().map(|(special, _)| special).filter(|special| special.control)
     }
@@ -140,27 +140,27 @@ impl Partitioner {
     }
 }
 
-/// Is the most bytes of patterns for which the faster automaton is built: it takes up to a kilobyte a byte.
+/// Most bytes of patterns for which the faster automaton is built: it takes up to a kilobyte per byte.
 const DFA_PATTERN_BYTES_MAX: usize = 1 << 16;
 
-/// Returns a searcher for any of `texts`; `None` where there are none.
+/// Returns a searcher for any of `texts`; `None` if there are none.
 pub(crate) fn searcher(texts: &[impl AsRef<[u8]>], kind: MatchKind) -> Option<AhoCorasick> {
     let n_bytes: usize = texts.iter().map(|text| text.as_ref().len()).sum();
     let automaton = (n_bytes <= DFA_PATTERN_BYTES_MAX).then_some(AhoCorasickKind::DFA);
-    // The prefilter stops at every `<`, of which markup and code have many; the automaton itself is faster there.
+    // The prefilter stops at every `<`, which is frequent in markup and code; the automaton itself is faster there.
     let prefilter = automaton.is_none();
     let built = AhoCorasick::builder().match_kind(kind).kind(automaton).prefilter(prefilter).build(texts).ok();
     built.filter(|_| !texts.is_empty())
 }
 
-/// Returns an automaton that says which of `texts` begin at one place.
+/// Returns an automaton that finds which of `texts` begin at a position.
 fn anchored(texts: &[&[u8]]) -> Option<AhoCorasick> {
     let builder = &mut AhoCorasick::builder();
     builder.match_kind(MatchKind::Standard).start_kind(StartKind::Anchored).prefilter(false);
     builder.build(texts).ok()
 }
 
-/// Cuts one stretch of text at every occurrence of one special token, from the left.
+/// Cuts a stretch of text at every occurrence of one special token, from the left.
 fn cut((text, mut range): (&[u8], Range<usize>), (special, finder): (&Special, &Finder<'_>), pieces: &mut Vec<Piece>) {
     while let Some(start) = finder.find(&text[range.clone()]).map(|at| range.start + at) {
         let mut left = range.start..start;
@@ -182,7 +182,7 @@ fn cut((text, mut range): (&[u8], Range<usize>), (special, finder): (&Special, &
     }
 }
 
-/// Is C's `isspace` in the C locale.
+/// Returns C's `isspace` in the C locale.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }

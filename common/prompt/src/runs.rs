@@ -1,18 +1,20 @@
 //! Cuts texts within runs of one kind of character that are too long for llama.cpp's regular expressions.
 //!
+//! If llama.cpp has no splitter of its own for a vocabulary, it uses `std::regex`. That recurses at least once per
+//! character of a match, and a full stack ends the process. A match hardly extends beyond a run of one kind of
+//! character. So such a run is cut into pieces, counted from the run's start, and a text that continues is cut alike.
+//!
 //! Not here: cuts between words, which change no token (`words`).
-//! The idea: where llama.cpp has no splitter of its own for a vocabulary, it asks `std::regex`, which calls itself once and more
-//! for each character of a match, and ends the process when the stack is full. A match hardly reaches beyond a run of one kind of
-//! character. So such a run is cut into pieces, each counted from the run's beginning: a text that goes on is cut alike.
 
 /// Longest run that is tokenized in one piece. Units: bytes.
 ///
 /// Source: a run of 16 KiB fills a stack of 2 MiB, as tokio's threads have; no word of a language comes near.
 pub(crate) const RUN_BYTES_MAX: usize = 1024;
 
-/// Pre-tokenizers for which llama.cpp has splitters of its own, which do not call themselves.
+/// Pre-tokenizers for which llama.cpp has splitters of its own, which do not recurse.
 ///
-/// Source: `unicode_regex_split_custom` in llama.cpp's `unicode.cpp`, and the names in `llama-vocab.cpp` that lead there.
+/// Source: `unicode_regex_split_custom` in llama.cpp's `unicode.cpp`, and the names in `llama-vocab.cpp` that lead
+/// there.
 const SPLITTERS: [&str; 24] = [
     "command-r",
     "dbrx",
@@ -45,7 +47,7 @@ pub(crate) fn must_be_cut(kind: &str, pre_tokenizer: &str) -> bool {
     matches!(kind, "gpt2" | "hybriddna" | "whitespace") && !SPLITTERS.contains(&pre_tokenizer)
 }
 
-/// Kinds of characters that regular expressions of pre-tokenizers tell apart.
+/// Kinds of characters that regular expressions of pre-tokenizers distinguish.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Class {
     Letter,
@@ -54,7 +56,7 @@ enum Class {
     Other,
 }
 
-/// Returns a character's class; absent where it goes with whatever is before it, as an accent does.
+/// Returns a character's class; `None` if it belongs to the character before it, as an accent does.
 fn class(c: char) -> Option<Class> {
     match c {
         c if c.is_whitespace() => Some(Class::Space),
@@ -70,7 +72,7 @@ fn class(c: char) -> Option<Class> {
 
 /// Returns the pieces of a text in which no run has more than [`RUN_BYTES_MAX`] bytes.
 ///
-/// Cost: O(n). Shape: joined they are the text; there is one where nothing is cut.
+/// Cost: O(n). Shape: joined they are the text; a single piece if nothing is cut.
 pub(crate) fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let (mut piece_start, mut run_start, mut run_class) = (0, 0, None);

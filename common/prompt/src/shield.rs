@@ -1,8 +1,8 @@
-//! Keeps text of clients from spelling control tokens, whatever a template does with it.
+//! Prevents text of clients from spelling control tokens, whatever a template does with it.
 //!
-//! Not here: finding control tokens (`partition`). The idea: a template is rendered a second time with stand-ins for the
-//! characters with which a control token can begin or end, wherever the *client* wrote them. A control token in that
-//! text has its first and last character from the template; one that is only in the plain text is the client's.
+//! A template is rendered a second time with placeholders for the characters with which a control token can begin or
+//! end, wherever the *client* wrote them. A control token in that rendering has its first and last character from the
+//! template. One that is only in the plain rendering is the client's. Not here: finding control tokens (`partition`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,19 +15,20 @@ use serde_json::{Map, Value as Json};
 use crate::messages::to_template_value_with;
 use crate::partition::searcher;
 
-/// Knows which characters are dangerous for one vocabulary and one template.
+/// Dangerous characters for one vocabulary and one template.
 #[derive(Debug)]
 pub(crate) struct Shield {
-    /// Lists the first and last characters of all control tokens.
+    /// First and last characters of all control tokens.
     hazards: Vec<char>,
     controls: Option<AhoCorasick>,
-    /// Finds the template's own literals, like `</think>`, which it looks for in content and which stay as they are.
+    /// Searcher for the template's own literals, such as `</think>`, which it compares with content and which stay
+    /// unchanged.
     literals: Option<AhoCorasick>,
-    /// Lists stand-ins that the template's source contains.
+    /// Placeholders that the template's source contains.
     taken: BTreeSet<char>,
 }
 
-/// Is one way to write hazards as stand-ins and back.
+/// One mapping of dangerous characters to placeholders and back.
 #[derive(Debug, Clone)]
 pub(crate) struct StandIns {
     to: BTreeMap<char, char>,
@@ -35,7 +36,7 @@ pub(crate) struct StandIns {
 }
 
 impl Shield {
-    /// Learns the control tokens' spellings and the template's source.
+    /// Returns the shield for these spellings of control tokens and this template's source.
     pub fn new<'a>(controls: impl Iterator<Item = &'a [u8]>, template: &str) -> Self {
         let spellings: Vec<&str> = controls.filter_map(|text| std::str::from_utf8(text).ok()).collect();
         let ends =
@@ -55,9 +56,9 @@ impl Shield {
         }
     }
 
-    /// Returns stand-ins for a request with these variables; `None` where nothing in them is dangerous.
+    /// Returns placeholders for a request with these variables; `None` if nothing in them is dangerous.
     ///
-    /// Errors: `()` where the request uses up every stand-in itself.
+    /// Errors: `()` if the request itself contains every placeholder.
     pub fn stand_ins(&self, variables: &Map<String, Json>) -> Result<Option<StandIns>, ()> {
         let mut survey = Survey { shield: self, dangerous: false, taken: self.taken.clone() };
         survey.map(variables);
@@ -73,9 +74,9 @@ impl Shield {
         Ok(Some(StandIns { to, from }))
     }
 
-    /// Returns whether a text contains a hazard.
+    /// Returns whether a text contains a dangerous character.
     fn is_dangerous(&self, text: &str) -> bool {
-        // The few that most vocabularies have are found many bytes at a time.
+        // Most vocabularies have few, which are searched many bytes at a time.
         match (&self.hazards[..], text.as_bytes()) {
             ([a], bytes) if a.is_ascii() => memchr::memchr(*a as u8, bytes).is_some(),
             ([a, b], bytes) if a.is_ascii() && b.is_ascii() => memchr::memchr2(*a as u8, *b as u8, bytes).is_some(),
@@ -94,7 +95,7 @@ impl Shield {
         }
     }
 
-    /// Returns `json` as a template's value, with stand-ins for every hazard.
+    /// Returns `json` as a template's value, with placeholders for every dangerous character.
     pub fn shielded(&self, json: &Json, stand_ins: &StandIns) -> Value {
         to_template_value_with(json, &mut |text| match self.shield_text(text, stand_ins) {
             Cow::Owned(text) => Value::from(text),
@@ -102,7 +103,7 @@ impl Shield {
         })
     }
 
-    /// Returns `text` with stand-ins.
+    /// Returns `text` with placeholders.
     pub fn shield_text<'t>(&self, text: &'t str, stand_ins: &StandIns) -> Cow<'t, str> {
         if !self.is_dangerous(text) {
             return text.into();
@@ -138,7 +139,7 @@ impl Shield {
 }
 
 impl StandIns {
-    /// Returns `text` with the hazards that stand-ins stand for.
+    /// Returns `text` with the original characters instead of placeholders.
     pub fn restore(&self, text: &str) -> String {
         let mut restored = String::with_capacity(text.len());
         let mut copied = 0;
@@ -152,7 +153,7 @@ impl StandIns {
     }
 }
 
-/// Walks a request once: is anything dangerous, and which stand-ins does the client use itself?
+/// Result of one walk over a request: whether anything is dangerous, and which placeholders the client uses itself.
 struct Survey<'s> {
     shield: &'s Shield,
     dangerous: bool,
@@ -178,14 +179,14 @@ impl Survey<'_> {
 
     fn text(&mut self, text: &str) {
         self.dangerous = self.dangerous || self.shield.is_dangerous(text);
-        // Every stand-in has four bytes in UTF-8, or three that start with 0xef.
+        // Every placeholder has four bytes in UTF-8, or three that start with 0xef.
         if !text.is_ascii() && text.bytes().any(|byte| byte >= 0xef) {
             self.taken.extend(text.chars().filter(|character| is_stand_in(*character)));
         }
     }
 }
 
-/// Returns every stand-in, the best first: noncharacters, which no honest text contains, then private characters.
+/// Returns every placeholder, the best first: noncharacters, which no honest text contains, then private characters.
 fn stand_ins() -> impl Iterator<Item = char> {
     ('\u{fdd0}'..='\u{fdef}').chain('\u{f0000}'..='\u{ffffd}')
 }

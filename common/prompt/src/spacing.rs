@@ -1,11 +1,12 @@
-//! White space in grammars of calls, as the template writes it: what a model said is then part of the next prompt as it
-//! was said.
+//! White space in grammars of calls, as the template writes it, so that a model's output is the same in the next
+//! prompt.
+//!
+//! llama.cpp's grammars allow white space where a template writes none, or one kind of it. A call rendered by the
+//! template is matched with the grammar, converted to a regular expression, and the white space found at each place
+//! replaces the optional one. A place that was not matched, or with two kinds, stays as it is. Arguments that only
+//! brackets follow are matched up to the first bracket that may be their last, so white space after them may be missed.
 //!
 //! Not here: the grammars themselves (`formats`), white space within arguments (`caps::Separators`).
-//! The idea: llama.cpp's grammars allow white space where a template writes none, or one kind of it. A call as the
-//! template renders it is matched with the grammar, made into a regular expression, and what stood at each place where
-//! white space may be is put there. A place that was not met, or met with two kinds, stays as it is. Arguments that nothing
-//! but brackets follows are matched up to the first bracket that may be their last, so white space behind them may be missed.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
@@ -15,32 +16,32 @@ use fancy_regex::{Regex, RegexBuilder, escape};
 
 /// Longest expression that is made of a grammar. Units: bytes.
 ///
-/// Source: own choice: a format of ten tools has some 4 kB where the rules of one of them are looked into.
+/// Source: own choice: a format of ten tools has some 4 kB if the rules of one of them are expanded.
 const EXPRESSION_BYTES_MAX: usize = 64 << 10;
 
-/// Deepest rules that are looked into.
+/// Deepest nesting of expanded rules.
 const DEPTH_MAX: usize = 24;
 
-/// Work that a match may take. Source: `fancy_regex`'s own unit; some 10 ms.
+/// Most work of a match. Source: `fancy_regex`'s own unit; some 10 ms.
 const BACKTRACKS_MAX: usize = 100_000;
 
 /// Rule of white space. Source: `SPACE_RULE` of llama.cpp's `json-schema-to-grammar.cpp`.
 const SPACE: &str = "space";
 const SPACE_EXPRESSION: &str = "(\n{1,2}[ \t]{0,20}|[ ]|)";
 
-/// How a call is written, and what of the grammar it may be matched with.
+/// A rendered call, and the tools that tell which part of the grammar it may match.
 pub(crate) struct Written<'a> {
-    /// Text from where the grammar counts.
+    /// Text from where the grammar applies.
     pub text: &'a str,
-    /// Whether the grammar counts from the text's start; else from somewhere in it.
+    /// Whether the grammar applies from the text's start; else from somewhere in it.
     pub from_start: bool,
-    /// Name of the tool that is called.
+    /// Name of the called tool.
     pub tool: &'a str,
     /// Names of all tools.
     pub tools: &'a [&'a str],
 }
 
-/// Returns a grammar whose white space is that of a call as it is written; absent where the two do not go together.
+/// Returns a grammar with the white space of a rendered call; `None` if the two do not match.
 pub(crate) fn spaced(grammar: &str, written: &Written<'_>) -> Option<String> {
     let rules = Rules::new(grammar);
     let mut expression =
@@ -60,10 +61,10 @@ pub(crate) fn spaced(grammar: &str, written: &Written<'_>) -> Option<String> {
     Some(rules.with(&found))
 }
 
-/// Place of white space: a rule's name and which of its parts it is.
+/// Place of white space: a rule's name and the index of its part.
 type Place<'g> = (&'g str, usize);
 
-/// Returns the names of rules that belong to other tools than the one that is called.
+/// Returns the names of rules that belong to other tools than the called one.
 fn other_rules(written: &Written<'_>) -> HashSet<String> {
     let others = written.tools.iter().filter(|name| **name != written.tool);
     others.map(|name| format!("tool-{}", name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))).collect()
@@ -107,7 +108,7 @@ fn write_rule(grammar: &mut String, name: &str, parts: &[&str], texts: &HashMap<
     let _ = write!(grammar, "{name} ::=");
     let mut is_optional = false;
     for (idx, part) in parts.iter().enumerate() {
-        // What follows white space that may be missing says so.
+        // Optional white space is followed by a question mark.
         if std::mem::take(&mut is_optional) && *part == "?" {
             continue;
         }
@@ -124,7 +125,7 @@ fn write_rule(grammar: &mut String, name: &str, parts: &[&str], texts: &HashMap<
     }
 }
 
-/// Returns what rules of different tools have in common: the kinds of their parts, and what stands first.
+/// Returns the common form of rules of different tools: the kinds of their parts, and the first part.
 fn shape(parts: &[&str]) -> String {
     let mut shape = parts.first().copied().unwrap_or_default().to_owned();
     for part in parts {
@@ -144,7 +145,7 @@ fn shape(parts: &[&str]) -> String {
     shape
 }
 
-/// A regular expression on its way.
+/// A regular expression under construction.
 struct Expression<'r, 'g> {
     rules: &'r Rules<'g>,
     others: HashSet<String>,
@@ -154,7 +155,7 @@ struct Expression<'r, 'g> {
 }
 
 impl<'g> Expression<'_, 'g> {
-    /// Adds what a rule stands for.
+    /// Adds the expansion of a rule.
     fn rule(&mut self, name: &str, within: &mut Vec<&'g str>) -> Option<()> {
         if self.text.len() > EXPRESSION_BYTES_MAX {
             return None;
@@ -178,8 +179,8 @@ impl<'g> Expression<'_, 'g> {
         Some(())
     }
 
-    /// Adds a part of a rule; what may come again and again is there once by itself, so that each of its places is met
-    /// by a group of its own.
+    /// Adds a part of a rule; a repeated part also occurs once by itself, so that each of its places is matched by a
+    /// group of its own.
     fn span(
         &mut self,
         rule: &'g str,
@@ -210,7 +211,7 @@ impl<'g> Expression<'_, 'g> {
         Some(())
     }
 
-    /// Adds a literal, a class, a rule's name, a sign or what stands in brackets.
+    /// Adds a literal, a class, a rule's name, an operator or a bracketed part.
     fn atom(
         &mut self,
         rule: &'g str,
@@ -238,7 +239,7 @@ impl<'g> Expression<'_, 'g> {
     }
 }
 
-/// Returns where the bracket is closed that opens at a place.
+/// Returns the index of the bracket that closes the one at an index.
 fn closing(parts: &[&str], open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     parts.iter().enumerate().skip(open).find_map(|(at, part)| {
@@ -251,7 +252,7 @@ fn closing(parts: &[&str], open: usize) -> Option<usize> {
     })
 }
 
-/// Returns the parts of a rule: literals, classes, names, brackets and signs.
+/// Returns the parts of a rule: literals, classes, names, brackets and operators.
 fn parts(body: &str) -> Vec<&str> {
     let (mut parts, mut rest) = (Vec::new(), body.trim_start());
     while let Some(first) = rest.chars().next() {
@@ -271,7 +272,7 @@ fn parts(body: &str) -> Vec<&str> {
     parts
 }
 
-/// Returns how long a part is that begins with a bracket or quote and is closed by `close`.
+/// Returns the length of a part that begins with a bracket or quote and is closed by `close`.
 fn closed_at(text: &str, close: char) -> usize {
     let mut is_escaped = false;
     let end = text.char_indices().skip(1).find(|(_, c)| {
@@ -282,7 +283,7 @@ fn closed_at(text: &str, close: char) -> usize {
     end.map_or(text.len(), |(at, c)| at + c.len_utf8())
 }
 
-/// Returns the text of a literal; absent where it has escapes that llama.cpp does not write.
+/// Returns the text of a literal; `None` if it has escapes that llama.cpp does not write.
 fn unquoted(literal: &str) -> Option<String> {
     let mut text = String::new();
     let mut chars = literal.get(1..literal.len() - 1)?.chars();

@@ -1,7 +1,7 @@
 //! A compiled chat template, rendered as Hugging Face's transformers renders it.
 //!
-//! Not here: what a request must look like before a template sees it (`messages`), and tokens.
-//! The idea: minijinja with transformers' settings; what Python does differently is in `template/python.rs`.
+//! It uses minijinja with transformers' settings; the differences to Python are in `template/python.rs`. Not here: the
+//! conversion of a request for a template (`messages`), and tokens.
 
 mod python;
 
@@ -15,44 +15,44 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
 use crate::error::PromptError;
 use crate::messages::to_template_value;
 
-/// Is the longest source of a chat template that is compiled.
+/// Longest source of a chat template that is compiled.
 ///
 /// Source: the longest of llama.cpp's models/templates has 30 kB.
 pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// Is the longest text that a template may render.
+/// Longest text that a template may render.
 ///
 /// Source: a million tokens of context at four bytes a token, times four.
 pub const RENDERED_BYTES_MAX: usize = 16 << 20;
 
-/// Is the number of template instructions that one rendering may run; more of them is a loop that never ends.
+/// Most template instructions of one rendering; more of them means an endless loop.
 ///
 /// Source: a chat of 1,000 messages runs at most 3.7 million in the templates of llama.cpp (Gemma 4, whose cost grows
 /// with the square of the number); 50 million take about two seconds.
 pub const TEMPLATE_FUEL_MAX: u64 = 50_000_000;
 
-/// Is how deep a template may recurse.
+/// Deepest recursion of a template.
 ///
-/// Source: minijinja's own safe maximum is 500, for a stack that is all its own; tokio's threads have 2 MiB.
+/// Source: minijinja's own safe maximum is 500, for a stack of its own; tokio's threads have 2 MiB.
 pub const TEMPLATE_RECURSION_MAX: usize = 200;
 
-/// Returns the time that `strftime_now` writes.
+/// Clock of `strftime_now`.
 pub type Clock = Arc<dyn Fn() -> jiff::Zoned + Send + Sync>;
 
-/// Is a compiled chat template.
+/// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
 }
 
-/// Is the only template's name in its environment; it shows in error messages.
+/// Name of the only template in its environment; it appears in error messages.
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
     /// Compiles `source`.
     ///
-    /// Errors: `Template` where it is no Jinja that minijinja knows, `TooLong` over [`TEMPLATE_BYTES_MAX`].
+    /// Errors: `Template` if it is not valid Jinja for minijinja, `TooLong` over [`TEMPLATE_BYTES_MAX`].
     pub fn compile(source: &str, clock: Clock) -> Result<Self, PromptError> {
         if source.len() > TEMPLATE_BYTES_MAX {
             return Err(PromptError::TooLong { what: "the chat template", bytes_max: TEMPLATE_BYTES_MAX });
@@ -77,8 +77,8 @@ impl ChatTemplate {
 
     /// Renders the template with the fields of a JSON object.
     ///
-    /// Errors: `Refused` where the template calls `raise_exception`, `Template` where it fails or runs too long,
-    /// `TooLong` over [`RENDERED_BYTES_MAX`].
+    /// Errors: `Refused` if the template calls `raise_exception`, `Template` if it fails or runs too long, `TooLong`
+    /// over [`RENDERED_BYTES_MAX`].
     pub fn render_json(&self, variables: &serde_json::Value) -> Result<String, PromptError> {
         self.render(to_template_value(variables))
     }
@@ -99,7 +99,7 @@ impl ChatTemplate {
     }
 }
 
-/// Takes what a template writes, up to the limit.
+/// Output of a template, up to the limit.
 struct LimitedText {
     bytes: Vec<u8>,
     full: bool,
@@ -120,7 +120,7 @@ impl std::io::Write for LimitedText {
     }
 }
 
-/// Turns an error of minijinja into ours: what the template raised itself, or what failed and where.
+/// Converts an error of minijinja: the template's own exception, or the reason and the line.
 fn failed(error: minijinja::Error) -> PromptError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(current) = cause {

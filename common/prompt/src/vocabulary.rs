@@ -1,7 +1,7 @@
 //! A model's vocabulary, loaded without its weights: the only place of this crate that calls llama.cpp.
 //!
-//! Not here: control tokens in prompts (`partition`, `shield`). The idea: whatever would make llama.cpp abort is refused
-//! when the file is opened, because a router opens files that workers send.
+//! Anything that would make llama.cpp abort is refused when the file is opened, because a router opens files that
+//! workers send. Not here: control tokens in prompts (`partition`, `shield`).
 
 use std::path::Path;
 
@@ -19,77 +19,77 @@ use crate::partition::Special;
 use crate::runs;
 use crate::words::{self, Words, allows_cuts};
 
-/// Text that is tokenized at a time, if it may be cut there: behind each portion work that was cancelled ends. Units: bytes.
+/// Length of a portion, if the text may be cut there: cancelled work ends after each portion. Units: bytes.
 ///
 /// Source: own choice: some ten milliseconds' work.
 const PORTION_BYTES: usize = 64 << 10;
 
-/// Says whether the tokens that the vocabulary asks for (BOS, EOS, ...) are put around a text.
+/// Whether the tokens of the vocabulary's settings (BOS, EOS, ...) are put around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecial {
-    /// They are.
+    /// They are added.
     Yes,
-    /// They are not.
+    /// They are not added.
     No,
 }
 
-/// Says what a control token reads as.
+/// Text of a control token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ControlTokens {
     /// Its spelling.
     Spelled,
-    /// Nothing.
+    /// Empty.
     Empty,
 }
 
-/// Says whether the spelling of a control token in a text becomes that token.
+/// Whether the spelling of a control token in a text becomes that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseSpecial {
-    /// It does.
+    /// It becomes the token.
     Yes,
     /// It stays text.
     No,
 }
 
-/// Declares what a vocabulary contains and how its prompts begin and end.
+/// Properties of a vocabulary: its size, and how its prompts begin and end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyInfo {
-    /// Is the number of tokens.
+    /// Number of tokens.
     pub n_vocab: u32,
-    /// Says whether a text starts with BOS.
+    /// Whether a text starts with BOS.
     pub add_bos: bool,
-    /// Says whether a text ends with EOS.
+    /// Whether a text ends with EOS.
     pub add_eos: bool,
-    /// Is the beginning-of-sequence token, where there is one.
+    /// Beginning-of-sequence token, if there is one.
     pub bos: Option<Token>,
-    /// Is the end-of-sequence token, where there is one.
+    /// End-of-sequence token, if there is one.
     pub eos: Option<Token>,
-    /// Says whether a separator stands between the texts of a pair.
+    /// Whether a separator stands between the texts of a pair.
     pub add_sep: bool,
-    /// Is the separator token, where there is one.
+    /// Separator token, if there is one.
     pub sep: Option<Token>,
-    /// Is how templates spell BOS; empty where there is none.
+    /// Spelling of BOS in templates; empty if there is none.
     pub bos_text: String,
-    /// Is how templates spell EOS; empty where there is none.
+    /// Spelling of EOS in templates; empty if there is none.
     pub eos_text: String,
-    /// Lists every token that ends a generation.
+    /// Every token that ends a generation.
     pub end_of_generation: Vec<Token>,
-    /// Is the tokens that mark a gap to fill, where there are all that it takes.
+    /// Fill-in-the-middle tokens, if all required ones exist.
     pub fim: Option<FimTokens>,
 }
 
-/// Is the tokens of fill-in-the-middle prompts.
+/// Tokens of fill-in-the-middle prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FimTokens {
-    /// Stands before the text that is before the gap.
+    /// Precedes the text before the gap.
     pub prefix: Token,
-    /// Stands before the text that is behind the gap.
+    /// Precedes the text after the gap.
     pub suffix: Token,
-    /// Stands where the model goes on.
+    /// Precedes the generated text.
     pub middle: Token,
-    /// Stands before a repository's name.
+    /// Precedes a repository's name.
     pub repository: Option<Token>,
-    /// Stands before a file's name.
+    /// Precedes a file's name.
     pub file: Option<Token>,
 }
 
@@ -109,19 +109,19 @@ enum Cuts {
     Spaces,
 }
 
-/// Is a loaded vocabulary.
+/// A loaded vocabulary.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
     model: LlamaModel,
     pub info: VocabularyInfo,
-    /// Is what the vocabulary puts before every text.
+    /// Tokens that the vocabulary puts before every text.
     pub prefix: Vec<Token>,
-    /// Is what the vocabulary puts after every text.
+    /// Tokens that the vocabulary puts after every text.
     pub suffix: Vec<Token>,
     cuts: Cuts,
-    /// Whether long runs of one kind of character are cut, as llama.cpp would end the process on them.
+    /// Whether long runs of one kind of character are cut, because llama.cpp would end the process on them.
     cuts_runs: bool,
-    /// Bounds the number of a text's tokens; absent where they may stand for texts of any length.
+    /// Lower bound on the number of a text's tokens; `None` if they may stand for texts of any length.
     pub least_tokens: Option<LeastTokens>,
 }
 
@@ -146,7 +146,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Learns what the vocabulary puts around a text by comparing one text tokenized both ways.
+    /// Determines what the vocabulary puts around a text by comparing one text tokenized both ways.
     fn find_affixes(&mut self) {
         let bare = self.tokenize("a", AddSpecial::No, ParseSpecial::No);
         let whole = self.tokenize("a", AddSpecial::Yes, ParseSpecial::No);
@@ -155,15 +155,15 @@ impl Vocabulary {
         self.suffix = whole.get(start + bare.len()..).unwrap_or_default().to_vec();
     }
 
-    /// Returns the bound on the number of a text's tokens, if there is one.
+    /// Returns the lower bound on the number of a text's tokens, if there is one.
     fn find_least_tokens(&self) -> Option<LeastTokens> {
-        // Such a token takes white space with it, wherever it comes from: a client's text may have one.
+        // Such a token absorbs white space, even in a client's text.
         if self.specials().iter().any(|special| !special.control && (special.lstrip || special.rstrip)) {
             return None;
         }
         let vocab = self.model.vocab();
         let spelling = |token: Token| vocab.text(LlamaToken(i32::try_from(token).ok()?))?.to_str().ok();
-        // Of a token without a spelling nothing is known.
+        // A token without a spelling may stand for any text.
         let spellings: Vec<&str> = (0..self.info.n_vocab).map(spelling).collect::<Option<_>>()?;
         let pre = self.model.meta_val_str("tokenizer.ggml.pre").unwrap_or_default();
         LeastTokens::of(Tokenizer { kind: &kind(&self.model), pre: &pre }, &spellings)
@@ -213,7 +213,7 @@ impl Vocabulary {
         !matches!(self.cuts, Cuts::Nowhere)
     }
 
-    /// Returns the tokens of a text without control tokens, as [`Self::tokenize`] would, portion by portion.
+    /// Returns the tokens of a text without control tokens, equal to those of [`Self::tokenize`], portion by portion.
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
         self.portions(text).flat_map(|portion| self.tokenize_portion(portion)).collect()
     }
@@ -227,9 +227,9 @@ impl Vocabulary {
         }
     }
 
-    /// Cuts a text into portions whose tokens, one behind the other, are the text's; one portion where it may not be cut.
+    /// Cuts a text into portions whose tokens, concatenated, are the text's; one portion if it may not be cut.
     ///
-    /// The work of a request that was cancelled ends before the next portion.
+    /// The work of a cancelled request ends before the next portion.
     pub fn portions<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
         self.portions_of(text, PORTION_BYTES)
     }
@@ -259,7 +259,8 @@ impl Vocabulary {
         }
     }
 
-    /// Returns the shortest beginning of a text, of at least so many bytes, whose tokens are those with which the text's begin.
+    /// Returns the shortest prefix of a text, of at least this many bytes, whose tokens are a prefix of the text's
+    /// tokens.
     fn beginning<'t>(&self, text: &'t str, bytes_min: usize) -> Option<&'t str> {
         match &self.cuts {
             Cuts::Words(_) | Cuts::SentencePieces { .. } => words::beginning(text, bytes_min),
@@ -286,18 +287,18 @@ impl Vocabulary {
         tokens.into_iter().filter_map(|token| Token::try_from(token.0).ok()).collect()
     }
 
-    /// Returns the bytes that `token` stands for, control tokens spelled out; empty where there is no such token.
+    /// Returns the bytes of `token`, control tokens spelled out; empty if there is no such token.
     pub fn piece(&self, token: Token) -> Vec<u8> {
         self.piece_as(token, ControlTokens::Spelled)
     }
 
-    /// Returns the bytes that `token` adds to an answer: none for a control token.
+    /// Returns the bytes that `token` adds to a response: none for a control token.
     pub fn answer_piece(&self, token: Token) -> Vec<u8> {
         self.piece_as(token, ControlTokens::Empty)
     }
 
     fn piece_as(&self, token: Token, control: ControlTokens) -> Vec<u8> {
-        // llama.cpp throws a C++ exception, which would end the process, for a token out of range.
+        // For a token out of range llama.cpp throws a C++ exception, which would end the process.
         let Ok(id) = i32::try_from(token) else { return Vec::new() };
         if token >= self.info.n_vocab {
             return Vec::new();
@@ -305,7 +306,7 @@ impl Vocabulary {
         self.model.vocab().token_to_piece(LlamaToken(id), control == ControlTokens::Spelled, None)
     }
 
-    /// Lists the special tokens, by id.
+    /// Returns the special tokens, by id.
     pub fn specials(&self) -> Vec<Special> {
         let vocab = self.model.vocab();
         let special = |token: Token| {
@@ -338,12 +339,13 @@ const WORD_PIECE: &str = "bert";
 /// Kind of SentencePiece vocabularies that merge pairs. Source: llama.cpp's `llm_tokenizer_spm_session`.
 const SENTENCE_PIECE: &str = "llama";
 
-/// Returns the kind of a model's tokenizer as its file names it; llama-cpp-2's own answer knows two kinds and panics at others.
+/// Returns the kind of a model's tokenizer as its file names it; llama-cpp-2's own function knows two kinds and panics
+/// for others.
 fn kind(model: &LlamaModel) -> String {
     model.meta_val_str("tokenizer.ggml.model").unwrap_or_default()
 }
 
-/// Refuses what llama.cpp would abort on.
+/// Refuses a vocabulary on which llama.cpp would abort.
 fn check(model: &LlamaModel) -> Result<(), String> {
     let vocab = model.vocab();
     let kind = kind(model);

@@ -1,9 +1,10 @@
-//! The tokens of words, each tokenized once: what makes new text cheap.
+//! The cache of words and their tokens, which makes new text cheap to tokenize.
 //!
-//! Not here: tokenizing (`vocabulary`), fragments that come again as a whole (`fragments`).
-//! The idea: byte-pair encoding only ever makes tokens of its vocabulary. Where no token has a word's end and behind it a space,
-//! none reaches across such a place, so a text can be cut there and its words be tokenized one by one. Prose repeats its
-//! words: a look-up takes a fiftieth of what llama.cpp's encoding takes.
+//! Byte-pair encoding only produces tokens of its vocabulary. If no token contains a word's end followed by a space,
+//! none reaches across such a place, so a text can be cut there and its words can be tokenized one by one. Prose
+//! repeats its words: a look-up takes a fiftieth of the time of llama.cpp's encoding.
+//!
+//! Not here: tokenizing (`vocabulary`), fragments that repeat as a whole (`fragments`).
 
 use std::mem;
 use std::sync::{PoisonError, RwLock};
@@ -11,35 +12,35 @@ use std::sync::{PoisonError, RwLock};
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-/// Is the most words of a generation; two are kept, 10 MB at most.
+/// Most words of a generation; two are kept, 10 MB at most.
 ///
-/// Source: a choice; an English text of a million words has some 30,000 different ones, most of them rare.
+/// Source: own choice; an English text of a million words has some 30,000 different ones, most of them rare.
 const WORDS_MAX: usize = 1 << 15;
-/// Is the longest word that is remembered. Units: bytes.
+/// Longest word that is cached. Units: bytes.
 ///
-/// Source: a choice; what is longer is a number, a link or no word at all, and seldom comes again.
+/// Source: own choice; a longer one is a number, a link or no word at all, and seldom repeats.
 const WORD_BYTES_MAX: usize = 48;
 
-/// Remembers the tokens of the words that were used last. The lock is held for look-ups and insertions, never while a word is
+/// Tokens of the most recently used words. The lock is held for look-ups and insertions, never while a word is
 /// tokenized.
 #[derive(Debug, Default)]
 pub(crate) struct Words(RwLock<Generations>);
 
-/// Is the words in use; when the young are too many, they become the old, and the old are forgotten.
+/// Words in use; when the young generation is full, it becomes the old one, and the old one is dropped.
 #[derive(Debug, Default)]
 struct Generations {
     young: HashMap<Box<str>, Box<[Token]>>,
     old: HashMap<Box<str>, Box<[Token]>>,
 }
 
-/// Is a word whose tokens are not known, and where they belong.
+/// A word that is not cached, and the position of its tokens.
 struct Gap<'t> {
     n_tokens_before: usize,
     word: &'t str,
 }
 
 impl Words {
-    /// Returns the tokens of a text; `tokenize` is asked for those words that are not known.
+    /// Returns the tokens of a text; words that are not cached go to `tokenize`.
     ///
     /// Cost: a look-up for each word.
     pub fn tokens(&self, text: &str, tokenize: impl Fn(&str) -> Vec<Token>) -> Vec<Token> {
@@ -92,7 +93,7 @@ impl Generations {
 
 /// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a word's end and a space.
 ///
-/// Shape: a space is itself, or what byte-level and SentencePiece vocabularies write for it.
+/// Shape: a space is itself, or the character that byte-level and SentencePiece vocabularies write for it.
 pub(crate) fn allows_cuts(spelling: &[u8]) -> bool {
     let is_space = |bytes: &[u8]| [" ".as_bytes(), "Ġ".as_bytes(), "▁".as_bytes()].iter().any(|s| bytes.starts_with(s));
     !spelling.iter().enumerate().any(|(at, byte)| ends_word(*byte) && is_space(&spelling[at + 1..]))
@@ -107,23 +108,23 @@ pub(crate) fn may_adjoin_cut(spelling: &[u8]) -> bool {
         || spelling.last().is_some_and(|byte| ends_word(*byte))
 }
 
-/// Returns whether a word may end with this byte: before a space behind it, and a letter behind that, texts are cut.
+/// Returns whether a word may end with this byte; a text is cut after it if a space and a letter follow.
 fn ends_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b".,;:!?)\"'".contains(&byte)
 }
 
-/// Returns the shortest beginning of a text, of at least so many bytes, behind which texts are cut, if there is one.
+/// Returns the shortest prefix of a text, of at least this many bytes, after which a text may be cut, if there is one.
 pub(crate) fn beginning(text: &str, bytes_min: usize) -> Option<&str> {
     (bytes_min.max(1)..text.len()).find(|at| is_cut(text.as_bytes(), *at)).map(|end| &text[..end])
 }
 
-/// Returns the shortest beginning of a text, of at least so many bytes, behind which there is a space, if there is one.
+/// Returns the shortest prefix of a text, of at least this many bytes, that a space follows, if there is one.
 pub(crate) fn beginning_before_space(text: &str, bytes_min: usize) -> Option<&str> {
     let bytes_min = bytes_min.max(1).min(text.len());
     memchr::memchr(b' ', &text.as_bytes()[bytes_min..]).map(|at| &text[..bytes_min + at])
 }
 
-/// Cuts a text before each space that stands behind a word's end and before an ASCII letter.
+/// Cuts a text before each space that follows a word's end and precedes an ASCII letter.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
     let mut start = 0;

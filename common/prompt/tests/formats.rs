@@ -1,7 +1,7 @@
-//! The prompt that we render is the one that llama.cpp's chat formats are made for, under each template of its collection.
+//! The prompt that we render is the one that llama.cpp's chat formats are made for, in each template of its collection.
 //!
-//! Not here: whether Python renders the same (`goldens`). Where the two differ, only the prompt's end matters for reading
-//! an answer. The templates are fetched (`make fixtures`).
+//! If the two differ, only the prompt's end matters for parsing a response. The templates are fetched (`make
+//! fixtures`). Not here: whether Python renders the same (`goldens`).
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 
@@ -16,19 +16,19 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/fixtures")
 }
 
-/// Lists the templates with which llama.cpp renders another prompt, or one of the two none, and why.
+/// Templates for which llama.cpp renders another prompt, or one of the two renders none, and why.
 const OTHER_PROMPTS: &[(&str, &[&str])] = &[
-    // docs/templates.md says why.
+    // See docs/templates.md.
     ("CohereForAI-c4ai-command-r-plus-tool_use", &["question with tools", "result"]),
     ("Kimi-K2-Instruct", &["result"]),
     ("Kimi-K2-Thinking", &["result"]),
-    // It asks for a variable that nobody gives.
+    // It requires a variable that has no value.
     ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", "goes on"]),
-    // It refuses results of tools.
+    // It refuses tool results.
     ("google-gemma-2-2b-it", &["result"]),
-    // llama.cpp rewrites results of tools for this old template; the newer one needs no such help.
+    // llama.cpp rewrites tool results for this old template; the newer one needs no such help.
     ("google-gemma-4-31B-it-interleaved", &["result"]),
-    // They have a date of their own where none is given; llama.cpp gives today's.
+    // They have a default date; llama.cpp passes today's.
     ("meta-llama-Llama-3.1-8B-Instruct", &["question", "question with tools", "result", "goes on"]),
     ("meta-llama-Llama-3.3-70B-Instruct", &["question", "question with tools", "result", "goes on"]),
 ];

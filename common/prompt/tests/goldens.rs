@@ -1,7 +1,7 @@
 //! Every chat template of llama.cpp renders the text that Python's jinja2 renders, or fails where it fails.
 //!
-//! Not here: tokens. Goldens and the script that makes them are in `tests/fixtures/templates`; the templates themselves
-//! are fetched (`make fixtures`). A template whose source has changed since its goldens were made fails loudly.
+//! Goldens and the script that makes them are in `tests/fixtures/templates`; the templates themselves are fetched
+//! (`make fixtures`). A template whose source has changed since its goldens were made fails the test. Not here: tokens.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop wherever a fixture is wrong")]
 
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json};
 use warmpath_prompt::{ChatTemplate, PromptError};
 
-/// Lists what cannot be rendered as Python does, each with its reason in docs/templates.md.
+/// Requests that cannot be rendered like in Python, each with its reason in docs/templates.md.
 const KNOWN_DIFFERENCES: &[(&str, &str)] = &[("Reka-Edge.jinja", "empty")];
 
-/// Lists templates whose text Python escapes for HTML by accident (docs/templates.md); ours is the same unescaped.
+/// Templates whose text Python escapes for HTML by accident (docs/templates.md); ours is the same unescaped.
 const ESCAPED_BY_PYTHON: &[&str] = &["meetkai-functionary-medium-v3.1.jinja"];
 
 fn root() -> PathBuf {
@@ -36,7 +36,7 @@ fn compile(source: &str) -> Result<ChatTemplate, PromptError> {
     ChatTemplate::compile(source, Arc::new(move || now.clone()))
 }
 
-/// Lists the failures of Python where minijinja goes on: what it does then is harmless (docs/templates.md).
+/// Failures of Python for which minijinja renders something harmless (docs/templates.md).
 const PYTHON_ONLY_FAILURES: &[&str] =
     &["TypeError: 'NoneType' object is not iterable", "TypeError: Object of type generator is not JSON serializable"];
 

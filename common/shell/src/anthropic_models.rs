@@ -1,7 +1,7 @@
-//! `/v1/models` as Anthropic's clients read it: the model object and the pages of the list.
+//! `/v1/models` in Anthropic's dialect: the model object and the pages of the list.
 //!
-//! Not here: which models there are (`http::models` of router and worker). The idea: OpenAI and Anthropic have the path in common, so
-//! the header that Anthropic's clients must send tells which of the two shapes is meant.
+//! OpenAI and Anthropic use the same path. The header that Anthropic's clients must send tells which of the two formats
+//! is wanted. Not here: the models themselves (`http::models` of router and worker).
 //! Source: Anthropic's API reference, "List Models" and "Get a Model".
 
 use axum::extract::Query;
@@ -18,7 +18,7 @@ const VERSION: &str = "anthropic-version";
 /// Source: Anthropic's API reference, `limit`.
 const LIMIT_MAX: usize = 1000;
 
-/// Models of a page where the request does not say.
+/// Models of a page if the request does not say.
 ///
 /// Source: as [`LIMIT_MAX`].
 const LIMIT_DEFAULT: usize = 20;
@@ -28,9 +28,9 @@ const LIMIT_DEFAULT: usize = 20;
 pub struct Listed {
     /// Name of the model.
     pub id: String,
-    /// Time of its loading. Units: seconds since 1970.
+    /// Time at which it was loaded. Units: seconds since 1970.
     pub created_s: u64,
-    /// Longest sequence, prompt and answer together. Units: tokens.
+    /// Longest sequence, prompt and response together. Units: tokens.
     pub context_tokens: u32,
 }
 
@@ -46,7 +46,7 @@ struct Page {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{param}` {reason}")]
 pub struct PageError {
-    /// Parameter that is to blame.
+    /// Parameter at fault.
     pub param: &'static str,
     reason: String,
 }
@@ -72,9 +72,9 @@ pub fn model(listed: &Listed) -> Value {
     })
 }
 
-/// Returns the page of the list that the query of `uri` asks for.
+/// Returns the requested page of the list, given the query of `uri`.
 ///
-/// Errors: [`PageError`] where a parameter cannot be read, or names a model that is not there.
+/// Errors: [`PageError`] if a parameter cannot be read, or names an unknown model.
 pub fn page(all: &[Listed], uri: &Uri) -> Result<Value, PageError> {
     let unreadable = |reason: String| PageError { param: "limit", reason };
     let Query(asked) = Query::<Page>::try_from_uri(uri).map_err(|error| unreadable(error.body_text()))?;

@@ -66,29 +66,28 @@ static REFUSAL: LazyLock<String> = LazyLock::new(|| {
 /// Flags of the listener for clients.
 #[derive(Debug, Clone, Args)]
 pub struct ListenFlags {
-    /// Most connections of clients at a time; one more displaces the one that has been silent for longest, or is
-    /// refused with 503 [default: what the limit on open files allows, at most 16384].
+    /// Most connections of clients at a time; a further one displaces the connection that has been silent for longest,
+    /// or gets status 503 [default: what the limit on open files allows, at most 16384].
     #[arg(long, env = "WARMPATH_CONNECTIONS_MAX", value_name = "N")]
     connections_max: Option<NonZeroUsize>,
 
-    /// Most connections of one client address at a time; without it there is no such limit, as clients behind a proxy
-    /// share an address.
+    /// Most connections of one client address at a time; unlimited by default, because clients behind a proxy share an
+    /// address.
     #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
     connections_per_address_max: Option<NonZeroUsize>,
 
-    /// Most memory of request bodies that are still arriving, at least three times --body-max; a sender gets a third at
-    /// most, and less where others send; beyond it bodies are refused with 429 [default: 256, or what --body-max
-    /// needs].
+    /// Most memory of request bodies that are still arriving, at least three times --body-max. A sender gets at most a
+    /// third of it, and less while others send; further bodies get status 429 [default: 256, or what --body-max needs].
     #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
     body_memory_max: Option<usize>,
 
-    /// Name or address by which clients may call this server, besides those of the machine for itself, or * for all;
-    /// may be repeated, or a list with commas. Without it a server that listens on loopback takes no other, and one
-    /// that listens elsewhere takes all.
+    /// Host name or address by which clients may address this server, besides those of the machine itself, or * for
+    /// all; may be repeated, or a list with commas. By default a server on a loopback address accepts no other, and one
+    /// on another address accepts all.
     #[arg(long = "allowed-host", env = "WARMPATH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 
-    /// Name by which operators may call the admin address, besides addresses, localhost and the names of
+    /// Host name by which operators may address the admin listener, besides addresses, localhost and the names of
     /// --allowed-host, or * for all; may be repeated, or a list with commas.
     #[arg(
         long = "admin-allowed-host",

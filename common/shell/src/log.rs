@@ -52,7 +52,7 @@ enum Order {
     Tell(SyncSender<()>),
 }
 
-/// Starts the log of this process; must be called once.
+/// Starts the log of this process. Call it once.
 pub fn start(format: LogFormat) -> Log {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -4,10 +4,10 @@
 
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 
-/// Returns the memory that this process could get now: what the machine has available, and its control group allows; absent
-/// where the machine does not say. Units: bytes.
+/// Returns the memory that this process could allocate now: the machine's available memory, limited by the control
+/// group; `None` if the machine does not report it. Units: bytes.
 ///
-/// What the control group holds of files is not counted as taken: it makes room.
+/// The control group's page cache does not count as used, because it can be reclaimed.
 pub fn available_bytes() -> Option<u64> {
     let only_memory = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
     let mut system = System::new_with_specifics(only_memory).ok()?;

@@ -21,8 +21,7 @@ use crate::files::{self, Failure};
 /// Flags of a TLS server.
 #[derive(Debug, Clone, Args)]
 pub struct TlsFlags {
-    /// PEM file of the certificate with which TLS is spoken, and of those between it and a root; read again when it
-    /// changes.
+    /// PEM file of the server's certificate, with the intermediate certificates; read again when it changes.
     #[arg(long, env = "WARMPATH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
 
@@ -30,8 +29,8 @@ pub struct TlsFlags {
     #[arg(long, env = "WARMPATH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 
-    /// PEM file of the roots of the certificates that clients must show (a router is one to its workers); without it
-    /// they need none.
+    /// PEM file of the root certificates for client certificates (a router is a client of its workers); without it no
+    /// client certificate is required.
     #[arg(long, env = "WARMPATH_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
 }
@@ -65,7 +64,7 @@ pub struct ClientFiles {
 /// Files of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertFiles {
-    /// Certificate, and those between it and a root.
+    /// Certificate, with the intermediate certificates.
     pub cert: PathBuf,
     /// Private key of the certificate.
     pub key: PathBuf,

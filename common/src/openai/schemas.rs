@@ -14,7 +14,7 @@ pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
         "required": ["type", "text"],
     });
     json_schema!({
-        "description": "Lists the conversation, each message as the template will see it.",
+        "description": "The conversation, with each message as the template receives it.",
         "type": "array",
         "minItems": 1,
         "items": {
@@ -32,7 +32,7 @@ pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
 /// Returns the schema of the template's variables.
 pub(super) fn template_variables(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Is passed to the chat template as variables of its own.",
+        "description": "Further variables for the chat template.",
         "type": ["object", "null"],
         "properties": {
             "enable_thinking": {"type": ["boolean", "null"]},

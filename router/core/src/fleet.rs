@@ -208,8 +208,8 @@ impl WorkerView {
         best_named(in_fleet, Some(name))
     }
 
-    /// Returns the model that the worker has under a name, if it is of the pool of `meant`: a name that one model has and that another's
-    /// pattern matches leads to the first model's workers alone.
+    /// Returns the model that the worker has under a name, if it is of the pool of `meant`: a name that one model has
+    /// and that another's pattern matches leads to the first model's workers alone.
     pub fn model_of_pool(&self, name: &str, meant: &ModelInfo) -> Option<&Arc<ModelInfo>> {
         let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.own.to_owned());
         // On what footing a stock server stands may have changed since the name was looked up.

@@ -1,9 +1,11 @@
-//! The books of one router: what it has sent where, what has not been reported yet, who has failed.
+//! The requests in flight of one router: where each was sent, whether its worker has reported it, which workers have
+//! failed.
 //!
-//! Not here: the fleet's own reports (`fleet`), the comparison of candidates (`choose`).
-//! The idea: reports are some milliseconds old, and in these milliseconds a burst would all go to one worker. So what is
-//! sent is added to its worker at once, and withdrawn when the worker says that it has counted it, when the answer ends,
-//! or by age, should neither be heard.
+//! Reports are some milliseconds old, and within that time a burst would all go to one worker. So a request's work is
+//! added to its worker at once. It is removed when the worker reports the request, when the response ends, or after a
+//! timeout.
+//!
+//! Not here: the workers' own reports (`fleet`), the comparison of candidates (`choose`).
 
 mod backoff;
 mod capacity_forecast;
@@ -45,25 +47,25 @@ use crate::routing::choose::{
 };
 use crate::routing::cost::{Cost, Speeds, Unreported, WorkerLoad};
 
-/// Is the weight of the newest request in the average time that requests take of a worker.
+/// Weight of the newest request in the average service time.
 ///
 /// Source: own choice: the last ten or so count.
 const SERVICE_WEIGHT: f64 = 0.1;
 
-/// Bounds and directs a router's choices.
+/// Settings of a router's choices.
 #[derive(Debug, Clone, Copy)]
 pub struct LedgerOptions {
-    /// Says by what workers are chosen.
+    /// Routing policy.
     pub policy: Policy,
-    /// Bounds the breaker of each worker.
+    /// Settings of each worker's circuit breaker.
     pub breaker: BreakerOptions,
-    /// Is how long a request may stay unreported before its load is withdrawn.
+    /// Longest time that a request may stay unreported before its work is removed.
     pub unreported_age_max: Duration,
-    /// Is how long a worker gets nothing after it refused a request because its queue was full, or it did not serve.
+    /// Time for which a worker gets nothing after it refused a request because its queue was full, or it did not serve.
     pub full_pause: Duration,
-    /// Time for which a worker that has failed a request gets none that another can take.
+    /// Time for which a worker that has failed a request gets none that another worker can take.
     pub suspicion: Duration,
-    /// Bounds what waits at workers; absent where requests are never held back for that.
+    /// Limits on the work queued at workers; `None` to never hold requests back for that.
     pub admission: Option<AdmissionOptions>,
 }
 
@@ -83,48 +85,48 @@ impl Default for LedgerOptions {
     }
 }
 
-/// Is what a request asks of the fleet.
+/// A request's input to the choice.
 #[derive(Debug, Clone, Copy)]
 pub struct RouteRequest<'a> {
-    /// Names the request.
+    /// Id of the request.
     pub request_id: &'a RequestId,
-    /// Is the name under which the request asks for the model; a worker must know it, for it gets the same body.
+    /// Name of the requested model; the worker must know it, because it gets the same body.
     pub model_name: Option<&'a str>,
-    /// Is the model that the name means.
+    /// The model of that name.
     pub model: &'a ModelInfo,
-    /// Is what the worker must be able to do; absent where any will do.
+    /// Capability that the worker needs; `None` if any worker will do.
     pub wanted: Option<Capability>,
-    /// Is what is known of the prompt.
+    /// The prompt.
     pub prompt: PromptView<'a>,
-    /// Names the conversation, for [`Policy::ConsistentHash`].
+    /// Identifies the conversation, for [`Policy::ConsistentHash`].
     pub affinity: u64,
-    /// Lists the workers at which this request has failed.
+    /// Workers at which this request has failed.
     pub tried: &'a [WorkerIdx],
-    /// Is the time.
+    /// The present time.
     pub now: Instant,
 }
 
-/// Says where a request goes and what is expected of it there.
+/// A request's worker, and the predictions for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decision {
-    /// Names the worker.
+    /// The worker.
     pub worker: WorkerIdx,
-    /// Names the slot that holds the matched prefix; a hint.
+    /// Slot with the matched prefix; a hint.
     pub slot: Option<SlotId>,
-    /// Names the deepest block that is counted on.
+    /// Last block whose reuse is expected.
     pub expected_block: Option<BlockKey>,
-    /// Is how much of the prompt is expected to be reused, whole blocks. Units: tokens.
+    /// Expected reuse, in whole blocks. Units: tokens.
     pub cached_tokens: u32,
-    /// Says why.
+    /// Reason of the choice.
     pub reason: Reason,
-    /// Is the cost that decided.
+    /// The cost that decided.
     pub cost: Cost,
-    /// Is how much of the worker's time the request takes: its prefill, and its answer's share of the slots. Units:
+    /// Time that the request takes of the worker: its prefill, and its response's share of the slots. Units:
     /// milliseconds.
     pub service_ms: f64,
 }
 
-/// Is the receipt for a request that was sent; it must come back by [`Ledger::ended`], once.
+/// Receipt for a request that was sent; it must be returned by [`Ledger::ended`], once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
     number: u64,
@@ -132,12 +134,12 @@ pub struct Ticket {
     filling: PendingBlocks,
 }
 
-/// Says why nobody gets the request: how many workers are unavailable for which reason.
+/// Reason why no worker gets the request: the number of unavailable workers by cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoWorker {
-    /// Counts the workers by reason.
+    /// Number of workers by cause.
     pub reasons: BTreeMap<Unavailable, usize>,
-    /// The time until the first worker takes requests again that has refused some; absent where none has.
+    /// Time until the first of the workers that have refused requests takes some again; `None` if none has.
     pub pause: Option<Duration>,
 }
 
@@ -146,30 +148,30 @@ impl NoWorker {
         Self { reasons: BTreeMap::new(), pause: None }
     }
 
-    /// Returns the refusal of a fleet whose workers are unavailable for these reasons.
+    /// Returns the refusal by workers that are unavailable for these causes.
     pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
         let mut counted = BTreeMap::new();
         reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
         Self { reasons: counted, pause: None }
     }
 
-    /// Returns the reasons as a text, such as `2 down, 1 draining`.
+    /// Returns the causes as a text, such as `2 down, 1 draining`.
     pub fn listed(&self) -> String {
         let reasons: Vec<_> = self.reasons.iter().map(|(why, n)| format!("{n} {}", why.label())).collect();
         reasons.join(", ")
     }
 
-    /// Returns whether only the load stands against it: a worker serves and has no room.
+    /// Returns whether only the load is the cause: a worker serves and has no capacity.
     pub fn is_overload(&self) -> bool {
         [Unavailable::Full, Unavailable::Busy].iter().any(|why| self.reasons.contains_key(why))
     }
 
-    /// Returns whether a worker may have room within `patience`: one is busy, or takes requests again by then.
+    /// Returns whether a worker may have capacity within `patience`: one is busy, or takes requests again by then.
     pub fn may_end_within(&self, patience: Duration) -> bool {
         self.rest().is_none_or(|pause| pause <= patience)
     }
 
-    /// Returns the time for which every worker that serves has refused such requests; absent where one is only busy.
+    /// Returns the time for which every worker that serves has refused such requests; `None` if one is only busy.
     pub fn rest(&self) -> Option<Duration> {
         self.pause.filter(|_| !self.reasons.contains_key(&Unavailable::Busy))
     }
@@ -191,7 +193,7 @@ struct WorkerLedger {
     unreported: Unreported,
     n_in_flight: u32,
     health: Health,
-    /// Is the average of [`Decision::service_ms`]; absent until a request was sent. Units: milliseconds.
+    /// Average of [`Decision::service_ms`]; `None` until a request was sent. Units: milliseconds.
     service_ms: Option<f64>,
 }
 
@@ -202,15 +204,15 @@ struct Sent {
     at: Instant,
 }
 
-/// Keeps the books.
+/// The requests in flight.
 pub struct Ledger {
     options: LedgerOptions,
     accounts: Vec<WorkerLedger>,
-    /// Stands for the account of a worker that was never sent anything.
+    /// State of a worker that was never sent anything.
     no_account: WorkerLedger,
-    /// Lists what is unreported, by ticket, that is by age.
+    /// Unreported requests by ticket, and so by age.
     sent: BTreeMap<u64, Sent>,
-    /// Finds a ticket by what the worker will report.
+    /// Tickets by the id that the worker will report.
     by_request: HashMap<(WorkerIdx, RequestId), u64>,
     next_ticket: u64,
     last: Option<WorkerIdx>,
@@ -222,7 +224,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Returns empty books.
+    /// Returns a state without requests.
     pub fn new(options: LedgerOptions) -> Self {
         Self {
             options,
@@ -242,7 +244,7 @@ impl Ledger {
 
     /// Chooses a worker and books the request on it.
     ///
-    /// Errors: [`NoWorker`], with the reasons, where no worker can take it.
+    /// Errors: [`NoWorker`], with the causes, if no worker can take it.
     pub fn choose(
         &mut self,
         fleet: &FleetView,
@@ -272,7 +274,7 @@ impl Ledger {
         let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
         self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
         self.recent_work.give(decision.worker, prefill_tokens);
-        // A stock server computes a prefix for each of the requests that come while it is being computed.
+        // A stock server computes a prefix for each of several requests that arrive while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
         let chain = if is_lent { request.prompt.keys() } else { &[] };
         let filling = self.pending.add(decision.worker, (chain, chosen.found.map_or(0, |found| found.blocks)));
@@ -281,26 +283,27 @@ impl Ledger {
         Ok((decision, self.book((sent, request.model_name), filling)))
     }
 
-    /// Returns what decides where cost and load do not.
+    /// Returns the inputs that decide if cost and load do not.
     fn turn(&self, request: &RouteRequest<'_>) -> TieBreak {
         TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
     }
 
-    /// Returns the matches that are believed and what this router's requests are filling, where that is not what was given.
+    /// Returns the matches without stale blocks and with the blocks that this router's requests are prefilling; `None`
+    /// if that changes nothing.
     fn corrected_matches(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
         let PromptView::Known { keys, matches, .. } = prompt else { return None };
         let corrected = self.stale_blocks.correct(keys, matches);
         self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
     }
 
-    /// Returns what workers say and is doubted.
+    /// Returns the stale blocks.
     pub fn stale_blocks(&mut self) -> &mut StaleBlocks {
         &mut self.stale_blocks
     }
 
-    /// Returns the workers that can take the request: those that are trusted most, of which one has room.
+    /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
     ///
-    /// A breaker spares its worker only as long as others serve: the last ones are asked whatever they have failed.
+    /// A breaker spares its worker only while others serve: the last workers get requests whatever they have failed.
     fn candidates<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
@@ -358,7 +361,7 @@ impl Ledger {
         candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
         let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
         if capacity == Capacity::No {
-            // Who has no room does not compute it beside others: all that is ahead comes first.
+            // A full worker queues the request: all of its work comes first.
             candidate.cost.wait_ms = candidate.cost.wait_ms.max(worker_load.queue_delay_ms());
         }
         (candidate, capacity)
@@ -392,7 +395,7 @@ impl Ledger {
         Ticket { number, worker, filling }
     }
 
-    /// Records that a worker has counted a request, of this router or another, in the load that it reports.
+    /// Records that a worker's reported load contains a request, of this router or another.
     pub fn accepted(&mut self, worker: WorkerIdx, request_id: &RequestId, now: Instant) {
         self.peer_routers.named(request_id, now);
         if let Some(number) = self.by_request.remove(&(worker, request_id.clone())) {
@@ -400,7 +403,7 @@ impl Ledger {
         }
     }
 
-    /// Records what a worker says of its blocks and of the requests that it has counted.
+    /// Records a worker's changes of blocks and the requests that its load contains.
     pub fn heard(&mut self, worker: WorkerIdx, changes: Vec<Change>, now: Instant) {
         for change in changes {
             match change {
@@ -411,7 +414,7 @@ impl Ledger {
         }
     }
 
-    /// Records that a worker has said that it will compute so many tokens of prompts, of requests of this router or another.
+    /// Records that a worker has announced the prefill of this many tokens, for requests of this router or another.
     pub fn filling(&mut self, worker: WorkerIdx, tokens: u64) {
         self.recent_work.fill(worker, tokens);
     }
@@ -423,7 +426,7 @@ impl Ledger {
         self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
     }
 
-    /// Forgets a worker that has left; its place may be another's soon. No request of this router is there any more.
+    /// Removes a worker that has left; another may get its index soon. No request of this router is there any more.
     pub fn left(&mut self, worker: WorkerIdx) {
         debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
@@ -433,12 +436,12 @@ impl Ledger {
         self.recent_work.left(worker);
     }
 
-    /// Returns the number of requests that are at a worker by this router.
+    /// Returns the number of this router's requests at a worker.
     pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
         self.account(worker).n_in_flight
     }
 
-    /// Returns what a worker has been sent and has not reported.
+    /// Returns the requests sent to a worker that its reported load does not contain yet.
     pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
         self.account(worker).unreported
     }
@@ -457,7 +460,7 @@ impl Ledger {
         let unreported = &mut self.accounts[sent.worker.0 as usize].unreported;
         unreported.n_requests -= 1;
         unreported.prefill_tokens -= sent.prefill_tokens;
-        // A later request of the same name keeps its own entry.
+        // A later request with the same id keeps its own entry.
         let key = (sent.worker, sent.request_id);
         if self.by_request.get(&key) == Some(&number) {
             self.by_request.remove(&key);
@@ -465,11 +468,11 @@ impl Ledger {
     }
 }
 
-/// Returns the workers that serve the model that is asked for.
+/// Returns the workers that serve the requested model.
 fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
     let is_named = |worker: &&'a WorkerView| match request.model_name {
         Some(name) => worker.model_of_pool(name, request.model).is_some(),
-        // By name as well: on what footing a stock server stands may have changed since the prompt was made.
+        // Compared by name as well: the tokenizer of a stock server may have changed since the prompt was made.
         None => {
             let is_meant = |model: &Arc<ModelInfo>| {
                 model.fingerprint == request.model.fingerprint
@@ -481,7 +484,7 @@ fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a Work
     fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(request.wanted)).filter(is_named).collect()
 }
 
-/// Returns an answer's share of a worker's time. Units: milliseconds.
+/// Returns a response's share of a worker's time. Units: milliseconds.
 fn answer_share_ms(worker_load: &WorkerLoad<'_>) -> f64 {
     worker_load.speeds.answer_tokens * worker_load.speeds.decode_step_ms / f64::from(worker_load.n_slots.max(1))
 }

@@ -1,24 +1,24 @@
-//! Which web pages may ask: `--cors-origin` in, checked origins out.
+//! Web pages that may send requests: `--cors-origin` in, checked origins out.
 //!
-//! Not here: what is answered to them (`http::cors`).
+//! Not here: the responses to them (`http::cors`).
 
 use axum::http::HeaderValue;
 use url::Url;
 
 use super::ConfigError;
 
-/// Says which origins a browser may let read answers.
+/// Origins whose pages a browser lets read responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cors {
-    /// Those of every web page.
+    /// Every origin.
     Any,
-    /// These, as browsers send them.
+    /// These origins, spelled as browsers send them.
     Origins(Vec<HeaderValue>),
 }
 
-/// Returns what the flags ask for; nothing where there are none.
+/// Returns the origins that the flags name; `None` if there are none.
 ///
-/// Errors: `Origin`, for what no browser would send.
+/// Errors: `Origin`, for a text that no browser would send.
 pub(super) fn resolve(texts: &[String]) -> Result<Option<Cors>, ConfigError> {
     if texts.is_empty() {
         return Ok(None);
@@ -32,7 +32,7 @@ pub(super) fn resolve(texts: &[String]) -> Result<Option<Cors>, ConfigError> {
 fn origin(text: &str) -> Result<HeaderValue, ConfigError> {
     let error = || ConfigError::Origin { text: text.to_owned() };
     let url = Url::parse(text).map_err(|_| error())?;
-    // Compared byte by byte: a trailing slash, a default port or a capital letter would never be matched.
+    // Origins are compared byte by byte: a trailing slash, a default port or a capital letter would never match.
     if url.origin().ascii_serialization() != text {
         return Err(error());
     }

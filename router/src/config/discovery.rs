@@ -1,6 +1,6 @@
-//! Where workers are looked for: the forms in which flags and files name them.
+//! Sources of worker addresses, and the forms in which flags and files name workers.
 //!
-//! Not here: looking (`discovery` of the crate).
+//! Not here: the search itself (`discovery` of the crate).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use url::Url;
 use super::flags::Flags;
 use super::{ConfigError, WORKERS_MAX, seconds};
 
-/// Says where workers are looked for.
+/// Sources of worker addresses.
 #[derive(Debug, Clone)]
 pub struct DiscoveryConfig {
-    /// Lists the workers that are given by their URLs.
+    /// Workers given by their URLs.
     pub workers: Vec<WorkerAddress>,
-    /// Is the file that lists workers.
+    /// File that lists workers.
     pub file: Option<PathBuf>,
-    /// Lists the names whose addresses are workers.
+    /// Names whose addresses are workers.
     pub dns: Vec<DnsName>,
-    /// Is the pause between two looks at them.
+    /// Interval between two resolutions of these names.
     pub dns_pause: Duration,
-    /// Lists the Kubernetes services whose endpoints are workers.
+    /// Kubernetes services whose endpoints are workers.
     pub kubernetes: Vec<KubernetesService>,
-    /// Is the file that says where the API server is; absent where that is to be found.
+    /// File with the address of the API server; `None` to find it in the environment.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Says where a worker is and what it speaks.
+/// Address of a worker and the API it offers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkerAddress {
-    /// Is its URL, with the path before every path of its API, `/` where there is none.
+    /// Its URL, with the path before every path of its API; `/` if there is none.
     pub url: Url,
-    /// Says what it speaks.
+    /// Its API.
     pub api: WorkerApi,
-    /// Is the name that its certificate must bear, where it is found by a name; absent for the URL's host.
+    /// Name that its certificate must have if the worker was found by a name; `None` for the URL's host.
     pub certified: Option<String>,
 }
 
 impl WorkerAddress {
-    /// Returns the name that the worker's certificate must bear; absent where it can be none.
+    /// Returns the name that the worker's certificate must have; `None` if no certificate can have it.
     pub fn server_name(&self) -> Option<ServerName<'static>> {
         let host = self.certified.as_deref().or_else(|| self.url.host_str())?;
         ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()
@@ -54,12 +54,12 @@ impl WorkerAddress {
     }
 }
 
-/// Says how a worker is spoken to.
+/// Scheme of the connection to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scheme {
-    /// In plain text.
+    /// Plain HTTP.
     Http,
-    /// By TLS.
+    /// HTTP over TLS.
     Https,
 }
 
@@ -71,108 +71,109 @@ impl Scheme {
         }
     }
 
-    /// Returns the scheme that a name asks for, and the rest of it.
+    /// Returns the scheme at the start of a text, and the rest of it.
     fn of(text: &str) -> (Self, &str) {
         text.strip_prefix("https://").map_or((Self::Http, text), |rest| (Self::Https, rest))
     }
 }
 
-/// Says what a worker speaks.
+/// API of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WorkerApi {
     /// OpenAI's API and the summary protocol.
     Warmpath,
-    /// OpenAI's API alone.
+    /// OpenAI's API only.
     OpenAi,
 }
 
-/// Is a name whose addresses are workers.
+/// A name whose addresses are workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsName {
-    /// Says how they are spoken to.
+    /// Scheme of the connections to them.
     pub scheme: Scheme,
-    /// Is the name.
+    /// The name.
     pub host: String,
-    /// Is the port that all of them listen on.
+    /// Port that all of them listen on.
     pub port: u16,
-    /// Says what they speak.
+    /// API of all of them.
     pub api: WorkerApi,
 }
 
 impl DnsName {
-    /// Returns the worker at one of the name's addresses; its certificate must bear the name.
+    /// Returns the worker at one of the name's addresses; its certificate must have the name.
     pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
         let certified = (self.scheme == Scheme::Https).then(|| self.host.clone());
         WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, self.api) }
     }
 }
 
-/// Is a Kubernetes service whose endpoints are workers.
+/// A Kubernetes service whose endpoints are workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesService {
-    /// Says how they are spoken to.
+    /// Scheme of the connections to them.
     pub scheme: Scheme,
-    /// Is its namespace.
+    /// Its namespace.
     pub namespace: String,
-    /// Is its name.
+    /// Its name.
     pub name: String,
-    /// Is the port that the workers listen on.
+    /// Port that the workers listen on.
     pub port: KubernetesPort,
 }
 
 impl KubernetesService {
-    /// Returns the worker at an endpoint; its certificate must bear the service's name, as `NAME.NAMESPACE.svc`.
+    /// Returns the worker at an endpoint; its certificate must have the service's name, as `NAME.NAMESPACE.svc`.
     pub fn worker(&self, address: SocketAddr) -> WorkerAddress {
         let certified = (self.scheme == Scheme::Https).then(|| format!("{}.{}.svc", self.name, self.namespace));
         WorkerAddress { certified, ..WorkerAddress::at(address, self.scheme, WorkerApi::Warmpath) }
     }
 }
 
-/// Is an endpoint's port.
+/// Port of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KubernetesPort {
-    /// Is its number.
+    /// The port's number.
     Number(u16),
-    /// Is its name, whose number the endpoints say.
+    /// The port's name; the endpoint gives the number.
     Name(String),
 }
 
-/// Says why a worker's URL cannot be used.
+/// Reason why a worker's URL cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerUrlError {
-    /// It cannot be read.
+    /// The text is no URL.
     #[error("it is no URL")]
     NoUrl,
-    /// It asks for another protocol.
+    /// The scheme is not supported.
     #[error("the scheme must be http or https, or openai+ and one of these")]
     Scheme,
-    /// It names no host.
+    /// The URL has no host.
     #[error("the host is missing")]
     NoHost,
-    /// The host is no name that a certificate could bear.
+    /// The host is no name that a certificate could have.
     #[error("the host is no name and no address")]
     NoName,
-    /// It names a user, or holds a password.
+    /// The URL has a user name or a password.
     #[error("a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file")]
     Credentials,
-    /// It has a query or a fragment.
+    /// The URL has a query or a fragment.
     #[error("only scheme, host, port and path can be given")]
     TooMuch,
 }
 
-/// Is what stands before what names a stock server.
+/// Prefix of a stock server's address.
 const STOCK_PREFIX: &str = "openai+";
 
 fn api_of(text: &str) -> (&str, WorkerApi) {
     text.strip_prefix(STOCK_PREFIX).map_or((text, WorkerApi::Warmpath), |rest| (rest, WorkerApi::OpenAi))
 }
 
-/// Is what every path of OpenAI's API begins with, and clients' base URLs end with.
+/// Start of every path of OpenAI's API, and end of clients' base URLs.
 const API_PREFIX: &str = "/v1";
 
-/// Returns the worker that a URL means: `http://HOST:PORT` or `https://…`, with `openai+` before it for a stock server.
+/// Returns the worker at a URL: `http://HOST:PORT` or `https://…`, with `openai+` before it for a stock server.
 ///
-/// A path in it stands before every path that is asked for; `/v1` at its end is that of OpenAI's API, and so no part of it.
+/// A path in the URL is put before every requested path. A final `/v1` is dropped, because the paths of OpenAI's API
+/// have it.
 ///
 /// Errors: every [`WorkerUrlError`].
 pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
@@ -201,7 +202,7 @@ pub fn worker_address(text: &str) -> Result<WorkerAddress, WorkerUrlError> {
     Ok(worker)
 }
 
-/// Returns where flags say that workers are.
+/// Returns the sources that the flags describe.
 ///
 /// Errors: the [`ConfigError`]s of these flags.
 pub(super) fn resolve(flags: &Flags) -> Result<DiscoveryConfig, ConfigError> {
@@ -235,7 +236,7 @@ fn workers(given: &[String]) -> Result<Vec<WorkerAddress>, ConfigError> {
     Ok(workers)
 }
 
-/// Returns what of a URL may be shown: a password stands before the host.
+/// Returns the part of a URL that may be shown: without the user and password before the host.
 pub(super) fn shown(text: &str) -> String {
     text.rsplit('@').next().unwrap_or_default().to_owned()
 }

@@ -1,6 +1,6 @@
-//! The command line of `warmpath-router`: what a user may say.
+//! The command line of `warmpath-router`.
 //!
-//! Not here: whether the values fit together (`resolve` in `config`).
+//! Not here: the checks that values fit together (`resolve` in `config`).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,27 +12,31 @@ use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
-/// Is the flags of one start, unchecked.
+/// Flags of the command line, unchecked.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "warmpath-router", version, about = "Routes OpenAI requests to the worker that will answer soonest")]
 pub struct Flags {
-    /// URL of a worker, as http://10.0.0.5:8081 (https:// for TLS), or of any OpenAI-like server, as openai+http://10.0.0.6:8080, with the path before its API if there is one; may be repeated, or a list with commas.
+    /// URL of a worker, as http://10.0.0.5:8081 (https:// for TLS), or of any OpenAI-compatible server, as
+    /// openai+http://10.0.0.6:8080, with the path before its API if there is one; may be repeated, or a list with
+    /// commas.
     #[arg(long = "worker", env = "WARMPATH_WORKER", value_name = "URL", value_delimiter = ',')]
     pub workers: Vec<String>,
 
-    /// File that lists workers, one URL a line as for --worker; read again every second.
+    /// File that lists workers, one URL per line as for --worker; read again every second.
     #[arg(long, env = "WARMPATH_WORKERS_FILE", value_name = "FILE")]
     pub workers_file: Option<PathBuf>,
 
-    /// Name whose addresses are workers, as workers.example:8081 (with https:// before it for TLS) or openai+llama.example:8080; may be repeated, or a list with commas.
+    /// Name whose addresses are workers, as workers.example:8081 (with https:// before it for TLS) or
+    /// openai+llama.example:8080; may be repeated, or a list with commas.
     #[arg(long = "worker-dns", env = "WARMPATH_WORKER_DNS", value_name = "[https://]HOST:PORT", value_delimiter = ',')]
     pub worker_dns: Vec<String>,
 
-    /// Seconds between two looks at the names of --worker-dns.
+    /// Seconds between two resolutions of the names of --worker-dns.
     #[arg(long, env = "WARMPATH_DNS_INTERVAL", value_name = "SECONDS", default_value_t = 5.0)]
     pub dns_interval: f64,
 
-    /// Kubernetes service whose endpoints are workers, with the port's number or name, and https:// before it for TLS; may be repeated, or a list with commas.
+    /// Kubernetes service whose endpoints are workers, with the port's number or name, and https:// before it for TLS;
+    /// may be repeated, or a list with commas.
     #[arg(
         long = "kubernetes-service",
         env = "WARMPATH_KUBERNETES_SERVICE",
@@ -41,15 +45,17 @@ pub struct Flags {
     )]
     pub kubernetes_services: Vec<String>,
 
-    /// File that says where the Kubernetes API server is; without it KUBECONFIG or the pod's own service account does.
+    /// File with the address of the Kubernetes API server; the default is KUBECONFIG or the pod's own service account.
     #[arg(long, env = "WARMPATH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// GGUF file that OpenAI-like servers tokenize like, those that serve NAME or all of them; may be repeated. Without one their prompts are compared as text.
+    /// GGUF file with the vocabulary of the OpenAI-compatible servers that serve NAME, or of all of them; may be
+    /// repeated. Without one their prompts are compared as text.
     #[arg(long = "vocab", env = "WARMPATH_VOCAB", value_name = "[NAME=]FILE", value_delimiter = ',')]
     pub vocabularies: Vec<String>,
 
-    /// File of the key that OpenAI-like servers want, the one at URL or all of them, shown instead of a client's; read again when it changes; may be repeated.
+    /// File with the key of the OpenAI-compatible server at URL, or of all of them, sent in place of a client's key;
+    /// read again when it changes; may be repeated.
     #[arg(
         long = "worker-key-file",
         env = "WARMPATH_WORKER_KEY_FILE",
@@ -66,7 +72,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:9090")]
     pub admin_listen: SocketAddr,
 
-    /// How a worker is chosen: predicted-ttft, prefix, least-loaded, round-robin, random or consistent-hash.
+    /// Routing policy: predicted-ttft, prefix, least-loaded, round-robin, random or consistent-hash.
     #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
     pub policy: Policy,
 
@@ -74,7 +80,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_INDEX_MAX", value_name = "MIB", default_value_t = 1024)]
     pub index_max: usize,
 
-    /// Most requests at a time; one more is refused with 429.
+    /// Most requests at a time; further requests get status 429.
     #[arg(long, env = "WARMPATH_REQUESTS_MAX", value_name = "N", default_value_t = 4096)]
     pub requests_max: usize,
 
@@ -86,71 +92,79 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
     pub attempts_max: u32,
 
-    /// Seconds after a request's first failure, waiting aside, in which it may be tried on another worker; always where its worker was lost.
+    /// Seconds after a request's first failure, not counting waits, in which it may be tried on another worker; a
+    /// request whose worker was lost is always tried again.
     #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub retry_timeout: f64,
 
-    /// Share of the requests that may be tried again; ten a second may besides.
+    /// Share of the requests that may be retried; ten more per second are always allowed.
     #[arg(long, env = "WARMPATH_RETRY_BUDGET", value_name = "RATIO", default_value_t = 0.2)]
     pub retry_budget: f64,
 
-    /// Predicted seconds of waiting up to which a worker without a free slot is given requests; the others wait in the router.
+    /// Predicted queue delay in seconds up to which a worker without a free slot gets requests; other requests wait in
+    /// the router.
     #[arg(long, env = "WARMPATH_WORKER_WAIT_MAX", value_name = "SECONDS", default_value_t = 2.0)]
     pub worker_wait_max: f64,
 
-    /// Most requests that wait in the router for workers of one model; one more is refused with 429.
+    /// Most requests of one model that wait in the router; further requests get status 429.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 1024)]
     pub queue_max: usize,
 
-    /// Seconds after its arrival that a request may wait in the router; then it is refused with 429.
+    /// Seconds after its arrival that a request may wait in the router; then it gets status 429.
     #[arg(long, env = "WARMPATH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub queue_timeout: f64,
 
-    /// Seconds after its arrival that a request is held while no worker is ready for its model and one is loading it; then, or at once without it, it is refused with 503.
+    /// Seconds after its arrival that a request is held while no worker is ready for its model and one is loading it.
+    /// After that time, or at once if it is 0, the request gets status 503.
     #[arg(long, env = "WARMPATH_WAIT", value_name = "SECONDS", default_value_t = 0.0)]
     pub wait: f64,
 
-    /// Seconds until a worker must have taken a connection.
+    /// Seconds in which a worker must accept a connection.
     #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]
     pub connect_timeout: f64,
 
-    /// Seconds until a worker must have begun to answer: its queue, the prompt and, without streaming, the whole answer.
+    /// Seconds in which a worker must begin its response: its queue, the prompt and, without streaming, the whole
+    /// response.
     #[arg(long, env = "WARMPATH_RESPONSE_TIMEOUT", value_name = "SECONDS", default_value_t = 600.0)]
     pub response_timeout: f64,
 
-    /// Seconds in which a worker must send something of a streamed answer, comments aside, and its client take something.
+    /// Seconds in which a worker must send a further part of a streamed response, comments aside, and its client must
+    /// take something.
     #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 300.0)]
     pub idle_timeout: f64,
 
-    /// Seconds until a client must have sent its whole request.
+    /// Seconds in which a client must send its whole request.
     #[arg(long, env = "WARMPATH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub body_timeout: f64,
 
-    /// File of the API keys that clients must present, by their hashes; read again when it changes. Without it everybody may ask.
+    /// File of the API keys that clients must present, as hashes; read again when it changes. Without it no key is
+    /// required.
     #[arg(long, env = "WARMPATH_API_KEYS_FILE", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
 
-    /// Are those of the listener for clients.
+    /// Flags of the listener for clients.
     #[command(flatten)]
     pub listener: ListenFlags,
 
-    /// Are those of TLS with clients.
+    /// Flags of TLS for clients.
     #[command(flatten)]
     pub tls: TlsFlags,
 
-    /// Origin of web pages that may ask, as http://localhost:3000, or * for all; may be repeated, or a list with commas. Without it browsers let no page of another origin ask.
+    /// Origin of web pages that may send requests, as http://localhost:3000, or * for all; may be repeated, or a list
+    /// with commas. Without it browsers let no page of another origin read responses.
     #[arg(long = "cors-origin", env = "WARMPATH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
 
-    /// File of the fleet's token, which workers are shown (their own --fleet-token-file): one a line, the first is shown; read again when it changes.
+    /// File of the fleet's token, which the router sends to workers (their own --fleet-token-file): one per line, the
+    /// first is sent; read again when it changes.
     #[arg(long, env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,
 
-    /// PEM file of the roots that the certificates of https:// workers must come from [default: the system's]; read again when it changes.
+    /// PEM file of the root certificates for https:// workers [default: the system's]; read again when it changes.
     #[arg(long, env = "WARMPATH_WORKER_CA", value_name = "FILE")]
     pub worker_ca: Option<PathBuf>,
 
-    /// PEM file of the certificate that is shown to workers that ask for one, and of those between it and a root.
+    /// PEM file of the client certificate for workers that request one, with the intermediate certificates.
     #[arg(long, env = "WARMPATH_WORKER_CERT", value_name = "FILE", requires = "worker_key")]
     pub worker_cert: Option<PathBuf>,
 
@@ -158,23 +172,23 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKER_KEY", value_name = "FILE", requires = "worker_cert")]
     pub worker_key: Option<PathBuf>,
 
-    /// Seconds until a client must have sent the head of its next request; an idle connection is closed then.
+    /// Seconds in which a client must send the head of its next request; then an idle connection is closed.
     #[arg(long, env = "WARMPATH_HEAD_TIMEOUT", value_name = "SECONDS", default_value_t = 75.0)]
     pub head_timeout: f64,
 
-    /// Prints a new API key and, for --api-keys-file, the entry that lets it in; then ends.
+    /// Prints a new API key and its entry for --api-keys-file, then exits.
     #[arg(long, value_name = "NAME", exclusive = true)]
     pub new_key: Option<String>,
 
-    /// Seconds that running answers get to finish after SIGTERM.
+    /// Seconds that running responses get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
 
-    /// Are those of traces.
+    /// Flags of traces.
     #[command(flatten)]
     pub trace: TraceFlags,
 
-    /// Form of the log lines on stderr.
+    /// Format of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }

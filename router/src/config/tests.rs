@@ -1,4 +1,4 @@
-//! Tests of flags that become a configuration, and of those that cannot.
+//! Tests of valid flags and the resulting configuration, and of invalid flags.
 
 use clap::Parser;
 

@@ -1,4 +1,4 @@
-//! Workers found by DNS: every address of a name, asked again and again.
+//! Workers found by DNS: every address of a name, resolved again and again.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use super::{Source, staying};
 use crate::config::{DNS_TIMEOUT, DnsName};
 use crate::metrics::Metrics;
 
-/// Follows a name for as long as the router runs. A name that cannot be resolved, or has no address, changes nothing.
+/// Follows a name as long as the router runs. If it cannot be resolved or has no address, the last list stays.
 pub(super) async fn watch(name: DnsName, pause: Duration, (source, metrics): (Source, Arc<Metrics>)) {
     let mut current = BTreeSet::new();
     let mut last_error = String::new();

@@ -1,8 +1,8 @@
-//! Workers listed in a file, one URL a line; it is read again every second.
+//! Workers listed in a file, one URL per line, read again every second.
 //!
-//! The idea: the file is read, not watched: a Kubernetes ConfigMap, a rename over it and a write into it then look alike. A
-//! file that is gone or wrong changes nothing. Nor does one that is just being written: a list counts once two looks have seen it,
-//! and an empty one only where the file says `none`.
+//! The file is polled, not watched: so a Kubernetes ConfigMap, a rename over it and a write into it look the same. A
+//! file that is missing or invalid changes nothing. Neither does a half-written file: a list counts once two polls have
+//! seen it, and an empty list counts only if the file contains `none`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,49 +13,50 @@ use super::{Source, staying};
 use crate::config::{WORKERS_FILE_BYTES_MAX, WorkerAddress, WorkerUrlError, worker_address};
 use crate::metrics::Metrics;
 
-/// Line by which a file says that there are no workers.
+/// Line that declares that there are no workers.
 const NONE: &str = "none";
 
-/// Looks in a row that must see a new list before it counts.
+/// Consecutive polls that must see a new list before it counts.
 ///
-/// Source: own choice: a program that rewrites a file takes milliseconds, a look comes every second.
+/// Source: own choice: a program rewrites a file within milliseconds, and a poll comes every second.
 const SETTLED_LOOKS: u32 = 2;
 
-/// Looks in a row that must see a list which ends in the middle of a line, where the last one did not.
+/// Consecutive polls that must see a list without a final newline if the last list had one.
 ///
-/// Source: own choice: long enough for a rewrite that stalled to be noticed, short enough for an editor that leaves out the last newline.
+/// Source: own choice: long enough to notice a rewrite that stalled, short enough for an editor that omits the last
+/// newline.
 const CUT_LOOKS: u32 = 30;
 
-/// Says why a file of workers cannot be used.
+/// Reason why a file of workers cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// It is too long.
+    /// The file is too long.
     #[error("it has more than {WORKERS_FILE_BYTES_MAX} bytes")]
     TooLong,
-    /// A line is no worker.
+    /// A line is no worker's URL.
     #[error("line {line}")]
     Line {
-        /// Is the line's number, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// Says what is wrong with it.
+        /// Reason.
         #[source]
         source: WorkerUrlError,
     },
-    /// It says that there are no workers, and lists some.
+    /// The file contains `none` and lists workers.
     #[error("it says `{NONE}` and lists workers")]
     Contradiction,
-    /// It listed workers and is empty now, without saying that there are none.
+    /// The file listed workers and is now empty without `none`.
     #[error("it lists no worker any more; a line `{NONE}` would say that there is none")]
     Emptied,
-    /// It ends in the middle of a line, as a file that is being written does.
+    /// The file ends in the middle of a line, as a half-written file does.
     #[error("its last line has no end, as if it were being written")]
     Cut,
 }
 
-/// What a file says.
+/// Content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     workers: Vec<WorkerAddress>,
@@ -63,7 +64,7 @@ pub struct Listing {
     ends_whole: bool,
 }
 
-/// Returns what a file says; empty lines and what follows `#` do not count.
+/// Returns the content of a file; empty lines and text after `#` are ignored.
 ///
 /// Errors: `Read`, `TooLong`, `Line`, `Contradiction`.
 pub fn read(path: &Path) -> Result<Listing, FileError> {
@@ -86,17 +87,17 @@ pub fn read(path: &Path) -> Result<Listing, FileError> {
     Ok(Listing { workers, says_none, ends_whole: text.ends_with('\n') })
 }
 
-/// The list that counts, and one that is about to.
+/// The list in force, and the candidate for the next one.
 struct Followed {
     current: Listing,
-    /// Another list, and how many looks in a row have seen it.
+    /// A different list, and the number of consecutive polls that have seen it.
     next: Option<(Listing, u32)>,
 }
 
 impl Followed {
-    /// Takes in what a look has seen; returns the workers where they have changed.
+    /// Records the result of a poll; returns the workers if they changed.
     ///
-    /// Errors: `Emptied`, `Cut`: the last list stands.
+    /// Errors: `Emptied`, `Cut`: the last list stays in force.
     fn see(&mut self, seen: Listing) -> Result<Option<&[WorkerAddress]>, FileError> {
         if seen.workers == self.current.workers {
             (self.current, self.next) = (seen, None);
@@ -120,7 +121,7 @@ impl Followed {
     }
 }
 
-/// Follows a file for as long as the router runs.
+/// Follows a file as long as the router runs.
 pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Listing, Arc<Metrics>)) {
     if first.workers.is_empty() && !first.says_none {
         tracing::warn!(path = %path.display(), "workers file lists no worker");
@@ -177,7 +178,7 @@ mod tests {
         assert!(matches!(read_text("http://a:1\nnone\n"), Err(FileError::Contradiction)));
     }
 
-    /// Shows the texts to one who follows a file with two workers; returns what comes of each.
+    /// Polls the texts one after the other, beginning with a list of two workers; returns the result of each poll.
     fn follow(texts: &[&str]) -> Vec<String> {
         let current = read_text("http://a:1\nhttp://b:2\n").expect("a good file");
         let mut followed = Followed { current, next: None };
@@ -210,7 +211,7 @@ mod tests {
         let mut expected = vec!["its last line has no end, as if it were being written"; CUT_LOOKS as usize - 1];
         expected.push("http://a:1/ http://b/");
         assert_eq!(follow(&vec![cut; CUT_LOOKS as usize]), expected);
-        // The whole of the list without its last newline is the list.
+        // A list that is complete but for its last newline is the same list.
         assert_eq!(follow(&["http://a:1\nhttp://b:2"]), ["stands"]);
     }
 }

@@ -1,8 +1,10 @@
-//! Workers among the endpoints of a Kubernetes service, by watching its EndpointSlices.
+//! Workers among the endpoints of a Kubernetes service, found by watching its EndpointSlices.
 //!
-//! Not here: the protocol of watching (`kube`). The idea: an endpoint that is terminating gets nothing more at once. Whether
-//! an endpoint is ready is not asked: the worker says so itself on its summary stream, sooner and without a probe's flaps,
-//! and an index that was thrown away for a missed probe would have to be fetched anew.
+//! An endpoint that is terminating gets no further request. The readiness of an endpoint is ignored: the worker reports
+//! it on its summary stream, sooner and without the flaps of a probe, and an index that was dropped for a missed probe
+//! would have to be fetched again.
+//!
+//! Not here: the watch protocol (`kube`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -22,30 +24,30 @@ use super::Source;
 use crate::config::{KubernetesPort, KubernetesService, WorkerAddress};
 use crate::metrics::Metrics;
 
-/// Is the label by which a slice says whose endpoints it lists.
+/// Label of a slice that names its service.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
-/// Is how long one watch lasts before the next one goes on where it ended. A server that is cut off without a word is missed 5 s later.
-/// Units: seconds. Source: docs/decisions/0033.
+/// Duration of one watch; the next one continues where it ended. An API server that vanishes without closing its
+/// connection is noticed 5 s after that. Units: seconds. Source: docs/decisions/0033.
 const WATCH_S: u32 = 30;
-/// Is the first pause after a failed try to watch.
+/// First pause after a failed watch.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// Is the longest one, and so about how long changes stay unseen behind an outage. Source: docs/decisions/0033.
+/// Longest pause, and so about the longest time that changes stay unseen after an outage. Source: docs/decisions/0033.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// Says why no cluster can be asked.
+/// Reason why no cluster can be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// The file that says where it is cannot be used.
+    /// The kubeconfig file cannot be used.
     #[error(transparent)]
     File(#[from] kube::config::KubeconfigError),
-    /// It cannot be found, or no client can be made for it.
+    /// No cluster can be found, or no client can be made for it.
     #[error(transparent)]
     Client(Box<kube::Error>),
 }
 
-/// Returns a client of the cluster that a file names, or of the one that this process is told of by its environment.
+/// Returns a client for the cluster that a file names, or for the one in this process's environment.
 ///
-/// Errors: every [`ClusterError`]; it is not tried whether the cluster answers.
+/// Errors: every [`ClusterError`]; no request is sent to the cluster yet.
 pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClusterError> {
     let client = match kubeconfig {
         Some(path) => {
@@ -59,7 +61,7 @@ pub(super) async fn client(kubeconfig: Option<&Path>) -> Result<Client, ClusterE
     client.map_err(|error| ClusterError::Client(Box::new(error)))
 }
 
-/// Follows a service for as long as the router runs. An API server that cannot be reached changes nothing.
+/// Follows a service as long as the router runs. While the API server cannot be reached, the last list stays.
 pub(super) async fn watch(client: Client, service: KubernetesService, (source, metrics): (Source, Arc<Metrics>)) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
     let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name)).timeout(WATCH_S);
@@ -69,7 +71,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
     let mut last_error = String::new();
     while let Some(event) = events.next().await {
         match event {
-            // A list that is being read is not yet in the store.
+            // A list that is still being read is not yet in the store.
             Ok(Event::Init | Event::InitApply(_)) => {}
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => {
                 last_error.clear();
@@ -88,8 +90,8 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
     }
 }
 
-/// Is the pauses between tries: each twice the last one. `kube`'s own grow to a minute, out of care for API servers with thousands of
-/// clients; routers are few, and what they do not see is a worker that ends.
+/// Pauses between tries: each twice the last one. The pauses of `kube` grow to a minute, out of care for API servers
+/// with thousands of clients. There are few routers, and what they miss is the end of a worker.
 struct Pauses(Duration);
 
 impl Default for Pauses {
@@ -114,7 +116,7 @@ impl Backoff for Pauses {
     }
 }
 
-/// Returns the workers that a slice lists.
+/// Returns the workers in a slice.
 fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Found<WorkerAddress>> {
     let number = match &service.port {
         KubernetesPort::Number(number) => Some(*number),
@@ -128,7 +130,7 @@ fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Found<Wo
     let mut found = Vec::new();
     for endpoint in slice.endpoints.iter().flatten() {
         let is_ending = endpoint.conditions.as_ref().and_then(|conditions| conditions.terminating).unwrap_or(false);
-        // Every address of an endpoint is the same pod's.
+        // Every address of an endpoint belongs to the same pod.
         let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
         let worker = address.map(|ip| service.worker(SocketAddr::new(ip, number)));
         found.extend(worker.map(|address| Found { address, is_ending }));

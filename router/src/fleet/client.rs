@@ -1,9 +1,11 @@
-//! What connects to one worker: HTTP/1.1, by TLS where its URL says so, with the fleet's token where it is a Warmpath worker.
+//! The connection to one worker: HTTP/1.1, over TLS if its URL says so, with the fleet's token for a Warmpath worker.
 //!
-//! Not here: what is asked (`subscriber`, `vocabulary`, `stock`, `lifecycle`). The idea: nobody but this file opens connections
-//! to workers, so that no call can forget the token, and none can show it to somebody else. Certificates and token are looked
-//! at for each connection and each request: what is renewed counts at once. A stock server ends connections when it likes; what is
-//! sent on one just then is sent once more on a new one, so that their end is never taken for the server's.
+//! Only this file opens connections to workers, so no call can omit the token and none can send it elsewhere.
+//! Certificates and tokens are read for each connection and request, so a renewed file counts at once. A stock server
+//! may close an idle connection at any time. A request that was sent just then is sent again on a new connection, so
+//! that the closed connection is not mistaken for a failed server.
+//!
+//! Not here: the requests (`subscriber`, `vocabulary`, `stock`, `lifecycle`).
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -23,30 +25,30 @@ use warmpath_shell::tls::CurrentClient;
 use super::worker_keys::{WorkerKey, WorkerKeys};
 use crate::config::{CONNECTION_IDLE_MAX, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIENCE, WorkerAddress, WorkerApi};
 
-/// Says why a worker did not begin to answer.
+/// Reason why a worker did not begin to respond.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The path cannot stand in a request.
+    /// The path is not valid in a request.
     #[error("the path cannot be asked for")]
     Path(#[source] axum::http::Error),
-    /// No connection, or it broke.
+    /// No connection could be opened, or it broke.
     #[error("no answer")]
     Call(#[source] legacy::Error),
 }
 
 impl CallError {
-    /// Returns whether no connection came about.
+    /// Returns whether no connection could be opened.
     pub fn is_connect(&self) -> bool {
         matches!(self, Self::Call(error) if error.is_connect())
     }
 
-    /// Returns whether nothing takes connections where the worker is; a lack of this machine's own is something else.
+    /// Returns whether the worker's address accepts no connections. A shortage on this machine does not count.
     pub fn is_away(&self) -> bool {
         let Self::Call(error) = self else { return false };
         error.source().and_then(|source| source.downcast_ref()).is_some_and(ConnectError::is_away)
     }
 
-    /// Returns whether a connection came about that could not be secured.
+    /// Returns whether the TLS handshake failed.
     pub fn is_tls(&self) -> bool {
         let Self::Call(error) = self else { return false };
         let connect = error.source().and_then(|source| source.downcast_ref::<ConnectError>());
@@ -54,7 +56,7 @@ impl CallError {
     }
 }
 
-/// Makes what connects to workers.
+/// Factory of the connections to workers.
 #[derive(Debug, Clone)]
 pub struct Clients {
     connect_timeout: Duration,
@@ -64,17 +66,17 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Returns what makes clients that speak so, and show one of `tokens` to Warmpath workers.
+    /// Returns a factory of clients with these settings; Warmpath workers get one of `tokens`.
     pub fn new(connect_timeout: Duration, tls: CurrentClient, tokens: Option<Arc<FleetTokens>>) -> Self {
         Self { connect_timeout, tls, tokens, keys: Arc::default() }
     }
 
-    /// Returns the same, which shows stock servers their keys.
+    /// Returns the same factory with keys for stock servers.
     pub fn with_keys(self, keys: Arc<WorkerKeys>) -> Self {
         Self { keys, ..self }
     }
 
-    /// Returns what connects to the worker at an address.
+    /// Returns the client of the worker at an address.
     pub fn of(&self, address: &WorkerAddress) -> WorkerClient {
         let tls = (address.url.scheme() == "https").then(|| Secured {
             config: Arc::clone(&self.tls),
@@ -100,16 +102,17 @@ impl Clients {
     }
 }
 
-/// Connects to one worker.
+/// HTTP client of one worker.
 #[derive(Clone)]
 pub struct WorkerClient {
     base: Url,
     client: legacy::Client<Connector, Full<Bytes>>,
-    /// Takes what an old connection has lost; absent where connections do not end before their time.
+    /// Client for a request that failed on an old connection; `None` for workers that do not close idle connections
+    /// early.
     fresh: Option<legacy::Client<Connector, Full<Bytes>>>,
-    /// Is what is shown to it; absent where nothing is.
+    /// Tokens for the worker; `None` if it gets none.
     tokens: Option<Arc<FleetTokens>>,
-    /// Key that a stock server wants; absent where clients show their own.
+    /// Key for a stock server; `None` if clients send their own.
     key: Option<Arc<WorkerKey>>,
 }
 
@@ -117,26 +120,27 @@ impl WorkerClient {
     /// Returns the URL of one of the worker's endpoints.
     pub fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
-        // Joining would replace the base's path.
+        // Joining would replace the path of the base URL.
         url.set_path(&[self.base.path().trim_end_matches('/'), path].concat());
         url
     }
 
-    /// Returns whether the router shows the worker a key or token of its own, in place of clients'.
+    /// Returns whether the router sends the worker a key or token of its own instead of the client's.
     pub fn has_own_key(&self) -> bool {
         self.tokens.is_some() || self.key.is_some()
     }
 
-    /// Asks for what is at a URL of the worker's.
+    /// Sends a GET request to one of the worker's URLs.
     ///
     /// Errors: every [`CallError`].
     pub async fn get(&self, url: &Url) -> Result<Response<Body>, CallError> {
         self.call((Method::GET, url), HeaderMap::new(), Bytes::new()).await
     }
 
-    /// Sends a request; returns the answer once its head is there.
+    /// Sends a request; returns the response once its head has arrived.
     ///
-    /// A worker that refuses a token is shown the next one: files of tokens change at different times. Errors: every [`CallError`].
+    /// A worker that refuses a token gets the next one, because token files change at different times. Errors: every
+    /// [`CallError`].
     pub async fn call(
         &self,
         (method, url): (Method, &Url),
@@ -166,7 +170,7 @@ impl WorkerClient {
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Body>, CallError> {
         let again = self.fresh.as_ref().map(|fresh| (fresh, request.clone()));
         let answer = match (self.client.request(request).await, again) {
-            // Where a new connection does not help, the end of the old one was the server's.
+            // If a new connection fails too, the server itself closed the old one.
             (Err(error), Some((fresh, request))) if was_used(&error) => fresh.request(request).await.map_err(|_| error),
             (answer, _) => answer,
         };
@@ -178,7 +182,7 @@ impl WorkerClient {
     }
 }
 
-/// Returns whether a call failed on a connection that had carried an answer before.
+/// Returns whether a call failed on a connection that had carried a response before.
 fn was_used(error: &legacy::Error) -> bool {
     let mut extras = Extensions::new();
     if let Some(info) = error.connect_info() {

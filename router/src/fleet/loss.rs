@@ -1,39 +1,41 @@
-//! The news that a worker is lost, for whoever waits for its answer.
+//! Notice of a worker's loss, for the requests that wait for its response.
 //!
-//! Not here: how a loss is found out (`subscriber`, `stock`) and told (`tracker`). The idea: an answer of a worker that hangs, or
-//! that a network has swallowed, never fails by itself. So everybody who waits for one listens here besides.
+//! The response of a worker that hangs, or that a network has swallowed, never fails by itself. So each request that
+//! waits for one also waits for this notice.
+//!
+//! Not here: detection of a loss (`subscriber`, `stock`) and its report (`tracker`).
 
 use tokio::sync::watch;
 
-/// Tells of the losses of one worker.
+/// Sender of the notices of one worker's losses.
 #[derive(Debug)]
 pub(super) struct Losses(watch::Sender<()>);
 
-/// Hears of the losses of one worker.
+/// Receiver of the notices of one worker's losses.
 #[derive(Debug, Clone)]
 pub struct Loss(watch::Receiver<()>);
 
 impl Losses {
-    /// Returns what tells of no loss yet.
+    /// Returns a sender that has sent no notice.
     pub(super) fn new() -> Self {
         Self(watch::Sender::new(()))
     }
 
-    /// Tells that the worker is lost; it is told again as long as the worker stays lost.
+    /// Sends the notice; it is sent again as long as the worker stays lost.
     pub(super) fn tell(&self) {
         self.0.send_replace(());
     }
 
-    /// Returns what hears of losses from now on.
+    /// Returns a receiver of notices from now on.
     pub(super) fn listen(&self) -> Loss {
         Loss(self.0.subscribe())
     }
 }
 
 impl Loss {
-    /// Waits until the worker is lost, or lost once more.
+    /// Waits until the worker is lost, or lost again.
     pub async fn come(&mut self) {
-        // Nothing is told any more of a worker that has left.
+        // A worker that has left sends no further notice.
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -1,8 +1,9 @@
-//! The members of the fleet: what the shell keeps of each worker, and the task that lets workers join and leave.
+//! The members of the fleet: the shell's state of each worker, and the task that adds and removes workers.
 //!
-//! Not here: finding them (`discovery`), who gets which place and when it leaves (the core's `membership`).
-//! The idea: a member stands at its place until another joins there; whoever asks for it meanwhile finds it, also after it
-//! has left. Its follower is ended before its place is told to be empty, so nothing of it comes behind that.
+//! A member stays at its index until another worker takes the index, so a late reader still finds it after it has left.
+//! Its follower ends before the index is reported as free, so none of its reports comes later.
+//!
+//! Not here: discovery, and the rules for indexes and leaving (the core's `membership`).
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -30,20 +31,20 @@ use crate::discovery::Discovered;
 /// Source: own choice: twice the longest name of a Kubernetes pod's label.
 const SHOWN_NAME_BYTES_MAX: usize = 128;
 
-/// Is one worker, as far as requests need it besides the view.
+/// The shell's state of one worker.
 pub struct Member {
-    /// Is its URL, up to the paths of its API.
+    /// Its URL, up to the paths of its API.
     pub url: Url,
-    /// Name by which clients know it; it tells nobody where the worker is.
+    /// Name shown to clients; it does not reveal the worker's address.
     shown_name: ArcSwap<String>,
-    /// Connects to it.
+    /// Client for its API.
     pub client: WorkerClient,
-    /// Is the stock server that it is; absent for a Warmpath worker.
+    /// State of the stock server; `None` for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
-    /// Tells that the view of its blocks cannot be trusted.
+    /// Notices that the view of its blocks cannot be trusted.
     pub(super) distrusts: StaleReports,
     losses: Losses,
-    /// Says when it was last heard, in milliseconds after the fleet's start; 0 means never.
+    /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
 }
 
@@ -61,12 +62,12 @@ impl Member {
         })
     }
 
-    /// Returns the name by which clients know the worker: the one that it gives itself, or that of its kind and place.
+    /// Returns the name shown to clients: the worker's own, or one made of its kind and index.
     pub fn shown_name(&self) -> Arc<String> {
         self.shown_name.load_full()
     }
 
-    /// Takes the name that the worker gives itself, unless it could be an address.
+    /// Records the name that the worker gives itself, unless it could be an address.
     pub(super) fn named(&self, name: &str) {
         if is_shown_name(name) && **self.shown_name.load() != name {
             self.shown_name.store(Arc::new(name.to_owned()));
@@ -78,36 +79,36 @@ impl Member {
         self.url.as_str().trim_end_matches('/').to_owned()
     }
 
-    /// Returns what hears that the worker is lost.
+    /// Returns a receiver of the worker's losses.
     pub fn loss(&self) -> Loss {
         self.losses.listen()
     }
 
-    /// Tells whoever waits for the worker's answers that it is lost.
+    /// Notifies the requests that wait for the worker's responses that it is lost.
     pub(super) fn lost(&self) {
         self.losses.tell();
     }
 
-    /// Records that it was heard so long after the fleet's start.
+    /// Records a message, received at this time after the fleet's start.
     pub(super) fn heard(&self, after_start: Duration) {
         let elapsed_ms = u64::try_from(after_start.as_millis()).unwrap_or(u64::MAX);
         self.heard_ms.store(elapsed_ms.max(1), Ordering::Relaxed);
     }
 
-    /// Returns how long after the fleet's start it was last heard; absent if it never was.
+    /// Returns the time of its last message after the fleet's start; `None` if there was none.
     pub(super) fn last_heard(&self) -> Option<Duration> {
         let heard_ms = self.heard_ms.load(Ordering::Relaxed);
         (heard_ms > 0).then(|| Duration::from_millis(heard_ms))
     }
 }
 
-/// Returns whether clients may see a name that a worker gives itself: it is short, plain, and no address.
+/// Returns whether clients may see a worker's own name: it is short, plain, and no address.
 fn is_shown_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=SHOWN_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_plain) && name.parse::<IpAddr>().is_err()
 }
 
-/// Lets workers join and leave for as long as the router runs.
+/// Adds and removes workers as long as the router runs.
 pub async fn keep(fleet: Arc<Fleet>, found: Arc<Discovered>, config: FleetConfig, outbox: FleetEvents) {
     let membership = Membership::new(config.membership);
     let mut keeper =
@@ -126,13 +127,13 @@ struct Keeper {
     outbox: FleetEvents,
     membership: Membership<WorkerAddress>,
     followers: HashMap<WorkerIdx, Follower>,
-    /// Is how many workers got no place at the last look.
+    /// Number of workers without an index at the last comparison.
     n_refused: usize,
-    /// Whether what every source found first has been let in.
+    /// Whether all workers that the sources found first have been added.
     has_surveyed: bool,
 }
 
-/// Ends the task that it stands for when it is dropped.
+/// A task that ends when this is dropped.
 struct Follower(JoinHandle<()>);
 
 impl Drop for Follower {
@@ -177,7 +178,7 @@ impl Keeper {
         let follower = match &member.stock {
             Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), outbox)),
             None => {
-                // The stream begins on a connection of its own: one that requests have left behind may be about to end.
+                // The stream gets a new connection: a pooled one may be about to close.
                 let client = self.fleet.clients.of(address);
                 tokio::spawn(subscriber::follow(fleet, worker, client, outbox))
             }
@@ -189,7 +190,7 @@ impl Keeper {
     async fn leave(&mut self, worker: WorkerIdx) -> Result<(), Closed> {
         if let Some(mut follower) = self.followers.remove(&worker) {
             follower.0.abort();
-            // What it has told stands in the channel before what is told below.
+            // Its reports are in the channel before the report below.
             let _ = (&mut follower.0).await;
         }
         self.outbox.tell(Report::Left { worker }).await

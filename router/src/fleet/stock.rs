@@ -1,9 +1,10 @@
-//! A stock server's follower: finds the server, polls it, and tells the tracker what a Warmpath worker would say itself.
+//! Follower of a stock server: finds and polls it, and reports to the tracker what a Warmpath worker would send itself.
 //!
-//! Not here: what is known of the server (the core's `stock`), what it is asked (`probe`), requests at it (`visit`).
-//! The idea: requests write what becomes of them into one small book for each server; its follower wakes up, takes what is
-//! new and passes it on by the same channel as a summary subscriber. Lost means forgotten: what a server that was away
-//! holds cannot be asked.
+//! Requests record their progress in one small state for each server. Its follower wakes up, takes the changes and
+//! reports them over the same channel as a summary subscriber. When a server is lost its state is dropped, because a
+//! server that returns cannot be asked what it holds.
+//!
+//! Not here: the state (the core's `stock`), polls (`probe`), requests (`request`).
 
 mod probe;
 mod request;
@@ -29,19 +30,19 @@ use super::vocabulary_files::LoadedVocabulary;
 use super::{ConnectError, ConnectErrorKind, Fleet, Report};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
-/// Is a stock server, shared by its follower and the requests at it.
+/// A stock server, shared by its follower and the requests sent to it.
 #[derive(Default)]
 pub struct Stock {
-    /// Guards what is known of the server; held for one entry, never across `.await`.
+    /// State of the server. The lock is held for one entry, never across `.await`.
     server: Mutex<StockServer>,
-    /// Rings when there is something to tell.
+    /// Signal that there are changes to report.
     news: Notify,
-    /// Rings when a request has failed there.
+    /// Signal that a request has failed there.
     suspicion: Notify,
 }
 
 impl Stock {
-    /// Records how the server's models stand.
+    /// Records the models' places in the fleet.
     fn placed(&self, n_slots: u16, models: Vec<Placed>) {
         self.server().placed(n_slots, models);
         self.news.notify_one();
@@ -52,53 +53,53 @@ impl Stock {
     }
 }
 
-/// Is what the tracker knows of the stock servers.
+/// The tracker's state of the stock servers.
 pub(super) struct Stocks {
-    /// Says of each server that was found what it declares.
+    /// Declaration of each server that was found.
     found: HashMap<WorkerIdx, Known>,
-    /// Says of each vocabulary that the operator gives whether servers have been found to count otherwise.
+    /// For each given vocabulary, whether servers were found to count differently.
     given: Vec<Counts>,
 }
 
-/// What the tracker knows of one stock server.
+/// The tracker's state of one stock server.
 struct Known {
     declared: ServerInfo,
-    /// First names of the models whose tokens it counts otherwise than was thought.
+    /// First names of the models whose tokens it counts differently than assumed.
     differing: HashSet<String>,
 }
 
-/// A model of a server as it stands in the fleet.
+/// A server's model as it appears in the fleet.
 struct Standing {
     model: Arc<ModelInfo>,
     footing: TokenizerSource,
 }
 
 impl Stocks {
-    /// Returns what is known before any server is found.
+    /// Returns the state before any server is found.
     pub(super) fn new(fleet: &Fleet) -> Self {
         Self { found: HashMap::new(), given: vec![Counts::Agree; fleet.given().len()] }
     }
 
-    /// Records what a server declares; a model that is new there is believed to count as is thought.
+    /// Records a server's declaration; a new model is assumed to count as its vocabulary does.
     pub(super) fn found(&mut self, worker: WorkerIdx, declared: ServerInfo) {
         let mut differing = self.found.remove(&worker).map(|known| known.differing).unwrap_or_default();
         differing.retain(|name| declared.models.iter().any(|listed| listed.names[0] == *name));
         self.found.insert(worker, Known { declared, differing });
     }
 
-    /// Records that a server was lost: what it counts is believed again when it is back.
+    /// Records that a server was lost: when it returns, its counts are trusted again.
     pub(super) fn lost(&mut self, worker: WorkerIdx) {
         if let Some(known) = self.found.get_mut(&worker) {
             known.differing.clear();
         }
     }
 
-    /// Forgets a server that has left.
+    /// Removes a server that has left.
     pub(super) fn left(&mut self, worker: WorkerIdx) {
         self.found.remove(&worker);
     }
 
-    /// Records that a server counts a model's tokens otherwise: the vocabulary that was given for it is used no more.
+    /// Records that a server counts a model's tokens differently; the vocabulary given for the model is no longer used.
     pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView, model: Fingerprint) {
         let Some(model) = worker.models().find(|own| own.fingerprint == model) else { return };
         if let Some(known) = self.found.get_mut(&worker.idx) {
@@ -117,7 +118,7 @@ impl Stocks {
         fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
     }
 
-    /// Says of each server with which models and on what footing it is in the fleet.
+    /// Determines for each server its models in the fleet and whose tokenizer counts their prompts.
     pub(super) fn place(&self, fleet: &Fleet, workers: Vec<&mut Arc<WorkerView>>) {
         let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
         let fellows = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone());
@@ -132,7 +133,7 @@ impl Stocks {
         }
     }
 
-    /// Returns how the models of one server stand beside those that have been placed.
+    /// Returns how the models of one server appear, given the models already placed.
     fn standings(&self, fleet: &Fleet, known: &Known, fellows: &[Standing]) -> Vec<Standing> {
         let declared = &known.declared;
         let stand = |(nth, listed): (usize, &Listed)| {
@@ -146,7 +147,7 @@ impl Stocks {
     }
 }
 
-/// Shows the models of a server in its view, and tells its book of them, where they are others than before.
+/// Writes a server's models into its view and state, if they changed.
 fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, standings): (&Known, &[Standing])) {
     let placed = |(standing, listed): (&Standing, &Listed)| Placed {
         fingerprint: standing.model.fingerprint,
@@ -169,9 +170,9 @@ fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, standings): (&Known
     (view.model, view.further, view.stock) = (models.next(), models.collect(), Some(footing));
 }
 
-/// Says why a server is followed no longer for now.
+/// Reason why a server is not followed for now.
 enum Left {
-    /// It cannot be used.
+    /// The server cannot be used.
     Server(ProbeError),
     /// The router ends.
     Router,
@@ -189,7 +190,7 @@ impl From<ProbeError> for Left {
     }
 }
 
-/// Follows one stock server for as long as it is in the fleet.
+/// Follows one stock server as long as it is in the fleet.
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let probe = Probe::new(member.client.clone());
@@ -202,7 +203,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, stock: Arc<Stock>, out
         n_silent = u32::from(error.is_silence()) + if was_heard { 0 } else { n_silent };
         let fleet = &follower.fleet;
         fleet.metrics.stock_losses.with_label_values(&[error.label()]).inc();
-        // A server that is down is tried every second; each change is told once.
+        // A server that is down is tried every second; each change is logged once.
         let is_news = was_heard || error.label() != last_label;
         last_label = error.label();
         if is_news && follower.changed(&error).await.is_err() {
@@ -224,7 +225,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Finds the server, and tells what becomes of it until it is lost.
+    /// Finds the server, and reports its changes until it is lost.
     async fn attend(&self, probe: &Probe) -> Result<(), Left> {
         let worker = self.worker;
         let mut found = probe.find().await?;
@@ -249,7 +250,7 @@ impl Follower {
         }
     }
 
-    /// Tells what is new until the server has been looked at again: after a pause, or at once where a request has failed there.
+    /// Reports changes until the next poll: after a pause, or at once if a request has failed there.
     async fn next_look(&self, probe: &Probe, found: &Found) -> Result<Look, Left> {
         let look = async {
             tokio::select! {
@@ -281,7 +282,7 @@ impl Follower {
         self.outbox.tell(Report::Found { worker: self.worker, declared }).await
     }
 
-    /// Tells what is new.
+    /// Reports the changes.
     async fn tell_news(&self) -> Result<(), Closed> {
         let worker = self.worker;
         let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
@@ -297,7 +298,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Tells why the server cannot be used any more, or for another reason than before.
+    /// Reports that the server cannot be used, or for another reason than before.
     async fn changed(&self, error: &ProbeError) -> Result<(), Closed> {
         tracing::warn!(worker = %self.member.url, reason = %chain(error), "stock server cannot be used");
         if !matches!(error, ProbeError::NoModel) {
@@ -307,7 +308,7 @@ impl Follower {
         self.outbox.tell(Report::Found { worker: self.worker, declared }).await
     }
 
-    /// Tells that the server cannot be used, which has not answered the last `n_silent` looks.
+    /// Reports that the server cannot be used after `n_silent` unanswered polls.
     async fn lost(&self, error: &ProbeError, n_silent: u32) -> Result<(), Closed> {
         let worker = self.worker;
         self.stock.server().lost();

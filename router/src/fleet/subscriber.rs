@@ -1,8 +1,9 @@
-//! One subscriber for each worker: reads its summary stream, and opens it again whenever it ends.
+//! One subscriber per worker: reads its summary stream, and opens it again whenever it ends.
 //!
-//! Not here: whether frames make sense (the core's `summary_reader`), what they change (`tracker`).
-//! The idea: nothing a worker sends is trusted. Frames are bounded in size and rate, silence is bounded, and anything
-//! out of order ends the stream; the next one goes on where this one was right, or starts with a fresh snapshot.
+//! Nothing that a worker sends is trusted. Frames are limited in size and rate, silence is limited, and any
+//! inconsistency ends the stream. The next stream resumes where the last one was right, or starts with a new snapshot.
+//!
+//! Not here: the check of frames (the core's `summary_reader`), their effect (`tracker`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,7 @@ use crate::config::{
     SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
 };
 
-/// Says why a stream ended or could not be opened.
+/// Reason why a stream ended or could not be opened.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error(transparent)]
@@ -92,8 +93,8 @@ impl StreamError {
         }
     }
 
-    /// Returns whether the view was right up to the end of the stream, as far as the bytes say; what is wrong with frames
-    /// the follower knows itself.
+    /// Returns whether the bytes were right up to the end of the stream. The follower itself knows about invalid
+    /// frames.
     fn keeps_view(&self) -> bool {
         match self {
             Self::Ended | Self::SlowSnapshot | Self::Violation(_) => true,
@@ -102,14 +103,14 @@ impl StreamError {
         }
     }
 
-    /// Returns whether the worker itself cannot be used, as far as one can see from here.
+    /// Returns whether the worker itself cannot be used, as seen from here.
     fn is_unreachable(&self) -> bool {
         let is_answer =
             matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
         is_answer || matches!(self, Self::Connect(_) | Self::Idle)
     }
 
-    /// Returns the trouble that it is where the worker cannot be used.
+    /// Returns the reason why the worker cannot be used.
     fn trouble(&self) -> ConnectError {
         let kind = match self {
             Self::Refused => ConnectErrorKind::Refusal,
@@ -122,11 +123,11 @@ impl StreamError {
     }
 }
 
-/// Is where a subscriber tells what it has heard.
+/// A subscriber's channel to the tracker.
 #[derive(Clone)]
 pub struct FleetEvents(pub(super) mpsc::Sender<Report>);
 
-/// Says that the router ends.
+/// The router is shutting down.
 pub(super) struct Closed;
 
 impl FleetEvents {
@@ -135,7 +136,7 @@ impl FleetEvents {
     }
 }
 
-/// Follows one worker for as long as it is in the fleet.
+/// Follows one worker as long as it is in the fleet.
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
@@ -150,7 +151,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
         fleet.metrics.summary_stream_ends.with_label_values(&[error.label()]).inc();
-        // A worker that is down is tried every second; it is said once.
+        // A worker that is down is tried every second; it is logged once.
         if error.label() != last_label {
             tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");
         }
@@ -166,7 +167,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
     }
 }
 
-/// Returns the URL of a stream that goes on behind a stamp.
+/// Returns the URL of a stream that resumes after a stamp.
 fn behind(url: &Url, after: Option<Stamp>) -> Url {
     let mut url = url.clone();
     if let Some(after) = after {
@@ -186,7 +187,7 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    /// Tells that a stream has ended, and how far the view can still be used.
+    /// Reports that a stream has ended, and how much of the view is still valid.
     async fn lost(&mut self, error: &StreamError) -> Result<(), Closed> {
         let worker = self.worker;
         if !error.keeps_view() {
@@ -199,7 +200,7 @@ impl Subscriber {
         }
     }
 
-    /// Reads one stream to its end; `Ok` means that the router ends.
+    /// Reads one stream to its end; `Ok` means that the router is shutting down.
     async fn read(&mut self, url: &Url) -> Result<(), StreamError> {
         let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.client.get(url)).await;
         let response = response.map_err(|_| StreamError::Idle)??;
@@ -212,7 +213,7 @@ impl Subscriber {
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
             return Err(StreamError::ContentType);
         }
-        // A name that is no text, or could be an address, is not taken: the worker keeps the one that it was given here.
+        // A name that is not text or could be an address is ignored: the worker keeps the name it was given here.
         let name = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok());
         name.into_iter().for_each(|name| self.member.named(name));
         let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
@@ -230,7 +231,7 @@ impl Subscriber {
             let frame = Frame::decode(&bytes)?;
             self.fleet.heard(&self.member);
             self.fleet.metrics.summary_frames.inc();
-            // The bytes of a snapshot are bounded by its blocks.
+            // The bytes of a snapshot are limited by its blocks.
             let is_update = matches!(frame.body, Body::Update { .. });
             gate.pass(if is_update { bytes.len() } else { 0 })?;
             let step = self.follower.apply(frame)?;
@@ -243,7 +244,7 @@ impl Subscriber {
         }
     }
 
-    /// Tells what a frame changes.
+    /// Reports the changes of a frame.
     async fn pass_on(&self, step: Step) -> Result<(), Closed> {
         let worker = self.worker;
         let started = |start| self.fleet.metrics.summary_streams.with_label_values(&[start]).inc();
@@ -264,13 +265,13 @@ impl Subscriber {
     }
 }
 
-/// The part of a worker's refusal that says why.
+/// The part of a worker's refusal with the reason.
 #[derive(Deserialize)]
 struct Unready {
     loading: Loading,
 }
 
-/// Returns why a worker answers that it does not serve: it says under which names it will, while its model loads.
+/// Returns the reason why a worker does not serve yet; while its model loads it lists its future names.
 async fn unready(response: Response<AxumBody>) -> StreamError {
     let body = axum::body::to_bytes(response.into_body(), LOADING_BYTES_MAX);
     let Ok(Ok(body)) = tokio::time::timeout(SUMMARY_IDLE_MAX, body).await else {
@@ -288,7 +289,7 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
 /// Waits until the tracker distrusts the view.
 async fn distrust(distrusts: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
     loop {
-        // The fleet holds the other end for as long as this task runs.
+        // The fleet holds the other end as long as this task runs.
         if distrusts.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -298,7 +299,7 @@ async fn distrust(distrusts: &mut watch::Receiver<Option<StaleReport>>) -> Stale
     }
 }
 
-/// Counts frames, and bytes of updates, in windows of a second.
+/// Rate limit on frames, and on the bytes of updates, in windows of one second.
 struct FloodGate {
     window: Instant,
     n_frames: u32,

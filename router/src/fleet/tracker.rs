@@ -1,9 +1,10 @@
 //! The tracker: the one thread that owns the fleet's view and the prefix index, and publishes them.
 //!
-//! Not here: reading streams (`subscriber`), what a view means (`warmpath-router-core`).
-//! The idea: reports come in by one bounded channel, so their order is the order of events, and a load is never seen
-//! without its blocks. A burst is applied as a whole and published once; only the workers that changed get a new value.
-//! What comes of a worker that has left is dropped.
+//! Reports arrive over one bounded channel, so they are applied in order, and a load is never visible without its
+//! blocks. A burst is applied as a whole and published once. Only workers that changed get a new value. Reports of a
+//! worker that has left are dropped.
+//!
+//! Not here: reading streams (`subscriber`), the meaning of a view (`warmpath-router-core`).
 
 mod blocks;
 
@@ -29,15 +30,15 @@ use super::vocabulary::VocabularyKey;
 use super::{ConnectError, ConnectErrorKind, Fleet, Report};
 use crate::config::WORKER_BLOCKS_MAX;
 
-/// Is the most reports that are applied before the view is published.
+/// Most reports that are applied before the view is published.
 const BATCH_MAX: usize = 256;
 
 /// Most names of a stock server's models in one line of the log.
 ///
-/// Source: own choice: a line that can be read.
+/// Source: own choice: a readable line.
 const NAMES_LOGGED_MAX: usize = 16;
 
-/// Applies reports until every sender has gone.
+/// Applies reports until every sender is gone.
 pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<Report>) {
     let mut tracker = Tracker {
         stock: Stocks::new(&fleet),
@@ -61,12 +62,12 @@ pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<R
     }
 }
 
-/// Is a worker that is in the fleet.
+/// A worker in the fleet.
 struct Tracked {
     view: Arc<WorkerView>,
-    /// Says which life of which process it was when it was last heard.
+    /// Process and boot epoch at its last message.
     life: Option<Stamp>,
-    /// The vocabulary that was refused in this life, and why; another life may serve a better one.
+    /// The vocabulary refused for this boot epoch, and the reason; a restarted worker may serve a better one.
     refused: Option<(VocabularyKey, Mismatch)>,
 }
 
@@ -81,23 +82,23 @@ struct Tracker {
     blocks: Blocks,
     workers: BTreeMap<WorkerIdx, Tracked>,
     stock: Stocks,
-    /// The workers whose loss has not been told yet.
+    /// Workers whose loss has not been announced yet.
     lost: Vec<WorkerIdx>,
-    /// Says that the workers that are there, or their models, may have changed since the last agreement.
+    /// Whether workers or their models may have changed since they were last checked for compatibility.
     models_changed: bool,
     /// Whether all workers that were found first have joined.
     has_surveyed: bool,
 }
 
 impl Tracker {
-    /// Applies a report, now or when the view is in the index behind which it came.
+    /// Applies a report, at once or when the view that it follows is in the index.
     fn take(&mut self, report: Report) {
         if let Some(report) = self.blocks.pass(report) {
             self.apply(report);
         }
     }
 
-    /// Takes in a slice of the views that are on their way.
+    /// Inserts a slice of the views that are being inserted.
     fn take_in_slice(&mut self) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
             self.fleet.ledger().stale_blocks().announced_all(worker, Instant::now());
@@ -234,7 +235,7 @@ impl Tracker {
         self.workers.get_mut(&worker).map(Tracked::view_mut)
     }
 
-    /// Shows what the index has of a worker, where that has changed.
+    /// Publishes the number of a worker's blocks in the index, if it changed.
     fn know_blocks(&mut self, worker: WorkerIdx) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         let known = self.blocks.known(worker, tracked.view.blocks);
@@ -249,7 +250,7 @@ impl Tracker {
         let since = Instant::now();
         match view.link {
             Connection::Live => view.link = Connection::Stale { since },
-            // It answers, but nothing that could be understood.
+            // The worker responds, but with nothing that could be read.
             Connection::Connecting => view.link = Connection::Down { since },
             Connection::Stale { .. }
             | Connection::Down { .. }
@@ -258,7 +259,7 @@ impl Tracker {
         }
     }
 
-    /// A worker that cannot be reached has most likely lost what it held; what it holds on its return it will say.
+    /// A worker that cannot be reached has most likely lost its cache; when it returns it sends a new list.
     fn unreachable(&mut self, worker: WorkerIdx, trouble: ConnectError) {
         self.blocks.remove(worker);
         self.know_blocks(worker);
@@ -307,10 +308,10 @@ impl Tracker {
         let workers = self.workers.values().map(|tracked| Arc::clone(&tracked.view)).collect();
         self.fleet.view.store(Arc::new(FleetView { workers }));
         if models_changed {
-            // It wakes a task on another thread, which looks at the view at once.
+            // This wakes a task on another thread, which reads the view at once.
             self.fleet.models_changed.notify_one();
         }
-        // Now that nobody is sent there any more.
+        // The view no longer offers these workers, so no new request goes there.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == Connection::Connecting;
         let had_looked = *self.fleet.looked.borrow();
@@ -323,7 +324,7 @@ impl Tracker {
         }
     }
 
-    /// Says after the first look which workers cannot take requests yet.
+    /// Logs after the first contact which workers cannot take requests yet.
     fn tell_who_is_awaited(&self) {
         let now = Instant::now();
         for view in self.workers.values().map(|tracked| &tracked.view) {
@@ -333,7 +334,7 @@ impl Tracker {
         }
     }
 
-    /// Finds out who disagrees, and says so once.
+    /// Determines which workers are incompatible, and logs each change once.
     fn settle(&mut self) {
         self.stock.place(&self.fleet, self.workers.values_mut().map(|tracked| &mut tracked.view).collect());
         let vocabularies = self.fleet.vocabularies();
@@ -356,7 +357,7 @@ impl Tracker {
             if let Some(verdict) = &verdict {
                 *n_by_label.entry(verdict.label()).or_default() += 1;
             }
-            // The verdict on a worker that is down stays as it was until it returns.
+            // The verdict on a worker that is down stays until it returns.
             if tracked.view.excluded != verdict && is_there(&tracked.view) {
                 announce(&tracked.view.name, verdict.as_ref());
                 tracked.view_mut().excluded = verdict;
@@ -389,7 +390,7 @@ impl Tracker {
         self.models_changed = true;
     }
 
-    /// Keeps out a process that is in the fleet under another URL already, and says which processes share an identity.
+    /// Excludes a process that is in the fleet under another URL already, and logs which processes share an identity.
     fn find_twins(&self, verdicts: &mut [Option<Mismatch>]) {
         let is_there = |view: &WorkerView| matches!(view.link, Connection::Live | Connection::Stale { .. });
         let tracked: Vec<_> = self.workers.values().collect();
@@ -412,9 +413,10 @@ impl Tracker {
     }
 }
 
-/// Takes note of the names under which a worker will serve; returns whether they are news.
+/// Records the names that a worker will serve; returns whether they are new.
 ///
-/// What it served before it served under these names: another model is not there any more, the same one need not be read anew.
+/// If the names differ from those it served before, its old model is gone; if they are the same, the model need not be
+/// read again.
 fn await_names(view: &mut WorkerView, kind: &ConnectErrorKind) -> bool {
     let ConnectErrorKind::Loading { names } = kind else { return false };
     if view.awaited == *names {

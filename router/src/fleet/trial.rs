@@ -1,10 +1,12 @@
-//! Tries a vocabulary that a worker serves, in a process of its own, before this process uses it.
+//! Trial of a worker's vocabulary in a separate process, before this process uses it.
 //!
-//! Not here: fetching it (`vocabulary`), what it is tried with (`probe`).
-//! The idea: llama.cpp asserts, throws and allocates without limit where a vocabulary or a chat template is made for that, and all of
-//! it would end the router. So the router's own program is started once more, with little memory and time, loads the file,
-//! tokenizes and renders with it and says what became of it. Loading is the same every time, so what was loaded there is loaded
-//! here; what depends on the text is ruled out by the vocabulary's shape (`warmpath_gguf::Header::check_tokenizer`).
+//! llama.cpp asserts, throws and allocates without limit on a vocabulary or chat template that is made for it, and any
+//! of this would end the router. So the router starts its own program once more, with little memory and time. That
+//! process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic, so a file
+//! that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
+//! (`warmpath_gguf::Header::check_tokenizer`).
+//!
+//! Not here: the download (`vocabulary`), the texts of the trial (`probe`).
 
 mod probe;
 
@@ -21,32 +23,32 @@ use warmpath_shell::chain;
 
 use crate::config::{TRIAL_MEMORY_BYTES_MAX, TRIAL_PROCESSOR_TIME_MAX, TrialConfig};
 
-/// First argument of a program that is to run [`try_here`] and nothing else; the file follows.
+/// First argument of a process that runs [`try_here`] and nothing else; the file follows.
 pub const TRIAL_COMMAND: &str = "try-vocabulary";
 
-/// Most bytes that are read of what the other process says. Source: own choice, far above a verdict and an assertion's text.
+/// Most bytes read of the process's output. Source: own choice, far above a verdict and an assertion's text.
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
 
-/// Stack of the thread that tries: that of the threads which tokenize in a router. Source: tokio's default.
+/// Stack of the trial's thread, that of the threads that tokenize in a router. Source: tokio's default.
 const STACK_BYTES: usize = 2 << 20;
 
 /// Exit status of a Rust program that panicked.
 const PANICKED: i32 = 101;
 
-/// What came of trying a vocabulary.
+/// Result of a vocabulary's trial.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    /// It tokenizes and renders.
+    /// The vocabulary tokenizes and renders.
     Sound,
-    /// It would harm the process that uses it.
+    /// The vocabulary would harm the process that uses it.
     Refused {
-        /// The harm.
+        /// Reason.
         reason: String,
     },
 }
 
-/// Why nothing came of trying, through no fault of the vocabulary.
+/// Reason why a trial gave no result, through no fault of the vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The process cannot be started.
@@ -54,36 +56,36 @@ pub enum TrialError {
     Start {
         /// The program.
         program: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
     /// The process cannot be waited for.
     #[error("cannot wait for the process that tries the vocabulary")]
     Wait(#[source] std::io::Error),
-    /// It took too long.
+    /// The process took too long.
     #[error("trying the vocabulary took longer than {} s", timeout.as_secs_f64())]
     Timeout {
-        /// The time that it had.
+        /// Its time limit.
         timeout: Duration,
     },
-    /// It ended without a verdict.
+    /// The process ended without a verdict.
     #[error("the process that tries the vocabulary ended with {status} and said nothing of use: {said}")]
     NoVerdict {
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The end of what it said.
+        /// The end of its output.
         said: String,
     },
 }
 
-/// Tries the vocabulary at `path` in a process of its own.
+/// Tries the vocabulary at `path` in a separate process.
 ///
-/// Cost: as much as loading it, and some tenths of a second. Errors: every [`TrialError`].
+/// Cost: that of loading it, and some tenths of a second. Errors: every [`TrialError`].
 pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<Verdict, TrialError> {
     let mut command = Command::new(&config.program);
     command.arg(TRIAL_COMMAND).arg(path);
-    // What is tried may find a way to read this process's environment.
+    // The vocabulary might find a way to read this process's environment.
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().map_err(|source| TrialError::Start { program: config.program.clone(), source })?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -94,7 +96,7 @@ pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<Verdict, Trial
     judge(status.map_err(TrialError::Wait)?, &said, &complained)
 }
 
-/// Returns the beginning of what comes through a pipe; an error ends it as its end does.
+/// Returns the first bytes of a pipe; an error counts as its end.
 async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
@@ -103,7 +105,9 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     bytes
 }
 
-/// Errors: `NoVerdict`, where the machine or its operator ended the process, or it is another program.
+/// Returns the verdict in the process's output.
+///
+/// Errors: `NoVerdict` if the machine or its operator ended the process, or it is another program.
 fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<Verdict, TrialError> {
     let complaint = last_line(complained);
     let refused = |how: String| Ok(Verdict::Refused { reason: format!("{how}: {complaint}") });
@@ -128,7 +132,7 @@ const SIGXCPU: i32 = 24;
 /// Signals by which the machine or its operator ends a process: SIGHUP, SIGINT, SIGKILL, SIGTERM.
 const ENDED_BY_OTHERS: [i32; 4] = [1, 2, 9, 15];
 
-/// Returns the last line that says something, as text without control characters.
+/// Returns the last line with text, without control characters.
 fn last_line(bytes: &[u8]) -> String {
     const CHARS_MAX: usize = 300;
     let text = String::from_utf8_lossy(bytes);
@@ -136,7 +140,7 @@ fn last_line(bytes: &[u8]) -> String {
     line.chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
 }
 
-/// Tries the vocabulary at `path` in this process, which may end of it: it should be one that was started for this.
+/// Tries the vocabulary at `path` in this process, which may end it: call this only in a process started for it.
 ///
 /// Limits this process's memory and processor time for good.
 pub fn try_here(path: &Path) -> Verdict {
@@ -161,7 +165,7 @@ fn limit() -> std::io::Result<()> {
     let limits = [
         (Resource::AS, TRIAL_MEMORY_BYTES_MAX),
         (Resource::CPU, TRIAL_PROCESSOR_TIME_MAX.as_secs()),
-        // A process that was ended by what it tried leaves no file behind.
+        // A crash leaves no core file behind.
         (Resource::CORE, 0),
     ];
     limits.into_iter().try_for_each(|(resource, most)| {

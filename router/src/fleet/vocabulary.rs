@@ -1,8 +1,10 @@
-//! The vocabularies: fetches from a worker, once for each model, what the router needs to tokenize like its workers.
+//! The vocabularies: fetches, once per model, what the router needs to tokenize like its workers.
 //!
-//! Not here: tokenizing itself (`warmpath-prompt`), whether a prompt could be tokenized (`prompt`).
-//! The idea: one task looks at which models the fleet has, fetches what is missing, drops what nobody serves any more, and
-//! publishes the rest. Until a vocabulary is there, requests for its model are routed by load.
+//! One task compares the fleet's models with its vocabularies. It fetches those that are missing, drops those that no
+//! worker serves any more, and publishes the rest. Until a vocabulary is there, requests for its model are routed by
+//! load.
+//!
+//! Not here: tokenizing (`warmpath-prompt`), whether a prompt could be tokenized (`prompt`).
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -29,48 +31,48 @@ use crate::config::{
     VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
 };
 
-/// Names a vocabulary: what a model tokenizes and renders with.
+/// Key of a vocabulary: what a model tokenizes and renders with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VocabularyKey {
-    /// Names the model.
+    /// Fingerprint of the model.
     pub fingerprint: Fingerprint,
-    /// Names the chat template, which a worker's flag may replace.
+    /// Fingerprint of the chat template, which a worker's flag may replace.
     pub chat_template: Fingerprint,
 }
 
 impl VocabularyKey {
-    /// Returns the key of what `model` declares.
+    /// Returns the key of the vocabulary that `model` declares.
     pub fn of(model: &ModelInfo) -> Self {
         Self { fingerprint: model.fingerprint, chat_template: model.chat_template_fingerprint }
     }
 }
 
-/// Is every vocabulary that is wanted.
+/// All wanted vocabularies.
 pub type Vocabularies = HashMap<VocabularyKey, VocabularyState>;
 
-/// Says how far a vocabulary is.
+/// State of a vocabulary.
 #[derive(Debug, Clone)]
 pub enum VocabularyState {
-    /// It is being fetched for the first time.
+    /// The first download is in progress.
     Pending,
-    /// It could not be had; it is tried again.
+    /// The download failed; it is tried again.
     Failed {
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// It is not what the workers declare.
+    /// The vocabulary differs from what the workers declare.
     Disagrees(Mismatch),
-    /// It can be used.
+    /// The vocabulary can be used.
     Ready(Arc<Vocabulary>),
 }
 
 impl VocabularyState {
-    /// Returns whether nothing is known of it yet.
+    /// Returns whether the state is not known yet.
     pub fn is_pending(&self) -> bool {
         matches!(self, Self::Pending)
     }
 
-    /// Returns what it disagrees in.
+    /// Returns the difference from what the workers declare.
     pub fn disagreement(&self) -> Option<&Mismatch> {
         match self {
             Self::Disagrees(disagreement) => Some(disagreement),
@@ -78,7 +80,7 @@ impl VocabularyState {
         }
     }
 
-    /// Returns why it cannot be used; absent where it can, or is on its way.
+    /// Returns the reason why it cannot be used; `None` if it can, or is being fetched.
     pub fn reason(&self) -> Option<String> {
         match self {
             Self::Failed { reason } => Some(reason.clone()),
@@ -87,7 +89,7 @@ impl VocabularyState {
         }
     }
 
-    /// Returns a short name for the fleet's page and for metrics.
+    /// Returns a short name for the fleet page and for metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -99,11 +101,11 @@ impl VocabularyState {
     }
 }
 
-/// Is a vocabulary that can be used.
+/// A usable vocabulary.
 pub struct Vocabulary {
-    /// Tokenizes and renders.
+    /// Tokenizer and templates.
     pub maker: PromptMaker,
-    /// Says whether chats can be rendered as the workers do.
+    /// Whether chats can be rendered as the workers do.
     pub template: TemplateUse,
 }
 
@@ -113,16 +115,16 @@ impl std::fmt::Debug for Vocabulary {
     }
 }
 
-/// Says whether a vocabulary's chat template is the one that the workers use.
+/// Whether a vocabulary's chat template is the one that the workers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TemplateUse {
-    /// It is.
+    /// It is the workers' template.
     Known,
-    /// The workers use another, of which only the fingerprint is known: chats are routed by load.
+    /// The workers use another template, of which only the fingerprint is known: chats are routed by load.
     Unknown,
 }
 
-/// Says why a vocabulary could not be had.
+/// Reason why a vocabulary could not be fetched.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
     #[error("no worker that has it can be reached")]
@@ -163,7 +165,8 @@ enum FetchError {
     TooMany,
 }
 
-/// Returns the vocabularies that the workers in the fleet need and nobody has given, in the order of the workers.
+/// Returns the vocabularies that the workers in the fleet need and the operator has not given, in the order of the
+/// workers.
 pub fn wanted(fleet: &Fleet, view: &FleetView) -> Vec<VocabularyKey> {
     let mut keys = Vec::new();
     let models = view.workers.iter().flat_map(|worker| worker.models());
@@ -176,13 +179,13 @@ pub fn wanted(fleet: &Fleet, view: &FleetView) -> Vec<VocabularyKey> {
     keys
 }
 
-/// Is when a vocabulary that could not be had is tried again.
+/// Time of the next try for a failed download.
 struct Retry {
     at: Instant,
     pause: Duration,
 }
 
-/// Keeps the vocabularies for as long as the router runs.
+/// Keeps the vocabularies up to date as long as the router runs.
 pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
     let mut retries: HashMap<VocabularyKey, Retry> = HashMap::new();
     loop {
@@ -214,7 +217,7 @@ pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
     }
 }
 
-/// Tries once to have a vocabulary; tells, too, of a worker whose vocabulary was refused.
+/// Tries once to fetch a vocabulary; reports a worker whose vocabulary was refused.
 async fn settle(
     fleet: &Fleet,
     key: VocabularyKey,
@@ -222,7 +225,7 @@ async fn settle(
 ) -> (VocabularyState, Option<Report>) {
     match obtain(fleet, key).await {
         Ok(state) => {
-            // Workers may be put right, under the same model.
+            // A worker may be repaired under the same model.
             match state.disagreement() {
                 Some(_) => {
                     let pause = VOCABULARY_RETRY_MAX;
@@ -260,7 +263,7 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
             && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
     };
-    // Another one each time, should one be unable to give it.
+    // A different worker each time, in case one of them cannot serve it.
     let sources: Vec<_> = view.workers.iter().filter(has_it).collect();
     let nth = rand::random_range(0..sources.len().max(1));
     let worker = sources.get(nth).ok_or(FetchError::NoWorker)?;
@@ -280,7 +283,7 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     Ok(compare(maker, model))
 }
 
-/// Fetches `url` into a temporary file that goes when it is dropped.
+/// Downloads `url` into a temporary file, which is deleted when it is dropped.
 async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::NamedTempFile, FetchError> {
     let fetch = |source| FetchError::Fetch { url: url.to_string(), source };
     let keep = |source| FetchError::Keep { url: url.to_string(), source };
@@ -297,7 +300,7 @@ async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::Nam
         if n_bytes > VOCABULARY_BYTES_MAX {
             return Err(FetchError::TooLong { url: url.to_string() });
         }
-        // A write to the page cache; the file is some megabytes.
+        // This writes to the page cache; the file has some megabytes.
         file.write_all(&chunk).map_err(keep)?;
     }
     file.flush().map_err(keep)?;
@@ -308,7 +311,7 @@ fn open(path: &Path) -> Result<PromptMaker, warmpath_prompt::OpenError> {
     PromptMaker::open(&PathBuf::from(path), PromptOptions::default())
 }
 
-/// Compares a vocabulary with what its worker declares.
+/// Compares a vocabulary with its worker's declaration.
 fn compare(maker: PromptMaker, model: &ModelInfo) -> VocabularyState {
     let info = maker.vocabulary();
     let fields = [

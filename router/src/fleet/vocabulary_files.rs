@@ -1,8 +1,9 @@
-//! The vocabularies that the operator gives for stock servers, which have none to fetch.
+//! Vocabularies given by the operator for stock servers, which have none to fetch.
 //!
-//! Not here: those that Warmpath workers serve (`vocabulary`). The idea: read once at the start, so that a wrong file is said
-//! at once; a model file works as well as one without tensors, and where a Warmpath worker serves the same model file, both
-//! have the same block keys.
+//! They are read once at the start, so an invalid file is reported at once. A complete model file works as well as one
+//! without tensors. If a Warmpath worker serves the same model file, both have the same block keys.
+//!
+//! Not here: vocabularies of Warmpath workers (`vocabulary`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,37 +16,37 @@ use warmpath_router_core::stock::Listed;
 use super::vocabulary::{TemplateUse, Vocabulary};
 use crate::config::VocabularyFile;
 
-/// Says why a vocabulary that was given cannot be used.
+/// Reason why a given vocabulary cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyFileError {
     /// The file is no GGUF file, or cannot be read.
     #[error("--vocab {path}: it cannot be read", path = .path.display())]
     File {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: warmpath_gguf::GgufError,
     },
-    /// It has no vocabulary that can be used.
+    /// The file has no usable vocabulary.
     #[error("--vocab {path}: its vocabulary cannot be used", path = .path.display())]
     Vocabulary {
-        /// Is the file.
+        /// The file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         #[source]
         source: warmpath_prompt::OpenError,
     },
 }
 
-/// Is a vocabulary that the operator gives.
+/// A vocabulary given by the operator.
 #[derive(Debug)]
 pub struct LoadedVocabulary {
-    /// Is the name of the model that it is for; absent where it is for every one.
+    /// Name of the model that it is for; `None` for every model.
     name: Option<String>,
-    /// Is the model, but for what each server declares itself.
+    /// The model, without the fields that each server declares itself.
     pub model: ModelInfo,
-    /// Tokenizes and renders.
+    /// Tokenizer and templates.
     pub vocabulary: Arc<Vocabulary>,
 }
 
@@ -62,7 +63,7 @@ impl LoadedVocabulary {
         let model = ModelInfo {
             names: Vec::new(),
             fingerprint,
-            // The layout of a stock server's state is not known; what its prompts are cut by stands in its place.
+            // The KV layout of a stock server is unknown; the fingerprint of the vocabulary takes its place.
             kv_fingerprint: fingerprint,
             chat_template_fingerprint: maker.chat_template_fingerprint(),
             hash_version: HASH_VERSION,
@@ -83,12 +84,12 @@ impl LoadedVocabulary {
         Ok(Self { name: file.name.clone(), model, vocabulary })
     }
 
-    /// Returns whether it is for a model that a server lists so.
+    /// Returns whether the vocabulary is for a model that a server lists.
     pub fn is_for(&self, listed: &Listed) -> bool {
         self.name.as_ref().is_none_or(|name| listed.names.contains(name))
     }
 
-    /// Returns whether prompts of a model that is in the fleet are cut by it.
+    /// Returns whether this vocabulary tokenizes the prompts of a model in the fleet.
     pub fn cuts(&self, model: &ModelInfo) -> bool {
         let is_file = [model.fingerprint, model.kv_fingerprint].contains(&self.model.fingerprint);
         is_file && model.chat_template_fingerprint == self.model.chat_template_fingerprint

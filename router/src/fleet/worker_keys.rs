@@ -1,7 +1,7 @@
-//! The keys that stock servers want: read from files, shown to nobody else.
+//! Keys of stock servers, read from files and sent only to the server that each belongs to.
 //!
-//! Not here: the fleet's token, which Warmpath workers want (`warmpath_shell::fleet_token`). The idea: a key belongs to the server
-//! at one address, or to every stock server where the operator says so; a file that changes counts at once.
+//! A key belongs to the server at one address, or to every stock server if the operator says so. A file that changes
+//! counts at once. Not here: the fleet's token for Warmpath workers (`warmpath_shell::fleet_token`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use crate::config::{WorkerAddress, WorkerApi, WorkerKeyFile};
 
 /// Longest key. Units: bytes.
 ///
-/// Source: own choice: below the 8 KiB that servers take as a header.
+/// Source: own choice: below the 8 KiB that servers accept as a header.
 const KEY_BYTES_MAX: usize = 4096;
 
 /// Longest file of a key. Units: bytes.
 ///
-/// Source: own choice: the longest key, and as much of comments.
+/// Source: own choice: the longest key, and as much in comments.
 const FILE_BYTES_MAX: usize = 8 << 10;
 
-/// Says why a file of a key cannot be used. No key is quoted.
+/// Reason why a key file cannot be used. No key is quoted.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerKeyError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// It is too long.
+    /// The file is too long.
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     FileTooLong,
-    /// It does not hold one key.
+    /// The file does not hold exactly one key.
     #[error("it must hold one line with a key; empty lines and those that begin with # do not count")]
     NotOne,
-    /// The key cannot stand in a header.
+    /// The key is not valid in a header.
     #[error("a key must be of 1 to {KEY_BYTES_MAX} visible ASCII characters")]
     Characters,
 }
 
-/// A key as it is shown; it shows itself to no log.
+/// A key as header values; it is never logged.
 #[derive(Clone, PartialEq, Eq)]
 struct Key {
     /// Value of `authorization`.
@@ -72,7 +72,7 @@ impl std::fmt::Debug for WorkerKeys {
 impl WorkerKeys {
     /// Reads the files.
     ///
-    /// Errors: every [`WorkerKeyError`], behind the file that it is about.
+    /// Errors: every [`WorkerKeyError`], with its file.
     pub fn open(files: &[WorkerKeyFile]) -> Result<Self, (PathBuf, WorkerKeyError)> {
         let open = |WorkerKeyFile { url, path }: &WorkerKeyFile| {
             let key = read(path).map_err(|error| (path.clone(), error))?;
@@ -81,7 +81,7 @@ impl WorkerKeys {
         Ok(Self { keys: files.iter().map(open).collect::<Result<_, _>>()? })
     }
 
-    /// Returns the key of a stock server: the one that is given for its URL, or else the one that is given for all.
+    /// Returns the key of a stock server: the one for its URL, or else the one for all servers.
     pub fn of(&self, address: &WorkerAddress) -> Option<Arc<WorkerKey>> {
         if address.api != WorkerApi::OpenAi {
             return None;
@@ -90,13 +90,13 @@ impl WorkerKeys {
         own.or_else(|| self.keys.iter().find(|key| key.url.is_none())).cloned()
     }
 
-    /// Returns every key, to be followed.
+    /// Returns every key, to be watched.
     pub fn all(&self) -> impl Iterator<Item = Arc<WorkerKey>> {
         self.keys.clone().into_iter()
     }
 }
 
-/// Returns whether a URL is that of a server, by its address or by the name that its certificate must bear.
+/// Returns whether a URL is that of a server, by its address or by the name in its certificate.
 fn is_at(url: &Url, address: &WorkerAddress) -> bool {
     let mut named = address.url.clone();
     let is_named = address.certified.as_deref().is_some_and(|name| named.set_host(Some(name)).is_ok() && named == *url);
@@ -104,7 +104,7 @@ fn is_at(url: &Url, address: &WorkerAddress) -> bool {
 }
 
 impl WorkerKey {
-    /// Shows the key in place of whatever a client has shown, in the header that the client has used and in `authorization`.
+    /// Replaces any key of the client by this one, in the header that the client used and in `authorization`.
     pub fn show(&self, headers: &mut HeaderMap) {
         let has_plain = headers.contains_key(bearer::API_KEY);
         bearer::strip(headers);
@@ -115,7 +115,7 @@ impl WorkerKey {
         }
     }
 
-    /// Follows the file for as long as it is polled: one that is wrong or gone changes nothing.
+    /// Follows the file as long as it is polled; a missing or invalid file changes nothing.
     pub async fn watch(self: Arc<Self>, mut failed: impl FnMut()) {
         let look = || {
             let key = read(&self.path)?;

@@ -1,6 +1,6 @@
-//! Lets in who presents an API key, where keys are asked for.
+//! Check of API keys, if keys are required.
 //!
-//! Not here: the keys and their limits (`keys`). Health is told to everybody: load balancers have no key.
+//! Not here: the keys and their limits (`keys`). Health endpoints need no key, because load balancers have none.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
@@ -11,7 +11,7 @@ use warmpath_shell::bearer;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Lets a request through with the key that it presents; the key itself goes no further.
+/// Passes a request on if its key is valid; the key itself is removed.
 pub async fn check(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let Some(keys) = &app.keys else { return next.run(request).await };
     let Some(key) = bearer::presented(request.headers()).and_then(|key| keys.find(key)) else {

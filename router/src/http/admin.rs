@@ -1,4 +1,4 @@
-//! What operators ask for: metrics, and the fleet as this router sees it.
+//! The endpoints for operators: metrics, and the fleet as this router sees it.
 
 use std::time::Instant;
 
@@ -14,17 +14,17 @@ use warmpath_shell::log;
 
 use super::state::App;
 
-/// Lists every state that a worker can be in, so that each has its metric from the start.
+/// All states of a worker, so that each has its metric from the start.
 const STATES: &[&str] =
     &["ready", "connecting", "down", "refused", "loading", "stale", "excluded", "draining", "leaving", "failing"];
 
-/// Answers with every metric in Prometheus' text format.
+/// Responds with every metric in Prometheus' text format.
 pub async fn metrics(State(app): State<App>) -> impl IntoResponse {
     copy_fleet(&app);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.encode())
 }
 
-/// Answers with each worker's state as this router sees it.
+/// Responds with each worker's state as this router sees it.
 pub async fn fleet(State(app): State<App>) -> Json<Value> {
     let view = app.fleet.view();
     let workers: Vec<Value> = view.workers.iter().map(|worker| describe(&app, worker)).collect();
@@ -90,7 +90,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     })
 }
 
-/// Returns how a worker's blocks are known: by its summary, or as a stock server's are.
+/// Returns how a worker's blocks are known: by its summary, or as those of a stock server.
 pub(super) fn mode(worker: &WorkerView) -> &'static str {
     worker.stock.map_or("summary", |footing| footing.label())
 }
@@ -113,7 +113,7 @@ fn breaker_name(state: BreakerState) -> &'static str {
     }
 }
 
-/// Copies what can be read off the fleet into its metrics.
+/// Copies the fleet's state into its metrics.
 fn copy_fleet(app: &App) {
     let (fleet, metrics) = (&app.fleet, &app.metrics);
     let view = fleet.view();

@@ -1,5 +1,5 @@
-//! The endpoints that workers answer: chats in their dialects, completions, embeddings, scores, and the small ones around the
-//! tokenizer.
+//! The endpoints that workers serve: chats in their dialects, completions, embeddings, scores, and the small ones
+//! around the tokenizer.
 //!
 //! Not here: everything they have in common, which is nearly all (`lifecycle`).
 
@@ -23,7 +23,7 @@ use crate::lifecycle::{self, IncomingRequest};
 use crate::prompt::Shape;
 use crate::salt::Salt;
 
-/// Answers a chat.
+/// Responds to a chat.
 pub async fn chat(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -32,7 +32,7 @@ pub async fn chat(
     answer(app, context, request, Shape::Chat).await
 }
 
-/// Answers a completion.
+/// Responds to a completion.
 pub async fn text(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -41,7 +41,7 @@ pub async fn text(
     answer(app, context, request, Shape::Completion).await
 }
 
-/// Answers a request to fill a gap.
+/// Responds to a request to fill in the middle.
 pub async fn infill(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -50,7 +50,7 @@ pub async fn infill(
     answer(app, context, request, Shape::Infill).await
 }
 
-/// Answers a request for a message, Anthropic's word for a chat's answer.
+/// Responds to a chat in Anthropic's dialect (messages).
 pub async fn messages(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -59,7 +59,7 @@ pub async fn messages(
     answer(app, context, request, Shape::Messages).await
 }
 
-/// Answers a request for a response, OpenAI's newer word for a chat's answer.
+/// Responds to a chat in OpenAI's newer dialect (responses).
 pub async fn responses(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -68,12 +68,12 @@ pub async fn responses(
     answer(app, context, request, Shape::Responses).await
 }
 
-/// Answers whatever is asked of a response that was made before.
+/// Responds to any request for a stored response.
 pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
     Err(RequestError::NotStored { id })
 }
 
-/// Answers a request for vectors of texts.
+/// Responds with embeddings of texts.
 pub async fn embeddings(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -82,7 +82,7 @@ pub async fn embeddings(
     answer(app, context, request, Shape::Embeddings).await
 }
 
-/// Answers a request for scores of documents.
+/// Responds with scores of documents.
 pub async fn rerank(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -91,7 +91,7 @@ pub async fn rerank(
     answer(app, context, request, Shape::Rerank).await
 }
 
-/// Passes a request on to any worker of its model.
+/// Passes a request to any worker of its model.
 pub async fn pass(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -100,7 +100,7 @@ pub async fn pass(
     answer(app, context, request, Shape::Aside(None)).await
 }
 
-/// Passes a request about a chat on to any worker that could answer the chat.
+/// Passes a request about a chat to any worker that could serve the chat.
 pub async fn pass_chat(
     State(app): State<App>,
     Extension(context): Extension<Context>,
@@ -112,7 +112,7 @@ pub async fn pass_chat(
 async fn answer(app: App, context: Context, request: Request, shape: Shape) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
     let key = parts.extensions.remove::<Arc<Key>>();
-    // What a key may not ask is not read. Places are for requests that have arrived.
+    // A body that the key's limits refuse is not read. Only requests that have arrived take a place.
     key.as_deref().map_or(Ok(()), Key::count)?;
     let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());
@@ -140,7 +140,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     lifecycle::answer(&app, arrival).await
 }
 
-/// Returns by whom a body is sent.
+/// Returns the sender of a body.
 pub(super) fn sender(parts: &Parts, key: Option<&Key>) -> Sender {
     let at = || parts.extensions.get::<ClientAddress>().map(|client| Sender::at(client.0));
     key.map(|key| Sender::Key(key.name().to_owned())).or_else(at).unwrap_or(Sender::Unknown)

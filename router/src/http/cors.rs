@@ -1,6 +1,7 @@
-//! Lets web pages of other origins ask, where the operator says which (cross-origin resource sharing).
+//! Cross-origin resource sharing: lets web pages of the allowed origins send requests.
 //!
-//! Not here: the flag (`config::cors`), keys (`access`). A preflight is answered before keys are looked at: a browser sends none with it.
+//! A preflight is answered before keys are checked, because browsers send none with it. Not here: the flag
+//! (`config::cors`), keys (`access`).
 
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use warmpath_common::headers;
 
 use crate::config::Cors;
 
-/// Is how long a browser may remember what a preflight has said.
+/// Time for which a browser may cache a preflight's result.
 ///
-/// Source: own choice: saves a round trip for most requests, and a change of the flag is seen soon.
+/// Source: own choice: saves a round trip for most requests, and a changed flag is seen soon.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
-/// Lists the headers of an answer that a page may read, besides those that every page may.
+/// Headers of a response that a page may read, besides those that every page may.
 const EXPOSED: [&str; 12] = [
     headers::REQUEST_ID,
     anthropic::REQUEST_ID,
@@ -32,7 +33,8 @@ const EXPOSED: [&str; 12] = [
     headers::ANSWER_BREAK,
 ];
 
-/// Returns what answers preflights and marks answers. Cookies and the like are never allowed: keys are sent by the page itself.
+/// Returns the layer that answers preflights and marks responses. Credentials such as cookies are never allowed: the
+/// page itself sends the key.
 pub fn layer(cors: &Cors) -> CorsLayer {
     let origins = match cors {
         Cors::Any => AllowOrigin::any(),
@@ -42,7 +44,7 @@ pub fn layer(cors: &Cors) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
-        // Clients' libraries send headers of their own, which none of ours depend on.
+        // Client libraries send headers of their own, and none of ours depends on them.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(exposed.collect::<Vec<_>>())
         .max_age(MAX_AGE)

@@ -1,6 +1,6 @@
-//! What has happened lately, in JSON: the last decisions, and what was counted over the last hour. The fleet page reads it.
+//! Recent activity in JSON: the last decisions, and the counters of the last hour. The fleet page reads it.
 //!
-//! Not here: keeping it (`recent`), the page (`fleet_page`). No text of a prompt or an answer is in it.
+//! It contains no text of prompts or responses. Not here: the storage (`decision_history`), the page (`fleet_page`).
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::error::RequestError;
 use crate::metrics::REQUEST_BUCKETS;
 
-/// Is how far back a history goes if the query does not say. Units: seconds.
+/// Length of a history if the query does not give it. Units: seconds.
 const WINDOW_DEFAULT_S: u32 = 300;
 
-/// Answers with the last decisions, the latest first.
+/// Responds with the last decisions, the latest first.
 pub async fn decisions(State(app): State<App>) -> Json<Value> {
     let decisions: Vec<Value> = app.recent.decisions().iter().map(describe).collect();
     Json(json!({"now_ms": app.recent.now_ms(), "kept_max": DECISIONS_KEPT, "decisions": decisions}))
@@ -54,14 +54,14 @@ fn describe(entry: &Entry) -> Value {
     })
 }
 
-/// Is the query of a history.
+/// Query of a history.
 #[derive(Deserialize)]
 pub struct Asked {
-    /// Is how far back it goes.
+    /// Length of the history.
     window_s: Option<u32>,
 }
 
-/// Answers with what was counted, note by note and together, as far back as is asked for and known.
+/// Responds with the counters, per sample and in total, for the requested time as far as it is known.
 pub async fn history(
     State(app): State<App>,
     asked: Result<Query<Asked>, QueryRejection>,

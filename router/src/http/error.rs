@@ -1,6 +1,6 @@
 //! The one place that knows status codes: a [`RequestError`] becomes OpenAI's error object.
 //!
-//! Not here: why a request fails (`error`). The client sees the error's own message, the log sees what lies behind it.
+//! The client sees the error's own message, and the log sees its chain of causes. Not here: the errors (`error`).
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -38,13 +38,13 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
 }
 
-/// Returns the last event of a stream that broke off behind `n_events`: what the client has seen stays, and it learns that more
-/// is missing.
+/// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
+/// incomplete.
 pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
     failed_stream_event((&format!("the worker {worker} broke off its answer"), "worker_failed"), shape, n_events)
 }
 
-/// Returns the event that ends a stream behind `n_events` and says why it does not go on.
+/// Returns the event that ends a stream after `n_events` with a reason.
 pub fn failed_stream_event((message, code): (&str, &str), shape: Shape, n_events: u32) -> String {
     let code = code.to_owned();
     let named = |error: String| format!("event: error\ndata: {error}\n\n");
@@ -102,7 +102,7 @@ impl IntoResponse for RequestError {
         let refused = Refused::of(&body);
         let mut response = (status(self.class()), Extension(refused), Json(body)).into_response();
         if let Some(after) = self.retry_after() {
-            // Whole seconds, and never too early.
+            // Whole seconds, rounded up, so that no client comes too early.
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -1,6 +1,6 @@
-//! Whether the router lives and can serve.
+//! Liveness and readiness of the router.
 //!
-//! Not here: why it cannot (`fleet`). Operators are told which worker stands where, clients only how many.
+//! Operators see each worker's address and state, clients only how many there are. Not here: the reasons (`fleet`).
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,12 +12,12 @@ use serde_json::json;
 use super::state::App;
 use crate::fleet::Unready;
 
-/// Those who are told.
+/// Audience of a health endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Audience {
-    /// Everybody who reaches the public listener.
+    /// Everybody who can reach the public listener.
     Clients,
-    /// Everybody who reaches the admin listener.
+    /// Everybody who can reach the admin listener.
     Operators,
 }
 
@@ -30,7 +30,7 @@ impl Audience {
     }
 }
 
-/// Returns the paths that say how the router is.
+/// Returns the health routes.
 pub fn routes(audience: Audience) -> Router<App> {
     Router::new()
         .route("/health", get(move |state| health(state, audience)))
@@ -38,12 +38,12 @@ pub fn routes(audience: Audience) -> Router<App> {
         .route("/readyz", get(move |state| readyz(state, audience)))
 }
 
-/// Answers that the process lives.
+/// Responds that the process is alive.
 async fn livez() -> Json<serde_json::Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Answers whether clients should be sent here, and if not, why.
+/// Responds whether the router is ready, and the reason if not.
 async fn readyz(State(app): State<App>, audience: Audience) -> Response {
     match app.unready() {
         None => Json(json!({"status": "ok"})).into_response(),
@@ -54,7 +54,7 @@ async fn readyz(State(app): State<App>, audience: Audience) -> Response {
     }
 }
 
-/// Answers as llama-server does.
+/// Responds like llama-server.
 async fn health(State(app): State<App>, audience: Audience) -> Response {
     match app.unready() {
         None => Json(json!({"status": "ok"})).into_response(),

@@ -1,6 +1,6 @@
-//! Refuses requests that call the router by a name that is not its own.
+//! Refuses requests whose `Host` is not one of the router's names.
 //!
-//! Not here: which names these are (`warmpath_shell::hosts`).
+//! Not here: the names (`warmpath_shell::hosts`).
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -9,13 +9,13 @@ use axum::response::Response;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Lets a client's request through that calls the router by an allowed name.
+/// Passes a client's request on if its host is allowed.
 pub async fn clients(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
     app.doors.hosts.clients.check(&request)?;
     Ok(next.run(request).await)
 }
 
-/// Lets an operator's request through that calls the router by an allowed name.
+/// Passes an operator's request on if its host is allowed.
 pub async fn operators(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
     app.doors.hosts.operators.check(&request)?;
     Ok(next.run(request).await)

@@ -16,7 +16,7 @@ use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Answers with every name that the fleet serves.
+/// Responds with every model name in the fleet.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
     app.first_look().await?;
     let view = app.fleet.view();
@@ -30,7 +30,7 @@ pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Resul
     Ok(Json(json!({"object": "list", "data": models})))
 }
 
-/// Answers with the model of one name.
+/// Responds with the model of one name.
 pub async fn show(
     State(app): State<App>,
     Name(name): Name,
@@ -58,7 +58,7 @@ fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestErr
     let model = find(view, name)?;
     let workers: Vec<_> = view.workers.iter().filter_map(|worker| worker.model_of_pool(name, &model)).collect();
     let serving = || workers.iter().copied();
-    // One name may stand for a model that generates and one that embeds.
+    // One name may stand for both a generating and an embedding model.
     let can = |capability: &Capability| serving().any(|model| model.can(Some(*capability)));
     let capabilities: Vec<Capability> = Capability::ALL.into_iter().filter(can).collect();
     let embedding = serving().find_map(|model| model.embedding);

@@ -1,7 +1,7 @@
 //! `/openapi.json` of both listeners.
 //!
-//! Not here: how the clients' document is made: from the worker's types, whose test writes it to `router/openapi/clients.json` (`make
-//! pages`) and compares. What operators see is written by hand.
+//! The clients' document is made from the worker's types: a test of the worker writes it to
+//! `router/openapi/clients.json` (`make pages`) and compares. The operators' document is written by hand.
 
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -10,12 +10,12 @@ const CLIENTS: &str = include_str!("../../openapi/clients.json");
 const OPERATORS: &str = include_str!("../../openapi/operators.json");
 const JSON: [(header::HeaderName, &str); 1] = [(header::CONTENT_TYPE, "application/json")];
 
-/// Answers with what clients may ask.
+/// Responds with the document for clients.
 pub async fn clients() -> impl IntoResponse {
     (JSON, CLIENTS)
 }
 
-/// Answers with what operators may ask.
+/// Responds with the document for operators.
 pub async fn operators() -> impl IntoResponse {
     (JSON, OPERATORS)
 }
@@ -26,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the paths that a function's routes name, those of health among them, as a document spells them.
+    /// Returns the paths of a function's routes, with those of health, in the document's spelling.
     fn routes(function: &str) -> Vec<String> {
         let body = |source: &str, name: &str| {
             let (_, rest) = source.split_once(&format!("fn {name}(")).expect("the function is there");
@@ -44,7 +44,7 @@ mod tests {
         for (function, document) in [("client_routes", CLIENTS), ("admin_routes", OPERATORS)] {
             let document: Value = serde_json::from_str(document).expect("the document is JSON");
             let mut described: Vec<String> = document["paths"].as_object().expect("paths").keys().cloned().collect();
-            // The catch-all's parameter has a name of its own here and there.
+            // The catch-all's parameter has different names.
             described.iter_mut().for_each(|path| *path = path.replace("{model}", "{name}"));
             described.sort();
             let found = routes(function);

@@ -23,21 +23,21 @@ use crate::lifecycle::attempt_target::{ask, find_matches};
 use crate::prompt::{Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
-/// Is what tells a chat from a completion.
+/// The field that distinguishes a chat from a completion.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Peek {
     messages: Option<IgnoredAny>,
 }
 
-/// Is the query of a dry run.
+/// Query of a dry run.
 #[derive(Deserialize)]
 struct Asked {
-    /// Is the path that the request would have; absent for a chat's or a completion's, whichever the body is.
+    /// Path of the request; absent for a chat or a completion, which the body distinguishes.
     path: Option<String>,
 }
 
-/// Answers where a chat or a completion would go now, and why.
+/// Responds with the worker that would get a request now, and the reason.
 pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
     let (mut parts, body) = request.into_parts();
     let asked = Query::<Asked>::try_from_uri(&parts.uri);

@@ -1,4 +1,4 @@
-//! What every handler may reach, and the places of the requests that are being answered.
+//! The state that every handler can access, and the places of the running requests.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
@@ -21,60 +21,60 @@ use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
 use crate::prompt::PromptPool;
 
-/// Is what every handler may reach.
+/// State that every handler can access.
 #[derive(Clone)]
 pub struct App {
-    /// Is the fleet.
+    /// The fleet.
     pub fleet: Arc<Fleet>,
-    /// Bounds requests.
+    /// Limits on requests.
     pub requests: Arc<RequestConfig>,
-    /// Is the metrics.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Makes traces.
+    /// Tracer.
     pub tracer: Tracer,
-    /// Bounds the work before a choice.
+    /// Pool for the work before a choice: parsing, rendering, tokenizing.
     pub preparing: Arc<PromptPool>,
-    /// Is what people can look at of the last hour.
+    /// Recent decisions and counters, for the fleet page.
     pub recent: Arc<DecisionHistory>,
-    /// Is when the router started. Units: seconds since 1970.
+    /// Start of the router. Units: seconds since 1970.
     pub started_s: u64,
-    /// Is the lines of requests that no worker can start yet.
+    /// Queues of requests that no worker can start yet.
     pub turns: Arc<RequestQueue>,
-    /// Guards what repetitions may still cost; held for one deposit or one withdrawal, never across `.await`.
+    /// Budget of retries. The lock is held for one deposit or one withdrawal, never across `.await`.
     retries: Arc<Mutex<RetryBudget>>,
-    /// Guards the recent conversations; held for one comparison, never across `.await`.
+    /// Recent conversations. The lock is held for one comparison, never across `.await`.
     conversations: Arc<Mutex<Conversations>>,
     places: Arc<Semaphore>,
-    /// The order to shut down.
+    /// Signal to shut down.
     pub draining: CancellationToken,
-    /// The end of the time in which running answers may finish.
+    /// End of the time in which running responses may finish.
     pub cut_off: CancellationToken,
-    /// Is the keys that clients must present; absent where everybody may ask.
+    /// API keys that clients must present; `None` if no key is required.
     pub keys: Option<Arc<Keys>>,
     /// Limits on the bodies of requests.
     pub bodies: Arc<BodyLimits>,
-    /// What stands between the network and the routes.
+    /// Limits on connections and host names.
     pub doors: Doors,
 }
 
-/// What stands between the network and the routes.
+/// Limits on connections and host names.
 #[derive(Clone)]
 pub struct Doors {
     /// Connections of clients.
     pub connections: Arc<Connections>,
-    /// Names by which the router may be called.
+    /// Host names of the router.
     pub hosts: Arc<Hosts>,
 }
 
-/// Names by which the router may be called.
+/// Host names of the router.
 pub struct Hosts {
-    /// Those that clients may use.
+    /// Names that clients may use.
     pub clients: AllowedHosts,
-    /// Those that operators may use.
+    /// Names that operators may use.
     pub operators: AllowedHosts,
 }
 
-/// Is a request's place among those that are being answered; it is free again when this is dropped.
+/// Place of a request among the running ones; it is free again when this is dropped.
 pub struct Place {
     metrics: Arc<Metrics>,
     _permit: OwnedSemaphorePermit,
@@ -88,7 +88,7 @@ impl Drop for Place {
 }
 
 impl App {
-    /// Returns the state of a router that has answered nothing.
+    /// Returns the state of a router that has served nothing yet.
     pub fn new(
         fleet: Arc<Fleet>,
         requests: RequestConfig,
@@ -121,9 +121,9 @@ impl App {
         }
     }
 
-    /// Returns a place for one more request of a key, where keys are asked for; it has arrived whole.
+    /// Returns a place for a request that has arrived whole, with the key it presented.
     ///
-    /// Errors: `RateLimited` where the key has as many as it may, `RequestsFull` where every place is taken.
+    /// Errors: `RateLimited` if the key has its maximum of requests, `RequestsFull` if every place is taken.
     pub fn place(&self, key: Option<&Key>) -> Result<Place, RequestError> {
         let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
@@ -135,26 +135,26 @@ impl App {
         Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
     }
 
-    /// Waits until every worker that was found first has been looked at, for a while after the start at most.
+    /// Waits until every worker that was found first has been contacted, for a limited time after the start.
     ///
-    /// Errors: `ShuttingDown` where the router is told to end before.
+    /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn first_look(&self) -> Result<(), RequestError> {
         self.unless_draining(self.fleet.first_look()).await
     }
 
-    /// Waits for what has no answer to a request begun yet.
+    /// Waits for a future before which no response has begun.
     ///
-    /// Errors: `ShuttingDown` where the router is told to end before.
+    /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn unless_draining<T>(&self, waiting: impl Future<Output = T>) -> Result<T, RequestError> {
         self.draining.run_until_cancelled(waiting).await.ok_or(RequestError::ShuttingDown)
     }
 
-    /// Adds to the budget of repetitions what a new request brings.
+    /// Adds a new request's share to the retry budget.
     pub fn deposit_retry(&self) {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner).deposit();
     }
 
-    /// Takes one repetition out of the budget; returns whether there was one.
+    /// Takes one retry out of the budget; returns whether there was one.
     pub fn withdraw_retry(&self) -> bool {
         self.retries.lock().unwrap_or_else(PoisonError::into_inner).withdraw(Instant::now())
     }
@@ -164,12 +164,12 @@ impl App {
         self.conversations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that the router is shutting down.
+    /// Signals that the router is shutting down.
     pub fn drain(&self) {
         self.draining.cancel();
     }
 
-    /// Returns why no client should be sent here, or `None` where the router serves.
+    /// Returns the reason why the router is not ready; `None` if it is.
     pub fn unready(&self) -> Option<Unready> {
         if self.draining.is_cancelled() {
             return Some(Unready::plain("the router is shutting down"));

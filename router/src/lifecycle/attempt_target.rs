@@ -1,6 +1,6 @@
-//! The choice of a worker for one attempt: what is asked of the fleet, and what is kept of the answer.
+//! The choice of a worker for one attempt: the inputs, and what is kept of the decision.
 //!
-//! Not here: how it is chosen (`warmpath-router-core`), when, and how often (the module above).
+//! Not here: the decision (`warmpath-router-core`), when and how often it is made (the module above).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,27 +19,27 @@ use crate::fleet::InFlightGuard;
 use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
-/// Is where an attempt goes, and what is expected there.
+/// Target of an attempt, and the predictions for it.
 pub(super) struct Choice {
     pub(super) decision: Decision,
     pub(super) booking: InFlightGuard,
-    /// Is what people can see of it.
+    /// Its entry in the log of decisions.
     pub(super) note: DecisionHandle,
-    /// Is the attempt's part of a trace, which ends with its answer.
+    /// Span of the attempt, which ends with its response.
     pub(super) span: Span,
-    /// Prompt tokens; absent where the prompt is not known.
+    /// Prompt tokens; `None` if the prompt is not known.
     pub(super) prompt_tokens: Option<u32>,
-    /// Is what was predicted; absent where the prompt is not known.
+    /// Predicted reuse; `None` if the prompt is not known.
     pub(super) predicted_cached_tokens: Option<u32>,
-    /// Is when the worker was chosen.
+    /// Time when the worker was chosen.
     pub(super) chosen_at: Instant,
-    /// Is the longest match of any worker.
+    /// Longest match of any worker.
     pub(super) n_matched_blocks: u32,
     pub(super) has_one_prompt: bool,
     pub(super) block_size_tokens: u32,
 }
 
-/// Returns what workers hold of a prompt; nothing of one that is not known.
+/// Returns the cached prefixes of a prompt; none if the prompt is not known.
 pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     match &prepared.prompt {
         Prompt::Known { keys, .. } => app.fleet.index().matches(keys),
@@ -47,7 +47,7 @@ pub fn find_matches(app: &App, prepared: &Prepared) -> Vec<Match> {
     }
 }
 
-/// Returns what a request asks of the fleet at its first attempt.
+/// Returns a request's input to the decision at its first attempt.
 pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [Match]) -> RouteRequest<'a> {
     RouteRequest {
         request_id,
@@ -61,7 +61,7 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
     }
 }
 
-/// Returns what the choice looks at of a prompt.
+/// Returns the decision's view of a prompt.
 fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
     match &prepared.prompt {
         Prompt::Known { n_tokens, keys, .. } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
@@ -130,7 +130,7 @@ pub(super) fn choose(
     })
 }
 
-/// Returns what people can see of a decision.
+/// Returns the log entry of a decision.
 fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &Decision) -> Chosen {
     let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
         Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
@@ -147,7 +147,7 @@ fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &
     }
 }
 
-/// Returns what a stock server is sent.
+/// Returns the record of what is sent to a stock server.
 fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
     let (keys, n_tokens) = match &prepared.prompt {
         Prompt::Known { keys, n_tokens, .. } => (keys.clone(), *n_tokens),

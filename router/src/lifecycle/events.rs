@@ -1,8 +1,10 @@
-//! A stream of events on its way from a worker: passed on by whole events, and not waited for without end.
+//! A worker's stream of events, passed on in whole events and with time limits.
 //!
-//! Not here: how an event is read (`warmpath_router_core::event_stream`), what a client is told in place of what is missing
-//! (`relay`). The idea: half an event is of no use to a client and hides what is put behind it, so the beginning of an event
-//! waits for its end. A whole event passes without being copied.
+//! A partial event is of no use to a client and corrupts an error event that follows it, so the start of an event waits
+//! for its end. A whole event passes without being copied.
+//!
+//! Not here: the parser of events (`warmpath_router_core::event_stream`), the error event for a broken stream
+//! (`relay`).
 
 use std::time::Duration;
 
@@ -21,29 +23,29 @@ pub(super) struct Events {
     pieces: Pieces,
     splitter: Splitter,
     reader: EventReader,
-    /// The beginning of an event whose end has not come.
+    /// Start of an event whose end has not arrived.
     held: BytesMut,
     /// Whole events that come next.
     ready: Option<Bytes>,
-    /// Whether the event that has begun is longer than what is held back, and its beginning is passed on.
+    /// Whether the current event exceeds the buffer's limit, so that it is passed on in parts.
     is_overlong: bool,
-    /// When something of the answer must have come; absent where the last thing that came was that.
+    /// Time limit for the next part of the response; `None` if the last piece was one.
     deadline: Option<Instant>,
     idle_timeout: Duration,
 }
 
-/// What is passed on at a time.
+/// A piece that is passed on.
 pub(super) struct Passed {
-    /// Whole events, or a part of one that is too long to be held back.
+    /// Whole events, or a part of one that exceeds the buffer's limit.
     pub(super) bytes: Bytes,
-    /// The most that one of them says.
+    /// The most significant kind of event among them.
     pub(super) says: Says,
 }
 
-/// The last event of a chat or completion, for a client whose server has left it out.
+/// Last event of a chat or completion, for a client whose server has omitted it.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Returns what completes the stream that answers a request; absent where no dialect says how such an answer ends.
+/// Returns the mark that completes the stream of a request; `None` if no dialect defines one.
 pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
     match shape {
         Shape::Chat => Some(EndMark::Done),
@@ -56,7 +58,8 @@ pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
 }
 
 impl Events {
-    /// Returns the events in `pieces`; the first of the answer must come by the deadline, each further one within the timeout.
+    /// Returns the events in `pieces`. The first event of the response must arrive by the deadline, each further one
+    /// within the timeout.
     pub(super) fn new(pieces: Pieces, mark: EndMark, (deadline, idle_timeout): (Instant, Duration)) -> Self {
         Self {
             pieces,
@@ -70,10 +73,10 @@ impl Events {
         }
     }
 
-    /// Returns what comes next, or nothing once the answer has ended as its dialect ends answers.
+    /// Returns the next piece; `None` once the response has ended as its dialect defines.
     ///
-    /// Comments are no answer: they pass, and the time runs on. Errors: `Timeout`, and `Broken` where the stream ends before
-    /// the answer does.
+    /// Comments are passed on without resetting the timeout. Errors: `Timeout`, and `Broken` if the stream ends before
+    /// the response does.
     pub(super) async fn next(&mut self) -> Option<Result<Passed, Failure>> {
         let passed = match self.ready.take() {
             Some(events) => self.read(events),
@@ -89,12 +92,12 @@ impl Events {
         Some(Ok(passed))
     }
 
-    /// Returns what the stream has said so far.
+    /// Returns what the stream has reported so far.
     pub(super) fn told(&self) -> Told {
         self.reader.told()
     }
 
-    /// Returns whether the client has a part of an event, so that nothing can be put behind it.
+    /// Returns whether the client has a part of an event, so that no other event can follow.
     pub(super) fn is_within_event(&self) -> bool {
         self.is_overlong
     }
@@ -106,7 +109,7 @@ impl Events {
             let Some(piece) = piece.transpose()? else { return self.end() };
             let passed = self.cut(piece);
             let is_content = passed.as_ref().is_some_and(|passed| passed.says == Says::Content);
-            // A flood of comments never lets the timeout above pass.
+            // During a flood of comments the timeout above never fires.
             if !is_content && Instant::now() >= deadline {
                 return Err(Failure::Timeout);
             }
@@ -116,7 +119,7 @@ impl Events {
         }
     }
 
-    /// Returns what of a piece can be passed on; the beginning of an event waits.
+    /// Returns the part of a piece that can be passed on; the start of an event waits.
     fn cut(&mut self, mut piece: Bytes) -> Option<Passed> {
         let Some(Ends { first, last }) = self.splitter.split(&piece) else { return self.hold(piece) };
         let beginning = piece.split_off(last);
@@ -138,7 +141,7 @@ impl Events {
         Some(passed)
     }
 
-    /// Keeps a part of an event, or passes it on where the event is too long to be kept.
+    /// Buffers a part of an event, or passes it on if the event is too long.
     fn hold(&mut self, part: Bytes) -> Option<Passed> {
         if self.is_overlong {
             return Some(Passed { bytes: part, says: Says::Opening });
@@ -156,7 +159,7 @@ impl Events {
         Passed { bytes: events, says }
     }
 
-    /// Returns what is left at the end of the connection: the answer's last event may lack its empty line.
+    /// Returns the rest at the end of the connection: the response's last event may lack its empty line.
     fn end(&mut self) -> Result<Option<Passed>, Failure> {
         let mut last = self.held.split();
         let has_rest = !last.trim_ascii().is_empty();
@@ -169,7 +172,7 @@ impl Events {
         if self.is_overlong || !self.reader.may_end() { Err(Failure::Broken) } else { Ok(passed) }
     }
 
-    /// Returns a failure, unless the answer is over: then the client lacks nothing.
+    /// Returns a failure, unless the response is complete and the client lacks nothing.
     fn failed(&mut self, failure: Failure) -> Option<Result<Passed, Failure>> {
         self.pieces = futures::stream::empty().boxed();
         self.held.clear();

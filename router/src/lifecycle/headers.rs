@@ -1,7 +1,7 @@
-//! Headers on their way: which of the client's reach the worker, which of the worker's reach the client, and ours.
+//! Headers: which of the client's reach the worker, which of the worker's reach the client, and the router's own.
 //!
-//! Not here: what they mean (`warmpath_common::headers`). The idea: a client's headers are thinned out first, then ours are set, so
-//! that nothing a client names can remove one of ours or stand in for it. Of a worker's headers only those of a list go on.
+//! A client's headers are filtered first, then ours are set, so no header of a client can remove or imitate one of
+//! ours. Only listed headers of a worker reach the client. Not here: their meaning (`warmpath_common::headers`).
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use warmpath_shell::trace::TRACEPARENT;
 
 use super::{Choice, IncomingRequest};
 
-/// Headers of one connection (RFC 9110, section 7.6.1).
+/// Hop-by-hop headers (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: &[&str] = &[
     "connection",
     "keep-alive",
@@ -26,18 +26,19 @@ const HOP_BY_HOP: &[&str] = &[
     "upgrade",
 ];
 
-/// Headers of a client that are not passed on, besides all that begin with [`headers::PREFIX`]: the router says them itself.
+/// Headers of a client that are dropped because the router sets them itself, besides all that begin with
+/// [`headers::PREFIX`].
 const SAID_ANEW: &[&str] = &[
     "host",
     "expect",
-    // The length is counted anew where a body is sent on.
+    // The length is set again when a body is sent.
     "content-length",
     headers::REQUEST_ID,
 ];
 
-/// Headers of a worker's answer that reach clients, besides those that begin with one of [`PASSED_PREFIXES`].
+/// Headers of a worker's response that reach clients, besides those that begin with one of [`PASSED_PREFIXES`].
 ///
-/// Source: what clients of these APIs read of an answer; `docs/security.md` lists them for operators.
+/// Source: the headers that clients of these APIs read; `docs/security.md` lists them for operators.
 const PASSED: &[&str] = &[
     "content-type",
     "content-encoding",
@@ -54,12 +55,12 @@ const PASSED: &[&str] = &[
     headers::ANSWER_BREAK,
 ];
 
-/// Beginnings of headers that say how much more a client may ask of a server.
+/// Prefixes of headers with a client's remaining quota at a server.
 const PASSED_PREFIXES: &[&str] = &["x-ratelimit-", "anthropic-ratelimit-"];
 
 /// Returns a header's text, if it has one.
 ///
-/// Nothing that keeps tenants or keys apart is read by this: a text that cannot be read counts as absent.
+/// Do not read anything that separates tenants or keys with this: unreadable text counts as absent.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
@@ -69,9 +70,9 @@ pub(super) fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
     text(headers, name)?.parse().ok()
 }
 
-/// Returns the time that `Retry-After` asks for, in seconds or as a date; absent where it is neither.
+/// Returns the time in `Retry-After`, given in seconds or as a date; `None` if it is neither.
 ///
-/// A date counts from the server's own clock, where it says what that is. Source: RFC 9110, section 10.2.3.
+/// A date is relative to the server's own clock, if the response has one. Source: RFC 9110, section 10.2.3.
 pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let value = text(headers, header::RETRY_AFTER.as_str())?.trim();
     if value.bytes().all(|byte| byte.is_ascii_digit()) && !value.is_empty() {
@@ -82,15 +83,16 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
     date(value).map(|until| until.duration_since(its_now).unwrap_or_default())
 }
 
-/// Returns the headers that a worker gets: the client's, then the request's name, and for a Warmpath worker salt, tenant and hints.
+/// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker salt, tenant and
+/// hints.
 pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
     let is_stock = choice.booking.is_visit();
-    // A stock server may want a key of its own.
+    // A stock server may require a key of its own.
     if !is_stock {
         bearer::strip(&mut headers);
     }
-    // The events of an encoded stream cannot be read, and none can be put behind them when the worker breaks off.
+    // Events of a compressed stream cannot be read, and no error event can follow when the worker breaks off.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     set(&mut headers, headers::REQUEST_ID, arrival.id.as_str());
     if let Some(parent) = choice.span.traceparent() {
@@ -118,19 +120,19 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice) -> HeaderMap
     headers
 }
 
-/// Returns what of a client's headers goes further.
+/// Returns the headers of a client that are passed on.
 fn of_client(headers: &HeaderMap) -> HeaderMap {
     end_to_end(headers, |name| !name.starts_with(headers::PREFIX) && !SAID_ANEW.contains(&name))
 }
 
-/// Returns what of a worker's headers reaches a client.
+/// Returns the headers of a worker that reach the client.
 pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
     let is_passed =
         |name: &str| PASSED.contains(&name) || PASSED_PREFIXES.iter().any(|beginning| name.starts_with(beginning));
     end_to_end(headers, is_passed)
 }
 
-/// Adds what the router has to say about its choice.
+/// Adds the router's headers about its choice.
 pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &str) {
     set(headers, headers::WORKER, worker);
     set(headers, headers::ROUTE, &choice.decision.reason.to_string());
@@ -139,9 +141,10 @@ pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &str) {
     }
 }
 
-/// Returns the headers that are `wanted` and not of one connection.
+/// Returns the `wanted` headers that are not hop-by-hop.
 fn end_to_end(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> HeaderMap {
-    // What `Connection` names belongs to the connection too. Its bytes are read as they are: one name that is none hides no other.
+    // Headers named by `Connection` are hop-by-hop too. Its bytes are read as they are, so that one invalid name hides
+    // no other.
     let named =
         headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
     let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();
@@ -150,7 +153,7 @@ fn end_to_end(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> HeaderMap {
     headers.iter().filter(|(name, _)| goes_on(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// Sets a header, if the text can be one.
+/// Sets a header, if the text is a valid value.
 pub(super) fn set(headers: &mut HeaderMap, name: &'static str, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(HeaderName::from_static(name), value);

@@ -1,8 +1,8 @@
-//! A request whose model is being loaded: held until a worker is ready, up to a limit (`--wait`).
+//! A request whose model is loading, held until a worker is ready, up to a limit (`--wait`).
 //!
-//! Not here: the wait for the first look at all workers (`App::first_look`), the wait for room at a worker (`turn`).
-//! The idea: whether a model is awaited is asked of the view again after each change of who is there. So a request is looked
-//! at anew only when a worker may have come for it.
+//! After each change of the fleet the view tells whether the model is still expected. So a request is retried only when
+//! a worker for it may have joined. Not here: the wait for the first contact with all workers (`App::first_look`), the
+//! wait for capacity at a worker (`queue`).
 
 use std::time::Instant;
 
@@ -11,18 +11,18 @@ use crate::error::RequestError;
 use crate::fleet::Changes;
 use crate::http::state::App;
 
-/// What a request hears of the fleet since it was last tried.
+/// A request's receiver of changes in the fleet since its last try.
 pub(super) struct Hold {
     changes: Changes,
 }
 
 impl Hold {
-    /// Returns the hold of a request that has not been tried yet.
+    /// Returns the receiver of a request that has not been tried yet.
     pub(super) fn new(app: &App) -> Self {
         Self { changes: app.fleet.changes() }
     }
 
-    /// Holds a request for which there was no worker as long as its model is awaited; returns whether it is worth trying again.
+    /// Waits while a request's model is expected and no worker serves it; returns whether a retry is worthwhile.
     ///
     /// Errors: `ShuttingDown`.
     pub(super) async fn until_changed(

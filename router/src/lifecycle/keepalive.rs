@@ -1,8 +1,9 @@
-//! Answers that begin with silence: what a client gets while its worker only says that it lives.
+//! Keep-alive comments to a client whose worker has only sent comments so far.
 //!
-//! Not here: the attempts (`lifecycle`), the rest of an answer (`relay`). The idea: a comment in front of the first event is no
-//! part of the answer. The client gets the head of a stream and comments, the attempts go on behind them, and whatever comes
-//! of these follows: the events of the worker that answered, or an event that says why none did.
+//! A comment before the first event is no part of the response. The client gets the head of a stream and comments, and
+//! the attempts continue behind them. Then come the events of the worker that responded, or an event with the error.
+//!
+//! Not here: the attempts (`lifecycle`), the rest of a response (`relay`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,17 +24,17 @@ use crate::error::RequestError;
 use crate::http::error::failed_stream_event;
 use crate::prompt::Shape;
 
-/// Is an event that no client sees: it says that the connection lives.
+/// A comment, which clients ignore; it keeps the connection alive.
 const COMMENT: &[u8] = b": the answer goes on\n\n";
 
-/// Tells the client that a worker lives; nothing is lost where it is told already.
+/// Sender of keep-alive signals. A signal is dropped if the last one has not been read.
 #[derive(Debug, Clone)]
 pub(super) struct Keepalive(mpsc::Sender<()>);
 
 impl Keepalive {
-    /// Returns the first events of a stream that say more than that the worker lives.
+    /// Returns the first events of a stream that are not keep-alive comments.
     ///
-    /// Errors: `Broken` where the stream ends before, `Timeout` where none comes in time.
+    /// Errors: `Broken` if the stream ends before, `Timeout` if none comes in time.
     pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, Failure> {
         while let Some(passed) = events.next().await {
             let Passed { bytes, says } = passed?;
@@ -46,9 +47,10 @@ impl Keepalive {
     }
 }
 
-/// Returns what `attempts` come to, or a stream that begins with comments where its worker lets the client wait for so long.
+/// Returns the result of `attempts`, or a stream that begins with comments if the worker keeps the client waiting for
+/// long.
 ///
-/// Errors: that of the attempts, unless a comment came before; `ShuttingDown` where `cut_off` comes first.
+/// Errors: that of the attempts, unless a comment came before; `ShuttingDown` if `cut_off` comes first.
 pub(super) async fn answer<F>(
     (shape, cut_off): (Shape, CancellationToken),
     attempts: impl FnOnce(Keepalive) -> F,
@@ -71,22 +73,22 @@ fn head(body: Body) -> Response {
     response
 }
 
-/// Is a request whose client has an answer's head at most.
+/// A request whose client has at most the head of a response.
 struct Waiting {
     attempts: Pin<Box<dyn Future<Output = Result<Response, RequestError>> + Send>>,
     heard: mpsc::Receiver<()>,
     shape: Shape,
-    /// The end of the time in which running answers may finish.
+    /// End of the time in which running responses may finish.
     cut_off: CancellationToken,
 }
 
-/// Is what is heard next of the attempts.
+/// Next event of the attempts.
 enum Heard {
     Answer(Result<Response, RequestError>),
     Comment,
 }
 
-/// Says what the client gets next.
+/// What the client gets next.
 enum Stage {
     Waiting(Waiting),
     Passing(BodyDataStream),
@@ -119,7 +121,7 @@ impl Waiting {
     }
 }
 
-/// Returns what stands behind the comments: the answer's events, or one that says why there are none.
+/// Returns what follows the comments: the response's events, or one with the error.
 async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<(Result<Bytes, axum::Error>, Stage)> {
     match answer {
         Ok(response) if response.status().is_success() && can_follow(&response) => {
@@ -137,7 +139,7 @@ async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<
     }
 }
 
-/// Returns whether an answer's body can stand behind comments.
+/// Returns whether a response's body can follow comments.
 fn can_follow(response: &Response) -> bool {
     event_stream::is_event_stream(response.headers()) && !event_stream::is_encoded(response.headers())
 }

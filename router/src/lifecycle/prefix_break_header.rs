@@ -1,7 +1,7 @@
-//! Where a conversation broke its own prefix: asked for by a header, counted for every chat.
+//! Prefix breaks of conversations: reported to a client that sends a header, and counted for every chat.
 //!
-//! Not here: how that is found out (the core's `prefix_breaks`). The idea: it never decides anything, so where nobody asks
-//! for it, it is done after the answer has begun.
+//! They never influence a decision, so unless a client asks for the report, the comparison runs after the response has
+//! begun. Not here: the comparison (the core's `prefix_breaks`).
 
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -11,17 +11,17 @@ use super::headers;
 use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
-/// Diagnosis of a prompt that continues what was said before.
+/// Report for a prompt that continues its conversation unchanged.
 const INTACT: &str = "intact";
 
-/// Whose break it is where a prompt has an answer of the worker's otherwise than it was given.
+/// Role reported if the prompt contains a response of the worker with changes.
 const ANSWER: &str = "answer";
 
-/// Is the diagnosis that a request asks for.
+/// Report that a request asked for; `None` if it asked for none.
 pub(super) struct PrefixBreakHeader(Option<String>);
 
 impl PrefixBreakHeader {
-    /// Makes the diagnosis of a prompt if the request's headers ask for it.
+    /// Makes the report for a prompt if the request's headers ask for it.
     pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
         let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
         if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
@@ -44,7 +44,7 @@ impl PrefixBreakHeader {
         Self(Some(text))
     }
 
-    /// Adds the diagnosis to the response, and counts the break within an earlier answer that the worker has found.
+    /// Adds the report to the response, and counts the break within an earlier response that the worker has found.
     pub(super) fn add_to(&self, app: &App, response: &mut Response) {
         let in_answer: Option<u32> = headers::number(response.headers(), warmpath_common::headers::ANSWER_BREAK);
         if in_answer.is_some() {
@@ -59,7 +59,7 @@ impl PrefixBreakHeader {
     }
 }
 
-/// Compares a prompt with what was said before, counts the result, and remembers the prompt.
+/// Compares a prompt with the recent conversations, counts the result, and records the prompt.
 pub(super) fn observe(app: &App, spoken: PromptFingerprint) -> PrefixContinuity {
     if spoken.marks.is_empty() {
         return PrefixContinuity::New;

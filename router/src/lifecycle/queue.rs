@@ -1,8 +1,11 @@
-//! A request's turn: at once where a worker has room, else in the line of its model until one has.
+//! The queue of requests: a request starts at once if a worker has capacity, else it waits in the queue of its model.
 //!
-//! Not here: who is next (the core's `admission_queue`), whether a worker has room (its `admission`), what starting means (`lifecycle`).
-//! The idea: every request waits in its own task. Only the head of a line asks for room, again and again; who starts or
-//! leaves rings for the next head. A client that leaves drops its guard, and with it its place.
+//! Every request waits in its own task. Only the head of a queue asks for capacity, again and again. A request that
+//! starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it its place in
+//! the queue.
+//!
+//! Not here: the order (the core's `admission_queue`), a worker's capacity (its `admission`), what starting means
+//! (`lifecycle`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -20,14 +23,14 @@ use warmpath_shell::bearer;
 use crate::config::{QUEUE_POLL, QUEUE_REST};
 use crate::metrics::Metrics;
 
-/// Is the line of each model, for which nobody waits at most times.
+/// The queue of each model. Most of the time all of them are empty.
 pub struct RequestQueue {
     waiting_max: usize,
-    /// Guards the lines; held for one entry, one departure or one start, never across `.await`.
+    /// The queues. The lock is held for one entry, one departure or one start, never across `.await`.
     lines: Mutex<HashMap<Fingerprint, Line>>,
-    /// Counts who waits in any line, so that a request that need not wait needs no lock.
+    /// Number of requests in all queues, so that a request that need not wait takes no lock.
     n_waiting: AtomicUsize,
-    /// Keeps clients from choosing keys that collide.
+    /// Keyed hash, so that clients cannot choose keys that collide.
     hasher: RandomState,
     metrics: Arc<Metrics>,
 }
@@ -37,45 +40,45 @@ struct Line {
     bells: HashMap<WaiterId, Arc<Notify>>,
 }
 
-/// Says when a request may start.
+/// When a request may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Begin {
-    /// As soon as there is room, be it now.
+    /// As soon as there is capacity, which may be now.
     #[default]
     AtOnce,
-    /// Only after a pause: a worker that seemed to have room has refused it.
+    /// After a pause: a worker that seemed to have capacity has refused it.
     AfterPause,
 }
 
-/// Is what a request wants.
+/// What a request needs in order to start.
 pub(super) struct Wish<'a> {
     pub(super) model: &'a Fingerprint,
     pub(super) entrant: Waiter,
     pub(super) begin: Begin,
-    /// Names the place that it had when it started in vain.
+    /// Its former place in the queue, if it started in vain before.
     pub(super) place: Option<WaiterId>,
 }
 
-/// Is what starting gave.
+/// Result of a start.
 pub(super) struct Started<T> {
     pub(super) value: T,
-    /// Is how much of a worker's time it takes. Units: milliseconds.
+    /// Time that it takes of a worker. Units: milliseconds.
     pub(super) service_ms: f64,
 }
 
-/// Says why a request's turn never comes.
+/// Reason why a request cannot start.
 #[derive(Debug)]
 pub(super) enum Refused {
     /// No worker can take it, and waiting would not help.
     NoWorker(NoWorker),
-    /// Every place is taken.
+    /// Every place in the queue is taken.
     Full,
-    /// Its deadline came first.
+    /// Its deadline passed first.
     Late,
 }
 
 impl RequestQueue {
-    /// Returns lines of `waiting_max` places each in which nobody waits.
+    /// Returns empty queues with `waiting_max` places each.
     pub fn new(waiting_max: usize, metrics: Arc<Metrics>) -> Self {
         Self {
             waiting_max,
@@ -86,8 +89,8 @@ impl RequestQueue {
         }
     }
 
-    /// Returns whose a request is: its key's tenant, or the owner of what it presents for a key, be it a bearer token or
-    /// Anthropic's, or everybody's.
+    /// Returns the tenant of a request: that of its key, or a hash of the credential that it presents (a bearer token
+    /// or Anthropic's header), or the shared one.
     pub(super) fn tenant(&self, tenant: Option<&str>, headers: &HeaderMap) -> TenantKey {
         if let Some(tenant) = tenant {
             return TenantKey(self.hasher.hash_one(tenant));
@@ -101,7 +104,7 @@ impl RequestQueue {
         self.lock().get(model).map_or(0, |line| line.queue.len())
     }
 
-    /// Starts a request when its turn has come; returns what that gave, and the place that it had waited in.
+    /// Starts a request when its turn has come; returns the result of the start, and its place in the queue.
     ///
     /// Errors: every [`Refused`].
     pub(super) async fn take<T>(
@@ -178,14 +181,14 @@ impl RequestQueue {
     }
 
     fn count(&self, lines: &HashMap<Fingerprint, Line>) {
-        // Those who stand aside wait as well.
+        // Requests that stand aside wait, too.
         let n = lines.values().map(|line| line.bells.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
 }
 
-/// Returns whether a worker may have room before the deadline.
+/// Returns whether a worker may have capacity before the deadline.
 fn is_worth_waiting(refusal: &NoWorker, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     refusal.is_overload() && refusal.may_end_within(left)
@@ -205,19 +208,19 @@ impl Line {
     }
 }
 
-/// Says what follows for who waits.
+/// What a waiting request does next.
 enum Step<T> {
     Started(T),
     Refused(Refused),
     /// It is the head: it asks again soon.
     Poll,
-    /// It is the head, and those who could take it have refused its model for so long: others may pass meanwhile.
+    /// It is the head, and the workers have refused its model for this time: other requests may pass meanwhile.
     Rest(Duration),
-    /// Another one is the head: it waits for the bell.
+    /// Another request is the head: it waits to be notified.
     Listen,
 }
 
-/// Is a request that waits; dropping it gives up its place.
+/// A waiting request; dropping this gives up its place.
 struct Waiting<'a> {
     turns: &'a RequestQueue,
     model: Fingerprint,
@@ -258,7 +261,7 @@ impl Waiting<'_> {
 }
 
 impl Waiting<'_> {
-    /// Leaves the line for a while; whoever stands behind may be asking for another model of the same servers.
+    /// Leaves the queue for a while, because the requests behind it may be for another model of the same servers.
     fn stand_aside(&self) {
         let mut lines = self.turns.lock();
         if let Some(line) = lines.get_mut(&self.model) {
@@ -267,9 +270,9 @@ impl Waiting<'_> {
         }
     }
 
-    /// Takes the place in the line that it had.
+    /// Takes its former place in the queue again.
     ///
-    /// Errors: [`Refused::Full`] where others have taken every place meanwhile.
+    /// Errors: [`Refused::Full`] if other requests have taken every place meanwhile.
     fn come_back(&mut self, entrant: Waiter) -> Result<(), Refused> {
         let mut lines = self.turns.lock();
         let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");

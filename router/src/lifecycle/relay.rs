@@ -1,7 +1,7 @@
-//! The rest of an answer: passes the worker's bytes on untouched, and tells the client if they break off.
+//! The rest of a response: passes the worker's bytes on unchanged, and tells the client if they break off.
 //!
-//! Not here: the first byte (`upstream`), whole events (`events`). The idea: the relay owns everything that the request holds, its booking and its
-//! place; whoever ends it, worker or client, frees all of it by dropping the relay.
+//! The relay owns everything that the request holds, such as its booking and its place. Whichever side ends it, worker
+//! or client, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole events (`events`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use warmpath_router_core::event_stream::Told;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::trace::Span;
 
-/// Says that an answer broke off; the connection to the client ends with it.
+/// A response that broke off; the connection to the client ends with it.
 #[derive(Debug, thiserror::Error)]
 #[error("the worker broke off its answer")]
 pub(super) struct BrokenOff;
 
-/// Is the way of one answer.
+/// The relay of one response.
 pub(super) struct Relay {
     metrics: Arc<Metrics>,
     request_id: RequestId,
@@ -37,15 +37,15 @@ pub(super) struct Relay {
     arrived: Instant,
     booking: InFlightGuard,
     shape: Shape,
-    /// Are the attempt's part of a trace and the request's, in the order in which they end.
+    /// Spans of the attempt and of the request, in the order in which they end.
     spans: (Span, Span),
     _place: Place,
-    /// The end of the time in which running answers may finish.
+    /// End of the time in which running responses may finish.
     cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
     outcome: Outcome,
 }
 
-/// Says how an answer ended; as long as it has not, the client can still leave.
+/// End of a response; while it has none, the client can still disconnect.
 enum Outcome {
     Open,
     Complete,
@@ -53,7 +53,7 @@ enum Outcome {
 }
 
 impl Relay {
-    /// Returns the relay of an answer that has begun; the request's body is no longer needed.
+    /// Returns the relay of a response that has begun; the request's body is no longer needed.
     pub(super) fn new(
         app: &App,
         arrival: IncomingRequest,
@@ -74,7 +74,7 @@ impl Relay {
         }
     }
 
-    /// Returns the body that the client gets; what a token of it takes goes into `pace`, if that is wanted.
+    /// Returns the body for the client; the time per token is recorded in `pace`, if wanted.
     pub(super) fn stream(
         self,
         (first, rest): (Bytes, Rest),
@@ -85,10 +85,10 @@ impl Relay {
     }
 }
 
-/// Measures how fast the events of an answer come.
+/// Measures the rate of a response's events.
 struct Pace {
     histogram: Histogram,
-    /// When the first and the last piece came, and how many events the stream had by then.
+    /// Arrival of the first and the last piece, and the number of events in the stream by then.
     times: Option<[(Instant, u32); 2]>,
 }
 
@@ -106,20 +106,20 @@ impl Pace {
     }
 }
 
-/// An answer on its way to its client.
+/// A response on its way to its client.
 struct State {
     relay: Relay,
-    /// What has come already.
+    /// The part that has arrived already.
     first: Option<Bytes>,
     rest: Rest,
     pace: Option<Pace>,
 }
 
-/// Why an answer ends before its end.
+/// Reason why a response breaks off.
 enum Break {
-    /// The worker has failed.
+    /// The worker failed.
     Failed(Failure),
-    /// The router's time to finish answers is over.
+    /// The router's time to finish responses is over.
     CutOff,
 }
 
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// Ends a stream of events with an event that says so; of anything else the client sees the connection break.
+    /// Ends an event stream with an error event; for any other response the client sees the connection break.
     fn broken(&mut self, cause: &Break) -> Result<Bytes, BrokenOff> {
         let relay = &mut self.relay;
         relay.outcome = Outcome::Broken;

@@ -1,8 +1,8 @@
-//! One attempt at one worker: sends the request and waits for the first byte of the answer.
+//! One attempt at one worker: sends the request and waits for the first byte of the response.
 //!
-//! Not here: who gets the next attempt (`lifecycle`), the rest of the answer (`relay`).
-//! The idea: an answer without streaming is taken in whole before any of it is shown, so that a worker that breaks off in
-//! the middle of it can still be replaced; of a stream, the first piece.
+//! A non-streaming response is read whole before any of it is sent to the client, so that a worker that breaks off can
+//! still be replaced. Of a stream the first piece is awaited. Not here: the next attempt (`lifecycle`), the rest of the
+//! response (`relay`).
 
 use std::time::{Duration, SystemTime};
 
@@ -26,31 +26,31 @@ use crate::fleet::client::CallError;
 use crate::fleet::loss::Loss;
 use crate::fleet::members::Member;
 
-/// Is the way to one worker.
+/// Client of one worker, and the limits of the request.
 pub(super) struct Upstream<'a> {
     pub(super) member: &'a Member,
     pub(super) limits: &'a RequestConfig,
     pub(super) comments: &'a Keepalive,
 }
 
-/// The pieces of a body, as long as its worker lives; asking again behind the last one gives nothing.
+/// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
 pub(super) type Pieces = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// Is the head of an answer.
+/// Head of a response.
 pub(super) struct Head {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
 }
 
-/// What is left of an answer's body.
+/// Rest of a response's body.
 pub(super) enum Rest {
-    /// Events, behind which another one can be put.
+    /// Events, which another event can follow.
     Events(Box<Events>),
-    /// Anything else, each piece awaited no longer than the limit.
+    /// Anything else; each piece must arrive within the timeout.
     Other(Pieces),
 }
 
-/// Is an answer of which the client may see something.
+/// A response that may be shown to the client.
 pub(super) enum Answer {
     Whole { head: Head, body: Bytes },
     Stream { head: Head, first: Bytes, rest: Rest },
@@ -64,14 +64,14 @@ impl Answer {
     }
 }
 
-/// Is a worker's own words for not serving now.
+/// A worker's own error response when it does not serve now.
 pub(super) struct Refusal {
     head: Head,
     body: Bytes,
 }
 
 impl Refusal {
-    /// Returns the refusal as the client gets it.
+    /// Returns the refusal as a response to the client.
     pub(super) fn into_response(self) -> Response {
         let mut response = Response::new(Body::from(self.body));
         *response.status_mut() = self.head.status;
@@ -80,11 +80,11 @@ impl Refusal {
     }
 }
 
-/// Says how an attempt failed, before the client saw anything.
+/// Failure of an attempt before the client saw anything.
 pub(super) struct AttemptError {
     pub(super) failure: Failure,
     pub(super) refusal: Option<Refusal>,
-    /// The time for which the worker wants no further request; absent where it does not say.
+    /// Time for which the worker wants no further request; `None` if it does not say.
     pub(super) retry_after: Option<Duration>,
 }
 
@@ -95,7 +95,7 @@ impl From<Failure> for AttemptError {
 }
 
 impl Upstream<'_> {
-    /// Sends the request and waits until there is something to show.
+    /// Sends the request and waits until there is something for the client.
     pub(super) async fn attempt(&self, arrival: &IncomingRequest, choice: &Choice) -> Result<Answer, AttemptError> {
         let client = &self.member.client;
         let mut url = client.url(&arrival.path);
@@ -121,15 +121,15 @@ impl Upstream<'_> {
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         let refused = match head.status {
-            // A stock server asks for the client's own key, and the client hears of it; it has no key of a Warmpath worker's, nor one
-            // of a server that is shown the router's.
+            // A stock server requires the client's own key, so the client gets its error, unless the router sent a key
+            // of its own. The client has no key of a Warmpath worker.
             StatusCode::UNAUTHORIZED if self.member.stock.is_none() || client.has_own_key() => {
                 return Err(Failure::Refused.into());
             }
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
             status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
-            // What a server cannot do at all is no failure of it.
+            // An unsupported task is no failure of a server.
             StatusCode::NOT_IMPLEMENTED => None,
             status if status.is_server_error() => Some(Failure::Error),
             _ => None,
@@ -148,14 +148,14 @@ impl Upstream<'_> {
         }
     }
 
-    /// Returns what completes a stream of this server: a stock server may leave a chat's last event out, and where there is
-    /// one choice it can be told whether the answer was whole.
+    /// Returns the mark that completes a stream of this server: a stock server may omit a chat's last event, and if
+    /// there is only one choice, its `finish_reason` tells whether the response is complete.
     fn mark_of_server(&self, mark: EndMark, choice: &Choice) -> EndMark {
         let may_lack_it = self.member.stock.is_some() && choice.has_one_prompt;
         if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
     }
 
-    /// Waits until a stream shows something: one without an event is no answer.
+    /// Waits until a stream has an event; a stream without one is no response.
     async fn begin_stream(
         &self,
         (head, pieces): (Head, Pieces),
@@ -163,7 +163,7 @@ impl Upstream<'_> {
         deadline: Instant,
     ) -> Result<Answer, Failure> {
         let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
-            // Its events cannot be read, and nothing can be put behind them.
+            // Its events cannot be read, and nothing can be added after them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
             let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;
             let first = first.unwrap_or(Err(Failure::Broken))?;
@@ -175,10 +175,11 @@ impl Upstream<'_> {
     }
 }
 
-/// Returns whether a worker's answer of this status may reach a client: it is final, whole, and about the request itself.
+/// Returns whether a worker's response with this status may reach a client: it is final, whole, and about the request
+/// itself.
 ///
-/// Source: RFC 9110, sections 15.2 (interim), 15.3.7 (a range nobody asked for), 15.4 (elsewhere), 15.5.8 and 15.5.22 (between a
-/// client and its proxy), RFC 6585, section 6 (a network's own login); above 599 there are none.
+/// Source: RFC 9110, sections 15.2 (interim), 15.3.7 (a range nobody requested), 15.4 (redirection), 15.5.8 and 15.5.22
+/// (between a client and its proxy), RFC 6585, section 6 (a network's own login); above 599 no status is defined.
 fn may_pass(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200..=299 | 400..=599) && !matches!(status.as_u16(), 206 | 407 | 426 | 511)
 }
@@ -193,7 +194,7 @@ fn pieces(body: Body, loss: Loss) -> Pieces {
     futures::stream::unfold(source, next).fuse().boxed()
 }
 
-/// Where the pieces of a body come from, and the loss that ends them.
+/// Source of a body's pieces, and the loss that ends them.
 struct Source {
     body: BodyDataStream,
     loss: Loss,
@@ -216,7 +217,7 @@ impl Source {
     }
 }
 
-/// Returns these pieces, each awaited no longer than the timeout.
+/// Returns these pieces; each must arrive within the timeout.
 fn patient(pieces: Pieces, idle_timeout: Duration) -> Pieces {
     let patient = futures::stream::unfold(pieces, move |mut pieces| async move {
         let next = tokio::time::timeout(idle_timeout, pieces.next()).await;
@@ -226,10 +227,10 @@ fn patient(pieces: Pieces, idle_timeout: Duration) -> Pieces {
     patient.fuse().boxed()
 }
 
-/// Is what has been taken in of a body.
+/// The part of a body that was read.
 enum TakenIn {
     Whole(Bytes),
-    /// There is more, and what is here is as much as is held back.
+    /// The buffer is full, and there is more.
     Part(Bytes),
 }
 

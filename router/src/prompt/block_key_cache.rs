@@ -1,9 +1,10 @@
-//! The keys of a prompt's blocks; those of stretches that came before are remembered.
+//! The keys of a prompt's blocks, with a cache for repeated prefixes.
+//!
+//! A block's hash depends only on the hash before it and on its own tokens. So the cache holds stretches of blocks: the
+//! tokens, the hash before them and the hash after them. The next turn of a chat compares tokens, many at a time, and
+//! hashes only new ones. Tokens are always compared, so the keys are the same with and without the cache.
 //!
 //! Not here: the hash of a block (`warmpath_common::block_hash`).
-//! The idea: a block's hash hangs on the hash before it and on its own tokens alone. So what is remembered is a stretch of
-//! blocks, the hash before it and where that led; the next turn of a chat compares tokens, many at a time, and hashes what is
-//! new. Nothing is taken for known that was not compared: keys are the same with and without this memory.
 
 use std::sync::Arc;
 
@@ -12,34 +13,34 @@ use moka::sync::Cache;
 use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
 use warmpath_common::ids::Token;
 
-/// Is the number of blocks of a stretch.
+/// Blocks per stretch.
 ///
-/// Source: own choice: a look-up costs as much as some two blocks, and of a prompt half a stretch is hashed on average.
+/// Source: own choice: a look-up costs as much as some two blocks, and half a stretch per prompt is hashed on average.
 const STRETCH_BLOCKS: usize = 64;
 
-/// Is the most that the stretches may weigh: those of some 7 million tokens of prompts.
+/// Most memory of the stretches: some 7 million tokens of prompts.
 ///
 /// Source: own choice: four bytes for each token, eight for each block.
 const CHAINS_BYTES_MAX: u64 = 32 << 20;
 
-/// Is what an entry costs beside its tokens and keys: the start and the end, `Arc` headers, the cache's own nodes.
+/// Memory of an entry besides its tokens and keys: the hashes before and after, `Arc` headers, the cache's own nodes.
 ///
 /// Source: the sizes of moka 0.12's `ValueEntry`, deque nodes and hash table slot, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 384;
 
-/// Remembers stretches of chains.
+/// Cache of stretches.
 pub(super) struct BlockKeyCache {
     stretches: Cache<Stretch, Arc<Reached>, DefaultHashBuilder>,
 }
 
-/// Is some blocks behind a prefix; the tokens' number says how long a block is.
+/// Some blocks after a prefix; the number of tokens gives the block size.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Stretch {
     start: BlockHash,
     tokens: Box<[Token]>,
 }
 
-/// Is a stretch that is looked for.
+/// A stretch to look up.
 #[derive(Hash)]
 struct Asked<'a> {
     start: BlockHash,
@@ -52,7 +53,7 @@ impl Equivalent<Stretch> for Asked<'_> {
     }
 }
 
-/// Is where a stretch leads.
+/// Result of a stretch.
 struct Reached {
     keys: Box<[BlockKey]>,
     end: BlockHash,
@@ -76,7 +77,7 @@ impl BlockKeyCache {
         Self { stretches }
     }
 
-    /// Returns the key of every full block of `tokens`, as [`block_chain`] has them.
+    /// Returns the key of every full block of `tokens`, equal to those of [`block_chain`].
     pub(super) fn keys(&self, root: &BlockHash, tokens: &[Token], block_size_tokens: u32) -> Vec<BlockKey> {
         let mut keys = Vec::with_capacity(tokens.len() / block_size_tokens as usize);
         let mut start = *root;
@@ -135,7 +136,7 @@ mod tests {
         ) {
             let chains = BlockKeyCache::default();
             for (seed, common, own, block_size_tokens) in prompts {
-                // Prompts begin alike and part somewhere.
+                // Prompts begin alike and diverge somewhere.
                 let tokens: Vec<Token> = (0..common as u32).chain((0..own as u32).map(|n| n * (seed + 2))).collect();
                 prop_assert_eq!(chains.keys(&ROOT, &tokens, block_size_tokens), hashed(&tokens, block_size_tokens));
                 prop_assert_eq!(chains.keys(&ROOT, &tokens, block_size_tokens), hashed(&tokens, block_size_tokens));

@@ -1,7 +1,8 @@
-//! A request's body as far as routing reads it: the fields that every endpoint has, and the prompt as its endpoint spells it.
+//! The part of a request's body that routing reads: the fields of every endpoint, and the prompt in its endpoint's
+//! form.
 //!
-//! Not here: what the prompt's tokens are. The idea: a dialect's body is first turned into the chat that it means, by the function that the
-//! worker calls as well; from there on it is a chat.
+//! A dialect's body is first converted to a chat, by the function that the worker uses as well. Not here: the prompt's
+//! tokens.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -15,15 +16,15 @@ use warmpath_common::salt;
 use super::{RawRequest, Shape};
 use crate::error::RequestError;
 
-/// Is what is read of a body.
+/// The parsed part of a body.
 pub(super) struct Body {
     pub(super) options: Options,
     pub(super) parsed: Parsed,
-    /// Turns a chat's names into those of the dialect that the client speaks.
+    /// Converts a chat's field names to those of the client's dialect.
     pub(super) spelling: Spelling,
 }
 
-/// Is the fields that every endpoint reads alike.
+/// Fields that every endpoint has.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Options {
@@ -35,7 +36,7 @@ pub(super) struct Options {
     pub(super) lora: Option<Vec<Wanted>>,
 }
 
-/// Is a chat's body with all that is read of it, in one pass: a long body takes as long to skip as to read.
+/// All fields read from a chat's body, in one pass: skipping a long body takes as long as reading it.
 #[derive(Debug, Deserialize)]
 struct ChatBody {
     model: Option<String>,
@@ -76,13 +77,13 @@ impl ChatBody {
     }
 }
 
-/// Is the one field that is read of a body without a prompt.
+/// The one field read from a body without a prompt.
 #[derive(Debug, Deserialize)]
 struct Named {
     model: Option<String>,
 }
 
-/// Fields that are read of a body about a prompt, whatever they are.
+/// Fields read from a body about a prompt, whatever their types.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Aside {
@@ -90,18 +91,18 @@ struct Aside {
     cache_salt: Option<Value>,
 }
 
-/// Is a body's prompt, parsed.
+/// Parsed prompt of a body.
 pub(super) enum Parsed {
     Chat(Box<ChatPrompt>),
     Raw(Vec<RawPrompt>),
-    /// No chat can be made of it here; a stock server may know better.
+    /// It cannot be converted to a chat here; a stock server may accept it.
     Foreign(DialectError),
     None,
 }
 
-/// Returns what routing reads of a body.
+/// Returns the part of a body that routing reads.
 ///
-/// Errors: `Unreadable`, `Dialect` and `Field` where the body is plainly wrong.
+/// Errors: `Unreadable`, `Dialect` and `Field` if the body is plainly invalid.
 pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
     let body = &draft.body;
     let (options, parsed) = match draft.shape {
@@ -125,12 +126,13 @@ pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
     Ok(Body { options, parsed, spelling: Spelling::default() })
 }
 
-/// Returns what is read of a body that is about a prompt: what else is wrong with it, its worker says.
+/// Returns the fields of a body about a prompt; the worker reports any other error in it.
 ///
-/// Errors: `Unreadable` where it is no JSON object, or has one of the fields twice, of which the worker might take the other.
+/// Errors: `Unreadable` if it is no JSON object, or has one of the fields twice, because the worker might take the
+/// other one.
 fn parse_aside(body: &[u8]) -> Result<Options, RequestError> {
     let Aside { model, cache_salt } = fields::read(body)?;
-    // No tenant's key goes with a salt of any form in the body, so one that is no text must be seen as well.
+    // A tenant's key forbids a salt of any form in the body, so a salt that is not text must be seen as well.
     let cache_salt = cache_salt.map(|salt| salt.as_str().map_or_else(|| salt.to_string(), str::to_owned));
     let model = model.as_ref().and_then(Value::as_str).map(str::to_owned);
     Ok(Options { model, cache_salt, ..Options::default() })

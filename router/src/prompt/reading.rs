@@ -1,7 +1,7 @@
-//! A prompt between its body and its tokens: each step takes longer than the one before, and may be taken elsewhere.
+//! A prompt between its body and its tokens: each step takes longer than the one before, and may run on another thread.
 //!
-//! Not here: the steps themselves (`warmpath-prompt`), where they are taken (the module above). The idea: how much is left to
-//! be tokenized is known as soon as a chat is rendered, since what was seen before is only looked up.
+//! The length of the text to tokenize is known as soon as a chat is rendered, because text seen before is only looked
+//! up. Not here: the steps themselves (`warmpath-prompt`), the choice of thread (the module above).
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::error::RequestError;
 use crate::fleet::Fleet;
 use crate::fleet::vocabulary::{TemplateUse, Vocabulary, VocabularyState};
 
-/// Is how far a prompt has come.
+/// Progress of a prompt.
 pub(super) enum Reading {
     /// Its body has been parsed.
     Parsed(Parsed),
     /// It has been rendered.
     Begun(Arc<Vocabulary>, Box<BegunPrompt>),
-    /// It is no chat and no text, and this is what has to be tokenized of it.
+    /// It is neither a chat nor a text; this is the part to tokenize.
     Raw(Arc<Vocabulary>, Box<RawPrompt>),
     /// Its tokens are known.
     Tokens(Vec<Token>),
-    /// Its tokens cannot be had here; says why, for metrics.
+    /// It cannot be tokenized here; the reason is for metrics.
     Unknown(&'static str),
 }
 
 impl Reading {
-    /// Returns how many messages have yet to be rendered.
+    /// Returns the number of messages that have yet to be rendered.
     pub(super) fn n_unrendered(&self) -> usize {
         match self {
             Self::Parsed(Parsed::Chat(chat)) => chat.messages.len(),
@@ -39,7 +39,7 @@ impl Reading {
         }
     }
 
-    /// Returns how much text has yet to be tokenized, as far as it has been rendered. Units: bytes.
+    /// Returns the length of the rendered text that has yet to be tokenized. Units: bytes.
     pub(super) fn unseen_bytes(&self) -> usize {
         match self {
             Self::Begun(_, begun) => begun.unseen_bytes(),
@@ -48,7 +48,7 @@ impl Reading {
         }
     }
 
-    /// Checks that what is rendered is not far longer than a context.
+    /// Checks that the rendered text is not far longer than a context.
     ///
     /// Errors: `TooManyTokens`.
     pub(super) fn check_length(&self, context_tokens: u32) -> Result<(), TooManyTokens> {
@@ -58,10 +58,10 @@ impl Reading {
         }
     }
 
-    /// Renders what is only parsed.
+    /// Renders a prompt that is only parsed.
     ///
-    /// Errors: `Field` where the messages are plainly wrong; `Dialect` where no chat can be made of them, and nobody but
-    /// Warmpath's own workers would get them.
+    /// Errors: `Field` if the messages are plainly invalid; `Dialect` if they cannot be converted to a chat and only
+    /// Warmpath workers could get them.
     pub(super) fn rendered(self, fleet: &Fleet, model: &ModelInfo, scope: Scope) -> Result<Self, RequestError> {
         let Self::Parsed(parsed) = self else { return Ok(self) };
         // Of several prompts the longest has the most to gain.
@@ -115,7 +115,8 @@ impl Reading {
         }
     }
 
-    /// Returns the tokens of what is rendered, or why they cannot be had: what nobody had time to render is left to the worker.
+    /// Returns the tokens of a rendered prompt, or why there are none: a prompt that was not rendered for lack of time
+    /// is left to the worker.
     pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<Vec<Token>, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),

@@ -1,4 +1,4 @@
-//! An authority that signs certificates of `localhost`, and a client that looks at what a server shows.
+//! An authority that signs certificates of `localhost`, and a client that inspects a server's certificate.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Is an authority, with a folder for what it signs.
+/// An authority, with a folder for its certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     root: String,
@@ -50,7 +50,7 @@ impl Authority {
         paths
     }
 
-    /// Returns a client that believes this authority, and shows a certificate if it has one.
+    /// Returns a client that trusts this authority, and sends a certificate if it has one.
     pub fn client(&self, shown: Option<&(PathBuf, PathBuf)>) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.root.as_bytes()).expect("PEM")).expect("a root");
@@ -73,7 +73,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-/// Returns the server's certificate and what it answers to a request for its health.
+/// Returns the server's certificate and its response to a health request.
 pub async fn get(address: SocketAddr, connector: &TlsConnector) -> std::io::Result<(Vec<u8>, String)> {
     let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("localhost").expect("a name");

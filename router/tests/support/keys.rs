@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use warmpath_router::keys::new_key;
 
-/// Is a file of keys in a folder that goes with it.
+/// A file of keys in a temporary folder.
 pub struct KeyFile {
     path: PathBuf,
     _folder: TempDir,

@@ -1,4 +1,4 @@
-//! The lines that tasks of the test's own thread write to their log; the tracker has a thread of its own.
+//! The log lines of tasks on the test's own thread; the tracker has a thread of its own.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{DefaultGuard, set_default};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps the messages of this thread, as long as it lives.
+/// Messages of this thread, as long as this lives.
 pub struct Logged {
     lines: Arc<Mutex<Vec<String>>>,
     _guard: DefaultGuard,
@@ -20,13 +20,13 @@ struct Collector(Arc<Mutex<Vec<String>>>);
 struct Message(String);
 
 impl Logged {
-    /// Begins to keep messages.
+    /// Starts to collect messages.
     pub fn start() -> Self {
         let lines = Arc::<Mutex<Vec<String>>>::default();
         Self { _guard: set_default(Collector(Arc::clone(&lines))), lines }
     }
 
-    /// Returns how many messages were this one.
+    /// Returns how often this message was logged.
     pub fn n(&self, message: &str) -> usize {
         self.lines.lock().expect("no test panics here").iter().filter(|line| *line == message).count()
     }

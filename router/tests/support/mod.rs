@@ -1,4 +1,4 @@
-//! What the router's tests share: a router in this process, fake workers that follow a script, ways to look at both.
+//! Shared code of the router's tests: a router in this process, scripted fake workers, ways to inspect both.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -25,10 +25,10 @@ use warmpath_router::server::Server;
 
 use self::worker::FakeWorker;
 
-/// Is how long a test waits for what must happen.
+/// Time limit of every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Is the vocabulary of the tiny model, as a worker serves it.
+/// Vocabulary of the tiny model, as a worker serves it.
 pub static VOCABULARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("tiny.gguf");
@@ -36,8 +36,8 @@ pub static VOCABULARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     warmpath_gguf::vocabulary(&path).expect("its vocabulary")
 });
 
-/// Serves `routes` at `address` in a runtime of its own, so that all of it can be ended at once; returns the address, too, which port 0
-/// leaves open.
+/// Serves `routes` at `address` in a separate runtime, so that all of it can be ended at once; returns the address,
+/// with the port chosen for port 0.
 pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Runtime) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
@@ -52,7 +52,8 @@ pub fn serve_apart(address: SocketAddr, routes: axum::Router) -> (SocketAddr, Ru
     (address, runtime)
 }
 
-/// Ends what [`serve_apart`] started and waits until its port is free: a server that is started there at once would find it in use.
+/// Ends what [`serve_apart`] started and waits until its port is free: a server that is started there at once would
+/// find it in use.
 pub fn end(runtime: Runtime) {
     // A runtime cannot wait inside another one.
     std::thread::scope(|scope| {
@@ -65,7 +66,7 @@ pub fn under(base: &str, routes: axum::Router) -> axum::Router {
     if base.is_empty() { routes } else { axum::Router::new().nest(base, routes) }
 }
 
-/// Is a router in this process.
+/// A router in this process.
 pub struct TestRouter {
     pub server: Server,
     pub client: reqwest::Client,
@@ -86,7 +87,7 @@ impl TestRouter {
         router.wait_until_ready().await
     }
 
-    /// Starts a router in front of workers of any kind, each as the command line has it, and waits until it is ready.
+    /// Starts a router in front of workers of any kind, each as on the command line, and waits until it is ready.
     pub async fn ready_for(workers: &[String], flags: &[&str]) -> Self {
         let server = Server::start(config_of(workers, flags)).await.expect("port 0 is free");
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
@@ -122,7 +123,7 @@ impl TestRouter {
         self.post("/v1/chat/completions", chat_body(text, true)).await
     }
 
-    /// Returns what operators see of the fleet.
+    /// Returns the operators' view of the fleet.
     pub async fn fleet(&self) -> Value {
         let url = format!("http://{}/internal/v1/fleet", self.server.admin_address);
         self.client.get(url).send().await.expect("the admin listener answers").json().await.expect("JSON")
@@ -138,7 +139,7 @@ impl TestRouter {
         self.client.get(url).send().await.expect("the admin listener answers").text().await.expect("text")
     }
 
-    /// Returns the value of a metric's line, 0 where it is not there.
+    /// Returns the value of a metric's line, 0 if it is absent.
     pub async fn metric(&self, line: &str) -> f64 {
         let text = self.metric_text().await;
         let value = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' ')?.parse().ok());
@@ -166,7 +167,7 @@ pub fn config_of(urls: &[String], flags: &[&str]) -> Config {
     let workers = urls.iter().flat_map(|url| ["--worker", url.as_str()]);
     let line: Vec<_> = line.into_iter().chain(workers).chain(flags.iter().copied()).collect();
     let mut config = resolve(Flags::try_parse_from(line).expect("good flags")).expect("a good configuration");
-    // This program is the test's.
+    // The present program is the test's.
     config.fleet.trial.program = env!("CARGO_BIN_EXE_warmpath-router").into();
     config
 }
@@ -189,7 +190,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut done: impl FnM
     }
 }
 
-/// Returns a response's header, empty where it is not there.
+/// Returns a response's header, empty if it is absent.
 pub fn header(response: &reqwest::Response, name: &str) -> String {
     response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }

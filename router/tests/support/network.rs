@@ -1,6 +1,6 @@
-//! Networks of their own, joined by a cable that can be cut: Linux's network namespaces and a pair of virtual interfaces.
+//! Separate networks, joined by a cable that can be cut: Linux's network namespaces and a pair of virtual interfaces.
 //!
-//! The idea: a thread that has moved into a namespace stays there, and so do the sockets, threads and processes that it makes.
+//! A thread that has moved into a namespace stays there, and so do the sockets, threads and processes that it creates.
 //! A namespace lasts as long as the process that keeps it, which ends with its standard input.
 
 use std::fs::File;
@@ -16,7 +16,7 @@ const NEAR: &str = "10.77.0.1";
 /// Address of the far end of a cable.
 pub const FAR: &str = "10.77.0.2";
 
-/// A network of its own.
+/// A separate network.
 pub struct Network {
     keeper: Child,
 }
@@ -26,9 +26,9 @@ pub struct Network {
 pub enum Cut {
     /// The cable is pulled at its far end.
     Cable,
-    /// Packets reach the far end, and its answers go nowhere.
+    /// Packets reach the far end, and its replies are lost.
     Answers,
-    /// Answers on the connections that there are go nowhere, those on new ones pass, as behind a firewall that has begun anew.
+    /// Replies on existing connections are lost, those on new ones pass, as with a restarted firewall.
     Flows,
 }
 
@@ -36,7 +36,7 @@ pub enum Cut {
 const PORTS: [(u16, u16); 2] = [(40_000, 44_999), (45_000, 49_999)];
 
 impl Network {
-    /// Returns a network without any address; `None` where this process may not have one.
+    /// Returns a network without any address; `None` if this process may not have one.
     fn create() -> Option<Self> {
         let mut keeper = Command::new("unshare")
             .args(["--net", "sh", "-c", "ip link set lo up && echo && exec cat"])
@@ -47,12 +47,12 @@ impl Network {
             .ok()?;
         let mut said = [0];
         let is_there = keeper.stdout.as_mut().expect("it is piped").read_exact(&mut said).is_ok();
-        // Dropping it reaps it where it has ended.
+        // Dropping it reaps the process if it has ended.
         let network = Self { keeper };
         is_there.then_some(network)
     }
 
-    /// Returns two networks joined by a cable; `None`, and says so, where this process may not have them.
+    /// Returns two networks joined by a cable; `None`, with a message, if this process may not have them.
     pub fn joined() -> Option<(Self, Self)> {
         let (Some(near), Some(far)) = (Self::create(), Self::create()) else {
             eprintln!("skipped: no network namespaces here (it takes root, `unshare --net` and `ip`)");
@@ -68,7 +68,7 @@ impl Network {
         Some((near, far))
     }
 
-    /// Does `work` in a thread inside the network.
+    /// Runs `work` on a thread inside the network.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let link = File::open(format!("/proc/{}/ns/net", self.keeper.id())).expect("the keeper lives");
         let moved = move || {
@@ -99,12 +99,12 @@ impl Network {
         }
     }
 
-    /// Returns the rule that keeps answers from the ports of old connections.
+    /// Returns the rule that drops replies to the ports of old connections.
     fn rule(verb: &str) -> [&str; 7] {
         ["rule", verb, "blackhole", "ipproto", "tcp", "dport", "40000-44999"]
     }
 
-    /// Chooses the ports of the connections that begin here from now on.
+    /// Sets the ports of connections opened from now on.
     fn use_ports(&self, (first, last): (u16, u16)) {
         let range = format!("{first} {last}");
         self.inside(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", range).expect("root may"));

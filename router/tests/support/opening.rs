@@ -1,4 +1,4 @@
-//! How a fake worker begins: at once, only when a test lets it, or loading its model first.
+//! The start of a fake worker: at once, only when a test allows it, or loading its model first.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use warmpath_common::summary::Loading;
 
-/// What a worker does with whoever asks for its summary.
+/// A worker's response to a request for its summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
-    /// Shows it.
+    /// The summary.
     AtOnce,
-    /// Says nothing until the script says something else.
+    /// None until the script changes.
     Held,
-    /// Says that its model is being loaded, and under which names it will serve.
+    /// The model is loading, with the names under which it will serve.
     Loading(&'static [&'static str]),
 }
 
-/// Returns the worker's refusal, if it refuses; asks the script again for as long as that holds the answer back.
+/// Returns the worker's refusal, if it refuses; waits as long as the script holds the response back.
 pub async fn refusal(opening: impl Fn() -> Opening) -> Option<Response> {
     loop {
         match opening() {

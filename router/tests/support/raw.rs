@@ -1,4 +1,4 @@
-//! A stock server that answers every generation with scripted bytes, chunk by chunk, and ends as its script says.
+//! A stock server that responds to every generation with scripted bytes, chunk by chunk, and a scripted end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,55 +8,55 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Is one step of an answer.
+/// A step of a response.
 #[derive(Debug, Clone)]
 pub enum Step {
     /// Sends a chunk.
     Send(Vec<u8>),
     /// Sends a chunk again and again, until the client leaves.
     Repeat(Vec<u8>),
-    /// Ends the connection within the answer.
+    /// Ends the connection within the response.
     Break,
-    /// Sends nothing more, and waits until the client leaves.
+    /// Sends nothing more, and waits until the client disconnects.
     Hang,
 }
 
-/// Is an answer; it ends in order behind its last step.
+/// A response; it ends in order after its last step.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// Lists the lines of its head: the status, and headers besides those of framing.
+    /// Lines of its head: the status, and headers besides those of framing.
     pub head: String,
     pub steps: Vec<Step>,
 }
 
 struct Shared {
     script: Mutex<Script>,
-    /// Lists the heads of the requests for an answer.
+    /// Heads of the requests for a response.
     asked: Mutex<Vec<String>>,
     n_left: AtomicUsize,
 }
 
-/// Is a server with a script.
+/// A server with a script.
 pub struct RawServer {
     address: std::net::SocketAddr,
     shared: Arc<Shared>,
     _tasks: JoinSet<()>,
 }
 
-/// Returns an answer whose events are these texts, one a chunk.
+/// Returns a response whose events are these texts, one per chunk.
 pub fn events(steps: &[&str]) -> Script {
     let steps = steps.iter().map(|text| Step::Send(text.as_bytes().to_vec())).collect();
     Script { head: "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n".to_owned(), steps }
 }
 
 impl Script {
-    /// Returns the same answer with one more step.
+    /// Returns the same response with one more step.
     pub fn then(mut self, step: Step) -> Self {
         self.steps.push(step);
         self
     }
 
-    /// Returns the same answer with one more header.
+    /// Returns the same response with one more header.
     pub fn with(mut self, header: &str) -> Self {
         self.head.push_str(header);
         self.head.push_str("\r\n");
@@ -65,7 +65,7 @@ impl Script {
 }
 
 impl RawServer {
-    /// Starts a server that answers so.
+    /// Starts a server with this response.
     pub async fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
@@ -82,7 +82,7 @@ impl RawServer {
         Self { address, shared, _tasks: tasks }
     }
 
-    /// Returns what the command line calls it.
+    /// Returns its address on the command line.
     pub fn flag(&self) -> String {
         format!("openai+http://{}", self.address)
     }
@@ -91,19 +91,19 @@ impl RawServer {
         *self.shared.script.lock().expect("no test panics here") = script;
     }
 
-    /// Returns the heads of the requests for an answer.
+    /// Returns the heads of the requests for a response.
     pub fn asked(&self) -> Vec<String> {
         self.shared.asked.lock().expect("no test panics here").clone()
     }
 
-    /// Returns how many clients left an answer that was not over.
+    /// Returns how many clients left an incomplete response.
     pub fn n_left(&self) -> usize {
         self.shared.n_left.load(Ordering::SeqCst)
     }
 }
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
-    // Whoever breaks the connection has its reasons.
+    // A client may break the connection.
     let _ = exchange(BufReader::new(stream), &shared).await;
 }
 
@@ -138,7 +138,7 @@ async fn exchange(mut stream: BufReader<TcpStream>, shared: &Shared) -> std::io:
     stream.write_all(b"0\r\n\r\n").await
 }
 
-/// Does a step; returns whether the answer goes on. Errors: the client has left.
+/// Executes a step; returns whether the response continues. Errors: the client has disconnected.
 async fn follow(stream: &mut TcpStream, step: Step) -> std::io::Result<bool> {
     match step {
         Step::Send(bytes) => stream.write_all(&chunk(&bytes)).await.map(|()| true),
@@ -161,7 +161,7 @@ fn chunk(bytes: &[u8]) -> Vec<u8> {
     if bytes.is_empty() { Vec::new() } else { [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat() }
 }
 
-/// Returns what the server says of itself.
+/// Returns the server's declaration.
 fn about(head: &str) -> String {
     let (status, body) = match head.split(' ').nth(1) {
         Some("/v1/models") => ("200 OK", r#"{"object": "list", "data": [{"id": "raw"}]}"#),

@@ -11,7 +11,7 @@ use warmpath_bench::model::cache::cached_model;
 use warmpath_worker::config::{flags::Flags, resolve};
 use warmpath_worker::start::{Bound, RunError, bind};
 
-/// Is a real worker in this process, which ends when this is dropped.
+/// A real worker in this process, which ends when this is dropped.
 pub struct RealWorker {
     pub address: SocketAddr,
     _stop: oneshot::Sender<()>,

@@ -1,5 +1,5 @@
-//! A fake stock server: answers as llama-server does, reuses what it has computed, and follows a script; in a runtime of its
-//! own, so that it can be killed with all its connections.
+//! A fake stock server: responds like llama-server, reuses computed prompts, and follows a script; in a separate
+//! runtime, so that it can be killed with all its connections.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use warmpath_common::openai::ChatPrompt;
 use super::worker::{MAKER, Seen};
 use super::{end, serve_apart, under};
 
-/// Says what answers say of the tokens behind them.
+/// Token counts in responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
     /// `usage` with `cached_tokens`.
@@ -31,27 +31,27 @@ pub enum Says {
     NoReuse,
 }
 
-/// Is what the server is and does.
+/// State and behaviour of the server.
 pub struct Script {
     pub name: &'static str,
     pub says: Says,
-    /// Is added to each prompt's length, as another vocabulary would.
+    /// Added to each prompt's length, as with another vocabulary.
     pub extra_tokens: u32,
-    /// Is the most prompts that it keeps.
+    /// Most prompts that it keeps.
     pub kept_max: usize,
-    /// Is the status of its health; nothing ever comes for `None`.
+    /// Status of its health; for `None` no response ever comes.
     pub health: Option<u16>,
-    /// Is what `/v1/models` answers; its own list for `None`.
+    /// Response of `/v1/models`; its own list for `None`.
     pub models: Option<Value>,
-    /// Is what `/slots` answers; 501 for `None`.
+    /// Response of `/slots`; 501 for `None`.
     pub slots: Option<Value>,
-    /// Says that it takes requests and never answers.
+    /// Whether it accepts requests and never responds.
     pub is_silent: bool,
-    /// The status with which it refuses requests, and its `Retry-After`.
+    /// Status with which it refuses requests, and its `Retry-After`.
     pub refusal: Option<(u16, Option<String>)>,
     /// A word at which it closes the connection.
     pub poison: Option<&'static str>,
-    /// Is the key that every request must show; absent where none is asked for.
+    /// Key that every request must have; `None` if none is required.
     pub key: Option<&'static str>,
     kept: Vec<Vec<Token>>,
 }
@@ -59,16 +59,16 @@ pub struct Script {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
-    /// The other ends of all connections that have carried a request.
+    /// Remote addresses of all connections that have carried a request.
     peers: Mutex<HashSet<SocketAddr>>,
-    /// Lists every path that was asked for, with the headers, those that were refused among them.
+    /// Every requested path, with the headers, including refused ones.
     asked: Mutex<Vec<(String, HeaderMap)>>,
 }
 
-/// Is a fake stock server.
+/// A fake stock server.
 pub struct FakeStock {
     address: SocketAddr,
-    /// Is the path under which all of it is.
+    /// Path before all of its endpoints.
     base: &'static str,
     shared: Arc<Shared>,
     runtime: Option<Runtime>,
@@ -80,7 +80,7 @@ impl FakeStock {
         Self::start_under(name, "")
     }
 
-    /// Starts a server all of which is under a path.
+    /// Starts a server with a path before all of its endpoints.
     pub fn start_under(name: &'static str, base: &'static str) -> Self {
         Self::start_at(name, "127.0.0.1:0", base)
     }
@@ -113,7 +113,7 @@ impl FakeStock {
         server
     }
 
-    /// Returns what the command line calls it.
+    /// Returns its address on the command line.
     pub fn flag(&self) -> String {
         format!("openai+{}", self.url())
     }
@@ -130,7 +130,7 @@ impl FakeStock {
         change(&mut self.shared.script());
     }
 
-    /// Forgets what it has computed, as an eviction would.
+    /// Drops its computed prompts, as an eviction would.
     pub fn forget(&self) {
         self.with(|script| script.kept.clear());
     }
@@ -234,7 +234,7 @@ async fn slots(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
-/// Answers a request for a message without reading it.
+/// Responds to a request for a message without reading it.
 async fn message(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> axum::Json<Value> {
     shared.seen.lock().expect("no test panics here").push(Seen { target: uri.to_string(), headers, body });
     axum::Json(
@@ -242,14 +242,14 @@ async fn message(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap
     )
 }
 
-/// Answers a request for vectors or scores without reading it.
+/// Responds to a request for vectors or scores without reading it.
 async fn numbers(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
     let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
     shared.seen.lock().expect("no test panics here").push(seen);
     refusal(&shared, &body).unwrap_or_else(|| axum::Json(json!({"data": []})).into_response())
 }
 
-/// Returns the script's refusal, if it has one; breaks the connection where the script says so.
+/// Returns the script's refusal, if it has one; breaks the connection if the script requires it.
 fn refusal(shared: &Shared, body: &Bytes) -> Option<Response> {
     let (refusal, poison) = {
         let script = shared.script();
@@ -305,7 +305,7 @@ async fn chat(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, b
 }
 
 impl Script {
-    /// Computes a prompt; returns how many of its tokens were there.
+    /// Computes a prompt; returns how many of its tokens were cached.
     fn compute(&mut self, tokens: &[Token]) -> u32 {
         let shared = |kept: &Vec<Token>| kept.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let cached = self.kept.iter().map(shared).max().unwrap_or(0).min(tokens.len() - 1);

@@ -1,4 +1,4 @@
-//! A fake worker: speaks the summary protocol and answers requests as its script says, in a runtime of its own, so that it
+//! A fake worker: speaks the summary protocol and responds to requests by its script, in a separate runtime, so that it
 //! can be killed with all its connections.
 
 mod answers;
@@ -33,7 +33,7 @@ use super::opening::{self, Opening};
 use super::{VOCABULARY, end, serve_apart, under};
 use answers::{Left, late_break, refusal, trickle, vocabulary};
 
-/// Says how the worker answers chats and completions.
+/// How the worker responds to chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behaviour {
     /// Whole, or as a stream of three events.
@@ -42,21 +42,21 @@ pub enum Behaviour {
     Refuse(u16),
     /// Not at all: the connection breaks.
     BreakAtOnce,
-    /// In part: the connection breaks behind the second event, or in the middle of the JSON.
+    /// In part: the connection breaks after the second event, or in the middle of the JSON.
     BreakMidway,
-    /// With a comment alone, behind which the connection breaks.
+    /// With only a comment, after which the connection breaks.
     BreakBehindComment,
     /// With a comment, and then as a stream of three events.
     CommentFirst,
-    /// One event, and then nothing; notes when the client leaves.
+    /// With one event, and then nothing; records when the client disconnects.
     Hang,
-    /// Not at all: nothing comes; notes when the client leaves.
+    /// Not at all: nothing comes; records when the client disconnects.
     Silent,
     /// With one event after the other, without end.
     Trickle,
 }
 
-/// Is a request as the worker saw it.
+/// A request as the worker saw it.
 #[derive(Debug, Clone)]
 pub struct Seen {
     /// Path and query.
@@ -65,11 +65,11 @@ pub struct Seen {
     pub body: Bytes,
 }
 
-/// Is what the worker is and does.
+/// State and behaviour of the worker.
 pub struct Script {
     pub snapshot: Snapshot,
     pub behaviour: Behaviour,
-    /// A word, and how a request with it is answered.
+    /// A word, and the behaviour for a request that contains it.
     pub poison: Option<(&'static str, Behaviour)>,
     /// The `Retry-After` of refusals.
     pub retry_after: Option<String>,
@@ -77,54 +77,54 @@ pub struct Script {
     pub name: Option<String>,
     /// Further headers of its answers.
     pub headers: Vec<(&'static str, &'static str)>,
-    /// Is the token that every request must present; absent where none is asked for.
+    /// Token that every request must have; `None` if none is required.
     pub token: Option<String>,
-    /// Says whether the vocabulary can be fetched.
+    /// Whether the vocabulary can be fetched.
     pub has_vocabulary: bool,
     /// The vocabulary.
     pub vocabulary: Bytes,
-    /// Whether its model is still being loaded: its summary answers 503.
+    /// Whether its model is still loading: its summary responds with 503.
     pub is_loading: bool,
-    /// Says whether heartbeats are sent.
+    /// Whether heartbeats are sent.
     pub has_heartbeat: bool,
-    /// Says what is done with who asks for the summary.
+    /// Response to requests for the summary.
     pub opening: Opening,
-    /// Is sent in place of the snapshot's frames.
+    /// Bytes sent in place of the snapshot's frames.
     pub raw_stream: Option<Vec<u8>>,
-    /// Holds the updates that a router that comes back can still get.
+    /// Replay buffer for a router that reconnects.
     pub ring: Ring<Bytes>,
 }
 
-/// Bounds the updates that are kept for routers that come back.
+/// Limits of the replay buffer.
 pub const RING: RingLimits = RingLimits { updates_max: 1000, bytes_max: 1 << 20 };
 
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
-    /// Lists every path that was asked for, with the headers, those that were refused among them.
+    /// Every requested path, with the headers, including refused ones.
     asked: Mutex<Vec<(String, HeaderMap)>>,
-    /// Carries the bytes of updates to every stream; no bytes end it.
+    /// Bytes of updates for every stream; no bytes end it.
     updates: broadcast::Sender<Bytes>,
     n_streams: AtomicUsize,
     n_left: AtomicUsize,
 }
 
-/// Is a fake worker.
+/// A fake worker.
 pub struct FakeWorker {
     address: SocketAddr,
-    /// Is the path under which all of it is.
+    /// Path before all of its endpoints.
     base: &'static str,
     shared: Arc<Shared>,
     runtime: Option<Runtime>,
 }
 
 impl FakeWorker {
-    /// Starts a worker that holds nothing and answers everything.
+    /// Starts a worker without blocks that answers everything.
     pub fn start(uid: u64) -> Self {
         Self::start_under(uid, "")
     }
 
-    /// Starts such a worker, all of which is under a path.
+    /// Starts such a worker with a path before all of its endpoints.
     pub fn start_under(uid: u64, base: &'static str) -> Self {
         Self::start_at(uid, "127.0.0.1:0", base)
     }
@@ -182,7 +182,7 @@ impl FakeWorker {
         }
     }
 
-    /// Starts the worker, again on the same port, as a new life that holds nothing.
+    /// Starts the worker, again on the same port, with a new boot epoch and no blocks.
     pub fn revive(&mut self) {
         self.with(|script| {
             script.snapshot.stamp.boot_epoch += 1;
@@ -196,14 +196,14 @@ impl FakeWorker {
         self.runtime = Some(runtime);
     }
 
-    /// Says that it holds the first `n_blocks` of a chat (all of them for `None`), in `slot`.
+    /// Announces the first `n_blocks` of a chat (all of them for `None`), in `slot`.
     pub fn hold(&self, text: &str, n_blocks: Option<usize>, slot: u16) {
         let mut keys = chat_keys(text, "");
         keys.truncate(n_blocks.unwrap_or(keys.len()));
         self.hold_keys(keys, slot);
     }
 
-    /// Says that it holds these blocks in `slot`.
+    /// Announces these blocks in `slot`.
     pub fn hold_keys(&self, keys: Vec<BlockKey>, slot: u16) {
         let run = Run {
             keys,
@@ -221,7 +221,7 @@ impl FakeWorker {
         send_update(&self.shared, FrameBody::Update { changes, load, digest: None });
     }
 
-    /// Sends an update that says what is held.
+    /// Sends an update with a digest.
     pub fn update_with_digest(&self, changes: Vec<Change>, digest: Digest) {
         send_update(&self.shared, FrameBody::Update { changes, load: None, digest: Some(digest) });
     }
@@ -250,7 +250,7 @@ impl FakeWorker {
 
     /// Sends bytes on every stream.
     pub fn send_raw(&self, bytes: &[u8]) {
-        // Without a stream there is nobody to hear.
+        // Without a stream there is no receiver.
         let _ = self.shared.updates.send(Bytes::copy_from_slice(bytes));
     }
 
@@ -258,7 +258,7 @@ impl FakeWorker {
         self.shared.seen.lock().expect("no test panics here").clone()
     }
 
-    /// Returns every path that was asked for, with the headers.
+    /// Returns every requested path, with the headers.
     pub fn asked(&self) -> Vec<(String, HeaderMap)> {
         self.shared.asked.lock().expect("no test panics here").clone()
     }
@@ -268,7 +268,7 @@ impl FakeWorker {
         self.shared.n_streams.load(Ordering::SeqCst)
     }
 
-    /// Returns how many clients left a hanging answer.
+    /// Returns how many clients left a hanging response.
     pub fn n_left(&self) -> usize {
         self.shared.n_left.load(Ordering::SeqCst)
     }
@@ -280,7 +280,7 @@ impl Drop for FakeWorker {
     }
 }
 
-/// Returns what the worker's model is: the tiny one's vocabulary.
+/// Returns the worker's model: the tiny one's vocabulary.
 pub fn model() -> ModelInfo {
     let maker = &*MAKER;
     ModelInfo {
@@ -324,12 +324,12 @@ pub fn idle() -> Load {
     Load { free_cells: 8192, rates, ..Load::default() }
 }
 
-/// Returns the load of a worker whose slots are all taken, with prompts of so many tokens before the next.
+/// Returns the load of a worker whose slots are all taken, with this many queued prompt tokens.
 pub fn full(queued_prefill_tokens: u64) -> Load {
     Load { queued_prefill_tokens, n_decoding: 4, busy_slots: (0..4).map(SlotId).collect(), ..idle() }
 }
 
-/// Returns bytes behind their length.
+/// Returns bytes after their length.
 pub fn framed(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).expect("a short frame").to_be_bytes();
     [&length[..], bytes].concat()
@@ -346,7 +346,7 @@ fn send_update(shared: &Shared, body: FrameBody) {
         (bytes, n_bytes)
     });
     script.snapshot.stamp = script.ring.last();
-    // Without a stream there is nobody to hear.
+    // Without a stream there is no receiver.
     let _ = shared.updates.send(bytes);
 }
 
@@ -379,7 +379,7 @@ fn routes(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-/// Adds the script's headers to an answer.
+/// Adds the script's headers to a response.
 async fn decorate(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     for (name, value) in &shared.script.lock().expect("no test panics here").headers {
@@ -399,7 +399,7 @@ async fn guard(State(shared): State<Arc<Shared>>, request: Request, next: Next) 
     next.run(request).await
 }
 
-/// Is what a router asks a stream for.
+/// Query of a request for a stream.
 #[derive(Debug, serde::Deserialize)]
 struct Asked {
     after: Option<String>,

@@ -1,4 +1,5 @@
-//! The rules for documentation pages: links have targets, and the tests of invariants exist.
+//! The rules for documentation pages: links have targets within the tree, decisions are short, and the tests of
+//! invariants exist.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,14 +10,23 @@ use super::{Finding, Tree};
 /// Heading above the table of invariants, each with the tests that guard it.
 const INVARIANTS: &str = "Invariants";
 
+/// Folder of the decision records, and the page that lists them.
+const DECISIONS: &str = "docs/decisions";
+const DECISIONS_LIST: &str = "docs/decisions/README.md";
+
+/// Most words of a decision record.
+const DECISION_WORDS_MAX: usize = 400;
+
 /// Returns the rules that the page at `path` breaks.
 pub(super) fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let mut findings = check_links(path, text, tree);
     if path == Path::new("ARCHITECTURE.md") {
         findings.extend(check_invariants(path, text, tree));
     }
-    if path == Path::new("docs/decisions/README.md") {
+    if path == Path::new(DECISIONS_LIST) {
         findings.extend(check_list(path, text, tree));
+    } else if path.starts_with(DECISIONS) {
+        findings.extend(check_decision(path, text));
     }
     findings
 }
@@ -27,6 +37,13 @@ fn check_list(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let names = beside.filter_map(|(page, _)| page.file_name()?.to_str());
     let missing = names.filter(|name| !text.contains(&format!("({name})")));
     missing.map(|name| Finding::new(path, 0, format!("does not list {name}"))).collect()
+}
+
+/// Returns a finding for a decision record that is too long.
+fn check_decision(path: &Path, text: &str) -> Option<Finding> {
+    let n_words = text.split_whitespace().count();
+    let is_long = n_words > DECISION_WORDS_MAX;
+    is_long.then(|| Finding::new(path, 0, format!("{n_words} words, more than {DECISION_WORDS_MAX}")))
 }
 
 fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
@@ -40,7 +57,11 @@ fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
         }
         let line = text[..range.start].matches('\n').count() + 1;
         let (file, anchor) = dest_url.split_once('#').map_or((&*dest_url, None), |(file, anchor)| (file, Some(anchor)));
-        let target = if file.is_empty() { path.to_owned() } else { resolve(path, file) };
+        let target = if file.is_empty() { Some(path.to_owned()) } else { resolve(path, file) };
+        let Some(target) = target else {
+            findings.push(Finding::new(path, line, format!("the link `{dest_url}` leaves the repository")));
+            continue;
+        };
         if tree.text(&target).is_none() && !tree.root.join(&target).exists() {
             findings.push(Finding::new(path, line, format!("the link `{dest_url}` leads nowhere")));
         } else if let Some(anchor) = anchor
@@ -53,17 +74,18 @@ fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns the target of `link` on the page `from`, relative to the tree's root.
-fn resolve(from: &Path, link: &str) -> PathBuf {
+/// Returns the target of `link` on the page `from`, relative to the tree's root; `None` if it is above the root.
+fn resolve(from: &Path, link: &str) -> Option<PathBuf> {
     let mut target = PathBuf::new();
     for part in from.parent().unwrap_or(Path::new("")).join(link).components() {
         match part {
-            Component::ParentDir => drop(target.pop()),
+            Component::ParentDir if !target.pop() => return None,
+            Component::ParentDir => {}
             Component::CurDir => {}
             other => target.push(other),
         }
     }
-    target
+    Some(target)
 }
 
 /// Returns the anchors of a page's headings, as GitHub makes them: lower case, dashes for spaces, no punctuation.

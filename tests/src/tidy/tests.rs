@@ -114,6 +114,70 @@ fn refuses_links_that_lead_nowhere() {
 }
 
 #[test]
+fn refuses_links_that_leave_the_repository() {
+    let pages = tree(&[("pages/a.md", "")]);
+    let check = |text: &str| messages(check_page(Path::new("pages/a.md"), text, &pages));
+    assert_eq!(check("[a](../pages/a.md)"), "");
+    let above = check("[a](../../tests/src/tidy.rs) [b](../../pages/a.md)");
+    assert_eq!(above.matches("leaves the repository").count(), 2, "{above}");
+}
+
+#[test]
+fn refuses_long_decisions_but_not_their_list() {
+    let pages = tree(&[]);
+    let check = |path: &str, n_words: usize| messages(check_page(Path::new(path), &"word ".repeat(n_words), &pages));
+    assert_eq!(check("docs/decisions/0001-build.md", 400), "");
+    assert!(check("docs/decisions/0001-build.md", 401).contains("401 words, more than 400"));
+    assert_eq!(check("docs/decisions/README.md", 900), "");
+}
+
+#[test]
+fn refuses_long_lines_of_comments_and_pages() {
+    let comment = |text: &str| messages(check_comments(Path::new("bench/src/a.rs"), text));
+    let page = |text: &str| messages(check_sentences(Path::new("a.md"), text));
+    let words = "word ".repeat(30);
+    for line in [format!("    // {words}"), format!("/// {words}"), format!("//! {words}")] {
+        assert!(comment(&line).contains("more than 120"), "{line}");
+    }
+    assert_eq!(comment(&format!("let text = \"{words}\";")), "");
+    assert_eq!(comment(&format!("//! ```text\n//! {words}\n//! ```")), "");
+    assert_eq!(comment(&format!("// https://example.org/{}", "a".repeat(120))), "");
+    assert!(page(&words).contains("a.md:1: 149 characters") || page(&words).contains("150 characters"));
+    assert_eq!(page(&format!("| {words} |\n![{words}](a.svg)\n```text\n{words}\n```")), "");
+}
+
+#[test]
+fn refuses_doc_comments_that_open_with_a_verb_of_being() {
+    let check = |text: &str| messages(check_comments(Path::new("router/src/a.rs"), text));
+    for opening in ["Is", "Are", "Says", "Lists"] {
+        let text = format!("/// {opening} the worker.");
+        assert!(check(&text).contains("noun phrase"), "{opening}");
+    }
+    assert_eq!(check("/// Issue of the worker.\n// Is it so?"), "");
+}
+
+#[test]
+fn refuses_words_that_the_field_does_not_use() {
+    // The words are split, so that the lint does not find this file.
+    let check = |text: &str| messages(check_comments(Path::new("router/src/a.rs"), text));
+    let page = |text: &str| messages(check_sentences(Path::new("a.md"), text));
+    let strange = [concat!("who", "ever"), concat!("of ", "late"), concat!("the ", "books"), concat!("thou", "ghts")];
+    for word in strange {
+        assert!(check(&format!("// For {word} it is.")).contains("no term of the field"), "{word}");
+        assert!(page(&format!("For {word} it is.")).contains("no term of the field"), "{word}");
+        assert_eq!(page(&format!("See `{word}`.\n```text\n{word}\n```")), "", "{word}");
+    }
+    assert_eq!(check("// A bookshelf, a latecomer."), "");
+}
+
+#[test]
+fn refuses_long_subjects_of_commits() {
+    let subjects = ["a".repeat(72), "b".repeat(73)];
+    let found = messages(check_subjects(&subjects));
+    assert!(found.contains(&"b".repeat(73)) && !found.contains("aaa"), "{found}");
+}
+
+#[test]
 fn refuses_headings_that_are_not_on_the_page() {
     let pages = tree(&[("CONTRIBUTING.md", "# Rules\n"), ("README.md", "")]);
     let check = |text: &str| messages(check_page(Path::new("README.md"), text, &pages));

@@ -3,7 +3,7 @@
 //! The blocks that they will fill are in `promises`; the shell reports when they arrive and when they are counted.
 //!
 //! The engine looks at new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
-//! Routers that hear of a request only then send the next one to the same worker. So a request counts as queued from
+//! Routers that learn of a request only then send the next one to the same worker. So a request counts as queued from
 //! its arrival until the engine reports that its load includes it.
 
 use std::collections::BTreeMap;

@@ -4,8 +4,8 @@
 //!
 //! A batch starts with the oldest request and then takes one text of each request in turn. So a request of a thousand
 //! texts delays one of a single text by a batch, not by a thousand texts. No request starves: the oldest one's next
-//! text is in every batch. A text that is longer than a batch and may be cut is computed piece by piece, with batches of
-//! other requests' texts between the pieces.
+//! text is in every batch. A text that is longer than a batch and may be cut is computed piece by piece, with batches
+//! of other requests' texts between the pieces.
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,8 @@ pub struct Turn {
 
 /// Returns what is computed next where texts longer than a batch go in pieces; `None` where nothing waits.
 ///
-/// Shape: `waiting` as for [`plan`]. One text at a time goes in pieces; between two pieces a batch is taken of texts that fit into
-/// one.
+/// Shape: `waiting` as for [`plan`]. One text at a time goes in pieces; between two pieces a batch is taken of texts
+/// that fit into one.
 pub fn step_in_pieces(waiting: &[&[u32]], turn: Turn, room: Room) -> Option<Step> {
     let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
     let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };

@@ -3,7 +3,7 @@
 //! Held blocks and those that running sequences fill are in `prefix_tree`; the shell decides which request announces
 //! which blocks.
 //!
-//! Between a request's arrival and its start lies at least the running step, often a queue. Routers that hear of it
+//! Between a request's arrival and its start lies at least the running step, often a queue. Routers that learn of it
 //! only then send the request's siblings elsewhere. So the request announces the blocks of its prompt when it arrives.
 //! The announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends
 //! without a start. The tree takes precedence: a block is announced as filling by a promise only while the tree

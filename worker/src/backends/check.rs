@@ -1,6 +1,6 @@
-//! The process that tries one set of CPU kernels: it loads the library, lets it compute, and prints what it found.
+//! The process that tries one set of CPU kernels: it loads the library, runs it, and prints the result.
 //!
-//! Not here: what is computed (`products`), who asks and what follows (`backends`).
+//! Not here: the computations (`products`), the caller and its choice (`backends`).
 
 use std::ffi::c_int;
 use std::fmt;
@@ -11,23 +11,23 @@ use llama_cpp_sys_2 as sys;
 
 use super::{products, register};
 
-/// Is the first argument of a program that is to run [`check`] and nothing else; the library follows.
+/// First argument of a process that runs [`check`] and nothing else; the library follows.
 pub const CHECK_COMMAND: &str = "check-cpu-variant";
 
-/// Says what a set of CPU kernels is good for on this machine.
+/// Result of trying a set of CPU kernels on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "finding", rename_all = "snake_case")]
 pub enum Finding {
-    /// It computes what it should.
+    /// It computes correctly.
     Works {
-        /// Orders sets by what they use of the processor: the more, the higher.
+        /// Rank among the sets: the more of the processor's features a set uses, the higher.
         score: i64,
     },
-    /// This processor lacks what it needs.
+    /// This processor lacks features that the set needs.
     OtherProcessor,
-    /// It claims to fit this processor, but does not load, dies, or computes wrong.
+    /// It claims to support this processor, but does not load, crashes, or computes wrong results.
     Broken {
-        /// Says how.
+        /// Reason.
         reason: String,
     },
 }
@@ -42,8 +42,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Loads the library `path` into this process and says what it is good for. The process may die of it: it should be one
-/// that was started for this.
+/// Loads the library `path` into this process and tries it. This may end the process: call it only in a process started
+/// for it.
 pub fn check(path: &Path) -> Finding {
     let score = match score(path) {
         Ok(0) => return Finding::OtherProcessor,
@@ -61,10 +61,10 @@ pub fn check(path: &Path) -> Finding {
     }
 }
 
-/// Returns the library's own opinion of how well it suits this processor, 0 for not at all.
+/// Returns the library's own score for this processor, 0 if it is not supported.
 fn score(path: &Path) -> Result<i64, libloading::Error> {
-    // SAFETY: the operator's own file, whose initialisers are those of a ggml backend; this process is there to see
-    // what they do.
+    // SAFETY: the operator's own file, whose initialisers are those of a ggml backend; this process exists to see what
+    // they do.
     let library = unsafe { Library::new(path)? };
     // SAFETY: ggml's type of that function.
     let score = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0")? };

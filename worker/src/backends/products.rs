@@ -1,9 +1,8 @@
-//! What CPU kernels are tried with: products of matrices in the types that models have, attention, each compared with
-//! sums in double precision.
+//! Test computations for CPU kernels: matrix products in the types that models have, and attention, each compared with
+//! a result in double precision.
 //!
-//! Not here: in which process (`check`), and how fast they are. The idea: everything goes the way of a model: weights lie in each kind
-//! of memory that the backend offers for them, where it may keep them in an order of its own, and few and many tokens
-//! go different ways.
+//! The computations follow the same code paths as a model: weights in each kind of memory that the backend offers for
+//! them, where it may reorder them, and few and many tokens. Not here: the process (`check`), the speed.
 
 mod ggml;
 mod reference;
@@ -15,17 +14,17 @@ use llama_cpp_sys_2 as sys;
 
 use ggml::{Cpu, Memory};
 
-/// Is the width of the weights, a multiple of every type's block.
+/// Width of the weights, a multiple of every type's block.
 const WIDTH: usize = 512;
 
-/// Is the weights' rows, a multiple of what kernels that work on tiles want.
+/// Rows of the weights, a multiple of the tile sizes of kernels.
 const ROWS: usize = 64;
 
-/// Are the shapes of inputs: tokens, and how often as many lie behind each other. One token and a few (decode), more than a tile
-/// (prefill), and a third dimension, as recurrent models have.
+/// Shapes of inputs: tokens, and the third dimension. One token and a few (decode), more than a tile (prefill), and a
+/// third dimension, as recurrent models have.
 const INPUTS: [(usize, usize); 4] = [(1, 1), (5, 1), (67, 1), (5, 3)];
 
-/// Are the types that weights have in the files of models.
+/// Types of weights in model files.
 const TYPES: [sys::ggml_type; 9] = [
     sys::GGML_TYPE_F32,
     sys::GGML_TYPE_F16,
@@ -38,11 +37,11 @@ const TYPES: [sys::ggml_type; 9] = [
     sys::GGML_TYPE_IQ4_XS,
 ];
 
-/// Is the largest part of the result's square that the square of its error may be. Source: what llama.cpp's own tests allow
-/// matrix products (`test-backend-ops`).
+/// Largest ratio of the square of the error to the square of the result. Source: the tolerance of llama.cpp's own tests
+/// of matrix products (`test-backend-ops`).
 const ERROR_MAX: f64 = 5e-4;
 
-/// Says what kernels cannot do.
+/// A failure of kernels.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Fault {
     /// The backend does not start.
@@ -51,14 +50,14 @@ pub enum Fault {
     /// A result is wrong.
     #[error("computes {what} wrong: its error is {error:.1e} of the result, at most {ERROR_MAX:.0e} may be")]
     Wrong {
-        /// Names the result.
+        /// Name of the result.
         what: String,
-        /// Is the square of its error, as a part of what it should be.
+        /// Square of its error, relative to the expected result.
         error: f64,
     },
 }
 
-/// Computes everything on `device` and compares.
+/// Runs all computations on `device` and compares their results.
 ///
 /// Errors: the first [`Fault`]. Panics: never; a `device` that is not a CPU's ends the process.
 pub fn try_all(device: sys::ggml_backend_dev_t) -> Result<(), Fault> {
@@ -97,9 +96,11 @@ fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), Fault> {
     compare(format!("attention of {n_tokens} tokens"), &result, &expected)
 }
 
-/// Errors: `result` is not `expected`, within what types of few bits allow.
+/// Compares a result with the expected one.
+///
+/// Errors: `Wrong`, beyond the rounding of types with few bits.
 fn compare(what: String, result: &[f32], expected: &[f64]) -> Result<(), Fault> {
     let error = reference::relative_square_error(result, expected);
-    // A comparison with no number is false.
+    // A comparison with NaN is false.
     if error <= ERROR_MAX { Ok(()) } else { Err(Fault::Wrong { what, error }) }
 }

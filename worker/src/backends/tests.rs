@@ -1,6 +1,6 @@
-//! Which set is taken, and what survives trying one.
+//! Tests of the choice of a set, and of crashes while a set is tried.
 //!
-//! Not here: libraries that are no kernels (`tests/cpu_variants.rs`), kernels of other processors (`make test-image`).
+//! Not here: libraries without kernels (`tests/cpu_variants.rs`), kernels of other processors (`make test-image`).
 
 use super::*;
 

@@ -10,7 +10,7 @@ use crate::engine::AdapterFile;
 
 /// Returns the adapters to load: those of `--lora`, then those of `--lora-scaled`.
 ///
-/// Errors: `Range` where a scale is none, or two adapters have one name.
+/// Errors: `Range` if a scale is invalid, or two adapters have the same name.
 pub(super) fn files(flags: &Flags) -> Result<Vec<AdapterFile>, ConfigError> {
     let plain = flags.lora.iter().map(|path| Ok((path.clone(), Scale::ONE)));
     let files = plain.chain(flags.lora_scaled.iter().map(|text| scaled(text))).map(|file| {
@@ -36,9 +36,9 @@ fn scaled(text: &str) -> Result<(PathBuf, Scale), ConfigError> {
     Ok((PathBuf::from(path), scale))
 }
 
-/// Returns the adapter that is applied where a request asks for none.
+/// Returns the adapter of requests that name none.
 ///
-/// Errors: `Range` where it would be several.
+/// Errors: `Range` if it would be several.
 pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Applied>, ConfigError> {
     if flags.lora_init_without_apply {
         return Ok(None);

@@ -6,12 +6,12 @@ use super::flags::{self, Flags};
 use super::{ConfigError, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 
-/// Returns whether texts are to be embedded instead of answered.
+/// Returns whether the worker embeds texts instead of generating.
 pub(super) fn is_asked_for(flags: &Flags) -> bool {
     flags.embedding || flags.rerank
 }
 
-/// Returns how texts are embedded; `None` where text is generated.
+/// Returns the settings of embeddings; `None` if text is generated.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>, ConfigError> {

@@ -1,6 +1,6 @@
-//! The command line of `warmpath-worker`: what a user may say, in the words of llama-server where it has them.
+//! The command line of `warmpath-worker`, with llama-server's flags where it has them.
 //!
-//! Not here: defaults that depend on the machine, and whether the values fit together (`resolve` in `config`).
+//! Not here: defaults that depend on the machine, and the checks that values fit together (`resolve` in `config`).
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
 
-/// Is the flags of one start, unchecked.
+/// Flags of the command line, unchecked.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "warmpath-worker",
@@ -34,8 +34,9 @@ pub struct Flags {
     #[command(flatten)]
     pub source: SourceFlags,
 
-    /// Name under which clients may ask for the model; may be repeated. `*` in it stands for any text: `claude-*`, or `*` for
-    /// every name. The default is what --hf-repo says, else the file's name, without the number of a split model's file.
+    /// Name under which clients may request the model; may be repeated. `*` in it stands for any text: `claude-*`, or
+    /// `*` for every name. The default is the value of --hf-repo, else the file's name, without the number of a split
+    /// model's file.
     #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub aliases: Vec<String>,
 
@@ -43,8 +44,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
     pub listen: SocketAddr,
 
-    /// Further address that answers /livez, /readyz, /health and /metrics, without TLS and tokens: for probes and scrapers that show no
-    /// certificate.
+    /// Further address that serves /livez, /readyz, /health and /metrics, without TLS and tokens: for probes and
+    /// scrapers that have no certificate.
     #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
@@ -56,17 +57,18 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
     pub worker_id: Option<String>,
 
-    /// Sequences that run at the same time (-np) [default: 4, and 32 texts of a batch with --embedding].
+    /// Sequences that run at the same time (-np) [default: 4, and 32 texts per batch with --embedding].
     #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS")]
     pub slots: Option<u16>,
 
-    /// Tokens of context of all slots together. They are divided equally: unlike in llama-server, a prompt and its answer have
-    /// --ctx-size / --slots tokens. 0 means what the model was trained for, for each slot, as far as it fits (--fit) [default:
-    /// the same, but at most 8192 for each slot]. With --embedding the longest text, by default at most 2048.
+    /// Tokens of context of all slots together. They are divided equally: unlike in llama-server, a prompt and its
+    /// response have --ctx-size / --slots tokens. 0 means the model's trained context for each slot, as far as it fits
+    /// (--fit) [default: the same, but at most 8192 for each slot]. With --embedding the longest text, by default at
+    /// most 2048.
     #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
 
-    /// Make a context whose size is not given smaller where memory has no room for it (-fit).
+    /// Reduce a default context that does not fit into the memory (-fit).
     #[arg(long, env = "WARMPATH_FIT", value_name = "WHEN", default_value = "on", action = ArgAction::Set)]
     #[arg(value_parser = BoolishValueParser::new())]
     pub fit: bool,
@@ -75,7 +77,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_FIT_TARGET", value_name = "MIB", default_value_t = 1024)]
     pub fit_target: u64,
 
-    /// Least context of a slot that is fitted (-fitc).
+    /// Smallest context of a slot that is fitted (-fitc).
     #[arg(long, env = "WARMPATH_FIT_CTX", value_name = "TOKENS", default_value_t = 4096)]
     pub fit_ctx: u32,
 
@@ -87,8 +89,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
 
-    /// Folder of llama.cpp's backends, in a build that loads them when it starts, as images do [default: ../lib/warmpath beside
-    /// the program].
+    /// Folder of llama.cpp's backends, in a build that loads them when it starts, as images do [default:
+    /// ../lib/warmpath beside the program].
     #[arg(long, env = "WARMPATH_BACKENDS_DIR", value_name = "DIR")]
     pub backends_dir: Option<PathBuf>,
 
@@ -96,11 +98,11 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CPU_VARIANT", value_name = "NAME")]
     pub cpu_variant: Option<String>,
 
-    /// Those of devices and of reading the model's file.
+    /// Flags of devices and of reading the model's file.
     #[command(flatten)]
     pub placement: PlacementFlags,
 
-    /// Those of rotation, and of the model's metadata.
+    /// Flags of rotary position encoding, and of the model's metadata.
     #[command(flatten)]
     pub rope: RopeFlags,
 
@@ -124,7 +126,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_BLOCK_SIZE", value_name = "TOKENS", default_value_t = BLOCK_SIZE_TOKENS_DEFAULT)]
     pub block_size: u32,
 
-    /// Memory for KV state beyond the slots; 0 keeps none [default: a quarter of the available memory].
+    /// Memory for KV state beyond the slots; 0 stores none [default: a quarter of the available memory].
     #[arg(long, env = "WARMPATH_CACHE_RAM", value_name = "MIB")]
     pub cache_ram: Option<u64>,
 
@@ -136,7 +138,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_DISK_SIZE", value_name = "MIB", default_value_t = 10240)]
     pub cache_disk_size: u64,
 
-    /// Seconds that stored KV state which was reused stays after its last use, however scarce room is.
+    /// Seconds that reused stored KV state stays after its last use, however scarce space is.
     #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
     pub cache_min_hold: f64,
 
@@ -144,7 +146,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 0)]
     pub cache_pin_top: usize,
 
-    /// Most tokens that idle slots keep in the KV buffer [default: half of its cells where slots share one].
+    /// Most tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one].
     #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_max_tokens: Option<u64>,
 
@@ -153,17 +155,17 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CHECKPOINT_STRIDE", value_name = "TOKENS", default_value_t = 1024)]
     pub checkpoint_stride: u32,
 
-    /// Shortest run of tokens behind a prompt's divergence whose state is moved to where the prompt has it; 0 moves
-    /// none. Moved state is approximate, and so are the answers that start from it. Without a number 32.
+    /// Shortest run of tokens after a prompt's divergence whose state is moved to its position in the prompt; 0 moves
+    /// none. Moved state is approximate, and so are the responses that start from it. Without a number 32.
     #[arg(long, env = "WARMPATH_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     #[arg(num_args = 0..=1, default_missing_value = "32")]
     pub cache_reuse: u32,
 
-    /// Let an answer that fills its context drop its oldest tokens and go on.
+    /// Let a response that fills its context drop its oldest tokens and continue.
     #[arg(long, env = "WARMPATH_CONTEXT_SHIFT", overrides_with = "no_context_shift")]
     pub context_shift: bool,
 
-    /// End an answer that fills its context: the default, taken because llama-server has it.
+    /// End a response that fills its context: the default, accepted because llama-server has it.
     #[arg(long, overrides_with = "context_shift")]
     pub no_context_shift: bool,
 
@@ -171,12 +173,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]
     pub disable_prefix_cache: bool,
 
-    /// Flash attention (-fa); auto is what a self-test at start-up finds to be faster.
+    /// Flash attention (-fa); auto uses the faster setting in a self-test at start-up.
     #[arg(long, env = "WARMPATH_FLASH_ATTN", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub flash_attn: Switch,
 
-    /// One KV buffer for all slots (-kvu); auto is what a self-test at start-up finds to be faster.
+    /// One KV buffer for all slots (-kvu); auto uses the faster setting in a self-test at start-up.
     #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub kv_unified: Switch,
@@ -185,8 +187,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_SELF_TEST_CACHE", value_name = "DIR")]
     pub self_test_cache: Option<PathBuf>,
 
-    /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. A model without one
-    /// gets chatml.
+    /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. A model
+    /// without one gets chatml.
     #[arg(long, env = "WARMPATH_CHAT_TEMPLATE", value_name = "NAME|JINJA")]
     pub chat_template: Option<String>,
 
@@ -198,7 +200,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,
 
-    /// Make vectors of texts instead of generating; the model is one made for that.
+    /// Compute embeddings of texts instead of generating, with a model made for that.
     #[arg(long, visible_alias = "embeddings", env = "WARMPATH_EMBEDDING")]
     pub embedding: bool,
 
@@ -206,15 +208,16 @@ pub struct Flags {
     #[arg(long, visible_alias = "reranking", env = "WARMPATH_RERANK")]
     pub rerank: bool,
 
-    /// What is made of the states of a text's tokens, with --embedding [default: what the model's file says].
+    /// Pooling of a text's tokens, with --embedding [default: the one in the model's file].
     #[arg(long, env = "WARMPATH_POOLING", value_name = "TYPE")]
     pub pooling: Option<Pooling>,
 
-    /// What vectors are divided by: -1 nothing, 0 their largest number (to 32760), p their p-norm; 2 makes their length 1.
+    /// Norm by which vectors are divided: -1 none, 0 their largest number (to 32760), p their p-norm; 2 makes their
+    /// length 1.
     #[arg(long, env = "WARMPATH_EMBD_NORMALIZE", value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
     pub embd_normalize: i64,
 
-    /// LoRA adapter to load, a GGUF file; may be repeated. Clients ask for it as MODEL:NAME, the file's name.
+    /// LoRA adapter to load, a GGUF file; may be repeated. Clients request it as MODEL:NAME, the file's name.
     #[arg(long, env = "WARMPATH_LORA", value_name = "FILE", value_delimiter = ',')]
     pub lora: Vec<PathBuf>,
 
@@ -222,20 +225,20 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_LORA_SCALED", value_name = "FILE:SCALE", value_delimiter = ',')]
     pub lora_scaled: Vec<String>,
 
-    /// Apply no adapter where a request does not ask for one; without it the only one is applied.
+    /// Apply no adapter to requests that name none; without it the only one is applied.
     #[arg(long, env = "WARMPATH_LORA_INIT_WITHOUT_APPLY")]
     pub lora_init_without_apply: bool,
 
-    /// Requests that may wait for a slot; one more is refused.
+    /// Requests that may wait for a slot; further ones are refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]
     pub queue_max: usize,
 
-    /// Seconds that a stream may be silent before its client gets a comment that keeps the connection; -1 for never.
+    /// Seconds that a stream may be silent before its client gets a keep-alive comment; -1 for never.
     #[arg(long, env = "WARMPATH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 15)]
     #[arg(allow_negative_numbers = true)]
     pub sse_ping_interval: i64,
 
-    /// Seconds in which a client must take something of an answer that waits for it; then the answer is given up.
+    /// Seconds in which a client must read a part of a response that waits for it; then the response is cancelled.
     #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub idle_timeout: f64,
 
@@ -243,31 +246,32 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
     pub body_max: usize,
 
-    /// File of tokens of which every request must present one, but those for health and metrics: one a line, of 32 characters or more; read again when it changes. Routers have it as --fleet-token-file.
+    /// File of accepted tokens, one per line, of 32 characters or more; every request must present one, except those
+    /// for health and metrics. Read again when it changes. Routers have it as --fleet-token-file.
     #[arg(long, visible_alias = "api-key-file", env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,
 
-    /// Are those of TLS with routers and other clients.
+    /// Flags of TLS with routers and other clients.
     #[command(flatten)]
     pub tls: TlsFlags,
 
-    /// Are those of the listener for clients.
+    /// Flags of the listener for clients.
     #[command(flatten)]
     pub listener: ListenFlags,
 
-    /// Seconds that running answers get to finish after SIGTERM.
+    /// Seconds that running responses get to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
 
-    /// Are those of traces.
+    /// Flags of traces.
     #[command(flatten)]
     pub trace: TraceFlags,
 
-    /// Form of the log lines on stderr.
+    /// Format of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 
-    /// Are the defaults of requests.
+    /// Defaults of requests.
     #[command(flatten)]
     pub generation: GenerationFlags,
 
@@ -276,10 +280,10 @@ pub struct Flags {
     pub ignored: Vec<IgnoredFlag>,
 }
 
-/// Beginning of the names of llama-server's variables.
+/// Prefix of llama-server's variables.
 const VARIABLES: &str = "LLAMA_ARG_";
 
-/// Adds to an error about a flag that nobody knows where llama-server's flags are listed.
+/// Adds a link to the list of llama-server's flags to an error about an unknown flag.
 fn with_page(mut error: clap::Error) -> clap::Error {
     if error.kind() == ErrorKind::UnknownArgument {
         let known = match error.remove(ContextKind::Suggested) {
@@ -293,10 +297,10 @@ fn with_page(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Is a choice that the worker may make itself.
+/// A setting that the worker may choose itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Choose what is faster here.
+    /// The faster one on this machine.
     Auto,
     /// Yes.
     #[value(aliases = ["1", "true", "yes"])]
@@ -306,7 +310,7 @@ pub enum Switch {
     Off,
 }
 
-/// Is what is made of the states of a text's tokens, as llama-server names it.
+/// Pooling of the states of a text's tokens, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pooling {
     /// A vector for each token.
@@ -321,7 +325,7 @@ pub enum Pooling {
     Rank,
 }
 
-/// Is a type of the KV cache, as llama-server names it.
+/// Type of the KV cache, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum CacheType {
@@ -352,14 +356,14 @@ pub enum CacheType {
 }
 
 impl Flags {
-    /// Returns the flags that a command line spells, its first element the program; llama-server's spellings are taken too.
+    /// Returns the flags in a command line, its first element the program; llama-server's spellings are accepted, too.
     ///
-    /// Errors: clap's, which also carries `--help` and `--version`.
+    /// Errors: clap's, which also carry `--help` and `--version`.
     pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
         let Translated { mut arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
         if arguments.iter().any(|argument| argument == "--list-devices") {
-            // What only asks for devices has no model.
+            // A command line that only lists devices has no model.
             arguments.push("--model=none".into());
         }
         let mut flags: Self = environment::parse(arguments).map_err(with_page)?;
@@ -367,7 +371,7 @@ impl Flags {
         Ok(flags)
     }
 
-    /// Logs which flags were dropped, and which variables of llama-server are set, which are not read.
+    /// Logs the dropped flags, and the variables of llama-server that are set but not read.
     pub fn log_ignored(&self) {
         for IgnoredFlag { name, reason } in &self.ignored {
             tracing::info!(flag = name, reason, "this flag of llama-server changes nothing here");

@@ -1,6 +1,6 @@
-//! What the flags say about answers to requests that say nothing themselves.
+//! Flags for the defaults of requests.
 //!
-//! Not here: what a request may say (`fields`), whose checks are used here as well.
+//! Not here: the fields of requests (`fields`), whose checks are used here as well.
 
 use clap::Args;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use crate::fields::{Basis, GenerationFields};
 #[derive(Debug, Clone, Default, Args, Serialize)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct GenerationFlags {
-    /// Most tokens of an answer; -1 for as many as the context holds.
+    /// Most tokens of a response; -1 for as many as the context allows.
     #[arg(short = 'n', long = "predict", visible_alias = "n-predict", env = "WARMPATH_PREDICT", value_name = "N")]
     #[arg(allow_negative_numbers = true)]
     pub n_predict: Option<i64>,
@@ -78,7 +78,7 @@ pub struct GenerationFlags {
     #[arg(long, env = "WARMPATH_REPEAT_LAST_N", value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i32>,
 
-    /// Penalty of tokens that occurred lately; 1 for none.
+    /// Penalty of recent tokens; 1 for none.
     #[arg(long, env = "WARMPATH_REPEAT_PENALTY", value_name = "FACTOR")]
     pub repeat_penalty: Option<f32>,
 
@@ -130,7 +130,7 @@ pub struct GenerationFlags {
 /// Breaker that stands for no breakers. Source: llama-server.
 const NO_BREAKERS: &str = "none";
 
-/// Returns how answers are generated where a request says nothing.
+/// Returns the default generation parameters.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigError> {

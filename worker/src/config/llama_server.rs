@@ -1,7 +1,9 @@
-//! llama-server's flags on the command line of a worker: those with another spelling, those that change nothing, those that are not there.
+//! llama-server's flags on the command line of a worker: those with another spelling, those without effect, those that
+//! are not supported.
 //!
-//! Not here: flags that are the same in both. The idea: one table, which the migration page repeats; each flag of llama-server is
-//! taken, logged or refused by its name, and none is read as another one (`-hf` as `-h`, `-ag` as `-a g`).
+//! One table lists them, which the migration page repeats. Each flag of llama-server is accepted, logged or refused by
+//! its name, and none is taken for another one (`-hf` as `-h`, `-ag` as `-a g`). Not here: flags that are the same in
+//! both.
 //! Source: llama.cpp's `common/arg.cpp`.
 
 use std::ffi::OsString;
@@ -9,20 +11,20 @@ use std::ffi::OsString;
 use Fate::{Ignored, Refused, Same};
 use Takes::{Nothing, Value};
 
-/// Page that says what becomes of each flag.
+/// Page that describes the treatment of each flag.
 pub const PAGE: &str = "docs/migration.md";
 
-/// llama-server's flags with one fate.
+/// Flags of llama-server with the same treatment.
 pub struct Row {
-    /// Their names, parted by spaces.
+    /// Their names, separated by spaces.
     pub names: &'static str,
-    /// What follows each of them.
+    /// Argument of each of them.
     pub takes: Takes,
-    /// What becomes of them.
+    /// Treatment of them.
     pub fate: Fate,
 }
 
-/// What follows a flag.
+/// Argument of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// Nothing.
@@ -31,14 +33,14 @@ pub enum Takes {
     Value,
 }
 
-/// What becomes of a flag.
+/// Treatment of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// The worker has it, spelled like this.
+    /// The worker has it, with this spelling.
     Same(&'static str),
     /// It is dropped and logged, for this reason.
     Ignored(&'static str),
-    /// The worker does not start, for this reason, which names a replacement where there is one.
+    /// The worker does not start, for this reason, which names a replacement if there is one.
     Refused(&'static str),
 }
 
@@ -49,7 +51,7 @@ const fn row(names: &'static str, takes: Takes, fate: Fate) -> Row {
 const REPOSITORIES: &str = "name the repository: --hf-repo OWNER/NAME[:QUANT]";
 const LOG: &str = "RUST_LOG and --log-format say what is logged";
 
-/// llama-server's flags that are not spelled the same here.
+/// Flags of llama-server that are not spelled the same here.
 pub const ROWS: &[Row] = &[
     row("-np", Value, Same("--slots")),
     row("-tb", Value, Same("--threads-batch")),
@@ -199,7 +201,7 @@ pub const ROWS: &[Row] = &[
     row("-p --prompt -f --file -bf --binary-file --completion-bash", Value, Refused("a worker only serves")),
 ];
 
-/// Command line as the worker spells it.
+/// Command line in the worker's spelling.
 #[derive(Debug, Default)]
 pub struct Translated {
     /// Its arguments.
@@ -208,7 +210,7 @@ pub struct Translated {
     pub ignored: Vec<IgnoredFlag>,
 }
 
-/// Flag that was dropped.
+/// A dropped flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IgnoredFlag {
     /// Its name.
@@ -217,10 +219,10 @@ pub struct IgnoredFlag {
     pub reason: &'static str,
 }
 
-/// Says why a command line cannot be translated.
+/// Reason why a command line cannot be translated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoTranslation {
-    /// llama-server has this flag and a worker does not.
+    /// The worker does not support this flag of llama-server.
     #[error("`{name}` of llama-server: {reason} ({PAGE})")]
     Refused {
         /// Its name.
@@ -228,7 +230,7 @@ pub enum NoTranslation {
         /// Reason, and what to do instead.
         reason: &'static str,
     },
-    /// Neither program has a flag of several letters by this name.
+    /// Neither program has this long flag.
     #[error("`{name}` is no flag; those of llama-server that are taken are listed in {PAGE}")]
     Unknown {
         /// Its name.
@@ -276,8 +278,8 @@ pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Transl
     Ok(translated)
 }
 
-/// Returns the name of a flag as llama-server reads it, and what follows it after `=`; `None` for a value, also a negative number or a
-/// letter's number (`-c4096`).
+/// Returns the name of a flag as llama-server reads it, and its value after `=`; `None` for a value, also a negative
+/// number or a letter with a number (`-c4096`).
 fn flag(argument: &str) -> Option<(String, &str)> {
     let end = argument.find('=').unwrap_or(argument.len());
     let (name, value) = argument.split_at(end);

@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use super::ConfigError;
 use crate::engine::{self, GpuLayers, Placement, TensorOverride};
 
-/// Most layers that `--n-cpu-moe` and `--n-cpu-ffn` may name. Source: own choice: far more than any model has, and few enough for
-/// llama.cpp's 4,096 patterns.
+/// Most layers that `--n-cpu-moe` and `--n-cpu-ffn` may name. Source: own choice: far more than any model has, and few
+/// enough for llama.cpp's 4,096 patterns.
 const CPU_LAYERS_MAX: u32 = 1000;
 
 /// Flags of devices and of reading the model's file.
@@ -19,7 +19,8 @@ pub struct PlacementFlags {
     #[arg(allow_negative_numbers = true)]
     pub n_gpu_layers: GpuLayers,
 
-    /// Devices that layers may be offloaded to (-dev), named as --list-devices names them, or none [default: every GPU].
+    /// Devices that layers may be offloaded to (-dev), named as --list-devices names them, or none [default: every
+    /// GPU].
     #[arg(long, env = "WARMPATH_DEVICE", value_name = "NAME", value_delimiter = ',')]
     pub device: Vec<String>,
 
@@ -39,7 +40,8 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_SPLIT_MODE", value_name = "MODE", default_value = "layer")]
     pub split_mode: SplitMode,
 
-    /// Buffer type of the tensors whose names match a regular expression, such as "ffn_.*_exps=CPU" (-ot); may be repeated.
+    /// Buffer type of the tensors whose names match a regular expression, such as "ffn_.*_exps=CPU" (-ot); may be
+    /// repeated.
     #[arg(long, env = "WARMPATH_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
 
@@ -59,7 +61,7 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_NO_KV_OFFLOAD")]
     pub no_kv_offload: bool,
 
-    /// Do not offload large products of weights that lie in the machine's memory.
+    /// Do not offload large products of weights that are in the machine's memory.
     #[arg(long, env = "WARMPATH_NO_OP_OFFLOAD")]
     pub no_op_offload: bool,
 
@@ -75,8 +77,8 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_CHECK_TENSORS")]
     pub check_tensors: bool,
 
-    /// How the model's file is read (-lm): mmap maps it, none copies it, mlock never lets it be swapped out, dio reads past the page
-    /// cache; auto is mmap where the devices can use it.
+    /// How the model's file is read (-lm): mmap maps it, none copies it, mlock never lets it be swapped out, dio
+    /// bypasses the page cache; auto is mmap if the devices support it.
     #[arg(long, env = "WARMPATH_LOAD_MODE", value_name = "MODE", default_value = "auto")]
     pub load_mode: LoadMode,
 
@@ -85,7 +87,7 @@ pub struct PlacementFlags {
     pub numa: Option<Numa>,
 }
 
-/// What is split among several devices, as llama-server names it.
+/// How a model is split among several devices, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SplitMode {
     /// Use one device.
@@ -101,7 +103,7 @@ pub enum SplitMode {
 /// How the model's file is read, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadMode {
-    /// Mapped, unless a device cannot use that.
+    /// Mapped, unless a device does not support that.
     Auto,
     /// Read into memory.
     None,
@@ -112,22 +114,22 @@ pub enum LoadMode {
     /// Mapped and never swapped out.
     #[value(name = "mmap+mlock")]
     MmapMlock,
-    /// Read past the page cache.
+    /// Read directly, bypassing the page cache.
     Dio,
 }
 
-/// Where threads run, as llama-server names it.
+/// Placement of threads, as llama-server names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Numa {
     /// Spread over all memories.
     Distribute,
     /// Beside the memory where the program began.
     Isolate,
-    /// Where numactl says.
+    /// As set by numactl.
     Numactl,
 }
 
-/// Returns what the flags ask for.
+/// Returns the placement that the flags describe.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn placement(flags: &PlacementFlags) -> Result<Placement, ConfigError> {
@@ -164,7 +166,7 @@ pub(super) fn placement(flags: &PlacementFlags) -> Result<Placement, ConfigError
     })
 }
 
-/// Returns the names of devices; absent where none is given, none where that is what is asked for.
+/// Returns the names of devices: `None` if no flag is given, empty if none is to be used.
 fn devices(names: &[String]) -> Option<Vec<String>> {
     match names {
         [] => None,
@@ -202,7 +204,7 @@ fn override_tensor(text: &str) -> Result<TensorOverride, ConfigError> {
     let refuse = |reason| ConfigError::Range { flag: "override-tensor".into(), reason };
     let parts = text.rsplit_once('=').filter(|(pattern, buffer)| !pattern.is_empty() && !buffer.is_empty());
     let (pattern, buffer) = parts.ok_or_else(|| refuse(format!("must be PATTERN=BUFFER, not {text}")))?;
-    // llama.cpp would find out while it loads, and say so in its log alone.
+    // llama.cpp would find the error while it loads, and report it only in its log.
     if fancy_regex::Regex::new(pattern).is_err() {
         return Err(refuse(format!("{pattern} is no regular expression")));
     }

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use super::ConfigError;
 use crate::engine::{self, KEY_BYTES_MAX, MetadataOverride, MetadataValue, RopeSettings, TEXT_BYTES_MAX};
 
-/// Beginnings of keys that are read from the model's file where llama.cpp is not asked: here, and by routers, which tokenize prompts, too.
+/// Prefixes of keys that are also read from the model's file without llama.cpp: by this program, and by routers, which
+/// tokenize prompts, too.
 const READ_ELSEWHERE: [&str; 3] = ["tokenizer.", "general.architecture", "split."];
 
 /// Flags of rotation and of the model's metadata.
@@ -65,7 +66,8 @@ pub enum RopeScaling {
     Yarn,
 }
 
-/// Returns the rotation that the flags ask for. As in llama-server, 0 for frequencies and negative factors are the model's own.
+/// Returns the rotation that the flags describe. As in llama-server, 0 for frequencies and negative factors are the
+/// model's own.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
@@ -100,9 +102,9 @@ pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
     })
 }
 
-/// Returns the values that replace those of the model's file.
+/// Returns the replacements for values of the model's file.
 ///
-/// Errors: `Range` for a text that is none, and for a key that is read elsewhere, too.
+/// Errors: `Range` for an invalid text, and for a key that is read elsewhere, too.
 pub(super) fn metadata_overrides(flags: &RopeFlags) -> Result<Vec<MetadataOverride>, ConfigError> {
     let refuse = |reason| ConfigError::Range { flag: "override-kv".into(), reason };
     flags.override_kv.iter().map(|text| metadata_override(text).map_err(refuse)).collect()

@@ -1,7 +1,7 @@
-//! The flags that say where the model comes from, checked, and the variables that the hub's clients share.
+//! Flags for the origin of the model, checked, and the variables that the hub's clients share.
 //!
-//! Not here: fetching it (`crate::download`). The idea: llama-server's flags, and the folders, variables and token file of
-//! `huggingface_hub`, so that a machine that is set up for either needs nothing more.
+//! These are llama-server's flags, and the folders, variables and token file of `huggingface_hub`, so a machine that is
+//! set up for either needs nothing more. Not here: the download (`crate::download`).
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -19,15 +19,15 @@ const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
 /// Longest name of a repository. Source: llama.cpp.
 const REPO_BYTES_MAX: usize = 256;
 
-/// Flags that say where the model comes from.
+/// Flags for the origin of the model.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SourceFlags {
-    /// GGUF file of the model, of a split model its first; with --model-url where it is kept.
+    /// GGUF file of the model, of a split model its first; with --model-url the path where it is stored.
     #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
     pub model: Option<PathBuf>,
 
-    /// Repository of the Hugging Face hub to take the model from (-hf), as bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without a
-    /// quantization Q4_K_M, else Q8_0, else the first file. It is kept where the hub's own clients keep files.
+    /// Repository of the Hugging Face hub with the model (-hf), as bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without a
+    /// quantization Q4_K_M, else Q8_0, else the first file. It is stored where the hub's own clients store files.
     #[arg(long, env = "WARMPATH_HF_REPO", value_name = "OWNER/NAME[:QUANT]")]
     pub hf_repo: Option<String>,
 
@@ -39,29 +39,29 @@ pub struct SourceFlags {
     #[arg(long, env = "WARMPATH_HF_REVISION", value_name = "REVISION")]
     pub hf_revision: Option<String>,
 
-    /// Token for gated and private repositories (-hft) [default: the token file of the hub's clients]. Command lines can be
-    /// seen by others: prefer the variable.
+    /// Token for gated and private repositories (-hft) [default: the token file of the hub's clients]. Other users can
+    /// read command lines: prefer the variable.
     #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true, value_parser = token)]
     pub hf_token: Option<HubToken>,
 
-    /// Address of a GGUF file to take the model from (-mu), of a split model of its first.
+    /// URL of a GGUF file of the model (-mu), of a split model of its first.
     #[arg(long, env = "WARMPATH_MODEL_URL", value_name = "URL", hide_env_values = true)]
     pub model_url: Option<String>,
 
-    /// Download nothing: take the model as it is on this machine, or end.
+    /// Download nothing: use the model as it is on this machine, or end.
     #[arg(long, env = "WARMPATH_OFFLINE")]
     pub offline: bool,
 }
 
-/// Never an error, as clap would show the text.
+/// Never an error, because clap would show the text.
 fn token(text: &str) -> Result<HubToken, Infallible> {
     Ok(HubToken::new(text))
 }
 
-/// Reads a variable of the environment.
+/// Reader of environment variables.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Returns where the model comes from.
+/// Returns the origin of the model.
 ///
 /// Errors: `Range`, naming the flag. Reads: the variables and the token file of the hub's clients.
 pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
@@ -99,7 +99,7 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
         return refuse("model-url", "there is no home folder to keep it in: say where with --model FILE".to_owned());
     };
     let mut address = url.clone();
-    // What is behind it may be a signature, which is another one each time.
+    // The query may be a signature, which differs each time.
     address.set_query(None);
     let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
     let file = folder.join("models").join(&of_address[..16]).join(name);
@@ -131,7 +131,7 @@ fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> 
     Ok(HubModel { name: given.to_owned(), repo: repo.to_owned(), revision, wanted })
 }
 
-/// Returns whether a text is `OWNER/NAME`, and a folder's name of it stays in its place.
+/// Returns whether a text is `OWNER/NAME`, and its folder name stays within the cache.
 fn is_repo(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
@@ -142,14 +142,14 @@ fn is_repo(text: &str) -> bool {
     text.len() <= REPO_BYTES_MAX && text.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
 }
 
-/// Returns the file of the hub at an address as its web pages show it; absent where it is another address.
+/// Returns the file of the hub at an address of its web pages; `None` for any other address.
 fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
     let rest = url.as_str().strip_prefix(endpoint.as_str().trim_end_matches('/'))?.strip_prefix('/')?;
     let mut segments = rest.split(['?', '#']).next()?.splitn(5, '/');
     let repo = format!("{}/{}", segments.next()?, segments.next()?);
     let kind = segments.next()?;
     let (revision, file) = (segments.next()?.to_owned(), segments.next()?.to_owned());
-    // What is escaped has another name in the list of files.
+    // An escaped name differs from the one in the list of files.
     let is_file = ["resolve", "blob"].contains(&kind) && is_repo(&repo) && !rest.contains('%');
     is_file.then(|| HubModel {
         name: warmpath_gguf::model_name(Path::new(&file)),
@@ -159,7 +159,7 @@ fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
     })
 }
 
-/// Returns whether nothing may be downloaded.
+/// Returns whether downloads are forbidden.
 fn is_offline(flags: &SourceFlags, variables: Variables<'_>) -> bool {
     let set = variables("HF_HUB_OFFLINE").and_then(|value| value.into_string().ok());
     flags.offline || set.is_some_and(|text| !text.is_empty() && is_switched_on(&text))
@@ -170,7 +170,7 @@ fn hub_config(flags: &SourceFlags, variables: Variables<'_>) -> Result<HubConfig
     let path = |name: &str| variables(name).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
     let endpoint = ["MODEL_ENDPOINT", "HF_ENDPOINT"].into_iter().find_map(text);
     let endpoint = http_url("hf-repo", endpoint.as_deref().unwrap_or(ENDPOINT_DEFAULT))?;
-    // Source: `huggingface_hub`'s constants, behind llama.cpp's own variable.
+    // Source: `huggingface_hub`'s constants, after llama.cpp's own variable.
     let home = path("HF_HOME")
         .or_else(|| path("XDG_CACHE_HOME").map(|cache| cache.join("huggingface")))
         .or_else(|| path("HOME").map(|home| home.join(".cache/huggingface")));

@@ -1,6 +1,6 @@
-//! What the flags say about stored KV state, completed from the machine's memory.
+//! Flags of stored KV state, completed from the machine's memory.
 //!
-//! Not here: the flags' words (`flags`), the store itself (the engine).
+//! Not here: the flags themselves (`flags`), the store itself (the engine).
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use super::ConfigError;
 use super::flags::Flags;
 use crate::engine::{DiskConfig, StoreConfig};
 
-/// Is the share of the memory that is available at the start which stored state may take when nothing is said: a quarter.
+/// Divisor of the available memory at the start: stored state may take a quarter by default.
 ///
-/// Source: a choice; the model and the KV buffer of the slots are not loaded yet when it is read, and other programs want some.
+/// Source: own choice; the model and the KV buffer of the slots are not loaded yet when it is read, and other programs
+/// need some.
 const RAM_SHARE: u64 = 4;
 
-/// Is the store's memory where the machine does not say how much it has.
+/// Memory of the store if the machine's memory is unknown.
 const RAM_UNKNOWN_BYTES: u64 = 1 << 30;
 
-/// Is the longest time that `--cache-min-hold` may name.
+/// Longest time that `--cache-min-hold` may set.
 const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Returns what is stored of KV state.
+/// Returns the settings of stored KV state.
 ///
 /// Errors: `Range`, naming the flag. Reads: the machine's available memory, or its control group's.
 pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {

@@ -1,4 +1,4 @@
-//! Tests of the configuration: what flags become, and which values are refused.
+//! Tests of the configuration made from flags, and of refused values.
 
 use super::*;
 use crate::engine::GpuLayers;

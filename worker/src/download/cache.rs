@@ -1,9 +1,8 @@
-//! Folder in which the hub's clients keep files: `models--OWNER--NAME/{blobs,refs,snapshots}`.
+//! The folder in which the hub's clients keep files: `models--OWNER--NAME/{blobs,refs,snapshots}`.
 //!
-//! Not here: fetching (`transfer`), what the hub says (`hub`).
-//! The idea: a blob is named by its ETag and is always whole; a snapshot is a folder of links to blobs, one for each commit; a ref is
-//! the commit that a branch had. A ref is written once the files are there, so that a cache that was left halfway still has what it
-//! had.
+//! Not here: fetching files (`transfer`), asking the hub about them (`hub`). The idea: a blob is named by its ETag and
+//! is always complete; a snapshot is a folder of links to blobs, one folder for each commit; a ref holds the commit of
+//! a branch. A ref is written after its files, so an interrupted download leaves the previous version usable.
 //! Source: the layout of `huggingface_hub`, its locks included.
 
 use std::fs::{self, File, TryLockError};
@@ -15,13 +14,13 @@ use tracing::info;
 
 use super::error::DownloadError;
 
-/// Pause between two attempts to take a lock that another process has.
+/// Pause between two attempts to take a lock that another process holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
-/// Deepest folder of a snapshot that is looked into.
+/// Deepest nesting of folders that is searched in a snapshot.
 const DEPTH_MAX: usize = 16;
 
-/// A repository's part of the cache.
+/// The folder of one repository in the cache.
 #[derive(Debug)]
 pub struct Repository {
     cache: PathBuf,
@@ -41,32 +40,32 @@ impl Repository {
         &self.folder
     }
 
-    /// Returns the path of a file by its ETag.
+    /// Returns the path of the blob with this ETag.
     pub fn blob(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(etag)
     }
 
-    /// Returns the path of a file that is not yet whole, by its ETag.
+    /// Returns the path of the incomplete blob with this ETag.
     pub fn partial(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(format!("{etag}.incomplete"))
     }
 
-    /// Returns the path of the lock for a file, by its ETag.
+    /// Returns the path of the lock for the blob with this ETag.
     pub fn lock_path(&self, etag: &str) -> PathBuf {
         self.cache.join(".locks").join(&self.name).join(format!("{etag}.lock"))
     }
 
-    /// Returns the path of a file by its commit and its path in the repository.
+    /// Returns the path of a file in the snapshot of a commit.
     pub fn snapshot(&self, commit: &str, path: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit).join(path)
     }
 
-    /// Returns whether a blob is there with its size.
+    /// Returns whether a blob exists and has this size.
     pub fn has(&self, blob: &Path, size: u64) -> bool {
         fs::metadata(blob).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size)
     }
 
-    /// Returns the commit that a branch or tag had last; a commit is itself.
+    /// Returns the last known commit of a branch or tag; for a commit, the commit itself.
     pub fn commit_of(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -75,7 +74,7 @@ impl Repository {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Returns the paths of the files that the cache has of a commit, in order.
+    /// Returns the paths of a commit's cached files, sorted.
     pub fn files(&self, commit: &str) -> Vec<String> {
         let root = self.folder.join("snapshots").join(commit);
         let mut files = Vec::new();
@@ -97,7 +96,7 @@ impl Repository {
         }
         let refuse = |source| DownloadError::file("make", &pointer, source);
         fs::create_dir_all(pointer.parent().expect("a snapshot is in a folder")).map_err(refuse)?;
-        // Out of the file's own folders, the commit's and the one of all commits.
+        // Leads out of the file's own folders, the commit's folder and `snapshots`.
         let n_up = Path::new(path).components().count() + 1;
         let target: PathBuf = std::iter::repeat_n("..", n_up).chain(["blobs", etag]).collect();
         match fs::remove_file(&pointer) {
@@ -105,13 +104,13 @@ impl Repository {
             _ => {}
         }
         match std::os::unix::fs::symlink(&target, &pointer) {
-            // Another worker was faster.
+            // Another worker has made the link in the meantime.
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(refuse(error)),
             _ => Ok(()),
         }
     }
 
-    /// Remembers which commit a branch or tag has; a commit needs no remembering.
+    /// Writes down the commit of a branch or tag; does nothing for a commit.
     ///
     /// Errors: `File`.
     pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), DownloadError> {
@@ -147,13 +146,13 @@ pub fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Returns whether a path of somebody else's stays within the folder to which it is joined.
+/// Returns whether an untrusted path stays within the folder to which it is joined.
 pub fn is_inside(path: &str) -> bool {
     let is_normal = |component| matches!(component, Component::Normal(_));
     !path.is_empty() && !path.contains('\0') && Path::new(path).components().all(is_normal)
 }
 
-/// Takes a lock that other processes respect, and waits for it; it is given back when the file is closed.
+/// Takes a lock that other processes respect, waiting until it is free; closing the file releases it.
 ///
 /// Errors: `File`.
 pub async fn lock(path: &Path) -> Result<File, DownloadError> {
@@ -170,7 +169,7 @@ pub async fn lock(path: &Path) -> Result<File, DownloadError> {
         if !std::mem::replace(&mut has_told, true) {
             info!(lock = %path.display(), "another process downloads this file; waiting for it");
         }
-        // Not a wait of a thread, which would keep the process from ending.
+        // Not a blocking wait, because a blocked thread would keep the process from ending.
         tokio::time::sleep(LOCK_PAUSE).await;
     }
 }

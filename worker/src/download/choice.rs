@@ -1,6 +1,7 @@
-//! Which files of a repository are the model.
+//! Which files of a repository make up the model.
 //!
-//! Not here: listing them (`hub`, `cache`). The idea: llama-server's choice, so the same flags mean the same file.
+//! Not here: listing the files (`hub`, `cache`). The idea: the same choice as llama-server, so that the same flags
+//! select the same file.
 //! Source: `find_best_model` and `get_split_files` of llama.cpp's `common/download.cpp`.
 
 use std::path::Path;
@@ -9,27 +10,27 @@ use warmpath_gguf::{shard_name, shard_path};
 
 use super::source::Wanted;
 
-/// Quantizations that are taken where none is named, the best first.
+/// Quantizations to look for when none is named, the preferred one first.
 const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
-/// Parts of the names of GGUF files that belong to a model without being one.
+/// Parts of names of GGUF files that accompany a model and are not models themselves.
 const NOT_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
-/// Most files that an error lists.
+/// Most files that an error message names.
 const LISTED_MAX: usize = 30;
 
 /// Reason why no file can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoChoice {
-    /// No file is meant.
+    /// No file matches.
     #[error("it has no {wanted}; its GGUF files are: {}", listed(files))]
     NoSuchFile {
-        /// What was wanted.
+        /// File or quantization that was asked for.
         wanted: String,
-        /// Paths of the GGUF files that are there.
+        /// Paths of the repository's GGUF files.
         files: Vec<String>,
     },
-    /// It holds no model.
+    /// The repository holds no model.
     #[error("it has no GGUF files: look for a repository whose name ends in GGUF")]
     NoModel,
     /// A split model lacks a file.
@@ -77,14 +78,14 @@ pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &Wanted) -> Resu
     }
 }
 
-/// Returns the paths of all files of the model of which this is one.
+/// Returns the paths of all files of the split model to which this file belongs.
 pub fn parts(path: &str) -> Vec<String> {
     let Some((prefix, _, count)) = split(path) else { return vec![path.to_owned()] };
     let part = |no| shard_path(Path::new(prefix), no, count).to_string_lossy().into_owned();
     (1..=count).map(part).collect()
 }
 
-/// Returns a file's place in a split model, as [`shard_name`] does; absent where it stands alone.
+/// Returns a file's place in a split model, as [`shard_name`] does; none for a single file.
 fn split(path: &str) -> Option<(&str, u64, u64)> {
     shard_name(path.strip_suffix(".gguf")?).filter(|(_, no, count)| (1..=*count).contains(no))
 }
@@ -98,7 +99,7 @@ fn is_model(path: &str) -> bool {
     name.ends_with(".gguf") && !NOT_MODELS.iter().any(|part| name.contains(part))
 }
 
-/// Returns whether a path has `quant` before a dot or a hyphen, in any case of its letters.
+/// Returns whether a path contains `quant`, in upper or lower case, followed by a dot or a hyphen.
 fn bears(path: &str, quant: &str) -> bool {
     let (path, quant) = (path.to_ascii_uppercase(), quant.to_ascii_uppercase());
     path.match_indices(&quant).any(|(at, _)| path[at + quant.len()..].starts_with(['.', '-']))
@@ -135,7 +136,7 @@ mod tests {
         check(&["mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"], &Wanted::Any, &["a-F16.gguf"]);
         check(&REPO, &quant("q2_k"), &["m-Q2_K.gguf"]);
         check(&REPO, &quant("BF16"), &["sub/m-BF16.gguf"]);
-        // A prefix of a quantization's name is another quantization.
+        // A quantization whose name begins with the wanted one is a different quantization.
         check(&["a-Q4_K_M.gguf", "a-Q4_K.gguf"], &quant("Q4_K"), &["a-Q4_K.gguf"]);
     }
 

@@ -1,7 +1,9 @@
-//! Requests to the hub and to other hosts: redirects, proxies, what statuses mean, and when a request is worth repeating.
+//! Requests to the hub and to other hosts: redirects, proxies, the meaning of statuses, and which failures are worth
+//! another attempt.
 //!
-//! Not here: the hub's protocol (`hub`), a file's bytes (`transfer`). The idea: a token goes to the host that it is for, and to none
-//! to which a redirect leads. Nothing that is logged or shown has a URL's query, which may hold a signature.
+//! Not here: the hub's protocol (`hub`), a file's bytes (`transfer`). The idea: a token is sent only to the host for
+//! which it was issued, never to the target of a redirect. Logs and messages omit the query of a URL, since it may
+//! contain a signature.
 
 use std::time::Duration;
 
@@ -22,57 +24,58 @@ use warmpath_shell::tls::{ClientFiles, CurrentClient};
 use super::error::DownloadError;
 use super::source::HubToken;
 
-/// Time for a connection. Source: `huggingface_hub` has 10 s.
+/// Longest time to connect. Source: `huggingface_hub` uses 10 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Silence behind which an answer has broken off. Source: own choice: three times what `huggingface_hub` allows.
+/// Longest time without a byte, after which a response counts as broken off. Source: own choice: three times the limit
+/// of `huggingface_hub`.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Most redirects of a request. Source: as browsers and curl's users have it.
+/// Most redirects of a request. Source: a limit common among HTTP clients.
 const REDIRECTS_MAX: usize = 10;
 
-/// Attempts in a row that bring nothing before it is given up. Source: `huggingface_hub` has 5.
+/// Attempts without progress after which a download fails. Source: `huggingface_hub` makes 5.
 const ATTEMPTS_MAX: u32 = 5;
 
 /// Pause before the second attempt; it doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Longest pause, also where the host asks for a longer one.
+/// Longest pause, even when the host asks for a longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Longest explanation of a host that is shown. Units: characters.
+/// Longest part of a host's explanation that is shown. Units: characters.
 const SAYS_MAX: usize = 300;
 
-/// Longest body in which a host explains a refusal. Units: bytes.
+/// Longest body from which an explanation is read. Units: bytes.
 const EXPLANATION_BYTES_MAX: usize = 64 << 10;
 
-/// Client of a download.
+/// HTTP client of a download.
 pub struct Web {
     client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
-    /// How connections are secured; a client for a proxy is made when one is needed.
+    /// TLS configuration; the client for a proxy is created when one is needed.
     tls: CurrentClient,
     proxies: Matcher,
-    /// What to do where the host refuses.
+    /// Advice for the user when the host refuses access.
     advice: &'static str,
 }
 
-/// What is asked for.
+/// A request to a host.
 #[derive(Debug)]
 pub struct Ask<'a> {
     /// Address.
     pub url: Url,
-    /// Token for its host.
+    /// Token for this address' host.
     pub token: Option<&'a HubToken>,
     /// Further headers.
     pub headers: Vec<(HeaderName, String)>,
-    /// What it is about, for people.
+    /// Description of the requested file or listing, for messages.
     pub what: &'a str,
 }
 
-/// Answer that is one: a success, or a status that the caller has asked for by a header.
+/// A usable response: a success, or another status that the caller's headers provoke.
 #[derive(Debug)]
 pub struct Answer {
-    /// Address that gave it.
+    /// Address that sent the response, after redirects.
     pub url: Url,
     /// Status.
     pub status: StatusCode,
@@ -87,10 +90,10 @@ pub enum Failure {
     Transient {
         /// Reason.
         reason: String,
-        /// Pause that the host asks for.
+        /// Pause for which the host asks.
         pause: Option<Duration>,
     },
-    /// Another attempt would fail alike.
+    /// Another attempt would fail too.
     Final(DownloadError),
 }
 
@@ -107,7 +110,7 @@ impl From<DownloadError> for Failure {
 }
 
 impl Web {
-    /// Returns a client that goes through the proxies of the environment, as `HTTPS_PROXY` and `NO_PROXY` say.
+    /// Returns a client that uses the proxies given by the environment (`HTTPS_PROXY`, `NO_PROXY`).
     ///
     /// Errors: `Tls`.
     pub fn new(advice: &'static str) -> Result<Self, DownloadError> {
@@ -202,14 +205,14 @@ impl Answer {
         self.headers.get(name).and_then(|value| HeaderValue::to_str(value).ok()).map(str::to_owned)
     }
 
-    /// Returns the length of the body, as far as it is announced. Units: bytes.
+    /// Returns the length of the body if the host announces it. Units: bytes.
     pub fn content_length(&self) -> Option<u64> {
         self.header(header::CONTENT_LENGTH)?.parse().ok()
     }
 
     /// Returns the next bytes of the body; none at its end.
     ///
-    /// Errors: `Transient` where it breaks off or is silent.
+    /// Errors: `Transient` if the response breaks off or no byte arrives in time.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let frame = tokio::time::timeout(SILENCE_MAX, self.body.frame()).await;
@@ -217,16 +220,16 @@ impl Answer {
                 return Ok(None);
             };
             let frame = frame.map_err(|error| Failure::transient(warmpath_shell::chain(&error)))?;
-            // What is no data is a trailer.
+            // A frame without data holds trailers.
             if let Ok(bytes) = frame.into_data() {
                 return Ok(Some(bytes));
             }
         }
     }
 
-    /// Returns the whole body.
+    /// Returns the complete body.
     ///
-    /// Errors: `Transient` where it breaks off; `Final` over `bytes_max`.
+    /// Errors: `Transient` if the response breaks off; `Final` if the body exceeds `bytes_max`.
     pub async fn whole(&mut self, what: &str, bytes_max: usize) -> Result<Vec<u8>, Failure> {
         let mut body = Vec::new();
         while let Some(bytes) = self.chunk().await? {
@@ -238,7 +241,7 @@ impl Answer {
         Ok(body)
     }
 
-    /// Returns what a host says about a refusal: in the hub's header, or in the `error` of a JSON body.
+    /// Returns the host's explanation of a refusal, from the hub's header or from `error` in a JSON body.
     async fn explanation(mut self) -> String {
         let header = self.header(HeaderName::from_static("x-error-message"));
         let text = match header {
@@ -253,30 +256,30 @@ impl Answer {
     }
 }
 
-/// Returns the failure of an answer that no other attempt would better.
+/// Returns the failure for a response that another attempt would not change.
 pub fn unusable(url: &Url, what: &str, reason: &str) -> Failure {
     Failure::Final(DownloadError::Answer { host: host(url), what: what.to_owned(), reason: reason.to_owned() })
 }
 
-/// Returns the host of a URL, for people.
+/// Returns the host of a URL, for messages.
 pub fn host(url: &Url) -> String {
     let host = url.host_str().unwrap_or("?");
     url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
-/// Attempts that have failed since one brought something.
+/// Number of failed attempts since the last progress.
 #[derive(Debug, Default)]
 pub struct Attempts(u32);
 
 impl Attempts {
-    /// Begins to count anew, as something came.
+    /// Resets the count after progress.
     pub fn progressed(&mut self) {
         self.0 = 0;
     }
 
-    /// Waits for the next attempt.
+    /// Waits until the next attempt is due.
     ///
-    /// Errors: the failure where it is final, `Broken` behind the last attempt.
+    /// Errors: the failure itself if it is final; `Broken` after the last attempt.
     pub async fn again(&mut self, failure: Failure, (host, what): (&str, &str)) -> Result<(), DownloadError> {
         let (reason, pause) = match failure {
             Failure::Final(error) => return Err(error),

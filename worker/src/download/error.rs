@@ -1,4 +1,4 @@
-//! What can go wrong between a model's name and its file.
+//! Errors of finding and downloading a model's file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use super::choice::NoChoice;
 use crate::engine::Bytes;
 
-/// Reason why a model's file is not there.
+/// Reason why a model's file is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
-    /// TLS cannot be spoken.
+    /// TLS cannot be set up.
     #[error("cannot prepare TLS")]
     Tls(#[source] warmpath_shell::tls::TlsError),
-    /// The hub does not let this user have the model.
+    /// The hub denies this user access to the model.
     #[error("{host} refuses {what} ({status}){}: {advice}", colon(says))]
     Denied {
         /// Host that was asked.
@@ -21,22 +21,22 @@ pub enum DownloadError {
         what: String,
         /// Status of the answer.
         status: u16,
-        /// What the host says about it.
+        /// The host's explanation.
         says: String,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
     },
-    /// The host does not have it.
+    /// The host does not have the file or the repository.
     #[error("{host} has no {what} (404){}", colon(says))]
     NotFound {
         /// Host that was asked.
         host: String,
         /// What was asked for.
         what: String,
-        /// What the host says about it.
+        /// The host's explanation.
         says: String,
     },
-    /// None of the repository's files is meant.
+    /// The repository has no file that matches.
     #[error("{model}")]
     Choice {
         /// Model that was asked for.
@@ -45,7 +45,7 @@ pub enum DownloadError {
         #[source]
         source: NoChoice,
     },
-    /// The host does not answer, or its answers break off.
+    /// The host does not respond, or its responses break off.
     #[error("{what} cannot be fetched from {host}: {reason} ({n_attempts} attempts)")]
     Broken {
         /// Host that was asked.
@@ -54,10 +54,10 @@ pub enum DownloadError {
         what: String,
         /// Last failure.
         reason: String,
-        /// Attempts that brought nothing.
+        /// Number of attempts without progress.
         n_attempts: u32,
     },
-    /// An answer is none that the protocol knows.
+    /// The response does not follow the protocol.
     #[error("{host} gives an answer about {what} that cannot be used: {reason}")]
     Answer {
         /// Host that was asked.
@@ -67,26 +67,26 @@ pub enum DownloadError {
         /// Reason.
         reason: String,
     },
-    /// What arrived is not what the host announced.
+    /// The received bytes do not match the host's checksum.
     #[error("{what} arrived damaged: its SHA-256 is {got}, not {expected}; it was deleted")]
     Checksum {
         /// File.
         what: String,
         /// Checksum that the host announces.
         expected: String,
-        /// Checksum of what arrived.
+        /// Checksum of the received bytes.
         got: String,
     },
-    /// The disk has too little room.
+    /// The disk has too little free space.
     #[error("{} has {free} left, and {what} needs {needed} more", folder.display())]
     Room {
         /// File.
         what: String,
-        /// Folder in which it would be kept.
+        /// Folder for the file.
         folder: PathBuf,
-        /// Room that is left.
+        /// Free space.
         free: Bytes,
-        /// Room that is needed.
+        /// Space needed.
         needed: Bytes,
     },
     /// A file cannot be written or read.
@@ -100,12 +100,12 @@ pub enum DownloadError {
         #[source]
         source: io::Error,
     },
-    /// The network may not be used, and the model is not on this machine.
+    /// The worker is offline, and the model is not on this machine.
     #[error("{model} is not on this machine, and --offline forbids to download it ({})", folder.display())]
     NotCached {
         /// Model that was asked for.
         model: String,
-        /// Folder in which it was looked for.
+        /// Folder that was searched.
         folder: PathBuf,
     },
 }
@@ -119,7 +119,7 @@ impl DownloadError {
         Self::File { action, path: path.to_owned(), source }
     }
 
-    /// Returns whether another moment may bring another result.
+    /// Returns whether a later attempt may succeed.
     pub(super) fn is_transient(&self) -> bool {
         matches!(self, Self::Broken { .. })
     }

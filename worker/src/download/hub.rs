@@ -1,7 +1,7 @@
-//! What the hub says about a repository: its commit, and its files with their sizes and checksums.
+//! The hub's information about a repository: its commit, and its files with sizes and checksums.
 //!
-//! Not here: which of them are wanted (`choice`), their bytes (`transfer`). The idea: the files are those of one commit,
-//! so nothing changes between the listing and the last byte.
+//! Not here: choosing among the files (`choice`), downloading them (`transfer`). The idea: all files are those of one
+//! commit, so that an update of the repository during the download cannot mix two versions.
 //! Source: the hub's API, `/api/models/REPO/revision/REVISION` and `/api/models/REPO/tree/COMMIT`.
 
 use axum::http::header;
@@ -14,7 +14,7 @@ use super::client::{Answer, Ask, Attempts, Failure, Web, host, unusable};
 use super::error::DownloadError;
 use super::source::{HubConfig, HubModel};
 
-/// Longest answer that is read. Units: bytes. Source: own choice: a thousand files of 500 bytes, times thirty.
+/// Longest accepted response. Units: bytes. Source: own choice: a thousand files of 500 bytes, times thirty.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Most pages of a listing. Source: own choice: the hub lists a thousand files on one.
@@ -25,7 +25,7 @@ const PAGES_MAX: usize = 50;
 pub struct Listing {
     /// Commit.
     pub commit: String,
-    /// Files that can be cached.
+    /// Files that the cache can hold.
     pub files: Vec<HubFile>,
 }
 
@@ -36,9 +36,9 @@ pub struct HubFile {
     pub path: String,
     /// Size. Units: bytes.
     pub size: u64,
-    /// Name of its blob.
+    /// ETag, which names its blob.
     pub etag: String,
-    /// Checksum; absent where the hub has none, as for small files.
+    /// Checksum; none if the hub gives none, as for small files.
     pub sha256: Option<[u8; 32]>,
 }
 
@@ -59,7 +59,7 @@ struct Entry {
     lfs: Option<Large>,
 }
 
-/// What the hub says about a file that is stored apart from the repository.
+/// The hub's information about a file stored outside the repository (Git LFS).
 #[derive(Deserialize)]
 struct Large {
     oid: String,
@@ -87,7 +87,7 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Listin
         let (entries, next): (Vec<Entry>, _) = ask(web, hub, (page, &what)).await?;
         files.extend(entries.into_iter().filter_map(HubFile::new));
         let Some(next) = next else { return Ok(Listing { commit, files }) };
-        // The token goes with the request.
+        // The request carries the token, so the next page must be on the same host.
         if next.origin() != hub.endpoint.origin() {
             return Err(unusable("its list goes on at another host"));
         }
@@ -102,7 +102,7 @@ pub fn file_url(endpoint: &Url, repo: &str, commit: &str, path: &str) -> Url {
 }
 
 impl HubFile {
-    /// Returns a file; absent where it is a folder, or cannot be a path or a blob's name of this machine.
+    /// Returns a file; none for a folder, and for an entry whose path or ETag is unsafe as a path on this machine.
     fn new(entry: Entry) -> Option<Self> {
         let is_hash = |text: &str, n: usize| text.len() == n && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let Entry { kind, path, size, oid, lfs } = entry;
@@ -119,7 +119,8 @@ impl HubFile {
     }
 }
 
-/// Returns an address below `endpoint`; the `texts` are one segment each, whatever is in them, and `paths` are as many as they have.
+/// Returns an address below `endpoint`. Each of `texts` becomes one segment, with its slashes escaped; `paths` are
+/// split at their slashes.
 fn address(endpoint: &Url, paths: &[&str], texts: &[&str]) -> Url {
     let mut url = endpoint.clone();
     url.path_segments_mut()
@@ -130,7 +131,7 @@ fn address(endpoint: &Url, paths: &[&str], texts: &[&str]) -> Url {
     url
 }
 
-/// Returns what the hub answers, and where it goes on.
+/// Returns the hub's response, and the address of the next page.
 async fn ask<T: DeserializeOwned>(
     web: &Web,
     hub: &HubConfig,

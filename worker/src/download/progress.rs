@@ -1,4 +1,4 @@
-//! How far a download is: to HTTP, and to people as a bar on a terminal or as log lines.
+//! Progress of a download: for the HTTP interface, and for people as a bar on a terminal or as log lines.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::serving::Phase;
 /// Progress of all files of a model.
 pub struct DownloadProgress {
     phase: Arc<watch::Sender<Phase>>,
-    /// Bytes of all files; 0 where they are not known.
+    /// Size of all files; 0 if unknown. Units: bytes.
     total: u64,
-    /// Bytes of the files that are whole.
+    /// Size of the finished files. Units: bytes.
     finished: u64,
-    /// Size of the file under way.
+    /// Size of the current file. Units: bytes.
     size: u64,
     percent: u8,
     bar: Option<ProgressBar>,
@@ -29,13 +29,13 @@ impl DownloadProgress {
         Self { phase, total: 0, finished: 0, size: 0, percent: 0, bar: None }
     }
 
-    /// Takes the size of all files.
+    /// Sets the size of all files.
     pub(super) fn expect(&mut self, total: u64) {
         self.total = total;
         self.show(0);
     }
 
-    /// Begins a file; its size may be 0, where it is not known.
+    /// Begins a file; `size` is 0 if unknown.
     pub(super) fn begin(&mut self, name: &str, size: u64) {
         if std::io::stderr().is_terminal() {
             let template = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
@@ -47,7 +47,7 @@ impl DownloadProgress {
         self.size(size);
     }
 
-    /// Takes the size of the file under way.
+    /// Sets the size of the current file.
     pub(super) fn size(&mut self, size: u64) {
         self.size = size;
         if let Some(bar) = &self.bar {
@@ -55,7 +55,7 @@ impl DownloadProgress {
         }
     }
 
-    /// Shows how many bytes of the file are there.
+    /// Shows that this many bytes of the current file are present.
     pub(super) fn at(&mut self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);

@@ -1,4 +1,4 @@
-//! Where a model's file comes from, as the command line says it.
+//! Where a model's file comes from, as given on the command line.
 //!
 //! Not here: reading the flags (`config::source`).
 
@@ -11,22 +11,22 @@ use url::Url;
 /// Origin of a model's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelSource {
-    /// A file of this machine.
+    /// A file on this machine.
     File(PathBuf),
     /// A repository of the Hugging Face hub.
     Hub {
-        /// Model in it.
+        /// Model in the repository.
         model: HubModel,
-        /// Hub.
+        /// Settings of the hub.
         hub: HubConfig,
     },
-    /// An address elsewhere.
+    /// Any other address.
     Url {
         /// Address of the first file.
         url: Url,
-        /// Path at which that file is kept.
+        /// Path at which the first file is kept.
         file: PathBuf,
-        /// Whether nothing may be asked for over the network.
+        /// Whether the worker is offline.
         offline: bool,
     },
 }
@@ -34,61 +34,61 @@ pub enum ModelSource {
 /// Model in a repository of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubModel {
-    /// Name of the model where the command line gives none.
+    /// Name of the model if the command line gives none.
     pub name: String,
     /// Repository, as `OWNER/NAME`.
     pub repo: String,
     /// Branch, tag or commit.
     pub revision: String,
-    /// Files that are meant.
+    /// Files to use.
     pub wanted: Wanted,
 }
 
-/// Files of a repository that are meant.
+/// Selection among a repository's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// This one, with the others of a split model.
+    /// This file, together with the other files of a split model.
     File(String),
-    /// The first whose name bears this quantization.
+    /// The first file whose name contains this quantization.
     Quant(String),
     /// llama-server's choice: Q4_K_M, else Q8_0, else the first.
     Any,
 }
 
-/// Hub, and what is kept of it on this machine.
+/// Settings of the hub and of its cache on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubConfig {
     /// Address of the hub or of a mirror.
     pub endpoint: Url,
     /// Folder in which the hub's clients keep files.
     pub cache: PathBuf,
-    /// Token that is shown to the hub, and to no other host.
+    /// Token for the hub; no other host receives it.
     pub token: Option<HubToken>,
-    /// Whether nothing may be asked for over the network.
+    /// Whether the worker is offline.
     pub offline: bool,
 }
 
-/// Token of a user of the hub; its text is shown nowhere.
+/// Token of a user of the hub; logs and messages never contain it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubToken(String);
 
 impl HubToken {
-    /// Returns a token, as a flag or a file has it.
+    /// Returns the token given by a flag or a file.
     pub fn new(text: &str) -> Self {
         Self(text.trim().to_owned())
     }
 
-    /// Returns whether there is none.
+    /// Returns whether the token is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns whether a header can hold it.
+    /// Returns whether the token is valid in a header.
     pub fn is_valid(&self) -> bool {
         self.0.bytes().all(|byte| byte.is_ascii_graphic())
     }
 
-    /// Returns the header that shows it.
+    /// Returns the header that carries the token.
     pub(super) fn header(&self) -> HeaderValue {
         let mut value = HeaderValue::from_str(&format!("Bearer {}", self.0)).unwrap_or(HeaderValue::from_static(""));
         value.set_sensitive(true);
@@ -103,7 +103,7 @@ impl fmt::Debug for HubToken {
 }
 
 impl ModelSource {
-    /// Returns the path of a file that is on this machine before anything is fetched.
+    /// Returns the path of a model that is on this machine without any download.
     pub fn local(&self) -> Option<&PathBuf> {
         match self {
             Self::File(path) => Some(path),
@@ -111,7 +111,8 @@ impl ModelSource {
         }
     }
 
-    /// Returns the name of the model where the command line gives none: llama-server's for a repository, and otherwise the file's.
+    /// Returns the name of the model if the command line gives none: for a repository the name that llama-server uses,
+    /// otherwise the name of the file.
     pub fn model_name(&self) -> String {
         match self {
             Self::File(path) | Self::Url { file: path, .. } => warmpath_gguf::model_name(path),
@@ -130,7 +131,7 @@ impl fmt::Display for ModelSource {
 }
 
 impl HubModel {
-    /// Revision where none is given.
+    /// Revision if none is given.
     pub const REVISION_DEFAULT: &str = "main";
 }
 

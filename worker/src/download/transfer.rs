@@ -1,7 +1,8 @@
-//! The bytes of one file, until they are whole: resumed where they broke off, and compared with their checksum.
+//! Downloads the bytes of one file: resumes where a transfer broke off, and compares the checksum.
 //!
-//! Not here: where the file goes then. The idea: what is there of a file is read once for its checksum and then only
-//! appended to. An answer that breaks off is asked for again from there, as long as each attempt brings something.
+//! Not here: moving the finished file to its place. The idea: the part that is already on the disk is read once for the
+//! checksum and then only appended to. When a response breaks off, the rest is requested from there, as long as each
+//! attempt makes progress.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -19,41 +20,41 @@ use super::progress::DownloadProgress;
 use super::source::HubToken;
 use crate::engine::Bytes;
 
-/// Bytes that are read at a time of what is there.
+/// Bytes read at a time from the part that is already on the disk.
 const READ_BYTES: usize = 1 << 20;
 
-/// File of another host.
+/// A file on another host.
 #[derive(Debug)]
 pub struct Remote<'a> {
     /// Address.
     pub url: Url,
     /// Token for that host.
     pub token: Option<&'a HubToken>,
-    /// Size; absent where it is not known beforehand. Units: bytes.
+    /// Size; none if unknown beforehand. Units: bytes.
     pub size: Option<u64>,
-    /// Checksum; absent where none is known.
+    /// Checksum; none if unknown.
     pub sha256: Option<[u8; 32]>,
 }
 
-/// State of a host's file by which a later one is told apart.
+/// ETags of local files, by which a newer version on the host is recognized.
 #[derive(Debug, Default)]
 pub struct Validators {
-    /// ETag of what is kept whole; where the host still has it, nothing is transferred.
+    /// ETag of the complete local file; if the host still has this version, nothing is transferred.
     pub whole: Option<String>,
-    /// ETag of what is there in part.
+    /// ETag of the partial local file.
     pub partial: Option<String>,
 }
 
-/// End of a transfer.
+/// Outcome of a transfer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Transferred {
-    /// The file is there, with the ETag that the host gave it.
+    /// The file is complete, with the ETag given by the host.
     Whole(Option<String>),
-    /// The host has what is kept whole.
+    /// The host still has the version of the complete local file.
     Unchanged,
 }
 
-/// Brings a file whose content never changes to `partial`.
+/// Downloads a file whose content never changes to `partial`.
 ///
 /// Errors: every one of a transfer.
 pub async fn transfer(
@@ -65,8 +66,8 @@ pub async fn transfer(
     transfer_if_changed(web, remote, (partial, &mut Validators::default()), progress).await.map(drop)
 }
 
-/// Brings a file that may change to `path`, where it is not what is kept whole. The ETag of what is there in part is kept in
-/// `validators`, and in a file beside it.
+/// Downloads a file that may change to `path`, unless the complete local file is up to date. The ETag of the partial
+/// file is kept in `validators`, and in a file beside it.
 ///
 /// Errors: every one of a transfer.
 pub async fn transfer_if_changed(
@@ -90,7 +91,7 @@ pub async fn transfer_if_changed(
         match arrived {
             Ok(Transferred::Unchanged) => return Ok(Transferred::Unchanged),
             Ok(whole) => match partial.finish(&what, remote.sha256).await {
-                // What an earlier process has left is perhaps to blame.
+                // The part left by an earlier process may be damaged: starts once more from nothing.
                 Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
                     warn!(%error, "downloading it from its beginning");
                     partial = Partial::open(path, Some(Sha256::new())).await?;
@@ -107,22 +108,22 @@ pub async fn transfer_if_changed(
     }
 }
 
-/// Returns the last part of an address' path, for people.
+/// Returns the last segment of an address' path, for messages.
 fn path_name(url: &Url) -> String {
     url.path_segments().and_then(|mut segments| segments.next_back()).unwrap_or_default().to_owned()
 }
 
-/// What there is of a file.
+/// The partial file on the disk.
 struct Partial {
     path: PathBuf,
     file: File,
-    /// Checksum of what there is; absent where none will be compared.
+    /// Checksum of the bytes so far; none if there is nothing to compare it with.
     hasher: Option<Sha256>,
     len: u64,
 }
 
 impl Partial {
-    /// Opens what there is, or an empty file; a hasher, where there is one, takes in what there is.
+    /// Opens the partial file, or creates an empty one; the hasher, if any, reads the existing bytes.
     ///
     /// Errors: `File`.
     async fn open(path: &Path, hasher: Option<Sha256>) -> Result<Self, DownloadError> {
@@ -136,7 +137,7 @@ impl Partial {
         Ok(Self { path: path.to_owned(), file, hasher, len })
     }
 
-    /// Forgets what there is.
+    /// Empties the file.
     async fn clear(&mut self) -> Result<(), DownloadError> {
         self.file.set_len(0).await.map_err(|source| DownloadError::file("write", &self.path, source))?;
         self.hasher = self.hasher.as_ref().map(|_| Sha256::new());
@@ -153,7 +154,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Puts everything on the disk and compares it; what is damaged is deleted.
+    /// Flushes the file to the disk and compares its checksum; deletes a damaged file.
     ///
     /// Errors: `File`, `Checksum`.
     async fn finish(&mut self, what: &str, expected: Option<[u8; 32]>) -> Result<(), DownloadError> {
@@ -170,7 +171,9 @@ impl Partial {
         Err(DownloadError::Checksum { what: what.to_owned(), expected, got })
     }
 
-    /// Errors: `Room` where the disk has too little for the rest.
+    /// Checks that the disk has room for the rest.
+    ///
+    /// Errors: `Room`.
     fn check_room(&self, what: &str, size: u64) -> Result<(), DownloadError> {
         let folder = self.path.parent().expect("a file is in a folder");
         let needed = size.saturating_sub(self.len);
@@ -200,13 +203,13 @@ fn read_whole(path: &Path, mut hasher: Option<Sha256>) -> io::Result<(Option<Sha
     Ok((hasher, file.metadata()?.len()))
 }
 
-/// Returns what a user may still write into a folder; absent where the system does not say. Units: bytes.
+/// Returns the free space of a folder's disk for this user; none if the system does not report it. Units: bytes.
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
 }
 
-/// One request for what is missing.
+/// One request for the missing bytes.
 struct Attempt<'a> {
     web: &'a Web,
     remote: &'a Remote<'a>,
@@ -217,7 +220,7 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Appends what the host sends.
+    /// Appends the bytes that the host sends.
     async fn run(&mut self) -> Result<Transferred, Failure> {
         match self.remote.size {
             Some(size) if self.partial.len > size => self.partial.clear().await?,
@@ -259,7 +262,7 @@ impl Attempt<'_> {
         let mut headers = Vec::new();
         if self.partial.len > 0 {
             headers.push((header::RANGE, format!("bytes={}-", self.partial.len)));
-            // A weak one says too little about bytes.
+            // A weak ETag does not guarantee equal bytes.
             let strong = self.validators.partial.as_ref().filter(|etag| !etag.starts_with("W/"));
             headers.extend(strong.map(|etag| (header::IF_RANGE, etag.clone())));
         } else if let Some(etag) = &self.validators.whole {
@@ -269,7 +272,7 @@ impl Attempt<'_> {
         self.web.get(&Ask { url: url.clone(), token: *token, headers, what: self.what }).await
     }
 
-    /// Refuses a part that does not begin where the file ends.
+    /// Checks that the sent range begins at the end of the file.
     fn check_part(&self, answer: &Answer) -> Result<(), Failure> {
         let range = answer.header(header::CONTENT_RANGE).unwrap_or_default();
         let begin = range.strip_prefix("bytes ").and_then(|range| range.split_once('-')?.0.parse().ok());

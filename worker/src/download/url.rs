@@ -1,8 +1,7 @@
-//! A model at any address: kept under its name, and fetched again where the host has another one.
+//! A model at any address: kept under its name, and downloaded again when the host has a newer version.
 //!
-//! Not here: addresses of the hub, which are its files (`config::source`).
-//! The idea: no host but the hub says what a file's checksum is, so its ETag and its size are all there is. A file is kept with the ETag
-//! that it came with.
+//! Not here: addresses on the hub, which are treated as its files (`config::source`). The idea: hosts other than the
+//! hub give no checksum, so versions are told apart by ETag and size alone. A file is kept together with its ETag.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,9 +16,9 @@ use super::error::DownloadError;
 use super::progress::DownloadProgress;
 use super::transfer::{Remote, Transferred, Validators, transfer_if_changed};
 
-/// Returns the path of a model's first file, once all of its files are there.
+/// Returns the path of a model's first file, after all of its files are present.
 ///
-/// Without a client nothing is downloaded. Errors: every [`DownloadError`] but `Choice`.
+/// Downloads nothing without a client. Errors: every [`DownloadError`] but `Choice`.
 pub async fn fetch(
     url: &Url,
     file: &Path,
@@ -43,7 +42,7 @@ pub async fn fetch(
     Ok(if is_split { file.with_file_name(&names[0]) } else { file.to_owned() })
 }
 
-/// Brings the host's file to `path`, unless it is there.
+/// Downloads the host's file to `path`, unless it is up to date.
 async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgress) -> Result<(), DownloadError> {
     let beside = |ending: &str| {
         let mut path = path.as_os_str().to_owned();
@@ -60,7 +59,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
         return Ok(());
     }
     let mut validators = Validators { whole, partial: read(&partial_etag) };
-    // What has no ETag may be the beginning of another file.
+    // Without an ETag, the partial file may be the beginning of another version.
     if validators.partial.is_none() && partial.exists() {
         fs::remove_file(&partial).map_err(|source| DownloadError::file("delete", &partial, source))?;
     }
@@ -70,7 +69,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
     let keep = |from: &Path, to: &Path| fs::rename(from, to).map_err(|source| DownloadError::file("keep", to, source));
     match transferred {
         Ok(Transferred::Whole(new)) => {
-            // In this order a file never has the ETag of another one.
+            // Removed first, so that a new file never keeps the ETag of the old one.
             let _ = fs::remove_file(&etag);
             keep(&partial, path)?;
             if let Some(new) = new {

@@ -1,8 +1,8 @@
-//! The calls into llama.cpp: a context that embeds, and one batch of texts at a time.
+//! The calls into llama.cpp: a context for embeddings, and one batch of texts at a time.
 //!
-//! Not here: which texts (`thread`). The idea: a model without a memory computes all of a batch in one micro-batch, so that must be as long as
-//! the longest text; one with a memory that looks at a text's end alone can take it in pieces. Such a text has a sequence and
-//! cells of its own, so that other texts can be computed between its pieces.
+//! A model without a KV cache computes a whole batch in one micro-batch, which must be as long as the longest text. A
+//! causal model whose pooling uses only the last token can compute a text in pieces. Such a text has a sequence and
+//! cells of its own, so that other texts can be computed between its pieces. Not here: the choice of texts (`thread`).
 
 use std::num::NonZeroU32;
 
@@ -18,7 +18,7 @@ use super::layout::Layout;
 use super::{EmbedConfig, EmbedFacts};
 use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
 
-/// Computes batches of texts; sequence ids are places in the batch.
+/// Computer of batches of texts; sequence ids are indexes in the batch.
 pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
@@ -26,13 +26,13 @@ pub(super) struct Computer<'m> {
     n_slots: u16,
 }
 
-/// What the model gives for one text: one vector, or without pooling one for each token.
+/// Output of the model for one text: one vector, or without pooling one for each token.
 type Vectors = Vec<Vec<f32>>;
 
 impl<'m> Computer<'m> {
-    /// Makes the context and tries it with one token.
+    /// Creates the context and tries it with one token.
     ///
-    /// Errors: `Context`; `Unsupported` where the model cannot do what is asked for.
+    /// Errors: `Context`; `Unsupported` if the model does not support the configuration.
     pub(super) fn open(
         model: &'m LlamaModel,
         config: &EmbedConfig,
@@ -83,9 +83,9 @@ impl<'m> Computer<'m> {
         Ok(Self { context, batch, layout, n_slots: config.engine.n_slots })
     }
 
-    /// Computes one token; returns whether the model has a memory.
+    /// Computes one token; returns whether the model has a KV cache.
     ///
-    /// Errors: says why where it cannot be computed.
+    /// Errors: the reason why it cannot be computed.
     fn probe(&mut self) -> Result<bool, String> {
         self.batch.clear();
         let added = self.batch.add(LlamaToken(0), 0, &[0], true);
@@ -97,7 +97,7 @@ impl<'m> Computer<'m> {
         Ok(has_memory)
     }
 
-    /// Returns the longest piece of a text that is computed at once; absent where texts are computed as a whole.
+    /// Returns the longest piece of a text that is computed at once; `None` if texts are computed as a whole.
     pub(super) fn piece_tokens(&self) -> Option<u32> {
         self.layout.piece_tokens()
     }
@@ -109,7 +109,8 @@ impl<'m> Computer<'m> {
 
     /// Returns the vectors of texts, each computed as if it were alone.
     ///
-    /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a micro-batch. Errors: says what failed.
+    /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a micro-batch. Errors: a description of the
+    /// failure.
     pub(super) fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vectors>, String> {
         self.batch.clear();
         for (sequence, text) in (0..).zip(texts) {
@@ -129,9 +130,10 @@ impl<'m> Computer<'m> {
         vectors
     }
 
-    /// Computes the next piece of a text, whose first `n_computed` tokens are; returns its vectors once it is computed to its end.
+    /// Computes the next piece of a text, after its first `n_computed` tokens; returns its vectors once it is complete.
     ///
-    /// Shape: one text at a time is computed in pieces. Errors: says what failed; then nothing of the text is left.
+    /// Shape: one text at a time is computed in pieces. Errors: a description of the failure; then none of the text is
+    /// kept.
     pub(super) fn extend(&mut self, text: &[Token], n_computed: usize) -> Result<Option<Vectors>, String> {
         let rest = &text[n_computed..];
         let piece_tokens = self.piece_tokens().map_or(rest.len(), |n| rest.len().min(n as usize));
@@ -147,7 +149,7 @@ impl<'m> Computer<'m> {
         vectors.map(Some)
     }
 
-    /// Forgets the text that is computed in pieces.
+    /// Drops the text that is computed in pieces.
     pub(super) fn give_up(&mut self) {
         self.clear(self.own_sequence());
     }
@@ -182,7 +184,7 @@ impl<'m> Computer<'m> {
             let pooled = self.context.embeddings_seq_ith(sequence).map_err(|error| none(error.to_string()))?;
             vec![pooled.to_vec()]
         };
-        // A vector that is no number would reach the client as nulls.
+        // A vector with NaN would reach the client as nulls.
         if vectors.iter().flatten().any(|number| !number.is_finite()) {
             return Err("the model gave a vector with numbers that are not finite".to_owned());
         }
@@ -190,7 +192,8 @@ impl<'m> Computer<'m> {
     }
 }
 
-/// Returns the settings of a context for batches of texts and, where texts are computed in pieces, for one of these beside them.
+/// Returns the settings of a context for batches of texts and, if texts are computed in pieces, for one of these beside
+/// them.
 pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaContextParams {
     let engine = &config.engine;
     let (n_sequences, piece_cells) = match layout.piece_tokens() {
@@ -213,7 +216,7 @@ pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaConte
         .with_n_threads(threads(engine.threads))
         .with_n_threads_batch(threads(if engine.threads_batch == 0 { engine.threads } else { engine.threads_batch }))
         .with_flash_attention_policy(flash_attn)
-        // In a buffer for each sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
+        // With one buffer per sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
         .with_kv_unified(true)
         .with_embeddings(true)
         .with_pooling_type(pooling_type(layout.pooling))
@@ -223,12 +226,14 @@ pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaConte
     with_rope(params, &engine.rope)
 }
 
-/// Returns the sequences of a context in which a text is computed in pieces: the last one is its own.
+/// Returns the sequences of a context in which a text is computed in pieces: the last one is for that text.
 fn n_sequences(n_slots: u16) -> u16 {
     n_slots.saturating_add(1).min(SLOTS_MAX)
 }
 
-/// Errors: says why where a model is to give scores and has no head for them.
+/// Checks that a model for scores has a classification head.
+///
+/// Errors: the reason if it has none.
 fn check_head(config: &EmbedConfig) -> Result<(), String> {
     let files = warmpath_gguf::Model::open(&config.engine.model).map_err(|error| error.to_string())?;
     match files.tensors().any(|tensor| tensor.name.starts_with("cls.")) {

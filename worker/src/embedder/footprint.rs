@@ -1,7 +1,8 @@
-//! What a worker that embeds or ranks will take of the machine's memory, and whether that is there; asked before anything is loaded.
+//! Memory that an embedding or reranking worker will take, and whether it is available; checked before anything is
+//! loaded.
 //!
-//! Not here: a worker that generates (`engine::footprint`), how much memory there is (`machine`).
-//! The idea: llama.cpp says what a context for one batch would take, without taking it.
+//! llama.cpp reports what a context for one batch would take, without allocating it. Not here: a worker that generates
+//! (`engine::footprint`), the machine's memory (`machine`).
 
 use warmpath_llama_chat::DeviceMemory;
 
@@ -10,15 +11,15 @@ use super::compute::context_params;
 use super::layout::Layout;
 use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 
-/// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is the least that they take.
+/// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is a lower bound.
 ///
-/// Source: as the engine's: llama.cpp keeps 48 bytes for each token even where it allocates nothing else.
+/// Source: as the engine's: llama.cpp keeps 48 bytes for each token even if it allocates nothing else.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
 
-/// Returns what a model's weights, context and computation take; absent where llama.cpp cannot say: then the loading itself will say
-/// why.
+/// Returns the memory of a model's weights, context and computation; `None` if llama.cpp cannot tell: then loading will
+/// report the error.
 ///
-/// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` where they need more memory than is available.
+/// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
     let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
     let layout = layout(&outline, config);
@@ -58,9 +59,9 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
     Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
 }
 
-/// Returns a configuration that says what lies on which device, as the engine's does.
+/// Returns a configuration that names the device of each part, like the engine's.
 ///
-/// Errors: `Config` for a device or a buffer that there is not.
+/// Errors: `Config` for a device or a buffer that does not exist.
 pub fn settle(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
     let pooling = config.pooling;
     let wanted = |engine: &EngineConfig| {

@@ -1,7 +1,7 @@
-//! The embedder as everyone else sees it: embed, look, drain.
+//! The embedder's interface: embed, state, drain.
 //!
-//! Not here: what happens to the texts (`thread`). The idea: requests are bounded by places, as the engine's are; a place is free
-//! again when its request has left, however it leaves.
+//! The number of requests is limited by places, like the engine's. A place is free again when its request has left,
+//! however it ended. Not here: the computation of the texts (`thread`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -15,13 +15,13 @@ use warmpath_common::ids::{RequestId, Token};
 use super::{EmbedFacts, Embedded};
 use crate::engine::{CounterValues, Counters, EngineError, Promise, Promiser};
 
-/// Reaches the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
+/// Handle of the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct EmbedHandle {
     shared: Arc<Shared>,
 }
 
-/// Is what the handles share.
+/// State shared by the handles.
 pub(super) struct Shared {
     pub facts: EmbedFacts,
     pub promiser: Promiser,
@@ -31,47 +31,47 @@ pub(super) struct Shared {
     pub counters: Arc<Counters>,
     pub draining: AtomicBool,
     pub stopped: watch::Receiver<()>,
-    /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
+    /// The thread's handle, taken once by the caller that joins; never locked across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Asks the thread for something.
+/// Command for the thread.
 pub(super) enum Command {
     Embed(Job),
     Drain { deadline: Instant },
 }
 
-/// Is a request: its texts, and where their vectors go.
+/// A request: its texts, and the receiver of their vectors.
 pub(super) struct Job {
-    /// Speaks for the request until the load counts it.
+    /// Announces the request until the load counts it.
     pub promise: Promise,
-    /// Lists the texts, none of them empty or too long.
+    /// Texts, none of them empty or too long.
     pub texts: Vec<Vec<Token>>,
     pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
-    /// Frees the request's place when it leaves.
+    /// Place of the request, free again when this is dropped.
     pub place: OwnedSemaphorePermit,
 }
 
 impl Job {
-    /// Tells whoever asked what became of it; by then its place is free, so that they can ask again.
+    /// Sends the result to the caller. The place is freed first, so that the caller can send another request.
     pub fn answer(self, outcome: Result<Vec<Embedded>, EngineError>) {
         drop(self.place);
-        // Whoever has left wants nothing.
+        // A caller that has left needs no result.
         let _ = self.reply.send(outcome);
     }
 }
 
-/// Says why a text cannot be embedded.
+/// Reason why a text cannot be embedded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextFault {
     /// It has no tokens.
     Empty,
     /// It is too long.
     TooLong {
-        /// Is its length. Units: tokens.
+        /// Length. Units: tokens.
         n_tokens: usize,
     },
-    /// It has a token that the vocabulary has not.
+    /// It has a token that is not in the vocabulary.
     Token(Token),
 }
 
@@ -80,17 +80,17 @@ impl EmbedHandle {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Returns what the model turned out to be.
+    /// Returns the properties of the loaded model.
     pub fn facts(&self) -> &EmbedFacts {
         &self.shared.facts
     }
 
-    /// Returns the counters as they were after the last batch.
+    /// Returns the counters after the last batch.
     pub fn counters(&self) -> CounterValues {
         self.shared.counters.values()
     }
 
-    /// Checks a text before it is handed in.
+    /// Checks a text before it is submitted.
     ///
     /// Errors: every [`TextFault`].
     pub fn check(&self, text: &[Token]) -> Result<(), TextFault> {
@@ -104,9 +104,10 @@ impl EmbedHandle {
         text.iter().find(|token| **token >= facts.n_vocab).map_or(Ok(()), |token| Err(TextFault::Token(*token)))
     }
 
-    /// Returns what is made of texts, each of which [`Self::check`] has passed; dropping the future gives the request up.
+    /// Returns the vectors of texts, each of which has passed [`Self::check`]; dropping the future cancels the request.
     ///
-    /// Shape: `texts` `[n]` -> `[n]`. Errors: `QueueFull`, `Draining`, `Decode`, and `Stopped` once the thread has ended.
+    /// Shape: `texts` `[n]` -> `[n]`. Errors: `QueueFull`, `Draining`, `Decode`, and `Stopped` once the thread has
+    /// ended.
     pub async fn embed(&self, request_id: &RequestId, texts: Vec<Vec<Token>>) -> Result<Vec<Embedded>, EngineError> {
         let shared = &self.shared;
         if shared.draining.load(Ordering::Acquire) {
@@ -125,12 +126,13 @@ impl EmbedHandle {
         answer.await.unwrap_or(Err(EngineError::Stopped))
     }
 
-    /// Takes no more requests, lets those that are there finish until `within` has passed, and returns once the thread has ended.
+    /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once the thread has
+    /// ended.
     pub async fn drain(&self, within: Duration) {
         self.shared.draining.store(true, Ordering::Release);
         let drain = Command::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
-        // A thread that has ended has nothing left to drain.
+        // A thread that has ended has nothing to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
         self.stopped().await;
         let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,13 +1,13 @@
-//! What a model's file and the flags make of texts, and how long batches of them are.
+//! Output and batch length for texts, by the model's file and the flags.
 //!
-//! Not here: contexts of these sizes (`compute`), what memory they take (`footprint`).
+//! Not here: contexts of these sizes (`compute`), their memory (`footprint`).
 
 use warmpath_common::model::Pooling;
 
 use super::{EmbedConfig, TEXT_TOKENS_DEFAULT_MAX};
 use crate::engine::Metadata;
 
-/// What is made of texts, and how long batches are. Units: tokens.
+/// Output for a text, and the length of batches. Units: tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     pub(super) pooling: Pooling,
@@ -17,7 +17,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a model; without pooling asked for, that of the file counts, or none, as llama.cpp has it.
+    /// Returns the layout of a model. The default pooling is the one in the file, or none, like in llama.cpp.
     pub(super) fn new(model: &Metadata<'_>, config: &EmbedConfig) -> Self {
         let own = || match model.of_architecture("pooling_type").as_deref() {
             Some("1") => Pooling::Mean,
@@ -36,22 +36,23 @@ impl Layout {
             given => given,
         };
         let text_tokens_max = wanted.min(trained);
-        // llama.cpp tries a batch of a multiple of the sequences first; with another size, pooling by mean aborts the process.
+        // llama.cpp first tries a batch of a multiple of the sequences; with another size, pooling by mean aborts the
+        // process.
         let batch_tokens =
             text_tokens_max.max(config.engine.ubatch_tokens).next_multiple_of(u32::from(config.engine.n_slots));
-        // Only what looks at the last token can be computed in pieces.
+        // Only pooling of the last token allows pieces.
         let is_causal = model.of_architecture("attention.causal").as_deref() != Some("false");
         let may_split = matches!(pooling, Pooling::Last | Pooling::Rank) && is_causal;
         let ubatch_tokens = if may_split { config.engine.ubatch_tokens.min(batch_tokens) } else { batch_tokens };
         Self { pooling, text_tokens_max, batch_tokens, ubatch_tokens }
     }
 
-    /// Returns the longest piece of a text that is computed at once; absent where texts must not be cut.
+    /// Returns the longest piece of a text that is computed at once; `None` if texts must not be cut.
     pub(super) fn piece_tokens(self) -> Option<u32> {
         (self.ubatch_tokens < self.batch_tokens).then_some(self.ubatch_tokens)
     }
 
-    /// Returns the layout whose batches are computed at once.
+    /// Returns the layout without pieces.
     pub(super) fn unsplit(self) -> Self {
         Self { ubatch_tokens: self.batch_tokens, ..self }
     }

@@ -1,8 +1,8 @@
 //! The embedder's thread: its start, its loop, its batches.
 //!
-//! Not here: the calls into llama.cpp (`compute`). The idea: as the engine's thread, it sleeps while nothing waits, and looks at its
-//! commands between two batches, so that a client that has left costs at most the batch that runs. A text that is computed in
-//! pieces is a batch for each piece; texts of others are computed between two of them.
+//! Like the engine's thread, it sleeps while no request waits, and reads its commands between two batches, so a
+//! disconnected client costs at most the running batch. A text that is computed in pieces takes a batch for each piece;
+//! other texts are computed between them. Not here: the calls into llama.cpp (`compute`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -21,14 +21,14 @@ use super::handle::{Command, EmbedHandle, Job, Shared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
 use crate::engine::{Counters, EngineError, EngineUpdate, Progress, Promiser, Report, StartError, load_model};
 
-/// Is a request that waits or runs.
+/// A request that waits or runs.
 struct Waiting {
     job: Job,
-    /// Lists the lengths of its texts. Units: tokens.
+    /// Lengths of its texts. Units: tokens.
     lengths: Vec<u32>,
-    /// Lists what was made of its first texts.
+    /// Results of its first texts.
     done: Vec<Embedded>,
-    /// Tokens of its next text that are computed: 0 but for a text in pieces.
+    /// Computed tokens of its next text: 0 except for a text in pieces.
     n_computed: u32,
 }
 
@@ -47,20 +47,20 @@ impl Waiting {
         all - u64::from(self.n_computed)
     }
 
-    /// Takes what was made of its next text.
+    /// Records the result of its next text.
     fn finish_text(&mut self, vectors: Vec<Vec<f32>>) {
         let n_tokens = self.lengths[self.done.len()];
         self.done.push(Embedded { n_tokens, vectors });
         self.n_computed = 0;
     }
 
-    /// Returns one of the texts that are left.
+    /// Returns one of the remaining texts.
     fn text(&self, text_idx: usize) -> &[Token] {
         &self.job.texts[self.done.len() + text_idx]
     }
 }
 
-/// Is the ends of the thread's channels that it keeps.
+/// The thread's own ends of its channels.
 struct Inside {
     commands: Receiver<Command>,
     updates: mpsc::UnboundedSender<EngineUpdate>,
@@ -79,7 +79,7 @@ pub(super) fn start(
     config.engine.validate()?;
     let queue_max = config.engine.queue_max;
     let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);
-    // Beyond the places there is room for a drain, and one more from an impatient operator.
+    // Besides the places there is room for a drain, and for another one of an impatient operator.
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
@@ -130,7 +130,7 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
     Loop { computer, commands, counters, report, averages, room, free_cells, waiting, piece_is_due, deadline }.run();
 }
 
-/// Is the thread's loop.
+/// The thread's loop.
 struct Loop<'m> {
     computer: Computer<'m>,
     commands: Receiver<Command>,
@@ -138,17 +138,17 @@ struct Loop<'m> {
     report: Report,
     averages: Averages,
     room: Room,
-    /// Is what a router is told of room; nothing is kept, so it never changes.
+    /// Free cells for the load that routers get; nothing is cached, so it never changes.
     free_cells: u64,
-    /// Lists the requests, the oldest first.
+    /// Requests, the oldest first.
     waiting: Vec<Waiting>,
-    /// Whether the last step was no piece of a text.
+    /// Whether the last step was not a piece of a text.
     piece_is_due: bool,
-    /// Is when what still runs is given up; absent unless draining.
+    /// Time at which running requests are cancelled; `None` unless draining.
     deadline: Option<Instant>,
 }
 
-/// Says that the last handle was dropped.
+/// The last handle was dropped.
 struct NoHandles;
 
 impl Loop<'_> {
@@ -168,7 +168,7 @@ impl Loop<'_> {
         self.tell(&[]);
     }
 
-    /// Takes every command that is there, and waits for one while there is nothing to do.
+    /// Takes all waiting commands, and waits for one if there is nothing to do.
     fn take_commands(&mut self) -> Result<(), NoHandles> {
         while self.waiting.is_empty() && self.deadline.is_none() {
             match self.report.due_in(Instant::now()) {
@@ -187,7 +187,7 @@ impl Loop<'_> {
             match self.commands.try_recv() {
                 Ok(command) => self.obey(command),
                 Err(TryRecvError::Empty) => break,
-                // Nobody can ask for more; what is there is finished all the same.
+                // No further request can come; the present ones are finished all the same.
                 Err(TryRecvError::Disconnected) if self.waiting.is_empty() => return Err(NoHandles),
                 Err(TryRecvError::Disconnected) => break,
             }
@@ -218,7 +218,7 @@ impl Loop<'_> {
             if waiting.n_computed > 0 {
                 self.computer.give_up();
             }
-            // Who sees them counted finds the place free.
+            // A caller that sees the counters finds the place free.
             drop(waiting);
             self.counters.cancelled.fetch_add(n_texts, Relaxed);
             self.report.touch();
@@ -226,7 +226,7 @@ impl Loop<'_> {
         self.counters.queued.store(self.waiting.len() as u64, Relaxed);
     }
 
-    /// Computes one batch, or a piece of a text, and answers whoever has everything now.
+    /// Computes one batch, or a piece of a text, and responds to each request that is complete.
     fn step(&mut self) {
         let lengths: Vec<&[u32]> = self.waiting.iter().map(Waiting::lengths_left).collect();
         let begun = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
@@ -287,7 +287,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Tells what is about to be computed.
+    /// Reports the batch that is about to be computed.
     fn begin(&mut self, batch: &[Place]) {
         self.report.touch();
         if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
@@ -296,7 +296,7 @@ impl Loop<'_> {
         self.counters.busy_slots.store(batch.len() as u64, Relaxed);
     }
 
-    /// Counts what was computed since `began`.
+    /// Counts the tokens computed since `began`.
     fn end(&mut self, n_tokens: usize, began: Instant) {
         self.averages.step(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0, began.elapsed());
         self.counters.steps.fetch_add(1, Relaxed);
@@ -311,7 +311,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Tells the requests of a batch that it has failed; the others go on.
+    /// Fails the requests of a batch; the others continue.
     fn fail(&mut self, batch: &[Place], reason: String) {
         tracing::error!(reason, texts = batch.len(), "a batch of texts failed");
         self.counters.decode_failures.fetch_add(1, Relaxed);
@@ -326,7 +326,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Tells routers the load while `batch` runs.
+    /// Reports the load while `batch` runs.
     fn tell(&mut self, batch: &[Place]) {
         let in_batch = |place: &Place| {
             let waiting = &self.waiting[place.request_idx];
@@ -345,7 +345,7 @@ impl Loop<'_> {
             busy_slots: (0..).take(batch.len()).map(SlotId).collect(),
             free_cells: self.free_cells,
             draining: self.deadline.is_some(),
-            // Nothing is generated: what a place is taken for is the computing, which the tokens say.
+            // Nothing is generated: a place is taken for the computing only, which the tokens measure.
             rates: Rates { decode_step_ms: Some(0.0), answer_tokens: Some(0.0), ..self.averages.rates() },
         };
         self.report.send(Vec::new(), load, Instant::now());

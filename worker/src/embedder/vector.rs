@@ -1,26 +1,27 @@
-//! What is done to a vector before it leaves: cut to fewer dimensions, scaled, spelled as text.
+//! Post-processing of a vector: cut to fewer dimensions, scaled, encoded as text.
 //!
-//! Not here: making it (`compute`). Source: llama.cpp's `common_embd_normalize`; OpenAI's embeddings for the rest.
+//! Not here: its computation (`compute`). Source: llama.cpp's `common_embd_normalize`; OpenAI's embeddings for the
+//! rest.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 
-/// Says by what a vector is divided, in llama-server's numbers.
+/// Norm by which a vector is divided, in llama-server's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
-    /// Nothing: -1.
+    /// None: -1.
     None,
-    /// What makes the largest number 32,760: 0.
+    /// The one that makes the largest number 32,760: 0.
     MaxInt16,
     /// Its p-norm, for p of 1 (taxicab), 2 (Euclid) and more.
     P(u32),
 }
 
-/// Is the number that stands for the largest in [`Norm::MaxInt16`]. Source: llama.cpp.
+/// Largest number in [`Norm::MaxInt16`]. Source: llama.cpp.
 const INT16_MAX: f64 = 32_760.0;
 
 impl Norm {
-    /// Returns the norm of llama-server's number; `None` where there is none.
+    /// Returns the norm with llama-server's number; `None` if there is none.
     pub fn of_number(number: i64) -> Option<Self> {
         match number {
             -1 => Some(Self::None),
@@ -29,13 +30,13 @@ impl Norm {
         }
     }
 
-    /// Scales a vector; one of zeros stays as it is.
+    /// Scales a vector; a zero vector stays as it is.
     pub fn apply(self, vector: &mut [f32]) {
         let largest = vector.iter().map(|number| f64::from(number.abs())).fold(0.0, f64::max);
         let divisor = match self {
             Self::None => return,
             Self::MaxInt16 => largest / INT16_MAX,
-            // Powers of what is at most 1 never leave the range of a float.
+            // Powers of numbers up to 1 never leave the range of a float.
             Self::P(p) => {
                 let power = |number: &f32| (f64::from(number.abs()) / largest).powf(f64::from(p));
                 largest * vector.iter().map(power).sum::<f64>().powf(1.0 / f64::from(p))
@@ -47,7 +48,7 @@ impl Norm {
     }
 }
 
-/// Returns a vector's numbers as little-endian 32-bit floats in base64, as OpenAI has them.
+/// Returns a vector's numbers as little-endian 32-bit floats in base64, like OpenAI.
 pub fn to_base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
     BASE64_STANDARD.encode(bytes)

@@ -1,8 +1,10 @@
 //! LoRA adapters in the engine: loading them, and applying one to the context.
 //!
-//! Not here: which one a request runs with (`warmpath_common::lora`), whose turn it is (`warmpath_worker_core::adapter_turns`).
-//! The idea: a batch is computed with one adapter. What was computed with another one never meets it, because the root of
-//! its chain differs; the context only has to be told before a batch which one it is.
+//! A batch is computed with one adapter. State computed with another one is never mixed with it, because the root of
+//! its chain differs. The context only has to be told before a batch which adapter applies.
+//!
+//! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
+//! (`warmpath_worker_core::adapter_turns`).
 
 use std::path::PathBuf;
 
@@ -12,18 +14,18 @@ use warmpath_common::lora::{AdapterInfo, Applied, Scale};
 
 use super::config::StartError;
 
-/// Is an adapter to be loaded.
+/// An adapter to load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterFile {
-    /// Is its name behind the model's.
+    /// Its name, after the model's.
     pub name: String,
-    /// Names the GGUF file.
+    /// Path of the GGUF file.
     pub path: PathBuf,
-    /// Is the scale with which it is applied where it is asked for by name.
+    /// Scale at which it is applied to requests that name it.
     pub scale: Scale,
 }
 
-/// Is the adapters that are loaded, and the one that the context applies.
+/// Loaded adapters, and the one that the context applies.
 pub(super) struct Adapters {
     loaded: Vec<LlamaLoraAdapter>,
     applied: Option<Applied>,
@@ -32,7 +34,7 @@ pub(super) struct Adapters {
 impl Adapters {
     /// Loads adapters for `model`, which keeps them as long as it lives.
     ///
-    /// Errors: `Adapter` where a file is missing, is no adapter, or is one for another model.
+    /// Errors: `Adapter` if a file is missing, is no adapter, or is one for another model.
     pub(super) fn load(model: &mut LlamaModel, files: &[AdapterFile]) -> Result<(Self, Vec<AdapterInfo>), StartError> {
         let mut loaded = Vec::with_capacity(files.len());
         let mut infos = Vec::with_capacity(files.len());
@@ -57,9 +59,10 @@ impl Adapters {
         Ok((Self { loaded, applied: None }, infos))
     }
 
-    /// Lets the context compute with `wanted` from here on.
+    /// Makes the context compute with `wanted` from now on.
     ///
-    /// Cost: nothing where it does already, or else that of planning a batch's graph anew. Errors: says what failed.
+    /// Cost: none if it does already, otherwise that of planning a batch's graph again. Errors: a description of the
+    /// failure.
     pub(super) fn apply(&mut self, context: &mut LlamaContext<'_>, wanted: Option<Applied>) -> Result<(), String> {
         if wanted == self.applied {
             return Ok(());
@@ -70,7 +73,7 @@ impl Adapters {
                 context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
             }
             None => {
-                // It removes all of them; which one is given makes no difference.
+                // This removes all of them, whichever is passed.
                 let any = self.loaded.first_mut().ok_or("no adapter is loaded")?;
                 context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
             }
@@ -80,5 +83,5 @@ impl Adapters {
     }
 }
 
-/// Is the key of an adapter that is applied behind some tokens only. Source: llama.cpp's `LLM_KV_ADAPTER_ALORA_INVOCATION_TOKENS`.
+/// Key of an adapter that applies only after some tokens. Source: llama.cpp's `LLM_KV_ADAPTER_ALORA_INVOCATION_TOKENS`.
 const INVOCATION_TOKENS: &str = "adapter.alora.invocation_tokens";

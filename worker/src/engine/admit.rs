@@ -1,9 +1,10 @@
-//! Who gets a slot now, and what of its prompt is there already.
+//! Admission of requests to slots, with the part of their prompts that can be reused.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`), what the store does (`cache`), computing the rest (`step`).
-//! The idea: the queue is gone through in order whenever a slot is idle. A request that waits for another's prefix or for
-//! the disk keeps its place but holds nobody up. What a plan says is done step by step and checked at the end: a slot
-//! whose state does not end where the plan says is cleared and the whole prompt computed.
+//! The queue is scanned in order whenever a slot is idle. A request that waits for another's prefix or for the disk
+//! keeps its place but blocks no other. A plan is executed step by step and checked at the end: if a slot's state does
+//! not end where the plan says, the slot is cleared and the whole prompt computed.
+//!
+//! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`cache`), computing the rest (`step`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -21,29 +22,31 @@ use super::messages::{CachedTokens, Started};
 use super::sequence::Sequence;
 use super::step::{Owner, Stepper};
 
-/// Is the longest that a submission waits for the request that computes what its sender counts on. Two requests that a router
-/// sends one after the other may come in the other order.
+/// Longest wait of a submission for the request that computes the blocks which its sender counts on. Two requests that
+/// a router sends one after the other may arrive in the other order.
 ///
-/// Source: own choice: requests are sent milliseconds apart, on a busy machine tens; what was counted on in vain costs more to compute.
+/// Source: own choice: requests are sent milliseconds apart, tens on a busy machine; computing the missing blocks costs
+/// more.
 const SIBLING_WAIT_MAX: Duration = Duration::from_millis(25);
 
-/// Time after the start of its last request from which an idle slot is kept for nobody.
+/// Time after the start of its last request from which an idle slot is reserved for no tenant.
 ///
-/// Source: as a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
+/// Source: like a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
 const QUIET_AFTER: Duration = Duration::from_hours(1);
 
-/// Is a submission that waits for a slot.
+/// A submission that waits for a slot.
 pub(super) struct Waiting {
     pub(super) admission: Admission,
-    /// Is the prompt tokens that it will have to compute, as estimated when it came.
+    /// Prompt tokens to compute, as estimated at its arrival.
     pub(super) n_uncached: u32,
-    /// Lists the chunks that are being read from disk for it; they stay where they are until it has started.
+    /// Chunks that are being read from disk for it; they stay in place until it has started.
     pub(super) fetching: Vec<ChunkId>,
-    /// Is until when it waits for the request that computes what its sender counts on; absent where nothing is missing.
+    /// Time until which it waits for the request that computes the blocks its sender counts on; `None` if none are
+    /// missing.
     pub(super) held_until: Option<Instant>,
-    /// Is since when it waits for another's prefix; absent where it never did.
+    /// Start of its wait for another's prefix; `None` if it never waited.
     pub(super) shares_since: Option<Instant>,
-    /// Is since when it waits for the disk; absent where it never did.
+    /// Start of its wait for the disk; `None` if it never waited.
     pub(super) reads_since: Option<Instant>,
 }
 
@@ -64,7 +67,7 @@ impl Stepper<'_> {
         self.waiting.push_back(Waiting { admission, n_uncached, fetching, held_until, shares_since, reads_since });
     }
 
-    /// Returns whether a submission waits for another that has yet to come.
+    /// Returns whether a submission waits for another that has yet to arrive.
     fn is_held(&mut self, idx: usize) -> bool {
         let waiting = &self.waiting[idx];
         let Some(until) = waiting.held_until else { return false };
@@ -76,7 +79,7 @@ impl Stepper<'_> {
         is_held
     }
 
-    /// Starts every waiting submission that can start now, in the order in which they came.
+    /// Starts every waiting submission that can start now, in the order of arrival.
     pub(super) fn admit(&mut self) {
         let prefill_rate = self.averages.rates().prefill_tokens_per_s;
         self.cache.learn(|costs| costs.learn_prefill(prefill_rate));
@@ -114,7 +117,8 @@ impl Stepper<'_> {
         }
     }
 
-    /// Lets a submission wait for a running one's prefix. Where a sequence cannot be rewound, that one makes a checkpoint.
+    /// Makes a submission wait for a running one's prefix. If a sequence cannot be rewound, the running one makes a
+    /// checkpoint.
     fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32)) {
         if self.waiting[idx].shares_since.is_none() {
             self.waiting[idx].shares_since = Some(Instant::now());
@@ -148,7 +152,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Returns whether state that is there already is of use: it has no logits for a prompt whose probabilities are wanted.
+    /// Returns whether cached state can be reused: it has no logits for a prompt whose log probabilities are wanted.
     fn reusable(&self, admission: &Admission) -> Reuse {
         let needs_logits = admission.submission.prompt_probabilities().is_some();
         if needs_logits || self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed }
@@ -200,7 +204,7 @@ impl Stepper<'_> {
         self.running[usize::from(slot.0)] = Some(sequence.with_checkpoints(stops));
     }
 
-    /// Takes note of how far slots can be cut back: llama.cpp gives cells away that a sliding window has left behind.
+    /// Records how far slots can be cut back: llama.cpp reuses cells that a sliding window has left behind.
     fn look_at_windows(&mut self) {
         if self.table.memory() == MemoryKind::Sliding {
             for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
@@ -209,7 +213,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Lets the slots of tenants that have been quiet for long be taken first.
+    /// Lets the slots of tenants without recent requests be taken first.
     fn end_shares(&mut self) {
         let quiet: Vec<SlotId> = self
             .table
@@ -220,7 +224,7 @@ impl Stepper<'_> {
         quiet.into_iter().for_each(|slot| self.table.set_tenant(slot, None));
     }
 
-    /// Lists where a prompt's partial state is kept: nowhere if the request leaves nothing behind.
+    /// Returns where a prompt's partial state is kept: nowhere if the request leaves nothing in the cache.
     fn checkpoint_stops(&self, admission: &Admission, n_held: u32) -> Vec<u32> {
         if self.leaves_nothing(admission) {
             return Vec::new();
@@ -230,7 +234,7 @@ impl Stepper<'_> {
         self.checkpoints.stops(n_held..n_prompt, submission.last_message_token)
     }
 
-    /// Brings the slot's KV state to what the plan starts from and returns what was reached.
+    /// Brings the slot's KV state to the start of the plan and returns what was reached.
     ///
     /// Takes the request with the chunks that were read from disk for it.
     fn prepare(&mut self, (admission, fetched): (&Admission, &[ChunkId]), plan: &SlotPlan) -> CachedTokens {
@@ -268,7 +272,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Takes note that a plan starts from what a slot holds.
+    /// Records that a plan starts from the state of a slot.
     fn lend(&mut self, plan: &SlotPlan) {
         match plan.start {
             Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
@@ -277,7 +281,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Moves the state that a plan starts from and returns whether that went well.
+    /// Moves the state that a plan starts from; returns whether that succeeded.
     fn bring(&mut self, plan: &SlotPlan, found: &Found) -> bool {
         let slot = plan.slot;
         let n_tokens = plan.start.n_tokens();
@@ -303,7 +307,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Takes in how long it took to bring state into a slot.
+    /// Updates the measured cost of restoring state into a slot.
     fn learn(&mut self, plan: &SlotPlan, (found, took): (&Found, Duration)) {
         let ms = took.as_secs_f64() * 1e3;
         match plan.start {
@@ -320,7 +324,7 @@ impl Stepper<'_> {
         self.view.counters.restored(took);
     }
 
-    /// Cuts a slot's state back and returns whether all that is to stay is there.
+    /// Cuts a slot's state back; returns whether the state to keep is complete.
     fn rewind(&mut self, slot: SlotId, n_tokens: u32) -> bool {
         self.llama.last_position(slot) == n_tokens.checked_sub(1) || self.llama.rewind(slot, n_tokens)
     }

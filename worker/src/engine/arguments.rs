@@ -1,10 +1,11 @@
-//! The arguments of tool calls, kept to their schemas within an answer that follows the grammar of calls.
+//! The arguments of tool calls, which follow their schemas within a response that follows the grammar of calls.
+//!
+//! Where a tool's arguments may begin, the grammar has a token that no vocabulary has. If all arguments are one object,
+//! the schema applies in addition to the grammar, which allows any balanced brackets, from the opening bracket to its
+//! closing one. If each argument is written apart, only its constraint applies, up to the mark that closes it, and the
+//! grammar continues after the special token.
 //!
 //! Not here: the grammar around them (`grammar`), the schemas (`constraint`).
-//! The idea: where a tool's arguments may begin, the grammar names a token that no vocabulary has. Where all arguments
-//! are one object, from the bracket there to the one that closes it the schema decides besides the grammar, which takes
-//! any balanced brackets. Where each argument stands apart, its constraint decides alone, up to the mark that closes
-//! it, and the grammar goes on behind the named token.
 
 use std::sync::Arc;
 
@@ -17,15 +18,15 @@ use super::rule::unfollowed;
 /// Schemas of arguments, by the tokens that stand for them in a grammar.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ArgumentSchemas {
-    /// Token that stands for the first schema; the others follow. It is the size of the vocabulary.
+    /// Token of the first schema; the others follow. It is the size of the vocabulary.
     pub first: Token,
-    /// What each of the schemas is of.
+    /// Extent of each schema.
     pub extent: Extent,
-    /// Schemas, compiled.
+    /// The schemas, compiled.
     pub schemas: Vec<CompiledSchema>,
 }
 
-/// What of a call's arguments a schema is of.
+/// Part of a call's arguments that a schema covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Extent {
     /// All of them, an object.
@@ -36,12 +37,12 @@ pub enum Extent {
 }
 
 impl ArgumentSchemas {
-    /// Returns the schema of an object for which a token stands.
+    /// Returns the schema of an object, given its token.
     pub(super) fn object(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == Extent::Object).then(|| self.of(token)).flatten()
     }
 
-    /// Returns the schema of a single argument for which a token stands.
+    /// Returns the schema of a single argument, given its token.
     pub(super) fn value(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == Extent::Value).then(|| self.of(token)).flatten()
     }
@@ -51,24 +52,24 @@ impl ArgumentSchemas {
     }
 }
 
-/// Follows the arguments of one answer's calls.
+/// State of the arguments of one response's calls.
 pub(super) struct FollowedArguments {
     pub(super) schemas: Arc<ArgumentSchemas>,
     /// Tokens with a curly bracket, ascending.
     pub(super) bracketed: Arc<[Token]>,
-    /// Arguments that the answer is in.
+    /// Arguments that the response is within.
     pub(super) begun: Option<Begun>,
-    /// Single argument that the answer is in, or may begin.
+    /// Single argument that the response is within, or may begin.
     pub(super) value: Option<FollowedValue>,
 }
 
 impl FollowedArguments {
-    /// Returns an answer without arguments that a schema decides about.
+    /// Returns the state of a response without arguments that follow a schema.
     pub(super) fn none(compiler: &Compiler) -> Self {
         Self::new(compiler, Arc::default())
     }
 
-    /// Returns an answer at its start.
+    /// Returns the state of a response at its start.
     pub(super) fn new(compiler: &Compiler, schemas: Arc<ArgumentSchemas>) -> Self {
         Self { schemas, bracketed: Arc::clone(compiler.bracketed()), begun: None, value: None }
     }
@@ -78,14 +79,14 @@ impl FollowedArguments {
 pub(super) struct Begun {
     constraint: Constraint,
     brackets: Brackets,
-    /// Tokens that the schema allows next; absent until it is asked.
+    /// Tokens that the schema allows next; `None` until they are needed.
     mask: Option<SimpleVob>,
 }
 
 impl Begun {
-    /// Returns arguments that begin with `text`; absent where it closes them, whatever stands behind.
+    /// Returns arguments that begin with `text`; `None` if it closes them, whatever follows.
     ///
-    /// Errors: the schema does not allow it, or that cannot be told.
+    /// Errors: the schema does not allow it, or that cannot be determined.
     pub(super) fn with(schema: &CompiledSchema, text: &[u8]) -> Result<Option<Self>, String> {
         let mut constraint = schema.begin();
         let mut brackets = Brackets::default();
@@ -96,7 +97,7 @@ impl Begun {
 
     /// Returns whether the schema allows a token next, as far as it belongs to the arguments.
     ///
-    /// Errors: as [`Constraint::allowed`].
+    /// Errors: like [`Constraint::allowed`].
     pub(super) fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         match self.own_part(bytes) {
             Some(own) => Ok(self.constraint.fits(own)),
@@ -104,9 +105,10 @@ impl Begun {
         }
     }
 
-    /// Returns the tokens that the schema allows next and, of those that go on behind the closing bracket, the permitted ones.
+    /// Returns the tokens that the schema allows next and, of those that continue after the closing bracket, the
+    /// permitted ones.
     ///
-    /// Errors: as [`Constraint::allowed`].
+    /// Errors: like [`Constraint::allowed`].
     pub(super) fn allowed(&mut self) -> Result<&mut SimpleVob, String> {
         let mask = match self.mask.take() {
             Some(mask) => mask,
@@ -115,15 +117,16 @@ impl Begun {
         Ok(self.mask.insert(mask))
     }
 
-    /// Returns the part of a token that belongs to arguments which it closes and goes on behind; absent of other tokens.
+    /// Returns the part of a token that belongs to arguments which it closes and continues after; `None` for other
+    /// tokens.
     pub(super) fn own_part<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let idx = self.brackets.clone().closed_at(bytes).filter(|idx| idx + 1 < bytes.len())?;
         Some(&bytes[..=idx])
     }
 
-    /// Takes a token that is allowed, and returns whether it closes the arguments.
+    /// Takes an allowed token, and returns whether it closes the arguments.
     ///
-    /// Errors: as [`Constraint::take`].
+    /// Errors: like [`Constraint::take`].
     pub(super) fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         self.mask = None;
         match self.own_part(bytes).map(<[u8]>::to_vec) {
@@ -135,14 +138,14 @@ impl Begun {
     }
 }
 
-/// A single argument: the answer is in it, or at a place where it may begin.
+/// A single argument: the response is within it, or at a place where it may begin.
 pub(super) struct FollowedValue {
-    /// Token that stands for it in the grammar.
+    /// Its token in the grammar.
     pub(super) named: Token,
-    /// Whether some of it was said.
+    /// Whether it has begun.
     pub(super) is_begun: bool,
     constraint: Constraint,
-    /// Tokens that may come next; absent until they are asked for.
+    /// Tokens that may come next; `None` until they are needed.
     mask: Option<SimpleVob>,
 }
 
@@ -154,7 +157,7 @@ impl FollowedValue {
 
     /// Returns whether a token may come next; control tokens count by the bytes that spell them.
     ///
-    /// Errors: as [`Constraint::allowed`].
+    /// Errors: like [`Constraint::allowed`].
     pub(super) fn allows(&mut self, token: Token, control: Option<&[u8]>) -> Result<bool, String> {
         match control {
             Some(bytes) => Ok(self.constraint.fits(bytes)),
@@ -164,7 +167,7 @@ impl FollowedValue {
 
     /// Returns the tokens that may come next, without control tokens.
     ///
-    /// Errors: as [`Constraint::allowed`].
+    /// Errors: like [`Constraint::allowed`].
     pub(super) fn allowed(&mut self) -> Result<&SimpleVob, String> {
         let mask = match self.mask.take() {
             Some(mask) => mask,
@@ -173,9 +176,9 @@ impl FollowedValue {
         Ok(self.mask.insert(mask))
     }
 
-    /// Takes these bytes, which `token` spells where that is given, and returns whether the argument is closed.
+    /// Takes these bytes, spelled by `token` if that is given, and returns whether the argument is closed.
     ///
-    /// Errors: as [`Constraint::take`], and they are not allowed.
+    /// Errors: like [`Constraint::take`], or the bytes are not allowed.
     pub(super) fn take(&mut self, token: Option<Token>, bytes: &[u8]) -> Result<bool, String> {
         (self.mask, self.is_begun) = (None, true);
         match token {
@@ -192,13 +195,13 @@ impl FollowedValue {
     }
 }
 
-/// Lists the tokens with a curly bracket, ascending: all others neither begin nor close arguments.
+/// Returns the tokens with a curly bracket, ascending: all others neither begin nor close arguments.
 pub(super) fn bracketed(trie: &TokTrie) -> Arc<[Token]> {
     let n_vocab = Token::try_from(trie.vocab_size()).expect("tokens are numbered by a u32");
     (0..n_vocab).filter(|token| trie.token(*token).iter().any(|byte| matches!(byte, b'{' | b'}'))).collect()
 }
 
-/// Follows the brackets of JSON.
+/// Nesting of JSON brackets.
 #[derive(Debug, Clone, Default)]
 struct Brackets {
     depth: u32,
@@ -207,7 +210,7 @@ struct Brackets {
 }
 
 impl Brackets {
-    /// Takes more of an object and returns where its closing bracket is, if it is in there.
+    /// Takes further text of an object and returns the index of its closing bracket, if the text contains it.
     fn closed_at(&mut self, bytes: &[u8]) -> Option<usize> {
         for (idx, byte) in bytes.iter().enumerate() {
             if std::mem::take(&mut self.is_escaped) {

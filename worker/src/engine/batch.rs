@@ -1,10 +1,11 @@
-//! What is computed next: a batch is planned, and its micro-batches are computed one by one.
+//! The next computation: a batch is planned, and its micro-batches are computed one by one.
+//!
+//! A step computes one micro-batch, so a new request waits for at most one. A batch continues over several steps as
+//! long as no sequence has joined those it was planned for; then the rest of it is planned again. Prompts that end
+//! within a batch begin their responses at its end, as planned: otherwise their streams would take turns from prompts
+//! that end later.
 //!
 //! Not here: the plan (`warmpath_worker_core::batch_plan`) and its cuts (`micro_batches`), computing them (`step`).
-//! The idea: a step computes one micro-batch, so whatever arrives waits for one at most. A batch goes on over several
-//! steps as long as nobody has joined those for whom it was planned; else what is left of it is planned anew. Prompts
-//! that end in a batch begin to answer with its end, as the plan has it: their streams would else take turns from those
-//! that end later.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use super::llama::Logits;
 use super::sequence::{Purpose, Sequence};
 use super::step::Stepper;
 
-/// A batch under way.
+/// A batch in progress.
 #[derive(Default)]
 pub(super) struct Planned {
     /// Shares not yet computed, in their order.
@@ -27,23 +28,23 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    /// Forgets what is left for a slot, whose sequence goes.
+    /// Drops the rest of a slot whose sequence leaves.
     pub(super) fn leave(&mut self, slot: SlotId) {
         self.rest.retain(|share| share.slot != slot);
     }
 
-    /// Forgets what is left.
+    /// Drops the rest of the batch.
     pub(super) fn give_up(&mut self) {
         self.rest.clear();
     }
 
-    /// Returns whether all is computed or given up.
+    /// Returns whether the batch is computed or dropped.
     pub(super) fn is_over(&self) -> bool {
         self.rest.is_empty()
     }
 }
 
-/// Is a micro-batch that was put together: the shares, and where the logits of which slot will be.
+/// A micro-batch: its shares, and the index of each slot's logits.
 pub(super) struct Batch {
     pub(super) shares: Vec<Share>,
     pub(super) outputs: Vec<(SlotId, Purpose, i32)>,
@@ -52,7 +53,7 @@ pub(super) struct Batch {
 }
 
 impl Stepper<'_> {
-    /// Puts the next micro-batch together, of the batch under way or of a new one.
+    /// Assembles the next micro-batch, of the batch in progress or of a new one.
     pub(super) fn fill_batch(&mut self) -> Batch {
         if !self.goes_on() {
             self.planned.give_up();
@@ -80,10 +81,10 @@ impl Stepper<'_> {
         batch
     }
 
-    /// Returns whether the batch under way is still what is to be computed: nobody has come, and no share goes too far.
+    /// Returns whether the batch in progress is still the right one: no sequence has joined, and no share goes too far.
     fn goes_on(&self) -> bool {
         let has_come = |(_, sequence): (SlotId, &Sequence)| !self.planned.for_whom.contains(&sequence.order);
-        // A checkpoint that another has come to wait for ends a share.
+        // A checkpoint that another request now waits for ends a share.
         let is_cut = |share: &Share| match self.sequence(share.slot).work(self.n_held(share.slot)) {
             Work::Decode => true,
             Work::Prefill { n_tokens, .. } => n_tokens < share.n_tokens,
@@ -91,18 +92,18 @@ impl Stepper<'_> {
         !self.planned.is_over() && !self.able().any(has_come) && !self.planned.rest.iter().any(is_cut)
     }
 
-    /// Returns the sequences for whom something can be computed.
+    /// Returns the sequences that have something to compute.
     fn able(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
         self.running().filter(|(_, sequence)| !sequence.is_unread())
     }
 
     /// Plans the next batch, all of sequences with one adapter, the next in turn.
     ///
-    /// It is a micro-batch where others have their turn behind it, and where a prompt is under way beside others: it was
-    /// there before them, so none of them is to wait until it ends.
+    /// It is a micro-batch if other adapters have their turn after it, or if a prompt is in progress beside others: it
+    /// was there before them, so none of them should wait until it ends.
     fn plan_batch(&mut self) -> Planned {
         let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
-        // Readers read meanwhile, so the plan goes by one look at them.
+        // Readers read meanwhile, so the plan uses one look at them.
         let able: Vec<SlotId> = self.able().map(|(slot, _)| slot).collect();
         let present = able.iter().map(|slot| adapter_of(self.sequence(*slot)));
         let Some(adapter) = adapter_turns::next(present, self.last_adapter) else { return Planned::default() };
@@ -142,10 +143,10 @@ impl Stepper<'_> {
         u32::try_from(self.listed_logits_max / logits_per_token.max(1)).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns what a sequence has to compute.
+    /// Returns the work of a sequence.
     fn pending(&self, (slot, sequence): (SlotId, &Sequence), list_max: u32) -> Pending {
         let work = match sequence.work(self.n_held(slot)) {
-            // Each step of a list is a turn, its last one too: its tokens take longer than others'.
+            // Each step of such a prompt is a turn, the last one too: its tokens take longer than others'.
             Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {
                 Work::Prefill { n_tokens: n_tokens.min(list_max), ends: false }
             }

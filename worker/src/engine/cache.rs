@@ -1,9 +1,10 @@
-//! The chunk store as the engine uses it: what is stored, its bytes in memory, its files behind the disk's thread.
+//! The chunk store of the engine: the stored chunks, their bytes in memory, their files on the disk thread.
 //!
-//! Not here: what leaves when room is needed (`warmpath_worker_core::chunk_index`), the files (`crate::store`), how state is
-//! cut and put together (`kv_codec`), which start a request gets (`warmpath_worker_core::slot_plan`).
-//! The idea: the index decides, this does what its orders say, in order. Nothing here waits for the disk: reads and writes
-//! are asked for, and their answers are taken in between two steps.
+//! The index decides, and this module executes its orders, in order. Nothing here waits for the disk: reads and writes
+//! are requested, and their events are handled between two steps.
+//!
+//! Not here: eviction (`warmpath_worker_core::chunk_index`), the files (`crate::store`), cutting and assembling state
+//! (`kv_codec`), the start of a request (`warmpath_worker_core::slot_plan`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,12 +23,12 @@ use super::kv_codec::{Frame, Layout, Piece};
 use super::messages::CachedTokens;
 use crate::store::{DiskEvent, DiskStore, StoredFile};
 
-/// Is the store of one engine.
+/// Store of one engine.
 pub(super) struct Cache {
     index: ChunkIndex,
-    /// Holds the payloads of the chunks in RAM, and of those that were read for a request and found no room there.
+    /// Payloads of the chunks in RAM, and of those that were read for a request and did not fit there.
     payloads: HashMap<ChunkId, Arc<[u8]>>,
-    /// Lists the chunks whose payload is here although the index has them on disk only.
+    /// Chunks whose payload is in memory although the index has them on disk only.
     passing: HashSet<ChunkId>,
     reading: HashSet<ChunkId>,
     disk: Option<Disk>,
@@ -35,26 +36,26 @@ pub(super) struct Cache {
     costs: Costs,
     costs_at_first: Costs,
     cost_source: CostSource,
-    /// Is until when what was measured dearer than at first has faded.
+    /// Time until which costs above the initial estimate have decayed.
     faded_at: Instant,
     clock: Clock,
 }
 
-/// Is the disk tier and the way its answers come.
+/// The disk tier and the channel of its events.
 pub(super) struct Disk {
     pub store: DiskStore,
     pub events: Receiver<DiskEvent>,
 }
 
-/// Says how this context's state is cut and put together.
+/// How this context's state is cut and assembled.
 pub(super) struct Codec {
     pub layout: Layout,
-    /// Is 1 where all slots share one buffer, else the number of sequences.
+    /// 1 if all slots share one buffer, else the number of sequences.
     pub n_streams: u32,
     pub memory: MemoryKind,
 }
 
-/// Tells the time in milliseconds since 1970 without ever going back.
+/// Clock in milliseconds since 1970 that never goes back.
 struct Clock {
     started: Instant,
     started_ms: u64,
@@ -71,7 +72,7 @@ impl Clock {
     }
 }
 
-/// Is a sequence whose state is to be stored.
+/// A sequence whose state is to be stored.
 pub(super) struct Kept<'a> {
     pub prefix: Prefix<'a>,
     pub tenant: Tenant,
@@ -96,7 +97,7 @@ impl Cache {
         }
     }
 
-    /// Takes in what an earlier life has left on disk.
+    /// Adds the files that an earlier process has left on disk.
     pub(super) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
         let used_ms = |file: &StoredFile| to_ms(file.used_at.duration_since(UNIX_EPOCH).unwrap_or_default());
         let records: Vec<(Record, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
@@ -116,7 +117,7 @@ impl Cache {
         self.obey();
     }
 
-    /// Returns how a token's state is laid out; absent where it cannot be cut.
+    /// Returns the layout of a token's state; `None` if it cannot be cut.
     pub(super) fn layout(&self) -> Option<&Layout> {
         self.codec.as_ref().map(|codec| &codec.layout)
     }
@@ -133,7 +134,7 @@ impl Cache {
         &self.costs
     }
 
-    /// Takes in what was measured, where costs are measured.
+    /// Updates the costs by a measurement, if costs are measured.
     pub(super) fn learn(&mut self, take_in: impl FnOnce(&mut Costs)) {
         if self.cost_source == CostSource::Measured {
             let elapsed = self.faded_at.elapsed();
@@ -143,7 +144,7 @@ impl Cache {
         }
     }
 
-    /// Returns whether there is anything that state can be stored in.
+    /// Returns whether there is a tier for stored state.
     pub(super) fn stores(&self) -> bool {
         self.codec.is_some() && self.costs.export_ms_per_token.is_some()
     }
@@ -152,7 +153,7 @@ impl Cache {
         self.clock.now_ms()
     }
 
-    /// Returns the chunks that are at hand although the index has them on disk only.
+    /// Returns the chunks in memory that the index has on disk only.
     pub(super) fn passing(&self) -> &HashSet<ChunkId> {
         &self.passing
     }
@@ -162,7 +163,7 @@ impl Cache {
         self.payloads.get(&id).cloned()
     }
 
-    /// Stores what is not stored yet of a sequence whose whole state was exported, and returns how many tokens that was.
+    /// Stores the missing part of a sequence whose whole state was exported, and returns its number of tokens.
     pub(super) fn store(&mut self, state: &[u8], kept: &Kept<'_>) -> u32 {
         let Some(codec) = &self.codec else { return 0 };
         let missing = self.index.missing(&kept.prefix);
@@ -218,7 +219,7 @@ impl Cache {
         self.obey();
     }
 
-    /// Returns the state of a prompt's first tokens, put together from the store, and how many there are: whole blocks.
+    /// Returns the state of a prompt's first tokens, assembled from the store, and their number: whole blocks.
     pub(super) fn state(
         &self,
         found: &Found,
@@ -247,12 +248,12 @@ impl Cache {
         codec.assemble(&[Piece { payload: &payload, n_tokens }], Some(&*partial))
     }
 
-    /// Returns the bytes of one token's state, without the part that cannot be cut; 0 where nothing can be stored.
+    /// Returns the bytes of one token's state, without the part that cannot be cut; 0 if nothing can be stored.
     pub(super) fn token_bytes(&self) -> u64 {
         self.codec.as_ref().map_or(0, |codec| codec.layout.token_bytes() as u64)
     }
 
-    /// Returns the bytes that a prompt's first tokens take in the store, a checkpoint's included.
+    /// Returns the bytes of a prompt's first tokens in the store, a checkpoint's included.
     pub(super) fn payload_bytes(&self, found: &Found, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
         let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
         let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
@@ -260,14 +261,14 @@ impl Cache {
             + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
     }
 
-    /// Lists the chunks that hold a prompt's first tokens, each with the number of its blocks that are used.
+    /// Returns the chunks with a prompt's first tokens, each with the number of its blocks that are used.
     fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
         let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
         let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
         found.first(if needs_tokens { n_blocks } else { 0 })
     }
 
-    /// Keeps what a plan takes from the store in place until [`Self::let_go`].
+    /// Keeps the chunks of a plan in place until [`Self::let_go`].
     pub(super) fn hold(&mut self, found: &Found, plan: &SlotPlan) -> Vec<ChunkId> {
         let n_imported = match plan.start {
             Start::Import { n_tokens } => n_tokens,
@@ -290,7 +291,7 @@ impl Cache {
         }
     }
 
-    /// Asks for chunks to be read from disk and keeps them in place until [`Self::let_go`].
+    /// Requests chunks from disk and keeps them in place until [`Self::let_go`].
     pub(super) fn fetch(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
             self.index.hold(*id);
@@ -311,7 +312,7 @@ impl Cache {
         self.disk.is_some()
     }
 
-    /// Waits for an answer of the disk, at most so long, and takes it in.
+    /// Waits for an event of the disk, at most this long, and handles it.
     pub(super) fn wait_for_disk(&mut self, at_most: Duration) {
         let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
         if let Some(event) = event {
@@ -319,7 +320,7 @@ impl Cache {
         }
     }
 
-    /// Notes that a tenant's request starts from a prompt's first stored tokens.
+    /// Records that a tenant's request starts from a prompt's first stored tokens.
     pub(super) fn touch(&mut self, found: &Found, n_tokens: u32, tenant: Tenant) {
         let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
         self.index.touch(&used, (tenant, self.clock.now_ms()));
@@ -329,7 +330,7 @@ impl Cache {
         self.index.touch_checkpoint(checkpoint, (tenant, self.clock.now_ms()));
     }
 
-    /// Returns which tiers a prompt's first tokens come from, given what was read from disk for it.
+    /// Returns the tiers of a prompt's first tokens, given the chunks that were read from disk for it.
     pub(super) fn origin(
         &self,
         found: &Found,
@@ -352,7 +353,7 @@ impl Cache {
         cached
     }
 
-    /// Takes in the disk's answers since the last call.
+    /// Handles the disk's events since the last call.
     pub(super) fn take_disk_events(&mut self) {
         let Some(disk) = &self.disk else { return };
         let events: Vec<DiskEvent> = disk.events.try_iter().collect();
@@ -386,25 +387,25 @@ impl Cache {
         self.obey();
     }
 
-    /// Waits until what is to be written is on disk, at most until `deadline`, and returns how many chunks are not.
+    /// Waits until all writes are on disk, at most until `deadline`, and returns the number of chunks that are not.
     pub(super) fn flush(&mut self, deadline: Instant) -> usize {
         let n_left = self.disk.as_ref().map_or(0, |disk| disk.store.flush(deadline));
         self.take_disk_events();
         n_left
     }
 
-    /// Forgets everything that is stored.
+    /// Removes everything that is stored.
     pub(super) fn clear(&mut self) {
         self.index.clear();
         self.obey();
     }
 
-    /// Returns what has changed for routers since the last call, in order.
+    /// Returns the changes for routers since the last call, in order.
     pub(super) fn take_news(&mut self) -> Vec<News> {
         self.index.take_news()
     }
 
-    /// Does what the index has ordered.
+    /// Executes the orders of the index.
     pub(super) fn obey(&mut self) {
         for order in self.index.take_orders() {
             match order {

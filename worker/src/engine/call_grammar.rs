@@ -1,8 +1,7 @@
-//! The grammar of tool calls: asked from an answer's beginning where a call is required, else from where one starts.
+//! The grammar of tool calls: it applies from a response's start if a call is required, else from where one starts.
 //!
-//! Not here: where a call starts (`call_watch` of the core), how a grammar is followed (`grammar`).
-//! The idea: what cannot be followed after all, as when a model goes on with a call in its own way, is dropped: the answer
-//! goes on without a grammar.
+//! A grammar that cannot be followed after all, as when a model writes a call in its own way, is dropped: the response
+//! continues without one. Not here: where a call starts (`call_watch` of the core), following a grammar (`grammar`).
 
 use std::sync::Arc;
 
@@ -12,60 +11,60 @@ use warmpath_worker_core::call_watch::{CallWatch, Pattern, Seen, Start, Thoughts
 use super::arguments::ArgumentSchemas;
 use super::grammar::Followed;
 
-/// Is how tool calls of an answer are constrained.
+/// Constraints of a response's tool calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallGrammar {
-    /// Is the grammar in GBNF.
+    /// The grammar in GBNF.
     pub text: Arc<str>,
-    /// Schemas of arguments, where the grammar does not say what these are.
+    /// Schemas of arguments, if the grammar does not define these.
     pub arguments: Arc<ArgumentSchemas>,
-    /// Says when it begins to count.
+    /// When the grammar starts to apply.
     pub begin: Begin,
 }
 
-/// Says when the grammar of tool calls begins to count.
+/// When the grammar of tool calls starts to apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Begin {
     /// At once.
     AtOnce {
-        /// Is the end of the prompt, which is the beginning of what follows the grammar.
+        /// End of the prompt with which the constrained text begins.
         seen: String,
     },
     /// Where a call starts.
     AtCall(CallStart),
 }
 
-/// Says how to see that a call starts.
+/// How the start of a call is recognized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallStart {
-    /// Lists texts that start a call.
+    /// Texts that start a call.
     pub words: Vec<String>,
-    /// Lists regular expressions that find where one starts.
+    /// Regular expressions that match where one starts.
     pub patterns: Vec<String>,
-    /// Is what opens thoughts, in which no call starts, and what closes them.
+    /// Texts that open and close reasoning, in which no call starts.
     pub thoughts: Thoughts,
-    /// Is the end of the prompt that belongs to the answer.
+    /// End of the prompt that belongs to the response.
     pub prefix: String,
 }
 
-/// Is a grammar of tool calls that waits for a call.
+/// A grammar of tool calls that waits for a call.
 pub(super) struct WaitingGrammar {
     followed: Box<Followed>,
     watch: CallWatch,
 }
 
-/// Says what has become of a grammar that waits.
+/// State of a waiting grammar after a token.
 pub(super) enum Waited {
-    /// It waits on.
+    /// It still waits.
     Waits(Box<WaitingGrammar>),
-    /// A call has started, and this has taken what there is of it.
+    /// A call has started, and the grammar has taken its first part.
     Counts(Box<Followed>),
-    /// It does not fit, or waits no longer.
+    /// It does not match, or waits no longer.
     Dropped,
 }
 
 impl WaitingGrammar {
-    /// Returns a grammar that waits, or why it cannot.
+    /// Returns a waiting grammar, or why it cannot be used.
     pub(super) fn new(followed: Box<Followed>, start: &CallStart) -> Result<Self, String> {
         let CallStart { words, patterns, thoughts, prefix } = start;
         let starts = if patterns.is_empty() {
@@ -78,7 +77,7 @@ impl WaitingGrammar {
         Ok(Self { followed, watch: CallWatch::new(starts, thoughts.clone(), prefix) })
     }
 
-    /// Takes the next token of the answer, which spells `piece`.
+    /// Takes the next token of the response, which spells `piece`.
     pub(super) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Waited {
         match self.watch.push(token, piece) {
             Seen::Nothing => Waited::Waits(self),

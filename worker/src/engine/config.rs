@@ -1,6 +1,6 @@
-//! How the engine is set up, what it turned out to be, and why it could not start.
+//! The engine's configuration, the facts about the loaded model, and the errors of its start.
 //!
-//! Not here: command-line flags (`crate::config`), the loading itself (`llama`).
+//! Not here: command-line flags (`crate::config`), loading (`llama`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,133 +18,133 @@ use super::placement::Placement;
 use super::rope::RopeSettings;
 use crate::store::StoreError;
 
-/// Is the largest context that a slot gets when the size is not given.
+/// Largest default context of a slot.
 ///
-/// Units: tokens. Source: a size that most chats fit into and that most machines can hold for a few slots.
+/// Units: tokens. Source: most chats fit into it, and most machines have the memory for a few slots.
 pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
 
-/// Cells by which llama.cpp rounds up what a slot has, and so the fewest. Units: tokens.
+/// Cells to a multiple of which llama.cpp rounds up a slot's context, and so the fewest. Units: tokens.
 ///
 /// Source: `llama-context.cpp`, `n_ctx_seq`.
 pub const SLOT_CELLS_STEP: u32 = 256;
 
-/// Is the most slots that one context of llama.cpp can have (`LLAMA_MAX_SEQ`).
+/// Most slots of one llama.cpp context (`LLAMA_MAX_SEQ`).
 pub const SLOTS_MAX: u16 = 256;
 
-/// Says how to load the model and how large everything is.
+/// Settings of the model and all sizes.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
-    /// Names the GGUF file.
+    /// Path of the GGUF file.
     pub model: PathBuf,
-    /// Is the number of slots; 1 to [`SLOTS_MAX`].
+    /// Number of slots; 1 to [`SLOTS_MAX`].
     pub n_slots: u16,
-    /// Is the cells of all slots together; 0 means `n_slots` times the trained context, at most `slot_tokens_max` each.
+    /// Cells of all slots together; 0 means `n_slots` times the trained context, at most `slot_tokens_max` each.
     pub context_tokens_total: u32,
-    /// Most cells of a slot where the cells of all are not given. Units: tokens.
+    /// Most cells of a slot if the cells of all slots are not given. Units: tokens.
     pub slot_tokens_max: u32,
-    /// How cells that are not given are fitted to the memory; absent where they are not.
+    /// How a default context is fitted to the memory; `None` if it is not.
     pub fit: Option<Fit>,
-    /// Is the threads that compute a step with one token per sequence; 0 means one per processor.
+    /// Threads that compute a step with one token per sequence; 0 means one per processor.
     pub threads: u16,
-    /// Is the threads that compute a step with prompts in it; 0 means as `threads`.
+    /// Threads that compute a step with prompts in it; 0 means the same as `threads`.
     pub threads_batch: u16,
-    /// Where the model is computed, and how its file is read.
+    /// Devices of the model, and how its file is read.
     pub placement: Placement,
-    /// Rotation of keys and queries, as far as it is not as the model's file says.
+    /// Rotation of keys and queries, as far as it differs from the model's file.
     pub rope: RopeSettings,
-    /// Values that take the place of those in the model's file.
+    /// Replacements for values in the model's file.
     pub metadata_overrides: Vec<MetadataOverride>,
-    /// Most tokens that are planned together while nothing decodes.
+    /// Most tokens that are planned together while no sequence decodes.
     pub batch_tokens: u32,
     /// Most tokens of one step, which is a micro-batch; above `n_slots`.
     pub ubatch_tokens: u32,
-    /// Is the type of the keys in the KV cache.
+    /// Type of the keys in the KV cache.
     pub cache_type_k: CacheType,
-    /// Is the type of the values in the KV cache; a quantized one needs flash attention.
+    /// Type of the values in the KV cache; a quantized one requires flash attention.
     pub cache_type_v: CacheType,
-    /// Says whether to use flash attention.
+    /// Whether to use flash attention.
     pub flash_attn: Switch,
-    /// Says whether the slots share one KV buffer.
+    /// Whether the slots share one KV buffer.
     pub kv_unified: Switch,
-    /// Says how what is left open of these two is settled.
+    /// How `Auto` is decided for these two.
     pub self_test: SelfTest,
-    /// Is the most requests that wait for a slot.
+    /// Most requests that wait for a slot.
     pub queue_max: usize,
-    /// Is the longest that an idle engine waits for requests on their way when the first of several comes.
+    /// Longest time that an idle engine waits for further requests on their way when the first of several comes.
     pub gather_max: Duration,
-    /// Is the most logits of prompts' tokens that one step computes, so that the sums over them stall no stream.
+    /// Most logits of prompts' tokens in one step, so that the sums over them do not stall streams.
     pub listed_logits_max: usize,
-    /// Is the tokens of a block in summaries.
+    /// Tokens per block in summaries.
     pub block_size_tokens: u32,
-    /// Says whether KV state is kept for later requests at all.
+    /// Whether KV state is kept for later requests at all.
     pub prefix_cache: PrefixCache,
-    /// Says what is stored of it beyond the slots.
+    /// State that is stored beyond the slots.
     pub store: StoreConfig,
-    /// Is the most tokens that idle slots keep in the KV buffer; absent means half of its cells where slots share one.
+    /// Most tokens that idle slots keep in the KV buffer; `None` means half of its cells if slots share one.
     pub prefix_tokens_max: Option<u64>,
-    /// Is the distance of partial-state checkpoints in a prompt, where the model needs them; 0 for none but the usual places.
+    /// Distance of partial-state checkpoints in a prompt, if the model needs them; 0 for only the usual places.
     pub checkpoint_stride_tokens: u32,
-    /// Says when state is given other positions.
+    /// When state is moved to other positions.
     pub shifts: ShiftConfig,
-    /// Lists the LoRA adapters to load.
+    /// LoRA adapters to load.
     pub adapters: Vec<AdapterFile>,
-    /// Says by which costs plans are made.
+    /// Costs used by plans.
     pub costs: CostSource,
-    /// Hashes blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
+    /// Hash of blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
     pub block_hasher: BlockHasher,
 }
 
-/// Says what KV state is stored beyond the slots.
+/// KV state that is stored beyond the slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// Is the most bytes in memory; 0 for no store at all.
+    /// Most bytes in memory; 0 for no store at all.
     pub ram_bytes: u64,
-    /// Is the tier behind it, if there is one.
+    /// Disk tier, if there is one.
     pub disk: Option<DiskConfig>,
-    /// Is how long stored state stays after its last use.
+    /// Time for which reused stored state stays after its last use.
     pub min_hold: Duration,
-    /// Is the number of prefixes that are pinned because they are used most.
+    /// Number of prefixes that are pinned because they are used most.
     pub pin_top: usize,
 }
 
-/// Says where the costs come from by which plans are made.
+/// Origin of the costs used by plans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CostSource {
     /// They are measured all the time.
     Measured,
-    /// They stay what is assumed before anything was measured, for tests that need the same plans on every machine.
+    /// They keep their initial estimates, for tests that need the same plans on every machine.
     Assumed,
 }
 
-/// Says when state is given other positions, which makes it approximate: docs/decisions/0012-shifts.md.
+/// When state is moved to other positions, which makes it approximate: docs/decisions/0012-shifts.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShiftConfig {
-    /// Is the shortest run of tokens that is moved to where a prompt has it, where the request does not say; 0 for none.
+    /// Shortest run of tokens that is moved to its position in a prompt, unless the request sets it; 0 for none.
     pub cache_reuse_tokens: u32,
-    /// Says what happens when an answer fills its context.
+    /// What happens when a response fills its context.
     pub at_context_end: AtContextEnd,
 }
 
-/// Says what happens when an answer fills its context.
+/// What happens when a response fills its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtContextEnd {
     /// It ends.
     #[default]
     Stop,
-    /// Its oldest tokens are dropped and it goes on.
+    /// Its oldest tokens are dropped and it continues.
     Shift,
 }
 
-/// Says why a model's state cannot be given other positions.
+/// Reason why a model's state cannot be moved to other positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShiftObstacle {
-    /// The model does not attend to everything alike.
+    /// The model does not have full attention.
     #[error("only full attention can be shifted, and this model's memory is {}", memory_words(*memory))]
     Memory {
-        /// Is the model's memory.
+        /// Kind of the model's memory.
         memory: MemoryKind,
     },
-    /// The model's positions are not ones that llama.cpp can change afterwards.
+    /// The model's positions cannot be changed afterwards by llama.cpp.
     #[error("llama.cpp cannot shift the positions of this model")]
     Positions,
     /// Shifting would round every slot's keys again.
@@ -164,12 +164,12 @@ fn memory_words(memory: MemoryKind) -> &'static str {
     }
 }
 
-/// Is where and how much state is stored on disk.
+/// Location and size of the disk tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Names the folder.
+    /// Path of the folder.
     pub dir: PathBuf,
-    /// Is the most bytes.
+    /// Most bytes.
     pub bytes: u64,
 }
 
@@ -179,12 +179,12 @@ impl Default for StoreConfig {
     }
 }
 
-/// Is about what preparing a few prompts takes on a machine that has nothing else to do.
+/// Approximate time to prepare a few prompts on an otherwise idle machine.
 ///
 /// Source: docs/decisions/0036-batch-plan.md.
 const GATHER_MAX_DEFAULT: Duration = Duration::from_millis(5);
 
-/// Is how many logits of prompts' tokens one step computes unless the configuration says otherwise.
+/// Default of the most logits of prompts' tokens in one step.
 ///
 /// Source: own choice: 16 MiB, some tens of milliseconds to add up; 27 tokens of a vocabulary of 152,000.
 const LISTED_LOGITS_MAX_DEFAULT: usize = 4 << 20;
@@ -226,21 +226,24 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Returns whether flash attention is used, unless measured: `Auto` is on where there is a GPU or the values are quantized.
+    /// Returns whether flash attention is used, unless measured: `Auto` is on if there is a GPU or the values are
+    /// quantized.
     ///
-    /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix behind a cached prefix is several times slower with it.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix after a cached prefix is several times
+    /// slower with it.
     pub fn flash_attn_settled(&self) -> bool {
         self.flash_attn.choice().unwrap_or(self.placement.is_offloaded() || self.cache_type_v.is_quantized())
     }
 
-    /// Returns whether the KV buffer is unified, unless measured: `Auto` is on where there is a GPU.
+    /// Returns whether the KV buffer is unified, unless measured: `Auto` is on if there is a GPU.
     ///
-    /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified buffer.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified
+    /// buffer.
     pub fn kv_unified_settled(&self) -> bool {
         self.kv_unified.choice().unwrap_or(self.placement.is_offloaded())
     }
 
-    /// Returns the cells of all slots together, for a model that was trained on a context of so many tokens.
+    /// Returns the cells of all slots together, for a model with this trained context.
     pub fn cells_wanted(&self, n_ctx_train: u32) -> u32 {
         match self.context_tokens_total {
             0 => n_ctx_train.clamp(1, self.slot_tokens_max).saturating_mul(u32::from(self.n_slots)),
@@ -248,8 +251,8 @@ impl EngineConfig {
         }
     }
 
-    /// Names what the stored state of a model depends on, as far as it is known before the model is loaded: equal names mean equal
-    /// stored state.
+    /// Returns a fingerprint of the settings of a model's stored state, as far as they are known before the model is
+    /// loaded: equal fingerprints mean interchangeable state.
     pub fn state_settings(&self, model: Fingerprint) -> Fingerprint {
         let buffer = (self.flash_attn, self.kv_unified, &self.placement, self.context_tokens_total, self.n_slots);
         let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens, &self.rope, &self.metadata_overrides);
@@ -259,7 +262,7 @@ impl EngineConfig {
 
     /// Checks what can be known before the model is loaded.
     ///
-    /// Errors: [`StartError::Config`] for a size that is zero, too large or at odds with another.
+    /// Errors: [`StartError::Config`] for a size that is zero, too large or contradicts another.
     pub fn validate(&self) -> Result<(), StartError> {
         let refuse = |reason: &str| Err(StartError::Config { reason: reason.to_owned() });
         if self.n_slots == 0 || self.n_slots > SLOTS_MAX {
@@ -281,10 +284,10 @@ impl EngineConfig {
     }
 }
 
-/// Says yes, no, or what measurements say.
+/// A setting that may be left to measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Switch {
-    /// What is best for the machine.
+    /// The best value for the machine.
     #[default]
     Auto,
     /// Yes.
@@ -303,7 +306,7 @@ impl Switch {
     }
 }
 
-/// Says how [`Switch::Auto`] is settled.
+/// How [`Switch::Auto`] is decided.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum SelfTest {
     /// By rule, without measuring.
@@ -311,22 +314,22 @@ pub enum SelfTest {
     Skip,
     /// By measuring at start-up.
     Run {
-        /// Names the folder that keeps the result for the next start, if it is to be kept.
+        /// Folder that keeps the result for the next start, if it is to be kept.
         cache: Option<PathBuf>,
     },
 }
 
-/// Says whether KV state outlives its request.
+/// Whether KV state outlives its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefixCache {
-    /// Slots keep what they computed.
+    /// Slots keep their computed state.
     #[default]
     Enabled,
-    /// Every request computes everything and leaves nothing behind.
+    /// Every request computes everything and leaves nothing in the cache.
     Disabled,
 }
 
-/// Is the number type of keys or values in the KV cache.
+/// Number type of keys or values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are ggml's")]
 pub enum CacheType {
@@ -348,86 +351,86 @@ impl CacheType {
     }
 }
 
-/// Is what the loaded model and context turned out to be.
+/// Properties of the loaded model and its context.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineFacts {
-    /// Is the longest sequence, prompt and answer together, that one slot can run; a prompt must be shorter.
+    /// Longest sequence, prompt and response together, of one slot; a prompt must be shorter.
     pub context_tokens: u32,
-    /// Is the number of slots.
+    /// Number of slots.
     pub n_slots: u16,
-    /// Says how far a slot can be rewound, as a probe at start-up found it.
+    /// How far a slot can be rewound, as a probe at start-up found it.
     pub memory: MemoryKind,
-    /// Is the size of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: u32,
-    /// Is the context that the model was trained on.
+    /// Context size in training.
     pub n_ctx_train: u32,
-    /// Names the model file.
+    /// Fingerprint of the model file.
     pub model_fingerprint: Fingerprint,
-    /// Names the layout of the KV state.
+    /// Fingerprint of the KV layout.
     pub kv_fingerprint: Fingerprint,
-    /// Says whether flash attention is used.
+    /// Whether flash attention is used.
     pub flash_attn: bool,
-    /// Says whether the slots share one KV buffer.
+    /// Whether the slots share one KV buffer.
     pub kv_unified: bool,
-    /// Is the tokens of a block in summaries.
+    /// Tokens per block in summaries.
     pub block_size_tokens: u32,
-    /// Is the most tokens of one micro-batch, as llama.cpp settled it.
+    /// Most tokens of one micro-batch, as decided by llama.cpp.
     pub ubatch_tokens: u32,
-    /// Is the model in words: architecture, name and size label as far as the file says.
+    /// Description of the model: architecture, name and size label as far as the file has them.
     pub description: String,
-    /// Is the number of the model's parameters.
+    /// Number of the model's parameters.
     pub n_params: u64,
-    /// Is the size of the model's tensors.
+    /// Size of the model's tensors.
     pub model_bytes: u64,
-    /// Says why state cannot be given other positions; absent where it can.
+    /// Reason why state cannot be moved to other positions; `None` if it can.
     pub shift_obstacle: Option<ShiftObstacle>,
-    /// Lists the LoRA adapters that are loaded.
+    /// Loaded LoRA adapters.
     pub adapters: Vec<AdapterInfo>,
-    /// Is what the self-test found at start-up, if there was one.
+    /// Result of the self-test at start-up, if there was one.
     pub self_test: Option<SelfTestReport>,
 }
 
-/// Is why the engine could not start.
+/// Reason why the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration contradicts itself or a limit.
     #[error("the engine's configuration is wrong: {reason}")]
     Config {
-        /// Says what to change.
+        /// Description of what to change.
         reason: String,
     },
     /// The model file cannot be used.
     #[error("cannot load the model {}: {reason}", path.display())]
     Model {
-        /// Names the file.
+        /// Path of the file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// The file holds a model that cannot answer.
+    /// The file has a model that cannot generate.
     #[error("the model {} cannot be served: {reason}", path.display())]
     Unsupported {
-        /// Names the file.
+        /// Path of the file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
     /// An adapter cannot be used.
     #[error("cannot load the adapter {}: {reason}", path.display())]
     Adapter {
-        /// Names the file.
+        /// Path of the file.
         path: PathBuf,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// llama.cpp could not make the context, as when memory runs out.
+    /// llama.cpp could not create the context, for example for lack of memory.
     #[error("cannot make a context of {n_slots} slots and {context_tokens_total} tokens: {reason}")]
     Context {
-        /// Is the number of slots asked for.
+        /// Requested number of slots.
         n_slots: u16,
-        /// Is the cells asked for.
+        /// Requested number of cells.
         context_tokens_total: u32,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
     /// The machine has less memory than is needed.
@@ -435,9 +438,9 @@ pub enum StartError {
     Memory {
         /// Memory that is needed.
         needed: Bytes,
-        /// Memory that there is.
+        /// Memory that is available.
         available: Bytes,
-        /// The parts of what is needed, each with its flag.
+        /// The parts of the needed memory, each with its flag.
         parts: String,
         /// The flag to change.
         fits: String,
@@ -453,7 +456,7 @@ pub enum StartError {
         needed: Bytes,
         /// Memory that is free.
         available: Bytes,
-        /// The parts of what is needed, each with its flags.
+        /// The parts of the needed memory, each with its flags.
         parts: String,
     },
     /// The folder for stored state cannot be used.
@@ -462,7 +465,7 @@ pub enum StartError {
     /// The engine thread could not be started or ended while it loaded.
     #[error("the engine thread ended while it started: {reason}")]
     Thread {
-        /// Says why.
+        /// Reason.
         reason: String,
     },
 }

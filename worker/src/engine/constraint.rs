@@ -1,9 +1,10 @@
 //! JSON schemas as masks over the vocabulary: llguidance's parser, compiled by the caller and stepped by the engine.
 //!
-//! Not here: which schemas are taken (`schema`), how a token is chosen among those allowed (`sampler`).
-//! The idea: the vocabulary becomes a trie once for each model, in the background. A schema is compiled on a thread of its
-//! own with a deep stack; each choice of an answer then has a copy of the fresh parser. What a step may cost is limited, and
-//! a step that needs more, or panics, fails its own answer only.
+//! The vocabulary becomes a trie once per model, in the background. A schema is compiled on a separate thread with a
+//! deep stack; each choice of a response then has a copy of the fresh parser. The cost of a step is limited, and a step
+//! that needs more, or panics, fails only its own response.
+//!
+//! Not here: the accepted schemas (`schema`), the choice among the allowed tokens (`sampler`).
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,39 +23,41 @@ use warmpath_prompt::Separators;
 use super::arguments::bracketed;
 use crate::schema::{ValueGrammar, check_meetings};
 
-/// Is the whitespace between the parts of an answer: none, a space, or a line break with indentation.
+/// White space between the parts of a response: none, a space, or a line break with indentation.
 ///
-/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may go on in blanks for ever.
+/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may continue with blanks for
+/// ever.
 const WHITESPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
-/// Lists what may stand behind a backslash. Without `u`, whose digits could spell a property's name a second way.
+/// Characters that may follow a backslash. `u` is excluded, because its digits could spell a property's name a second
+/// way.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// Is the stack on which a schema is compiled. Source: 6 kB for each of the 10,000 schemas that `schema` lets through.
+/// Stack on which a schema is compiled. Source: 6 kB for each of the 10,000 schemas that `schema` allows.
 const STACK_BYTES: usize = 128 << 20;
 
-/// Is the work that one mask may take in the lexer. Source: docs/decisions/0023; some 14,000 a millisecond.
+/// Most work of the lexer for one mask. Source: docs/decisions/0023; some 14,000 a millisecond.
 const STEP_LEXER_FUEL: u64 = 100_000;
 
-/// Is the items that one mask may make in the parser. Source: as above; some 20,000 a millisecond.
+/// Most items of the parser for one mask. Source: as above; some 20,000 a millisecond.
 const STEP_ITEMS_MAX: usize = 30_000;
 
-/// Is the items that the parser keeps for one token of an answer. Source: an object has four for each optional property.
+/// Most items that the parser keeps for one token of a response. Source: an object has four for each optional property.
 const ROW_ITEMS_MAX: usize = 2500;
 
-/// Is the states of one answer's lexer: a string of a limited length has one for each of its characters.
+/// Most states of one response's lexer: a string of a limited length has one for each of its characters.
 const LEXER_STATES_MAX: usize = 50_000;
 
-/// Is the memory of one answer's lexer, looked at every [`LOOK_TOKENS`]. Units: bytes.
+/// Most memory of one response's lexer, checked every [`LOOK_TOKENS`]. Units: bytes.
 const LEXER_BYTES_MAX: usize = 48 << 20;
 
-/// Most compiled schemas of arguments that are kept. Source: own choice: four for each tool that a request may have.
+/// Most compiled schemas of arguments that are cached. Source: own choice: four for each tool that a request may have.
 const ARGUMENTS_KEPT_MAX: u64 = 1024;
 
-/// Is after how many tokens the lexer's memory is looked at.
+/// Number of tokens between two checks of the lexer's memory.
 const LOOK_TOKENS: u32 = 32;
 
-/// Compiles schemas for one model's vocabulary.
+/// Compiler of schemas for one model's vocabulary.
 pub(super) struct Compiler {
     factory: ParserFactory,
     /// Tokens with a curly bracket, ascending.
@@ -64,9 +67,9 @@ pub(super) struct Compiler {
 }
 
 impl Compiler {
-    /// Makes the trie of a vocabulary.
+    /// Builds the trie of a vocabulary.
     ///
-    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: the vocabulary has no token that ends an answer.
+    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: the vocabulary has no token that ends a response.
     pub(super) fn new(model: &LlamaModel) -> Result<Self, String> {
         let vocab = model.vocab();
         let ends: Vec<Token> =
@@ -74,7 +77,7 @@ impl Compiler {
         let Some(first_end) = ends.first().copied() else {
             return Err("the model's vocabulary has no token that ends an answer".to_owned());
         };
-        // Control tokens and those that end an answer have no bytes here, so no schema ever allows them by their text.
+        // Control tokens and those that end a response have no bytes here, so no schema ever allows them by their text.
         let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
             true => Vec::new(),
             false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
@@ -94,7 +97,7 @@ impl Compiler {
         Ok(Self { factory, bracketed, arguments: Cache::new(ARGUMENTS_KEPT_MAX) })
     }
 
-    /// Lists the tokens with a curly bracket, ascending.
+    /// Returns the tokens with a curly bracket, ascending.
     pub(super) fn bracketed(&self) -> &Arc<[Token]> {
         &self.bracketed
     }
@@ -104,9 +107,10 @@ impl Compiler {
         self.factory.tok_env()
     }
 
-    /// Returns a normalized schema of arguments as [`Self::compile`] does, and keeps it: clients send their tools with every request.
+    /// Returns a normalized schema of arguments, compiled like in [`Self::compile`], and caches it: clients send their
+    /// tools with every request.
     ///
-    /// `separators` are what stands between its parts; without them that is what stands there in other answers.
+    /// `separators` separate its parts; without them the usual separators of responses do.
     pub(super) fn compile_arguments(
         &self,
         schema: &Value,
@@ -119,7 +123,7 @@ impl Compiler {
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns the constraint of a single argument compiled, or why it cannot be, fit for the client; it is kept.
+    /// Returns the compiled constraint of a single argument, or the reason for the client; it is cached.
     pub(super) fn compile_value(
         &self,
         value: &ValueGrammar,
@@ -132,12 +136,12 @@ impl Compiler {
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns a normalized schema compiled, or why it cannot be, fit for the client.
+    /// Returns a normalized schema compiled, or the reason why it cannot be, for the client.
     pub(super) fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
         self.compile_grammar(TopLevelGrammar::from_json_schema(with_options(schema, None)), schema)
     }
 
-    /// Returns the grammar that was made of a normalized schema compiled.
+    /// Returns the compiled grammar of a normalized schema.
     fn compile_grammar(&self, grammar: TopLevelGrammar, schema: &Value) -> Result<CompiledSchema, String> {
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
@@ -146,7 +150,7 @@ impl Compiler {
                     check_meetings(schema)?;
                     let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
                     fresh.start_without_prompt();
-                    // The first mask shows whether there is an answer at all, and warms the lexer.
+                    // The first mask shows whether there is a response at all, and warms the lexer.
                     let mut tried = fresh.deep_clone();
                     tried.compute_mask().map_err(described)?;
                     Ok(fresh)
@@ -174,13 +178,13 @@ fn limits() -> ParserLimits {
         max_items_in_row: ROW_ITEMS_MAX,
         step_max_items: STEP_ITEMS_MAX,
         max_lexer_states: LEXER_STATES_MAX,
-        // Errors would otherwise repeat the answer so far, and they are logged.
+        // Errors would otherwise repeat the response so far, and they are logged.
         verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// Returns the schema with the compiler's own options in it, where it looks for them.
+/// Returns the schema with the compiler's own options in it, where it reads them.
 fn with_options(schema: &Value, separators: Option<Separators>) -> Value {
     let options = match separators {
         None => json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES }),
@@ -201,14 +205,14 @@ fn described(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs what may panic on a schema that nobody thought of; the reason is one line, fit for the client.
+/// Runs work that may panic on an unexpected schema; the reason is one line, for the client.
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let error = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error,
         Err(_) => String::new(),
     };
-    // Errors of patterns show the pattern in a line of its own, a caret below it, and say what is wrong last.
+    // Errors of patterns show the pattern in a line of its own, a caret below it, and the reason last.
     let is_word = |line: &&str| !line.is_empty() && !line.chars().all(|c| c == '^');
     let line = error.lines().map(str::trim).filter(is_word).collect::<Vec<_>>().join(" ");
     if line.is_empty() || line.starts_with("panic") {
@@ -217,15 +221,15 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     Err(line.chars().take(REASON_CHARS_MAX).collect())
 }
 
-/// Is the longest reason that a client is told; it may repeat a part of the schema.
+/// Longest reason for a client; it may repeat a part of the schema.
 const REASON_CHARS_MAX: usize = 300;
 
-/// Is a schema compiled for a model, ready for any number of answers; cheap to clone.
+/// A schema compiled for a model, ready for any number of responses; cheap to clone.
 #[derive(Clone)]
 pub struct CompiledSchema(Arc<TokenParser>);
 
 impl CompiledSchema {
-    /// Returns a constraint at the start of an answer. Cost: microseconds, milliseconds for the largest schemas.
+    /// Returns a constraint at the start of a response. Cost: microseconds, milliseconds for the largest schemas.
     pub(super) fn begin(&self) -> Constraint {
         Constraint { parser: self.0.deep_clone(), n_tokens: 0 }
     }
@@ -243,11 +247,11 @@ impl PartialEq for CompiledSchema {
     }
 }
 
-/// Says what may come next.
+/// What may come next.
 pub(super) enum Allowed {
-    /// Any of these tokens; the tokens that end an answer are among them where it may end.
+    /// Any of these tokens; they include those that end a response if it may end.
     Tokens(SimpleVob),
-    /// Nothing but the end: the answer is complete.
+    /// Only the end: the response is complete.
     Ends(SimpleVob),
 }
 
@@ -259,7 +263,7 @@ impl Allowed {
     }
 }
 
-/// Follows one answer.
+/// Constraint of one response.
 pub(super) struct Constraint {
     parser: TokenParser,
     n_tokens: u32,
@@ -268,7 +272,7 @@ pub(super) struct Constraint {
 impl Constraint {
     /// Returns what may come next.
     ///
-    /// Errors: why that cannot be told within the limits, fit for the client.
+    /// Errors: why that cannot be determined within the limits, for the client.
     pub(super) fn allowed(&mut self) -> Result<Allowed, String> {
         if self.parser.stopped() {
             return Ok(Allowed::Ends(self.parser.token_env.tok_trie().eos_token_set()));
@@ -276,9 +280,9 @@ impl Constraint {
         guarded(|| self.parser.compute_mask().map_err(described)).map(Allowed::Tokens)
     }
 
-    /// Takes the token that was chosen among those allowed; one that ends the answer changes nothing.
+    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
     ///
-    /// Errors: as [`Constraint::allowed`].
+    /// Errors: like [`Constraint::allowed`].
     pub(super) fn take(&mut self, token: Token) -> Result<(), String> {
         if self.parser.stopped() || self.parser.token_env.tok_trie().eos_tokens().contains(&token) {
             return Ok(());
@@ -295,9 +299,9 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes a text that was said already.
+    /// Takes text that is already part of the response.
     ///
-    /// Errors: as [`Constraint::allowed`], and the schema does not allow it.
+    /// Errors: like [`Constraint::allowed`], or the schema does not allow it.
     pub(super) fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
         for token in self.parser.token_env.tokenize_bytes(text) {
             match self.allowed()? {
@@ -315,19 +319,19 @@ impl Constraint {
         Self { parser: self.parser.deep_clone(), n_tokens: self.n_tokens }.take_text(text).is_ok()
     }
 
-    /// Returns whether what was said may stand alone.
+    /// Returns whether the text so far is a complete response.
     pub(super) fn is_complete(&mut self) -> bool {
         self.parser.is_accepting()
     }
 
-    /// Returns whether a token is something else than an answer's end or white space.
+    /// Returns whether a token is neither a response's end nor white space.
     pub(super) fn begins_text(&self, token: Token) -> bool {
         let trie = self.parser.token_env.tok_trie();
         let begins_with_space = trie.token(token).first().is_some_and(u8::is_ascii_whitespace);
         !begins_with_space && !trie.eos_tokens().contains(&token)
     }
 
-    /// Lists the tokens that end an answer.
+    /// Returns the tokens that end a response.
     pub(super) fn ends(&self) -> &[Token] {
         self.parser.token_env.tok_trie().eos_tokens()
     }

@@ -1,8 +1,8 @@
-//! What the engine counts while it runs, for metrics and tests.
+//! Counters of the engine, for metrics and tests.
 //!
-//! Not here: moving averages (`warmpath_worker_core::rates`), what goes to routers (`report`).
-//! The idea: the engine thread writes, and the store's what the disk could not do; anyone reads. No value depends on another, so
-//! relaxed atomics do.
+//! The engine thread writes them, and the store's thread those of failed disk operations; any thread reads them. No
+//! value depends on another, so relaxed atomics suffice. Not here: moving averages (`warmpath_worker_core::rates`),
+//! reports to routers (`report`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use super::admit::Waiting;
 use super::messages::{CachedTokens, Finished};
 use crate::store::{DiskEvent, WriteFailure};
 
-/// Is the engine's counters.
+/// Counters of the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub steps: AtomicU64,
@@ -53,82 +53,82 @@ pub(crate) struct Counters {
     pub held_tokens: AtomicU64,
 }
 
-/// Is the counters as they were at one moment.
+/// Values of the counters at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CounterValues {
-    /// Counts the batches that llama.cpp has decoded.
+    /// Batches decoded by llama.cpp.
     pub steps: u64,
-    /// Adds up, over those batches, the slots that ran a sequence.
+    /// Sum, over those batches, of the slots that ran a sequence.
     pub busy_slot_steps: u64,
-    /// Counts the tokens that were chosen.
+    /// Tokens that were chosen.
     pub generated_tokens: u64,
-    /// Is the time from a slot's start to its first token, of the requests that were answered. Units: microseconds.
+    /// Time from a slot's start to its first token, of completed requests. Units: microseconds.
     pub prompt_us: u64,
-    /// Is the time from the first token to the last, of the requests that were answered. Units: microseconds.
+    /// Time from the first token to the last, of completed requests. Units: microseconds.
     pub generation_us: u64,
-    /// Is the most tokens, prompt and answer, that a slot ever held.
+    /// Most tokens, prompt and response, of any slot so far.
     pub sequence_tokens_max: u64,
-    /// Counts the prompt tokens computed.
+    /// Prompt tokens computed.
     pub prefill_tokens: u64,
-    /// Counts the answer tokens computed.
+    /// Output tokens computed.
     pub decode_tokens: u64,
-    /// Counts the prompt tokens of requests that got a slot.
+    /// Prompt tokens of requests that got a slot.
     pub prompt_tokens: u64,
-    /// Counts those of them that were reused.
+    /// Those of them that were reused.
     pub cached_tokens: u64,
-    /// Is the most prompt tokens that were ever computed between two tokens of a stream.
+    /// Most prompt tokens ever computed between two tokens of a stream.
     pub passed_tokens_max: u64,
-    /// Counts the batches that llama.cpp failed to decode.
+    /// Batches that llama.cpp failed to decode.
     pub decode_failures: u64,
-    /// Counts the requests that were answered.
+    /// Requests that were completed.
     pub finished: u64,
-    /// Counts the requests whose client left.
+    /// Requests whose client disconnected.
     pub cancelled: u64,
-    /// Counts the requests that failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// Counts those of them that came from the store in memory.
+    /// Reused tokens that came from the store in memory.
     pub cached_ram_tokens: u64,
-    /// Counts those of them that came from the store on disk.
+    /// Reused tokens that came from the store on disk.
     pub cached_disk_tokens: u64,
-    /// Counts the requests that waited for a prefix that another was computing.
+    /// Requests that waited for a prefix that another was computing.
     pub prefix_waits: u64,
-    /// Is how long they had when they got their slots. Units: microseconds.
+    /// Time of these waits when the requests got their slots. Units: microseconds.
     pub prefix_wait_us: u64,
-    /// Is how long requests had waited for state to be read from disk. Units: microseconds.
+    /// Time that requests had waited for state to be read from disk. Units: microseconds.
     pub disk_wait_us: u64,
-    /// Counts the stored state that could not be read from disk.
+    /// Stored state that could not be read from disk.
     pub disk_read_failures: u64,
-    /// Counts the stored state that could not be written to disk, or was not because writing had just failed.
+    /// Stored state that could not be written to disk, or was not because writing had just failed.
     pub disk_write_failures: u64,
-    /// Counts the stored state that was not written to disk because too much waited already.
+    /// Stored state that was not written to disk because too much was waiting already.
     pub disk_writes_refused: u64,
-    /// Counts the requests whose planned start could not be reached.
+    /// Requests whose planned start could not be reached.
     pub failed_starts: u64,
-    /// Counts the starts whose state was moved into the slot.
+    /// Starts with state moved into the slot.
     pub restores: u64,
-    /// Is the time that took. Units: microseconds.
+    /// Time of these moves. Units: microseconds.
     pub restore_us: u64,
-    /// Counts the exports into the store.
+    /// Exports into the store.
     pub saves: u64,
-    /// Is the time that took. Units: microseconds.
+    /// Time of these exports. Units: microseconds.
     pub save_us: u64,
-    /// Counts the tokens whose state was stored.
+    /// Tokens whose state was stored.
     pub saved_tokens: u64,
-    /// Counts the partial-state checkpoints made.
+    /// Partial-state checkpoints made.
     pub checkpoints_made: u64,
-    /// Counts the starts from one.
+    /// Starts from one.
     pub checkpoint_uses: u64,
-    /// Counts the idle slots whose state left the buffer.
+    /// Idle slots whose state left the buffer.
     pub moved_out: u64,
-    /// Counts the prompt tokens whose state was moved within a slot.
+    /// Prompt tokens whose state was moved within a slot.
     pub shifted_tokens: u64,
-    /// Counts the times that a full context was shifted.
+    /// Shifts of a full context.
     pub context_shifts: u64,
-    /// Is the slots that run a sequence.
+    /// Slots that run a sequence.
     pub busy_slots: u64,
-    /// Is the requests that wait for a slot.
+    /// Requests that wait for a slot.
     pub queued: u64,
-    /// Is the cells that hold KV state.
+    /// Cells with KV state.
     pub held_tokens: u64,
 }
 
@@ -142,14 +142,14 @@ impl Counters {
         self.shifted_tokens.fetch_add(u64::from(cached.shifted), Relaxed);
     }
 
-    /// Counts what a request that gets a slot at `now` has waited for others and for the disk.
+    /// Counts the waits of a request that gets a slot at `now`: for other requests and for the disk.
     pub(super) fn waited(&self, waiting: &Waiting, now: Instant) {
         let waited = |since: Option<Instant>| since.map_or(0, |since| to_us(now.saturating_duration_since(since)));
         self.prefix_wait_us.fetch_add(waited(waiting.shares_since), Relaxed);
         self.disk_wait_us.fetch_add(waited(waiting.reads_since), Relaxed);
     }
 
-    /// Counts a start whose state was moved into the slot.
+    /// Counts a start with state moved into the slot.
     pub(crate) fn restored(&self, took: Duration) {
         self.restores.fetch_add(1, Relaxed);
         self.restore_us.fetch_add(to_us(took), Relaxed);
@@ -162,7 +162,7 @@ impl Counters {
         self.saved_tokens.fetch_add(u64::from(n_tokens), Relaxed);
     }
 
-    /// Counts what the disk could not do. On the store's thread.
+    /// Counts failed operations of the disk. Called on the store's thread.
     pub(super) fn disk_answered(&self, event: &DiskEvent) {
         let counter = match event {
             DiskEvent::Written { .. } | DiskEvent::Read { .. } => return,
@@ -173,7 +173,7 @@ impl Counters {
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts an answer that is complete.
+    /// Counts a complete response.
     pub(super) fn answered(&self, finished: &Finished) {
         self.finished.fetch_add(1, Relaxed);
         self.prompt_us.fetch_add((finished.prompt_ms * 1e3) as u64, Relaxed);

@@ -1,7 +1,7 @@
-//! The way of one answer's events from the engine to its reader.
+//! The channel of one response's events from the engine to its reader.
 //!
-//! The idea: the engine never waits for a reader, and a reader never makes the engine hold more than a limit for it: a sequence
-//! whose events take more than [`UNREAD_BYTES_MAX`] is left out of steps until they are read. Its slot and its state stay.
+//! The engine never waits for a reader, and never buffers more than a limit for it: a sequence with more than
+//! [`UNREAD_BYTES_MAX`] of unread events is left out of steps until they are read. Its slot and its state stay.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use warmpath_worker_core::probabilities::{Likely, TokenProbabilities};
 
 use super::messages::Event;
 
-/// Most bytes of one answer's events that wait to be read; beyond it the answer waits. Units: bytes.
+/// Most bytes of one response's unread events; with more, the response waits. Units: bytes.
 ///
-/// Source: some 3,000 tokens with 20 alternatives each, so that a reader that is late for a moment holds up nothing.
+/// Source: some 3,000 tokens with 20 alternatives each, so that a short delay of a reader delays nothing.
 pub const UNREAD_BYTES_MAX: usize = 1 << 20;
 
 /// The engine's end.
 #[derive(Debug)]
 pub struct EventSender {
     events: mpsc::UnboundedSender<Event>,
-    /// Bytes of the events that were sent and not read. Guarded by nothing: a late look delays a step at most.
+    /// Bytes of the events that were sent and not read. It has no lock: a stale value delays a step at most.
     unread_bytes: Arc<AtomicUsize>,
 }
 
@@ -34,7 +34,7 @@ pub struct EventReceiver {
     unread_bytes: Arc<AtomicUsize>,
 }
 
-/// Returns both ends of the way of one answer's events.
+/// Returns both ends of the channel of one response's events.
 pub fn events() -> (EventSender, EventReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let unread_bytes = Arc::new(AtomicUsize::new(0));
@@ -43,25 +43,25 @@ pub fn events() -> (EventSender, EventReceiver) {
 }
 
 impl EventSender {
-    /// Sends an event; nobody misses what is sent to a reader that has gone.
+    /// Sends an event; for a reader that is gone it is dropped.
     pub fn send(&self, event: Event) {
         self.unread_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
         let _ = self.events.send(event);
     }
 
-    /// Returns whether the reader has gone.
+    /// Returns whether the reader is gone.
     pub fn is_closed(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Returns whether the reader must read before more is made for it.
+    /// Returns whether the reader must read before more is generated.
     pub fn is_full(&self) -> bool {
         self.unread_bytes.load(Ordering::Relaxed) > UNREAD_BYTES_MAX
     }
 }
 
 impl EventReceiver {
-    /// Returns the next event, or `None` once the engine has dropped its end.
+    /// Returns the next event; `None` once the engine has dropped its end.
     pub async fn recv(&mut self) -> Option<Event> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
@@ -83,7 +83,7 @@ impl Stream for EventReceiver {
     }
 }
 
-/// Returns what an event takes in memory.
+/// Returns the memory of an event.
 fn size_bytes(event: &Event) -> usize {
     let of_list = |list: &[TokenProbabilities]| {
         let n_top: usize = list.iter().map(|token| token.top.len()).sum();

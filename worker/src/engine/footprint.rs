@@ -1,10 +1,11 @@
-//! What a worker will take of the machine's memory, whether that is there, and how large a context fits; asked before anything is
-//! loaded.
+//! The memory that a worker will take, whether it is available, and how large a context fits; determined before
+//! anything is loaded.
 //!
-//! Not here: how much there is (`machine`), the calls into llama.cpp (`llama::measure`).
-//! The idea: llama.cpp says itself what a context of a size would take, without taking it. Beyond a size that is cheap to ask for, the
-//! sizes go on in proportion to the cells. What is mapped from the model's file is not counted: the system takes it back where
-//! room is needed.
+//! llama.cpp itself reports what a context of a size would take, without allocating it. Beyond a size that is cheap to
+//! ask about, the sizes grow in proportion to the cells. Memory mapped from the model's file is not counted: the system
+//! reclaims it when needed.
+//!
+//! Not here: the machine's memory (`machine`), the calls into llama.cpp (`llama::measure`).
 
 use std::fmt;
 
@@ -14,18 +15,18 @@ use warmpath_llama_chat::DeviceMemory;
 use super::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
 use super::llama;
 
-/// Largest context that llama.cpp is asked about; sizes of larger ones follow from it. Units: cells.
+/// Largest context that llama.cpp is asked about; sizes of larger ones are extrapolated. Units: cells.
 ///
-/// Source: own choice: llama.cpp keeps 48 bytes for each cell even where it allocates nothing else, and from here on the buffers of
-/// the computation grow in proportion.
+/// Source: own choice: llama.cpp keeps 48 bytes for each cell even if it allocates nothing else, and from here on the
+/// buffers of the computation grow in proportion.
 const ASKED_CELLS_MAX: u64 = 1 << 16;
 
-/// What llama.cpp keeps for each cell besides keys and values. Units: bytes.
+/// Memory of llama.cpp for each cell besides keys and values. Units: bytes.
 ///
-/// Source: the fields of its `llama_kv_cells`, and a node of the maps in which a used cell is.
+/// Source: the fields of its `llama_kv_cells`, and a node of the maps of used cells.
 const CELL_BYTES: u64 = 96;
 
-/// What a context of a size takes. Units: bytes.
+/// Memory of a context. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Taken {
     /// Cells of all slots together.
@@ -36,7 +37,7 @@ pub(super) struct Taken {
     pub(super) compute: u64,
 }
 
-/// What llama.cpp says about a model under a configuration.
+/// Memory that llama.cpp reports for a model and configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     /// Cells that the configuration wants.
@@ -45,27 +46,27 @@ pub(super) struct Asked {
     pub(super) mapped: u64,
     /// Weights that are copied, and adapters.
     pub(super) copied: u64,
-    /// What each device that is not the CPU holds, for all cells that are wanted.
+    /// Memory on each device that is not the CPU, for all wanted cells.
     pub(super) devices: Vec<DeviceMemory>,
-    /// The answer for at most [`ASKED_CELLS_MAX`] cells.
+    /// Report for at most [`ASKED_CELLS_MAX`] cells.
     pub(super) large: Taken,
-    /// The answer for half as many.
+    /// Report for half as many.
     pub(super) small: Taken,
 }
 
-/// How a context whose size is not given is fitted to the memory.
+/// How a default context is fitted to the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fit {
     /// Memory that stays free. Units: bytes.
     pub spare_bytes: u64,
-    /// Least context of a slot. Units: tokens.
+    /// Smallest context of a slot. Units: tokens.
     pub slot_tokens_min: u32,
 }
 
-/// What a worker takes of the machine's memory, as `/props` shows it. Units: bytes.
+/// Memory that a worker takes, as `/props` shows it. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct MemoryUse {
-    /// Weights that are mapped from the file; the system takes their memory back where room is needed.
+    /// Weights that are mapped from the file; the system reclaims their memory when needed.
     #[serde(rename = "weights_mapped_bytes")]
     pub mapped: u64,
     /// Weights that are copied, and adapters.
@@ -77,7 +78,7 @@ pub struct MemoryUse {
     /// Buffers of the computation.
     #[serde(rename = "compute_bytes")]
     pub compute: u64,
-    /// Most that is stored beyond the slots.
+    /// Most memory for state stored beyond the slots.
     #[serde(rename = "cache_ram_bytes")]
     pub stored: u64,
     /// Memory that was available before anything was loaded.
@@ -86,7 +87,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Logs it in one line.
+    /// Logs the memory in one line.
     pub fn log(&self) {
         tracing::info!(
             weights_mapped = %Bytes(self.mapped),
@@ -100,25 +101,25 @@ impl MemoryUse {
     }
 }
 
-/// What a worker will take, and the size of its context for that.
+/// Memory that a worker will take, and the fitted size of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Memory that is taken.
+    /// Memory that will be taken.
     pub memory: MemoryUse,
-    /// Cells of all slots together, where fewer fit than are wanted.
+    /// Cells of all slots together, if fewer fit than wanted.
     pub fitted_cells: Option<u32>,
 }
 
-/// What a worker takes of the machine's memory. Units: bytes.
+/// Memory that a worker takes. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
     mapped: u64,
     copied: u64,
     taken: Taken,
     stored: u64,
-    /// What a further cell takes, KV and computing together.
+    /// Memory of a further cell, KV and computation together.
     cell: u64,
-    /// Slots among which cells are shared out.
+    /// Slots that share the cells.
     n_slots: u64,
 }
 
@@ -128,7 +129,7 @@ impl Footprint {
         let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
         let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
         let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
-        // What is recurrent has no cells.
+        // Recurrent state has no cells.
         let kept = if context > 0 { CELL_BYTES } else { 0 };
         let n_more = wanted_cells.saturating_sub(large.n_cells);
         let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
@@ -141,12 +142,13 @@ impl Footprint {
         Self { mapped: asked.mapped, copied: asked.copied, taken, stored, cell, n_slots: n_slots.into() }
     }
 
-    /// Returns what is taken and cannot be given back.
+    /// Returns the memory that cannot be reclaimed.
     fn needed(&self) -> u64 {
         [self.copied, self.taken.context, self.taken.compute, self.stored].into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Returns the largest context that `available` bytes have room for, in whole steps of llama.cpp's; absent where none has.
+    /// Returns the largest context that fits into `available` bytes, a multiple of llama.cpp's step; `None` if none
+    /// does.
     fn cells_that_fit(&self, available: u64) -> Option<u64> {
         let excess = self.needed().saturating_sub(available);
         let step = u64::from(SLOT_CELLS_STEP) * self.n_slots;
@@ -154,8 +156,8 @@ impl Footprint {
         Some(fitting / step * step).filter(|cells| *cells > 0)
     }
 
-    /// Returns the cells of all slots together that leave memory free beside everything, the weights too; absent where those that are
-    /// wanted do. No slot gets fewer than the least.
+    /// Returns the cells of all slots together that leave memory free beside everything, the weights too; `None` if the
+    /// wanted cells do. No slot gets fewer than the minimum.
     fn fitted(&self, available: u64, fit: Fit) -> Option<u64> {
         let room = available.saturating_sub(fit.spare_bytes).saturating_sub(self.mapped);
         if self.needed() <= room {
@@ -172,7 +174,9 @@ impl Footprint {
         MemoryUse { mapped, copied, context, compute, stored, available }
     }
 
-    /// Errors: `Memory` where less is available than is needed.
+    /// Checks that the needed memory is available.
+    ///
+    /// Errors: `Memory` if it is not.
     fn check(&self, available: u64) -> Result<(), StartError> {
         if self.needed() <= available {
             return Ok(());
@@ -205,7 +209,7 @@ impl fmt::Display for Footprint {
     }
 }
 
-/// A size, told in the unit that suits it.
+/// A size, formatted in a suitable unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
@@ -216,7 +220,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Refuses what a device has no room for.
+/// Refuses a model that does not fit on a device.
 ///
 /// Errors: `DeviceMemory`.
 pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> {
@@ -238,18 +242,18 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
     Ok(())
 }
 
-/// Returns what a model's weights, context, computation and stored state take; absent where llama.cpp cannot say: then the loading
-/// itself will say why. A context whose size is not given is made smaller where it does not fit.
+/// Returns the memory of a model's weights, context, computation and stored state; `None` if llama.cpp cannot tell:
+/// then loading will report the error. A default context that does not fit is made smaller.
 ///
-/// Cost: reads the model's metadata, twice where the context is made smaller. Errors: `Memory`, `DeviceMemory` where they need more memory than is
-/// available.
+/// Cost: reads the model's metadata, twice if the context is made smaller. Errors: `Memory`, `DeviceMemory` if they
+/// need more memory than is available.
 pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
     let Some((mut footprint, mut devices)) = ask(config) else { return Ok(None) };
     let wanted_cells = footprint.taken.n_cells;
     let fit = config.fit.filter(|_| config.context_tokens_total == 0);
     let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
     if let Some(cells) = fitted_cells {
-        // Slopes are good enough for a choice; what is shown and checked is asked for.
+        // Extrapolation is accurate enough for a choice; the values that are shown and checked are asked for.
         let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
         (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
         let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
@@ -271,7 +275,7 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
 }
 
 fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
-    // Half of what is asked about leaves each slot another size.
+    // With half of the cells each slot has another size.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
     Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
@@ -331,7 +335,7 @@ mod tests {
             assert!(footprint(cells).needed() + 564 * MIB <= available, "{available}");
             assert!(footprint(cells + 1024).needed() + 564 * MIB > available, "{available}");
         }
-        // The least is taken even where it leaves less free; whether it fits at all is another question.
+        // The minimum is taken even if it leaves less free; whether it fits at all is checked separately.
         assert_eq!(large.fitted(100 * MIB, fit), Some(2 * 4096));
         assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
         let odd = Fit { slot_tokens_min: 4000, ..fit };

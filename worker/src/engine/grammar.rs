@@ -1,8 +1,10 @@
 //! Grammars over a model's vocabulary: whether a token may come next, and which ones may.
 //!
-//! Not here: what a grammar means (`grammar` of the core), how a token is chosen (`sampler`), when it counts (`rule`).
-//! The idea: a token that the model would choose anyway is looked at alone, which costs as many steps as it has bytes. All
-//! tokens are looked at where that one is refused, by a walk over the trie of the vocabulary. Both have their work limited.
+//! A token that the model would choose anyway is checked alone, which costs as many steps as it has bytes. Only if it
+//! is refused all tokens are checked, by a walk over the trie of the vocabulary. Both have their work limited.
+//!
+//! Not here: the meaning of a grammar (`grammar` of the core), the choice of a token (`sampler`), when it applies
+//! (`rule`).
 
 use std::sync::Arc;
 
@@ -15,22 +17,23 @@ use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place}
 use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
 use super::constraint::CompiledSchema;
 
-/// Is the work that taking a token may need. Source: docs/decisions/0032; some 4 ms.
+/// Most work for taking a token. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
 
-/// Is the work that looking at all tokens may need. Source: as above; a vocabulary of 150,000 tokens takes a third of it
-/// where all of it is allowed.
+/// Most work for checking all tokens. Source: as above; a vocabulary of 150,000 tokens takes a third of it if all of it
+/// is allowed.
 const MASK_FUEL: u64 = 1_500_000;
 
-/// Is how many masks an answer keeps. Source: a JSON document comes back to as many places; one has 19 kB for 150,000 tokens.
+/// Number of masks that a response caches. Source: a JSON document returns to as many places; a mask has 19 kB for
+/// 150,000 tokens.
 const MASKS_MAX: usize = 8;
 
-/// Lists control tokens that count by their spelling, with it, ascending: they are part of the answer's text.
+/// Control tokens that count by their spelling, with it, ascending: they are part of the response's text.
 #[derive(Default)]
 pub(super) struct Spelled(Vec<(Token, Vec<u8>)>);
 
 impl Spelled {
-    /// Returns these tokens with their spelling; those that are text anyhow are left out.
+    /// Returns these tokens with their spelling, without those that are text anyway.
     pub(super) fn new(model: &LlamaModel, tokens: &[Token]) -> Self {
         let vocab = model.vocab();
         let spelled = tokens.iter().map(|token| (*token, LlamaToken(token.cast_signed())));
@@ -44,24 +47,24 @@ impl Spelled {
     }
 }
 
-/// Follows one answer's grammar.
+/// Grammar state of one response.
 pub(super) struct Followed {
     follower: Follower,
     vocabulary: TokEnv,
     spelled: Spelled,
     arguments: FollowedArguments,
-    /// Holds what may come at the places that were looked at last, the latest at the end.
+    /// Masks of the places that were checked last, the latest at the end.
     masks: Vec<(Vec<Place>, SimpleVob)>,
-    /// Says since when these places are the same.
+    /// Count of the follower's trims for which these places are valid.
     n_trimmed: u32,
-    /// What may come where a single argument may, as it was asked for last.
+    /// Mask of a place where a single argument may begin, as it was last computed.
     value_mask: Option<SimpleVob>,
 }
 
 impl Followed {
-    /// Returns a grammar at the start of an answer; `spelled` lists control tokens that it may ask for by their spelling.
+    /// Returns a grammar at the start of a response; `spelled` has control tokens that it may name by their spelling.
     ///
-    /// Errors: that takes too much, fit for the client.
+    /// Errors: it takes too much work, for the client.
     pub(super) fn begin(
         grammar: &Arc<Grammar>,
         vocabulary: &TokEnv,
@@ -73,15 +76,15 @@ impl Followed {
         Ok(Self { follower, vocabulary, spelled, arguments, masks: Vec::new(), n_trimmed: 0, value_mask: None })
     }
 
-    /// Takes a text that the prompt has already, and returns whether the grammar allows it.
+    /// Takes text that the prompt already has, and returns whether the grammar allows it.
     ///
-    /// Errors: that takes too much, fit for the client.
+    /// Errors: it takes too much work, for the client.
     pub(super) fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
         self.follower.refuel(MASK_FUEL);
         self.follower.take_text(text).map_err(described)
     }
 
-    /// Takes what of a token that was chosen before the grammar counted belongs to it, and returns whether that could be.
+    /// Takes the part, within the grammar, of a token that was chosen before it applied; returns whether it is allowed.
     pub(super) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
         let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
         !is_end && (bytes.is_empty() || self.go_on(token, bytes) == Ok(true))
@@ -89,7 +92,7 @@ impl Followed {
 
     /// Returns whether a token may come next.
     ///
-    /// Errors: that takes too much.
+    /// Errors: it takes too much work.
     pub(super) fn allows(&mut self, token: Token) -> Result<bool, String> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let trie = vocabulary.tok_trie();
@@ -116,7 +119,7 @@ impl Followed {
         }
     }
 
-    /// Notes the single argument that may begin here, if one may.
+    /// Records the single argument that may begin here, if one may.
     fn look_for_value(&mut self) {
         if self.arguments.value.is_some() || self.arguments.schemas.schemas.is_empty() {
             return;
@@ -127,9 +130,9 @@ impl Followed {
         self.arguments.value = found.map(|(token, schema)| FollowedValue::at_start(token, schema));
     }
 
-    /// Returns the tokens that may come next where a single argument may begin or go on; absent elsewhere.
+    /// Returns the tokens that may come next if a single argument may begin or continue; `None` elsewhere.
     ///
-    /// Errors: that takes too much.
+    /// Errors: it takes too much work.
     fn allowed_of_value(&mut self) -> Result<Option<SimpleVob>, String> {
         self.look_for_value();
         let Some(value) = &mut self.arguments.value else { return Ok(None) };
@@ -143,9 +146,9 @@ impl Followed {
         Ok(Some(mask))
     }
 
-    /// Takes bytes of a single argument that the answer is in, or begins one; returns whether they are its bytes.
+    /// Takes bytes of a single argument that the response is within, or begins one; returns whether they are its bytes.
     ///
-    /// Errors: that takes too much, fit for the client.
+    /// Errors: it takes too much work, for the client.
     fn go_on_in_value(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         self.look_for_value();
         let Some(value) = &mut self.arguments.value else { return Ok(false) };
@@ -169,13 +172,13 @@ impl Followed {
 
     /// Returns whether the arguments that begin in these bytes, if any do, may begin so.
     ///
-    /// Errors: that takes too much.
+    /// Errors: it takes too much work.
     fn may_begin(&mut self, bytes: &[u8]) -> Result<bool, String> {
         let Some((start, schema)) = self.beginning(bytes).map_err(described)? else { return Ok(true) };
         Ok(Begun::with(&schema, &bytes[start..]).is_ok())
     }
 
-    /// Returns where arguments begin in the next bytes, and their schema; absent where none do.
+    /// Returns where arguments begin in the next bytes, and their schema; `None` if none do.
     fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
         let schemas = &self.arguments.schemas;
         if schemas.schemas.is_empty() || schemas.extent != Extent::Object || !bytes.contains(&b'{') {
@@ -200,9 +203,9 @@ impl Followed {
         Ok(None)
     }
 
-    /// Returns which tokens may come next; those that end an answer are among them where it may end.
+    /// Returns the tokens that may come next; they include those that end a response if it may end.
     ///
-    /// Errors: that takes too much.
+    /// Errors: it takes too much work.
     pub(super) fn allowed(&mut self) -> Result<&SimpleVob, String> {
         if let Some(mask) = self.allowed_of_value()? {
             return Ok(self.value_mask.insert(mask));
@@ -228,7 +231,7 @@ impl Followed {
         self.masks.last().map(|(_, mask)| mask).ok_or_else(|| described(Exhausted))
     }
 
-    /// Adds to what arguments allow the tokens that close them and go on as the grammar does.
+    /// Adds to the tokens that arguments allow those that close them and continue as the grammar does.
     fn permit_what_goes_on_behind(&mut self) -> Result<(), String> {
         let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
         let Some(begun) = &mut self.arguments.begun else { return Ok(()) };
@@ -282,7 +285,7 @@ impl Followed {
                 mask.allow_token(*token);
             }
         }
-        // What stands for arguments is no token.
+        // The placeholder of arguments is no token.
         let n_vocab = self.n_vocab();
         let is_token = |by_name: &ByName| !matches!(by_name, ByName::Only(token) if *token >= n_vocab);
         for by_name in self.follower.by_name().filter(is_token) {
@@ -297,9 +300,9 @@ impl Followed {
         Ok(mask)
     }
 
-    /// Takes the token that was chosen among those allowed; one that ends the answer changes nothing.
+    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
     ///
-    /// Errors: why the answer cannot go on, fit for the client.
+    /// Errors: why the response cannot continue, for the client.
     pub(super) fn take(&mut self, token: Token) -> Result<(), String> {
         let trie = self.vocabulary.tok_trie();
         if trie.eos_tokens().contains(&token) {
@@ -315,7 +318,7 @@ impl Followed {
 
     /// Takes a token; returns whether the grammar and the arguments' schema allow it.
     ///
-    /// Errors: that takes too much, fit for the client.
+    /// Errors: it takes too much work, for the client.
     fn go_on(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         if self.go_on_in_value(token, bytes)? {
             return Ok(true);
@@ -342,7 +345,7 @@ impl Followed {
     }
 }
 
-/// Says that a grammar takes too much, fit for the client.
+/// Returns the message that a grammar takes too much work, for the client.
 pub(super) fn described(exhausted: Exhausted) -> String {
     exhausted.to_string()
 }
@@ -359,10 +362,10 @@ fn allow(mask: &mut SimpleVob, by_name: ByName, trie: &TokTrie) {
     }
 }
 
-/// Is a walk over the vocabulary's trie.
+/// A walk over the vocabulary's trie.
 struct Walk<'a> {
     follower: &'a mut Follower,
-    /// Lists the places behind the bytes from the trie's root to where the walk is.
+    /// Places after the bytes from the trie's root to the present node.
     places: Vec<Place>,
     is_exhausted: bool,
 }

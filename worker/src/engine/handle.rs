@@ -1,9 +1,10 @@
-//! The engine as everyone else sees it: submit, look, drain.
+//! The engine's interface: submit, state, drain.
 //!
-//! Not here: what happens to a submission (`thread`), looking at the cache and changing it (`inspect`).
-//! The idea: what costs time but needs no turn on the engine thread, such as parsing a grammar or hashing a prompt, is
-//! done by the caller here. The number of submissions in the engine is bounded by places, one per slot and per queue
-//! position; a place is freed when its submission leaves, however it leaves.
+//! Work that takes time but needs no turn on the engine thread, such as parsing a grammar or hashing a prompt, is done
+//! by the caller here. The number of submissions in the engine is limited by places, one per slot and per queue
+//! position. A place is free again when its submission has left, however it ended.
+//!
+//! Not here: running a submission (`thread`), inspecting and changing the cache (`inspect`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -29,31 +30,31 @@ use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
 use crate::schema::ValueGrammar;
 
-/// Reaches the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
+/// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Is what the handles and the thread share.
+/// State shared by the handles and the thread.
 pub(super) struct Shared {
     pub facts: EngineFacts,
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
     pub model: Arc<LlamaModel>,
-    /// Is made in the background once the model is loaded, or by the first request with a schema or grammar.
+    /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<Compiler, String>>,
     pub grammars: KnownGrammars,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
-    /// Counts the inquiries that wait.
+    /// Places of waiting inquiries.
     pub inquiries: Arc<Places>,
     pub view: Arc<View>,
     pub promiser: Promiser,
-    /// Guards the memory of the tenants whose requests have come, for one look-up; never held across `.await`.
+    /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
     pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
-    /// Guards the thread's handle, taken once by whoever joins; never held across `.await`.
+    /// The thread's handle, taken once by the caller that joins; never locked across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -68,40 +69,40 @@ impl Shared {
     }
 }
 
-/// Is what the thread shows to others.
+/// State that the thread shows to others.
 #[derive(Default)]
 pub(super) struct View {
     pub counters: Counters,
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
-    /// Counts the requests whose submissions are being prepared.
+    /// Number of requests whose submissions are being prepared.
     pub n_coming: AtomicUsize,
 }
 
-/// Asks the engine thread for something.
+/// Command for the engine thread.
 pub(super) enum Command {
     Submit(Box<Admission>),
     Inquire(Box<Asked>),
     Drain { deadline: Instant },
 }
 
-/// Is a submission with everything that the caller could prepare.
+/// A submission with everything that the caller could prepare.
 pub(super) struct Admission {
     pub submission: Submission,
-    /// Tenant for whom what it leaves in the cache counts.
+    /// Tenant to whom its cached state is attributed.
     pub tenant: Tenant,
     pub sampler: TokenSampler,
-    /// Is the prompt's block chain, whole blocks only.
+    /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
-    /// Speaks for the submission until it starts; absent from then on.
+    /// Early announcement of the submission; `None` once it has started.
     pub promise: Option<Promise>,
-    /// Is when it was submitted.
+    /// Time of submission.
     pub came: Instant,
     pub place: Place,
 }
 
-/// Counts the submissions or inquiries in the engine against their limit.
+/// Number of submissions or inquiries in the engine, and its limit.
 pub(super) struct Places {
     n_taken: AtomicUsize,
     n_max: usize,
@@ -119,7 +120,7 @@ impl Places {
     }
 }
 
-/// Is one submission's or inquiry's place in the engine, free again once it is dropped.
+/// Place of one submission or inquiry in the engine, free again once it is dropped.
 pub(super) struct Place(Arc<Places>);
 
 impl Drop for Place {
@@ -128,7 +129,7 @@ impl Drop for Place {
     }
 }
 
-/// Says that a request is on its way to the engine, until it is dropped.
+/// A request on its way to the engine, until this is dropped.
 pub struct OnTheWay(Arc<View>);
 
 impl Drop for OnTheWay {
@@ -141,7 +142,7 @@ impl EngineHandle {
     pub(super) fn new(shared: Shared) -> Self {
         let shared = Arc::new(shared);
         let early = Arc::downgrade(&shared);
-        // A thread that cannot be had is no loss: the first request with a schema makes what it needs.
+        // If the thread cannot be started, the first request with a schema builds the compiler.
         let _ = std::thread::Builder::new().name("vocabulary".to_owned()).spawn(move || {
             if let Some(shared) = early.upgrade() {
                 shared.schemas();
@@ -150,17 +151,17 @@ impl EngineHandle {
         Self { shared }
     }
 
-    /// Says that a request has arrived whose submission follows, so that an idle engine that gets another one just before waits
-    /// a moment and computes both in one step.
+    /// Announces that a request has arrived whose submission follows, so that an idle engine that gets another one just
+    /// before waits a moment and computes both in one step.
     pub fn announce(&self) -> OnTheWay {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
         OnTheWay(Arc::clone(&self.shared.view))
     }
 
-    /// Hands a submission to the engine; its events tell the rest.
+    /// Submits a request to the engine; its events report the rest.
     ///
-    /// Cost: it never waits for the engine, but builds the sampler: microseconds, with a grammar that it has not seen lately
-    /// milliseconds, some 0.15 s for the largest, and a walk over the whole vocabulary with DRY.
+    /// Cost: it never waits for the engine, but builds the sampler: microseconds; for a grammar that is not cached
+    /// milliseconds, some 0.15 s for the largest; for DRY a walk over the whole vocabulary.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let (shared, came) = (&self.shared, Instant::now());
@@ -188,17 +189,17 @@ impl EngineHandle {
         })
     }
 
-    /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, fit for the client.
+    /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, for the client.
     ///
-    /// Takes the form that `schema::normalize` gives. Cost: a millisecond, up to half a second for the largest; it never
-    /// waits for the engine.
+    /// Takes the form of `schema::normalize`. Cost: a millisecond, up to half a second for the largest; it never waits
+    /// for the engine.
     pub fn compile_schema(&self, schema: &serde_json::Value) -> Result<CompiledSchema, String> {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile(schema)
     }
 
-    /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, fit for the client.
+    /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, for the client.
     ///
-    /// `separators` are what stands between their parts, where they may not be as in other answers.
+    /// `separators` separate their parts, if they must differ from those of other responses.
     pub fn compile_arguments(
         &self,
         schema: &serde_json::Value,
@@ -207,7 +208,7 @@ impl EngineHandle {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema, separators)
     }
 
-    /// Returns the grammar of a single argument compiled, or why it cannot be, fit for the client; `separators` as
+    /// Returns the compiled grammar of a single argument, or why it cannot be compiled, for the client; `separators` as
     /// above.
     pub fn compile_value(
         &self,
@@ -217,29 +218,30 @@ impl EngineHandle {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_value(value, separators)
     }
 
-    /// Returns what the model and the context turned out to be.
+    /// Returns the properties of the loaded model and its context.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts
     }
 
-    /// Returns the slots as they were after the last step.
+    /// Returns the slots after the last step.
     pub fn slots(&self) -> Arc<Vec<SlotView>> {
         self.shared.view.slots.load_full()
     }
 
-    /// Returns the counters as they were after the last step.
+    /// Returns the counters after the last step.
     pub fn counters(&self) -> CounterValues {
         self.shared.view.counters.values()
     }
 
-    /// Stops admission, lets running answers finish until `within` has passed, and returns once the thread has ended.
+    /// Stops admission, lets running responses finish until `within` has passed, and returns once the thread has ended.
     ///
     /// Submissions that wait for a slot fail with `Draining` at once, those that still run at the deadline then.
     pub async fn drain(&self, within: Duration) {
         self.shared.view.draining.store(true, Ordering::Release);
         let drain = Command::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
-        // The queue has room for every place and every inquiry and one drain more; a thread that has ended has nothing left to drain.
+        // The queue has room for every place and every inquiry and one more drain; a thread that has ended has nothing
+        // to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
         self.stopped().await;
         let thread = self.shared.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();

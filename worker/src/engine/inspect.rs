@@ -1,8 +1,10 @@
-//! Looking at what is cached, and changing it by hand: the whole of it, pins, single slots.
+//! Inspection and manual changes of the cache: the whole of it, pins, single slots.
 //!
-//! Not here: how it is shown and asked for (`crate::http`), a slot's state (`saved_slot`), what the store does by itself (`warmpath_worker_core::chunk_index`).
-//! The idea: an inquiry is a command like any other, done between two steps and answered over a channel of its own. What
-//! needs an idle slot waits until its slot is idle; no bytes touch a disk here.
+//! An inquiry is a command like any other, executed between two steps and answered over its own channel. An inquiry
+//! that needs an idle slot waits until its slot is idle. No bytes are read from or written to a disk here.
+//!
+//! Not here: the endpoints (`crate::http`), a slot's state (`saved_slot`), the store's own work
+//! (`warmpath_worker_core::chunk_index`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,74 +26,74 @@ use super::messages::EngineError;
 use super::saved_slot::SlotState;
 use super::step::Stepper;
 
-/// Is the most inquiries that wait for the engine; one more is refused.
+/// Most inquiries that wait for the engine; further ones are refused.
 ///
-/// Source: a choice; they come from operators and scrapers, and each may carry a slot's whole state.
+/// Source: own choice; they come from operators and scrapers, and each may carry a slot's whole state.
 pub(super) const INQUIRIES_MAX: usize = 8;
 
-/// Most tenants that one look at the cache shows.
+/// Most tenants in one view of the cache.
 ///
-/// Source: own choice: those that matter where room is short.
+/// Source: own choice: those that matter when space is scarce.
 pub const TENANTS_SHOWN_MAX: usize = 20;
 
-/// Says why the cache was not looked at or changed.
+/// Reason why the cache was not inspected or changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
-    /// As many inquiries as may wait do so.
+    /// Too many inquiries wait.
     #[error("{INQUIRIES_MAX} inquiries wait for the engine already")]
     Busy,
     /// Nothing is ever stored, so nothing can be pinned.
     #[error("this worker stores no KV state, so there is nothing to pin")]
     NoStore,
-    /// There are as many pins as there may be.
+    /// The limit of pins is reached.
     #[error("there are {PIN_MAX} pins already")]
     TooManyPins,
-    /// The slot holds nothing that could be saved.
+    /// The slot has no state that could be saved.
     #[error("slot {slot} holds no KV state")]
     SlotEmpty {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
     },
     /// A state does not fit into a slot.
     #[error("the state does not fit into slot {slot}: {reason}")]
     Unfit {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// llama.cpp did not hand out a slot's state.
+    /// llama.cpp did not export a slot's state.
     #[error("the state of slot {slot} cannot be exported: {reason}")]
     Export {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// The engine does not answer any more.
+    /// The engine has stopped.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
 
-/// Is what each tier holds and what has left it.
+/// Content of each tier, and evictions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CacheTotals {
-    /// Is what slots hold, running ones included; an entry is a slot. What slots share counts for each.
+    /// State in slots, running ones included; an entry is a slot. Shared state counts for each slot.
     pub resident: Totals,
-    /// Is what is stored in memory.
+    /// State stored in memory.
     pub ram: Totals,
-    /// Is what is stored on disk, in memory as well or not.
+    /// State stored on disk, also if it is in memory.
     pub disk: Totals,
-    /// Lists how much has left the store, by tier and reason.
+    /// Evictions from the store, by tier and reason.
     pub evicted: Vec<Evicted>,
-    /// How the store in memory is shared out.
+    /// Shares of the store in memory.
     pub ram_shares: ShareTotals,
-    /// How the store on disk is shared out.
+    /// Shares of the store on disk.
     pub disk_shares: ShareTotals,
 }
 
 impl CacheTotals {
-    /// Returns what one tier holds.
+    /// Returns the content of one tier.
     pub fn of(&self, tier: Tier) -> Totals {
         match tier {
             Tier::Resident => self.resident,
@@ -101,69 +103,69 @@ impl CacheTotals {
     }
 }
 
-/// Says which of the stored entries to list: they are in the order of their ids.
+/// Part of the stored entries to list: they are in the order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// Is the last id that is not wanted; absent for the start.
+    /// Last id before the page; `None` for the start.
     pub after: Option<u64>,
-    /// Is the most entries that are wanted.
+    /// Most entries of the page.
     pub entries_max: usize,
 }
 
-/// Is the cache as it was between two steps.
+/// The cache between two steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheView {
-    /// Is what each tier holds.
+    /// Content of each tier.
     pub totals: CacheTotals,
-    /// Is what the store may take.
+    /// Limits of the store.
     pub limits: Limits,
-    /// Is the most tokens that idle slots keep.
+    /// Most tokens that idle slots keep.
     pub resident_tokens_max: u64,
-    /// Lists the named pins, the oldest first.
+    /// Named pins, the oldest first.
     pub pins: Vec<NamedPin>,
-    /// What the tenants hold that hold most, the largest first, at most `TENANTS_SHOWN_MAX`.
+    /// The tenants with the most cached state, the largest first, at most `TENANTS_SHOWN_MAX`.
     pub tenants: Vec<TenantView>,
-    /// Lists a page of the stored entries.
+    /// A page of the stored entries.
     pub entries: Vec<EntryView>,
-    /// Is the id behind which the next page starts; absent on the last page.
+    /// Id after which the next page starts; `None` on the last page.
     pub next_after: Option<u64>,
-    /// Is the time on the clock of the entries' times. Units: milliseconds.
+    /// Present time on the clock of the entries' times. Units: milliseconds.
     pub now_ms: u64,
 }
 
-/// What one tenant holds.
+/// Cached state of one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantView {
     /// Tokens in slots, running ones included.
     pub resident_tokens: u64,
-    /// What it holds in the store, without what pins keep.
+    /// State in the store, without pinned state.
     pub stored: ShareView,
 }
 
-/// Is a pin under its name.
+/// A pin with its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedPin {
-    /// Names the pin.
+    /// Name of the pin.
     pub name: String,
-    /// Is how much it covers.
+    /// Extent of the pin.
     pub view: PinView,
 }
 
-/// Asks for a prefix to be pinned.
+/// A prefix to pin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPin {
-    /// Names the pin; one of the same name is replaced.
+    /// Name of the pin; one of the same name is replaced.
     pub name: String,
-    /// Is the root of the prefix's chain.
+    /// Root of the prefix's chain.
     pub root: BlockHash,
-    /// Is the prefix; whole blocks of it count.
+    /// The prefix; only whole blocks of it count.
     pub tokens: Vec<Token>,
 }
 
-/// Carries an answer to whoever asked.
+/// Sender of the answer to the caller.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 
-/// Is one thing to look at or to change.
+/// An inspection or change.
 pub(super) enum Inquiry {
     Look(Page, Reply<CacheView>),
     Clear(Reply<CacheTotals>),
@@ -174,7 +176,7 @@ pub(super) enum Inquiry {
     Erase(SlotId, Reply<u32>),
 }
 
-/// Is an inquiry with its place among those that wait.
+/// An inquiry with its place among those that wait.
 pub(super) struct Asked {
     pub inquiry: Inquiry,
     pub _place: Place,
@@ -189,7 +191,7 @@ impl Asked {
         }
     }
 
-    /// Returns whether nobody waits for the answer any more.
+    /// Returns whether the caller no longer waits for the answer.
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.inquiry {
             Inquiry::Look(_, reply) => reply.is_closed(),
@@ -202,7 +204,7 @@ impl Asked {
     }
 }
 
-/// Knows the pins' names.
+/// Names of the pins.
 #[derive(Debug, Default)]
 pub(super) struct PinNames {
     names: BTreeMap<PinId, String>,
@@ -220,19 +222,19 @@ impl PinNames {
 }
 
 impl EngineHandle {
-    /// Returns what each tier of the cache held after the last step.
+    /// Returns the content of each tier after the last step.
     pub fn cache_totals(&self) -> Arc<CacheTotals> {
         self.shared.view.cache.load_full()
     }
 
-    /// Returns the cache as it is, and a page of its entries.
+    /// Returns the present cache, and a page of its entries.
     ///
-    /// Cost: waits for the step under way; the engine lists all entries. Errors: `Busy`, `Engine`.
+    /// Cost: waits for the step in progress; the engine lists all entries. Errors: `Busy`, `Engine`.
     pub async fn cache_view(&self, page: Page) -> Result<CacheView, CacheError> {
         self.inquire(|reply| Inquiry::Look(page, reply)).await
     }
 
-    /// Forgets everything that is stored and what idle slots hold, and returns how much that was; pins stay.
+    /// Removes everything that is stored and the state of idle slots, and returns how much that was; pins stay.
     ///
     /// Errors: `Busy`, `Engine`.
     pub async fn clear_cache(&self) -> Result<CacheTotals, CacheError> {
@@ -253,23 +255,23 @@ impl EngineHandle {
         self.inquire(|reply| Inquiry::Unpin(name, reply)).await
     }
 
-    /// Returns everything that a slot holds, once it is idle.
+    /// Returns the whole state of a slot, once it is idle.
     ///
-    /// Errors: `SlotEmpty`, `Export`, `Busy`, `Engine`. Panics: on the engine thread, when there is no such slot.
+    /// Errors: `SlotEmpty`, `Export`, `Busy`, `Engine`. Panics: on the engine thread, if there is no such slot.
     pub async fn export_slot(&self, slot: SlotId) -> Result<SlotState, CacheError> {
         self.inquire(|reply| Inquiry::Export(slot, reply)).await
     }
 
-    /// Puts a state into a slot, once it is idle, and returns how many tokens it then holds; what it held before is stored.
+    /// Puts a state into a slot, once it is idle, and returns its number of tokens; the slot's former state is stored.
     ///
-    /// Errors: `Unfit`, after which the slot is empty; `Busy`, `Engine`. Panics: as [`Self::export_slot`].
+    /// Errors: `Unfit`, after which the slot is empty; `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn import_slot(&self, slot: SlotId, state: SlotState) -> Result<u32, CacheError> {
         self.inquire(|reply| Inquiry::Import(slot, state, reply)).await
     }
 
-    /// Forgets what a slot holds, once it is idle, and returns how many tokens that was; what is stored of it stays.
+    /// Removes the state of a slot, once it is idle, and returns how many tokens that was; its stored part stays.
     ///
-    /// Errors: `Busy`, `Engine`. Panics: as [`Self::export_slot`].
+    /// Errors: `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn erase_slot(&self, slot: SlotId) -> Result<u32, CacheError> {
         self.inquire(|reply| Inquiry::Erase(slot, reply)).await
     }
@@ -290,7 +292,7 @@ impl EngineHandle {
 }
 
 impl Stepper<'_> {
-    /// Does what is asked and answers; whoever has gone meanwhile misses nothing.
+    /// Executes an inquiry and sends the answer; a caller that is gone needs none.
     pub(super) fn answer(&mut self, asked: Asked) {
         match asked.inquiry {
             Inquiry::Look(page, reply) => drop(reply.send(Ok(self.look(page)))),
@@ -303,7 +305,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Shows watchers what each tier holds, if that has changed.
+    /// Publishes the content of each tier, if it has changed.
     pub(super) fn show_cache(&self) {
         let totals = self.cache_totals();
         if **self.view.cache.load() != totals {
@@ -343,7 +345,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Returns what the tenants hold that hold most.
+    /// Returns the tenants with the most cached state.
     fn tenants(&self) -> Vec<TenantView> {
         let stored = self.cache.index().shares();
         let view = |stored: ShareView| (stored.tenant, TenantView { resident_tokens: 0, stored });

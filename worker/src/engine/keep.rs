@@ -1,8 +1,9 @@
-//! What is kept of the sequences' state: in slots, in the store, across a restart.
+//! Keeping sequences' state: in slots, in the store, across a restart.
+//!
+//! The state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
+//! requires it, when the engine has been idle for long, when it slows running sequences, and before the worker ends.
 //!
 //! Not here: starting from it (`admit`), the store itself (`cache`).
-//! The idea: the state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
-//! says so, when the engine has long had nothing else to do, when it slows those who run, and before the worker leaves.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -16,17 +17,17 @@ use warmpath_worker_core::slot_shares::SlotShares;
 use super::cache::Kept;
 use super::step::{Owner, Stepper};
 
-/// Is how many times as long as an export takes the engine must have been idle before it makes one unasked.
+/// Idle time before the engine makes an export on its own, as a multiple of the export's time.
 ///
-/// Source: a request that comes during the export waits for it; so it is delayed by at most a twentieth of the time for
+/// Source: a request that comes during the export waits for it; so it is delayed by at most a twentieth of the time in
 /// which there was none.
 const IDLE_PER_EXPORT: f64 = 20.0;
 
-/// Is the shortest time that the engine must have been idle before it exports anything unasked.
+/// Shortest idle time before the engine exports anything on its own.
 const IDLE_MIN: Duration = Duration::from_millis(250);
 
 impl Stepper<'_> {
-    /// Exports what a slot holds and stores what of it is not stored yet.
+    /// Exports the state of a slot and stores the part that is not stored yet.
     pub(super) fn save(&mut self, slot: SlotId) {
         self.unsaved.remove(&slot);
         let held = self.table.slot(slot);
@@ -53,7 +54,7 @@ impl Stepper<'_> {
             Ok(state) => {
                 let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
                 let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
-                // What was started from while it was in a slot is as good as used in the store.
+                // A prefix that was reused while it was in a slot counts as used in the store.
                 let reused = self.cache.index().find(&prefix);
                 self.cache.touch(&reused, self.table.take_reused(slot), tenant);
                 self.view.counters.saved(n_stored, began.elapsed());
@@ -63,7 +64,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Keeps the partial state of the slots whose sequences have come to a place where it is wanted.
+    /// Keeps the partial state of the slots whose sequences have reached a checkpoint.
     pub(super) fn keep_checkpoints(&mut self) {
         for slot in self.busy_slots() {
             let n_held = self.n_held(slot);
@@ -89,7 +90,8 @@ impl Stepper<'_> {
         }
     }
 
-    /// Returns how long the engine must stay idle until it has something to do unasked; `None` where it has nothing.
+    /// Returns the time that the engine must stay idle before it exports something on its own; `None` if there is
+    /// nothing.
     pub(super) fn unasked_due_in(&self, idle_since: Instant) -> Option<Duration> {
         let slot = *self.unsaved.first()?;
         let export_ms = self.cache.costs().export_ms(self.n_held(slot) as usize)?;
@@ -97,19 +99,20 @@ impl Stepper<'_> {
         Some(after.saturating_sub(idle_since.elapsed()))
     }
 
-    /// Does one thing that nobody has asked for yet.
+    /// Does one piece of work that no request needs yet.
     pub(super) fn work_unasked(&mut self) {
         if let Some(slot) = self.unsaved.first().copied() {
             self.save(slot);
         }
     }
 
-    /// Moves idle slots' state out of the buffer where there is too much of it or where it slows those who run.
+    /// Moves idle slots' state out of the buffer if there is too much of it or it slows running sequences.
     ///
-    /// A step pays for every idle cell of a shared buffer. What a slot's cells have cost since it became idle is added up;
-    /// once that exceeds what an export and an import cost, the state leaves: at worst twice the best choice is paid.
+    /// A step pays for every idle cell of a shared buffer. The cost of a slot's cells since it became idle is added up.
+    /// Once it exceeds the cost of an export and an import, the state leaves: the total is at worst twice that of the
+    /// best choice.
     pub(super) fn make_way(&mut self) {
-        // Recurrent state has one size whatever came before, and what is behind its last checkpoint is not stored.
+        // Recurrent state has one size whatever came before, and the part after its last checkpoint is not stored.
         if self.table.memory() == MemoryKind::Recurrent {
             return;
         }
@@ -132,7 +135,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Returns the idle slot that was used longest ago, of those that no tenant keeps as its share of the idle cells.
+    /// Returns the least recently used idle slot of those that no tenant keeps as its share of the idle cells.
     fn first_to_move_out(&self) -> Option<SlotId> {
         let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
         let shares = SlotShares::new(self.prefix_tokens_max, idle);
@@ -156,7 +159,7 @@ impl Stepper<'_> {
         self.view.counters.moved_out.fetch_add(1, Relaxed);
     }
 
-    /// Stores what the slots hold and waits until it is on disk, at most until `deadline`.
+    /// Stores the state of the slots and waits until it is on disk, at most until `deadline`.
     pub(super) fn leave(&mut self, deadline: Instant) {
         if !self.cache.has_disk() {
             return;

@@ -1,6 +1,6 @@
 //! llama.cpp as the engine uses it: load, context, KV operations, one batch at a time.
 //!
-//! Not here: which tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
+//! Not here: the tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
 
 pub(super) mod devices;
 mod layout;
@@ -33,12 +33,12 @@ use super::adapters::Adapters;
 use super::config::{CacheType, EngineConfig, EngineFacts, SLOTS_MAX, StartError};
 use params::ModelParams;
 
-/// Is told the loaded share of a model and says whether to go on.
+/// Callback that gets the loaded share of a model and returns whether to continue.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
 
 /// Loads the model.
 ///
-/// Errors: `Model` where the file is missing or llama.cpp refuses it, `Unsupported` where it cannot answer prompts.
+/// Errors: `Model` if the file is missing or llama.cpp refuses it, `Unsupported` if it cannot generate.
 pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaModel, StartError> {
     let path = &config.model;
     let fail = |reason: String| StartError::Model { path: path.clone(), reason };
@@ -55,10 +55,10 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     Ok(model)
 }
 
-/// Is the cells of a shared buffer beyond those of the slots, so that a chunk can come in while every slot is full.
+/// Cells of a shared buffer beyond those of the slots, so that a chunk can be imported while every slot is full.
 const SPARE_CELLS: u32 = 256;
 
-/// Makes the context of `model`.
+/// Creates the context of `model`.
 fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
     let n_ctx = config.cells_wanted(n_ctx_train(model, config));
     model.new_context(warmpath_prompt::backend(), context_params(config, n_ctx)).map_err(|error| StartError::Context {
@@ -94,7 +94,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         .with_type_v(kv_type(config.cache_type_v))
         .with_flash_attention_policy(flash_attn)
         .with_kv_unified(config.kv_unified_settled())
-        // The whole of a sliding window's past stays in the buffer, so that a sequence can be cut back to any token.
+        // The whole past of a sliding window stays in the buffer, so that a sequence can be cut back to any token.
         .with_swa_full(true)
         .with_offload_kqv(config.placement.offloads_kv())
         .with_op_offload(config.placement.offloads_products())
@@ -102,31 +102,31 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
     with_rope(params, &config.rope)
 }
 
-/// Is what was found out about a model besides what llama.cpp says.
+/// Properties of a model besides those that llama.cpp reports.
 #[derive(Debug, Clone)]
 pub(super) struct Probed {
-    /// Says how far a slot can be rewound.
+    /// How far a slot can be rewound.
     pub(super) memory: MemoryKind,
-    /// Names the model file.
+    /// Fingerprint of the model file.
     pub(super) model_fingerprint: Fingerprint,
     /// Whether the model's rotation depends on the size of the context.
     pub(super) rope_factors: RopeFactors,
-    /// Lists the adapters that are loaded.
+    /// Loaded adapters.
     pub(super) adapters: Vec<AdapterInfo>,
-    /// Is what the self-test found, if there was one.
+    /// Result of the self-test, if there was one.
     pub(super) self_test: Option<SelfTestReport>,
 }
 
-/// Says whether a token's logits are computed.
+/// Whether a token's logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Logits {
-    /// They are: the token behind it is to be chosen.
+    /// They are: the next token is to be chosen.
     Wanted,
     /// They are not.
     Unwanted,
 }
 
-/// Says whether there is a sequence that no slot has, through which ranges of a shared buffer are exported.
+/// Whether there is a sequence without a slot, through which ranges of a shared buffer are exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spare {
     One,
@@ -139,27 +139,27 @@ impl Spare {
     }
 }
 
-/// Runs batches on one context; sequence ids are slot ids.
+/// Runner of batches on one context; sequence ids are slot ids.
 pub(super) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
     n_slots: u16,
     kv_unified: bool,
     spare: Spare,
-    /// Is the tokens that a sliding window lets a token see; 0 where there is none.
+    /// Tokens visible through a sliding window; 0 if there is none.
     window_tokens: u32,
-    /// Says whether a part of the state is recurrent, which cannot be cut.
+    /// Whether a part of the state is recurrent and cannot be cut.
     has_recurrent: bool,
-    /// Is how many of each slot's first tokens may be in cells that another slot shares, spare sequence included.
+    /// Number of each slot's first tokens that may be in cells shared with another slot, spare sequence included.
     n_shared: Vec<u32>,
-    /// Is what exports are written to: pages that were touched before are several times faster than new ones.
+    /// Buffer for exports: pages that were touched before are several times faster than new ones.
     scratch: Vec<u8>,
 }
 
 impl<'m> Llama<'m> {
-    /// Makes the context of `model`.
+    /// Creates the context of `model`.
     ///
-    /// Errors: `Context` where llama.cpp refuses, as when memory runs out.
+    /// Errors: `Context` if llama.cpp refuses, for example for lack of memory.
     pub(super) fn open(model: &'m LlamaModel, config: &EngineConfig) -> Result<Self, StartError> {
         let context = context(model, config)?;
         let batch = LlamaBatch::new(context.n_batch() as usize, 1);
@@ -176,9 +176,9 @@ impl<'m> Llama<'m> {
         })
     }
 
-    /// Returns how far sequences can be rewound, trying it with two tokens; this also warms the model up.
+    /// Returns how far sequences can be rewound, tried with two tokens; this also warms the model up.
     ///
-    /// Errors: says why where the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
+    /// Errors: the reason if the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
     pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
         let slot = SlotId(0);
         for position in 0..2 {
@@ -202,7 +202,7 @@ impl<'m> Llama<'m> {
         })
     }
 
-    /// Returns 1 where all slots share one buffer, else how many buffers there are.
+    /// Returns 1 if all slots share one buffer, else the number of buffers.
     pub(super) fn n_streams(&self) -> u32 {
         if self.kv_unified { 1 } else { u32::from(self.n_slots) }
     }
@@ -222,29 +222,30 @@ impl<'m> Llama<'m> {
         cut.is_ok_and(|cut| cut) && self.resumes(slot, n_keep)
     }
 
-    /// Returns whether a slot that was cut back to `n_keep` tokens has what the next token sees.
+    /// Returns whether a slot that was cut back to `n_keep` tokens has everything that the next token sees.
     ///
-    /// A sliding window's oldest cells may have been given to others, or were not imported.
+    /// A sliding window's oldest cells may have been reused, or were not imported.
     fn resumes(&self, slot: SlotId, n_keep: u32) -> bool {
         let first = self.context.kv_cache_seq_pos_min(i32::from(slot.0));
         let needed = if self.window_tokens == 0 { 0 } else { n_keep.saturating_sub(self.window_tokens) };
         self.has_recurrent || u32::try_from(first).is_ok_and(|first| first <= needed)
     }
 
-    /// Returns the fewest tokens that a slot can be cut back to: more than 0 where a sliding window's oldest cells are gone.
+    /// Returns the fewest tokens that a slot can be cut back to: more than 0 if a sliding window's oldest cells are
+    /// gone.
     pub(super) fn rewinds_to(&self, slot: SlotId) -> u32 {
         let first = u32::try_from(self.context.kv_cache_seq_pos_min(i32::from(slot.0))).unwrap_or(0);
         if first == 0 || self.has_recurrent { 0 } else { first + self.window_tokens }
     }
 
-    /// Forgets a slot's sequence; this cannot fail.
+    /// Removes a slot's sequence; this cannot fail.
     pub(super) fn clear(&mut self, slot: SlotId) {
         let cleared = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), None, None);
         debug_assert_eq!(cleared, Ok(true), "a whole sequence can always be removed");
         self.n_shared[usize::from(slot.0)] = 0;
     }
 
-    /// Returns the last position of a slot's sequence, for checks; `None` where it has no state.
+    /// Returns the last position of a slot's sequence, for checks; `None` if it has no state.
     pub(super) fn last_position(&self, slot: SlotId) -> Option<u32> {
         u32::try_from(self.context.kv_cache_seq_pos_max(i32::from(slot.0))).ok()
     }
@@ -264,9 +265,9 @@ impl<'m> Llama<'m> {
         self.batch.clear();
     }
 
-    /// Lets batches be computed with `adapter` from here on.
+    /// Makes batches compute with `adapter` from now on.
     ///
-    /// Errors: says what failed.
+    /// Errors: a description of the failure.
     pub(super) fn apply(&mut self, adapters: &mut Adapters, adapter: Option<Applied>) -> Result<(), String> {
         adapters.apply(&mut self.context, adapter)
     }
@@ -276,7 +277,7 @@ impl<'m> Llama<'m> {
         self.context.decode(&mut self.batch)
     }
 
-    /// Returns the logits of the batch's token at `idx`, which must have asked for them.
+    /// Returns the logits of the batch's token at `idx`, which must have requested them.
     pub(super) fn logits(&self, idx: i32) -> &[f32] {
         self.context.get_logits_ith(idx)
     }
@@ -287,7 +288,7 @@ impl<'m> Llama<'m> {
         self.context.n_ctx() / n_streams
     }
 
-    /// Returns what the loaded model and context turned out to be.
+    /// Returns the properties of the loaded model and context.
     pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
@@ -315,21 +316,21 @@ impl<'m> Llama<'m> {
     }
 }
 
-/// Returns the size of the model's sliding window; 0 where it has none.
+/// Returns the size of the model's sliding window; 0 if it has none.
 fn window_tokens(model: &LlamaModel, config: &EngineConfig) -> u32 {
     let file = |key: &str| model.meta_val_str(key).ok();
     config.metadata(&file).number("attention.sliding_window").unwrap_or(0)
 }
 
-/// Returns the context that the model is good for; 0 where its file does not say.
+/// Returns the context that the model supports; 0 if its file does not have it.
 ///
-/// Not what llama.cpp says, which changes it with the first context where rotation is scaled.
+/// It is not llama.cpp's value, which changes with the first context if rotation is scaled.
 fn n_ctx_train(model: &LlamaModel, config: &EngineConfig) -> u32 {
     let file = |key: &str| model.meta_val_str(key).ok();
     config.rope.extended(&config.metadata(&file))
 }
 
-/// Returns the model in words: architecture, size label and name as far as the file says.
+/// Returns a description of the model: architecture, size label and name as far as the file has them.
 pub(crate) fn describe(model: &LlamaModel, path: &Path) -> String {
     let meta = |key| model.meta_val_str(key).ok().filter(|value: &String| !value.is_empty());
     let file = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

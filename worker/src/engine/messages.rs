@@ -1,6 +1,6 @@
-//! What goes into the engine thread and what comes out: submissions, events, updates for the summary.
+//! Input and output of the engine thread: submissions, events, updates for the summary.
 //!
-//! Not here: how a submission is run (`thread`), where events go (the HTTP side).
+//! Not here: running a submission (`thread`), the receivers of events (the HTTP side).
 
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -22,95 +22,96 @@ use super::events::EventSender;
 use super::sampler_kind::SamplerKind;
 use super::thoughts::ThoughtsFirst;
 
-/// Asks the engine for one answer to one prompt.
+/// A request for one response to one prompt.
 #[derive(Debug)]
 pub struct Submission {
-    /// Names the HTTP request; several submissions of one request share it.
+    /// Id of the HTTP request; several submissions of one request share it.
     pub request_id: RequestId,
-    /// Is the prompt. Shape: `[1..context_tokens)`, checked before it is submitted.
+    /// The prompt. Shape: `[1..context_tokens)`, checked before it is submitted.
     pub prompt: Vec<Token>,
-    /// Is the root of the prompt's block chain; sequences with different roots never share KV state.
+    /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
-    /// Tenant that the router names; absent where there is none, and the root stands for it.
+    /// Tenant from the router; `None` if there is none, and the root stands for it.
     pub tenant: Option<TenantId>,
-    /// Is the adapter that it runs with, which the root covers; sequences with different ones never share a batch.
+    /// Adapter to apply, which the root covers; sequences with different ones never share a batch.
     pub adapter: Option<Applied>,
-    /// Says how to choose and when to end.
+    /// Sampling parameters and end conditions.
     pub generation: Generation,
-    /// Says whether KV state may be reused for this request and left behind by it.
+    /// Whether KV state may be reused for this request and kept after it.
     pub cache_prompt: bool,
-    /// Says what may be shifted for this request.
+    /// What may be shifted for this request.
     pub shifts: ShiftWish,
-    /// Names the slot that the sender would like; a hint that never lowers reuse.
+    /// Slot that the sender prefers; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
-    /// Is how many of the prompt's tokens the sender counts on being cached; what is missing may be on its way.
+    /// Cached tokens that the sender predicts; missing ones may be on their way.
     pub expected_tokens: u32,
-    /// Is where the prompt's last message starts, if that is known: a place to resume from.
+    /// Start of the prompt's last message, if it is known: a place to resume from.
     pub last_message_token: Option<u32>,
-    /// Is how much it matters to keep what the request leaves behind; larger is more, 0 is usual.
+    /// Priority of the request's state in the cache; larger is more important, 0 is usual.
     pub priority: i32,
-    /// Takes the events.
+    /// Receives the events.
     pub events: EventSender,
 }
 
 impl Submission {
-    /// Returns how many likeliest tokens are listed beside each of the prompt's, if that is wanted.
+    /// Returns the number of tokens to list beside each of the prompt's, if that is wanted.
     pub(super) fn prompt_probabilities(&self) -> Option<usize> {
         self.generation.probabilities.filter(|wish| wish.of_prompt).map(|wish| wish.n_top)
     }
 }
 
-/// Says what of a request's state may be given other positions; llama-server's fields.
+/// State of a request that may be moved to other positions; llama-server's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShiftWish {
-    /// Is the shortest run of tokens that is moved to where the prompt has it; 0 for none, absent for the engine's own.
+    /// Shortest run of tokens that is moved to its position in the prompt; 0 for none, `None` for the engine's own
+    /// value.
     pub cache_reuse_tokens: Option<u32>,
-    /// Is the first tokens that stay when the context shifts.
+    /// Number of first tokens that stay when the context shifts.
     pub n_keep: u32,
-    /// Is the tokens that go then; absent for half of those that may.
+    /// Number of tokens dropped then; `None` for half of those that may be.
     pub n_discard: Option<u32>,
 }
 
-/// Says how tokens are chosen and when an answer ends.
+/// Sampling parameters and end conditions of a response.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Generation {
-    /// Is the most tokens to generate; absent means up to the end of the context.
+    /// Most tokens to generate; `None` means up to the end of the context.
     pub max_tokens: Option<u32>,
-    /// Lists texts that end the answer and are not part of it.
+    /// Texts that end the response and are not part of it.
     pub stop: Vec<String>,
-    /// Fewest blanks before each line but the first; the answer ends at a line with fewer. 0 for any.
+    /// Fewest blanks before each line but the first; the response ends at a line with fewer. 0 for any.
     pub n_indent: u32,
-    /// Time from the first token after which the answer ends with its next line break; absent for no limit.
+    /// Time from the first token after which the response ends with its next line break; `None` for no limit.
     pub predict_max: Option<Duration>,
-    /// Says to go on past an end-of-generation token, which is then never chosen.
+    /// Whether to continue after the model would end; an end-of-generation token is then never chosen.
     pub ignore_eos: bool,
-    /// Asks for how likely each token was; absent for not at all.
+    /// Requested log probabilities; `None` for none.
     pub probabilities: Option<ProbabilityWish>,
-    /// Is how tool calls are constrained; absent where nothing is. Excludes a grammar of the client's own.
+    /// Constraints of tool calls; `None` if there are none. Excludes a grammar of the client's own.
     pub calls: Option<CallGrammar>,
-    /// Lists control tokens whose spelling is part of the answer's text, ascending; the others read as nothing.
+    /// Control tokens whose spelling is part of the response's text, ascending; the others have no text.
     pub spelled: Vec<Token>,
-    /// Is the sampler chain's parameters.
+    /// Parameters of the sampler chain.
     pub sampling: Sampling,
-    /// Is a schema that the answer must follow; excludes `ignore_eos` and a grammar.
+    /// Schema that the response must follow; excludes `ignore_eos` and a grammar.
     pub schema: Option<CompiledSchema>,
-    /// Says that thoughts may come before what follows the schema; absent where none do.
+    /// Reasoning that may precede the text that follows the schema; `None` if there is none.
     pub thoughts: Option<ThoughtsFirst>,
 }
 
-/// Says which probabilities of an answer's tokens are wanted.
+/// Requested probabilities of a response's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbabilityWish {
-    /// Is how many of the likeliest tokens are listed beside the chosen one.
+    /// Number of most likely tokens to list beside the chosen one.
     pub n_top: usize,
-    /// Says whose probabilities are meant.
+    /// Origin of the probabilities.
     pub source: ProbabilitySource,
-    /// Says whether those of the prompt's tokens are wanted too, which are always the model's. The whole prompt is then
-    /// computed: state that is there already has no logits.
+    /// Whether those of the prompt's tokens are wanted too, which are always the model's. The whole prompt is then
+    /// computed: cached state has no logits.
     pub of_prompt: bool,
 }
 
-/// Says whose probabilities are meant.
+/// Origin of probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbabilitySource {
     /// The model's, before any sampler: the softmax of its logits.
@@ -119,20 +120,20 @@ pub enum ProbabilitySource {
     Sampler,
 }
 
-/// Is the sampler chain's parameters, named and defaulted as llama-server's.
+/// Parameters of the sampler chain, named and defaulted as llama-server's.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Sampling {
-    /// Samplers in their order; a draw by what is left follows. Mirostat is used instead of them.
+    /// Samplers in their order; a random draw follows. Mirostat is used instead of them.
     pub samplers: Vec<SamplerKind>,
-    /// Fewest tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for as few as they like.
+    /// Fewest tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for no minimum.
     pub min_keep: u32,
-    /// Is the random seed; absent means a fresh one.
+    /// Random seed; `None` means a fresh one.
     pub seed: Option<u32>,
     /// Flattens (above 1) or sharpens the distribution; 0 or less chooses the most likely token.
     pub temperature: f32,
-    /// Is the dynamic temperature's range; 0 turns it off.
+    /// Range of the dynamic temperature; 0 turns it off.
     pub dynatemp_range: f32,
-    /// Is the dynamic temperature's exponent.
+    /// Exponent of the dynamic temperature.
     pub dynatemp_exponent: f32,
     /// Keeps the k most likely tokens; 0 or less keeps all.
     pub top_k: i32,
@@ -140,15 +141,15 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keeps tokens at least p times as likely as the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Is locally typical sampling's p; 1 turns it off.
+    /// Probability mass of locally typical sampling; 1 turns it off.
     pub typical_p: f32,
     /// Drops logits more than n standard deviations below the largest; 0 or less turns it off.
     pub top_n_sigma: f32,
-    /// Is the chance that XTC drops the top choices; 0 turns it off.
+    /// Chance that XTC drops the top choices; 0 turns it off.
     pub xtc_probability: f32,
-    /// Is XTC's threshold.
+    /// Threshold of XTC.
     pub xtc_threshold: f32,
-    /// Is how many of the last tokens the penalties look at; -1 means the whole context, 0 none.
+    /// Number of last tokens that the penalties consider; -1 means the whole context, 0 none.
     pub repeat_last_n: i32,
     /// Penalises repeated tokens by division; 1 turns it off.
     pub repeat_penalty: f32,
@@ -156,25 +157,25 @@ pub struct Sampling {
     pub presence_penalty: f32,
     /// Penalises tokens by how often they occurred.
     pub frequency_penalty: f32,
-    /// Is DRY's strength; 0 turns it off.
+    /// Strength of DRY; 0 turns it off.
     pub dry_multiplier: f32,
-    /// Is DRY's base.
+    /// Base of DRY.
     pub dry_base: f32,
-    /// Is the length of a repetition that DRY still allows.
+    /// Length of a repetition that DRY still allows.
     pub dry_allowed_length: i32,
-    /// Is how many of the last tokens DRY looks at; -1 means the whole context.
+    /// Number of last tokens that DRY considers; -1 means the whole context.
     pub dry_penalty_last_n: i32,
-    /// Lists texts that break a repetition for DRY.
+    /// Texts that break a repetition for DRY.
     pub dry_sequence_breakers: Vec<String>,
-    /// Is 0 for no mirostat, 1 or 2 for its version.
+    /// 0 for no mirostat, 1 or 2 for its version.
     pub mirostat: u8,
-    /// Is mirostat's target entropy.
+    /// Target entropy of mirostat.
     pub mirostat_tau: f32,
-    /// Is mirostat's learning rate.
+    /// Learning rate of mirostat.
     pub mirostat_eta: f32,
     /// Adds to the logits of tokens.
     pub logit_bias: Vec<(Token, f32)>,
-    /// Is a GBNF grammar that the answer must follow.
+    /// GBNF grammar that the response must follow.
     pub grammar: Option<String>,
 }
 
@@ -212,41 +213,40 @@ impl Default for Sampling {
     }
 }
 
-/// Is what the engine says about one submission, in this order: `Started`, at most one `Prompt`, any `Text`, then `Finished`
-/// or `Failed`.
+/// Event of one submission, in this order: `Started`, at most one `Prompt`, any `Text`, then `Finished` or `Failed`.
 #[derive(Debug)]
 pub enum Event {
     /// A slot runs the prompt.
     Started(Started),
-    /// The prompt is computed, and it was asked how likely its tokens are.
+    /// The prompt is computed, with the requested log probabilities of its tokens.
     Prompt(PromptProbabilities),
-    /// More of the answer: whole UTF-8 characters, never part of a stop text.
+    /// A further token of the response; its text has whole UTF-8 characters, never part of a stop text.
     Text {
-        /// Is the text; may be empty where a token completed no character.
+        /// The text; may be empty if a token completed no character.
         text: String,
-        /// Is the token that was generated since the event before.
+        /// The token.
         token: Token,
-        /// Says how likely the tokens were whose text starts in this one, where that was asked for. A token
-        /// without text, as one that belongs to a stop text, has no entry.
+        /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as
+        /// one within a stop text, has no entry.
         probabilities: Vec<TokenProbabilities>,
     },
-    /// The answer is complete.
+    /// The response is complete.
     Finished(Finished),
-    /// The answer cannot be completed; nothing follows.
+    /// The response cannot be completed; no event follows.
     Failed(EngineError),
 }
 
-/// Says what a submission started from.
+/// Start of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// Names the slot.
+    /// The slot.
     pub slot: SlotId,
-    /// Says where the prompt tokens came from that were reused.
+    /// Tiers of the reused prompt tokens.
     pub cached: CachedTokens,
-    /// Prompt tokens before the place where the prompt leaves an answer that was given here before; absent where it
-    /// leaves none.
+    /// Prompt tokens before the place where the prompt differs from an earlier response of this worker; `None` if it
+    /// does not.
     pub left_answer_at: Option<u32>,
-    /// Is how long it took to bring their state into the slot.
+    /// Time of bringing their state into the slot.
     pub restored: Duration,
 }
 
@@ -257,24 +257,24 @@ impl Started {
     }
 }
 
-/// Says how an answer ended and what it took.
+/// End of a response, and its cost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
-    /// Is why it ended.
+    /// Reason.
     pub reason: FinishReason,
-    /// Is the stop text that ended it, if one did.
+    /// Stop text that ended it, if one did.
     pub stopping_word: Option<String>,
-    /// Says that the context was full: the answer ended there, or its oldest tokens were dropped.
+    /// Whether the context was full: the response ended there, or its oldest tokens were dropped.
     pub truncated: bool,
-    /// Is the number of tokens generated, an end-of-generation token counted.
+    /// Number of tokens generated, including an end-of-generation token.
     pub completion_tokens: u32,
-    /// Is the time from the slot's start to the first token. Units: milliseconds.
+    /// Time from the slot's start to the first token. Units: milliseconds.
     pub prompt_ms: f64,
-    /// Is the time from the first token to the last. Units: milliseconds.
+    /// Time from the first token to the last. Units: milliseconds.
     pub predicted_ms: f64,
 }
 
-/// Is why an answer ended.
+/// Reason why a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinishReason {
     /// An end-of-generation token.
@@ -285,37 +285,37 @@ pub enum FinishReason {
     Length,
 }
 
-/// Is why the engine could not take or complete a submission.
+/// Reason why the engine could not take or complete a submission.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// Every place in the admission queue is taken.
+    /// Every place in the queue is taken.
     #[error("the worker's queue is full ({queue_max} requests wait)")]
     QueueFull {
-        /// Is the number of places.
+        /// Number of places.
         queue_max: usize,
     },
     /// The worker is shutting down.
     #[error("the worker is shutting down")]
     Draining,
-    /// The prompt is empty, too long for a slot or holds a token that the vocabulary lacks.
+    /// The prompt is empty, too long for a slot or has a token that the vocabulary lacks.
     #[error("the prompt cannot be run: {reason}")]
     InvalidPrompt {
-        /// Says what is wrong, fit for the client.
+        /// Reason, for the client.
         reason: String,
     },
-    /// The sampler cannot be built, as with a grammar that does not parse, or finds no token that it may choose.
+    /// The sampler cannot be built, for example for a grammar that does not parse, or no token may be chosen.
     #[error("the sampler refuses: {reason}")]
     Sampler {
-        /// Says what was refused, fit for the client.
+        /// Reason, for the client.
         reason: String,
     },
     /// The request wants state shifted that cannot be.
     #[error(transparent)]
     Shift(ShiftObstacle),
-    /// llama.cpp failed to decode a batch that held this sequence.
+    /// llama.cpp failed to decode a batch with this sequence.
     #[error("the model failed to decode: {reason}")]
     Decode {
-        /// Says what llama.cpp returned.
+        /// llama.cpp's error.
         reason: String,
     },
     /// The engine thread has ended.
@@ -323,55 +323,55 @@ pub enum EngineError {
     Stopped,
 }
 
-/// Is what the summary publisher is told, in the order in which it became true.
+/// Message to the summary publisher, in the order of the changes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineUpdate {
     /// The engine has taken a step in which something changed.
     Step {
-        /// Lists what has changed, in order.
+        /// Changes, in order.
         changes: Vec<Change>,
-        /// Is the load after the step.
+        /// Load after the step.
         load: Load,
-        /// Lists the requests that this load is the first to count.
+        /// Requests that this load is the first to count.
         counted: Vec<PromiseId>,
     },
-    /// A request has come.
+    /// A request has arrived.
     Promised {
-        /// Names the promise.
+        /// Id of the early announcement.
         id: PromiseId,
-        /// Names the request; several submissions of one request share it.
+        /// Id of the request; several submissions of one request share it.
         request: RequestId,
-        /// Is how much there is to compute if nothing can be reused. Units: tokens.
+        /// Work if nothing can be reused. Units: tokens.
         n_tokens: u32,
-        /// Lists its prompt's blocks, in the order of their chain; none where it may not start from what is there.
+        /// Blocks of its prompt, in the order of their chain; empty if it may not start from cached state.
         keys: Vec<BlockKey>,
-        /// Says that it will fill those of them that are not there.
+        /// Whether it will prefill those of them that are not cached.
         is_filling: bool,
     },
-    /// That request has started, which a step before has told, or never will.
+    /// That request has started, which a step before has reported, or never will.
     Settled(PromiseId),
 }
 
-/// Says where the prompt tokens came from that were not computed.
+/// Tiers of the prompt tokens that were not computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, JsonSchema)]
 pub struct CachedTokens {
-    /// Counts those that some slot held.
+    /// Tokens from slots.
     pub resident: u32,
-    /// Counts those that came from the store in memory.
+    /// Tokens from the store in memory.
     pub ram: u32,
-    /// Counts those that came from the store on disk.
+    /// Tokens from the store on disk.
     pub disk: u32,
-    /// Counts those that a slot held elsewhere in its text: their state is approximate.
+    /// Tokens that a slot had at another position: their state is approximate.
     pub shifted: u32,
 }
 
 impl CachedTokens {
-    /// Returns those whose state is what computing them gives.
+    /// Returns the number of tokens whose state is exact.
     pub fn exact(self) -> u32 {
         self.resident + self.ram + self.disk
     }
 
-    /// Returns all of them.
+    /// Returns the number of all of them.
     pub fn total(self) -> u32 {
         self.exact() + self.shifted
     }
@@ -386,23 +386,23 @@ impl AddAssign for CachedTokens {
     }
 }
 
-/// Shows one slot, for `/slots`.
+/// State of one slot, for `/slots`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlotView {
-    /// Names the slot.
+    /// The slot.
     pub id: SlotId,
-    /// Names the request that it runs; absent when idle.
+    /// Request that it runs; `None` when idle.
     pub request_id: Option<RequestId>,
-    /// Is the tokens whose KV state the slot holds, prompt and answer.
+    /// Tokens whose KV state the slot has, prompt and response.
     pub held_tokens: u32,
-    /// Counts the first of them that later requests may start from: all of them, unless some were shifted.
+    /// Number of its first tokens that later requests may start from: all of them, unless some were shifted.
     pub exact_tokens: u32,
-    /// Is the tokens of the running prompt.
+    /// Tokens of the running prompt.
     pub prompt_tokens: u32,
-    /// Is how many of those were reused.
+    /// Number of those that were reused.
     pub cached_tokens: u32,
-    /// Is the tokens generated so far.
+    /// Tokens generated so far.
     pub decoded_tokens: u32,
-    /// Is how many more may be generated; absent where only the context limits them, and when idle.
+    /// Number of tokens that may still be generated; `None` if only the context limits them, and when idle.
     pub remaining_tokens: Option<u32>,
 }

@@ -1,7 +1,7 @@
-//! The metadata of a model's file, as far as the command line does not replace it.
+//! The metadata of a model's file, with the replacements of the command line.
 //!
-//! Not here: flags (`crate::config::rope`). The idea: llama.cpp reads what replaces a key while it loads, and shows the file's own value
-//! afterwards; whoever reads metadata here asks `Metadata`, which knows both.
+//! llama.cpp applies replacements while it loads, but returns the file's own value afterwards. Code that needs metadata
+//! reads it from `Metadata`, which knows both. Not here: flags (`crate::config::rope`).
 
 use super::config::EngineConfig;
 
@@ -11,7 +11,7 @@ pub const KEY_BYTES_MAX: usize = 127;
 /// Longest text. Source: as above.
 pub const TEXT_BYTES_MAX: usize = 127;
 
-/// Value that takes the place of that in the model's file.
+/// Replacement for a value in the model's file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MetadataOverride {
     /// Name of the value.
@@ -20,7 +20,7 @@ pub struct MetadataOverride {
     pub value: MetadataValue,
 }
 
-/// Value of a type that llama.cpp can replace.
+/// A value of a type that llama.cpp can replace.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MetadataValue {
     /// Whole number.
@@ -44,7 +44,7 @@ impl std::fmt::Display for MetadataValue {
     }
 }
 
-/// Metadata as llama.cpp computes with it.
+/// Metadata as llama.cpp uses it.
 #[derive(Clone, Copy)]
 pub(crate) struct Metadata<'a> {
     overrides: &'a [MetadataOverride],
@@ -57,7 +57,7 @@ impl<'a> Metadata<'a> {
         Self { overrides, file }
     }
 
-    /// Returns the value of a key; the first that replaces it counts, as in llama.cpp.
+    /// Returns the value of a key; the first replacement counts, as in llama.cpp.
     pub(crate) fn text(&self, key: &str) -> Option<String> {
         let replaced = self.overrides.iter().find(|one| one.key == key);
         replaced.map(|one| one.value.to_string()).or_else(|| (self.file)(key))
@@ -68,14 +68,14 @@ impl<'a> Metadata<'a> {
         self.text(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
-    /// Returns the same where it is a whole number.
+    /// Returns the same if it is a whole number.
     pub(crate) fn number(&self, key: &str) -> Option<u32> {
         self.of_architecture(key)?.parse().ok()
     }
 }
 
 impl EngineConfig {
-    /// Returns metadata as llama.cpp computes with it, from what the model's file says.
+    /// Returns metadata as llama.cpp uses it, given the model's file.
     pub(crate) fn metadata<'a>(&'a self, file: &'a dyn Fn(&str) -> Option<String>) -> Metadata<'a> {
         Metadata::new(&self.metadata_overrides, file)
     }

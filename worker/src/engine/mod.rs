@@ -1,8 +1,8 @@
-//! The engine: one OS thread that owns the model and the context and answers submissions.
+//! The engine: one OS thread that owns the model and the context and runs submissions.
 //!
-//! Not here: HTTP, prompts as text, the summary stream.
-//! The idea: commands come in through a bounded queue, events go out through each submission's own channel. A step is
-//! admit -> slot plan -> batch plan -> decode -> sample -> emit; what to do is decided by `warmpath-worker-core`.
+//! Commands come in through a bounded queue; events go out through each submission's own channel. A step is admit ->
+//! slot plan -> batch plan -> decode -> sample -> emit; `warmpath-worker-core` makes the decisions. Not here: HTTP,
+//! prompts as text, the summary stream.
 
 mod adapters;
 mod admit;
@@ -76,22 +76,22 @@ pub use thoughts::ThoughtsFirst;
 
 use tokio::sync::mpsc;
 
-/// Returns a configuration that says what lies on which device.
+/// Returns a configuration that names the device of each part.
 ///
-/// What was settled once stays as it is. Cost: where `--n-gpu-layers` is left open and there is a GPU, that of reading the model's
-/// metadata several times. Errors: `Config` for a device or a buffer that there is not.
+/// A completed configuration stays as it is. Cost: if `--n-gpu-layers` is left open and there is a GPU, that of reading
+/// the model's metadata several times. Errors: `Config` for a device or a buffer that does not exist.
 pub fn settle(config: EngineConfig) -> Result<EngineConfig, StartError> {
     settle_with(config, llama::measure::wanted_context)
 }
 
-/// Starts engines.
+/// Starter of engines.
 pub struct Engine;
 
 impl Engine {
     /// Loads the model and starts the engine thread; blocks until it is ready for submissions.
     ///
-    /// `progress` is told the loaded share, 0 to 1, and stops the loading by returning `false`. `updates` gets what
-    /// changed after every step in which something did; once its receiver is dropped nothing more is sent.
+    /// `progress` gets the loaded share, 0 to 1, and stops the loading by returning `false`. `updates` gets the changes
+    /// after every step with changes; once its receiver is dropped no more are sent.
     /// Errors: every [`StartError`].
     pub fn start(
         config: EngineConfig,

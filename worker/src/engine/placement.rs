@@ -1,8 +1,7 @@
-//! Where a model is computed and how its file is read: which layers and tensors lie on which devices.
+//! Devices of a model and how its file is read: which layers and tensors are on which devices.
 //!
-//! Not here: flags (`crate::config::placement`), the calls into llama.cpp (`llama::params`, `llama::devices`).
-//! The idea: what flags ask for is checked against the devices that there are, and settled to what llama.cpp is told, before
-//! anything is loaded.
+//! The flags are checked against the existing devices, and completed to llama.cpp's settings, before anything is
+//! loaded. Not here: flags (`crate::config::placement`), the calls into llama.cpp (`llama::params`, `llama::devices`).
 
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType};
 
@@ -15,34 +14,34 @@ const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 /// Tensors of a feed-forward network without experts. Source: as above, `LLM_FFN_DENSE_REGEX`.
 const DENSE: &str = r"\.ffn_(up|down|gate)\.";
 
-/// Where a model is computed and how its file is read.
+/// Devices of a model and how its file is read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// Layers in the memory of GPUs.
     pub n_gpu_layers: GpuLayers,
-    /// Names of the devices that may be used, none for the CPU alone; absent for every GPU.
+    /// Names of the devices that may be used, empty for the CPU alone; `None` for every GPU.
     pub devices: Option<Vec<String>>,
-    /// What is split among several devices.
+    /// How the model is split among several devices.
     pub split_mode: SplitMode,
-    /// Device that is used alone, or for what is not split. Units: index among the devices in use.
+    /// Device that is used alone, or for everything that is not split. Units: index among the devices in use.
     pub main_gpu: u32,
-    /// Shares of the devices; empty where llama.cpp chooses them by their free memory.
+    /// Shares of the devices; empty if llama.cpp chooses them by their free memory.
     pub tensor_split: Vec<f32>,
-    /// Tensors that lie elsewhere than their layer.
+    /// Tensors on another device than their layer.
     pub overrides: Vec<TensorOverride>,
-    /// Whether the KV cache of a layer lies where the layer does.
+    /// Whether the KV cache of a layer is on the layer's device.
     pub kv_offload: bool,
-    /// Whether a device computes large products of weights that it does not hold.
+    /// Whether a device computes large products of weights that it does not have.
     pub op_offload: bool,
-    /// Whether weights are laid out anew for the processor's kernels.
+    /// Whether weights are repacked for the processor's kernels.
     pub repack: bool,
-    /// Whether weights that the CPU computes with are kept out of a device's host buffer.
+    /// Whether weights for the CPU are kept out of a device's host buffer.
     pub no_host: bool,
-    /// Whether every tensor is searched for values that are no numbers.
+    /// Whether every tensor is checked for invalid numbers.
     pub check_tensors: bool,
     /// How the file is read.
     pub load_mode: LoadMode,
-    /// Where threads run on a machine with several memories.
+    /// Placement of threads on a machine with several memories.
     pub numa: Option<Numa>,
 }
 
@@ -73,14 +72,14 @@ pub enum GpuLayers {
     Auto,
     /// All of them.
     All,
-    /// So many, from the last one on.
+    /// This many, counted from the last one.
     Count(u32),
 }
 
 impl std::str::FromStr for GpuLayers {
     type Err = &'static str;
 
-    /// Errors: says what is taken.
+    /// Errors: the accepted values.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "auto" | "-1" => Ok(Self::Auto),
@@ -90,10 +89,10 @@ impl std::str::FromStr for GpuLayers {
     }
 }
 
-/// What is split among several devices.
+/// How a model is split among several devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitMode {
-    /// Nothing: one device is used.
+    /// Not at all: one device is used.
     None,
     /// Layers and their KV cache.
     Layer,
@@ -121,29 +120,29 @@ pub enum LoadMode {
 }
 
 impl LoadMode {
-    /// Returns whether the system takes back the memory of weights where room is needed, as it can read them again.
+    /// Returns whether the system can reclaim the memory of weights, because it can read them again.
     pub(crate) fn gives_back(self) -> bool {
         matches!(self, Self::Auto | Self::Mmap)
     }
 }
 
-/// Where threads run on a machine with several memories.
+/// Placement of threads on a machine with several memories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numa {
     /// Spread over all of them.
     Distribute,
-    /// Beside the one where the program began.
+    /// Beside the memory where the program began.
     Isolate,
-    /// Where `numactl` says.
+    /// As set by `numactl`.
     Numactl,
 }
 
-/// Tensors that lie elsewhere than their layer.
+/// Tensors on another device than their layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorOverride {
     /// Regular expression that a part of the tensor's name matches.
     pub pattern: String,
-    /// Name of the kind of buffer, as a device calls its own.
+    /// Name of the buffer type, in the device's own terms.
     pub buffer: String,
 }
 
@@ -152,24 +151,24 @@ impl TensorOverride {
         Self { pattern, buffer: CPU_BUFFER.to_owned() }
     }
 
-    /// Returns what keeps every expert of a model in the machine's memory.
+    /// Returns the override that keeps every expert of a model in the machine's memory.
     pub fn all_experts_on_cpu() -> Self {
         Self::on_cpu(EXPERTS.to_owned())
     }
 
-    /// Returns what keeps the experts of the first layers in the machine's memory.
+    /// Returns the overrides that keep the experts of the first layers in the machine's memory.
     pub fn experts_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
         (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{EXPERTS}")))
     }
 
-    /// Returns what keeps the feed-forward networks of the first layers in the machine's memory.
+    /// Returns the overrides that keep the feed-forward networks of the first layers in the machine's memory.
     pub fn dense_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
         (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{DENSE}")))
     }
 }
 
 impl Placement {
-    /// Returns whether a device computes; to be asked of what is settled.
+    /// Returns whether a device computes; valid for a completed placement.
     pub(crate) fn is_offloaded(&self) -> bool {
         match self.n_gpu_layers {
             GpuLayers::Auto => false,
@@ -178,25 +177,25 @@ impl Placement {
         }
     }
 
-    /// Returns whether the KV cache of layers on a device lies there, too.
+    /// Returns whether the KV cache of layers on a device is there, too.
     pub(crate) fn offloads_kv(&self) -> bool {
         self.is_offloaded() && self.kv_offload
     }
 
-    /// Returns whether a device computes products of weights that it does not hold.
+    /// Returns whether a device computes products of weights that it does not have.
     pub(crate) fn offloads_products(&self) -> bool {
         self.is_offloaded() && self.op_offload
     }
 
-    /// Returns the devices that layers can go to.
+    /// Returns the devices for layers.
     ///
-    /// Errors: says which flag names what there is not. Source: llama.cpp's choice in `llama_prepare_model_devices`.
+    /// Errors: names the flag whose device does not exist. Source: llama.cpp's choice in `llama_prepare_model_devices`.
     pub(super) fn used<'d>(&self, devices: &'d [LlamaBackendDevice]) -> Result<Vec<&'d LlamaBackendDevice>, String> {
         let of_kind = |kind| devices.iter().filter(|device| device.device_type == kind).collect::<Vec<_>>();
         let used = match &self.devices {
             Some(names) => names.iter().map(|name| named(name, devices)).collect::<Result<Vec<_>, _>>()?,
             None => match of_kind(LlamaBackendDeviceType::Gpu) {
-                // What is built into the processor is used where there is nothing better.
+                // A device built into the processor is used if there is no better one.
                 none if none.is_empty() => of_kind(LlamaBackendDeviceType::IntegratedGpu),
                 gpus => gpus,
             },
@@ -217,7 +216,7 @@ impl Placement {
         })
     }
 
-    /// Returns whether something was asked for that only a device can do.
+    /// Returns whether a flag requests something that only a device can do.
     pub(super) fn asks_for_device(&self) -> bool {
         matches!(self.n_gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
             || self.main_gpu > 0

@@ -1,8 +1,9 @@
-//! Tells of requests from their arrival: what they will compute and fill, until they start or end without one.
+//! Early announcement of requests: from their arrival until they start, or end without a start.
 //!
-//! Not here: what follows from promises (`warmpath_worker_core::promises`), saying it (`crate::summary`).
-//! The idea: the engine thread looks at its commands between steps, so who hands it a request tells the publisher in its
-//! place. A promise is a guard, so that none outlives its request, however that ends.
+//! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
+//! announcement is a guard, so that none outlives its request, however that ends.
+//!
+//! Not here: the published state (`warmpath_worker_core::promises`), its stream (`crate::summary`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,38 +14,38 @@ use warmpath_worker_core::promises::PromiseId;
 
 use super::messages::EngineUpdate;
 
-/// Makes promises.
+/// Maker of early announcements.
 pub(crate) struct Promiser {
-    /// Is weak, because the publisher's task ends when the thread's own end is dropped.
+    /// A weak sender, because the publisher's task ends when the thread's own sender is dropped.
     updates: WeakUnboundedSender<EngineUpdate>,
     n_made: AtomicU64,
     is_filling: bool,
 }
 
-/// Is one promise, settled once it is dropped.
+/// An early announcement, withdrawn once it is dropped.
 pub(crate) struct Promise {
     updates: WeakUnboundedSender<EngineUpdate>,
     id: PromiseId,
 }
 
 impl Promiser {
-    /// Returns what tells the reader of these updates who has come.
+    /// Returns a maker that sends to the reader of these updates.
     pub(crate) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
         Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }
     }
 
-    /// Returns what promises blocks, too, because running sequences are announced.
+    /// Returns a maker that announces blocks, too, because running sequences are announced.
     pub(crate) fn filling(self) -> Self {
         Self { is_filling: true, ..self }
     }
 
-    /// Tells of a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
+    /// Announces a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
     pub(crate) fn promise(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> Promise {
         let id = PromiseId(self.n_made.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
         let is_filling = self.is_filling;
         let promised = EngineUpdate::Promised { id, request: request.clone(), n_tokens, keys, is_filling };
-        // Without the thread there is no publisher to be told.
+        // Without the thread there is no publisher to notify.
         if let Some(updates) = self.updates.upgrade() {
             let _ = updates.send(promised);
         }
@@ -53,7 +54,7 @@ impl Promiser {
 }
 
 impl Promise {
-    /// Names it.
+    /// Returns its id.
     pub(crate) fn id(&self) -> PromiseId {
         self.id
     }

@@ -1,17 +1,17 @@
-//! How positions become rotations of keys and queries, where that is not as the model's file says.
+//! Rotary position encoding of keys and queries, as far as it differs from the model's file.
 //!
-//! Not here: flags (`crate::config::rope`), what the file says (`llama::layout`).
+//! Not here: flags (`crate::config::rope`), the file's values (`llama::layout`).
 
 use super::metadata::Metadata;
 
-/// Rotation that differs from the file's; what is absent is as the file says.
+/// Rotation that differs from the file's; `None` stands for the file's value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RopeSettings {
     /// Method by which rotation is scaled.
     pub scaling: Option<RopeScaling>,
     /// Base frequency.
     pub freq_base: Option<f32>,
-    /// Factor of all frequencies; 0.5 is good for twice the context.
+    /// Factor of all frequencies; 0.5 extends the context to twice its length.
     pub freq_scale: Option<f32>,
     /// YaRN: context before it was extended. Units: tokens.
     pub yarn_orig_ctx: Option<u32>,
@@ -37,14 +37,14 @@ pub enum RopeScaling {
 }
 
 impl RopeSettings {
-    /// Returns whether keys are scaled besides being turned, so that turning them again changes them.
+    /// Returns whether keys are scaled besides being rotated, so that rotating them again changes them.
     pub(super) fn scales_keys(&self) -> bool {
         self.scaling == Some(RopeScaling::Yarn)
             || self.yarn_ext_factor.is_some_and(|factor| factor != 0.0)
             || self.yarn_attn_factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
     }
 
-    /// Returns the context that a model is good for, 0 where its file does not say what it was trained on: a smaller factor of the
+    /// Returns the context that a model supports, 0 if its file has no trained context: a smaller factor of the
     /// frequencies than the file's extends it. Units: tokens.
     pub(crate) fn extended(&self, metadata: &Metadata<'_>) -> u32 {
         let trained = metadata.number("context_length").unwrap_or(0);

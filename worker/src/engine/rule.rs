@@ -1,8 +1,9 @@
-//! What an answer must follow: a schema, a client's grammar, that of tool calls, or nothing.
+//! What a response must follow: a schema, a client's grammar, that of tool calls, or nothing.
 //!
-//! Not here: how each of them is followed (`constraint`, `grammar`, `call_grammar`), choosing a token (`sampler`).
-//! The idea: an answer follows one of them at a time, or a schema until it turns out to be a call, so it is one value.
-//! Grammars are compiled by the caller and kept, as clients send the same ones, and the same tools, with every request.
+//! A response follows one of them at a time, or a schema until it turns out to be a call, so it is one value. Grammars
+//! are compiled by the caller and cached, because clients send the same ones, and the same tools, with every request.
+//!
+//! Not here: following each of them (`constraint`, `grammar`, `call_grammar`), choosing a token (`sampler`).
 
 use std::sync::Arc;
 
@@ -21,27 +22,28 @@ use super::messages::{EngineError, Generation};
 use super::schema_or_call::SchemaOrCall;
 use super::thoughts::{Thinking, Thought};
 
-/// Is the most that compiled grammars are kept of. Units: bytes. Source: a choice; 60 kB of text take some 0.3 MB, the largest some 10.
+/// Most memory of cached grammars. Units: bytes. Source: own choice; 60 kB of text take some 0.3 MB, the largest some
+/// 10.
 const KEPT_BYTES_MAX: u64 = 64 << 20;
 
-/// Is what an answer must follow at the moment.
+/// The rule that a response follows at the moment.
 pub(super) enum Rule {
-    /// Nothing, or nothing any more.
+    /// None, or none any more.
     Free,
     Schema(Box<Constraint>),
     Grammar(Box<Followed>),
     /// A schema, or a tool call.
     SchemaOrCall(Box<SchemaOrCall>),
-    /// Nothing, until a tool call starts.
+    /// None, until a tool call starts.
     Waiting(Box<WaitingGrammar>),
-    /// Nothing, until the model's thoughts are over.
+    /// None, until the model's reasoning is over.
     Thinking(Box<Thinking>),
 }
 
 impl Rule {
-    /// Returns what a generation's answer must follow, at its start.
+    /// Returns the rule of a generation's response, at its start.
     ///
-    /// Errors: `Sampler` where it does not parse, would take too much, or does not go with the rest.
+    /// Errors: `Sampler` if it does not parse, would take too much work, or cannot be combined with the rest.
     pub(super) fn begin(shared: &Shared, generation: &Generation) -> Result<Self, EngineError> {
         let text = generation.sampling.grammar.as_deref().filter(|text| !text.is_empty());
         let refuse = |reason: &str| Err(EngineError::Sampler { reason: reason.to_owned() });
@@ -98,7 +100,7 @@ impl Rule {
 
     /// Takes the token that was chosen.
     ///
-    /// Errors: `Sampler` where that cannot be, or would take too much.
+    /// Errors: `Sampler` if it is not allowed, or would take too much work.
     pub(super) fn take(&mut self, model: &LlamaModel, token: Token) -> Result<(), EngineError> {
         let refuse = |reason| EngineError::Sampler { reason };
         *self = match std::mem::replace(self, Self::Free) {
@@ -129,7 +131,7 @@ impl Rule {
     }
 }
 
-/// Says why a schema cannot be followed, fit for the client.
+/// Returns the message that a schema cannot be followed, for the client.
 pub(super) fn unfollowed(reason: impl std::fmt::Display) -> String {
     format!("the schema cannot be followed further: {reason}")
 }
@@ -139,7 +141,7 @@ fn piece(model: &LlamaModel, token: Token) -> Vec<u8> {
     model.vocab().token_to_piece(LlamaToken(token.cast_signed()), true, None)
 }
 
-/// Keeps compiled grammars by their text.
+/// Cache of compiled grammars by their text.
 pub(super) struct KnownGrammars(Cache<blake3::Hash, Arc<Grammar>>);
 
 impl KnownGrammars {
@@ -148,9 +150,9 @@ impl KnownGrammars {
         Self(Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build())
     }
 
-    /// Returns a grammar compiled, or what is wrong with it, fit for the client; it may name `n_beyond` tokens beyond the vocabulary.
+    /// Returns a grammar compiled, or its error for the client; it may name `n_beyond` tokens beyond the vocabulary.
     ///
-    /// Cost: microseconds for one that is known, milliseconds for others, some 0.15 s for the largest.
+    /// Cost: microseconds for one that is cached, milliseconds for others, some 0.15 s for the largest.
     fn get(&self, model: &LlamaModel, text: &str, n_beyond: usize) -> Result<Arc<Grammar>, String> {
         let named = |name: &str| match model.vocab().tokenize(name.as_bytes(), false, true).as_slice() {
             [token] => Some(token.0.unsigned_abs()),
@@ -168,7 +170,7 @@ impl KnownGrammars {
 }
 
 impl Shared {
-    /// Returns a grammar compiled, which may name so many tokens beyond the vocabulary, and what knows the vocabulary.
+    /// Returns a grammar compiled, which may name this many tokens beyond the vocabulary, and the compiler.
     fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &Compiler), String> {
         let compiler = self.schemas().as_ref().map_err(Clone::clone)?;
         Ok((self.grammars.get(&self.model, text, n_beyond)?, compiler))

@@ -1,11 +1,10 @@
-//! Chooses the next token of one sequence: llama.cpp's samplers in llama-server's order, and what the answer must follow
-//! beside them.
+//! Sampling of one sequence: llama.cpp's samplers in llama-server's order, and the rule that the response must follow.
 //!
-//! Not here: what must be followed (`rule`), what ends an answer (`sequence`), token to text.
-//! The idea: as in llama-server, the chain chooses first and a grammar only judges the choice; if it refuses, the choice is
-//! made again among what the grammar allows. Under a schema the chain only ever sees what is allowed.
-//! Nothing a client sends may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here
-//! first.
+//! As in llama-server, the chain chooses first and a grammar only judges the choice. If it refuses, the choice is made
+//! again among the tokens that the grammar allows. Under a schema the chain only ever sees allowed tokens. No client
+//! input may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here first.
+//!
+//! Not here: the rules (`rule`), the end of a response (`sequence`), token to text.
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
@@ -24,33 +23,33 @@ use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWis
 use super::rule::{Rule, unfollowed};
 use super::sampler_kind::SamplerKind;
 
-/// Is the most texts that break a repetition for DRY; each costs a walk over the vocabulary.
+/// Most texts that break a repetition for DRY; each costs a walk over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
 
-/// Is the most tokens with a bias; each is looked up for every token of an answer.
+/// Most tokens with a bias; each is looked up for every token of a response.
 const LOGIT_BIASES_MAX: usize = 1024;
 
-/// Is how many of the likeliest tokens are looked at one by one where looking at all of them takes too much.
+/// Number of most likely tokens that are checked one by one if checking all of them takes too much work.
 ///
-/// Source: a choice; the chain looks at 40 of them by default. One takes some microseconds.
+/// Source: own choice; the chain considers 40 of them by default. One takes some microseconds.
 const LIKELIEST_MAX: usize = 256;
 
-/// Is the seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
+/// Seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
 const SEED_RANDOM: u32 = u32::MAX;
 
-/// Is the `m` of mirostat's first version, as llama.cpp sets it.
+/// The `m` of mirostat's first version, as llama.cpp sets it.
 const MIROSTAT_M: i32 = 100;
 
-/// Chooses the tokens of one answer.
+/// Sampler of one response.
 pub(super) struct TokenSampler {
     rule: Rule,
     chooser: Chooser,
 }
 
 impl TokenSampler {
-    /// Builds the sampler of a submission, its penalties knowing the prompt, with what the answer must follow at its start.
+    /// Builds the sampler of a submission, its penalties knowing the prompt, with the response's rule at its start.
     ///
-    /// Errors: `Sampler` for a parameter out of range or what cannot be combined.
+    /// Errors: `Sampler` for a parameter out of range or parameters that cannot be combined.
     pub(super) fn build(
         model: &LlamaModel,
         (submission, rule): (&Submission, Rule),
@@ -72,10 +71,10 @@ impl TokenSampler {
         Ok(Self { rule, chooser: Chooser { chains, end, biases, candidates } })
     }
 
-    /// Chooses the next token by the logits of the last one and remembers the choice.
+    /// Chooses the next token by the logits of the last one and records the choice.
     ///
-    /// Errors: `Sampler` where nothing may be chosen: what the answer must follow or the biases exclude every token, or
-    /// what is allowed takes too much to tell.
+    /// Errors: `Sampler` if no token may be chosen: the rule or the biases exclude every token, or determining the
+    /// allowed ones takes too much work.
     pub(super) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<Token, EngineError> {
         let chooser = &mut self.chooser;
         let source = Source { model, logits };
@@ -97,7 +96,7 @@ impl TokenSampler {
         Ok(token)
     }
 
-    /// Returns how likely the last chosen token was.
+    /// Returns the log probability of the last chosen token.
     pub(super) fn probabilities(&self, wish: ProbabilityWish, logits: &[f32], chosen: Token) -> TokenProbabilities {
         if wish.source == ProbabilitySource::Model {
             return probabilities::of_logits(logits, chosen, wish.n_top);
@@ -111,18 +110,18 @@ impl TokenSampler {
     }
 }
 
-/// Chooses among candidates.
+/// Choice among candidates.
 struct Chooser {
-    /// llama.cpp's samplers in their order; the infill sampler stands before each of them but the first.
+    /// llama.cpp's samplers in their order; the infill sampler precedes each of them but the first.
     chains: Vec<LlamaSampler>,
-    /// Token with which the infill sampler ends an answer that may end anywhere; absent where none may.
+    /// Token with which the infill sampler ends a response that may end anywhere; `None` if it may not.
     end: Option<LlamaToken>,
-    /// Is added to the logits before the chain.
+    /// Added to the logits before the chain.
     biases: Vec<LlamaLogitBias>,
     candidates: LlamaTokenDataArray,
 }
 
-/// What a token is chosen by.
+/// Input of a choice.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     model: &'a LlamaModel,
@@ -136,15 +135,14 @@ impl Chooser {
         self.draw(source.model, self.end)
     }
 
-    /// Chooses the next token, but none that ends the answer.
+    /// Chooses the next token, but none that ends the response.
     fn choose_unending(&mut self, ends: &[Token], source: Source<'_>) -> Result<LlamaToken, EngineError> {
         self.fill_all(source.logits);
         self.candidates.data.retain(|candidate| !ends.contains(&candidate.id().0.unsigned_abs()));
         self.draw(source.model, None)
     }
 
-    /// Chooses the next token among `also` and those that are allowed: the end where the answer is complete, and only
-    /// there.
+    /// Chooses the next token among `also` and the allowed ones: the end if the response is complete, and only then.
     fn choose_allowed(
         &mut self,
         allowed: Allowed,
@@ -168,7 +166,7 @@ impl Chooser {
         }
     }
 
-    /// Chooses the next token, judges the choice by a grammar and makes it again among what that allows, if need be.
+    /// Chooses the next token, judges the choice by a grammar and, if refused, chooses again among the allowed tokens.
     fn choose_followed(&mut self, followed: &mut Followed, source: Source<'_>) -> Result<LlamaToken, EngineError> {
         let mut token = self.choose_free(source)?;
         if !followed.allows(token.0.unsigned_abs()).map_err(refuse)? {
@@ -189,7 +187,7 @@ impl Chooser {
         Ok(token)
     }
 
-    /// Keeps those of the likeliest candidates that a grammar allows.
+    /// Keeps those of the most likely candidates that a grammar allows.
     fn keep_likeliest(&mut self, followed: &mut Followed) {
         let data = &mut self.candidates.data;
         if data.len() > LIKELIEST_MAX {
@@ -211,7 +209,7 @@ impl Chooser {
         self.fill(|data| data.extend(all));
     }
 
-    /// Starts a choice among what `push` gives, by ascending token, the biases added.
+    /// Starts a choice among the tokens that `push` adds, by ascending token, the biases added.
     fn fill(&mut self, push: impl FnOnce(&mut Vec<LlamaTokenData>)) {
         let candidates = &mut self.candidates;
         candidates.data.clear();
@@ -226,7 +224,7 @@ impl Chooser {
         }
     }
 
-    /// Lets the samplers choose among the candidates; the infill sampler may choose `end` instead.
+    /// Runs the samplers on the candidates; the infill sampler may choose `end` instead.
     fn draw(&mut self, model: &LlamaModel, end: Option<LlamaToken>) -> Result<LlamaToken, EngineError> {
         if self.candidates.data.is_empty() {
             return Err(refuse("no token is left to choose".to_owned()));
@@ -244,7 +242,7 @@ impl Chooser {
     }
 }
 
-/// Is how many of the last tokens the penalties and DRY look at.
+/// Number of last tokens that the penalties and DRY consider.
 #[derive(Clone, Copy)]
 struct Windows {
     penalties: i32,
@@ -265,18 +263,18 @@ impl Windows {
     }
 }
 
-/// Tells every chain that a token was chosen.
+/// Informs every chain of the chosen token.
 fn accept(chains: &mut [LlamaSampler], token: LlamaToken) -> Result<(), EngineError> {
     chains.iter_mut().try_for_each(|chain| chain.try_accept(token)).map_err(|error| refuse(error.to_string()))
 }
 
-/// Returns the token with which the infill sampler ends an answer: that of a turn, else that of a text.
+/// Returns the token with which the infill sampler ends a response: that of a turn, else that of a text.
 fn infill_end(model: &LlamaModel, generation: &Generation) -> Option<LlamaToken> {
     let vocab = model.vocab();
     [vocab.eot(), vocab.eos()].into_iter().find(|token| token.0 >= 0).filter(|_| !generation.ignore_eos)
 }
 
-/// Keeps the candidates that fill a gap well; `end` alone, or else the likeliest, where none does.
+/// Keeps the candidates that fill a gap well; `end` alone, or else the most likely one, if none does.
 fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Option<LlamaToken>) {
     let vocab = model.vocab();
     let data = &mut candidates.data;
@@ -295,7 +293,7 @@ fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Op
     }
 }
 
-/// Lists the samplers behind the biases, a list for each stretch without the infill sampler, the last with the draw.
+/// Returns the samplers after the biases, a list for each stretch without the infill sampler, the last with the draw.
 ///
 /// Source: `common_sampler_init` of llama.cpp.
 fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<Vec<LlamaSampler>> {
@@ -322,7 +320,7 @@ fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<V
     }
 }
 
-/// Returns a sampler of llama.cpp, if that is one.
+/// Returns a sampler of llama.cpp, if `kind` is one.
 fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Windows) -> Option<LlamaSampler> {
     let min_keep = sampling.min_keep as usize;
     Some(match kind {
@@ -357,7 +355,8 @@ fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Win
     })
 }
 
-/// Lists the client's biases, the tokens that the model itself never says and, where asked, the ends of generation.
+/// Returns the client's biases, the tokens that the model itself never generates and, if requested, the ends of
+/// generation.
 fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
     let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
     let vocab = model.vocab();

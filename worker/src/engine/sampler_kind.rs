@@ -1,11 +1,11 @@
-//! The samplers that a request may name, in llama-server's words and letters.
+//! The samplers that a request may name, by llama-server's names and letters.
 //!
-//! Not here: what they do (llama.cpp and `warmpath_worker_core::infill`), their parameters (`Sampling`).
+//! Not here: their effect (llama.cpp and `warmpath_worker_core::infill`), their parameters (`Sampling`).
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// One step of the choice of a token.
+/// A sampler, one step of the choice of a token.
 ///
 /// Source: names, letters and other spellings as in `common_sampler_types_from_names` and `_from_chars` of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -24,7 +24,7 @@ pub enum SamplerKind {
     Typical,
     /// The most likely tokens by the sum of their probabilities.
     TopP,
-    /// Tokens by their probability beside the most likely one's.
+    /// Tokens by their probability relative to the most likely one's.
     MinP,
     /// Exclusion of the top choices.
     Xtc,
@@ -57,7 +57,7 @@ impl SamplerKind {
     /// Samplers of a request that names none.
     pub const DEFAULT: &[Self] = Self::ALL.split_at(9).0;
 
-    /// Returns the sampler that a name means, in any case, with underscores, hyphens or neither.
+    /// Returns the sampler with a name, in any case, with underscores, hyphens or neither.
     pub fn of_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let is_meant = |kind: &Self| {
@@ -73,7 +73,7 @@ impl SamplerKind {
         other.or_else(|| Self::ALL.into_iter().find(is_meant))
     }
 
-    /// Returns the sampler that a letter means.
+    /// Returns the sampler with a letter.
     pub fn of_letter(letter: char) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.letter() == letter)
     }

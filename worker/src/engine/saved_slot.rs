@@ -1,9 +1,11 @@
-//! A slot's state handed out and taken in again, with what resumes it before its end.
+//! Export and import of a slot's state, with the checkpoints before its end.
 //!
-//! Not here: the file that it is written to (`crate::store::slot_file`), when a slot is idle (`thread`).
-//! The idea: an export of memory that cannot be cut back serves the next turn only. So the checkpoints of the slot's tokens go with
-//! it, and come into the store when it is taken in: the same prompt, and one that branches off earlier, resume there. Those on
-//! disk alone are read first; meanwhile the slot is free for others, as its own state has been taken.
+//! If memory cannot be cut back, its export serves only the next turn. So the checkpoints of the slot's tokens are
+//! exported with it, and enter the store when it is imported: the same prompt, and one that branches off earlier,
+//! resume there. Those only on disk are read first; meanwhile the slot is free for other requests, because its own
+//! state has been taken.
+//!
+//! Not here: the file (`crate::store::slot_file`), when a slot is idle (`thread`).
 
 use std::sync::Arc;
 
@@ -17,27 +19,29 @@ use super::cache::Kept;
 use super::inspect::{CacheError, Reply};
 use super::step::{Owner, Stepper};
 
-/// Most checkpoints that go with a slot's state.
+/// Most checkpoints exported with a slot's state.
 ///
-/// Source: llama-server's own `--ctx-checkpoints` was 8 at first; of a sliding window each takes as much as the end of the state.
+/// Source: llama-server's own `--ctx-checkpoints` was 8 at first; for a sliding window each takes as much as the final
+/// state.
 pub const CHECKPOINTS_MAX: usize = 8;
 
-/// Everything that a slot holds, to be put into a slot again.
+/// The whole state of a slot, for a later import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotState {
     /// Root of the tokens' chain.
     pub root: BlockHash,
     /// Tokens.
     pub tokens: Vec<Token>,
-    /// Number of the first of them whose state is what computing them gives; all unless there was a shift.
+    /// Number of first tokens whose state is exact; all unless there was a shift.
     pub n_exact: usize,
     /// Their state as llama.cpp exports it.
     pub state: Vec<u8>,
-    /// Partial states at the ends of whole blocks of the exact tokens, the first one first; none where the state can be cut back.
+    /// Partial states at the ends of whole blocks of the exact tokens, the first one first; none if the state can be
+    /// cut back.
     pub checkpoints: Vec<SlotCheckpoint>,
 }
 
-/// Partial state behind a slot's first tokens.
+/// Partial state after a slot's first tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotCheckpoint {
     /// Number of the tokens before it, whole blocks.
@@ -46,7 +50,7 @@ pub struct SlotCheckpoint {
     pub partial: Arc<[u8]>,
 }
 
-/// Slot's state that was taken and waits for those of its checkpoints that are on disk alone.
+/// A slot's state that waits for those of its checkpoints that are only on disk.
 pub(super) struct Export {
     taken: SlotState,
     /// Tokens before each of these checkpoints, and the chunk that is being read.
@@ -61,7 +65,7 @@ impl Export {
 }
 
 impl Stepper<'_> {
-    /// Takes a slot's state and answers once all of it is in memory.
+    /// Takes a slot's state and sends it once all of it is in memory.
     pub(super) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
         match self.export_slot(slot) {
             Ok((taken, awaited)) => {
@@ -79,7 +83,7 @@ impl Stepper<'_> {
         self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
     }
 
-    /// Hands out what was taken of slots and is complete; a checkpoint that could not be read is left out.
+    /// Sends the complete exports; a checkpoint that could not be read is left out.
     pub(super) fn finish_exports(&mut self) {
         let cache = &self.cache;
         let is_complete = |export: &mut Export| !cache.is_reading(&export.chunks());
@@ -92,12 +96,12 @@ impl Stepper<'_> {
             taken.checkpoints.sort_by_key(|checkpoint| checkpoint.n_tokens);
             let chunks: Vec<ChunkId> = awaited.iter().map(|(_, chunk)| *chunk).collect();
             self.cache.let_go(&chunks);
-            // Whoever has gone meanwhile misses nothing.
+            // A caller that is gone needs no answer.
             drop(reply.send(Ok(taken)));
         }
     }
 
-    /// Returns a slot's state with the checkpoints in memory, and what else is to go with it.
+    /// Returns a slot's state with the checkpoints in memory, and the further ones to export with it.
     fn export_slot(&mut self, slot: SlotId) -> Result<(SlotState, Vec<(usize, ChunkId)>), CacheError> {
         let held = self.table.slot(slot);
         let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
@@ -116,8 +120,8 @@ impl Stepper<'_> {
         Ok((SlotState { root, tokens, n_exact, state, checkpoints }, awaited))
     }
 
-    /// Returns the checkpoints from which a sequence with these tokens could go on, as many as may go with its state, each with
-    /// the number of tokens before it.
+    /// Returns the checkpoints from which a sequence with these tokens could continue, up to the limit, each with the
+    /// number of tokens before it.
     fn checkpoints_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<(usize, ChunkId)> {
         if self.table.memory().stored_state_rewinds() {
             return Vec::new();
@@ -143,7 +147,7 @@ impl Stepper<'_> {
             slot,
             prompt: &saved.tokens,
             n_start_tokens: before.len() as u32,
-            // An export holds of a sliding window what is needed to go on, and no more.
+            // The export of a sliding window has only the part that is needed to continue.
             rewinds_to_tokens: if self.table.memory().stored_state_rewinds() { 0 } else { n_tokens },
             root: saved.root,
             prompt_chain: &[],

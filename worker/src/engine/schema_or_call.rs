@@ -1,8 +1,9 @@
-//! An answer that follows a schema or is a tool call: both may go on until what was said fits one of them alone.
+//! A response that follows a schema or is a tool call: both remain possible until the text fits only one of them.
 //!
-//! Not here: thoughts before it (`thoughts`), following either one (`constraint`, `grammar`).
-//! The idea: a token may come that one of the two allows. Most formats tell them apart with the first token; where a
-//! call begins like JSON, as Llama 3.1's, both are followed until they differ.
+//! A token is allowed if one of the two allows it. In most formats the first token decides. If a call begins like JSON,
+//! as Llama 3.1's, both are followed until they differ.
+//!
+//! Not here: reasoning before it (`thoughts`), following either one (`constraint`, `grammar`).
 
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
@@ -11,33 +12,33 @@ use super::constraint::{Allowed, Constraint};
 use super::grammar::Followed;
 use super::rule::{Rule, unfollowed};
 
-/// A schema, and the grammar of calls where these may come instead.
+/// A schema, and the grammar of calls if these are possible, too.
 pub(super) struct SchemaOrCall {
     schema: Box<Constraint>,
     call: Option<Box<Followed>>,
-    /// Whether something was said: grammars of calls that are optional also allow white space, or nothing, instead of one.
+    /// Whether the response has begun: grammars of optional calls also allow white space, or nothing, instead of one.
     is_begun: bool,
 }
 
 impl SchemaOrCall {
-    /// Returns an answer at its start.
+    /// Returns the state of a response at its start.
     pub(super) fn new(schema: Box<Constraint>, call: Option<Box<Followed>>) -> Self {
         Self { schema, call, is_begun: false }
     }
 
-    /// Returns the rule that an answer follows from here on.
+    /// Returns the rule that a response follows from now on.
     pub(super) fn into_rule(self) -> Rule {
         if self.call.is_some() { Rule::SchemaOrCall(Box::new(self)) } else { Rule::Schema(self.schema) }
     }
 
-    /// Lists the tokens that end an answer.
+    /// Returns the tokens that end a response.
     pub(super) fn ends(&self) -> &[Token] {
         self.schema.ends()
     }
 
     /// Returns what may come next.
     ///
-    /// Errors: why that cannot be told within the limits, fit for the client.
+    /// Errors: why that cannot be determined within the limits, for the client.
     pub(super) fn allowed(&mut self) -> Result<Allowed, String> {
         let allowed = self.schema.allowed().map_err(unfollowed)?;
         let Some(call) = &mut self.call else { return Ok(allowed) };
@@ -52,9 +53,9 @@ impl SchemaOrCall {
         Ok(Allowed::Tokens(mask))
     }
 
-    /// Takes a token that is allowed and returns the rule from there on.
+    /// Takes an allowed token and returns the rule from there on.
     ///
-    /// Errors: as [`Self::allowed`].
+    /// Errors: like [`Self::allowed`].
     pub(super) fn take(mut self, token: Token) -> Result<Rule, String> {
         let may_begin = std::mem::replace(&mut self.is_begun, true) || self.schema.begins_text(token);
         if let Some(mut call) = self.call.take()
@@ -72,9 +73,9 @@ impl SchemaOrCall {
         Ok(self.into_rule())
     }
 
-    /// Takes a text that was said already and returns the rule from there on.
+    /// Takes text that is already part of the response and returns the rule from there on.
     ///
-    /// Errors: as [`Self::allowed`], and neither allows it.
+    /// Errors: like [`Self::allowed`], or neither allows it.
     pub(super) fn take_text(mut self, text: &[u8]) -> Result<Rule, String> {
         self.is_begun = !text.is_empty();
         let mut call = self.call.take();

@@ -1,11 +1,12 @@
-//! The start-up self-test: measures on the loaded model which attention and which KV buffer are fastest, and what moving
-//! state costs.
+//! The start-up self-test: measures on the loaded model which attention and which KV buffer are fastest, and the cost
+//! of moving state.
 //!
-//! Not here: the measuring of one setting (`measure`), the cost that settings are compared by (`figures`).
-//! The idea: what llama.cpp is best at differs between machines and models by factors, and a second of measuring tells.
-//! The setting that is expected to win goes first, the others stop as soon as they are behind it. The result is kept in
-//! a file, because a machine does not change between starts.
+//! llama.cpp's fastest settings differ between machines and models by factors, and a second of measuring tells. The
+//! setting that is expected to win goes first, and the others stop as soon as they are slower. The result is kept in a
+//! file, because a machine does not change between starts.
 //! Source: docs/decisions/0011-buffer-self-test.md.
+//!
+//! Not here: measuring one setting (`measure`), the cost by which settings are compared (`figures`).
 
 mod figures;
 mod measure;
@@ -24,77 +25,78 @@ use super::config::{EngineConfig, SelfTest, Switch};
 pub use figures::{Costs, Figures, SuffixRounding};
 use remembered::{Key, Remembered};
 
-/// Is how long the measuring of the expected setting goes on repeating.
+/// Time for repeated measurements of the expected setting.
 const EXPECTED_TIME: Duration = Duration::from_millis(400);
 
-/// Is the same of each other one.
+/// The same for each other one.
 const OTHER_TIME: Duration = Duration::from_millis(200);
 
-/// Is how long a worker waits for others of its machine that measure.
+/// Longest wait of a worker for others on its machine that measure.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Is how much cheaper another setting must be than the expected one. Source: the noise of a machine that does other work.
+/// Share by which another setting must be cheaper than the expected one. Source: the noise of a machine with other
+/// work.
 const GAIN_MIN: f64 = 0.1;
 
-/// Is what the self-test found.
+/// Result of the self-test.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SelfTestReport {
-    /// Says whether flash attention is used.
+    /// Whether flash attention is used.
     pub flash_attn: bool,
-    /// Says whether the slots share one KV buffer.
+    /// Whether the slots share one KV buffer.
     pub kv_unified: bool,
-    /// Says where the figures come from.
+    /// Origin of the figures.
     pub origin: Origin,
-    /// Is how long the measuring took. Units: seconds.
+    /// Time of the measurement. Units: seconds.
     pub took_s: f64,
-    /// Lists every setting that was tried.
+    /// Every setting that was tried.
     pub candidates: Vec<Candidate>,
-    /// Is what moving state costs in the chosen setting; absent where nothing could be measured.
+    /// Cost of moving state in the chosen setting; `None` if nothing could be measured.
     pub costs: Option<Costs>,
 }
 
-/// Says where figures come from.
+/// Origin of figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// This start measured them.
     Measured,
-    /// An earlier start on this machine did.
+    /// An earlier start on this machine measured them.
     Remembered,
 }
 
-/// Is one setting that was tried.
+/// A setting that was tried.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Candidate {
-    /// Says whether flash attention was used.
+    /// Whether flash attention was used.
     pub flash_attn: bool,
-    /// Says whether the slots shared one KV buffer.
+    /// Whether the slots shared one KV buffer.
     pub kv_unified: bool,
-    /// Is what was measured.
+    /// Measurements.
     pub figures: Figures,
-    /// Is the expected cost of a request, or what it is at least where measuring stopped early. Units: milliseconds.
+    /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
     pub cost_ms: f64,
-    /// Says how far the measuring came.
+    /// How far the measurement came.
     pub outcome: Outcome,
-    /// Is what moving state costs; absent where it was not measured.
+    /// Cost of moving state; `None` if it was not measured.
     pub costs: Option<Costs>,
 }
 
-/// Says how far measuring came.
+/// How far a measurement came.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// Everything was measured.
     Whole,
-    /// It was already dearer than another.
+    /// It was already more expensive than another.
     Behind,
-    /// The machine did something else meanwhile.
+    /// The machine did other work meanwhile.
     Disturbed,
     /// llama.cpp could not run it.
     Failed(String),
 }
 
-/// Returns the configuration with flash attention and buffer settled, and what was found where a self-test was asked for.
+/// Returns the configuration with flash attention and buffer decided, and the result of the self-test if there was one.
 pub(super) fn settle(
     model: &LlamaModel,
     config: &EngineConfig,
@@ -166,7 +168,7 @@ fn limit(cost_ms: f64, time: Duration) -> measure::Limit {
     measure::Limit { cost_ms, until: Instant::now() + time }
 }
 
-/// Lists the settings that are left open, as flash attention and buffer; the one expected to be best comes first.
+/// Returns the settings that are left open, as flash attention and buffer; the one expected to be best comes first.
 fn settings(config: &EngineConfig) -> Vec<(bool, bool)> {
     let expected = (config.flash_attn_settled(), config.kv_unified_settled());
     let open = |switch: Switch, expected: bool| match switch {
@@ -177,12 +179,12 @@ fn settings(config: &EngineConfig) -> Vec<(bool, bool)> {
         true => vec![expected.0],
         false => open(config.flash_attn, expected.0),
     };
-    // One slot has the buffer to itself in any case.
+    // A single slot has the buffer to itself in any case.
     let kv_unified = if config.n_slots == 1 { vec![expected.1] } else { open(config.kv_unified, expected.1) };
     flash_attn.iter().flat_map(|&flash_attn| kv_unified.iter().map(move |&unified| (flash_attn, unified))).collect()
 }
 
-/// Returns the index of the cheapest setting; the first, unless another is clearly cheaper on a machine that was calm.
+/// Returns the index of the cheapest setting; the first, unless another is clearly cheaper on a quiet machine.
 fn choose(candidates: &[Candidate]) -> usize {
     let whole = |&idx: &usize| candidates[idx].outcome == Outcome::Whole;
     let cost = |idx: usize| candidates[idx].cost_ms;
@@ -201,12 +203,12 @@ fn are_calm(candidates: &[Candidate]) -> bool {
 }
 
 impl SelfTestReport {
-    /// Returns whether the machine did nothing else during the self-test.
+    /// Returns whether the machine did no other work during the self-test.
     pub fn is_calm(&self) -> bool {
         are_calm(&self.candidates)
     }
 
-    /// Returns what was measured of the chosen setting.
+    /// Returns the measurements of the chosen setting.
     pub fn chosen(&self) -> Option<&Candidate> {
         let setting = (self.flash_attn, self.kv_unified);
         self.candidates.iter().find(|tried| (tried.flash_attn, tried.kv_unified) == setting)
@@ -214,7 +216,7 @@ impl SelfTestReport {
 }
 
 impl Candidate {
-    /// Takes over another measurement of the same setting where it is cheaper.
+    /// Replaces the measurement by another one of the same setting if that is cheaper.
     fn keep_better(&mut self, again: Self) {
         let was_whole = self.outcome == Outcome::Whole;
         if again.outcome == Outcome::Whole && (!was_whole || again.cost_ms < self.cost_ms) {

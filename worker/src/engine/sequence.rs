@@ -1,6 +1,6 @@
-//! One running sequence: its prompt, its answer so far, and what ends it.
+//! One running sequence: its prompt, its response so far, and its end.
 //!
-//! Not here: its KV state (the slot table and llama.cpp), which tokens are computed when (`step`).
+//! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,28 +15,28 @@ use super::handle::{Admission, Place};
 use super::messages::{Event, FinishReason, Finished, Started, Submission};
 use super::sampler::TokenSampler;
 
-/// Is a sequence in a slot.
+/// A sequence in a slot.
 pub(super) struct Sequence {
     pub(super) submission: Submission,
     pub(super) sampler: TokenSampler,
     pub(super) n_cached: u32,
     pub(super) n_generated: u32,
-    /// Says that the context was full.
+    /// Whether the context was full.
     pub(super) truncated: bool,
-    /// Orders the sequences by when they got their slot.
+    /// Order of the sequences by when they got their slot.
     pub(super) order: u64,
-    /// Is the prompt tokens of others that were computed since its last token.
+    /// Prompt tokens of others that were computed since its last token.
     pub(super) passed_tokens: u32,
-    /// Next token of the answer, chosen and not yet told.
+    /// Next token of the response, chosen and not yet sent.
     pub(super) untold: Option<Chosen>,
     output: Output,
-    /// Is how likely the prompt's tokens are, as far as they are computed; absent where nobody asked or it is told.
+    /// Log probabilities of the prompt's tokens, as far as they are computed; `None` if not requested or already sent.
     listed: Option<PromptProbabilities>,
-    /// Holds how likely tokens were whose text is not out yet, with where their text starts.
+    /// Log probabilities of tokens whose text is not sent yet, with the start of their text.
     held: VecDeque<(usize, TokenProbabilities)>,
-    /// Is the token that was chosen last, whose KV state is not there yet.
+    /// Token that was chosen last, whose KV state is not computed yet.
     chosen: Option<Token>,
-    /// Lists after how many tokens the partial state is kept, ascending, those behind it left out.
+    /// Numbers of tokens after which the partial state is kept, ascending, without past ones.
     checkpoints: Vec<u32>,
     times: Times,
     _place: Place,
@@ -49,26 +49,26 @@ struct Times {
     last_token: Option<Instant>,
 }
 
-/// Says what a token's logits are for.
+/// Use of a token's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To choose the next token.
     Choose,
-    /// To say how likely the prompt's next token is.
+    /// For the log probability of the prompt's next token.
     List,
 }
 
-/// Is a token as the vocabulary sees it.
+/// A token with its properties in the vocabulary.
 pub(super) struct Chosen {
     pub(super) token: Token,
-    /// Is its text in bytes; empty for a control token.
+    /// Bytes of its text; empty for a control token.
     pub(super) piece: Vec<u8>,
     pub(super) ends_generation: bool,
     pub(super) probabilities: Option<TokenProbabilities>,
 }
 
 impl Sequence {
-    /// Starts a submission and says so to its client.
+    /// Starts a submission and notifies its client.
     pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
         let Admission { mut submission, sampler, came, place, .. } = admission;
         submission.events.send(Event::Started(started));
@@ -98,17 +98,17 @@ impl Sequence {
         }
     }
 
-    /// Returns the time since it came to the engine, be it in the queue or in its slot.
+    /// Returns the time since its submission, in the queue and in its slot.
     pub(super) fn waited(&self) -> Duration {
         self.times.came.elapsed()
     }
 
-    /// Says after how many tokens of the prompt the partial state is to be kept.
+    /// Sets the numbers of prompt tokens after which the partial state is kept.
     pub(super) fn with_checkpoints(self, checkpoints: Vec<u32>) -> Self {
         Self { checkpoints, ..self }
     }
 
-    /// Asks for the partial state after so many tokens of the prompt, on behalf of a sequence that waits for it.
+    /// Requests the partial state after this many tokens of the prompt, for a sequence that waits for it.
     pub(super) fn want_checkpoint(&mut self, n_tokens: u32) {
         if let Err(idx) = self.checkpoints.binary_search(&n_tokens) {
             self.checkpoints.insert(idx, n_tokens);
@@ -121,25 +121,25 @@ impl Sequence {
         self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
     }
 
-    /// Returns whether the client has gone.
+    /// Returns whether the client is gone.
     pub(super) fn is_abandoned(&self) -> bool {
         self.submission.events.is_closed()
     }
 
-    /// Returns whether its reader must read before more is made for it.
+    /// Returns whether its reader must read before more is generated.
     pub(super) fn is_unread(&self) -> bool {
         self.submission.events.is_full()
     }
 
-    /// Returns whether it has begun to answer.
+    /// Returns whether it has begun to respond.
     pub(super) fn is_stream(&self) -> bool {
         self.chosen.is_some()
     }
 
-    /// Returns what comes next, given how many of the sequence's tokens have their KV state: a prompt is computed up to the
-    /// next checkpoint at most.
+    /// Returns the next work, given how many of the sequence's tokens have their KV state: a prompt is computed up to
+    /// the next checkpoint at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
-        // A sequence that generates may hold fewer tokens than its prompt had, once its context was shifted.
+        // A sequence that generates may have fewer tokens than its prompt had, once its context was shifted.
         if self.is_stream() {
             return Work::Decode;
         }
@@ -151,7 +151,7 @@ impl Sequence {
         }
     }
 
-    /// Returns the next `n_tokens` tokens to compute behind the `n_held` that have their KV state.
+    /// Returns the next `n_tokens` tokens to compute after the `n_held` that have their KV state.
     pub(super) fn upcoming(&self, n_held: u32, n_tokens: u32) -> &[Token] {
         let prompt = &self.submission.prompt;
         match self.work(n_held) {
@@ -160,7 +160,7 @@ impl Sequence {
         }
     }
 
-    /// Returns what the logits of the token at `position` are for, where `n_held_after` tokens have their state behind this
+    /// Returns the use of the logits of the token at `position`, if `n_held_after` tokens have their state after this
     /// step.
     pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<Purpose> {
         let is_behind_prompt = self.is_stream() || position + 1 >= self.n_prompt();
@@ -172,12 +172,12 @@ impl Sequence {
         }
     }
 
-    /// Returns whether logits of the prompt's tokens are wanted and not all there.
+    /// Returns whether logits of the prompt's tokens are wanted and not complete.
     pub(super) fn lists_prompt(&self) -> bool {
         self.listed.as_ref().is_some_and(|listed| listed.rest.len() + 1 < self.submission.prompt.len())
     }
 
-    /// Takes the logits of the prompt's next token, which say how likely the one behind it is.
+    /// Takes the logits of the prompt's next token, which give the log probability of the one after it.
     pub(super) fn list(&mut self, logits: &[f32]) {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
         let Some(listed) = &mut self.listed else { return };
@@ -185,21 +185,21 @@ impl Sequence {
         listed.rest.push(probabilities::of_logits(logits, *token, n_top));
     }
 
-    /// Tells the client how likely the prompt's tokens are, once, where that is wanted.
+    /// Sends the client the log probabilities of the prompt's tokens, once, if requested.
     pub(super) fn tell_prompt(&mut self) {
         if let Some(listed) = self.listed.take() {
             self.submission.events.send(Event::Prompt(listed));
         }
     }
 
-    /// Returns whether the sequence is over although nothing was chosen: the prompt was all that was wanted.
+    /// Returns whether the sequence is over although nothing was chosen: only the prompt was wanted.
     pub(super) fn is_prompt_only(&self, n_held: u32) -> bool {
         n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
     }
 
-    /// Takes the next token of the answer, tells the client and returns why the answer ends here, if it does.
+    /// Takes the next token of the response, sends it to the client and returns the reason if the response ends here.
     ///
-    /// Units: `room_tokens` is how many more tokens the context can hold.
+    /// Units: `room_tokens` is how many more tokens the context can have.
     pub(super) fn take(&mut self, mut chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
@@ -221,16 +221,17 @@ impl Sequence {
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
         self.submission.events.send(Event::Text { text, token: chosen.token, probabilities });
-        // What was held back may complete a stop text at the very end, as when an invalid byte becomes a character.
+        // Text that was held back may complete a stop text at the very end, as when an invalid byte becomes a
+        // character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
     }
 
-    /// Ends the sequence, whose place is free again; returns the way to its reader.
+    /// Ends the sequence, whose place is free again; returns the channel to its reader.
     pub(super) fn into_events(self) -> EventSender {
         self.submission.events
     }
 
-    /// Returns how the answer ended and what it took.
+    /// Returns the end of the response and its cost.
     pub(super) fn finished(&self, reason: FinishReason) -> Finished {
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
         let prompt_end = self.times.first_token.unwrap_or_else(Instant::now);

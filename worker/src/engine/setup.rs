@@ -1,6 +1,6 @@
-//! Sets up what keeps state: the codec's check, the store and its folder, what moving state costs at first.
+//! Set-up of the caches: the codec's check, the store and its folder, the initial costs of moving state.
 //!
-//! Not here: what is done with it (`admit`, `keep`), loading the model (`llama`).
+//! Not here: their use (`admit`, `keep`), loading the model (`llama`).
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -20,37 +20,37 @@ use super::llama::Llama;
 use super::self_test;
 use crate::store::{DiskStore, Identity};
 
-/// Is the most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
+/// Most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
 const CHUNK_TOKENS: u32 = 256;
 
-/// Is the fewest chunks of full size that memory must hold; where it does not, chunks are smaller.
+/// Fewest chunks of full size in memory; if it has room for fewer, chunks are smaller.
 ///
-/// Source: a choice: what is evicted for one chunk is then at most a sixteenth of what is stored.
+/// Source: own choice: the eviction for one chunk is then at most a sixteenth of the store.
 const CHUNKS_MIN: u64 = 16;
 
-/// Is the time to compute a prompt token before any was computed. Units: milliseconds.
+/// Time to compute a prompt token before the first measurement. Units: milliseconds.
 ///
-/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger ones take longer, which only makes
-/// reuse worth more.
+/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger ones take longer, which only
+/// makes reuse worth more.
 const PREFILL_MS_AT_FIRST: f64 = 1.0;
 
-/// Is the time to export a byte before any was. Units: milliseconds. Source: as above, 1 GB/s.
+/// Time to export a byte before the first measurement. Units: milliseconds. Source: as above, 1 GB/s.
 const EXPORT_MS_PER_BYTE_AT_FIRST: f64 = 1e-6;
 
-/// Is the time to import a byte before any was. Units: milliseconds. Source: as above, 4 GB/s.
+/// Time to import a byte before the first measurement. Units: milliseconds. Source: as above, 4 GB/s.
 const IMPORT_MS_PER_BYTE_AT_FIRST: f64 = 0.25e-6;
 
-/// Is the time to read a byte from disk before any was. Units: milliseconds. Source: 500 MB/s, a slow SSD.
+/// Time to read a byte from disk before the first measurement. Units: milliseconds. Source: 500 MB/s, a slow SSD.
 const READ_MS_PER_BYTE_AT_FIRST: f64 = 2e-6;
 
-/// Is the time to share a token's cells with another slot. Units: milliseconds.
+/// Time to share a token's cells with another slot. Units: milliseconds.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 0.13 ms for 2,048 tokens.
 const SHARE_MS_PER_TOKEN: f64 = 0.13 / 2048.0;
 
-/// Returns the store of this engine, with what an earlier life has left on disk.
+/// Returns the store of this engine, with the files of an earlier process.
 ///
-/// Errors: `Store` where the folder cannot be used.
+/// Errors: `Store` if the folder cannot be used.
 pub(super) fn cache(
     model: &LlamaModel,
     llama: &mut Llama<'_>,
@@ -80,16 +80,16 @@ pub(super) fn cache(
     Ok(cache)
 }
 
-/// Returns the most blocks of a chunk: fewer where memory is so small that it would hold few chunks, or not even one.
+/// Returns the most blocks of a chunk: fewer if the memory is so small that it would hold few chunks, or not even one.
 fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Codec>)) -> usize {
     let token_bytes = codec.map_or(1, |codec| codec.layout.token_bytes().max(1)) as u64;
     let fitting_tokens = u32::try_from(ram_bytes / CHUNKS_MIN / token_bytes).unwrap_or(u32::MAX);
     (CHUNK_TOKENS.min(fitting_tokens) / block_size_tokens).max(1) as usize
 }
 
-/// Checks that what is to be shifted by configuration can be.
+/// Checks that the configured shifts are possible.
 ///
-/// Errors: says what cannot and why.
+/// Errors: what is impossible, and why.
 pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(), String> {
     match facts.shift_obstacle {
         Some(obstacle) if shifts != ShiftConfig::default() => {
@@ -109,21 +109,22 @@ pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, M
     }
 }
 
-/// Returns the most tokens that idle slots keep: half of a shared buffer's cells. Where every slot has its own cells,
-/// nobody else could use them, and there is no limit.
+/// Returns the most tokens that idle slots keep: half of a shared buffer's cells. If every slot has its own cells, no
+/// other slot could use them, and there is no limit.
 pub(super) fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
     config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
 }
 
-/// Returns in which runs single tokens are computed; all together where a self-test has not measured it calmly.
+/// Returns the groups in which single tokens are computed; all together unless a self-test has measured it on a quiet
+/// machine.
 pub(super) fn runs(facts: &EngineFacts) -> Runs {
     let report = facts.self_test.as_ref().filter(|report| report.is_calm());
     let chosen = report.and_then(|report| report.chosen());
     Runs::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
-/// Returns what an idle cell adds to a step: nothing where every slot has its own cells.
+/// Returns the time that an idle cell adds to a step: zero if every slot has its own cells.
 pub(super) fn idle_cell_ms(facts: &EngineFacts) -> f64 {
     let measured = facts.self_test.as_ref().and_then(|found| found.costs).filter(|_| facts.kv_unified);
     measured.map_or(0.0, |costs| costs.idle_cell_ms)
@@ -166,7 +167,7 @@ fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
     }
 }
 
-/// Names what stored state can be used with. A later release may bring another llama.cpp, whose partial states are stored as
+/// Returns the identity of stored state. A later release may have another llama.cpp, whose partial states are stored as
 /// they are, so each release has files of its own.
 fn identity(cache: &Cache, facts: &EngineFacts) -> Identity {
     let layout = format!("{} {} {:?}", facts.kv_fingerprint, env!("CARGO_PKG_VERSION"), cache.layout());

@@ -1,8 +1,9 @@
-//! State that gets other positions: a prompt's tokens found elsewhere in a slot, and an answer's way past its context.
+//! State at other positions: a prompt's tokens found elsewhere in a slot, and a response that outgrows its context.
 //!
-//! Not here: what is moved (`warmpath_worker_core::shift_plan`), llama.cpp's calls (`llama`).
-//! The idea: both are asked for, never done unasked, because state behind a shift is only approximate. Whatever is exact and
-//! about to be lost is stored before; whatever is not exact, the slot table keeps from everybody else.
+//! Both happen only on request, because state after a shift is only approximate. Exact state that is about to be lost
+//! is stored before; the slot table offers inexact state to no other request.
+//!
+//! Not here: the moves (`warmpath_worker_core::shift_plan`), llama.cpp's calls (`llama`).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,7 +24,7 @@ impl Stepper<'_> {
         reused.filter(|reused| reused.n_tokens() > plan.start.n_tokens())
     }
 
-    /// Moves what a slot holds to where a prompt has it and returns what was reached.
+    /// Moves the tokens of a slot to their positions in a prompt and returns what was reached.
     pub(super) fn prepare_moved(&mut self, reused: &Reused) -> CachedTokens {
         let slot = reused.slot;
         self.save(slot);
@@ -41,18 +42,18 @@ impl Stepper<'_> {
         }
     }
 
-    /// Returns how many more tokens the sequence in a slot may hold.
+    /// Returns how many more tokens the sequence in a slot may have.
     pub(super) fn room_tokens(&self, slot: SlotId) -> u32 {
         let Some(sequence) = &self.running[usize::from(slot.0)] else { return 0 };
         match (self.shifts.at_context_end, sequence.submission.generation.max_tokens) {
             (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(self.n_held(slot)),
             (AtContextEnd::Shift, Some(_)) => u32::MAX,
-            // Nothing else ends an answer that neither the client nor the model ends.
+            // Nothing else ends a response that neither the client nor the model ends.
             (AtContextEnd::Shift, None) => self.unasked_tokens_max.saturating_sub(sequence.n_generated + 1),
         }
     }
 
-    /// Makes room in the slots whose sequences have filled their context and go on.
+    /// Makes room in the slots whose sequences have filled their context and continue.
     pub(super) fn shift_full(&mut self) {
         if self.shifts.at_context_end == AtContextEnd::Stop {
             return;

@@ -1,8 +1,9 @@
 //! One step of the engine: admit, decode, sample, emit.
 //!
-//! Not here: when to step and when to stop (`thread`), what is decoded (`batch`), llama.cpp's calls (`llama`).
-//! The idea: the slot table says which tokens' KV state is where; this keeps it true. Whatever happens to a sequence, its
-//! slot is released exactly once, and KV state that cannot be trusted is cleared before anything else uses the slot.
+//! The slot table records which tokens' KV state is where; this module keeps it true. Whatever happens to a sequence,
+//! its slot is released exactly once, and KV state that cannot be trusted is cleared before the slot is used again.
+//!
+//! Not here: when to step and when to stop (`thread`), the batch (`batch`), llama.cpp's calls (`llama`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -36,62 +37,62 @@ use super::report::Report;
 use super::saved_slot::Export;
 use super::sequence::{Chosen, Purpose, Sequence};
 
-/// Is everything that the engine thread owns.
+/// State owned by the engine thread.
 pub(super) struct Stepper<'m> {
     pub(super) model: &'m LlamaModel,
     pub(super) llama: Llama<'m>,
     pub(super) table: SlotTable,
     pub(super) room: Room,
-    /// Says what of a batch is computed together; absent where slots share their cells, as all is then.
+    /// Groups of a batch that are computed together; `None` if slots share their cells, because then all are.
     pub(super) runs: Option<Runs>,
     pub(super) context_tokens: u32,
     pub(super) prefix_cache: PrefixCache,
     pub(super) shifts: ShiftConfig,
-    /// Is the longest answer to a request that sets no limit, where an answer may outgrow its context.
+    /// Longest response to a request that sets no limit, if a response may outgrow its context.
     pub(super) unasked_tokens_max: u32,
     pub(super) report: Report,
     pub(super) view: Arc<View>,
     pub(super) waiting: VecDeque<Waiting>,
-    /// Is the sequence in each slot.
+    /// Sequence in each slot.
     pub(super) running: Vec<Option<Sequence>>,
     pub(super) averages: Averages,
     pub(super) n_started: u64,
-    /// Is the longest that an idle engine waits for requests on their way.
+    /// Longest wait of an idle engine for requests on their way.
     pub(super) gather_max: Duration,
-    /// Is the most logits of prompts' tokens that one step computes.
+    /// Most logits of prompts' tokens in one step.
     pub(super) listed_logits_max: usize,
     pub(super) cache: Cache,
     pub(super) checkpoints: CheckpointRule,
-    /// Lists the idle slots whose state may not all be stored.
+    /// Idle slots whose state may not be stored completely.
     pub(super) unsaved: BTreeSet<SlotId>,
-    /// For whom each slot's state is kept.
+    /// Owner of each slot's state.
     pub(super) owners: Vec<Owner>,
-    /// Is the most tokens that idle slots keep in the buffer.
+    /// Most tokens that idle slots keep in the buffer.
     pub(super) prefix_tokens_max: u64,
-    /// Is what one idle cell adds to a step; 0 where slots do not share a buffer. Units: milliseconds.
+    /// Time that one idle cell adds to a step; 0 if slots do not share a buffer. Units: milliseconds.
     pub(super) idle_cell_ms: f64,
-    /// Is what each idle slot's cells have cost those who ran since. Units: milliseconds.
+    /// Time that each idle slot's cells have cost running sequences since. Units: milliseconds.
     pub(super) idle_ms: Vec<f64>,
     pub(super) pins: PinNames,
     pub(super) adapters: Adapters,
-    /// Is the adapter, or none, whose sequences the last batch was of; absent before the first.
+    /// Adapter, or none, of the last batch's sequences; `None` before the first batch.
     pub(super) last_adapter: Option<Option<Applied>>,
     pub(super) planned: Planned,
     /// States of slots that wait for the disk.
     pub(super) exports: Vec<Export>,
 }
 
-/// For whom a slot's state is kept: what the last request in it says.
+/// Owner of a slot's state, by the last request in it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Owner {
     pub(super) tenant: Tenant,
     pub(super) priority: i32,
-    /// When that request started.
+    /// Start of that request.
     pub(super) since: Instant,
 }
 
 impl Owner {
-    /// Returns the owner of a slot that no request has had.
+    /// Returns the owner of a slot that no request has used.
     pub(super) fn nobody() -> Self {
         Self { tenant: Tenant::stranger(TenantId(0)), priority: 0, since: Instant::now() }
     }
@@ -103,20 +104,20 @@ impl Stepper<'_> {
         self.waiting.is_empty() && self.exports.is_empty() && self.running.iter().all(Option::is_none)
     }
 
-    /// Returns whether nothing runs, and whatever waits does so for the disk.
+    /// Returns whether nothing runs, and all waiting submissions wait for the disk.
     pub(super) fn only_waits_for_disk(&self) -> bool {
         let is_reading = |waiting: &Waiting| self.cache.is_reading(&waiting.fetching);
         let is_awaited = self.waiting.iter().any(is_reading) || self.is_export_reading();
         self.running.iter().all(Option::is_none) && is_awaited
     }
 
-    /// Returns whether all that runs waits for its readers.
+    /// Returns whether all running sequences wait for their readers.
     pub(super) fn only_waits_for_readers(&self) -> bool {
         let mut running = self.running().map(|(_, sequence)| sequence.is_unread()).peekable();
         running.peek().is_some() && running.all(|is_unread| is_unread)
     }
 
-    /// Returns for how long nothing will start unless a request comes: all that waits does so for another that has yet to come.
+    /// Returns for how long nothing will start unless a request arrives: all waiting submissions wait for another one.
     pub(super) fn only_held_for(&self) -> Option<Duration> {
         if self.running.iter().any(Option::is_some) {
             return None;
@@ -131,7 +132,7 @@ impl Stepper<'_> {
         step_ms.map_or(self.gather_max, |step_ms| self.gather_max.min(Duration::from_secs_f64(step_ms.max(0.0) / 1e3)))
     }
 
-    /// Does everything that can be done at once: frees, admits, computes one micro-batch, tells.
+    /// Does everything that can be done at once: frees, admits, computes one micro-batch, reports.
     pub(super) fn step(&mut self) {
         self.cache.take_disk_events();
         self.finish_exports();
@@ -142,7 +143,8 @@ impl Stepper<'_> {
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.report.touch();
-            // Routers send the siblings of what has just been admitted after it, so they must not wait for its first step.
+            // Routers send further requests with the same prefix after this report, so they must not wait for the first
+            // step.
             if self.report.is_urgent() {
                 self.tell();
             }
@@ -170,7 +172,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Tells routers and watchers what has happened, if it is time.
+    /// Reports changes to routers and watchers, if it is time.
     pub(super) fn tell(&mut self) {
         let now = Instant::now();
         for news in self.cache.take_news() {
@@ -193,7 +195,7 @@ impl Stepper<'_> {
         self.waiting = waiting;
         for waiting in gone {
             self.cache.let_go(&waiting.fetching);
-            // Who sees it counted finds its place free.
+            // A client that sees it counted finds its place free.
             drop(waiting);
             self.view.counters.cancelled.fetch_add(1, Relaxed);
         }
@@ -248,7 +250,7 @@ impl Stepper<'_> {
         self.averages.step(batch.n_prefill, batch.n_decode, began.elapsed());
     }
 
-    /// Counts for each stream what was computed of prompts since its last token.
+    /// Counts for each stream the prompt tokens computed since its last token.
     fn let_pass(&mut self, batch: &Batch) {
         let is_held_up = |sequence: &&mut Sequence| sequence.is_stream() && !sequence.is_unread();
         for sequence in self.running.iter_mut().flatten().filter(is_held_up) {
@@ -257,7 +259,7 @@ impl Stepper<'_> {
         }
     }
 
-    /// Chooses the next token of a slot's sequence, which is told with the end of the batch.
+    /// Chooses the next token of a slot's sequence, which is sent at the end of the batch.
     fn choose(&mut self, slot: SlotId, idx: i32) {
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let logits = self.llama.logits(idx);
@@ -270,7 +272,7 @@ impl Stepper<'_> {
         sequence.untold = Some(chosen);
     }
 
-    /// Lets every sequence whose next token is chosen take and tell it.
+    /// Lets every sequence whose next token is chosen take and send it.
     pub(super) fn tell_chosen(&mut self) {
         for slot in self.busy_slots() {
             let room_tokens = self.room_tokens(slot);
@@ -304,7 +306,8 @@ impl Stepper<'_> {
         self.tell_end(sequence, Event::Failed(error.clone()));
     }
 
-    /// Sends a sequence its last event: who has it and looks sees the slot idle, and its place in the queue is free.
+    /// Sends a sequence its last event, after its slot and its place in the queue are free, so that a client that then
+    /// reads `/slots` sees them free.
     fn tell_end(&self, sequence: Sequence, event: Event) {
         let events = sequence.into_events();
         self.count();
@@ -312,7 +315,7 @@ impl Stepper<'_> {
         events.send(event);
     }
 
-    /// Frees a slot, its KV state kept or cleared as its request wished.
+    /// Frees a slot; its KV state is kept or cleared as its request wished.
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.report.touch();
         self.planned.leave(slot);
@@ -324,9 +327,9 @@ impl Stepper<'_> {
         self.running[usize::from(slot.0)].take().expect("a busy slot runs a sequence")
     }
 
-    /// Clears an idle slot where the buffer has no cells left, or ends the youngest sequence if there is none.
+    /// Clears an idle slot if the buffer has no cells left, or ends the youngest sequence if there is none.
     ///
-    /// Every slot keeps to its share of the cells, so this happens only where llama.cpp needs more than one per token.
+    /// Every slot keeps to its share of the cells, so this happens only if llama.cpp needs more than one per token.
     fn make_room(&mut self, batch: &Batch) {
         let idle = self.table.iter().filter(|(_, slot)| !slot.is_busy() && !slot.tokens().is_empty());
         let oldest = idle.min_by_key(|(_, slot)| slot.last_used()).map(|(id, _)| id);
@@ -425,7 +428,7 @@ impl Stepper<'_> {
     }
 }
 
-/// Returns what a token is; `spelled` lists the control tokens that are text.
+/// Returns a token with its properties; `spelled` has the control tokens that are text.
 fn look_up(model: &LlamaModel, token: Token, spelled: &[Token]) -> Chosen {
     let vocab = model.vocab();
     let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));

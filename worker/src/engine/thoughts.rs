@@ -1,9 +1,11 @@
-//! Thoughts before an answer that follows a schema or is a tool call: they are free, and the rule counts from their end
+//! Reasoning before a response that follows a schema or is a tool call: it is free, and the rule applies from its end
 //! on.
 //!
-//! Not here: how thoughts are told from content for the client (`lifecycle::reading`).
-//! The idea: where the prompt has opened thoughts, the answer begins in them. Where the model opens them itself, its token for it may
-//! come first besides what the rule allows. What else stands in the token that closes them is the rule's.
+//! If the prompt has opened the reasoning, the response begins in it. If the model opens it itself, its opening token
+//! may come first besides the tokens that the rule allows. Text after the end of the reasoning, in the same token,
+//! belongs to the rule.
+//!
+//! Not here: how reasoning is separated from content for the client (`lifecycle::reading`).
 
 use warmpath_common::ids::Token;
 use warmpath_worker_core::call_watch::{CallWatch, Seen, Start, Thoughts};
@@ -11,45 +13,45 @@ use warmpath_worker_core::call_watch::{CallWatch, Seen, Start, Thoughts};
 use super::rule::Rule;
 use super::schema_or_call::SchemaOrCall;
 
-/// Says that thoughts may come before what follows a schema.
+/// Reasoning that may precede the text that follows a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThoughtsFirst {
-    /// Is the token that opens them; absent where the prompt has done so.
+    /// Token that opens it; `None` if the prompt has done so.
     pub opening: Option<Token>,
-    /// Lists what closes them.
+    /// Texts that close it.
     pub ends: Vec<String>,
 }
 
-/// Is an answer before its schema counts.
+/// A response before its schema applies.
 pub(super) struct Thinking {
-    /// Is the token that would open thoughts, as long as nothing was said.
+    /// Token that would open reasoning, until the response has begun.
     pub(super) opening: Option<Token>,
     ends: Vec<String>,
-    /// Texts that begin a call, and so are part of what follows the rule where they close the thoughts.
+    /// Texts that begin a call, and so are part of the constrained text if they close the reasoning.
     calls: Vec<String>,
     watch: CallWatch,
-    /// What will count.
+    /// The rule that will apply.
     pub(super) then: SchemaOrCall,
 }
 
-/// Says what a token makes of thoughts.
+/// State after a token.
 pub(super) enum Thought {
     GoesOn(Box<Thinking>),
-    /// This counts from here on.
+    /// The reasoning is over, and this rule applies from now on.
     IsOver(Rule),
 }
 
 impl Thinking {
-    /// Returns an answer at its start; `calls` lists texts that begin a tool call.
+    /// Returns a response at its start; `calls` has the texts that begin a tool call.
     pub(super) fn new(first: &ThoughtsFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
         let ThoughtsFirst { opening, ends } = first.clone();
         let watch = CallWatch::new(Start::Words(ends.clone()), Thoughts::default(), "");
         Self { opening, ends, calls, watch, then }
     }
 
-    /// Takes the next token of the answer, which spells `piece`.
+    /// Takes the next token of the response, which spells `piece`.
     ///
-    /// Errors: the rule does not allow what stands behind the thoughts in one token with their end.
+    /// Errors: the rule does not allow the text after the end of the reasoning in the same token.
     pub(super) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<Thought, String> {
         let rule = match self.opening.take() {
             Some(opening) if opening == token => return Ok(Thought::GoesOn(self)),
@@ -65,7 +67,7 @@ impl Thinking {
         Ok(Thought::IsOver(rule))
     }
 
-    /// Returns what stands behind the end of the thoughts with which these tokens begin, without space before it.
+    /// Returns the text after the end of the reasoning with which these tokens begin, without space before it.
     fn behind(&self, tokens: &[(Token, Vec<u8>)]) -> Vec<u8> {
         let text: Vec<u8> = tokens.iter().flat_map(|(_, bytes)| bytes).copied().collect();
         let ends = self.ends.iter().filter(|end| text.starts_with(end.as_bytes()) && !self.calls.contains(end));

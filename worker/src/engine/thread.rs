@@ -1,8 +1,8 @@
 //! The engine thread: its start, its loop and its end.
 //!
-//! Not here: what a step does (`step`).
-//! The idea: model and context live on the thread's stack and nobody else touches the context. The thread sleeps while
-//! nothing runs and there is nothing to tell; while something runs it looks at its commands between two steps.
+//! Model and context live on the thread's stack, and no other thread accesses the context. The thread sleeps while
+//! nothing runs and there is nothing to report; otherwise it reads its commands between two steps. Not here: a step
+//! (`step`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -32,35 +32,36 @@ use super::self_test;
 use super::setup;
 use super::step::{Owner, Stepper};
 
-/// Is the thread's stack. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server decodes.
+/// Stack of the thread. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server
+/// decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Is the commands beyond submissions and inquiries that can wait: a drain, and one more from an impatient operator.
+/// Queued commands besides submissions and inquiries: a drain, and another one of an impatient operator.
 const CONTROL_COMMANDS_MAX: usize = 2;
 
-/// Is how long the thread waits for the disk before it looks at its commands again, while nothing else can be done.
+/// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
-/// Time after which the thread looks again whether a reader has read, while nothing else can be done.
+/// Interval at which the thread checks whether a reader has read, while nothing else can be done.
 ///
-/// Source: a reader that is late has a megabyte to read first, which takes it longer.
+/// Source: a slow reader has a megabyte to read first, which takes it longer.
 const READER_LOOK: Duration = Duration::from_millis(2);
 
-/// Is how long the thread waits for a request on its way before it looks whether that was given up.
+/// Longest wait of the thread for a request on its way before it checks whether that was cancelled.
 const COMING_LOOK: Duration = Duration::from_micros(250);
 
-/// Is how long a leaving worker may take to write what it holds to disk, beyond the time its running answers had.
+/// Longest time for a worker that ends to write its state to disk, beyond the time for running responses.
 ///
 /// Source: a default pod has 30 s from the first signal to the kill, of which draining may take 25.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Is what the thread hands back once it is ready.
+/// Result of the thread's start.
 struct Ready {
     model: Arc<LlamaModel>,
     facts: EngineFacts,
 }
 
-/// Is the ends of the thread's channels that it keeps.
+/// The thread's own ends of its channels.
 struct Inside {
     commands: Receiver<Command>,
     updates: mpsc::UnboundedSender<EngineUpdate>,
@@ -123,7 +124,7 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // Whoever is told that the engine is ready may look at its slots.
+    // A caller that learns that the engine is ready may read its slots.
     stepper.tell();
     if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
         let commands = &inside.commands;
@@ -196,15 +197,15 @@ fn prepare<'m>(
     Ok((stepper, facts))
 }
 
-/// Is the thread's loop.
+/// The thread's loop.
 struct Loop<'a, 'm> {
     stepper: Stepper<'m>,
     commands: &'a Receiver<Command>,
-    /// Is when running sequences are ended; absent unless draining.
+    /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
-    /// Is since when nothing has come and nothing runs.
+    /// Time since which nothing has come and nothing runs.
     idle_since: Option<Instant>,
-    /// Lists what waits for a slot to become idle, at most [`INQUIRIES_MAX`].
+    /// Inquiries that wait for a slot to become idle, at most [`INQUIRIES_MAX`].
     deferred: Vec<Asked>,
 }
 
@@ -223,7 +224,7 @@ impl Loop<'_, '_> {
         self.stepper.leave(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }
 
-    /// Takes every command that is there, waits for one if nothing runs, and returns whether to go on.
+    /// Takes every waiting command, waits for one if nothing runs, and returns whether to continue.
     fn take_commands(&mut self) -> bool {
         if self.stepper.only_waits_for_disk() {
             self.stepper.cache.wait_for_disk(DISK_LOOK);
@@ -240,7 +241,7 @@ impl Loop<'_, '_> {
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(READER_LOOK),
             }
         }
-        // What waited for a slot is answered at once when nothing runs any more.
+        // Inquiries that waited for a slot are answered at once when nothing runs any more.
         if self.stepper.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() {
                 return false;
@@ -258,13 +259,13 @@ impl Loop<'_, '_> {
             match self.commands.try_recv() {
                 Ok(command) => self.obey(command),
                 Err(TryRecvError::Empty) => return true,
-                // Nobody can submit; what runs is finished all the same.
+                // No further request can come; running ones are finished all the same.
                 Err(TryRecvError::Disconnected) => return !self.stepper.is_idle(),
             }
         }
     }
 
-    /// Sleeps until there is a command, something to tell or something to do unasked, which is then done.
+    /// Sleeps until there is a command, or something to report or to export; the latter is done before it returns.
     fn wait(&mut self) -> Result<Option<Command>, NoHandles> {
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
         let unasked = self.stepper.unasked_due_in(idle_since);
@@ -282,9 +283,9 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Waits a moment for the requests that are on their way when the first one comes.
+    /// Waits a moment for the requests on their way when the first one comes.
     ///
-    /// Without it the first of several that come together runs a step alone, and the others wait for that step.
+    /// Otherwise the first of several that come together runs a step alone, and the others wait for that step.
     fn gather(&mut self) {
         let deadline = Instant::now() + self.stepper.gather_max();
         while self.stepper.view.n_coming.load(Ordering::Acquire) > 0 {
@@ -300,7 +301,7 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Answers what was asked, in order, except where a slot is still busy. A slot that has become idle is not given to
+    /// Answers inquiries, in order, except those whose slot is still busy. A slot that has become idle is not given to
     /// another request before.
     fn answer_deferred(&mut self) {
         if self.deferred.is_empty() {
@@ -317,7 +318,7 @@ impl Loop<'_, '_> {
     }
 
     fn obey(&mut self, command: Command) {
-        // Whoever looks again and again must not keep idle state from being stored.
+        // Frequent inquiries must not keep idle state from being stored.
         if !matches!(command, Command::Inquire(_)) {
             self.idle_since = None;
         }
@@ -336,5 +337,5 @@ impl Loop<'_, '_> {
     }
 }
 
-/// Says that the last handle was dropped.
+/// The last handle was dropped.
 struct NoHandles;

@@ -20,7 +20,7 @@ pub fn tokens_max_of_chat(_: &mut SchemaGenerator) -> Schema {
 
 fn tokens_from(least: i64, meaning: &str) -> Schema {
     let description = format!(
-        "Is the most tokens of the answer: {meaning}, -1 is no limit; of `max_completion_tokens`, `max_tokens` and \
+        "Most tokens of the response: {meaning}, -1 is no limit; of `max_completion_tokens`, `max_tokens` and \
          `n_predict` the first that is given counts."
     );
     json_schema!({
@@ -31,14 +31,14 @@ fn tokens_from(least: i64, meaning: &str) -> Schema {
 
 pub(super) fn seed(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Is the random seed, a whole number of which the low 32 bits count; -1 is random.",
+        "description": "Random seed, a whole number of which the low 32 bits count; -1 is random.",
         "type": ["integer", "null"],
     })
 }
 
 pub(super) fn n_indent(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Is the fewest blanks before each line of the answer but the first: a line with fewer ends it.",
+        "description": "Fewest blanks before each line of the response but the first: a line with fewer ends it.",
         "type": ["integer", "null"],
         "minimum": 0,
         "maximum": i32::MAX,
@@ -56,7 +56,7 @@ pub(super) fn t_max_predict_ms(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn samplers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Lists the samplers in their order, by name or by letter; others are skipped, none draws from all.",
+        "description": "Samplers in their order, by name or by letter; unknown ones are skipped, an empty list draws from all tokens.",
         "anyOf": [
             {"type": "array", "items": {"type": "string"}, "maxItems": SAMPLERS_MAX},
             {"type": "string", "maxLength": SAMPLERS_MAX},
@@ -75,7 +75,7 @@ pub(super) fn stop(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn breakers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Lists texts of at most 64 bytes that break a repetition for DRY.",
+        "description": "Texts of at most 64 bytes that break a repetition for DRY.",
         "type": ["array", "null"],
         "maxItems": DRY_BREAKERS_MAX,
         "items": {"type": "string", "minLength": 1, "maxLength": DRY_BREAKERS_MAX, "pattern": "^[^\\u0000]*$"},
@@ -102,7 +102,7 @@ pub(super) fn logit_bias(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn grammar(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Is a GBNF grammar that the answer must follow.",
+        "description": "GBNF grammar that the response must follow.",
         "type": ["string", "null"],
         "maxLength": GRAMMAR_BYTES_MAX,
         "pattern": "^[^\\u0000]*$",
@@ -121,7 +121,7 @@ pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
         "required": ["schema"],
     });
     json_schema!({
-        "description": "Says what the answer must look like.",
+        "description": "Format of the response.",
         "anyOf": [
             {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
             {
@@ -141,14 +141,14 @@ pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn json_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Is a JSON schema that the answer must follow, llama-server's word for `response_format`.",
+        "description": "JSON schema that the response must follow, llama-server's name for `response_format`.",
         "type": ["object", "boolean", "null"],
     })
 }
 
 pub(super) fn logprobs(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Says whether log probabilities are given; a number is that of the likeliest tokens beside the chosen one.",
+        "description": "Whether log probabilities are returned; a number is that of the most likely tokens beside the chosen one.",
         "anyOf": [
             {"type": "boolean"},
             {"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX},

@@ -1,7 +1,7 @@
-//! Lets in who presents the fleet's token, where it is asked for.
+//! Check of the fleet's token, if it is required.
 //!
-//! Not here: the token (`warmpath_shell::fleet_token`). Health and metrics are told to everybody: what probes and scrapes has no
-//! token, and neither holds any text.
+//! Not here: the token (`warmpath_shell::fleet_token`). Health and metrics need none: probes and scrapers have no
+//! token, and neither response has any text of prompts.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};
@@ -12,10 +12,10 @@ use warmpath_shell::bearer;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Lists the paths that want no token.
+/// Paths that need no token.
 const OPEN: [&str; 4] = ["/health", "/livez", "/readyz", "/metrics"];
 
-/// Lets a request through that presents a token, or needs none.
+/// Passes a request on if its token is valid, or it needs none.
 pub async fn check(State(app): State<App>, request: Request, next: Next) -> Response {
     let Some(tokens) = &app.tokens else { return next.run(request).await };
     let is_known = bearer::presented(request.headers()).is_some_and(|token| tokens.accept(token));

@@ -1,4 +1,4 @@
-//! From an answer's steps to a response: one object, or server-sent events as they come.
+//! From a response's steps to HTTP: one object, or server-sent events as they come.
 //!
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
@@ -26,15 +26,15 @@ use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
 use crate::lifecycle::{self, Answer, Arrival, Delivery, ReadPrompts};
 use crate::serving::Serving;
 
-/// Is what sets one endpoint that generates apart from the other.
+/// Properties that distinguish one generating endpoint from the other.
 pub struct Endpoint {
-    /// Is the shape of its answers.
+    /// Form of its responses.
     pub shape: Shape,
-    /// Reads its prompts.
+    /// Reader of its prompts.
     pub read_prompts: ReadPrompts,
 }
 
-/// Answers a request to an endpoint that generates.
+/// Responds to a request to a generating endpoint.
 pub async fn create(
     app: &App,
     endpoint: Endpoint,
@@ -55,9 +55,9 @@ pub async fn create(
     Ok(response)
 }
 
-/// Returns the answer to a request once its first choice has a slot.
+/// Returns the response to a request once its first choice has a slot.
 ///
-/// Errors: any [`RequestError`] that shows before the first token.
+/// Errors: any [`RequestError`] before the first token.
 pub async fn start(
     app: &App,
     context: RequestContext,
@@ -81,12 +81,12 @@ pub async fn start(
     Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
 }
 
-/// Longest list of tools in a header; what does not fit is left out. Units: bytes.
+/// Longest list of tools in a header; further names are left out. Units: bytes.
 ///
-/// Source: own choice: proxies take headers of 4 to 8 KiB together.
+/// Source: own choice: proxies accept headers of 4 to 8 KiB in total.
 const TOOLS_BYTES_MAX: usize = 1024;
 
-/// What an answer's headers say of it.
+/// Properties of a response for its headers.
 pub struct Facts {
     started: Started,
     prompt_tokens: u32,
@@ -94,7 +94,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Returns what is known of an answer at its start.
+    /// Returns the properties of a response at its start.
     pub fn of(answer: &Answer) -> Self {
         let unconstrained = answer.form().answer.as_ref().map(|format| format.unconstrained.clone());
         Self {
@@ -104,8 +104,8 @@ impl Facts {
         }
     }
 
-    /// Adds to a response how long its prompts are, what its first choice started from, where it left an earlier
-    /// answer, and which tools' arguments may break their schemas.
+    /// Adds headers to a response: the length of its prompts, the start of its first choice, where it differs from an
+    /// earlier response, and the tools whose arguments may break their schemas.
     pub fn describe(self, response: &mut Response) {
         let headers = response.headers_mut();
         headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(self.started.slot.0));
@@ -129,8 +129,8 @@ impl Facts {
     }
 }
 
-/// Tells which kinds of tools a response was made without: the client by a header, the operator by a metric, and by the
-/// log the first time.
+/// Reports the kinds of tools that were left out of a request: to the client in a header, to the operator in a metric,
+/// and in the log the first time.
 pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str]) {
     for kind in kinds {
         app.metrics.left_out_tools.with_label_values(&[*kind]).inc();
@@ -148,7 +148,7 @@ pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str])
     }
 }
 
-/// Is what every object of one answer has in common.
+/// Fields that every object of one response has.
 struct Head {
     shape: Shape,
     id: String,
@@ -191,7 +191,7 @@ impl Head {
     }
 }
 
-/// Is a choice that is put together.
+/// A choice that is being assembled.
 #[derive(Default)]
 struct WholeChoice {
     message: Message,
@@ -248,21 +248,21 @@ fn stream(head: Head, messages: Messages) -> Response {
     sse::response(sse::kept_alive(events, silence_max))
 }
 
-/// Writes an answer as server-sent events.
+/// Writer of a response as server-sent events.
 struct Events {
     head: Head,
     messages: Messages,
-    /// Says whether the client asked for a last chunk with the token counts.
+    /// Whether the client requested a last chunk with the token counts.
     usage: bool,
-    /// The end of each choice's text as far as its tokens' probabilities were sent.
+    /// End of each choice's text as far as the log probabilities of its tokens were sent.
     ends: Vec<TextEnd>,
-    /// Says whether an event is written: until then the request can still be answered elsewhere.
+    /// Whether an event is written: until then the request can still be retried elsewhere.
     is_begun: bool,
 }
 
 impl Events {
-    /// Writes what stands before the first text: each choice's role in a chat, in a completion its prompt where that is
-    /// wanted, unless it waits for its log probabilities.
+    /// Writes the events before the first text: each choice's role in a chat, in a completion its prompt if requested,
+    /// unless that waits for its log probabilities.
     fn write_start(&mut self, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.is_begun, true) {
             return;

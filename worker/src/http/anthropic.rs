@@ -1,7 +1,7 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic has them.
+//! `/v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API.
 //!
-//! Not here: the request as a chat (`warmpath_common::dialects::anthropic`), the objects' fields (`wire`).
-//! The idea: one message, its blocks the answer's parts; in a stream each block is opened, grows and is closed.
+//! One message has the response's parts as its blocks; in a stream each block is opened, grows and is closed. Not here:
+//! the conversion to a chat (`warmpath_common::dialects::anthropic`), the objects' fields (`wire`).
 
 pub(super) mod wire;
 
@@ -21,12 +21,12 @@ use super::sse::write_named_event;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Answers a request for a message.
+/// Responds to a request for a message.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     dialect::create::<MessageWriter>(&app, context, body).await
 }
 
-/// Answers with the number of tokens of the prompt that a request for a message has.
+/// Responds with the number of tokens of a request's prompt.
 pub async fn count_tokens(
     State(app): State<App>,
     context: RequestContext,
@@ -36,7 +36,7 @@ pub async fn count_tokens(
     Ok(Json(json!({"input_tokens": input_tokens})))
 }
 
-/// Writes an answer as a message.
+/// Writer of a response as a message.
 pub(super) struct MessageWriter {
     id: String,
     beginning: Beginning,

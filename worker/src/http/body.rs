@@ -1,7 +1,7 @@
 //! From a request's body to typed fields, with errors that name the field.
 //!
-//! Not here: what the fields mean. The idea: every reader deserializes what it honours from the same bytes, so unknown
-//! fields cost nothing and break nothing.
+//! Every reader deserializes its own fields from the same bytes, so unknown fields cost nothing and break nothing. Not
+//! here: the meaning of the fields.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
@@ -13,7 +13,7 @@ use warmpath_shell::listen::ClientAddress;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Is a request's whole body, decoded and not yet parsed, at most `--body-max` long.
+/// A request's whole body, decoded and not yet parsed, at most `--body-max` long.
 pub struct Body(pub Bytes);
 
 impl FromRequest<App> for Body {

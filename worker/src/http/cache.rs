@@ -1,7 +1,7 @@
-//! `/cache`: what each tier holds, entry by entry; and emptying it.
+//! `/cache`: the content of each tier, entry by entry; and clearing it.
 //!
-//! Not here: pins (`http::pins`), slots (`http::slots`).
-//! The idea: a store may have a hundred thousand entries, so they come in pages in the order of their ids.
+//! A store may have a hundred thousand entries, so they are paged in the order of their ids. Not here: pins
+//! (`http::pins`), slots (`http::slots`).
 
 use axum::Json;
 use axum::extract::{Query, State};
@@ -15,12 +15,12 @@ use super::state::App;
 use crate::engine::{CacheTotals, CacheView, Page, TenantView};
 use crate::error::RequestError;
 
-/// Is the entries of a page when nothing is said.
+/// Default number of entries per page.
 const ENTRIES_DEFAULT: usize = 100;
 
-/// Is the most entries of a page.
+/// Most entries per page.
 ///
-/// Source: a choice; an entry has about 250 bytes of JSON.
+/// Source: own choice; an entry has about 250 bytes of JSON.
 const ENTRIES_MAX: usize = 10_000;
 
 #[derive(Deserialize)]
@@ -29,7 +29,7 @@ struct Wanted {
     after: Option<u64>,
 }
 
-/// Answers with the cache as it is between two steps.
+/// Responds with the cache between two steps.
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
     let wanted = Query::<Wanted>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
@@ -42,7 +42,7 @@ pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, Reque
     Ok(Json(describe(&view)))
 }
 
-/// Empties the store and the idle slots, and answers with what they held.
+/// Clears the store and the idle slots, and responds with their former content.
 pub async fn clear(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let cleared = app.admitting()?.engine.clear_cache().await?;
     Ok(Json(json!({"cleared": tiers(&cleared)})))

@@ -20,12 +20,12 @@ use crate::lifecycle::{ReadPrompt, chat};
 use crate::serving::Serving;
 use crate::tools::ToolFields;
 
-/// Answers a chat completion request.
+/// Responds to a chat completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     answer::create(&app, Endpoint { shape: Shape::Chat, read_prompts }, context, body).await
 }
 
-/// Answers with the number of tokens of the prompt that a conversation has.
+/// Responds with the number of tokens of a conversation's prompt.
 pub async fn count_tokens(
     State(app): State<App>,
     context: RequestContext,
@@ -41,7 +41,7 @@ pub async fn count_tokens(
     Ok(Json(json!({"input_tokens": input_tokens})))
 }
 
-/// Returns the prompt of the conversation that a body holds.
+/// Returns the prompt of the conversation in a body.
 ///
 /// Errors: `Json`, `Field`, `Unsupported`, `Prompt`.
 pub fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
@@ -58,7 +58,7 @@ pub fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Re
     Ok(vec![chat::read(serving, &read_chat(body, salt)?, &tools)?])
 }
 
-/// Is the limits of an answer's length, of which a chat's is at least 1, as OpenAI and Anthropic have it. Not here: llama-server's
+/// Limits on a response's length, at least 1 for a chat, as in OpenAI's and Anthropic's APIs. Not here: llama-server's
 /// `n_predict`, whose 0 computes the prompt for a later request.
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Limits {
@@ -80,7 +80,7 @@ impl Limits {
     }
 }
 
-/// Is what vLLM's chats have besides.
+/// Further fields of vLLM's chats.
 #[derive(Deserialize)]
 struct VllmFields {
     echo: Option<bool>,
@@ -93,7 +93,7 @@ struct Presence {
     messages: Option<IgnoredAny>,
 }
 
-/// Returns the conversation that a body holds; `salt` is that of the headers, which the body's replaces.
+/// Returns the conversation in a body; `salt` is that of the headers, which one in the body replaces.
 ///
 /// Errors: `Json` and `Field`; there must be at least one message.
 pub fn read_chat(body: &Body, salt: &str) -> Result<ChatPrompt, RequestError> {

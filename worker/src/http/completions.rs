@@ -18,7 +18,7 @@ use crate::lifecycle::ReadPrompt;
 use crate::room::SlotRoom;
 use crate::serving::Serving;
 
-/// Answers a completion request.
+/// Responds to a completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     answer::create(&app, Endpoint { shape: Shape::Completion, read_prompts }, context, body).await
 }
@@ -42,7 +42,7 @@ fn read_prompts(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPr
     Ok(read_tokens(serving, body, salt)?.into_iter().map(read).collect())
 }
 
-/// Returns the tokens of each prompt that a body holds, at least one.
+/// Returns the tokens of each prompt in a body, at least one.
 ///
 /// Errors: `Unreadable`, `Field`, `Unsupported`.
 pub fn read_tokens(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<Vec<Token>>, RequestError> {

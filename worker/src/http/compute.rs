@@ -1,6 +1,6 @@
-//! What a request for vectors or scores goes through, as parts of its trace: reading it, computing its texts.
+//! A request for vectors or scores, with its trace: reading it, computing its texts.
 //!
-//! Not here: what the texts are (`embeddings`, `rerank`), how they are computed (`embedder`).
+//! Not here: the texts (`embeddings`, `rerank`), the computation (`embedder`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::embedder::Embedded;
 use crate::error::RequestError;
 use crate::served::{Base, Embedding, Served};
 
-/// Returns what `read` makes of a request, without its texts, and what is made of each of them.
+/// Returns the request that `read` parses, without its texts, and the result for each text.
 ///
 /// Errors: those of `read`, `Engine`.
 pub async fn compute<W: Send + 'static>(

@@ -1,6 +1,6 @@
-//! What surrounds every request: its id, its arrival, the router's hints, the headers and the count of its response.
+//! The context of every request: its id, its arrival, the router's hints, the headers and the count of its response.
 //!
-//! Not here: what the hints are worth. A hint that cannot be read is as if it were absent; a salt that cannot be read is an error.
+//! An unreadable hint counts as absent; an unreadable salt is an error. Not here: the use of the hints.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -25,22 +25,22 @@ use super::state::App;
 /// Context string of tenants' identities.
 const TENANT_CONTEXT: &str = "warmpath 2026 tenant v1";
 
-/// Is what a request's headers say.
+/// Values in a request's headers.
 #[derive(Debug, Clone)]
 pub struct RequestContext {
-    /// Names the request.
+    /// Id of the request.
     pub id: RequestId,
-    /// Is when its headers had arrived.
+    /// Time when its headers had arrived.
     pub arrived: Instant,
-    /// Is the slot that the router would like.
+    /// Slot that the router prefers.
     pub wanted_slot: Option<SlotId>,
-    /// Is the number of reused tokens that the router counts on.
+    /// Reused tokens that the router predicts.
     pub predicted_cached_tokens: Option<u32>,
-    /// Holds the headers by which the request is part of a trace.
+    /// Headers that make the request part of a trace.
     pub trace: HeaderMap,
-    /// Is the tenant's salt, or why it cannot be used.
+    /// Salt of the tenant, or why it cannot be used.
     pub cache_salt: Result<Option<String>, SaltError>,
-    /// Tenant that the router names.
+    /// Tenant from the router.
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows.
     pub priority_max: Option<i32>,
@@ -60,7 +60,7 @@ impl RequestContext {
                 .collect(),
             cache_salt: salt::of_header(headers.get_all(headers::CACHE_SALT).iter().map(HeaderValue::as_bytes)),
             tenant: headers.get(headers::TENANT).map(|name| tenant_id(name.as_bytes())),
-            // A limit that cannot be read allows no more than the usual priority.
+            // An unreadable limit allows no more than the usual priority.
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| number(headers, headers::PRIORITY_MAX).unwrap_or_default()),
@@ -74,7 +74,7 @@ fn tenant_id(name: &[u8]) -> TenantId {
     TenantId(u128::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes")))
 }
 
-/// Returns the text of a hint or of the request's name: without them an answer is the same.
+/// Returns the text of a hint or of the request's id: neither changes the response.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
@@ -95,7 +95,7 @@ impl FromRequestParts<App> for RequestContext {
     }
 }
 
-/// Reads a request's context, lets it be answered, and completes and counts the response.
+/// Reads a request's context, has it answered, and completes and counts the response.
 pub async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let context = RequestContext::read(request.headers());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());

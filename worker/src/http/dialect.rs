@@ -1,8 +1,8 @@
-//! Endpoints of other dialects: a request becomes a chat, the chat's answer is written as the dialect has it.
+//! Endpoints of other dialects: a request is converted to a chat, and the chat's response to the dialect.
 //!
-//! Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and events (`http::anthropic`, `http::responses`).
-//! The idea: between the conversion and the writer everything is the one lifecycle of chats, and what its checks say comes back
-//! with the names that the client wrote.
+//! Between the conversion and the writer everything is the common lifecycle of chats, and errors are reported with the
+//! client's field names. Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and events
+//! (`http::anthropic`, `http::responses`).
 
 use std::convert::Infallible;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,83 +27,83 @@ use crate::lifecycle::{Delivery, Totals};
 use crate::serving::Serving;
 use crate::tools::ToolFields;
 
-/// Writes an answer as a dialect has it.
+/// Writer of a response in a dialect.
 pub trait Writer: Send + Sized + 'static {
-    /// Is what the answer repeats of the request.
+    /// Parts of the request that the response repeats.
     type Repeated: Send + 'static;
 
-    /// Returns the chat that a body means.
+    /// Returns the chat of a body.
     fn convert(body: &[u8]) -> Result<Converted, DialectError>;
 
-    /// Reads what the answer repeats.
+    /// Parses the parts that the response repeats.
     fn read_repeated(body: &Body) -> Result<Self::Repeated, RequestError>;
 
-    /// Returns the writer of one answer.
+    /// Returns the writer of one response.
     fn new(beginning: Beginning, repeated: Self::Repeated) -> Self;
 
-    /// Returns the whole answer as JSON.
+    /// Returns the whole response as JSON.
     fn whole(self, message: &Message<'_>) -> Vec<u8>;
 
-    /// Writes what stands before the first part.
+    /// Writes the events before the first part.
     fn begin(&mut self, out: &mut Vec<u8>);
 
-    /// Writes the beginning of a part.
+    /// Writes the start of a part.
     fn open(&mut self, out: &mut Vec<u8>, part: &Part);
 
-    /// Writes what a part has grown by.
+    /// Writes the new text of a part.
     fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str);
 
     /// Writes the end of a part.
     fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd);
 
-    /// Writes that the answer goes on although nothing new is there.
+    /// Writes a keep-alive event.
     fn keep_alive(&mut self, out: &mut Vec<u8>);
 
-    /// Writes the end of the answer.
+    /// Writes the end of the response.
     fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>);
 
-    /// Writes that the answer broke off behind these parts.
+    /// Writes that the response broke off after these parts.
     fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError);
 }
 
-/// Is what is known when an answer begins.
+/// Properties of a response at its start.
 #[derive(Debug, Clone)]
 pub struct Beginning {
-    /// Is the first name of the model.
+    /// First name of the model.
     pub model: String,
-    /// Is the time. Units: seconds since 1970.
+    /// Present time. Units: seconds since 1970.
     pub created: u64,
-    /// Is the prompt's length. Units: tokens.
+    /// Length of the prompt. Units: tokens.
     pub prompt_tokens: u32,
-    /// Is how many of these were reused.
+    /// Number of these that were reused.
     pub cached_tokens: u32,
     /// Tools that the chat's functions stand for.
     pub tools: ToolNames,
 }
 
-/// Is an answer that is complete.
+/// A complete response.
 #[derive(Debug)]
 pub struct Message<'a> {
-    /// Lists its parts.
+    /// Its parts.
     pub parts: &'a [Part],
-    /// Is how it ended.
+    /// How it ended.
     pub ending: Ending,
-    /// Is the stop text that ended it, if one did.
+    /// Stop text that ended it, if one did.
     pub stop_text: Option<&'a str>,
-    /// Counts its tokens.
+    /// Its tokens.
     pub totals: Totals,
 }
 
-/// Says how a part ended.
+/// End of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartEnd {
-    /// It is all there.
+    /// It is complete.
     Whole,
-    /// The answer reached its limit within it.
+    /// The response reached its limit within it.
     CutShort,
 }
 
-/// Answers a request of a dialect.
+/// Responds to a request of a dialect.
 pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     serving.check_room()?;
@@ -131,7 +131,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     Ok(response)
 }
 
-/// Returns the number of tokens of the prompt that a request has.
+/// Returns the number of tokens of a request's prompt.
 ///
 /// Errors: those of the conversion and of a chat's prompt.
 pub async fn count_tokens(
@@ -160,12 +160,12 @@ pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Is an answer on its way out.
+/// A response in progress.
 struct Writing<W> {
     writer: W,
     messages: Messages,
     parts: Parts,
-    /// Is how the answer has ended; absent while it goes on.
+    /// End of the response; `None` until then.
     ending: Option<Ending>,
 }
 
@@ -260,7 +260,7 @@ fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<Ending>)
     }
 }
 
-/// Returns the pieces of a delta in their order: what was thought comes before what is said, and that before calls.
+/// Returns the pieces of a delta in their order: reasoning, then content, then calls.
 fn pieces(delta: &MessageDelta) -> impl Iterator<Item = Piece<'_>> {
     let said = [Piece::Thought(&delta.reasoning_content), Piece::Text(&delta.content)];
     said.into_iter().chain(delta.tool_calls.iter().map(Piece::Call))

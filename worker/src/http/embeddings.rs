@@ -1,7 +1,7 @@
-//! `/v1/embeddings` as OpenAI has it; `/embeddings` and `/embedding` as llama-server has them.
+//! `/v1/embeddings` as in OpenAI's API; `/embeddings` and `/embedding` as in llama-server's.
 //!
-//! Not here: scores of documents (`rerank`), the computing (`embedder`).
-//! The idea: everything is checked before a text is computed, so that a request is answered as a whole or not at all.
+//! Everything is checked before a text is computed, so that a request succeeds or fails as a whole. Not here: scores of
+//! documents (`rerank`), the computation (`embedder`).
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -23,10 +23,10 @@ use crate::error::RequestError;
 use crate::served::{Base, Embedding};
 use crate::serving::check_model;
 
-/// Is the most texts of one request. Source: OpenAI's API reference.
+/// Most texts of one request. Source: OpenAI's API reference.
 pub const TEXTS_MAX: usize = 2048;
 
-/// Is the path whose answers are OpenAI's.
+/// Path with OpenAI's responses.
 const OPENAI_PATH: &str = "/v1/embeddings";
 
 #[derive(Debug, Deserialize)]
@@ -39,25 +39,25 @@ struct Fields {
     embd_normalize: Option<i64>,
 }
 
-/// Says how vectors are spelled.
+/// Encoding of vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
     Float,
     Base64,
 }
 
-/// Says in whose shape the answer is.
+/// Format of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     OpenAi,
     LlamaServer,
 }
 
-/// Is a request, understood.
+/// A checked request.
 struct Wish {
     shape: Shape,
     encoding: Encoding,
-    /// Is the numbers of a vector that are kept.
+    /// Number of a vector's dimensions that are kept.
     dimensions: usize,
     norm: Norm,
 }
@@ -90,23 +90,23 @@ struct LlamaItem {
     embedding: Vec<Vec<f32>>,
 }
 
-/// Is what a request has cost.
+/// Cost of a request.
 #[derive(Debug, Serialize)]
 pub struct Usage {
-    /// Is the tokens of the texts.
+    /// Tokens of the texts.
     pub prompt_tokens: u32,
     total_tokens: u32,
 }
 
 impl Usage {
-    /// Returns what computing these texts has cost.
+    /// Returns the cost of these texts.
     pub fn of(embedded: &[Embedded]) -> Self {
         let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
         Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
     }
 }
 
-/// Answers with the vectors of texts.
+/// Responds with the vectors of texts.
 pub async fn create(
     State(app): State<App>,
     context: RequestContext,
@@ -123,7 +123,7 @@ pub async fn create(
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
     let read = move |base: Base<'_>| read((&reader, base), (&body, scope), shape);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
-    // Thousands of numbers to scale and to spell take milliseconds.
+    // Scaling and formatting thousands of numbers takes milliseconds.
     let spelled = move || spell(&embedding, &wish, embedded);
     let response = tokio::task::spawn_blocking(spelled).await;
     response.map_err(|error| RequestError::Internal { reason: error.to_string() })
@@ -136,7 +136,7 @@ fn read(
 ) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
     let fields: Fields = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
-    // What is given as `content` is llama-server's own way to ask.
+    // The field `content` means llama-server's own format.
     let (field, param, shape) = match (fields.input, fields.content) {
         (Some(input), _) => (input, "input", shape),
         (None, Some(content)) => (content, "content", Shape::LlamaServer),
@@ -201,7 +201,7 @@ fn tokens(
     inputs.texts.iter().enumerate().map(of_text).collect()
 }
 
-/// Checks that a text, which the field `param` gave, can be computed.
+/// Checks that a text, from the field `param`, can be computed.
 ///
 /// Errors: `Field`, `TextTooLong`.
 pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Result<(), RequestError> {
@@ -225,7 +225,7 @@ fn spell(embedding: &Embedding, wish: &Wish, mut embedded: Vec<Embedded>) -> Res
     let is_pooled = embedding.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
     for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
         vector.truncate(wish.dimensions);
-        // As llama-server: vectors of single tokens stay as they are.
+        // As in llama-server: vectors of single tokens are not scaled.
         if is_pooled {
             wish.norm.apply(vector);
         }

@@ -1,6 +1,6 @@
 //! The one place that knows status codes: a [`RequestError`] becomes OpenAI's error object.
 //!
-//! Not here: why a request fails (`error`). The client sees the error's own message, the log sees what lies behind it.
+//! The client sees the error's own message, and the log sees its chain of causes. Not here: the errors (`error`).
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -11,12 +11,12 @@ use warmpath_shell::dialect_errors::Refused;
 
 use crate::error::{Class, RequestError};
 
-/// Is what `Retry-After` says to a client that finds every place taken. Units: seconds.
+/// `Retry-After` for a client that finds every place taken. Units: seconds.
 ///
 /// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
 const RETRY_OVERLOAD_S: u32 = 1;
 
-/// Is what `Retry-After` says while the worker loads or leaves. Units: seconds.
+/// `Retry-After` while the worker loads or drains. Units: seconds.
 const RETRY_UNAVAILABLE_S: u32 = 5;
 
 /// Returns the error's object, as a response body or as the last event of a stream.
@@ -43,7 +43,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
 }
 
-/// Logs what the client is not told.
+/// Logs the causes that the client does not see.
 pub fn log_error(error: &RequestError) {
     if error.class() == Class::Internal {
         tracing::error!(error = ?error, "a request failed");
@@ -52,7 +52,7 @@ pub fn log_error(error: &RequestError) {
     }
 }
 
-/// Returns the status that stands for the error.
+/// Returns the status of the error.
 pub fn status_of(error: &RequestError) -> u16 {
     status(error.class()).as_u16()
 }

@@ -1,4 +1,4 @@
-//! Whether the worker lives, whether it is ready, and its metrics.
+//! Liveness and readiness of the worker, and its metrics.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,12 +11,12 @@ use super::state::App;
 use crate::error::RequestError;
 use crate::serving::Phase;
 
-/// Answers `/livez`: the process serves HTTP.
+/// Responds to `/livez`: the process serves HTTP.
 pub async fn livez() -> Response {
     Json(json!({"status": "ok"})).into_response()
 }
 
-/// Answers `/readyz`: requests are taken; otherwise says why not and how far the model is loaded.
+/// Responds to `/readyz`: requests are accepted; otherwise the reason and the loaded share of the model.
 pub async fn readyz(State(app): State<App>) -> Response {
     let (status, progress) = match &*app.phase.borrow() {
         Phase::Ready(_) => return Json(json!({"status": "ok"})).into_response(),
@@ -27,16 +27,16 @@ pub async fn readyz(State(app): State<App>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status, "progress": progress}))).into_response()
 }
 
-/// Answers `/health` as llama-server does: 200 when ready, otherwise 503 with an error object.
+/// Responds to `/health` like llama-server: 200 when ready, otherwise 503 with an error object.
 pub async fn health(State(app): State<App>) -> Result<Response, RequestError> {
     app.open()?;
     Ok(Json(json!({"status": "ok"})).into_response())
 }
 
-/// Names the header that tells scrapers of llama-server when the process began.
+/// Header with the start time of the process, for scrapers of llama-server.
 const PROCESS_START_TIME: HeaderName = HeaderName::from_static("process-start-time-unix");
 
-/// Answers `/metrics` in Prometheus' text format, the engine's counters under llama-server's names too.
+/// Responds to `/metrics` in Prometheus' text format, with the engine's counters also under llama-server's names.
 pub async fn metrics(State(app): State<App>) -> Response {
     app.metrics.connections.set(gauge(app.connections.n_open()));
     app.metrics.body_bytes.set(gauge(app.bodies.room.n_bytes()));

@@ -1,6 +1,6 @@
-//! Log probabilities as clients get them: OpenAI's shape for chats and its older one for completions.
+//! Log probabilities in responses: OpenAI's form for chats and its older one for completions.
 //!
-//! Not here: which numbers they are (`warmpath_worker_core::probabilities`).
+//! Not here: the numbers (`warmpath_worker_core::probabilities`).
 
 use schemars::JsonSchema;
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -11,7 +11,7 @@ use warmpath_worker_core::probabilities::{Likely, PromptProbabilities, TokenProb
 use super::wire::Shape;
 use crate::engine::ProbabilitySource;
 
-/// Is what stands for the logarithm of 0, which JSON cannot say. Source: OpenAI's own answers.
+/// Value for the logarithm of 0, which JSON cannot represent. Source: OpenAI's own responses.
 const LOGPROB_MIN: f32 = -9999.0;
 
 /// The bytes of tokens.
@@ -19,49 +19,49 @@ const LOGPROB_MIN: f32 = -9999.0;
 pub struct Pieces<'a> {
     /// Returns the bytes of a token, a control token spelled out.
     pub spelled: &'a dyn Fn(Token) -> Vec<u8>,
-    /// Returns the bytes that a token adds to an answer's text: none for a control token.
+    /// Returns the bytes that a token adds to a response's text: none for a control token.
     pub said: &'a dyn Fn(Token) -> Vec<u8>,
 }
 
-/// Is the log probabilities of a choice or of a part of it.
+/// Log probabilities of a choice or of a part of it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Logprobs {
     /// In a chat.
     Chat {
-        /// Lists the tokens of the text.
+        /// Tokens of the text.
         content: Vec<ChatToken>,
-        /// Is always null: a refusal is text like any other.
+        /// Always null: a refusal is text like any other.
         refusal: (),
     },
     /// In a completion.
     Completion(ByToken),
 }
 
-/// Is the log probabilities of a completion: the same tokens in each list.
+/// Log probabilities of a completion: the same tokens in each list.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, JsonSchema)]
 pub struct ByToken {
-    /// Texts of the tokens; `bytes:` and the bytes where they are no text.
+    /// Texts of the tokens; `bytes:` and the bytes if they are no text.
     tokens: Vec<String>,
-    /// Lists their log probabilities; null for a prompt's first token.
+    /// Their log probabilities; null for a prompt's first token.
     token_logprobs: Vec<Option<f32>>,
-    /// Lists the likeliest tokens at each place, the chosen one among them.
+    /// The most likely tokens at each place, including the chosen one.
     #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, f32>>>")]
     top_logprobs: Vec<Option<ByText>>,
-    /// Lists where each token starts in the choice's text. Units: characters.
+    /// Start of each token in the choice's text. Units: characters.
     text_offset: Vec<usize>,
 }
 
-/// Is what is told of a choice or of a part of it.
+/// Tokens of a choice or of a part of it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Told<'a> {
-    /// Is the prompt that stands before the answer's text, in completions alone.
+    /// Prompt before the response's text, only in completions.
     pub prompt: Option<&'a PromptProbabilities>,
-    /// Lists the answer's tokens.
+    /// Tokens of the response.
     pub answer: &'a [TokenProbabilities],
 }
 
-/// Is one token of a chat.
+/// A token of a chat.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, JsonSchema)]
 pub struct ChatToken {
     #[serde(flatten)]
@@ -77,8 +77,8 @@ struct ChatLikely {
     bytes: Vec<u8>,
 }
 
-/// Log probabilities by the tokens' texts, the likeliest first; of tokens with one text the chosen one counts, else the
-/// likeliest.
+/// Log probabilities by the tokens' texts, the most likely first; of tokens with the same text the chosen one counts,
+/// else the most likely.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ByText(Vec<(String, f32)>);
 
@@ -92,18 +92,19 @@ impl Serialize for ByText {
     }
 }
 
-/// The end of a choice's text as far as its tokens are listed.
+/// End of a choice's text as far as its tokens are listed.
 #[derive(Debug, Clone, Default)]
 pub struct TextEnd {
     n_chars: usize,
-    /// Bytes of a character that is not complete; it is counted in `n_chars`.
+    /// Bytes of an incomplete character, which is counted in `n_chars`.
     incomplete: Vec<u8>,
 }
 
 impl TextEnd {
     /// Moves the end behind a token's bytes; returns where the token starts. Units: characters.
     ///
-    /// A character that several tokens spell starts with the first of them. An invalid sequence is one character, U+FFFD.
+    /// A character that several tokens spell starts with the first of them. An invalid sequence is one character,
+    /// U+FFFD.
     fn extend(&mut self, bytes: &[u8]) -> usize {
         let start = self.n_chars;
         for byte in bytes {
@@ -119,13 +120,13 @@ impl TextEnd {
         start
     }
 
-    /// Ends a text: what follows completes no character of it.
+    /// Ends a text: later bytes complete no character of it.
     fn close(&mut self) {
         self.incomplete.clear();
     }
 }
 
-/// Returns the log probabilities of tokens in the shape of their endpoint, and moves `end` behind their text.
+/// Returns the log probabilities of tokens in the form of their endpoint, and moves `end` behind their text.
 pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     if shape == Shape::Chat {
         let content = told.answer.iter().map(|token| ChatToken {
@@ -154,8 +155,8 @@ pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, end: &mut Text
     Logprobs::Completion(list)
 }
 
-/// Returns the list that llama-server gives: `top_logprobs` of the model's own probabilities, or `top_probs` of those that
-/// the tokens were drawn with.
+/// Returns llama-server's list: `top_logprobs` of the model's own probabilities, or `top_probs` of those that the
+/// tokens were drawn with.
 pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: ProbabilitySource) -> Value {
     let one = |one: Likely| {
         let shown = likely(one, pieces);
@@ -169,7 +170,7 @@ pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: 
     let entry = |token: &TokenProbabilities| {
         let mut entry = one(token.chosen);
         let name = if source == ProbabilitySource::Model { "top_logprobs" } else { "top_probs" };
-        // What could not be drawn has no probability.
+        // A token that could not be drawn has no probability.
         let possible = |likely: &&Likely| source == ProbabilitySource::Model || likely.logprob > f32::NEG_INFINITY;
         entry[name] = token.top.iter().filter(possible).map(|likely| one(*likely)).collect();
         entry
@@ -196,10 +197,10 @@ fn likely(likely: Likely, pieces: Pieces<'_>) -> ChatLikely {
     ChatLikely { id: likely.token, token, logprob: logprob(likely), bytes }
 }
 
-/// Returns a token's text, or its bytes as `bytes:\xe8` where they are not text by themselves.
+/// Returns a token's text, or its bytes as `bytes:\xe8` if they are not text by themselves.
 ///
-/// Source: OpenAI's completions, where printable ASCII beside such bytes stands for itself. A backslash does not, so that every
-/// spelling has one meaning.
+/// Source: OpenAI's completions, where printable ASCII beside such bytes stands for itself. A backslash does not, so
+/// that every spelling has one meaning.
 fn text(token: Token, pieces: Pieces<'_>) -> String {
     let spell = |byte: u8| match byte {
         b' '..=b'~' if byte != b'\\' => char::from(byte).to_string(),
@@ -211,7 +212,8 @@ fn text(token: Token, pieces: Pieces<'_>) -> String {
     })
 }
 
-/// Returns nothing where `bytes` are text, else how many of them are invalid; that is nothing where more could complete them.
+/// Returns `None` if `bytes` are text, else how many of them are invalid; that is `None` if further bytes could
+/// complete them.
 fn error_len(bytes: &[u8]) -> Option<Option<usize>> {
     std::str::from_utf8(bytes).err().map(|error| error.error_len())
 }

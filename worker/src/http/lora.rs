@@ -1,7 +1,7 @@
-//! `/lora-adapters`: the adapters that are loaded and how strongly they are applied, in llama-server's fields.
+//! `/lora-adapters`: the loaded adapters and their scales, in llama-server's fields.
 //!
-//! The idea: what is in force is part of what a router knows of its workers, and workers of one name must agree on it; so it is set
-//! when a worker starts. Who wants another one says so in the request.
+//! The default adapter is part of a worker's declaration to routers, and workers of one name must agree on it. So it is
+//! set when a worker starts, and a client that wants another one names it in the request.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Answers with every adapter; `scale` is that which a request gets that asks for none.
+/// Responds with every adapter; `scale` is that of requests that name none.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let model = &serving.model;
@@ -36,7 +36,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     Ok(Json(model.adapters.iter().enumerate().map(describe).collect()))
 }
 
-/// Takes scales that are in force already, and refuses others.
+/// Accepts scales that are already in force, and refuses others.
 pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
     let wanted: Vec<Wanted> = body.parse_list()?;

@@ -13,7 +13,7 @@ use crate::error::RequestError;
 use crate::served::Base;
 use crate::serving::check_model;
 
-/// Answers with every name of the model.
+/// Responds with every name of the model.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
     let base = served.base();
@@ -26,7 +26,7 @@ pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Resul
     Ok(Json(json!({"object": "list", "data": models})))
 }
 
-/// Answers with the model under one name.
+/// Responds with the model under one name.
 pub async fn show(
     State(app): State<App>,
     Name(name): Name,

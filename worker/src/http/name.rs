@@ -1,13 +1,13 @@
-//! The name that stands in a path, as of a model: what is no text is the name of nothing.
+//! A name in a path, such as a model's; bytes that are not text name nothing.
 //!
-//! Not here: what is found under it.
+//! Not here: the look-up of the name.
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 
 use crate::error::RequestError;
 
-/// Is the part of a path that its route leaves open, decoded.
+/// The variable part of a route's path, decoded.
 pub struct Name(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Name {

@@ -1,4 +1,4 @@
-//! `/completion` and `/infill`: llama-server's own objects for what is generated.
+//! `/completion` and `/infill`: generated text in llama-server's own objects.
 //!
 //! Not here: OpenAI's (`http::answer`).
 
@@ -28,12 +28,12 @@ use crate::lifecycle::{Answer, Delivery, ReadPrompt, ReadPrompts, Step};
 use crate::room::SlotRoom;
 use crate::serving::Serving;
 
-/// Answers a completion request in llama-server's shape.
+/// Responds to a completion request in llama-server's format.
 pub async fn completion(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     create(app, context, body, read_completion).await
 }
 
-/// Answers a request to fill a gap.
+/// Responds to a request to fill in the middle.
 pub async fn infill(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     create(app, context, body, read_infill).await
 }
@@ -62,13 +62,13 @@ fn with_text(serving: &Serving, tokens: Vec<Token>) -> ReadPrompt {
     }
 }
 
-/// Is what a request says about its answer's objects.
+/// A request's settings of its response's objects.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct Wish {
-    /// Says whether an answer that is not streamed lists its tokens.
+    /// Whether a response that is not streamed lists its tokens.
     return_tokens: Option<bool>,
-    /// Lists paths such as `generation_settings/n_predict`: the object has these fields only.
+    /// Paths such as `generation_settings/n_predict`: the object has only these fields.
     response_fields: Option<Vec<String>>,
 }
 
@@ -92,7 +92,7 @@ async fn create(
     Ok(response)
 }
 
-/// Is an answer on its way out.
+/// A response in progress.
 struct Writing {
     serving: std::sync::Arc<Serving>,
     answer: Answer,
@@ -100,7 +100,7 @@ struct Writing {
     choices: Vec<Choice>,
 }
 
-/// Is what has come of a choice and is not sent yet.
+/// The part of a choice that is not sent yet.
 #[derive(Default)]
 struct Choice {
     content: String,
@@ -183,7 +183,7 @@ impl Writing {
         }
     }
 
-    /// Returns the object of what has come since the last one.
+    /// Returns the object of the part since the last one.
     fn part(&mut self, index: usize) -> Value {
         let totals = self.answer.totals_of(index);
         let choice = &mut self.choices[index];
@@ -244,7 +244,7 @@ impl Writing {
     }
 }
 
-/// Returns llama-server's word for why an answer ended.
+/// Returns llama-server's name for why a response ended.
 fn stop_type(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::EndOfGeneration => "eos",
@@ -253,7 +253,8 @@ fn stop_type(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Returns the wanted fields of an object under their paths, whose parts are divided by slashes; unknown ones are left out.
+/// Returns the wanted fields of an object under their paths, whose parts are separated by slashes; unknown ones are
+/// left out.
 fn only(object: &Value, wanted: &[String]) -> Value {
     let field = |path: &String| object.pointer(&format!("/{path}")).map(|value| (path.clone(), value.clone()));
     Value::Object(wanted.iter().filter_map(field).collect::<Map<String, Value>>())

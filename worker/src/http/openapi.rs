@@ -1,7 +1,8 @@
-//! `/openapi.json`: the API as an OpenAPI 3.1 document, made from the types that read requests and write answers.
+//! `/openapi.json`: the API as an OpenAPI 3.1 document, made from the types that read requests and write responses.
 //!
-//! Not here: what the fields do (docs/api.md). The idea: one table of operations; schemas are derived where a type reads or writes,
-//! written out where the code works on open JSON, and a test sends every field right and wrong to a worker and compares.
+//! There is one table of operations. Schemas are derived from the types that read or write, and written out where the
+//! code works on open JSON; a test sends every field right and wrong to a worker and compares. Not here: the effect of
+//! the fields (docs/api.md).
 
 mod dialects;
 mod objects;
@@ -25,10 +26,10 @@ use super::wire;
 use warmpath_common::dialects::anthropic::ErrorBody as AnthropicError;
 use warmpath_common::openai::ErrorBody;
 
-/// Is where a document's schemas are.
+/// Path of a document's schemas.
 const SCHEMAS: &str = "/components/schemas";
 
-/// Is the server that a document describes.
+/// Server that a document describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     /// A worker.
@@ -79,7 +80,7 @@ fn security_schemes(server: Server) -> Value {
     })
 }
 
-/// Answers with the document of a worker.
+/// Responds with the document of a worker.
 pub async fn show() -> Response {
     static DOCUMENT: LazyLock<String> = LazyLock::new(|| document(Server::Worker).to_string());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
@@ -92,7 +93,7 @@ fn settings() -> SchemaSettings {
     })
 }
 
-/// Returns every schema by name: those of answers, which types write, and those of requests, which types read.
+/// Returns every schema by name: those of responses, which types write, and those of requests, which types read.
 fn schemas() -> Map<String, Value> {
     let mut written = settings().for_serialize().into_generator();
     add::<wire::Object<'_>>(&mut written);
@@ -113,7 +114,7 @@ fn schemas() -> Map<String, Value> {
     schemas
 }
 
-/// Adds a type's schema to those that the generator has.
+/// Adds a type's schema to those of the generator.
 fn add<T: JsonSchema>(generator: &mut SchemaGenerator) {
     generator.subschema_for::<T>();
 }
@@ -123,7 +124,7 @@ fn reference(name: &str) -> Value {
     json!({"$ref": format!("#{SCHEMAS}/{name}")})
 }
 
-/// Says of every number which values its type holds, where nothing narrower is said; and drops defaults that say nothing.
+/// Adds to every number the values of its type, unless there are narrower ones; and removes redundant defaults.
 fn complete(schema: &mut Value) {
     if schema.get("default").is_some_and(Value::is_null) {
         schema.as_object_mut().expect("what has a default is an object").remove("default");
@@ -153,7 +154,7 @@ fn bounds(format: &str) -> Option<(Value, Value)> {
     })
 }
 
-/// Drops the schemas that nothing refers to.
+/// Removes the schemas without a reference.
 fn keep_used_schemas(document: &mut Value) {
     let mut used: Vec<String> = Vec::new();
     let mut found = references(&document["paths"]);

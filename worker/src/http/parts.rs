@@ -1,69 +1,69 @@
-//! The parts of an answer's message as the dialects count them: a thought, a text, a call, each after the other.
+//! The parts of a response's message in the dialects: reasoning, texts and calls, one after the other.
 //!
-//! Not here: how a dialect calls and writes them. The idea: pieces come in any order and size; a part is open as long as its own
-//! pieces come, the next piece of another kind closes it, and there is never more than one open.
+//! Pieces come in any order and size. A part is open as long as its own pieces come, the next piece of another kind
+//! closes it, and there is never more than one open. Not here: their names and formats in a dialect.
 
 use crate::lifecycle::message::ToolCallDelta;
 
-/// Is a piece of an answer's message.
+/// Piece of a response's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Is more of what the model thinks before it speaks.
+    /// Further reasoning.
     Thought(&'a str),
-    /// Is more of what the model says.
+    /// Further text.
     Text(&'a str),
-    /// Is more of a call.
+    /// Further part of a call.
     Call(&'a ToolCallDelta),
 }
 
-/// Is what a part is.
+/// Kind of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// What the model thinks before it speaks.
+    /// Reasoning.
     Thought,
-    /// What the model says.
+    /// Text.
     Text,
     /// A call of a tool.
     Call {
-        /// Is its place among the calls.
+        /// Index among the calls.
         call_idx: usize,
-        /// Names the call.
+        /// Id of the call.
         id: String,
-        /// Names the function.
+        /// Name of the function.
         name: String,
     },
 }
 
-/// Is one part.
+/// A part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Is its place among the parts.
+    /// Index among the parts.
     pub index: usize,
-    /// Is what it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Is its text so far: what is said or thought, or a call's arguments as JSON.
+    /// Its text so far: content, reasoning, or a call's arguments as JSON.
     pub text: String,
 }
 
-/// Is what a piece has changed, in this order.
+/// Changes by a piece, in this order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Change<'a> {
-    /// Is the part that it has closed, if one.
+    /// The part that it has closed, if any.
     pub closed: Option<usize>,
-    /// Says whether the last part is new.
+    /// Whether the last part is new.
     pub opened: bool,
-    /// Is what the last part has grown by; may be empty.
+    /// New text of the last part; may be empty.
     pub grown: &'a str,
 }
 
-/// Is the parts of a message so far, of which the last is open.
+/// Parts of a message so far, of which the last is open.
 #[derive(Debug, Default)]
 pub struct Parts {
     parts: Vec<Part>,
 }
 
 impl Parts {
-    /// Adds a piece; returns what it changes, `None` for nothing.
+    /// Adds a piece; returns its changes, `None` if there are none.
     pub fn push<'a>(&mut self, piece: Piece<'a>) -> Option<Change<'a>> {
         let grown = match piece {
             Piece::Thought(text) | Piece::Text(text) => text,
@@ -82,7 +82,7 @@ impl Parts {
         Some(Change { closed, opened: !goes_on, grown })
     }
 
-    /// Returns the part that is open.
+    /// Returns the open part.
     pub fn open(&self) -> Option<&Part> {
         self.parts.last()
     }

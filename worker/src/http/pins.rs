@@ -1,8 +1,7 @@
 //! `/cache/pin`: prefixes that stay stored until they are unpinned.
 //!
-//! Not here: how much of the store pins may keep (`warmpath_worker_core::chunk_index`).
-//! The idea: a pin names a prefix, not what happens to be stored of it. So it can come before the first request with
-//! that prefix, and it survives `/cache/clear`.
+//! A pin names a prefix, not its stored part. So it can be created before the first request with that prefix, and it
+//! survives `/cache/clear`. Not here: the share of the store for pins (`warmpath_worker_core::chunk_index`).
 
 use axum::Json;
 use axum::extract::State;
@@ -20,10 +19,10 @@ use crate::engine::{NamedPin, NewPin, Page};
 use crate::error::RequestError;
 use crate::serving::Serving;
 
-/// Is the longest name of a pin.
+/// Longest name of a pin.
 pub(super) const NAME_BYTES_MAX: usize = 64;
 
-/// Is how many bytes of a hash name a pin that has no name.
+/// Bytes of the hash that names a pin without a name.
 const DERIVED_NAME_BYTES: usize = 8;
 
 #[derive(Deserialize)]
@@ -45,7 +44,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     Ok(Json(describe(&pinned, serving.model.block_size_tokens)))
 }
 
-/// Lists the pins, the oldest first.
+/// Responds with the pins, the oldest first.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let view = serving.engine.cache_view(Page { after: None, entries_max: 0 }).await?;
@@ -61,7 +60,7 @@ pub async fn remove(State(app): State<App>, Name(id): Name) -> Result<Json<Value
     }
 }
 
-/// Returns a pin as answers show it.
+/// Returns a pin in the form of responses.
 pub(super) fn describe(pin: &NamedPin, block_tokens: u32) -> Value {
     json!({
         "id": pin.name,

@@ -1,4 +1,4 @@
-//! `/props`: what the worker serves and with which defaults, in llama-server's fields where it has them.
+//! `/props`: the served model and the defaults, in llama-server's fields where it has them.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,12 +11,12 @@ use crate::error::RequestError;
 use crate::served::Served;
 use crate::serving::Serving;
 
-/// Is what llama-server shows where adaptive-p does not sample. Source: `common_params_sampling` in llama.cpp's `common.h`.
+/// Llama-server's value if adaptive-p does not sample. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;
-/// Is what llama-server shows beside it. Source: the same.
+/// Llama-server's value beside it. Source: the same.
 const ADAPTIVE_DECAY_DEFAULT: f32 = 0.9;
 
-/// Answers with the model's and the worker's properties.
+/// Responds with the model's and the worker's properties.
 pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
     let base = served.base();
@@ -47,7 +47,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     Ok(Json(props))
 }
 
-/// Returns the fields of a generation as llama-server names them; `ends` are the tokens that end one.
+/// Returns the fields of a generation with llama-server's names; `ends` are the tokens that end one.
 pub fn generation_params(ends: &[Token], generation: &Generation) -> Value {
     let Generation { max_tokens, stop, ignore_eos, probabilities, sampling, .. } = generation;
     let mut params = sampling_params(sampling);
@@ -74,7 +74,7 @@ fn default_params(serving: &Serving) -> Value {
 fn sampling_params(sampling: &Sampling) -> Value {
     let mut params = serde_json::to_value(sampling).unwrap_or_default();
     params["seed"] = json!(sampling.seed.unwrap_or(u32::MAX));
-    // Of the samplers that llama-server has besides, a request may only ask for what they are when they are off.
+    // For the other samplers of llama-server, a request may only have the values that turn them off.
     params["adaptive_target"] = json!(ADAPTIVE_TARGET_OFF);
     params["adaptive_decay"] = json!(ADAPTIVE_DECAY_DEFAULT);
     params

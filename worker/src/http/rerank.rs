@@ -1,7 +1,7 @@
-//! `/v1/rerank` and its other names: documents by how well they answer a query, as Jina, Cohere and llama-server have it,
-//! and as text-embeddings-inference (TEI) has it where the documents come as `texts`.
+//! `/v1/rerank` and its other names: documents ranked by how well they answer a query, as in the APIs of Jina, Cohere
+//! and llama-server, and as in text-embeddings-inference (TEI) if the documents come as `texts`.
 //!
-//! Not here: the prompt of a pair (`warmpath-prompt`), the computing (`embedder`).
+//! Not here: the prompt of a pair (`warmpath-prompt`), the computation (`embedder`).
 
 use axum::Json;
 use axum::extract::State;
@@ -31,18 +31,18 @@ struct Fields {
     return_text: Option<bool>,
 }
 
-/// Says in whose shape the answer is.
+/// Format of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Jina,
     Tei,
 }
 
-/// Is a request, understood.
+/// A checked request.
 struct Wish {
     shape: Shape,
     top_n: usize,
-    /// Lists the documents where they are to come back.
+    /// The documents if they are to be returned.
     documents: Option<Vec<String>>,
 }
 
@@ -75,7 +75,7 @@ struct TeiResult {
     text: Option<String>,
 }
 
-/// Answers with the documents' scores, the best first.
+/// Responds with the documents' scores, the best first.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     let served = app.open()?;
     let no_rank = || RequestError::NotEnabled { what: "reranking", flag: "--rerank" };
@@ -91,7 +91,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
         embedded.iter().enumerate().map(|(idx, text)| (idx, score(text).unwrap_or(f32::MIN))).collect();
-    // The sort keeps the order of equals.
+    // The sort keeps the order of equal scores.
     ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranked.truncate(top_n);
     let mut documents = documents.unwrap_or_default();

@@ -1,7 +1,7 @@
-//! `/v1/responses`, as OpenAI has it, without a memory: nothing is stored, so there is nothing to look up afterwards.
+//! `/v1/responses`, as in OpenAI's API, without storage: there is nothing to look up afterwards.
 //!
-//! Not here: the request as a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
-//! The idea: an answer's parts are the response's items; each is added, grows and is done, and every event has its number.
+//! A message's parts are the response's items. Each is added, grows and is done, and every event has its number. Not
+//! here: the conversion to a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 
 mod free_text;
 mod repeated;
@@ -30,12 +30,12 @@ use super::state::App;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 
-/// Answers a request for a response.
+/// Responds to a request for a response.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
     dialect::create::<ResponseWriter>(&app, context, body).await
 }
 
-/// Answers with the number of tokens of the prompt that a request for a response has.
+/// Responds with the number of tokens of a request's prompt.
 pub async fn count_tokens(
     State(app): State<App>,
     context: RequestContext,
@@ -45,21 +45,21 @@ pub async fn count_tokens(
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 
-/// Answers whatever is asked of a response that was made before.
+/// Responds to any request for a stored response.
 pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
     Err(RequestError::NotStored { id })
 }
 
-/// Writes an answer as a response.
+/// Writer of a response.
 pub(super) struct ResponseWriter {
     id: String,
     beginning: Beginning,
     repeated: Repeated,
-    /// Is the ids of the items so far.
+    /// Ids of the items so far.
     item_ids: Vec<String>,
-    /// Counts the events, each of which carries its number.
+    /// Number of events so far; each event has its number.
     n_events: Cell<u64>,
-    /// Reader of the open item's text, where that is a custom tool's call.
+    /// Parser of the open item's text, if that is a custom tool's call.
     free_text: FreeText,
 }
 
@@ -99,7 +99,7 @@ impl ResponseWriter {
         parts.iter().zip(&self.item_ids).map(|(part, id)| Item::at(stage(part), part, id, self.tool(part))).collect()
     }
 
-    /// Returns the tool that a part calls, where its client listed it.
+    /// Returns the tool of a call, if its client listed it.
     fn tool(&self, part: &Part) -> Option<&Tool> {
         match &part.kind {
             Kind::Call { name, .. } => self.beginning.tools.tool(name),

@@ -1,8 +1,8 @@
-//! `/slots`: what each slot runs and holds, and saving, restoring and erasing one; as llama-server has them.
+//! `/slots`: the request and the state of each slot, and saving, restoring and erasing one; as in llama-server's API.
 //!
-//! Not here: the file (`crate::store::slot_file`), a slot's state (the engine).
-//! The idea: the engine hands a state out or takes one in between two steps; the disk is read and written by neither the
-//! engine's thread nor those that serve HTTP. A slot that is busy is waited for.
+//! The engine exports or imports a state between two steps. The disk is accessed by neither the engine's thread nor
+//! those that serve HTTP. A busy slot is waited for. Not here: the file (`crate::store::slot_file`), a slot's state
+//! (the engine).
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::serving::Serving;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 
-/// Is the longest name of a slot's file.
+/// Longest name of a slot's file.
 pub(super) const FILENAME_BYTES_MAX: usize = 128;
 
 #[derive(Deserialize)]
@@ -36,14 +36,14 @@ struct FileRequest {
     filename: String,
 }
 
-/// Answers with every slot as it was after the engine's last step.
+/// Responds with every slot after the engine's last step.
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
     let serving = app.serving()?;
     let n_ctx = serving.model.context_tokens;
     Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, n_ctx)).collect()))
 }
 
-/// Saves, restores or erases what one slot holds, once it is idle.
+/// Saves, restores or erases the state of one slot, once it is idle.
 pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
     let slot = read_slot(&serving, &slot)?;
@@ -121,7 +121,7 @@ fn read_slot(serving: &Serving, text: &str) -> Result<SlotId, RequestError> {
     slot.ok_or_else(|| RequestError::field("id_slot", format!("there is no slot {text}; there are {n_slots}")))
 }
 
-/// Returns the file's name and where it lies: directly in the folder, whatever the name.
+/// Returns the file's name and its path: directly in the folder, whatever the name.
 fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> {
     let Some(folder) = &app.slot_save_path else {
         return Err(RequestError::NotEnabled { what: "saving slots", flag: "--slot-save-path" });

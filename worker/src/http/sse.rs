@@ -1,6 +1,6 @@
-//! Server-sent events: how one is written, and the response that is made of them.
+//! Server-sent events: writing an event, and a response of events.
 //!
-//! Not here: what the events say.
+//! Not here: the content of the events.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
     out.extend_from_slice(b"\n\n");
 }
 
-/// Writes one event with its name, as dialects want it whose clients read `event:` lines.
+/// Writes one event with its name, for dialects whose clients read `event:` lines.
 pub fn write_named_event(out: &mut Vec<u8>, name: &str, content: &impl Serialize) {
     out.extend_from_slice(b"event: ");
     out.extend_from_slice(name.as_bytes());
@@ -28,16 +28,16 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, content: &impl Serialize
     write_event(out, content);
 }
 
-/// Is an event that no client sees: it says that the connection lives.
+/// A comment, which clients ignore; it keeps the connection alive.
 pub const COMMENT: &[u8] = b": the answer goes on\n\n";
 
-/// Says that nothing came for as long as a stream may be silent.
+/// Nothing came for as long as a stream may be silent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Silent;
 
-/// Returns what comes, if it comes before the stream has been silent for too long.
+/// Returns the next event, if it comes before the stream has been silent for too long.
 ///
-/// Errors: [`Silent`]; what was awaited is then dropped, so it must lose nothing by that.
+/// Errors: [`Silent`]; the awaited future is then dropped, so dropping it must lose nothing.
 pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<Output = T>) -> Result<T, Silent> {
     match silence_max {
         None => Ok(next.await),
@@ -58,7 +58,7 @@ where
     .fuse()
 }
 
-/// Returns the response whose body is these events.
+/// Returns the response with these events as its body.
 pub fn response(events: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
     let mut response = Response::new(Body::from_stream(events));
     response.headers_mut().insert(header::CONTENT_TYPE, event_stream::CONTENT_TYPE);

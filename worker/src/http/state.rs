@@ -1,4 +1,4 @@
-//! What every handler can reach: the worker's phase, its name, its limits, its metrics.
+//! The state that every handler can access: the worker's phase, its name, its limits, its metrics.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,37 +18,37 @@ use crate::metrics::Metrics;
 use crate::served::Served;
 use crate::serving::{Phase, Serving};
 
-/// Is the handlers' state; cheap to clone.
+/// State of the handlers; cheap to clone.
 #[derive(Clone)]
 pub struct App {
-    /// Is where the worker stands in its life.
+    /// Phase of the worker's life.
     pub phase: watch::Receiver<Phase>,
-    /// Is the worker's name, for the response header.
+    /// Name of the worker, for the response header.
     pub worker: HeaderValue,
-    /// Names under which clients may ask for the model, those of its adapters included; known before it is loaded.
+    /// Names under which clients may request the model, including those of its adapters; known before it is loaded.
     pub names: Arc<[String]>,
     /// Limits on the bodies of requests.
     pub bodies: Arc<BodyLimits>,
     /// Connections of clients.
     pub connections: Arc<Connections>,
-    /// Names by which clients may call this worker.
+    /// Host names by which clients may address this worker.
     pub allowed_hosts: Arc<AllowedHosts>,
-    /// Names by which probes and scrapers may at their own address.
+    /// Host names by which probes and scrapers may address the admin listener.
     pub admin_allowed_hosts: Arc<AllowedHosts>,
-    /// Is the folder for the state of slots, where clients may save it.
+    /// Folder for saved slots; `None` if clients may not save them.
     pub slot_save_path: Option<PathBuf>,
-    /// Is the tokens of which a request must present one; absent where everybody may ask.
+    /// Tokens of which a request must present one; `None` if none is required.
     pub tokens: Option<Arc<FleetTokens>>,
-    /// Makes traces.
+    /// Tracer.
     pub tracer: Tracer,
-    /// Counts what happens.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
-    /// Kinds of tools that are left out, as far as the log has told of them. Guards the set for one insertion.
+    /// Kinds of left-out tools that have been logged. The lock is held for one insertion.
     pub left_out_logged: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 
 impl App {
-    /// Returns a loaded worker, whatever it computes, to look at it.
+    /// Returns the loaded worker, of either kind, for inspection.
     ///
     /// Errors: `Downloading`, `Loading`.
     pub fn served(&self) -> Result<Served, RequestError> {
@@ -59,9 +59,9 @@ impl App {
         }
     }
 
-    /// Returns a loaded worker, whatever it computes, to begin something new with it.
+    /// Returns the loaded worker, of either kind, for new work.
     ///
-    /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker has been asked to stop.
+    /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker has been told to stop.
     pub fn open(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
@@ -69,16 +69,16 @@ impl App {
         }
     }
 
-    /// Returns what a worker that generates answers from, to look at it.
+    /// Returns the state of a generating worker, for inspection.
     ///
-    /// Errors: `Downloading`, `Loading`; `NotEnabled` where the worker embeds.
+    /// Errors: `Downloading`, `Loading`; `NotEnabled` if the worker embeds.
     pub fn serving(&self) -> Result<Arc<Serving>, RequestError> {
         self.served()?.generator()
     }
 
-    /// Returns what a worker that generates answers from, to begin something new with it.
+    /// Returns the state of a generating worker, for new work.
     ///
-    /// Errors: as [`Self::serving`]; `Engine(Draining)` once the worker has been asked to stop.
+    /// Errors: like [`Self::serving`]; `Engine(Draining)` once the worker has been told to stop.
     pub fn admitting(&self) -> Result<Arc<Serving>, RequestError> {
         self.open()?.generator()
     }

@@ -15,24 +15,24 @@ use super::error::error_body;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Answers with the whole view as JSON.
+/// Responds with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
     app.served()?.base().publisher.snapshot().await.map(Json)
 }
 
-/// Is what a subscriber says of itself.
+/// Query of a subscriber.
 #[derive(Debug, Deserialize)]
 struct Subscriber {
-    /// Is the last stamp that it has; it goes on from there if it can.
+    /// The last stamp that it has; the stream resumes there if possible.
     after: Option<String>,
 }
 
-/// Answers with the whole view, or what the subscriber has missed of it, and every change behind it as frames, until the
-/// subscriber leaves or lags.
+/// Responds with the whole view, or the changes that the subscriber has missed, and every later change as frames, until
+/// the subscriber disconnects or lags.
 pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, RequestError> {
     let subscriber = Query::<Subscriber>::try_from_uri(&uri);
     let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    // What is no stamp of this worker's is answered as any other: by a snapshot.
+    // An invalid stamp counts like that of another worker: the stream starts with a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
     let served = match app.served() {
         Err(error @ (RequestError::Loading { percent } | RequestError::Downloading { percent })) => {
@@ -45,7 +45,8 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
 }
 
-/// Returns the error of a worker that loads, which says under which names it will serve: a router tells its clients to wait.
+/// Returns the error of a worker that loads, with the names under which it will serve: a router tells its clients to
+/// wait.
 fn loading(app: &App, error: RequestError, percent: u8) -> Response {
     let mut body = json!(error_body(&error));
     body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });
@@ -55,12 +56,12 @@ fn loading(app: &App, error: RequestError, percent: u8) -> Response {
     response
 }
 
-/// Answers with the model's metadata as a GGUF file without tensors, or 304 to a router that has it.
+/// Responds with the model's metadata as a GGUF file without tensors, or with 304 to a router that has it.
 pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Response, RequestError> {
     let served = app.served()?;
     let base = served.base();
     let file = base.vocabulary;
-    // A tag that cannot be read is not ours: the file is sent.
+    // An unreadable tag is not ours: the file is sent.
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known =
         known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));

@@ -1,4 +1,4 @@
-//! Tests of the phases before and after a model is there.
+//! Tests of the phases before and after a model is loaded.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::config::BODY_TIMEOUT;
 use crate::metrics::Metrics;
 use crate::serving::Phase;
 
-/// Serves a worker whose model is still loading; returns its address and its phase.
+/// Serves a worker whose model is still loading; returns its address and the sender of its phase.
 async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
     let (phase, seen) = watch::channel(Phase::Loading { percent });
     let worker = HeaderValue::from_static("w");

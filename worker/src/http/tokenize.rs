@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize` and `/apply-template`, as llama-server has them.
+//! `/tokenize`, `/detokenize` and `/apply-template`, as in llama-server's API.
 
 use axum::Json;
 use axum::extract::State;
@@ -26,7 +26,7 @@ pub(super) struct DetokenizeRequest {
     tokens: Vec<Token>,
 }
 
-/// Answers with the tokens of a text, and their pieces if asked for.
+/// Responds with the tokens of a text, and their pieces if requested.
 pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let work = move |prompts: &PromptMaker| {
         let request: TokenizeRequest = body.parse()?;
@@ -43,7 +43,7 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>,
     app.served()?.prepare(move |base| work(base.prompts)).await.map(Json)
 }
 
-/// Returns a token's text, or its bytes where they are not text by themselves.
+/// Returns a token's text, or its bytes if they are not text by themselves.
 fn piece(prompts: &PromptMaker, token: Token) -> Value {
     match String::from_utf8(prompts.piece(token)) {
         Ok(text) => json!(text),
@@ -51,7 +51,7 @@ fn piece(prompts: &PromptMaker, token: Token) -> Value {
     }
 }
 
-/// Answers with the text of tokens.
+/// Responds with the text of tokens.
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let served = app.served()?;
     let content = served.prepare(move |base| {
@@ -66,7 +66,7 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value
     Ok(Json(json!({"content": content.await?})))
 }
 
-/// Answers with the text that the chat template makes of a conversation.
+/// Responds with the text that the chat template makes of a conversation.
 pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let prompt = serving.prepare(move |serving| {

@@ -1,6 +1,7 @@
-//! The shapes of answers: OpenAI's objects for chats and completions, whole and in chunks, with llama-server's timings.
+//! The formats of responses: OpenAI's objects for chats and completions, whole and in chunks, with llama-server's
+//! timings.
 //!
-//! Not here: when which of them is sent (`http::answer`).
+//! Not here: when each of them is sent (`http::answer`).
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,7 +11,7 @@ use crate::engine::{CachedTokens, FinishReason};
 use crate::lifecycle::Totals;
 use crate::lifecycle::message::{self, Ending};
 
-/// Is which of the two families of objects an answer is made of.
+/// Family of objects that a response is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// `chat.completion` and `chat.completion.chunk`.
@@ -20,7 +21,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Returns the object name of a whole answer.
+    /// Returns the object name of a whole response.
     pub fn object(self) -> &'static str {
         match self {
             Self::Chat => "chat.completion",
@@ -28,7 +29,7 @@ impl Shape {
         }
     }
 
-    /// Returns the object name of a part of an answer.
+    /// Returns the object name of a part of a response.
     pub fn chunk_object(self) -> &'static str {
         match self {
             Self::Chat => "chat.completion.chunk",
@@ -36,7 +37,7 @@ impl Shape {
         }
     }
 
-    /// Returns what an answer's id begins with.
+    /// Returns the prefix of a response's id.
     pub fn id_prefix(self) -> &'static str {
         match self {
             Self::Chat => "chatcmpl-",
@@ -45,50 +46,50 @@ impl Shape {
     }
 }
 
-/// Is a whole answer or one chunk of it.
+/// A whole response or one chunk of it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "OpenAiAnswer")]
 pub struct Object<'a> {
-    /// Names the answer; the same in all of its chunks.
+    /// Id of the response; the same in all of its chunks.
     pub id: &'a str,
-    /// Names the shape.
+    /// Name of the object.
     pub object: &'static str,
-    /// Is when the answer began. Units: seconds since 1970.
+    /// Start time of the response. Units: seconds since 1970.
     pub created: u64,
-    /// Is the first name of the model.
+    /// First name of the model.
     pub model: &'a str,
-    /// Changes when the model or the layout of its state does.
+    /// Fingerprint that changes when the model or the layout of its state does.
     pub system_fingerprint: &'a str,
-    /// Lists choices.
+    /// Choices.
     pub choices: Vec<Choice<'a>>,
-    /// Says that the context was full: the answer ended there, or its oldest tokens were dropped; absent where it was not.
+    /// Whether the context was full: the response ended there, or its oldest tokens were dropped; absent if it was not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
-    /// Counts tokens: absent, null or given.
+    /// Token counts: absent, null or given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
-    /// Measures the answer as llama-server does.
+    /// Measurements of the response, like llama-server's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
 }
 
-/// Is one choice or a part of it.
+/// A choice or a part of it.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "OpenAiChoice")]
 pub struct Choice<'a> {
-    /// Is the choice's index.
+    /// Index of the choice.
     pub index: usize,
-    /// Is the text in the endpoint's shape.
+    /// Text in the endpoint's format.
     #[serde(flatten)]
     pub content: Content<'a>,
-    /// Is null where they were not asked for, and in a part of a choice that has no token.
+    /// Log probabilities; null if they were not requested, and in a part of a choice that has no token.
     pub logprobs: Option<Logprobs>,
-    /// Is why the choice ended; null while it goes on.
+    /// Reason why the choice ended; null while it is in progress.
     #[schemars(extend("enum" = ["stop", "length", "tool_calls", null]))]
     pub finish_reason: Option<&'static str>,
 }
 
-/// Is a choice's text in each of its places.
+/// Text of a choice in each of its places.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Content<'a> {
@@ -100,49 +101,49 @@ pub enum Content<'a> {
     Text(&'a str),
 }
 
-/// Is the assistant's message.
+/// Message of the assistant.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ChatMessage")]
 pub struct Message<'a> {
-    /// Is `assistant`.
+    /// Always `assistant`.
     pub role: &'static str,
-    /// Is what the model thought first; absent where nothing was.
+    /// Reasoning; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// Is the text; null where there are only calls.
+    /// Text; null if there are only calls.
     pub content: Option<&'a str>,
-    /// Lists the calls; absent where there are none.
+    /// Tool calls; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
 }
 
-/// Is a tool call or a part of it.
+/// A tool call or a part of it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ToolCall<'a> {
-    /// Is the call's place in the message, in chunks.
+    /// Index of the call in the message, in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
-    /// Names the call; in its first chunk only.
+    /// Id of the call; only in its first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
-    /// Is `function`; in the call's first chunk only.
+    /// Always `function`; only in the call's first chunk.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
-    /// Is the function that is called.
+    /// The called function.
     pub function: Function<'a>,
 }
 
-/// Is a called function or a part of the call.
+/// A called function or a part of the call.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Function<'a> {
-    /// Names the function; in the call's first chunk only.
+    /// Name of the function; only in the call's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
-    /// Is the arguments' JSON text.
+    /// JSON text of the arguments.
     pub arguments: &'a str,
 }
 
-/// Is what an OpenAI client calls a tool of this kind.
+/// OpenAI's name for tools of this kind.
 const FUNCTION: &str = "function";
 
 impl<'a> From<&'a message::Message> for Message<'a> {
@@ -163,20 +164,20 @@ impl<'a> From<&'a message::Message> for Message<'a> {
     }
 }
 
-/// Is a part of the assistant's message.
+/// Part of the assistant's message.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "ChatDelta")]
 pub struct Delta<'a> {
-    /// Is `assistant`, in the first chunk only.
+    /// `assistant`, only in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// Is more of what the model thought first.
+    /// Further reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// Is more text; null beside the role, as llama-server has it.
+    /// Further text; null beside the role, as in llama-server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Option<&'a str>>,
-    /// Lists what is new in tool calls.
+    /// New parts of tool calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall<'a>>,
 }
@@ -199,38 +200,38 @@ impl<'a> From<&'a message::MessageDelta> for Delta<'a> {
     }
 }
 
-/// Counts the tokens of an answer.
+/// Tokens of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "OpenAiUsage")]
 pub struct Usage {
-    /// Is the tokens of the prompts.
+    /// Tokens of the prompts.
     pub prompt_tokens: u32,
-    /// Is the tokens of the choices.
+    /// Tokens of the choices.
     pub completion_tokens: u32,
-    /// Is the sum of both.
+    /// Sum of both.
     pub total_tokens: u32,
-    /// Says how many of the prompts' tokens were reused.
+    /// Details of the prompts' tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Is absent where the model's thoughts cannot be told from its answer.
+    /// Details of the choices' tokens; absent if the model's reasoning cannot be separated from its response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
-/// Says more of the choices' tokens.
+/// Details of the choices' tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionTokensDetails {
-    /// Is how many were thoughts.
+    /// Number of reasoning tokens.
     pub reasoning_tokens: u32,
 }
 
-/// Says more of the prompts' tokens.
+/// Details of the prompts' tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptTokensDetails {
-    /// Is how many were reused.
+    /// Number of reused tokens.
     pub cached_tokens: u32,
 }
 
-/// Is llama-server's `timings`, and where the reused tokens came from.
+/// Llama-server's `timings`, and the tiers of the reused tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Timings {
     cache_n: u32,
@@ -283,7 +284,7 @@ impl From<Totals> for Timings {
     }
 }
 
-/// Returns OpenAI's word for the end of a choice.
+/// Returns OpenAI's name for the end of a choice.
 pub fn finish_reason(ending: Ending) -> &'static str {
     match ending.reason {
         FinishReason::EndOfGeneration | FinishReason::StopText if ending.has_tool_calls => "tool_calls",

@@ -1,6 +1,6 @@
-//! An answer while it is made: the events of its choices merged into one stream of steps, its tokens and time counted.
+//! A response in progress: the events of its choices merged into one stream of steps, its tokens and time counted.
 //!
-//! Not here: the shape in which a client gets it (`http::answer`).
+//! Not here: its format for the client (`http::answer`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Ge
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
-/// Says how a client wants its answer.
+/// How a client gets its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delivery {
     /// As one object.
@@ -30,87 +30,87 @@ pub enum Delivery {
     StreamWithUsage,
 }
 
-/// Says in which form a client wants its answer.
+/// Form of a response.
 #[derive(Debug, Clone)]
 pub struct Form {
-    /// Says whether it is streamed.
+    /// Whether it is streamed.
     pub delivery: Delivery,
-    /// Is how long a stream may be silent before its client is told that it goes on; absent for ever.
+    /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
     pub silence_max: Option<Duration>,
-    /// Is how tokens are chosen and when it ends.
+    /// Sampling parameters and end conditions.
     pub generation: Generation,
-    /// Lists the text of each choice's prompt; empty where the answer does not repeat it.
+    /// Text of each choice's prompt; empty if the response does not repeat it.
     pub prompt_texts: Vec<String>,
-    /// Says how the choices are read as messages; absent where their text is their content.
+    /// How the choices are parsed as messages; `None` if their whole text is their content.
     pub answer: Option<Arc<ChatAnswer>>,
-    /// Kinds of tools that its request listed and that nobody runs here.
+    /// Kinds of tools in the request that no part of this worker executes.
     pub left_out: Vec<&'static str>,
 }
 
-/// Is an answer that has begun: its first choice has a slot.
+/// A response that has begun: its first choice has a slot.
 pub struct Answer {
     form: Form,
     started: Started,
     choices: Vec<Choice>,
-    /// Events of other choices that came before the first one had its slot.
+    /// Events of other choices that came before the first one got its slot.
     early: VecDeque<(usize, Event)>,
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
     n_open: usize,
     clock: Clock,
 }
 
-/// Is one step of an answer.
+/// A step of a response.
 #[derive(Debug, PartialEq)]
 pub enum Step {
-    /// A choice's prompt is computed, and it was asked how likely its tokens are.
+    /// A choice's prompt is computed, with the requested log probabilities of its tokens.
     Prompt {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is how likely they are.
+        /// Log probabilities of the prompt.
         probabilities: PromptProbabilities,
     },
-    /// A choice goes on; the text may be empty.
+    /// A choice has a new token; the text may be empty.
     Text {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is the new text.
+        /// New text.
         text: String,
-        /// Is the token that was generated; its text may come later.
+        /// Generated token; its text may come later.
         token: Token,
-        /// Says how likely the tokens were whose text this is, where that was asked for.
+        /// Log probabilities of the tokens of this text, if requested.
         probabilities: Vec<TokenProbabilities>,
     },
     /// A choice is complete.
     Finished {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is why.
+        /// Reason.
         reason: FinishReason,
     },
 }
 
-/// Counts tokens and time of a whole answer, its choices added up.
+/// Tokens and times of a whole response, summed over its choices.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Totals {
-    /// Is the tokens of the prompts, each prompt counted once.
+    /// Tokens of the prompts, each prompt counted once.
     pub prompt_tokens: u32,
-    /// Is how many of those were reused by the first choice of each prompt.
+    /// Number of these that the first choice of each prompt reused.
     pub cached_tokens: u32,
-    /// Is the tokens of all choices.
+    /// Tokens of all choices.
     pub completion_tokens: u32,
-    /// Is how many of those were thoughts; absent where nobody looked.
+    /// Number of these that were reasoning; `None` if it was not determined.
     pub reasoning_tokens: Option<u32>,
-    /// Is how many choices have a token.
+    /// Number of choices with a token.
     pub n_begun: u32,
-    /// Is the prompt tokens that were computed for all choices.
+    /// Prompt tokens computed for all choices.
     pub computed_tokens: u32,
-    /// Is the prompt tokens that were reused by all choices, by where they came from.
+    /// Prompt tokens reused by all choices, by tier.
     pub reused: CachedTokens,
-    /// Says whether a choice filled its context.
+    /// Whether a choice filled its context.
     pub truncated: bool,
-    /// Is the time to the first token, of all choices. Units: milliseconds.
+    /// Time to the first token, of all choices. Units: milliseconds.
     pub prompt_ms: f64,
-    /// Is the time behind the first token, of all choices. Units: milliseconds.
+    /// Time after the first token, of all choices. Units: milliseconds.
     pub predicted_ms: f64,
 }
 
@@ -122,10 +122,10 @@ impl Totals {
     }
 }
 
-/// Is what is known of one choice.
+/// State of one choice.
 pub(super) struct Choice {
     prompt_tokens: u32,
-    /// Says whether it is the first choice of its prompt, whose tokens are counted once.
+    /// Whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
     started: Option<Started>,
     finished: Option<Finished>,
@@ -138,7 +138,7 @@ impl Choice {
         metrics.reused(started.cached_tokens());
     }
 
-    /// Returns the label of how much of its prompt was reused.
+    /// Returns the label for the reused share of its prompt.
     fn share(&self) -> &'static str {
         cached_share::label(self.cached().total(), self.prompt_tokens)
     }
@@ -171,11 +171,11 @@ impl Choice {
     }
 }
 
-/// Measures one request.
+/// Timer of one request.
 pub(super) struct Clock {
     request_id: RequestId,
     arrived: Instant,
-    /// Is when the part of the request began that runs now.
+    /// Start of the present phase of the request.
     part_began: Instant,
     saw_token: bool,
     span: Span,
@@ -199,18 +199,18 @@ impl Clock {
         self.arrived.elapsed().as_secs_f64()
     }
 
-    /// Takes note that the prompt is prepared, or cannot be.
+    /// Records that the prompt is prepared, or cannot be.
     pub(super) fn prepared(&mut self) {
         self.metrics.prompt.observe(self.elapsed_s());
         self.part("worker.prepare", Instant::now(), Vec::new());
     }
 
-    /// Takes note of what the request failed in.
+    /// Records the phase in which the request failed.
     pub(super) fn failed(&mut self, part: &'static str) {
         self.span.fail(part);
     }
 
-    /// Takes note that the first choice has its slot.
+    /// Records that the first choice has its slot.
     fn started(&mut self, started: &Started) {
         let now = Instant::now();
         let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
@@ -226,7 +226,7 @@ impl Clock {
         self.span.count("warmpath.cached_tokens", started.cached.total());
     }
 
-    /// Records the part of the request that ends, and begins the next.
+    /// Records the phase that ends, and begins the next.
     fn part(&mut self, name: &'static str, end: Instant, values: Vec<(&'static str, Value)>) {
         let start = std::mem::replace(&mut self.part_began, end);
         self.span.part(name, (start.min(end), end), values);
@@ -259,7 +259,7 @@ impl Drop for Clock {
 impl Answer {
     /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
     ///
-    /// Errors: `Engine`, when the first choice fails before it starts.
+    /// Errors: `Engine` if the first choice fails before it starts.
     pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, mut clock: Clock) -> Result<Self, RequestError> {
         let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let receivers = receivers.into_iter().enumerate();
@@ -276,7 +276,8 @@ impl Answer {
                 Some((0, event)) => {
                     return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") });
                 }
-                // Choices that nobody reads would keep the slots for which the first one may wait.
+                // The events of other choices must be read, or these would keep the slots for which the first one may
+                // wait.
                 Some(of_other) => early.push_back(of_other),
                 None => return Err(EngineError::Stopped.into()),
             }
@@ -286,12 +287,12 @@ impl Answer {
         Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock })
     }
 
-    /// Returns the form in which the client wants the answer.
+    /// Returns the form of the response.
     pub fn form(&self) -> &Form {
         &self.form
     }
 
-    /// Returns what the first choice started from.
+    /// Returns the start of the first choice.
     pub fn started(&self) -> Started {
         self.started
     }
@@ -316,9 +317,9 @@ impl Answer {
         self.n_open == 0
     }
 
-    /// Returns the next step, or `None` once every choice is complete.
+    /// Returns the next step; `None` once every choice is complete.
     ///
-    /// Errors: `Engine`, when a choice fails; the answer is then over.
+    /// Errors: `Engine` if a choice fails; the response is then over.
     pub async fn next(&mut self) -> Result<Option<Step>, RequestError> {
         while self.n_open > 0 {
             let next = match self.early.pop_front() {
@@ -396,19 +397,19 @@ impl Answer {
         totals
     }
 
-    /// Returns one choice's tokens and times; before it is complete its prompt's tokens alone.
+    /// Returns one choice's tokens and times; before it is complete only those of its prompt.
     pub fn totals_of(&self, choice: usize) -> Totals {
         let choice = &self.choices[choice];
         let so_far = || Totals { prompt_tokens: choice.prompt_tokens, ..Totals::default() };
         choice.totals().unwrap_or_else(so_far)
     }
 
-    /// Returns what one choice started from, once it has a slot.
+    /// Returns the start of one choice, once it has a slot.
     pub fn started_of(&self, choice: usize) -> Option<Started> {
         self.choices[choice].started
     }
 
-    /// Returns how one choice ended, once it has.
+    /// Returns the end of one choice, once it is complete.
     pub fn finished_of(&self, choice: usize) -> Option<&Finished> {
         self.choices[choice].finished.as_ref()
     }

@@ -1,9 +1,9 @@
-//! The format of an answer whose calls keep to the tools' schemas as an answer to `response_format` does.
+//! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
 //!
-//! Not here: marks in grammars (`tools::arguments`, `tools::parameters`), following schemas (`engine`).
-//! The idea: templates write a call's arguments as one JSON object, or each of them apart between marks; what cannot be
-//! kept is refused where a call is required. Elsewhere llama.cpp's looser grammar stays for that tool alone, and the
-//! answer says so.
+//! Templates write a call's arguments as one JSON object, or each of them apart between marks. A schema that cannot be
+//! enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for that tool alone, and the
+//! response says so. Not here: marks in grammars (`tools::arguments`, `tools::parameters`), following schemas
+//! (`engine`).
 
 use std::sync::Arc;
 
@@ -18,28 +18,28 @@ use crate::schema::{SchemaError, ValueGrammar, may_nest};
 use crate::serving::Serving;
 use crate::tools::{ToolFields, arguments, parameters};
 
-/// A grammar of calls and the schemas that decide about their arguments.
+/// A grammar of calls, with the schemas of their arguments.
 pub(super) struct KeptArguments {
     pub(super) grammar: String,
     pub(super) schemas: Arc<ArgumentSchemas>,
 }
 
-/// How an answer's calls are written, and what of their arguments is kept.
+/// Form of a response's calls, and the part of their schemas that is enforced.
 #[derive(Default)]
 pub(super) struct Calls {
-    /// Format of the answer; absent where it is its own content.
+    /// Format of the response; `None` if the whole response is its content.
     pub(super) format: Option<AnswerFormat>,
-    /// What keeps arguments to their schemas; absent where llama.cpp's grammar alone is followed.
+    /// Constraints of the arguments; `None` if only llama.cpp's grammar is followed.
     pub(super) kept: Option<KeptArguments>,
     /// Names of tools whose arguments may break their schemas.
     pub(super) unconstrained: Vec<String>,
 }
 
-/// Places of tools with what their schemas were compiled to, and the places of tools whose schemas could not be compiled;
-/// or why none is.
+/// Indexes of tools with their compiled schemas, and the indexes of tools whose schemas could not be compiled; or the
+/// error.
 type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
-/// One request's tools on their way to a format.
+/// Tools of one request, for which a format is being made.
 struct Asked<'a> {
     serving: &'a Serving,
     chat: &'a ChatPrompt,
@@ -48,10 +48,10 @@ struct Asked<'a> {
     fields: &'a ToolFields,
 }
 
-/// Returns how the calls of an answer are written.
+/// Returns the form of a response's calls.
 ///
-/// Errors: `Field`, naming what of a schema cannot be kept where a call is required, or cannot be made into a grammar
-/// at all.
+/// Errors: `Field`, naming the part of a schema that cannot be enforced if a call is required, or that cannot be
+/// converted to a grammar at all.
 pub(super) fn calls(
     serving: &Serving,
     (chat, prompt): (&ChatPrompt, &Prompt),
@@ -84,12 +84,12 @@ impl Asked<'_> {
         places.into_iter().map(name).collect()
     }
 
-    /// Returns the format of an answer that may call these tools.
+    /// Returns the format of a response that may call these tools.
     fn tried(&self, tools: Vec<Value>) -> Result<Option<AnswerFormat>, PromptError> {
         self.serving.prompts.answer_format(self.chat, self.prompt, &FormatWish { tools, ..self.wish.clone() })
     }
 
-    /// Returns the format of an answer that may call these tools, of which each is one of the request's.
+    /// Returns the format of a response that may call these tools, each of them one of the request's.
     fn format(&self, tools: &[Value]) -> Result<Option<AnswerFormat>, RequestError> {
         self.tried(tools.to_vec()).map_err(|error| match error {
             PromptError::Tool { index, reason } => self.fields.refused(&self.wish.tools[index], &reason),
@@ -97,9 +97,9 @@ impl Asked<'_> {
         })
     }
 
-    /// Returns the places of tools whose schemas could be compiled with what that gave, and the places of the others.
+    /// Returns the indexes of tools whose schemas could be compiled, with the results, and the indexes of the others.
     ///
-    /// Errors: the first tool's that could not, where a call is required.
+    /// Errors: that of the first failed tool, if a call is required.
     fn compiled<T>(&self, compile: impl Fn(usize, &Value) -> Result<T, RequestError>) -> Compiled<T> {
         let (mut kept, mut others) = (Vec::new(), Vec::new());
         for (idx, tool) in self.wish.tools.iter().enumerate() {
@@ -115,7 +115,7 @@ impl Asked<'_> {
         Ok((kept, others))
     }
 
-    /// Returns calls whose arguments are one JSON object each; absent where the template writes them otherwise.
+    /// Returns calls whose arguments are one JSON object each; `None` if the template writes them otherwise.
     fn as_objects(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
@@ -144,7 +144,7 @@ impl Asked<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments stand apart from each other; absent where the template writes them otherwise.
+    /// Returns calls whose arguments are written apart from each other; `None` if the template writes them otherwise.
     fn apart(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
@@ -211,7 +211,7 @@ impl Asked<'_> {
 fn with_definitions(part: &Value, whole: &Map<String, Value>) -> Value {
     let mut part = match part {
         Value::Object(keywords) => keywords.clone(),
-        // A schema that nothing fits has no form as an object but this.
+        // A schema that nothing fits has no other form as an object.
         Value::Bool(false) => Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))]),
         _ => Map::new(),
     };

@@ -1,7 +1,7 @@
-//! A chat on its way in: its prompt, what constrains its answer, and how the answer is read.
+//! The input side of a chat: its prompt, the constraints of its response, and how the response is parsed.
 //!
-//! Not here: the fields' shapes (`tools`), the format itself (`warmpath-prompt`), reading (`reading`).
-//! The idea: every dialect that holds chats makes a [`ChatPrompt`] and [`ToolFields`] of its body and calls [`read`].
+//! Every dialect for chats converts its body to a [`ChatPrompt`] and [`ToolFields`] and calls [`read`]. Not here: the
+//! forms of fields (`tools`), the format itself (`warmpath-prompt`), parsing (`reading`).
 
 use std::sync::Arc;
 
@@ -19,27 +19,27 @@ use crate::room::SlotRoom;
 use crate::serving::Serving;
 use crate::tools::{Thoughts, ToolFields};
 
-/// Says how an answer to a chat is constrained and read.
+/// Constraints and parsing of the response to a chat.
 #[derive(Debug)]
 pub struct ChatAnswer {
-    /// Is the format that its template gives it.
+    /// Format from the template.
     pub format: AnswerFormat,
-    /// Says where thoughts go.
+    /// Where reasoning goes.
     pub thoughts: Thoughts,
     calls: Option<CallGrammar>,
-    /// Whether the answer must be calls.
+    /// Whether the response must be calls.
     must_call: bool,
     /// Names of tools whose arguments may break their schemas.
     pub unconstrained: Vec<String>,
     spelled: Vec<Token>,
-    /// Says that thoughts may come first that are not content.
+    /// Reasoning that may precede the content.
     first: Option<ThoughtsFirst>,
 }
 
 impl ChatAnswer {
-    /// Adds to a generation what this answer needs.
+    /// Adds this response's constraints to a generation.
     ///
-    /// Errors: `Field` where both cannot be.
+    /// Errors: `Field` if both cannot be combined.
     pub fn constrain(&self, generation: &mut Generation) -> Result<(), RequestError> {
         if self.calls.is_some() && generation.ignore_eos {
             return Err(RequestError::field("ignore_eos", "`ignore_eos` cannot be combined with `tools`"));
@@ -50,10 +50,10 @@ impl ChatAnswer {
         Ok(())
     }
 
-    /// Adds to a generation with a schema what an answer needs that is a tool call or follows the schema; where a call
-    /// is required, the schema goes.
+    /// Adds the constraints of a response that is a tool call or follows the generation's schema; if a call is
+    /// required, the schema is removed.
     ///
-    /// Errors: as [`Self::constrain`].
+    /// Errors: like [`Self::constrain`].
     pub fn constrain_either(&self, generation: &mut Generation) -> Result<(), RequestError> {
         self.constrain(generation)?;
         if self.must_call {
@@ -64,8 +64,8 @@ impl ChatAnswer {
         Ok(())
     }
 
-    /// Adds to a generation that follows a schema what the model's thoughts before it need; returns whether there may be any
-    /// that are told apart.
+    /// Allows reasoning before the content in a generation with a schema; returns whether there may be any that is
+    /// recognized.
     pub fn let_think(&self, generation: &mut Generation) -> bool {
         generation.thoughts.clone_from(&self.first);
         if self.first.is_some() {
@@ -80,16 +80,16 @@ impl ChatAnswer {
     }
 }
 
-/// Returns the prompt of a chat with what its answer needs.
+/// Returns the prompt of a chat with the constraints of its response.
 ///
-/// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` where it is far too long.
+/// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
     let (wish, thoughts) = tools.resolve()?;
     let room = SlotRoom::of(&serving.model);
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
     let Calls { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
-    // Others resume anywhere, so the second rendering would be for nothing.
+    // Other models resume anywhere, so the second rendering would be useless.
     let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
     let last_message_token =
         if needs_checkpoints { serving.prompts.last_user_message_start(chat, &prompt.tokens) } else { None };
@@ -127,10 +127,10 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
     }
 }
 
-/// Returns what thoughts an answer may begin with; `None` where the prompt's end is behind them, or nobody knows what opens
-/// them but a text of several tokens.
+/// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or only a text of
+/// several tokens opens it.
 fn thoughts_first(serving: &Serving, answer: &AnswerFormat) -> Option<ThoughtsFirst> {
-    // Models do not always keep to the space around them that the template has.
+    // Models do not always keep the template's space around them.
     let start = answer.format().thinking_start.trim();
     let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
     let ends: Vec<String> = ends.collect();
@@ -140,14 +140,14 @@ fn thoughts_first(serving: &Serving, answer: &AnswerFormat) -> Option<ThoughtsFi
     let opening = match answer.prefix().rfind(start) {
         Some(at) if ends.iter().any(|end| answer.prefix()[at..].contains(end.as_str())) => return None,
         Some(_) => None,
-        // A message that goes on has begun its content.
+        // A continued message has begun its content.
         None if answer.continues() => return None,
         None => Some(single(serving, start)?),
     };
     Some(ThoughtsFirst { opening, ends })
 }
 
-/// Returns the token that is a text, if one is.
+/// Returns the token of a text, if it is a single token.
 fn single(serving: &Serving, text: &str) -> Option<Token> {
     match serving.prompts.tokenize(text, AddSpecial::No, ParseSpecial::Yes)[..] {
         [token] => Some(token),
@@ -155,7 +155,7 @@ fn single(serving: &Serving, text: &str) -> Option<Token> {
     }
 }
 
-/// Returns those of the texts that are tokens of their own, ascending.
+/// Returns the tokens of those texts that are single tokens, ascending.
 fn spelled(serving: &Serving, texts: &[String]) -> Vec<Token> {
     let mut tokens: Vec<Token> = texts.iter().filter_map(|text| single(serving, text)).collect();
     tokens.sort_unstable();

@@ -1,8 +1,10 @@
-//! An answer as the messages that its choices spell: content, reasoning and tool calls, in deltas or whole.
+//! A response as the messages of its choices: content, reasoning and tool calls, in deltas or whole.
 //!
-//! Not here: tokens and text (`answer`), the shape in which a client gets it (`http`).
-//! The idea: every endpoint that writes a message wraps its [`Answer`] in [`Messages`] and asks for the next step; a step's
-//! [`MessageDelta`] is what a stream writes, and [`Message::extend`] adds the deltas up for a client that wants the whole.
+//! Every endpoint that returns a message wraps its [`Answer`] in [`Messages`] and asks for the next step. A stream
+//! sends each step's [`MessageDelta`]; for a client that wants the whole message, [`Message::extend`] adds the deltas
+//! up.
+//!
+//! Not here: tokens and text (`answer`), the format for the client (`http`).
 
 use std::sync::Arc;
 
@@ -14,19 +16,19 @@ use super::reading::{Pace, Reading};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 
-/// Is what is new in a choice's message; every part may be empty.
+/// New parts of a choice's message; every part may be empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MessageDelta {
-    /// Is more text for the user.
+    /// Further content.
     pub content: String,
-    /// Is more of what the model thought first.
+    /// Further reasoning.
     pub reasoning_content: String,
-    /// Lists what is new in tool calls, in order.
+    /// New parts of tool calls, in order.
     pub tool_calls: Vec<ToolCallDelta>,
 }
 
 impl MessageDelta {
-    /// Returns a delta of text alone.
+    /// Returns a delta with content only.
     pub fn content(content: String) -> Self {
         Self { content, ..Self::default() }
     }
@@ -37,43 +39,43 @@ impl MessageDelta {
     }
 }
 
-/// Is what is new in one tool call.
+/// New part of one tool call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// Is the call's place in the message; calls come one after the other.
+    /// Index of the call in the message; calls come one after the other.
     pub index: usize,
-    /// Names the call; present in its first delta only.
+    /// Id of the call; only in its first delta.
     pub id: Option<String>,
-    /// Names the function; present in the call's first delta only.
+    /// Name of the function; only in the call's first delta.
     pub name: Option<String>,
-    /// Is more of the arguments' JSON text.
+    /// Further JSON text of the arguments.
     pub arguments: String,
 }
 
-/// Is a whole message of the assistant.
+/// A whole message of the assistant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Is the text for the user.
+    /// Content.
     pub content: String,
-    /// Is what the model thought first; empty where it did not, or where that stays in the content.
+    /// Reasoning; empty if there is none, or if it is part of the content.
     pub reasoning_content: String,
-    /// Lists the calls.
+    /// Tool calls.
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// Is a whole tool call.
+/// A whole tool call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Names the call.
+    /// Id of the call.
     pub id: String,
-    /// Names the function.
+    /// Name of the function.
     pub name: String,
-    /// Is the arguments as JSON text; not valid JSON where the answer was cut off in it.
+    /// Arguments as JSON text; invalid JSON if the response was cut off within it.
     pub arguments: String,
 }
 
 impl Message {
-    /// Adds what is new.
+    /// Adds a delta.
     pub fn extend(&mut self, delta: MessageDelta) {
         self.content.push_str(&delta.content);
         self.reasoning_content.push_str(&delta.reasoning_content);
@@ -89,56 +91,56 @@ impl Message {
     }
 }
 
-/// Is one step of an answer made of messages.
+/// A step of a response made of messages.
 #[derive(Debug, PartialEq)]
 pub enum MessageStep {
-    /// A choice's prompt is computed, and it was asked how likely its tokens are.
+    /// A choice's prompt is computed, with the requested log probabilities of its tokens.
     Prompt {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is how likely they are.
+        /// Log probabilities of the prompt.
         probabilities: PromptProbabilities,
     },
-    /// A choice's message goes on.
+    /// A choice's message continues.
     Delta {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is what is new; empty only where tokens made no text yet.
+        /// New parts; empty only if the tokens have no text yet.
         delta: MessageDelta,
-        /// Says how likely the tokens were whose text this is, where that was asked for.
+        /// Log probabilities of the tokens of this text, if requested.
         probabilities: Vec<TokenProbabilities>,
     },
     /// A choice's message is complete.
     Finished {
-        /// Is the choice's index.
+        /// Index of the choice.
         choice: usize,
-        /// Is why.
+        /// How it ended.
         ending: Ending,
     },
 }
 
-/// Says how a choice's message ended.
+/// End of a choice's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
-    /// Is why the engine stopped.
+    /// Reason why the engine stopped.
     pub reason: FinishReason,
-    /// Says that the message holds tool calls.
+    /// Whether the message has tool calls.
     pub has_tool_calls: bool,
 }
 
-/// Is an answer, read as messages.
+/// A response, parsed as messages.
 pub struct Messages {
     answer: Answer,
-    /// Reads each choice; empty where their text is their content.
+    /// Parser of each choice; empty if their whole text is their content.
     readings: Vec<Reading>,
-    /// Lists what is known of the tokens of each choice whose text is not told yet.
+    /// Log probabilities of tokens of each choice whose text has not been sent yet.
     untold: Vec<Vec<TokenProbabilities>>,
-    /// Is a step that comes next.
+    /// A step that comes next.
     queued: Option<MessageStep>,
 }
 
 impl Messages {
-    /// Reads `answer` as messages.
+    /// Parses `answer` as messages.
     pub fn new(answer: Answer) -> Self {
         let pace = if answer.form().delivery == Delivery::Whole { Pace::AtEnd } else { Pace::Growing };
         let n_choices = answer.n_choices();
@@ -148,7 +150,7 @@ impl Messages {
         Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
     }
 
-    /// Returns the answer below: its form, its start.
+    /// Returns the underlying response: its form, its start.
     pub fn answer(&self) -> &Answer {
         &self.answer
     }
@@ -160,14 +162,14 @@ impl Messages {
         Totals { reasoning_tokens, ..self.answer.totals() }
     }
 
-    /// Returns the answer below, for those who write its text as it is. Nothing may have been read yet.
+    /// Returns the underlying response, to send its text unparsed. Nothing may have been read yet.
     pub fn into_answer(self) -> Answer {
         self.answer
     }
 
-    /// Returns the next step, or `None` once every choice is complete.
+    /// Returns the next step; `None` once every choice is complete.
     ///
-    /// Errors: `Engine`, when a choice fails; the answer is then over.
+    /// Errors: `Engine` if a choice fails; the response is then over.
     pub async fn next(&mut self) -> Result<Option<MessageStep>, RequestError> {
         if let Some(step) = self.queued.take() {
             return Ok(Some(step));
@@ -198,7 +200,7 @@ impl Messages {
                     (choice, delta)
                 }
             };
-            // Tokens without text wait for the next that has some, at the latest for the end.
+            // Tokens without text wait for the next text, at the latest for the end.
             if !delta.is_empty() || self.queued.is_some() {
                 let probabilities = std::mem::take(&mut self.untold[choice]);
                 return Ok(Some(MessageStep::Delta { choice, delta, probabilities }));
@@ -207,9 +209,9 @@ impl Messages {
     }
 }
 
-/// Returns what the names of an answer's calls begin with.
+/// Returns the prefix of the ids of a response's calls.
 ///
-/// Source: with a digit behind it, it has the nine letters and digits that Mistral's templates ask for.
+/// Source: with a digit after it, it has the nine letters and digits that Mistral's templates require.
 fn fresh_id() -> String {
     let mut id = uuid::Uuid::new_v4().simple().to_string();
     id.truncate(8);

@@ -1,8 +1,8 @@
-//! Reads one choice's text as a message while it grows.
+//! Incremental parser of one choice's text as a message.
 //!
-//! Not here: which format it has (`chat`), where deltas go (`message`).
-//! The idea: llama.cpp's reader parses the whole text anew, so a long text is read less often. What cannot be read is never
-//! lost and never fails a request: from there on the text is content as it is.
+//! llama.cpp's parser starts from the beginning each time, so a long text is parsed less often. Text that cannot be
+//! parsed is never lost and never fails a request: the rest of the text becomes content. Not here: the format (`chat`),
+//! the use of deltas (`message`).
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use super::message::{MessageDelta, ToolCallDelta};
 use crate::engine::FinishReason;
 use crate::tools::Thoughts;
 
-/// Is how often a byte of a text is parsed at most, about.
+/// Most times that each byte of a text is parsed, approximately.
 ///
-/// Source: docs/decisions/0022: 75 MB/s; up to some kilobytes a text is read at each token.
+/// Source: docs/decisions/0022: 75 MB/s; up to some kilobytes a text is parsed at each token.
 const READS_PER_BYTE_MAX: usize = 1024;
 
-/// Is how much of what was told is looked for in the text to find where it ended. Units: bytes.
+/// Length of the end of the last delta that is searched in the text to find where it ended. Units: bytes.
 const ANCHOR_BYTES: usize = 64;
 
-/// Says when deltas are wanted.
+/// When deltas are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
     /// As the text grows.
@@ -30,25 +30,25 @@ pub(super) enum Pace {
     AtEnd,
 }
 
-/// Reads one choice's text.
+/// Parser of one choice's text.
 pub(super) struct Reading {
     answer: Arc<ChatAnswer>,
-    /// Is absent once the text is content as it is.
+    /// Parser; `None` once the rest of the text is content.
     reader: Option<Reader>,
     pace: Pace,
     fresh_id: String,
     text: String,
-    /// Lists where the text of each token ends.
+    /// End of each token in the text.
     token_ends: Vec<usize>,
     n_read: usize,
-    /// Is how long the text was when something was told last, and the end of what was told.
+    /// Length of the text at the last delta, and the end of the delta's text.
     told: (usize, String),
     reasoning: String,
     has_calls: bool,
     inline: Inline,
 }
 
-/// Says where thoughts stand that are part of the content, too.
+/// Position of reasoning that is also part of the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Inline {
     Before,
@@ -57,7 +57,7 @@ enum Inline {
 }
 
 impl Reading {
-    /// Begins to read an answer. `fresh_id` begins the names of its calls.
+    /// Starts to parse a response. `fresh_id` is the prefix of its calls' ids.
     pub(super) fn new(answer: Arc<ChatAnswer>, pace: Pace, fresh_id: String) -> Self {
         let reader = answer.format.reader().inspect_err(|error| tracing::debug!(%error, "no answer can be read"));
         Self {
@@ -75,7 +75,7 @@ impl Reading {
         }
     }
 
-    /// Takes the text of the next token and returns what is new.
+    /// Appends the text of the next token and returns the new parts.
     pub(super) fn push(&mut self, text: &str) -> MessageDelta {
         self.text.push_str(text);
         self.token_ends.push(self.text.len());
@@ -88,12 +88,12 @@ impl Reading {
         match reader.read(&self.text, &self.fresh_id) {
             Ok(delta) => self.tell(delta),
             Err(ChatError::TooDeep) => self.give_up(),
-            // More text may yet make sense of it; if not, the end shows it.
+            // Further text may make it valid; if not, the end shows it.
             Err(_) => MessageDelta::default(),
         }
     }
 
-    /// Returns what is new once the text is complete.
+    /// Returns the new parts once the text is complete.
     pub(super) fn finish(&mut self, reason: FinishReason) -> MessageDelta {
         let Some(reader) = &mut self.reader else { return MessageDelta::default() };
         let is_cut_off = reason == FinishReason::Length;
@@ -101,7 +101,7 @@ impl Reading {
             reader.read(&self.text, &self.fresh_id)
         } else {
             let whole = reader.finish(&self.text, &self.fresh_id);
-            // A call that was told stays one, though its end is missing.
+            // A call that was sent stays a call, although its end is missing.
             if self.has_calls { whole.or_else(|_| reader.read(&self.text, &self.fresh_id)) } else { whole }
         };
         match read {
@@ -113,12 +113,12 @@ impl Reading {
         }
     }
 
-    /// Returns whether the message holds calls.
+    /// Returns whether the message has calls.
     pub(super) fn has_calls(&self) -> bool {
         self.has_calls
     }
 
-    /// Returns how many tokens the thoughts took, those that open them included.
+    /// Returns the number of reasoning tokens, the opening ones included.
     pub(super) fn reasoning_tokens(&self) -> u32 {
         let thoughts = self.reasoning.trim();
         if thoughts.is_empty() {
@@ -128,7 +128,7 @@ impl Reading {
         u32::try_from(self.token_ends.partition_point(|end| *end <= n_bytes)).unwrap_or(u32::MAX)
     }
 
-    /// Makes the rest of the text content.
+    /// Turns the rest of the text into content.
     fn give_up(&mut self) -> MessageDelta {
         self.reader = None;
         let (n_text, anchor) = &self.told;
@@ -157,7 +157,7 @@ impl Reading {
         MessageDelta { content, reasoning_content: delta.reasoning, tool_calls: calls.collect() }
     }
 
-    /// Returns the part of thoughts, with what is around them, that is content as well.
+    /// Returns the part of the reasoning, with its tags, that is also content.
     fn inlined(&mut self, delta: &Delta) -> String {
         let mut content = String::new();
         if self.answer.thoughts != Thoughts::Both {

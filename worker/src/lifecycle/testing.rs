@@ -1,4 +1,4 @@
-//! Answers of a scripted engine, for tests of what is made of them.
+//! Responses of a scripted engine, for tests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::engine::{EventReceiver, Generation};
 use crate::http::body::Body;
 use crate::metrics::Metrics;
 
-/// Returns an answer of one choice to a prompt of `prompt_tokens`, as these events tell it; the first must be `Started`.
+/// Returns a response of one choice to a prompt of `prompt_tokens` with these events; the first must be `Started`.
 pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Answer {
     let mut arrival = Arrival {
         span: Span::none(),

@@ -1,35 +1,35 @@
-//! llama-server's names for what the worker counts too, so that dashboards and alerts that were made for it go on working.
+//! llama-server's names for values that the worker counts too, so that dashboards and alerts made for it keep working.
 //!
-//! Not here: our own metrics (`metrics`). The idea: one table of names, each with what it says of the engine's counters.
+//! One table lists the names, each with its value in the engine's counters. Not here: our own metrics (`metrics`).
 //! Source: `server_task_result_metrics::to_metrics` in llama.cpp's `tools/server/server-task.cpp`.
 
 use std::fmt::Write;
 
 use crate::engine::CounterValues;
 
-/// Is what stands before every name.
+/// Prefix of every name.
 pub const PREFIX: &str = "llamacpp:";
 
-/// Is one metric under llama-server's name.
+/// A metric under llama-server's name.
 pub struct Line {
-    /// Is the name behind [`PREFIX`].
+    /// Name after [`PREFIX`].
     pub name: &'static str,
-    /// Is `counter` or `gauge`.
+    /// `counter` or `gauge`.
     pub kind: &'static str,
-    /// Says what it is.
+    /// Help text.
     pub help: &'static str,
     value: Value,
 }
 
-/// Says how a value is read off the engine's counters.
+/// How a value is read from the engine's counters.
 enum Value {
-    /// It is what they say.
+    /// The present value.
     Now(fn(&CounterValues) -> f64),
-    /// It is tokens and microseconds, and shown is the rate since the last look.
+    /// Tokens and microseconds; shown is the rate since the last scrape.
     Since(fn(&CounterValues) -> (u64, u64)),
 }
 
-/// Lists the metrics in llama-server's order.
+/// Metrics in llama-server's order.
 pub const LINES: &[Line] = &[
     counter("prompt_tokens_total", "Prompt tokens that were computed.", |n| n.prefill_tokens as f64),
     counter("prompt_tokens_cached_total", "Prompt tokens that were reused.", |n| n.cached_tokens as f64),
@@ -76,7 +76,7 @@ fn seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-/// Writes the metrics in Prometheus' text format, given the counters at this look and at the one before.
+/// Writes the metrics in Prometheus' text format, given the counters at this scrape and at the one before.
 pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValues) {
     for Line { name, kind, help, value } in LINES {
         let value = match value {
@@ -87,7 +87,7 @@ pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValue
                 if took_us == 0 { 0.0 } else { n_now.saturating_sub(n_before) as f64 / seconds(took_us) }
             }
         };
-        // A String takes whatever is written.
+        // Writing to a String never fails.
         let _ = writeln!(out, "# HELP {PREFIX}{name} {help}\n# TYPE {PREFIX}{name} {kind}\n{PREFIX}{name} {value}");
     }
 }

@@ -1,24 +1,24 @@
-//! `const` and `enum`: values that an answer must spell.
+//! `const` and `enum`: values that a response must contain literally.
 //!
-//! Not here: how they are spelled (the compiler).
+//! Not here: their spelling (the compiler).
 
 use serde_json::Value;
 
 use super::numbers::is_exact;
 use super::{At, Budget, SchemaError};
 
-/// Is the most values in all constants, nested ones counted.
+/// Most values in all constants, nested ones included.
 ///
-/// Source: OpenAI takes 1,000 of an enum; 20,000 numbers cost the compiler 300 ms and 30 MB (docs/decisions/0023).
+/// Source: OpenAI accepts 1,000 in an enum; 20,000 numbers cost the compiler 300 ms and 30 MB (docs/decisions/0023).
 const CONSTANTS_MAX: usize = 5000;
 
-/// Returns a constant that was checked.
+/// Returns a checked constant.
 pub(super) fn one(budget: &mut Budget, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     check(budget, value, at)?;
     Ok(value.clone())
 }
 
-/// Returns a list of constants that were checked.
+/// Returns a checked list of constants.
 pub(super) fn list(budget: &mut Budget, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let values = value.as_array().filter(|values| !values.is_empty());
     let values = values.ok_or_else(|| at.refuse("`enum` must be a list of values that is not empty"))?;
@@ -26,7 +26,8 @@ pub(super) fn list(budget: &mut Budget, value: &Value, at: &At<'_>) -> Result<Va
     Ok(value.clone())
 }
 
-/// Returns whether a character would have to be spelled as `\u` and digits, which answers never hold (`engine::constraint`).
+/// Returns whether a character must be written as `\u` and digits, which responses never contain
+/// (`engine::constraint`).
 fn is_unspellable(c: char) -> bool {
     c.is_ascii_control() && !matches!(c, '\u{8}' | '\u{c}' | '\n' | '\r' | '\t')
 }

@@ -1,8 +1,8 @@
-//! When the alternatives of a `oneOf` exclude each other, so that it is the same as `anyOf`.
+//! Whether the alternatives of a `oneOf` exclude each other, so that it is equivalent to `anyOf`.
 //!
-//! Not here: the general question, which no grammar answers.
-//! The idea: every keyword of a schema is a condition of its own, so it is enough to find one pair of conditions that no
-//! value meets together: different types, different constants, or the same for a property that one of them requires.
+//! Every keyword of a schema is a separate condition, so it suffices to find one pair of conditions that no value meets
+//! together: different types, different constants, or the same for a property that one of them requires. Not here: the
+//! general question, which no grammar can answer.
 
 use std::collections::BTreeSet;
 
@@ -10,16 +10,16 @@ use serde_json::{Map, Value};
 
 use super::pointer;
 
-/// Is how many references in a row are followed.
+/// Most references in a row that are followed.
 const HOPS_MAX: usize = 16;
 
-/// Is how deep properties of properties are compared.
+/// Deepest nesting of properties that is compared.
 const DEPTH_MAX: usize = 4;
 
-/// Is the most comparisons for one `oneOf`: a list of a thousand alternatives, each with its own constant.
+/// Most comparisons for one `oneOf`: a list of a thousand alternatives, each with its own constant.
 const PAIRS_MAX: usize = 1_000_000;
 
-/// Returns two alternatives that may both be valid, by their places; `None` where there are none.
+/// Returns the indexes of two alternatives that may both be valid; `None` if there are none.
 pub(super) fn overlap(root: &Value, alternatives: &[Value]) -> Option<(usize, usize)> {
     let conditions: Vec<Conditions<'_>> = alternatives.iter().map(|schema| Conditions::of(root, schema)).collect();
     let mut judge = Judge { root, n_left: PAIRS_MAX };
@@ -33,14 +33,14 @@ pub(super) fn overlap(root: &Value, alternatives: &[Value]) -> Option<(usize, us
     None
 }
 
-/// Is what a schema says of its values by itself.
+/// Conditions of a schema on a value.
 struct Conditions<'a> {
     keywords: Option<&'a Map<String, Value>>,
-    /// Lists the types that are possible; `None` where any is.
+    /// Possible types; `None` if any is.
     types: Option<BTreeSet<&'a str>>,
-    /// Lists the values that are possible; `None` where any is.
+    /// Possible values; `None` if any is.
     values: Option<Vec<&'a Value>>,
-    /// Says that nothing at all is valid.
+    /// Whether no value is valid.
     is_never: bool,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Conditions<'a> {
         self.get("properties")?.get(name)
     }
 
-    /// Returns whether an object with this property is refused for it.
+    /// Returns whether an object is invalid because it has this property.
     fn lacks(&self, name: &str) -> bool {
         self.get("additionalProperties") == Some(&Value::Bool(false))
             && self.get("patternProperties").is_none()
@@ -92,14 +92,14 @@ impl<'a> Conditions<'a> {
     }
 }
 
-/// Compares conditions, up to a limit.
+/// Comparison of conditions, up to a limit.
 struct Judge<'a> {
     root: &'a Value,
     n_left: usize,
 }
 
 impl<'a> Judge<'a> {
-    /// Returns whether no value meets both; `false` also where that was not found out.
+    /// Returns whether no value meets both; `false` also if that was not determined.
     fn exclude(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
         let Some(n_left) = self.n_left.checked_sub(1) else { return false };
         self.n_left = n_left;
@@ -119,7 +119,7 @@ impl<'a> Judge<'a> {
         depth > 0 && a.is_object() && b.is_object() && (self.tell_apart(a, b, depth) || self.tell_apart(b, a, depth))
     }
 
-    /// Returns whether a property that `a` requires cannot be what `b` wants of it.
+    /// Returns whether a property that `a` requires cannot meet the conditions of `b`.
     fn tell_apart(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
         a.required().any(|name| {
             b.lacks(name)
@@ -134,7 +134,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Returns whether two constants may be the same value; what is within lists and objects is not looked at.
+/// Returns whether two constants may be the same value; the content of lists and objects is not compared.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
@@ -154,7 +154,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// Returns a type's name, an integer being a number.
+/// Returns a type's name, with `number` for an integer.
 fn broad(name: &str) -> &str {
     if name == "integer" { "number" } else { name }
 }

@@ -1,9 +1,9 @@
-//! The formats of strings that are kept.
+//! The string formats that are enforced.
 //!
-//! Not here: their use. The idea: where the compiler's own expression allows what no calendar has, such as the 29th of
-//! February of any year, a stricter one stands here; the others are left to it by name.
+//! If the compiler's own expression allows values that do not exist, such as the 29th of February of any year, a
+//! stricter one is defined here; the other formats are passed to it by name. Not here: their use.
 
-/// Says how a format is handed to the compiler.
+/// How a format is passed to the compiler.
 pub(super) enum Kept {
     /// By its name.
     Name,
@@ -11,28 +11,28 @@ pub(super) enum Kept {
     Pattern(String),
 }
 
-/// Is years 1 to 9999, their months and days.
+/// Dates of the years 1 to 9999.
 ///
-/// Source: RFC 3339, section 5.6 and appendix C; year 0 is left out because most date types have none.
+/// Source: RFC 3339, section 5.6 and appendix C; year 0 is excluded because most date types have none.
 const DATE: &str = concat!(
     "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|",
     "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))|",
     "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
 );
 
-/// Is a time of day with its offset, without leap seconds. Source: RFC 3339, section 5.6.
+/// Time of day with its offset, without leap seconds. Source: RFC 3339, section 5.6.
 const TIME: &str = concat!(
     "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?",
     "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 );
 
-/// Lists the formats that the compiler keeps as they should be.
+/// Formats that the compiler enforces correctly.
 const NAMES: [&str; 7] = ["duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"];
 
-/// Lists the formats that are patterns here.
+/// Formats that are patterns here.
 const DATES: [&str; 3] = ["date", "date-time", "time"];
 
-/// Returns how a format is kept, or `None` where it is not.
+/// Returns how a format is enforced; `None` if it is not.
 pub(super) fn find(name: &str) -> Option<Kept> {
     match name {
         "date" => Some(Kept::Pattern(format!("^{DATE}$"))),

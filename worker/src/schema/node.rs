@@ -1,8 +1,8 @@
 //! One schema object: its keywords, each rebuilt or refused.
 //!
-//! Not here: numbers (`numbers`), constants (`constants`), formats (`formats`), when alternatives exclude each other (`exclusive`).
-//! The idea: one `match` over the keywords. What is unknown to JSON Schema is an annotation and dropped, as the
-//! specification says; what is known and not kept is refused.
+//! One `match` handles all keywords. A keyword unknown to JSON Schema is an annotation and dropped, as the
+//! specification says; a known keyword that is not supported is refused. Not here: numbers (`numbers`), constants
+//! (`constants`), formats (`formats`), whether alternatives exclude each other (`exclusive`).
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{At, SchemaError, Walk, constants, exclusive, formats, numbers};
 
-/// Lists the keywords that would change what is valid and are not kept.
+/// Keywords that would restrict the valid values and are not supported.
 const UNSUPPORTED: [&str; 19] = [
     "not",
     "if",
@@ -33,23 +33,23 @@ const UNSUPPORTED: [&str; 19] = [
     "optional",
 ];
 
-/// Is the type names that there are.
+/// Names of the types.
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/// Is the most properties of one object. Source: 500 optional ones cost 1 ms for a token, and it grows with the square
+/// Most properties of one object. Source: 500 optional ones cost 1 ms per token, and the cost grows with the square
 /// (docs/decisions/0023).
 const PROPERTIES_MAX: usize = 500;
 
-/// Is the most alternatives of one keyword; those of `oneOf` are compared with each other.
+/// Most alternatives of one keyword; those of `oneOf` are compared with each other.
 const ALTERNATIVES_MAX: usize = 1000;
 
-/// Is the longest pattern; its derivatives cost time for each character of an answer. Units: bytes.
+/// Longest pattern; its derivatives cost time for each character of a response. Units: bytes.
 const PATTERN_BYTES_MAX: usize = 2048;
 
-/// Is the largest minimum of a length or number of items: no context holds more. Larger maxima are no limit at all.
+/// Largest minimum of a length or number of items: no context holds more. Larger maxima are no limit at all.
 const COUNT_MAX: u64 = 1 << 20;
 
-/// Is a schema object on its way into the compiler's form.
+/// A schema object that is being rebuilt in the compiler's form.
 pub(super) struct Node<'a> {
     keywords: &'a Map<String, Value>,
     at: &'a At<'a>,
@@ -61,7 +61,7 @@ impl<'a> Node<'a> {
         Self { keywords, at, out: Map::new() }
     }
 
-    /// Returns the schema with the keywords that are kept, in their order: it is the order of an object's properties.
+    /// Returns the schema with the supported keywords, in their order, which is the order of an object's properties.
     pub(super) fn rebuild(mut self, walk: &mut Walk<'_>) -> Result<Map<String, Value>, SchemaError> {
         for (keyword, value) in self.keywords {
             self.take(walk, (keyword, value))?;
@@ -116,7 +116,7 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// Keeps `items`, which was a list with `additionalItems` behind it in older drafts.
+    /// Rebuilds `items`, which was a list accompanied by `additionalItems` in older drafts.
     fn items(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then("items");
         if !value.is_array() {
@@ -173,7 +173,7 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// Keeps `oneOf` as `anyOf` where no two alternatives can be valid together.
+    /// Rebuilds `oneOf` as `anyOf` if no two alternatives can be valid together.
     fn one_of(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then("oneOf");
         let alternatives = schemas(walk, value, &at)?;
@@ -187,7 +187,7 @@ impl<'a> Node<'a> {
         self.all_of(json!([{ "anyOf": alternatives }]))
     }
 
-    /// Refuses counts that contradict each other, and properties that repetitions of a name would fake.
+    /// Refuses counts that contradict each other, and a number of properties that a repeated name could fake.
     fn check_counts(&self) -> Result<(), SchemaError> {
         let number = |keyword: &str| self.out.get(keyword).and_then(Value::as_u64);
         let pairs = [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")];
@@ -263,18 +263,18 @@ fn count(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     Ok(json!(n))
 }
 
-/// Returns a maximum, unless it is one that no answer reaches.
+/// Returns a maximum, unless no response reaches it.
 fn limit(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
     let n = whole(value).ok_or_else(|| at.refuse("it must be a whole number of at least 0"))?;
     Ok((n <= COUNT_MAX).then(|| json!(n)))
 }
 
 fn whole(value: &Value) -> Option<u64> {
-    // A float cast saturates; whatever lies beyond is above every limit.
+    // A float cast saturates; any larger value is above every limit.
     value.as_u64().or_else(|| value.as_f64().filter(|n| n.fract() == 0.0 && *n >= 0.0).map(|n| n as u64))
 }
 
-/// Returns whether a schema of names allows all of them: it says no more than that they are texts.
+/// Returns whether a schema of names allows all of them: it only requires text.
 fn allows_every_name(schema: &Value) -> bool {
     let is_text =
         |types: &Value| types == "string" || types.as_array().is_some_and(|types| types.contains(&json!("string")));
@@ -304,8 +304,8 @@ fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
     Ok(())
 }
 
-/// Returns whether a pattern may have a negated class without quotes or backslashes: the compiler lets them in all the same, in
-/// their escaped form.
+/// Returns whether a pattern may have a negated class without quotes or backslashes: the compiler allows them all the
+/// same, in their escaped form.
 ///
 /// Source: llguidance 1.9.1, for `^[^"]$` and `"\\""`.
 fn excludes_what_is_escaped(pattern: &str) -> bool {

@@ -1,29 +1,29 @@
-//! Bounds of numbers: kept where a 64-bit float holds them, moved inward where it does not.
+//! Bounds of numbers: kept if a 64-bit float holds them, moved inward if not.
 //!
-//! Not here: constants. The idea: the compiler makes regular expressions of bounds and computes in `f64`; what is handed to
-//! it is small enough for both, and never allows a number that the client's schema does not.
+//! The compiler converts bounds to regular expressions and computes in `f64`. The bounds passed to it are small enough
+//! for both, and never allow a number that the client's schema does not. Not here: constants.
 
 use serde_json::{Map, Number, Value, json};
 
 use super::{At, SchemaError};
 
-/// Is the largest bound that is kept; the compiler writes bounds out digit by digit.
+/// Largest supported bound; the compiler writes bounds out digit by digit.
 ///
 /// Source: the largest float below 2^63; the compiler counts in 64-bit integers.
 const BOUND_MAX: f64 = 9_223_372_036_854_774_784.0;
 
-/// Is the smallest bound besides 0: it is written out in as many digits.
+/// Smallest bound besides 0: it is written out in as many digits.
 const BOUND_MIN: f64 = 1e-18;
 
-/// Is the most significant digits of a `multipleOf`: the compiler has a state for each remainder.
+/// Largest value of the significant digits of a `multipleOf`: the compiler has a state for each remainder.
 ///
-/// Source: five digits cost it 1.2 s and 47 MB, and four 20 ms for a token (docs/decisions/0023).
+/// Source: five digits cost it 1.2 s and 47 MB, and four 20 ms per token (docs/decisions/0023).
 const MULTIPLE_DIGITS_MAX: u64 = 1000;
 
-/// Is the largest integer that no other one is rounded to.
+/// Largest integer to which no other one is rounded.
 const EXACT_MAX: f64 = 9_007_199_254_740_991.0;
 
-/// Returns whether a 64-bit float holds exactly this number and it is no longer than the compiler writes.
+/// Returns whether a 64-bit float holds exactly this number and the compiler can write it.
 pub(super) fn is_exact(number: &Number) -> bool {
     let Some(float) = number.as_f64() else { return false };
     let magnitude = float.abs();
@@ -32,9 +32,9 @@ pub(super) fn is_exact(number: &Number) -> bool {
         || (!is_whole && (magnitude == 0.0 || (BOUND_MIN..=EXACT_MAX).contains(&magnitude)))
 }
 
-/// Returns a bound; `None` for older drafts' booleans, which [`settle`] knows of.
+/// Returns a bound; `None` for older drafts' booleans, which [`settle`] handles.
 ///
-/// Errors: a bound that no number of a useful size is beyond.
+/// Errors: a bound beyond which there is no number of a useful size.
 pub(super) fn bound(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
     if value.is_boolean() && at.segment.starts_with("exclusive") {
         return Ok(None);
@@ -54,7 +54,7 @@ pub(super) fn bound(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaE
     Ok(Some(number(outer)))
 }
 
-/// Returns the largest float that is not above an upper bound.
+/// Returns the largest float that does not exceed an upper bound.
 fn inside_below(value: &Value, float: f64) -> f64 {
     match as_integer(value) {
         Some(exact) if float as i128 > exact => float.next_down(),
@@ -74,12 +74,12 @@ fn as_integer(value: &Value) -> Option<i128> {
     value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
 }
 
-/// Returns a float as JSON has it: without a fraction where it has none.
+/// Returns a float as JSON: an integer if it has no fraction.
 fn number(float: f64) -> Value {
     if float.fract() == 0.0 && float.abs() <= BOUND_MAX { json!(float as i64) } else { json!(float) }
 }
 
-/// Returns a step that was checked.
+/// Returns a checked step.
 pub(super) fn multiple_of(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let step = value.as_f64().filter(|step| step.is_finite() && *step > 0.0);
     let step = step.ok_or_else(|| at.refuse("`multipleOf` must be a number above 0"))?;
@@ -99,8 +99,8 @@ pub(super) fn significant_digits(number: f64) -> u64 {
     digits.parse().unwrap_or(u64::MAX)
 }
 
-/// Makes older drafts' exclusive bounds numbers and gives integers without bounds those of 64 bits, so that no answer
-/// runs on in digits for ever.
+/// Converts older drafts' exclusive bounds to numbers, and gives integers without bounds those of 64 bits, so that no
+/// response continues with digits for ever.
 pub(super) fn settle(keywords: &mut Map<String, Value>, [above, below]: [bool; 2]) {
     for (inclusive, exclusive, is_exclusive) in
         [("minimum", "exclusiveMinimum", above), ("maximum", "exclusiveMaximum", below)]

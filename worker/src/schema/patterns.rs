@@ -1,8 +1,9 @@
-//! How many patterns meet in one string, and steps in one number: each multiplies what the compiler's automaton may grow to.
+//! Limit on patterns for the same string, and steps for the same number: each multiplies the possible size of the
+//! compiler's automaton.
 //!
-//! Not here: what one pattern costs by itself, which the compiler limits.
-//! The idea: an upper bound. Whatever keywords of a schema hold together (`allOf`, a reference and what stands beside it) may
-//! meet in the same string, so their factors are multiplied; of what holds apart (properties, alternatives) the worst counts.
+//! This is an upper bound. The factors of keywords that apply together (`allOf`, a reference and its siblings) are
+//! multiplied, because they may apply to the same string. Of those that apply apart (properties, alternatives) the
+//! largest counts. Not here: the cost of a single pattern, which the compiler limits.
 
 use std::collections::HashMap;
 
@@ -10,16 +11,17 @@ use serde_json::{Map, Value};
 
 use super::numbers::significant_digits;
 
-/// Is the largest product of factors. Source: the compiler takes 0.1 s there and six times as long for one pattern more
+/// Largest product of factors. Source: the compiler takes 0.1 s there and six times as long for one more pattern
 /// (docs/decisions/0023).
 const PRODUCT_MAX: u64 = 1_000_000;
 
-/// Is the factor of a format, which is a pattern of the compiler's.
+/// Factor of a format, which is a pattern of the compiler's.
 const FORMAT_FACTOR: u64 = 8;
 
-/// Refuses a normalized schema in which too many patterns meet. Recurses once for each schema: it needs a deep stack.
+/// Refuses a normalized schema in which too many patterns apply together. Recurses once per schema: it needs a deep
+/// stack.
 ///
-/// Errors: says what is wrong, fit for the client.
+/// Errors: the reason, for the client.
 pub fn check_meetings(normal: &Value) -> Result<(), String> {
     let definitions = normal.get("$defs").and_then(Value::as_object);
     let product = Meetings { definitions, known: HashMap::new() }.of(normal);
@@ -31,7 +33,7 @@ pub fn check_meetings(normal: &Value) -> Result<(), String> {
 
 struct Meetings<'a> {
     definitions: Option<&'a Map<String, Value>>,
-    /// Is what was found out of each definition; 1 while it is found out, which ends a recursion.
+    /// Factor of each definition; 1 while it is being computed, which ends a recursion.
     known: HashMap<&'a str, u64>,
 }
 
@@ -75,8 +77,8 @@ impl<'a> Meetings<'a> {
     }
 }
 
-/// Returns the factor of a schema's own keywords: for a pattern, one more than the places where it may go several ways; for
-/// a step, its digits squared, so that their product keeps to the limit of a single one.
+/// Returns the factor of a schema's own keywords. For a pattern it is one more than the number of its branches. For a
+/// step it is its digits squared, so that the product of steps stays within the limit of a single one.
 fn own_factor(keywords: &Map<String, Value>) -> u64 {
     let pattern = keywords.get("pattern").and_then(Value::as_str).map_or(1, |pattern| {
         let n_ways = pattern.bytes().filter(|byte| b"*+?{|".contains(byte)).count() as u64;

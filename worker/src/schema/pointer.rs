@@ -1,10 +1,10 @@
-//! JSON pointers in references: `#/$defs/a%20b~1c` to the value that it names.
+//! JSON pointers in references: from `#/$defs/a%20b~1c` to its value.
 //!
 //! Not here: references to other documents or to anchors, which are refused.
 
 use serde_json::Value;
 
-/// Returns a reference with its percent signs decoded, so that equal ones look alike; `None` for what is no pointer.
+/// Returns a reference with its percent signs decoded, so that equal ones look alike; `None` if it is no pointer.
 pub(super) fn canonical(reference: &str) -> Option<String> {
     let fragment = reference.strip_prefix('#')?;
     if !fragment.is_empty() && !fragment.starts_with('/') {

@@ -1,4 +1,4 @@
-//! Tests of the normal form: what is kept, what is refused and where, the limits.
+//! Tests of the normal form: what is supported, what is refused and where, the limits.
 
 use proptest::prelude::*;
 
@@ -199,7 +199,7 @@ fn refuses_more_than_each_limit() {
     check_refused(long_name, &format!("properties.{}.not", "n".repeat(SEGMENT_CHARS_MAX)), "");
 }
 
-/// Makes JSON that looks like a schema: known keywords with fitting and unfitting values.
+/// Generates JSON that resembles a schema: known keywords with fitting and unfitting values.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),

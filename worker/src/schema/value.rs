@@ -1,10 +1,11 @@
-//! One value of a schema that stands in a text up to a mark, as chat templates write each argument of a call apart: a
-//! grammar for it.
+//! A grammar for one value of a schema that is written as text up to a mark, as some chat templates write each argument
+//! of a call.
 //!
-//! Not here: which marks there are (`tools::parameters`), compiling (`engine::constraint`).
-//! The idea: strings stand there as they are, without quotes, so their keywords become one regular expression, from
-//! which texts with the mark in them are taken out. Everything else is JSON and left to the compiler's own reading of
-//! schemas. Where a reader takes `12` for a number although a string might be meant, a string may not look like that.
+//! Strings are written without quotes, so their keywords are combined into one regular expression that excludes texts
+//! with the mark. Everything else is JSON and left to the compiler's own support of schemas. If a parser would take
+//! `12` for a number although a string may be meant, a string must not look like that.
+//!
+//! Not here: the marks (`tools::parameters`), compiling (`engine::constraint`).
 
 mod search;
 
@@ -13,36 +14,36 @@ use serde_json::{Map, Value, json};
 use super::SchemaError;
 use search::{escaped, search};
 
-/// Deepest reference that is followed to find out what a value may be.
+/// Deepest reference that is followed to find a value's types.
 ///
-/// Source: own choice: what refers to itself has no end, and no tool's schema goes as deep.
+/// Source: own choice: a recursive reference has no end, and no tool's schema is that deep.
 const DEPTH_MAX: usize = 32;
 
-/// How an answer's reader tells the type of an argument that may be a string or something else.
+/// How a response's parser determines the type of an argument that may be a string or something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Typing {
     /// It is a string.
     String,
-    /// By its text: what reads as JSON of another type of the schema is that.
+    /// By its text: if it parses as JSON of another type of the schema, it has that type.
     Text,
 }
 
-/// Grammar of one value and the mark behind it.
+/// Grammar of one value and the mark after it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ValueGrammar {
     /// Normalized schema.
     pub schema: Value,
-    /// Expression of what is written as text; absent where nothing is.
+    /// Expression of the values written as text; `None` if there are none.
     text: Option<String>,
-    /// Schema of what is written as JSON; absent where nothing is.
+    /// Schema of the values written as JSON; `None` if there are none.
     json: Option<Value>,
     close: String,
 }
 
 impl ValueGrammar {
-    /// Returns the grammar of a value of a normalized schema, definitions in it, which the mark `close` closes.
+    /// Returns the grammar of a value of a normalized schema with its definitions, which the mark `close` ends.
     ///
-    /// Errors: what of it cannot be kept in a text.
+    /// Errors: the part of it that cannot be enforced in a text.
     pub fn new(schema: Value, close: &str, typing: Typing) -> Result<Self, SchemaError> {
         let reader = Reader { definitions: schema.get("$defs").and_then(Value::as_object) };
         let types = reader.types(&schema, 0);
@@ -65,7 +66,7 @@ impl ValueGrammar {
         self.text.is_some()
     }
 
-    /// Returns the grammar in Lark's syntax, given how a schema becomes the compiler's JSON.
+    /// Returns the grammar in Lark's syntax, given the conversion of a schema to the compiler's JSON.
     pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
         let close = &self.close;
         let mut lark = String::from("start: ");
@@ -126,7 +127,7 @@ fn type_of(value: &Value) -> u8 {
     }
 }
 
-/// Returns the part of a schema that is written as JSON beside strings; absent where there is none.
+/// Returns the part of a schema that is written as JSON beside strings; `None` if there is none.
 fn structured(schema: &Value, types: u8) -> Option<Value> {
     let names = [(ARRAY, "array"), (OBJECT, "object")];
     let names: Vec<&str> = names.into_iter().filter(|(bit, _)| types & bit != 0).map(|(_, name)| name).collect();
@@ -139,7 +140,7 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
     (!names.is_empty()).then_some(all)
 }
 
-/// Reads a normalized schema.
+/// Analysis of a normalized schema.
 struct Reader<'a> {
     definitions: Option<&'a Map<String, Value>>,
 }
@@ -172,7 +173,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the expression of strings, words and numbers where a reader takes what looks like JSON for JSON.
+    /// Returns the expression of strings, words and numbers if a parser takes text that looks like JSON for JSON.
     fn told_by_text(&self, schema: &Value, types: u8) -> Result<Option<String>, SchemaError> {
         let looks = [
             (NULL, "null"),
@@ -197,7 +198,7 @@ impl Reader<'_> {
         Ok((!alternatives.is_empty()).then(|| format!("({})", alternatives.join(" | "))))
     }
 
-    /// Returns the expression of a schema's values of a type; absent where it has none.
+    /// Returns the expression of a schema's values of a type; `None` if it has none.
     fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
         let types = self.types(schema, depth) & kind;
         if types == 0 {
@@ -267,7 +268,7 @@ fn any(types: u8) -> &'static str {
     }
 }
 
-/// Returns the expression of those of some constants that have a type.
+/// Returns the expression of those constants that have a type.
 fn one_of(values: &[Value], kind: u8) -> String {
     let texts = values.iter().filter(|value| type_of(value) & kind != 0).map(|value| match value {
         Value::String(text) => escaped(text),
@@ -276,7 +277,7 @@ fn one_of(values: &[Value], kind: u8) -> String {
     format!("/(?:{})/", texts.collect::<Vec<_>>().join("|"))
 }
 
-/// Returns the expression of a format that the compiler knows by name; what it allows is of the format.
+/// Returns the expression of a format that the compiler knows by name; it allows only values of the format.
 fn format_s(name: &str) -> Option<&'static str> {
     Some(match name {
         "uuid" => "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",

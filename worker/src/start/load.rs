@@ -1,4 +1,4 @@
-//! Loads the model and everything around it, and says how far it is.
+//! Loads the model and everything around it, and reports the progress.
 //!
 //! Not here: what happens before and after (`start`).
 
@@ -29,28 +29,28 @@ use crate::served::{Embedding, Served};
 use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
 
-/// Names a tool that no template contains.
+/// Name of a tool that no template contains.
 const TOOL_PROBE: &str = "warmpath_probe";
 
-/// Is what is to be loaded and where its progress is shown.
+/// What to load, and where to report the progress.
 pub struct Job {
-    /// Says what to load and how.
+    /// Configuration.
     pub config: Config,
-    /// Is how the worker names itself.
+    /// Identity of the worker.
     pub identity: Identity,
-    /// Shows the progress.
+    /// Receives the progress.
     pub phase: Arc<watch::Sender<Phase>>,
-    /// Counts what happens.
+    /// Metrics.
     pub metrics: Arc<Metrics>,
 }
 
-/// Is what computes.
+/// Component that runs the model.
 enum Computes {
     Engine(EngineHandle),
     Embedder(EmbedHandle),
 }
 
-/// Is what blocking work has loaded.
+/// Results of the blocking work.
 struct Parts {
     computes: Computes,
     prompts: PromptMaker,
@@ -67,7 +67,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Returns everything that a worker serves from; dropping the future stops the loading.
+/// Returns the state of the loaded worker; dropping the future stops the loading.
 ///
 /// Errors: `Backends`, `Model`, `Prompt`, `Engine`, `Panicked`.
 pub async fn load(job: Job) -> Result<Served, RunError> {
@@ -132,7 +132,9 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
     })
 }
 
-/// Errors: `Engine` where a device or a buffer is not there.
+/// Completes the configuration with the devices of each part.
+///
+/// Errors: `Engine` if a device or a buffer does not exist.
 fn settle(config: Config) -> Result<Config, RunError> {
     let settled = match embed_config(&config) {
         None => engine::settle(config.engine.clone()),
@@ -141,9 +143,9 @@ fn settle(config: Config) -> Result<Config, RunError> {
     Ok(Config { engine: settled.map_err(RunError::Engine)?, ..config })
 }
 
-/// Returns what is taken of the machine's memory, and the cells of all slots where fewer fit than are wanted.
+/// Returns the memory that the worker will take, and the cells of all slots if fewer fit than wanted.
 ///
-/// Errors: `Engine` where the machine has too little memory.
+/// Errors: `Engine` if the machine has too little memory.
 fn plan_memory(config: &Config) -> Result<(Option<MemoryUse>, Option<u32>), RunError> {
     let Some(available) = warmpath_shell::machine::available_bytes() else { return Ok((None, None)) };
     let planned = match embed_config(config) {
@@ -154,7 +156,7 @@ fn plan_memory(config: &Config) -> Result<(Option<MemoryUse>, Option<u32>), RunE
     planned.map_err(RunError::Engine)
 }
 
-/// Returns how a worker embeds or ranks, if it does.
+/// Returns the settings of the embedder, if the worker embeds or ranks.
 fn embed_config(config: &Config) -> Option<EmbedConfig> {
     let EmbeddingConfig { pooling, .. } = config.embedding.as_ref()?;
     Some(EmbedConfig { engine: config.engine.clone(), pooling: *pooling })
@@ -218,7 +220,7 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
                 ..common
             }
         }
-        // No state is kept, so none has a layout.
+        // No state is stored, so there is no layout.
         Computes::Embedder(embedder) => {
             let facts = embedder.facts();
             let is_rank = facts.embedding.pooling == Pooling::Rank;
@@ -235,9 +237,9 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
     }
 }
 
-/// Logs that the context that was given is larger than any prompt can use.
+/// Logs a warning if the configured context is larger than any prompt can use.
 fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
-    // Texts to embed share no context: each may have all of it.
+    // Texts to embed do not share a context: each may have all of it.
     let n_slots = if model.embedding.is_some() { 1 } else { model.n_slots };
     let room = SlotRoom { n_slots, ..SlotRoom::of(model) };
     if let Some(useful) = room.useful_ctx_size(ctx_size) {
@@ -253,7 +255,7 @@ fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
     }
 }
 
-/// Returns what a model that generates can be asked for, by what its chat template renders.
+/// Returns the capabilities of a generating model, by what its chat template renders.
 fn capabilities(prompts: &PromptMaker) -> Vec<Capability> {
     let chat = |tools: Option<Vec<serde_json::Value>>| {
         let message = serde_json::json!({"messages": [{"role": "user", "content": "question"}], "tools": tools});
@@ -268,7 +270,7 @@ fn capabilities(prompts: &PromptMaker) -> Vec<Capability> {
     capabilities
 }
 
-/// Shows how much of the model is loaded: to HTTP, and to people as a bar or as log lines.
+/// Reports the loaded share: over HTTP, and on the terminal as a bar or as log lines.
 struct Progress {
     phase: Arc<watch::Sender<Phase>>,
     stop: Arc<AtomicBool>,
@@ -285,7 +287,7 @@ impl Progress {
         Self { phase, stop, bar, percent: 0 }
     }
 
-    /// Shows the loaded share, 0 to 1; returns whether to go on.
+    /// Reports the loaded share, 0 to 1; returns whether to continue.
     fn report(&mut self, share: f32) -> bool {
         // A float cast saturates, so any share gives a percentage.
         let percent = ((share * 100.0) as u8).min(100);

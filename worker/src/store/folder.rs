@@ -1,8 +1,8 @@
 //! The folder of one model's chunks: its lock, its scan, and the reading, writing and deleting of one file.
 //!
-//! Not here: the bytes of a file (`format`), when anything is done (`thread`).
-//! The idea: a file appears under its name only when it is whole and flushed. The lock is the system's and dies with
-//! the process, so a killed worker leaves nothing that has to be cleared by hand.
+//! A file appears under its name only when it is complete and flushed. The lock is the system's and ends with the
+//! process, so a killed worker leaves nothing to clear by hand. Not here: the bytes of a file (`format`), the order of
+//! work (`thread`).
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, TryLockError};
@@ -18,20 +18,20 @@ use warmpath_common::model::Fingerprint;
 use super::format::{self, Damage, FORMAT_VERSION};
 use super::{Identity, ReadFailure, Record, StoreError, StoredFile};
 
-/// Is the context string of the folder's name.
+/// Context string of the hash in the folder's name.
 const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
-/// Is how many bytes of the hash name the folder.
+/// Bytes of the hash in the folder's name.
 const NAME_BYTES: usize = 8;
-/// Is the file that is locked; it says in words whose folder this is.
+/// File that is locked; its text describes whose folder this is.
 const LOCK_FILE: &str = "identity";
-/// Beginning of the names of the files that workers lock beside their folders.
+/// Prefix of the names of the files that workers lock beside their folders.
 const RESERVATION_PREFIX: &str = ".worker-";
-/// Is how the names of files begin that are being written.
+/// Prefix of the names of files that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
-/// Is after how many files the scan says how far it is.
+/// Number of files after which the scan reports its progress.
 const FILES_PER_REPORT: usize = 4096;
 
-/// Is the folder of one identity, locked.
+/// Locked folder of one identity.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -40,17 +40,18 @@ pub(super) struct Folder {
     _lock: File,
 }
 
-/// Place of a worker in `dir`, held until it is dropped.
+/// Reservation of `dir` by a worker, until this is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     /// Holds the lock until it is closed.
     _lock: File,
 }
 
-/// Makes `dir` where there is none, tries to write into it, and takes the place of a worker whose state is named by `settings`:
-/// a second one with these would need the same folder, which it could only tell once its model is loaded.
+/// Creates `dir` if it does not exist, tries to write into it, and reserves it for a worker with these `settings`. A
+/// second worker with the same settings would need the same folder, which it could detect only once its model is
+/// loaded.
 ///
-/// Returns nothing where only the folders in it can be written to. Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
+/// Returns `None` if only the folders in it are writable. Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     make(dir)?;
     let tried = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(dir);
@@ -59,7 +60,7 @@ pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reserv
         entries.filter_map(|entry| entry.file_type().ok()).any(|kind| kind.is_dir())
     };
     match tried {
-        // The folder of this model may be there, and be one that can be written to.
+        // The folder of this model may exist, and be writable.
         Err(_) if has_folders() => Ok(None),
         Err(source) => Err(StoreError::Unwritable { folder: dir.to_owned(), source }),
         Ok(_) => {
@@ -70,7 +71,7 @@ pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reserv
     }
 }
 
-/// Opens and locks a file in a folder. Errors: `InUse` where another process has locked it; `Lock`.
+/// Opens and locks a file in a folder. Errors: `InUse` if another process has locked it; `Lock`.
 fn lock(folder: &Path, name: &str) -> Result<File, StoreError> {
     let lock_error = |source| StoreError::Lock { folder: folder.to_owned(), source };
     let open = File::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
@@ -82,33 +83,33 @@ fn lock(folder: &Path, name: &str) -> Result<File, StoreError> {
     Ok(lock)
 }
 
-/// Makes a folder. What will lie there was in prompts, so nobody else may read it.
+/// Creates a folder. Its files will contain prompts, so no other user may read it.
 fn make(path: &Path) -> Result<(), StoreError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| StoreError::Make { folder: path.to_owned(), source })
 }
 
 impl Folder {
-    /// Makes the folder of `identity` in `dir` where there is none, and locks it.
+    /// Creates the folder of `identity` in `dir` if it does not exist, and locks it.
     ///
-    /// Errors: `Make`; `InUse` where another process has locked it; `Lock`.
+    /// Errors: `Make`; `InUse` if another process has locked it; `Lock`.
     pub fn open(dir: &Path, identity: Identity) -> Result<Self, StoreError> {
         let path = dir.join(folder_name(&identity));
         make(&path)?;
         let lock = lock(&path, LOCK_FILE)?;
-        // The text is for people: on a full disk it is missing, and the lock holds.
+        // The text is for operators: on a full disk it is missing, and the lock holds all the same.
         let _ = describe(&lock, &identity);
         Ok(Self { path, identity, _lock: lock })
     }
 
-    /// Returns where the folder is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Lists the good files, parents before their children, and deletes all others.
+    /// Returns the valid files, parents before their children, and deletes all others.
     ///
-    /// Cost: one small read a file. Errors: `List`.
+    /// Cost: one small read per file. Errors: `List`.
     pub fn scan(&self) -> Result<Vec<StoredFile>, StoreError> {
         let list_error = |source| StoreError::List { folder: self.path.clone(), source };
         let started_at = Instant::now();
@@ -141,7 +142,7 @@ impl Folder {
         Ok(files)
     }
 
-    /// Returns what the file at `path` holds, by its header.
+    /// Returns the record of the file at `path`, by its header.
     fn inspect(&self, path: &Path) -> Result<StoredFile, ReadFailure> {
         let io = |source| ReadFailure::Io { source };
         let mut file = File::open(path).map_err(io)?;
@@ -168,13 +169,13 @@ impl Folder {
         info!(%folder, n_files = files.len(), n_bytes, ms, "opened the disk cache");
     }
 
-    /// Writes a chunk and returns the size of its file; where that fails, nothing is left of it.
+    /// Writes a chunk and returns the size of its file; if that fails, no part of it remains.
     pub fn write(&self, record: &Record, payload: &[u8]) -> io::Result<u64> {
         let head = format::encode(self.identity, record, payload)?;
         let mut file = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(&self.path)?;
         file.write_all(&head)?;
         file.write_all(payload)?;
-        // Before the rename: after a power cut, the name must not stand for bytes that never reached the disk.
+        // Before the rename: after a power failure, the name must not exist without its bytes.
         file.as_file().sync_data()?;
         file.persist(self.path.join(format::file_name(record))).map_err(|error| error.error)?;
         Ok((head.len() + payload.len()) as u64)
@@ -182,7 +183,7 @@ impl Folder {
 
     /// Returns the payload of `record`, checked.
     ///
-    /// Errors: `Missing`, `Damaged`, `Other` where the header is not `record`'s, `Io`.
+    /// Errors: `Missing`, `Damaged`, `Other` if the header is not that of `record`, `Io`.
     pub fn read(&self, record: &Record) -> Result<Arc<[u8]>, ReadFailure> {
         let io = |source| ReadFailure::Io { source };
         let mut file = File::open(self.path.join(format::file_name(record))).map_err(|source| match source.kind() {
@@ -199,7 +200,7 @@ impl Folder {
         }
         file.seek(SeekFrom::Start(payload_at)).map_err(io)?;
         let n_bytes = usize::try_from(header.record.n_bytes).map_err(|_| Damage::Length)?;
-        // Zeroed where it will stay and read in place: the payload is not copied.
+        // The final buffer is zeroed and read into: the payload is not copied.
         let mut payload: Arc<[u8]> = std::iter::repeat_n(0, n_bytes).collect();
         let bytes = Arc::get_mut(&mut payload).expect("nobody else has it yet");
         file.read_exact(bytes).map_err(|source| match source.kind() {
@@ -209,12 +210,12 @@ impl Folder {
         if header.payload_checksum != *blake3::hash(&payload).as_bytes() {
             return Err(Damage::Payload.into());
         }
-        // A later life evicts by this; where it cannot be set, the order is only less good.
+        // A restarted worker evicts by this time; if it cannot be set, the order is only less accurate.
         let _ = file.set_modified(SystemTime::now());
         Ok(payload)
     }
 
-    /// Deletes the file of `record`, where there is one.
+    /// Deletes the file of `record`, if it exists.
     pub fn delete(&self, record: &Record) -> io::Result<()> {
         match std::fs::remove_file(self.path.join(format::file_name(record))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -223,7 +224,7 @@ impl Folder {
     }
 }
 
-/// Returns the name of the folder: a short hash of everything that its files have in common.
+/// Returns the name of the folder: a short hash of the identity that all its files share.
 fn folder_name(identity: &Identity) -> String {
     let mut hasher = blake3::Hasher::new_derive_key(NAME_CONTEXT);
     hasher.update(&identity.model.0);
@@ -234,14 +235,14 @@ fn folder_name(identity: &Identity) -> String {
     hex[..2 * NAME_BYTES].to_owned()
 }
 
-/// Writes into the locked file whose folder this is.
+/// Writes a description of the identity into the locked file.
 fn describe(mut lock: &File, identity: &Identity) -> io::Result<()> {
     let Identity { model, kv, block_size_tokens } = identity;
     lock.set_len(0)?;
     write!(lock, "model {model}\nkv layout {kv}\nblock size {block_size_tokens} tokens\nformat {FORMAT_VERSION}\n")
 }
 
-/// Deletes the file at `path` and returns `why`, as the report says it.
+/// Deletes the file at `path` and returns the reason, as it is reported.
 fn drop_file(path: &Path, why: String) -> String {
     match std::fs::remove_file(path) {
         Ok(()) => why,

@@ -1,8 +1,8 @@
 //! The bytes of a chunk's file: a preamble, a header with its checksum, the payload.
 //!
-//! Not here: where files lie and how they are written safely (`folder`).
-//! The idea: the preamble says what the file is and proves the header; the header says what the payload must be and
-//! proves it. So a header can be trusted without reading the payload, and a payload can be trusted once it is read.
+//! The preamble identifies the file and has the header's checksum; the header describes the payload and has its
+//! checksum. So a header can be trusted without reading the payload, and a payload once it is read. Not here: the paths
+//! of files and safe writing (`folder`).
 //!
 //! ```text
 //! offset  bytes  field
@@ -10,7 +10,7 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Written`, then the identity of the tenant, 16 bytes big-endian, where it has a share
+//! 48      n      header: postcard of `Written`, then the tenant's identity, 16 bytes big-endian, if it has a share
 //! 48 + n         payload, to the end of the file
 //! ```
 
@@ -25,63 +25,63 @@ use warmpath_worker_core::tenants::TenantId;
 
 use super::{Identity, ReadFailure};
 
-/// Is what a file begins with.
+/// First bytes of a file.
 const MAGIC: [u8; 8] = *b"WARMPKVC";
-/// Is the version of the format, the layout of payloads included; it is part of the folder's name, so that two versions
-/// can live side by side.
+/// Version of the format, the layout of payloads included. It is part of the folder's name, so that two versions can
+/// exist side by side.
 pub(super) const FORMAT_VERSION: u32 = 1;
-/// Is the length of what stands before the header.
+/// Length of the preamble.
 pub(super) const PREAMBLE_BYTES: usize = 48;
-/// Is the part of the preamble that the checksum covers.
+/// Length of the part of the preamble that the checksum covers.
 const PREAMBLE_CHECKED_BYTES: usize = 16;
-/// Is the longest header that is read.
+/// Longest header that is read.
 ///
-/// Source: a checkpoint behind a million tokens has 3 MB of tokens and 1 MB of hashes; this is far from both.
+/// Source: a checkpoint after a million tokens has 3 MB of tokens and 1 MB of hashes; the limit is far above both.
 const HEADER_BYTES_MAX: usize = 64 << 20;
-/// Is how much is read at first: the whole header of a chunk of 256 tokens, which has about 1.5 KB.
+/// Length of the first read: the whole header of a chunk of 256 tokens, which has about 1.5 KB.
 const FIRST_READ_BYTES: usize = 4096;
 
-/// Says what is wrong with a file.
+/// Defect of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// It does not begin as a chunk's file does.
+    /// It does not begin like a chunk's file.
     #[error("not a chunk file")]
     Foreign,
     /// It has another version of the format.
     #[error("format version {version}")]
     Version {
-        /// Is its version.
+        /// Its version.
         version: u32,
     },
-    /// Its length is not what its header says.
+    /// Its length differs from the one in its header.
     #[error("truncated or too long")]
     Length,
-    /// Its header does not have the checksum that stands beside it.
+    /// Its header does not match its checksum.
     #[error("damaged header")]
     Header,
-    /// Its payload does not have the checksum that its header gives.
+    /// Its payload does not match the checksum in its header.
     #[error("damaged payload")]
     Payload,
     /// It belongs to another model, KV layout or block size.
     #[error("of another model")]
     Identity,
-    /// Its name is not the one that its content has.
+    /// Its name does not match its content.
     #[error("misnamed")]
     Name,
 }
 
-/// Is what a header says.
+/// Content of a header.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Is what the payload can be used with.
+    /// Identity with which the payload can be used.
     pub identity: Identity,
-    /// Says what the payload is the state of, and its size.
+    /// Blocks and size of the payload.
     pub record: Record,
-    /// Is the blake3 of the payload.
+    /// Blake3 of the payload.
     pub payload_checksum: [u8; 32],
 }
 
-/// Is a header as it lies in the file; the order of the fields is part of the format.
+/// A header in its form in the file; the order of the fields is part of the format.
 #[derive(Debug, Serialize, Deserialize)]
 struct Written<'a> {
     identity: Identity,
@@ -138,7 +138,7 @@ pub(super) fn file_name(record: &Record) -> String {
     format!("{last}.{kind}")
 }
 
-/// Returns everything that stands before the payload.
+/// Returns the bytes before the payload.
 pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io::Result<Vec<u8>> {
     if record.n_bytes != payload.len() as u64 {
         let text = format!("the payload has {} bytes, its record says {}", payload.len(), record.n_bytes);
@@ -146,7 +146,7 @@ pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io:
     }
     let header = Written::new(identity, record, payload);
     let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
-    // Behind the rest, so that files without it are read as well.
+    // After the other fields, so that files without it can be read, too.
     bytes.extend(record.tenant.iter().flat_map(|tenant| tenant.0.to_be_bytes()));
     let header_bytes = bytes.len() - PREAMBLE_BYTES;
     if header_bytes > HEADER_BYTES_MAX {
@@ -161,10 +161,10 @@ pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io:
     Ok(bytes)
 }
 
-/// Reads the header from the beginning of a file of `file_bytes`, and leaves `file` somewhere behind it.
+/// Reads the header from the start of a file of `file_bytes`, and leaves `file` somewhere after it.
 ///
 /// Returns the header and the offset of the payload.
-/// Errors: `Damaged` where it is not a sound file of that length; `Io`.
+/// Errors: `Damaged` if it is not a valid file of that length; `Io`.
 pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Header, u64), ReadFailure> {
     let mut bytes = Vec::with_capacity(FIRST_READ_BYTES);
     read_to(file, &mut bytes, FIRST_READ_BYTES)?;
@@ -183,14 +183,14 @@ pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Head
     Ok((header, end as u64))
 }
 
-/// Reads until `bytes` holds `wanted_bytes` or the file ends.
+/// Reads until `bytes` has `wanted_bytes` or the file ends.
 fn read_to(file: &mut impl Read, bytes: &mut Vec<u8>, wanted_bytes: usize) -> Result<(), ReadFailure> {
     let missing_bytes = wanted_bytes.saturating_sub(bytes.len()) as u64;
     file.take(missing_bytes).read_to_end(bytes).map_err(|source| ReadFailure::Io { source })?;
     Ok(())
 }
 
-/// Returns where the header ends, as the preamble at the beginning of `bytes` says.
+/// Returns the end of the header, by the preamble at the start of `bytes`.
 fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
     if !bytes.starts_with(&MAGIC) {
         return Err(Damage::Foreign);
@@ -207,7 +207,7 @@ fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
     if header_bytes > HEADER_BYTES_MAX { Err(Damage::Header) } else { Ok(PREAMBLE_BYTES + header_bytes) }
 }
 
-/// Returns the header that `bytes`, preamble and header, hold.
+/// Returns the header in `bytes`, which are preamble and header.
 fn decode(bytes: &[u8]) -> Result<Header, Damage> {
     if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
         return Err(Damage::Header);
@@ -221,7 +221,7 @@ fn decode(bytes: &[u8]) -> Result<Header, Damage> {
     written.into_header(tenant).ok_or(Damage::Header)
 }
 
-/// Returns the checksum of preamble and header, itself left out.
+/// Returns the checksum of preamble and header, without the checksum's own bytes.
 fn checksum(bytes: &[u8]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);

@@ -1,8 +1,8 @@
-//! The requests between the engine thread and the disk thread.
+//! The queue of requests from the engine thread to the disk thread.
 //!
-//! Not here: doing them (`thread`). The idea: what a request waits for (reads) and what frees room (deletes) goes in
-//! order and ahead of writes; writes are bounded in bytes, and a chunk that is deleted before its write has begun is
-//! never written.
+//! Reads, which requests wait for, and deletions, which free space, go in order and ahead of writes. Writes are limited
+//! in bytes, and a chunk that is deleted before its write has begun is never written. Not here: their execution
+//! (`thread`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -12,7 +12,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, Record};
 
 use super::{DiskEvent, WriteFailure};
 
-/// Asks for a chunk to be written.
+/// Request to write a chunk.
 #[derive(Debug)]
 pub(super) struct Write {
     pub id: ChunkId,
@@ -21,17 +21,17 @@ pub(super) struct Write {
 }
 
 impl Write {
-    /// Returns how much memory the request keeps from being freed. Units: bytes.
+    /// Returns the memory that the request holds. Units: bytes.
     fn n_bytes(&self) -> u64 {
         let record_bytes = size_of::<Record>() + size_of_val(&*self.record.blocks) + size_of_val(&*self.record.tokens);
         (self.payload.len() + record_bytes) as u64
     }
 }
 
-/// Is what the disk thread has to do next.
+/// Next job of the disk thread.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Tell the engine what needed no disk.
+    /// Report a result that needed no disk access.
     Tell(DiskEvent),
     /// Read a chunk.
     Read { id: ChunkId, record: Arc<Record> },
@@ -41,28 +41,29 @@ pub(super) enum Job {
     Write(Write),
 }
 
-/// Is the queue; it has one thread that asks and one that serves.
+/// The queue, with one thread that adds requests and one that takes them.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// Guards the requests; held for a few instructions, never during IO or a callback.
+    /// The requests. The lock is held for a few instructions, never during IO or a callback.
     state: Mutex<State>,
     /// Wakes the disk thread.
     asked: Condvar,
-    /// Wakes whoever waits for writes to be done or for the thread to end.
+    /// Wakes threads that wait for writes to be done or for the disk thread to end.
     progressed: Condvar,
     queued_bytes_max: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Holds no payloads besides those that `writes` had; the engine asks at most once for each chunk that it knows.
+    /// Jobs ahead of writes. They hold no payloads besides those that `writes` had; the engine sends at most one per
+    /// chunk.
     urgent: VecDeque<Job>,
     writes: HashMap<ChunkId, Write>,
-    /// Is the order of `writes`; ids of writes taken back stay until they are reached.
+    /// Order of `writes`; ids of cancelled writes stay until they are reached.
     write_order: VecDeque<ChunkId>,
-    /// Counts what `writes` and the write under way keep in memory.
+    /// Memory held by `writes` and the write in progress.
     queued_bytes: u64,
-    /// Is the size of the write under way.
+    /// Size of the write in progress.
     writing_bytes: Option<u64>,
     is_closed: bool,
     has_ended: bool,
@@ -100,7 +101,7 @@ impl Queue {
         self.state.lock().expect("no holder of the lock panics")
     }
 
-    /// Queues a write, or its refusal where the queue is full.
+    /// Queues a write, or its refusal if the queue is full.
     pub fn write(&self, write: Write) {
         let mut state = self.lock();
         state.take_back_write(write.id);
@@ -116,7 +117,7 @@ impl Queue {
         self.asked.notify_one();
     }
 
-    /// Queues a read, or its answer where the chunk is still here.
+    /// Queues a read, or its result if the chunk is still in the queue.
     pub fn read(&self, id: ChunkId, record: Arc<Record>) {
         let mut state = self.lock();
         let job = match state.writes.get(&id) {
@@ -127,7 +128,7 @@ impl Queue {
         self.asked.notify_one();
     }
 
-    /// Takes back the write of `id` where it waits, and queues the deletion of the file.
+    /// Cancels the write of `id` if it waits, and queues the deletion of the file.
     pub fn delete(&self, id: ChunkId, record: Arc<Record>) {
         let mut state = self.lock();
         state.take_back_write(id);
@@ -136,7 +137,7 @@ impl Queue {
         self.progressed.notify_all();
     }
 
-    /// Waits for something to do; `None` when the queue has been closed.
+    /// Waits for a job; returns `None` when the queue has been closed.
     pub fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -153,7 +154,7 @@ impl Queue {
         }
     }
 
-    /// Says that the write which `next` returned has been answered.
+    /// Records that the result of the write from `next` has been reported.
     pub fn finish_write(&self) {
         let mut state = self.lock();
         let n_bytes = state.writing_bytes.take().unwrap_or(0);
@@ -161,18 +162,18 @@ impl Queue {
         self.progressed.notify_all();
     }
 
-    /// Waits until no write waits or is under way, and returns how many do at the deadline.
+    /// Waits until no write waits or is in progress, and returns the number of remaining ones at the deadline.
     pub fn flush(&self, deadline: Instant) -> usize {
         self.wait_until(deadline, |state| state.n_unwritten() == 0 || state.has_ended).n_unwritten()
     }
 
-    /// Gives up everything that waits and lets the thread end.
+    /// Drops everything that waits and lets the thread end.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.asked.notify_one();
     }
 
-    /// Says that the thread has ended.
+    /// Records that the thread has ended.
     pub fn end(&self) {
         self.lock().has_ended = true;
         self.progressed.notify_all();

@@ -1,8 +1,9 @@
 //! A slot's whole state in one file, for `POST /slots/{id}?action=save|restore`.
 //!
-//! Not here: chunks of the disk tier (`folder`), who asks (`http::slots`).
-//! The idea: as with chunks, the preamble proves the header and the header proves the state, which here is what llama.cpp
-//! exported, uncut, and the checkpoints that go with it. A file that is not whole, not unchanged or of another model or layout is refused before llama.cpp sees it.
+//! As in a chunk's file, the preamble has the header's checksum and the header has the state's. The state is
+//! llama.cpp's export, uncut, followed by its checkpoints. A file that is incomplete, changed, or of another model or
+//! layout is refused before llama.cpp sees it. Not here: chunks of the disk tier (`folder`), the endpoint
+//! (`http::slots`).
 //!
 //! ```text
 //! offset  bytes  field
@@ -10,7 +11,7 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Header`, from version 2 on that of the list of checkpoints behind it
+//! 48      n      header: postcard of `Header`, from version 2 on followed by that of the list of checkpoints
 //! 48 + n         state
 //!                checkpoints, to the end of the file
 //! ```
@@ -27,45 +28,45 @@ use warmpath_common::ids::Token;
 use super::Identity;
 use crate::engine::{SlotCheckpoint, SlotState};
 
-/// Is what a file begins with.
+/// First bytes of a file.
 const MAGIC: [u8; 8] = *b"WARMPSLT";
 /// Version of the format that is written.
 const FORMAT_VERSION: u32 = 2;
-/// Version without checkpoints, which is read as well.
+/// Version without checkpoints, which can be read, too.
 const VERSION_WITHOUT_CHECKPOINTS: u32 = 1;
-/// Is the length of what stands before the header.
+/// Length of the preamble.
 const PREAMBLE_BYTES: usize = 48;
-/// Is the part of the preamble that its checksum covers.
+/// Length of the part of the preamble that its checksum covers.
 const PREAMBLE_CHECKED_BYTES: usize = 16;
 
-/// Is what a slot's state can be used with.
+/// Identity with which a slot's state can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotIdentity {
-    /// Is what any stored state depends on.
+    /// Identity of any stored state.
     pub common: Identity,
-    /// Is 1 where all slots share one KV buffer, else the number of slots.
+    /// 1 if all slots share one KV buffer, else the number of slots.
     pub n_streams: u32,
 }
 
-/// Says why a slot's state cannot be written or read.
+/// Reason why a slot's state cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotFileError {
     /// There is no such file.
     #[error("there is no such file")]
     Missing,
-    /// It is no slot's file, or not whole, or not as it was written.
+    /// It is no slot's file, incomplete, or changed.
     #[error("it is not a slot's state, or damaged ({what})")]
     Damaged {
-        /// Says what does not fit.
+        /// Description of the defect.
         what: &'static str,
     },
     /// It was saved with another model or other settings.
     #[error("it was saved with {other} than this worker's")]
     Foreign {
-        /// Says what is another.
+        /// Description of the difference.
         other: &'static str,
     },
-    /// The system does not write or read it.
+    /// The system cannot write or read it.
     #[error("the file cannot be written or read")]
     Io(#[source] io::Error),
 }
@@ -80,7 +81,7 @@ struct Header<'a> {
     state_checksum: [u8; 32],
 }
 
-/// What a header says of one checkpoint.
+/// Header of one checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 struct CheckpointHeader {
     n_tokens: u64,
@@ -88,7 +89,7 @@ struct CheckpointHeader {
     checksum: [u8; 32],
 }
 
-/// Where the parts of a file lie.
+/// Positions of a file's parts.
 #[derive(Debug)]
 struct Parts {
     slot: SlotState,
@@ -155,7 +156,7 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns what a file holds, without the state itself, and where that lies.
+/// Returns the content of a file without the state itself, and the state's position.
 fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     let damaged = |what| SlotFileError::Damaged { what };
     if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
@@ -198,7 +199,7 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     Ok(Parts { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
 }
 
-/// Returns what a header says, and which checkpoints there are; nothing where it is not one of that version.
+/// Returns a header, and the headers of its checkpoints; `None` if it is not one of that version.
 fn headers(bytes: &[u8], version: u32) -> Option<(Header<'_>, Vec<CheckpointHeader>)> {
     let (header, rest) = postcard::take_from_bytes::<Header<'_>>(bytes).ok()?;
     let (checkpoints, rest) = match version {
@@ -208,14 +209,14 @@ fn headers(bytes: &[u8], version: u32) -> Option<(Header<'_>, Vec<CheckpointHead
     rest.is_empty().then_some((header, checkpoints))
 }
 
-/// Takes the next `n_bytes` from the front of `rest`; nothing where there are fewer.
+/// Takes the next `n_bytes` from the front of `rest`; `None` if there are fewer.
 fn part<'a>(rest: &mut &'a [u8], n_bytes: u64) -> Option<&'a [u8]> {
     let (part, behind) = rest.split_at_checked(usize::try_from(n_bytes).ok()?)?;
     *rest = behind;
     Some(part)
 }
 
-/// Says in what a file's identity is another than the worker's, if it is.
+/// Returns the difference between a file's identity and the worker's, if there is one.
 fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
     if file.common.model != own.common.model {
         Some("another model")
@@ -228,7 +229,7 @@ fn difference(file: &SlotIdentity, own: &SlotIdentity) -> Option<&'static str> {
     }
 }
 
-/// Returns the checksum of preamble and header, itself left out.
+/// Returns the checksum of preamble and header, without the checksum's own bytes.
 fn checksum(bytes: &[u8]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&bytes[..PREAMBLE_CHECKED_BYTES]);

@@ -1,7 +1,7 @@
 //! Tests of the disk tier on real files: its life, layout, damage, crashes, order and failures.
 //!
-//! The idea: a test's payload follows from its record, so whoever finds a chunk can say whether it is right. A callback
-//! that does not return is a disk that does not answer, without a clock.
+//! A test's payload follows from its record, so any chunk can be checked. A callback that does not return acts as a
+//! disk that does not respond, without a clock.
 
 mod crash;
 mod damage;
@@ -25,7 +25,7 @@ use warmpath_worker_core::tenants::TenantId;
 use super::format::file_name;
 use super::*;
 
-/// Is how long a test waits for what must come.
+/// Time limit of every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK_SIZE_TOKENS: u32 = 4;
 const IDENTITY: Identity =
@@ -33,7 +33,7 @@ const IDENTITY: Identity =
 const LIMITS: Limits = Limits { queued_bytes_max: 256 << 20, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
 const ROOT: BlockHash = BlockHash([7; 32]);
 
-/// Returns the record of two blocks at the beginning of the chain that `seed` names, with a small payload.
+/// Returns the record of two blocks at the start of the chain that `seed` names, with a small payload.
 fn chunk(seed: u32) -> Record {
     sized(seed, 100)
 }
@@ -54,7 +54,7 @@ fn sized(seed: u32, n_bytes: usize) -> Record {
     }
 }
 
-/// Returns the record of one block behind `parent`.
+/// Returns the record of one block after `parent`.
 fn child_of(parent: &Record) -> Record {
     let last = parent.blocks[parent.blocks.len() - 1];
     let tokens: Arc<[Token]> = vec![9; BLOCK_SIZE_TOKENS as usize].into();
@@ -70,7 +70,7 @@ fn payload(record: &Record) -> Arc<[u8]> {
     bytes.into()
 }
 
-/// Is an open store and what it answers.
+/// An open store and its events.
 struct Opened {
     store: DiskStore,
     files: Vec<StoredFile>,
@@ -82,14 +82,14 @@ impl Opened {
         self.events.recv_timeout(PATIENCE).expect("the store answers")
     }
 
-    /// Asks for the chunk of which `seed` is also the id.
+    /// Requests the write of the chunk whose id is also `seed`.
     fn write(&self, seed: u32, n_bytes: usize) {
         let record = sized(seed, n_bytes);
         let payload = payload(&record);
         self.store.write(ChunkId(seed.into()), record.into(), payload);
     }
 
-    /// Writes and waits for the answer.
+    /// Writes and waits for the event.
     fn write_through(&self, record: &Record) {
         self.store.write(ChunkId(0), record.clone().into(), payload(record));
         let event = self.event();
@@ -109,7 +109,7 @@ impl Opened {
         assert_eq!(self.store.flush(Instant::now() + PATIENCE), 0);
     }
 
-    /// Returns what the events that have come say, in words.
+    /// Returns the received events in words.
     fn said(&self) -> Vec<String> {
         self.events.try_iter().map(|event| said(&event)).collect()
     }
@@ -135,7 +135,7 @@ fn open_at(dir: &Path, identity: Identity, limits: Limits) -> Opened {
     Opened { store, files, events }
 }
 
-/// Opens a store whose disk does one request and then hangs until the sender is dropped or sends.
+/// Opens a store whose disk serves one request and then hangs until the sender is dropped or sends.
 fn open_hanging(dir: &TempDir, limits: Limits) -> (Opened, Sender<()>) {
     let (sender, events) = channel();
     let (release, released) = channel();
@@ -151,7 +151,7 @@ fn dir() -> TempDir {
     tempfile::tempdir().expect("a folder can be made")
 }
 
-/// Lists the names in the store's folder besides the lock's.
+/// Returns the names in the store's folder without the lock's.
 fn names(folder: &Path) -> Vec<OsString> {
     let entries = fs::read_dir(folder).expect("the folder is there");
     let mut names: Vec<OsString> = entries.map(|entry| entry.unwrap().file_name()).collect();

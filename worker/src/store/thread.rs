@@ -1,8 +1,8 @@
-//! The thread "cache-disk": does one request after the other and answers with events.
+//! The thread "cache-disk": serves one request after the other and reports with events.
 //!
-//! Not here: which request is next (`queue`), how a file is written (`folder`).
-//! The idea: a disk that fails is not hammered and not complained about all the time: after a failed write none is
-//! tried for some seconds, and a warning of one kind comes at most once a minute.
+//! A failing disk is not overloaded, and the log is not flooded: after a failed write none is tried for some seconds,
+//! and a warning of one kind is logged at most once a minute. Not here: the order of requests (`queue`), writing a file
+//! (`folder`).
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::folder::Folder;
 use super::queue::{Job, Queue, Write};
 use super::{ChunkId, DiskEvent, ReadFailure, Record, WriteFailure};
 
-/// Is the thread's name, as `top -H` shows it.
+/// Name of the thread in `top -H`.
 const NAME: &str = "cache-disk";
-/// Is how often a warning of one kind may come.
+/// Shortest time between two warnings of one kind.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 
-/// Is the thread's state.
+/// State of the thread.
 pub(super) struct DiskThread<F> {
     folder: Folder,
     queue: Arc<Queue>,
@@ -32,7 +32,7 @@ pub(super) struct DiskThread<F> {
     delete_warnings: Warnings,
 }
 
-/// Counts failures of one kind between two warnings.
+/// Failures of one kind between two warnings.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
     last_at: Option<Instant>,
@@ -40,7 +40,7 @@ pub(super) struct Warnings {
 }
 
 impl Warnings {
-    /// Counts a failure and returns how many there were since the last warning, where a warning is due.
+    /// Counts a failure; if a warning is due, returns the number of failures since the last one.
     pub fn count(&mut self, now: Instant) -> Option<u64> {
         self.n_failures += 1;
         let is_due = self.last_at.is_none_or(|last_at| now.duration_since(last_at) >= WARNING_EVERY);
@@ -51,7 +51,7 @@ impl Warnings {
     }
 }
 
-/// Says that the thread has ended when it is dropped, also by a panic.
+/// Records the end of the thread when it is dropped, also by a panic.
 struct End(Arc<Queue>);
 
 impl Drop for End {
@@ -61,7 +61,7 @@ impl Drop for End {
 }
 
 impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
-    /// Starts the thread; it ends when the queue is closed, and unlocks the folder then.
+    /// Starts the thread; it ends when the queue is closed, and then unlocks the folder.
     pub fn spawn(folder: Folder, queue: Arc<Queue>, write_pause: Duration, on_event: F) -> io::Result<()> {
         let end = End(Arc::clone(&queue));
         let disk = Self {
@@ -75,7 +75,7 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
             delete_warnings: Warnings::default(),
         };
         thread::Builder::new().name(NAME.to_owned()).spawn(move || {
-            // Dropped last: whoever waits for the end may then open the folder anew.
+            // Dropped last: a caller that waits for the end may then open the folder again.
             let _end = end;
             disk.run();
         })?;

@@ -1,28 +1,28 @@
-//! The published view: what a receiver holds that has applied every update so far.
+//! The published view: the blocks of a receiver that has applied every update so far.
 //!
-//! Not here: sending it. The idea: the runs as they were announced, with holes where a later run or a removal took a
-//! block away; a snapshot is the stretches between the holes.
+//! It has the runs as they were announced, with holes for blocks that a later run or a removal took away. A snapshot
+//! consists of the parts between the holes. Not here: sending it.
 
 use std::collections::{BTreeMap, HashMap};
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Digest, Resume, Run};
 
-/// Is every block that the worker has announced and not removed.
+/// Every block that the worker has announced and not removed.
 #[derive(Debug, Default)]
 pub struct Published {
-    /// Holds the announced runs in the order of their announcement.
+    /// Announced runs in order of their announcement.
     runs: BTreeMap<u64, Announced>,
-    /// Says which run holds a block, and where in the run.
+    /// Run and index of each block.
     places: HashMap<BlockKey, (u64, usize)>,
     n_announced: u64,
     digest: Digest,
 }
 
-/// Is a run as it was announced, less the blocks that it has lost since.
+/// A run as it was announced, without the blocks that it has lost since.
 #[derive(Debug)]
 struct Announced {
-    /// Is the run without its keys.
+    /// The run without its keys.
     form: Run,
     keys: Vec<Option<BlockKey>>,
     n_left: usize,
@@ -38,7 +38,7 @@ impl Published {
         }
     }
 
-    /// Returns whether something is said of a block.
+    /// Returns whether a block is in the view.
     pub fn has(&self, key: &BlockKey) -> bool {
         self.places.contains_key(key)
     }
@@ -58,7 +58,7 @@ impl Published {
                 stretches
                     .map(|stretch| Run { keys: stretch.iter().copied().flatten().collect(), ..announced.form.clone() }),
             );
-            // A checkpoint's run can be resumed at its own last block only, so what lies before a hole cannot.
+            // A checkpoint's run can be resumed only at its own last block, so the part before a hole cannot be.
             if announced.form.resume == Resume::LastBlock {
                 let has_end = announced.keys.last().is_some_and(Option::is_some);
                 let n_whole = runs.len() - usize::from(has_end);
@@ -74,7 +74,7 @@ impl Published {
         }
         let id = self.n_announced;
         self.n_announced += 1;
-        // A run that names a block twice would hold it in two places; the later one counts.
+        // If a run names a block twice, the later place counts.
         let mut keys: Vec<Option<BlockKey>> = Vec::with_capacity(run.keys.len());
         let mut n_left = 0;
         for (idx, key) in run.keys.iter().enumerate() {
@@ -113,10 +113,10 @@ mod tests {
 
     use super::*;
 
-    /// Is what a receiver knows of a block: how it is held, and whether a request may start behind it.
+    /// A receiver's state of each block: its run, and whether a request may start after it.
     type View = HashMap<BlockKey, (Run, bool)>;
 
-    /// Applies a change as a receiver does, block by block.
+    /// Applies a change block by block, like a receiver.
     fn receive(view: &mut View, change: &Change) {
         match change {
             Change::Stored(run) => {

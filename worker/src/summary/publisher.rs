@@ -1,8 +1,7 @@
-//! The task that owns the published view and feeds every subscriber the same frames.
+//! The task that owns the published view and sends every subscriber the same frames.
 //!
-//! Not here: the view itself (`published`), HTTP. The idea: one owner, so a snapshot and the updates behind it can
-//! neither overlap nor leave a gap; one bounded broadcast, so a subscriber that does not keep up is cut off and starts
-//! afresh.
+//! With one owner, a snapshot and the updates after it neither overlap nor leave a gap. With one bounded broadcast
+//! channel, a slow subscriber is disconnected and starts again. Not here: the view itself (`published`), HTTP.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,31 +29,32 @@ use crate::engine::EngineUpdate;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
-/// Is the most subscribers at a time: router replicas, with room for people who look.
+/// Most subscribers at a time: router replicas, with room for people who inspect the stream.
 const SUBSCRIBERS_MAX: usize = 64;
 
-/// Is the most updates that wait for a subscriber; one that is further behind is cut off.
+/// Most updates queued for a subscriber; one with more is disconnected.
 ///
 /// Source: about ten seconds of load updates at their highest rate, one every 10 ms.
 const STREAM_UPDATES_MAX: usize = 1024;
 
-/// Bounds what is kept for subscribers that come back.
+/// Limits of the replay buffer for subscribers that reconnect.
 ///
-/// Source: own choice: a minute and more of load updates at their highest rate, or what announces a million blocks.
+/// Source: own choice: a minute and more of load updates at their highest rate, or the announcement of a million
+/// blocks.
 const RING: RingLimits = RingLimits { updates_max: 8192, bytes_max: 8 << 20 };
 
-/// Is the longest silence of a stream.
+/// Longest silence of a stream.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Is the shortest time between two frames that tell of nothing but requests that have come.
+/// Shortest time between two frames that report only new requests.
 ///
-/// Source: own choice: what comes within it is told together, so that however many come, subscribers get no flood of frames.
+/// Source: own choice: requests within this time share a frame, so that subscribers get no flood of frames.
 const ARRIVALS_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Is the most requests for a snapshot or a subscription that wait for the task.
+/// Most queued requests for a snapshot or a subscription.
 const COMMANDS_MAX: usize = 16;
 
-/// Is the way to the publisher's task.
+/// Handle of the publisher's task.
 #[derive(Debug, Clone)]
 pub struct Publisher {
     commands: mpsc::Sender<Command>,
@@ -62,14 +62,14 @@ pub struct Publisher {
     metrics: Arc<Metrics>,
 }
 
-/// Is one subscriber's stream: the frames of a snapshot or of what was missed, then of every update; it ends when the
+/// Stream of one subscriber: the frames of a snapshot or the missed ones, then those of every update. It ends when the
 /// subscriber lags.
 ///
-/// Shape: each item is one frame behind its length as a big-endian u32.
+/// Shape: each item is one frame after its length as a big-endian u32.
 pub struct Subscription {
     frames: futures::stream::Iter<std::vec::IntoIter<Bytes>>,
     updates: BroadcastStream<Bytes>,
-    /// Frees the subscriber's place when the stream is dropped.
+    /// Place of the subscriber, freed when the stream is dropped.
     _place: OwnedSemaphorePermit,
     metrics: Arc<Metrics>,
 }
@@ -80,10 +80,10 @@ enum Command {
     Subscribe(Option<Stamp>, oneshot::Sender<(Start, broadcast::Receiver<Bytes>)>),
 }
 
-/// Says how a stream starts.
+/// Start of a stream.
 #[derive(Debug)]
 enum Start {
-    /// The subscriber has the view of this stamp, and gets what comes behind it.
+    /// The subscriber has the view of this stamp, and gets the later updates.
     Resumed(Stamp, Vec<Bytes>),
     /// It gets the whole view.
     Snapshot(Box<Snapshot>),
@@ -117,7 +117,7 @@ impl Start {
 impl Publisher {
     /// Starts the task; it ends when the engine does.
     ///
-    /// `first` is what stands in the view before the first update.
+    /// `first` is the view before the first update.
     pub fn start(
         first: (Stamp, ModelInfo),
         updates: mpsc::UnboundedReceiver<EngineUpdate>,
@@ -143,14 +143,14 @@ impl Publisher {
         (Self { commands, places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)), metrics }, handle)
     }
 
-    /// Returns the view as it is.
+    /// Returns the present view.
     ///
     /// Errors: `Internal` once the engine has stopped.
     pub async fn snapshot(&self) -> Result<Snapshot, RequestError> {
         self.ask(Command::Snapshot).await
     }
 
-    /// Returns a stream of all that follows the view of `after`, or of the whole view and all that follows.
+    /// Returns a stream of the updates after the view of `after`, or of the whole view and all later updates.
     ///
     /// Errors: `SubscribersFull`; `Internal` once the engine has stopped.
     pub async fn subscribe(&self, after: Option<Stamp>) -> Result<Subscription, RequestError> {
@@ -206,24 +206,25 @@ impl Drop for Subscription {
     }
 }
 
-/// Is the state of the task.
+/// State of the task.
 struct Task {
-    /// Holds the recent updates; numbers them.
+    /// Replay buffer: recent updates with their numbers.
     ring: Ring<Bytes>,
     model: ModelInfo,
     published: Published,
-    /// Has what requests that have not started will fill; what is published is the engine's word and theirs.
+    /// Early announcements: blocks of requests that have not started. The published view combines the engine's and
+    /// these.
     promises: Promises,
     arrivals: Arrivals,
-    /// Lists changes that are published here and that subscribers have yet to be told.
+    /// Changes in the published view that subscribers have not received yet.
     untold: Vec<Change>,
-    /// Says that they have yet to be told of who has come or gone.
+    /// Whether subscribers have not received the latest arrivals and departures of requests.
     is_behind: bool,
-    /// Is when they were told something last.
+    /// Time of the last frame.
     told: Option<Instant>,
-    /// Is the load that the engine said last.
+    /// Load as the engine last reported it.
     counted: Load,
-    /// Is the load that routers were told last: the engine's and the arrivals.
+    /// Load as it was last sent: the engine's and the arrivals.
     load: Load,
     stream: broadcast::Sender<Bytes>,
     metrics: Arc<Metrics>,
@@ -255,7 +256,7 @@ impl Task {
     }
 
     fn answer(&self, command: Command) {
-        // A reply that fails has lost its reader, who then needs none.
+        // If a reply fails, its receiver is gone and needs none.
         match command {
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Subscribe(after, reply) => {
@@ -292,7 +293,7 @@ impl Task {
                 self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
                 let keys = if is_filling { keys } else { Vec::new() };
                 let mut changes = self.promises.make(id, keys, |_, key| self.published.has(key));
-                // Behind the blocks, so that it goes out with the load that counts the request.
+                // After the blocks, so that it is sent with the load that counts the request.
                 changes.push(Change::Accepted(request));
                 self.publish(changes);
                 self.tell_soon();
@@ -306,19 +307,19 @@ impl Task {
         }
     }
 
-    /// Returns how much of a prompt has to be computed, by what is published: at least one token, for its logits.
+    /// Returns the number of prompt tokens to compute, by the published view: at least one, for its logits.
     fn n_uncached(&self, n_tokens: u32, keys: &[BlockKey]) -> u32 {
         let n_blocks = keys.iter().take_while(|key| self.published.has(key)).count();
         let n_cached = u32::try_from(n_blocks).unwrap_or(u32::MAX).saturating_mul(self.model.block_size_tokens);
         n_tokens.saturating_sub(n_cached).max(1)
     }
 
-    /// Returns when who has come, or gone again, may be told of.
+    /// Returns when arrivals and departures may be sent.
     fn due(&self) -> Instant {
         self.told.map_or_else(Instant::now, |told| told + ARRIVALS_INTERVAL)
     }
 
-    /// Tells subscribers as soon as they may be told.
+    /// Sends pending changes as soon as that is allowed.
     fn tell_soon(&mut self) {
         self.is_behind = true;
         if self.due() <= Instant::now() {
@@ -331,7 +332,7 @@ impl Task {
         self.untold.extend(changes);
     }
 
-    /// Tells subscribers what they have yet to be told, and the load if it has changed.
+    /// Sends pending changes, and the load if it has changed.
     fn tell(&mut self) {
         self.is_behind = false;
         let load = self.arrivals.beside(&self.counted);
@@ -357,12 +358,12 @@ impl Task {
             let n_bytes = bytes.len();
             (bytes, n_bytes)
         });
-        // Without subscribers nobody misses the frame: the next one starts from a snapshot, or from the ring.
+        // Without subscribers no one misses the frame: the next one starts from a snapshot, or from the replay buffer.
         let _ = self.stream.send(bytes);
     }
 }
 
-/// Cuts changes into batches that fit into a frame each, in their order.
+/// Splits changes into batches that each fit into a frame, in their order.
 fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let mut batches = vec![Vec::new()];
     let mut n_keys = 0;
@@ -393,7 +394,7 @@ fn split(change: Change) -> Vec<Change> {
     }
 }
 
-/// Returns the frame's bytes behind their length as a big-endian u32.
+/// Returns the frame's bytes after their length as a big-endian u32.
 fn on_wire(frame: &Frame) -> Bytes {
     let content = frame.encode();
     let mut bytes = BytesMut::with_capacity(4 + content.len());

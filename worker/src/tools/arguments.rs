@@ -1,9 +1,10 @@
-//! The arguments of tools as the grammar of calls has them: each tool's are a mark, for which its schema stands.
+//! The arguments of tools in the grammar of calls: each tool's are a mark that its schema replaces.
+//!
+//! llama.cpp's converter ignores parts of a schema that it does not know. So it gets tools whose arguments are one word
+//! each. In its grammar these words are replaced by balanced brackets and a token that no vocabulary has, from which on
+//! the engine follows the schema. Formats whose arguments are no JSON object have no such word (`parameters`).
 //!
 //! Not here: following schemas (`engine`), schemas' keywords (`schema`).
-//! The idea: llama.cpp's converter ignores what it does not know of a schema. So it is given tools whose arguments are one word each, and
-//! these words are replaced in its grammar by balanced brackets and a token that no vocabulary has, from which on the engine keeps to the
-//! schema. Formats whose arguments are no JSON object have no such word (`parameters`).
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +17,7 @@ warmpath-part ::= [^"{}] | warmpath-text | warmpath-arguments
 warmpath-text ::= "\"" ( [^"\\] | "\\" . )* "\""
 "#;
 
-/// Returns the tools with a mark in place of the arguments of those at these places.
+/// Returns the tools with a mark in place of the arguments of those at these indexes.
 pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     let mut tools = tools.to_vec();
     for idx in places {
@@ -25,8 +26,9 @@ pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     tools
 }
 
-/// Returns a grammar of calls to tools, those at these places marked, with arguments in place of the marks, for which
-/// the tokens from `first` on stand; absent where its format does not write every tool's arguments as one JSON value.
+/// Returns a grammar of calls with arguments in place of the marks of the tools at these indexes; the tokens from
+/// `first` on stand for their schemas. Returns `None` if its format does not write every tool's arguments as one JSON
+/// value.
 pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
     let mut filled = grammar.to_owned();
     for (idx, token) in places.iter().copied().zip(first..) {
@@ -34,17 +36,17 @@ pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
         if !filled.contains(&mark) {
             return None;
         }
-        // White space behind them is the format's, where it has any.
+        // White space after them is the format's, if it has any.
         let arguments = format!("( <[{token}]> | warmpath-arguments )");
         filled = filled.replace(&format!("{mark} space\n"), &format!("{arguments}\n")).replace(&mark, &arguments);
     }
     Some(filled + RULES)
 }
 
-/// Returns the schema of a tool's arguments, normalized: they are an object, and have no properties that it does not name, as in
-/// llama.cpp's own grammars, unless it says that they may.
+/// Returns the normalized schema of a tool's arguments: they are an object, and have no properties that it does not
+/// name, as in llama.cpp's own grammars, unless it allows them.
 ///
-/// Errors: what of it is not kept.
+/// Errors: the part of it that cannot be enforced.
 pub fn schema(parameters: &Map<String, Value>) -> Result<Value, SchemaError> {
     let mut parameters = Value::Object(parameters.clone());
     match &parameters["type"] {
@@ -64,7 +66,8 @@ fn word(idx: usize) -> String {
     format!("warmpath-arguments-{idx}.")
 }
 
-/// Returns whether some object's properties are told in several places, so that none of these may exclude the others'.
+/// Returns whether some object's properties are defined in several places, so that none of these may exclude the
+/// others'.
 fn is_composed(schema: &Value) -> bool {
     match schema {
         Value::Object(keywords) => {

@@ -1,8 +1,8 @@
-//! What llama.cpp would have to do for a tool's schema, counted before it does it.
+//! Work of llama.cpp for a tool's schema, estimated in advance.
 //!
-//! Not here: what a schema means. The idea: the walk does what llama.cpp's converter does (json-schema.cpp,
-//! json-schema-to-grammar.cpp), with a purse: types in a list are walked one by one, a reference once, but each time where
-//! `allOf` puts it in place. Names grow with the path, and every pair of optional properties makes a rule.
+//! The walk follows llama.cpp's converter (json-schema.cpp, json-schema-to-grammar.cpp) with a budget. Types in a list
+//! are converted one by one; a reference once, but each time if `allOf` inlines it. Names grow with the path, and every
+//! pair of optional properties makes a rule. Not here: the meaning of a schema.
 
 use std::collections::HashSet;
 
@@ -10,27 +10,27 @@ use serde_json::{Map, Value};
 
 use crate::error::RequestError;
 
-/// Is the most that the schemas of all tools may cost together; a unit is some 10 ns.
+/// Largest cost of the schemas of all tools together; a unit is some 10 ns.
 ///
 /// Source: measured with `the_most_that_is_let_through_is_done_soon`.
 const COST_MAX: u64 = 20_000_000;
 
-/// Is how deep a schema may nest, references followed. Source: serde_json reads 128 levels.
+/// Deepest nesting of a schema, references followed. Source: serde_json reads 128 levels.
 const DEPTH_MAX: usize = 192;
 
-/// Is the longest name of a property. Units: bytes. Source: a choice; rules are named by it.
+/// Longest name of a property. Units: bytes. Source: own choice; rules are named by it.
 const PROPERTY_BYTES_MAX: usize = 256;
 
-/// Is what a schema costs besides its name. Source: some ten allocations.
+/// Cost of a schema besides its name. Source: some ten allocations.
 const NODE_COST: u64 = 400;
 
-/// Is what a pattern costs: all rules so far are copied. Source: as [`COST_MAX`].
+/// Cost of a pattern: all rules so far are copied. Source: as [`COST_MAX`].
 const PATTERN_COST: u64 = 20_000;
 
-/// Is why a schema is refused.
+/// Reason why a schema is refused.
 type Refusal = String;
 
-/// Checks the schemas of tools of the right shape.
+/// Checks the schemas of tools whose other fields are valid.
 ///
 /// Errors: `Field`, naming the tool.
 pub(super) fn check(tools: &[Value]) -> Result<(), RequestError> {
@@ -46,7 +46,7 @@ pub(super) fn check(tools: &[Value]) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// Returns how long a value is as JSON, roughly.
+/// Returns the approximate length of a value as JSON.
 pub(super) fn json_bytes(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
@@ -92,7 +92,7 @@ impl<'s> Walk<'s, '_> {
             let is_required = |name: &String| {
                 schema.get("required").and_then(Value::as_array).is_some_and(|all| all.iter().any(|one| one == name))
             };
-            // Looking them up pays for itself: it is done once for each.
+            // The look-ups are charged as well: one for each property.
             self.pay((properties.len() * schema.get("required").and_then(Value::as_array).map_or(0, Vec::len)) as u64)?;
             let n_optional = 1 + properties.keys().filter(|name| !is_required(name)).count() as u64;
             self.pay(n_optional * n_optional * (n_path as u64 + n_optional + 100) / 8)?;
@@ -124,7 +124,7 @@ impl<'s> Walk<'s, '_> {
         Ok(())
     }
 
-    /// Returns what a part of `allOf` stands for, references followed.
+    /// Returns the schema that a part of `allOf` stands for, references followed.
     fn in_place(&mut self, part: &'s Value, depth: usize) -> Result<&'s Value, Refusal> {
         let mut part = part;
         for _ in depth..=DEPTH_MAX {
@@ -135,7 +135,7 @@ impl<'s> Walk<'s, '_> {
         Err("has a `$ref` that leads back to itself".to_owned())
     }
 
-    /// Returns what a reference into the same schema names. Source: llama.cpp's `resolve_ref`.
+    /// Returns the target of a reference into the same schema. Source: llama.cpp's `resolve_ref`.
     fn resolve(&mut self, name: &'s str) -> Result<&'s Value, Refusal> {
         let Some(path) = name.strip_prefix("#/") else {
             return Err(

@@ -1,20 +1,21 @@
-//! The arguments of tools in formats that write each of them apart, as Qwen 3 Coder's: where each stands in llama.cpp's
-//! grammar of calls, and which mark closes it.
+//! The arguments of tools in formats that write each of them apart, as Qwen 3 Coder's: the place of each in llama.cpp's
+//! grammar of calls, and the mark that closes it.
+//!
+//! llama.cpp gets tools whose parameters have made-up names, each in a rule of its own. The first time all of them are
+//! integers, which shows the text after a value; the second time strings are strings, which may be opened differently.
+//! In that grammar a value with its closing mark becomes a token that no vocabulary has, and the made-up names become
+//! the real ones.
 //!
 //! Not here: formats that write all arguments as one JSON value (`arguments`), a value's own grammar (`schema::value`).
-//! The idea: llama.cpp is given tools whose parameters have made-up names, each in a rule of its own. Once all of them
-//! are integers, which shows what stands behind a value; once strings are strings, as these may be opened otherwise. In
-//! that grammar a value with its closing mark becomes a token that no vocabulary has, and the made-up names become the
-//! real ones.
 
 use serde_json::{Map, Value, json};
 
 use crate::schema::{SchemaError, Typing};
 
-/// Name of a tool that shows how a format writes what is no argument of the request's own.
+/// Name of a tool that shows how a format writes text that is no argument of the request's own.
 const PROBE: &str = "warmpath-probe";
 
-/// Rules that stand for strings in formats whose readers take what reads as JSON for JSON.
+/// Rules of strings in formats whose parsers take text that is valid JSON for JSON.
 ///
 /// Source: `parsers/qwen3-coder.cpp` and `parsers/ling3.cpp` of llama.cpp.
 const TYPED_STRINGS: [&str; 2] = ["xml-arg-string", "ling3-arg-string"];
@@ -24,7 +25,7 @@ const TYPED_STRINGS: [&str; 2] = ["xml-arg-string", "ling3-arg-string"];
 pub struct Framing {
     /// Mark that closes each argument, by tool and parameter.
     pub closes: Vec<Vec<String>>,
-    /// How its reader tells the type of what may be a string.
+    /// How its parser determines the type of a value that may be a string.
     pub typing: Typing,
     /// Whether lists and objects are JSON.
     pub nests_json: bool,
@@ -36,7 +37,7 @@ pub fn names(tool: &Value) -> Vec<&str> {
     properties.into_iter().flat_map(Map::keys).map(String::as_str).collect()
 }
 
-/// Returns tools with made-up parameters, all of them integers, and one tool more.
+/// Returns tools with made-up parameters, all of them integers, and one more tool.
 pub fn probes(tools: &[Value]) -> Vec<Value> {
     let nested = json!({"type": "object", "properties": {PROBE: {"type": "integer"}}, "required": [PROBE]});
     let own = word(tools.len(), 0);
@@ -47,7 +48,7 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
     marked.chain([probe]).collect()
 }
 
-/// Returns a tool with made-up parameters in place of its own, of the types that `type_of` gives for each place.
+/// Returns a tool with made-up parameters in place of its own, of the types that `type_of` gives for each index.
 pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str) -> Value {
     let mut marked = tool.clone();
     let names = names(tool);
@@ -61,13 +62,13 @@ pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str)
     marked
 }
 
-/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; absent where it does not write each
-/// of them apart.
+/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; `None` if it does not write each of
+/// them apart.
 pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes_of = |(idx, tool): (usize, &Value)| {
         (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
     };
-    // The tool of ours has arguments though no other may have.
+    // The added tool has arguments even if no other has.
     closing(&Argument::find(grammar, &word(tools.len(), 0))?)?;
     let closes = tools.iter().enumerate().map(closes_of).collect::<Option<Vec<_>>>()?;
     let has_rule = |name: &str| grammar.lines().any(|line| line.starts_with(&format!("{name} ::= ")));
@@ -76,7 +77,7 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
 }
 
 /// Returns a grammar of calls to [`marked`] tools with the real names, and for each value a token from `first` on, in
-/// the order of `values`, which are places of tools and parameters; absent where one is not found.
+/// the order of `values`, which are indexes of tools and parameters; `None` if one is not found.
 pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u32) -> Option<String> {
     let mut filled = grammar.to_owned();
     for ((tool, at), token) in values.iter().zip(first..) {
@@ -89,9 +90,9 @@ pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u3
     Some(filled)
 }
 
-/// Checks that a tool's normalized schema says nothing about its arguments together but which must be there.
+/// Checks that a tool's normalized schema has no condition on several arguments except which are required.
 ///
-/// Errors: the keyword that does.
+/// Errors: the keyword that has.
 pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
     let refuse = |path: &str, reason: &str| Err(SchemaError { path: path.to_owned(), reason: reason.to_owned() });
     let properties = schema.get("properties").and_then(Value::as_object);
@@ -126,7 +127,7 @@ struct Argument<'g> {
     line: &'g str,
     rule: &'g str,
     pieces: Vec<Piece<'g>>,
-    /// Place of the piece that stands for its value.
+    /// Index of the piece for its value.
     value: usize,
 }
 
@@ -135,7 +136,7 @@ struct Argument<'g> {
 enum Piece<'g> {
     /// Literal, in quotes.
     Literal(&'g str),
-    /// White space that may come.
+    /// Optional white space.
     Space(&'g str),
     /// Name of the parameter.
     Name,
@@ -154,7 +155,7 @@ impl Piece<'_> {
 }
 
 impl<'g> Argument<'g> {
-    /// Returns the rule of the argument with a made-up name; absent where it has none that is a sequence of its own.
+    /// Returns the rule of the argument with a made-up name; `None` if it has none that is a sequence of its own.
     fn find(grammar: &'g str, word: &str) -> Option<Self> {
         let name = quoted(word);
         let line = grammar.lines().find(|line| line.contains(&name))?;
@@ -179,7 +180,7 @@ fn closing(argument: &Argument<'_>) -> Option<String> {
     texts.collect::<Option<String>>().filter(|close| !close.is_empty())
 }
 
-/// Returns the parts of a rule; absent where it is no sequence.
+/// Returns the parts of a rule; `None` if it is no sequence.
 fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
     let mut pieces = Vec::new();
     loop {
@@ -193,7 +194,7 @@ fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
         let (piece, rest) = body.split_at(n_bytes);
         body = rest;
         match piece {
-            // What is in brackets must come, once.
+            // A bracketed part must occur exactly once.
             ")" if rest.starts_with([' ', ')']) || rest.is_empty() => {}
             "space" | "space?" => pieces.push(Piece::Space(piece)),
             piece if piece == name => pieces.push(Piece::Name),
@@ -204,7 +205,7 @@ fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
     }
 }
 
-/// Returns how long the literal is with which a text begins.
+/// Returns the length of the literal at the start of a text.
 fn literal_bytes(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     let end = text.bytes().enumerate().skip(1).find(|(_, byte)| {
@@ -229,7 +230,7 @@ fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-/// Returns the text of a literal; absent where it has escapes that llama.cpp does not write.
+/// Returns the text of a literal; `None` if it has escapes that llama.cpp does not write.
 fn unquoted(literal: &str) -> Option<String> {
     let mut text = String::new();
     let mut chars = literal[1..literal.len() - 1].chars();

@@ -1,6 +1,6 @@
 //! JSON schemas of the fields about tools, for the API's document.
 //!
-//! Not here: what is checked of them (`tools`). The test `the_document_and_the_readers_agree_field_by_field` compares both.
+//! Not here: their checks (`tools`). The test `the_document_and_the_readers_agree_field_by_field` compares both.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use warmpath_common::dialects::LEFT_OUT_KINDS;
@@ -23,7 +23,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
         "required": ["name"],
     });
     json_schema!({
-        "description": "Lists the functions that the model may call.",
+        "description": "Functions that the model may call.",
         "type": ["array", "null"],
         "maxItems": TOOLS_MAX,
         "items": {"anyOf": [
@@ -42,7 +42,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Returns what a function may be called.
+/// Returns the pattern of function names.
 pub(super) fn name_pattern() -> String {
     format!("^[A-Za-z0-9_.:/-]{{1,{NAME_BYTES_MAX}}}$")
 }
@@ -50,7 +50,7 @@ pub(super) fn name_pattern() -> String {
 pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
     let function = json_schema!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
     json_schema!({
-        "description": "Says whether and which function the model must call.",
+        "description": "Whether and which function the model must call.",
         "anyOf": [
             {"enum": ["none", "auto", "required", null]},
             {
@@ -64,7 +64,7 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn reasoning_format(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Says where the model's thoughts go: apart (`auto`, `deepseek`), into the content (`none`), or both.",
+        "description": "Where the model's reasoning goes: apart (`auto`, `deepseek`), into the content (`none`), or both.",
         "enum": ["auto", "deepseek", "none", "deepseek-legacy", null],
     })
 }

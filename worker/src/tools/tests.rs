@@ -1,4 +1,4 @@
-//! Tests of which tools are let in.
+//! Tests of the checks on tools.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! A server that speaks the hub's protocol as far as a client of models needs it, and fails as it is told.
 //!
-//! Source: the answers of huggingface.co to `/api/models/...` and `/REPO/resolve/...`: files are at another host, to which a redirect
-//! leads, and that host knows ranges.
+//! Source: the answers of huggingface.co to `/api/models/...` and `/REPO/resolve/...`: files are at another host, to
+//! which a redirect leads, and that host knows ranges.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

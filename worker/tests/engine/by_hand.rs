@@ -1,6 +1,6 @@
-//! One sequence in a context of its own, moved by hand: what the engine's shifted answers are compared with.
+//! One sequence in a separate context, moved by hand, for comparison with the engine's shifted responses.
 //!
-//! Not here: any code of the engine's. The idea: llama.cpp's own calls, in the order in which its server makes them.
+//! These are llama.cpp's own calls, in the order in which its server makes them, without any code of the engine's.
 
 use std::num::NonZeroU32;
 
@@ -13,7 +13,7 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, Switch};
 
-/// Is a context with one sequence.
+/// A context with one sequence.
 pub struct ByHand {
     model: &'static LlamaModel,
     context: LlamaContext<'static>,
@@ -39,12 +39,12 @@ impl ByHand {
         Self { model, context, n_held: 0, logits: Vec::new() }
     }
 
-    /// Computes tokens behind those that are held.
+    /// Computes tokens after the present ones.
     pub fn compute(&mut self, tokens: &[Token]) {
         self.logits = self.compute_listed(tokens, 1).pop().unwrap();
     }
 
-    /// Computes tokens in one batch behind those that are held; returns the logits of the last `n_listed`.
+    /// Computes tokens in one batch after the present ones; returns the logits of the last `n_listed`.
     pub fn compute_listed(&mut self, tokens: &[Token], n_listed: usize) -> Vec<Vec<f32>> {
         let mut batch = LlamaBatch::new(tokens.len(), 1);
         let first_listed = tokens.len() - n_listed;
@@ -56,13 +56,13 @@ impl ByHand {
         (first_listed..tokens.len()).map(|idx| self.context.get_logits_ith(idx as i32).to_vec()).collect()
     }
 
-    /// Drops all tokens that are held.
+    /// Drops all tokens.
     pub fn clear(&mut self) {
         self.context.clear_kv_cache();
         self.n_held = 0;
     }
 
-    /// Returns how many tokens are held.
+    /// Returns the number of tokens.
     pub fn n_held(&self) -> u32 {
         self.n_held
     }
@@ -77,7 +77,7 @@ impl ByHand {
         &self.logits
     }
 
-    /// Drops tokens behind the first `n_kept` and moves the rest up.
+    /// Drops tokens after the first `n_kept` and moves the rest up.
     pub fn shift(&mut self, n_kept: u32, n_dropped: u32) {
         let from = n_kept + n_dropped;
         assert!(self.context.clear_kv_cache_seq(Some(0), Some(n_kept), Some(from)).unwrap());
@@ -85,12 +85,12 @@ impl ByHand {
         self.n_held -= n_dropped;
     }
 
-    /// Goes on with the likeliest tokens that do not end the text.
+    /// Continues with the most likely tokens that do not end the text.
     pub fn answer(&mut self, n_tokens: usize) -> Vec<Token> {
         self.endless_answer(n_tokens, (u32::MAX, 0, None))
     }
 
-    /// Goes on, and shifts where a context of that size is full.
+    /// Continues, and shifts when a context of that size is full.
     pub fn endless_answer(
         &mut self,
         n_tokens: usize,

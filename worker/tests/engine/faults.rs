@@ -1,8 +1,8 @@
-//! Damage: files cut, flipped, swapped and deleted between two lives and under a running engine, a folder that cannot be
-//! used, a worker that is killed.
+//! Damage: files cut, flipped, swapped and deleted between two processes and under a running engine, a folder that
+//! cannot be used, a killed worker.
 //!
-//! Not here: the disk tier alone (`store`'s tests), a decode that fails, which llama.cpp gives no safe way to provoke.
-//! The idea: whatever lies in the folder, an answer is the one that a fresh context gives; at worst it takes longer.
+//! Whatever is in the folder, a response is the one that a fresh context gives; at worst it takes longer. Not here: the
+//! disk tier alone (`store`'s tests), a failed decode, which llama.cpp gives no safe way to provoke.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn prompt(n: u32) -> Vec<Token> {
     tokens(n + 1, 200 + n as usize * 10)
 }
 
-/// Asks every prompt with a little behind it and returns the answers and how many of their tokens came from disk.
+/// Sends every prompt with a short suffix; returns the responses and how many of their tokens came from disk.
 async fn ask_all(engine: &EngineHandle) -> (Vec<Vec<Token>>, u32) {
     let (mut answers, mut n_from_disk) = (Vec::new(), 0);
     for n in 0..N_PROMPTS {
@@ -46,7 +46,7 @@ async fn ask_all(engine: &EngineHandle) -> (Vec<Vec<Token>>, u32) {
     (answers, n_from_disk)
 }
 
-/// Returns the answers of a fresh context.
+/// Returns the responses of a fresh context.
 async fn cold_answers(config: &EngineConfig) -> Vec<Vec<Token>> {
     let cold = EngineConfig { prefix_cache: PrefixCache::Disabled, store: store(0, None), ..config.clone() };
     let (engine, _updates) = start(cold);
@@ -55,7 +55,7 @@ async fn cold_answers(config: &EngineConfig) -> Vec<Vec<Token>> {
     answers
 }
 
-/// Lists the files of stored state.
+/// Returns the files of stored state.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -70,7 +70,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Is one way to damage a file.
+/// A way to damage a file.
 #[derive(Debug, Clone, Copy)]
 enum Damage {
     Cut,
@@ -217,7 +217,7 @@ async fn a_folder_that_cannot_be_used_is_said_at_the_start() {
     stop(engine).await;
 }
 
-/// Is the worker's program with a disk tier, killed at the latest when the test ends.
+/// The worker's program with a disk tier, killed at the latest when the test ends.
 struct Program {
     child: Child,
     base: String,
@@ -264,7 +264,7 @@ impl Program {
         answer.is_ok_and(|answer| answer.status().is_success())
     }
 
-    /// Returns the text of an answer and how many of its prompt's tokens were cached.
+    /// Returns the text of a response and how many of its prompt's tokens were cached.
     async fn complete(&self, n: u32) -> (String, u64) {
         let words: Vec<String> = (0..150).map(|idx| format!("w{}", (idx * 7 + n * 13) % 97)).collect();
         let body = json!({"prompt": words.join(" "), "max_tokens": 40, "temperature": 0, "ignore_eos": true});

@@ -1,6 +1,7 @@
-//! Answers that follow clients' grammars: llama.cpp's own examples, every way to choose, and hostile ones beside others.
+//! Responses that follow clients' grammars: llama.cpp's own examples, every way to choose, and hostile ones beside
+//! others.
 //!
-//! Not here: what a grammar means, which a property of the core's tests says.
+//! Not here: the meaning of a grammar, which a property of the core's tests checks.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,18 +12,18 @@ use warmpath_worker_core::grammar::{Follower, Grammar, Tokens};
 
 use super::support::{Answer, ask, config, start, stop, tokens};
 
-/// Is the longest answer.
+/// Longest response.
 const ANSWER_TOKENS_MAX: u32 = 200;
 
-/// Is how long nothing may take that a stream beside a hostile grammar waits for. A step takes a few milliseconds at most, and
-/// the machine does other things too.
+/// Longest time for anything that a stream beside a hostile grammar waits for. A step takes a few milliseconds at most,
+/// and the machine does other work too.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 fn several_slots() -> EngineConfig {
     EngineConfig { n_slots: 4, context_tokens_total: 4 * 2048, queue_max: 64, ..config(Preset::Tiny) }
 }
 
-/// Returns the answer that follows a grammar.
+/// Returns the response that follows a grammar.
 async fn follow(engine: &EngineHandle, grammar: &str, sampling: Sampling) -> Result<Answer, EngineError> {
     let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
     request.generation.ignore_eos = false;
@@ -34,12 +35,12 @@ async fn follow(engine: &EngineHandle, grammar: &str, sampling: Sampling) -> Res
     }
 }
 
-/// Says that tokens are chosen at random, nearly all of them alike.
+/// Returns the parameters of a random choice, with nearly equal probabilities.
 fn random(seed: u32) -> Sampling {
     Sampling { temperature: 100.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: Some(seed), ..Sampling::default() }
 }
 
-/// Checks that an answer is one of the grammar's, or the beginning of one where it was cut off.
+/// Checks that a response matches the grammar, or is the prefix of a match if it was cut off.
 fn check_follows(grammar: &str, answer: &Answer) {
     let read = Grammar::new(grammar, Tokens { n_vocab: 1 << 20, named: &|_| None }).unwrap();
     let mut follower = Follower::new(&read.into(), 1 << 20).unwrap();
@@ -107,7 +108,7 @@ async fn a_grammar_may_name_tokens() {
     stop(engine).await;
 }
 
-/// Lists grammars that are made to cost much, of which llama.cpp's sampler does not return from some.
+/// Returns grammars that are made to be expensive; llama.cpp's sampler does not return from some of them.
 fn hostile() -> Vec<String> {
     let chain = |n: usize, op: &str| -> String {
         let rules: String = (0..n).map(|i| format!("r{i} ::= r{}{op}\n", i + 1)).collect();

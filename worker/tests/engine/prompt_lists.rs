@@ -1,4 +1,4 @@
-//! How likely a prompt's tokens are, compared with the same model that reads them one at a time.
+//! Log probabilities of a prompt's tokens, compared with the same model that reads them one at a time.
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
@@ -10,7 +10,7 @@ use super::support::{Ask, ask, config, start, stop, tokens};
 
 const N_TOP: usize = 3;
 
-/// Is how far the two ways may be apart: a batch multiplies its matrices in another order than single tokens do.
+/// Largest difference between the two: a batch multiplies its matrices in another order than single tokens do.
 const TOLERANCE: f32 = 0.02;
 
 fn listing(prompt: &[Token], max_tokens: u32) -> Ask {
@@ -37,7 +37,7 @@ async fn a_prompts_tokens_are_as_likely_as_when_they_are_read_one_at_a_time() {
     let config = EngineConfig { n_slots: 2, ubatch_tokens: 32, batch_tokens: 64, ..config(Preset::TinyKeys) };
     let prompt = tokens(1, 150);
     let (engine, _updates) = start(config.clone());
-    // State that is there already must not be taken for the prompt's.
+    // Cached state must not be taken for the prompt's.
     ask(&prompt, 1).answer(&engine).await;
     let answer = listing(&prompt, 2).answer(&engine).await;
     assert_eq!((answer.cached_tokens(), answer.tokens.len(), answer.probabilities.len()), (0, 2, 2));
@@ -54,7 +54,7 @@ async fn lists_come_in_small_steps_beside_a_stream_and_leave_their_state_to_othe
     let probe = start(base.clone()).0;
     let n_vocab = probe.facts().n_vocab as usize;
     stop(probe).await;
-    // Ten tokens a step, for all who list together.
+    // Ten tokens per step, for all requests together.
     let (engine, _updates) = start(EngineConfig { n_slots: 3, listed_logits_max: 10 * n_vocab, ..base.clone() });
     let (spoken, prompt, other) = (tokens(2, 40), tokens(3, 200), tokens(4, 120));
     let alone = ask(&spoken, 60).answer(&engine).await;

@@ -1,4 +1,4 @@
-//! The heart of the matter: whatever was computed before and beside it, an answer is what a fresh context gives.
+//! The central property: whatever was computed before and beside it, a response is the one of a fresh context.
 
 use std::ops::Range;
 
@@ -11,21 +11,21 @@ use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
 use super::support::{Answer, Ask, N_TEXT_TOKENS, adapter, applied, ask, config, model, start, stop, tokens, until};
 
-/// Is how many groups of up to five requests one run sends.
+/// Number of groups of up to five requests in one run.
 const N_WAVES: usize = 36;
 
-/// Is the fewest answers of a run that must have reused something, or the run shows nothing; runs differ a little,
-/// because the slots that are free depend on time, and models that cannot be rewound reuse least.
+/// Fewest responses of a run that must have reused something, or the run proves nothing. Runs differ a little, because
+/// the free slots depend on time, and models that cannot be rewound reuse least.
 const REUSED_MIN: usize = 4;
 
-/// Is one conversation: what was said so far, prompt and answers.
+/// A conversation: its text so far, prompts and responses.
 struct Conversation {
     salt: u8,
     adapter: Option<Applied>,
     tokens: Vec<Token>,
 }
 
-/// Is the random traffic of one run.
+/// Random traffic of one run.
 struct Traffic {
     rng: ChaCha8Rng,
     answer_tokens: Range<u32>,
@@ -35,11 +35,11 @@ struct Traffic {
     stop_texts: Vec<String>,
 }
 
-/// Is one request of a wave.
+/// A request of a group.
 struct Request {
     ask: Ask,
     conversation: usize,
-    /// Is after how many tokens the client leaves; absent if it stays.
+    /// Number of tokens after which the client disconnects; `None` if it stays.
     leaves_after: Option<usize>,
 }
 
@@ -113,7 +113,7 @@ impl Traffic {
         }
     }
 
-    /// Lets a conversation go on with an answer, and texts that occurred become stop texts.
+    /// Continues a conversation with a response, and makes stop texts of texts that occurred.
     fn learn(&mut self, request: &Request, answer: &Answer) {
         let tokens = &mut self.conversations[request.conversation].tokens;
         if request.ask.prompt == *tokens {
@@ -138,7 +138,7 @@ async fn run_wave(engine: &EngineHandle, wave: &[Request]) -> Vec<Option<Answer>
             answering.push(None);
             continue;
         }
-        // A client that leaves late has others beside it meanwhile.
+        // A client that disconnects late has others beside it meanwhile.
         if let Some(n) = request.leaves_after {
             while answer.so_far().tokens.len() < n && answer.next().await {}
             answering.push(None);
@@ -156,15 +156,15 @@ async fn run_wave(engine: &EngineHandle, wave: &[Request]) -> Vec<Option<Answer>
     answers
 }
 
-/// Is one run of random traffic against an engine.
+/// A run of random traffic against an engine.
 #[derive(Debug, Clone)]
 pub struct Life {
     pub preset: Preset,
     pub seed: u64,
     pub n_waves: usize,
-    /// Is after how many waves the engine ends and starts again; 0 for never.
+    /// Number of groups after which the engine ends and starts again; 0 for never.
     pub restart_every: usize,
-    /// Is the bounds of the answers' lengths.
+    /// Bounds of the responses' lengths.
     pub answer_tokens: Range<u32>,
 }
 
@@ -174,7 +174,7 @@ impl Life {
     }
 }
 
-/// Is what an engine has done in all its lives.
+/// Totals of an engine over all its starts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Used {
     pub n_answers: usize,
@@ -190,7 +190,7 @@ pub struct Used {
 }
 
 impl Used {
-    /// Waits until the engine rests, and adds what it has done.
+    /// Waits until the engine is idle, and adds its totals.
     async fn add(&mut self, engine: &EngineHandle) {
         until("the engine rests", || (engine.counters().busy_slots, engine.counters().queued) == (0, 0)).await;
         let counters = engine.counters();
@@ -205,7 +205,7 @@ impl Used {
     }
 }
 
-/// Runs random traffic and compares every answer with the one that a cold engine gives.
+/// Runs random traffic and compares every response with that of a cold engine.
 pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     let Life { preset, seed, .. } = life;
     let mut warm_config =
@@ -248,7 +248,7 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     println!("{preset:?} {seed}: {used:?}");
     assert!(used.n_answers > 2 * life.n_waves / 3, "{used:?} says little");
     assert!(used.n_reused >= REUSED_MIN, "{used:?} says little");
-    // The oracle knows the model alone, and so few answers where most have an adapter.
+    // The oracle knows only the model, and so few responses if most have an adapter.
     let asks_oracle = oracle.is_some() && warm_config.adapters.is_empty();
     assert!(!asks_oracle || used.n_oracled > life.n_waves / 8);
     stop(warm).await;
@@ -270,7 +270,7 @@ async fn check(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfig)) {
     compare(Life::short(preset, seed), change).await;
 }
 
-/// Returns whether the answer is the model's own choice at every token.
+/// Returns whether the response is the model's own choice at every token.
 fn is_plain(ask: &Ask) -> bool {
     let sampling = &ask.generation.sampling;
     ask.adapter.is_none() && !ask.generation.ignore_eos && sampling.temperature == 0.0 && sampling.repeat_penalty == 1.0

@@ -1,14 +1,14 @@
-//! Random schemas of every supported kind, small enough that an answer of random tokens ends.
+//! Random schemas of every supported kind, small enough that a response of random tokens ends.
 //!
-//! Not here: running them (`schemas`). The idea: one function for each kind; what is made is satisfiable by construction, and
-//! a flag remembers whether an answer may run on for ever.
+//! There is one function for each kind. A schema is satisfiable by construction, and a flag records whether a response
+//! may continue for ever. Not here: running them (`schemas`).
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
-/// Is a schema and whether all of its answers are short.
+/// A schema and whether all of its responses are short.
 pub struct RandomSchema {
     pub schema: Value,
     pub is_bounded: bool,

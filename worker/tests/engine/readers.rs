@@ -1,11 +1,12 @@
-//! Readers that are late or never come: what is kept for them is bounded, they lose nothing, and nobody waits for them.
+//! Readers that are slow or never read: their buffered output is limited, they lose nothing, and no other request
+//! waits.
 
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
 
 use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 
-/// Is more tokens than the limit holds with their alternatives.
+/// More tokens, with their alternatives, than the limit.
 const MANY_TOKENS: u32 = 6000;
 
 fn with_alternatives(seed: u32) -> Ask {
@@ -26,7 +27,7 @@ async fn a_reader_that_is_late_is_waited_for_loses_nothing_and_holds_up_nobody()
     let generated = || engine.counters().generated_tokens;
     let late = with_alternatives(1).submit(&engine).expect("there is a slot");
     let before = generated();
-    // Others go on to their ends, although the late reader's answer has none.
+    // Other responses reach their ends, although the slow reader's does not.
     let mut n_others = 0;
     loop {
         let n_of_late = engine.slots().iter().map(|slot| slot.decoded_tokens).max().unwrap_or(0);
@@ -53,7 +54,7 @@ async fn readers_that_never_read_leave_their_slots_when_they_go() {
         (0..2).map(|seed| with_alternatives(seed).submit(&engine).expect("there is a slot")).collect();
     let decoded = || engine.slots().iter().map(|slot| slot.decoded_tokens).sum::<u32>();
     let steps = || engine.counters().steps;
-    // All that runs waits: no step is taken any more.
+    // All running sequences wait: no step is taken any more.
     let mut last = (0, 0);
     until("both wait", || {
         let now = (steps(), decoded());

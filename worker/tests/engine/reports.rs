@@ -1,4 +1,4 @@
-//! What the engine tells routers and watchers.
+//! The engine's reports to routers and watchers.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ fn blocks(preset: Preset) -> EngineConfig {
     EngineConfig { n_slots: 2, context_tokens_total: 4096, block_size_tokens: BLOCK, ..config(preset) }
 }
 
-/// Is what a router would believe.
+/// A router's view.
 #[derive(Default)]
 struct Router {
     held: HashMap<BlockKey, (RunState, Tier, Option<SlotId>)>,
@@ -30,7 +30,7 @@ struct Router {
 }
 
 impl Router {
-    /// Takes in what has been told of steps so far.
+    /// Applies the updates of steps so far.
     fn listen(&mut self, updates: &mut UnboundedReceiver<EngineUpdate>) {
         while let Ok(update) = updates.try_recv() {
             self.take_in(update);
@@ -93,7 +93,7 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
     stop(engine).await;
 }
 
-/// Is what is told of one request's prompt before it runs.
+/// Reports about one request's prompt before it runs.
 struct Story {
     keys: Vec<BlockKey>,
     promise: Option<PromiseId>,

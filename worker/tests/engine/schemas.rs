@@ -1,6 +1,6 @@
-//! Answers that follow JSON schemas: a thousand random ones, checked by another implementation, and hostile ones.
+//! Responses that follow JSON schemas: a thousand random ones, checked by another implementation, and hostile ones.
 //!
-//! Not here: the fields of requests (`worker/tests/http`), what of a schema is understood (`worker/src/schema`).
+//! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema (`worker/src/schema`).
 
 use futures::StreamExt;
 use rand::{RngExt, SeedableRng};
@@ -13,20 +13,21 @@ use warmpath_worker::schema::normalize;
 use super::random_schema::random_schema;
 use super::support::{Answer, ask, config, start, stop, tokens};
 
-/// Is how many random schemas are run.
+/// Number of random schemas.
 const N_SCHEMAS: u64 = 1000;
 
-/// Is the longest answer; more tokens mean that it did not end.
+/// Longest response; more tokens mean that it did not end.
 const ANSWER_TOKENS_MAX: u32 = 400;
 
-/// Is the bias of closing marks where the likeliest token is chosen, so that no text or number runs on: above every logit.
+/// Bias of closing marks if the most likely token is chosen, so that no text or number continues for ever: above every
+/// logit.
 const CLOSING_BIAS: f32 = 1000.0;
 
 fn several_slots() -> EngineConfig {
     EngineConfig { n_slots: 8, context_tokens_total: 8 * 1024, queue_max: 64, ..config(Preset::Tiny) }
 }
 
-/// Returns the answer to a prompt that must follow a schema.
+/// Returns the response to a prompt that must follow a schema.
 async fn follow(engine: &EngineHandle, schema: &Value, change: impl FnOnce(&mut Sampling)) -> Result<Answer, String> {
     let normal = normalize(schema).map_err(|error| format!("{}: {error}", error.path))?;
     let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
@@ -40,7 +41,7 @@ async fn follow(engine: &EngineHandle, schema: &Value, change: impl FnOnce(&mut 
     }
 }
 
-/// Says how tokens are chosen in the `idx`-th case: any, or the likeliest with a bias for what ends an answer.
+/// Returns the parameters of the `idx`-th case: random, or the most likely token with a bias for the end of a response.
 fn style(idx: u64, is_bounded: bool) -> Sampling {
     let seed = u32::try_from(idx).ok();
     if is_bounded && !idx.is_multiple_of(4) {
@@ -61,7 +62,7 @@ async fn a_thousand_random_schemas_are_followed() {
     stop(engine).await;
 }
 
-/// Runs the `idx`-th random schema, checks its answer, and returns whether it was cut off.
+/// Runs the `idx`-th random schema, checks its response, and returns whether it was cut off.
 async fn run_random(engine: &EngineHandle, idx: u64) -> bool {
     let made = random_schema(&mut ChaCha8Rng::seed_from_u64(idx));
     let schema = &made.schema;
@@ -130,7 +131,7 @@ async fn every_way_to_choose_keeps_to_the_schema() {
     stop(engine).await;
 }
 
-/// Is how tokens are chosen where each is about as likely as any other, but for biases.
+/// Returns parameters with nearly equal probabilities, except for biases.
 fn flat(seed: u32, logit_bias: Vec<(u32, f32)>) -> Sampling {
     let seed = Some(seed);
     Sampling { temperature: 100.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed, logit_bias, ..Sampling::default() }
@@ -140,7 +141,7 @@ fn flat(seed: u32, logit_bias: Vec<(u32, f32)>) -> Sampling {
 async fn thoughts_come_before_a_schema_and_end_no_answer() {
     let (engine, _updates) = start(several_slots());
     let n_vocab = engine.facts().n_vocab;
-    // The last tokens of the model's vocabulary; the second of its control tokens ends an answer.
+    // The last tokens of the model's vocabulary; the second of its control tokens ends a response.
     let (opening, closing, end) = (n_vocab - 2, n_vocab - 1, n_vocab - 10);
     let schema = json!({
         "type": "object",
@@ -187,7 +188,8 @@ async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
         request.generation.ignore_eos = false;
         request.generation.schema = Some(engine.compile_schema(&normal).unwrap());
         request.generation.thoughts = Some(ThoughtsFirst { opening: None, ends: vec![end.to_owned()] });
-        // `</think>` is one token, of which thoughts that end with `</thin` leave `k>`, and those that end with `</think>` nothing.
+        // `</think>` is one token, of which reasoning that ends with `</thin` leaves `k>`, and reasoning that ends with
+        // `</think>` leaves nothing.
         request.generation.sampling.logit_bias = vec![(engine.facts().n_vocab - 1, 1000.0)];
         request.submit(&engine).unwrap().answer().await
     };
@@ -215,7 +217,7 @@ async fn a_schema_goes_neither_with_a_grammar_nor_without_an_end() {
     stop(engine).await;
 }
 
-/// Lists schemas that are made to cost much, each refused or followed for a while.
+/// Returns schemas that are made to be expensive, each refused or followed for a while.
 fn hostile() -> Vec<Value> {
     let object =
         |k: usize, i: usize| json!({"type": "object", "properties": {format!("a{k}_{i}"): {"type": "integer"}}});

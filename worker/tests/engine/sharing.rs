@@ -13,7 +13,7 @@ use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 const N_PREFIX: usize = 1200;
 const N_FOLLOWERS: u64 = 3;
 
-/// Lists the ways in which state is shared: by marking cells, by copying buffers, through the store.
+/// Ways in which state is shared: by marking cells, by copying buffers, through the store.
 const SETTINGS: [(Preset, Switch); 6] = [
     (Preset::Tiny, Switch::Off),
     (Preset::Tiny, Switch::On),
@@ -155,7 +155,7 @@ async fn followers_that_go_leave_the_leader_alone() {
     stop(cold).await;
 }
 
-/// Says who has been answered.
+/// Requests that have been answered.
 #[derive(Debug, PartialEq)]
 enum Who {
     Sibling,

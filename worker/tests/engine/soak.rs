@@ -13,7 +13,7 @@ use super::tiers::store;
 
 const MIB: u64 = 1 << 20;
 
-/// Is how often memory is looked at.
+/// Interval at which memory is measured.
 const SAMPLE: Duration = Duration::from_secs(5);
 
 /// Returns the memory of this process that is in RAM. Units: bytes.

@@ -1,4 +1,4 @@
-//! Starts engines on made models, submits and gathers answers.
+//! Starts engines on generated models, submits requests and collects responses.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -19,10 +19,10 @@ use warmpath_worker::engine::{
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
 
-/// Is how long anything in these tests may take before it counts as stuck.
+/// Time after which anything in these tests counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Is the number of text tokens of the made models' vocabulary that prompts are drawn from.
+/// Number of text tokens of the generated models' vocabulary from which prompts are drawn.
 pub const N_TEXT_TOKENS: u32 = 256;
 
 pub fn model(preset: Preset, seed: u64) -> PathBuf {
@@ -39,7 +39,7 @@ pub fn start(config: EngineConfig) -> (EngineHandle, UnboundedReceiver<EngineUpd
     (engine, updates)
 }
 
-/// Ends an engine whose requests are all answered.
+/// Ends an engine whose requests are all complete.
 pub async fn stop(engine: EngineHandle) {
     timeout(PATIENCE, engine.drain(PATIENCE)).await.expect("the engine ends");
 }
@@ -72,7 +72,7 @@ pub fn adapter(preset: Preset, adapter_seed: u64) -> AdapterFile {
     AdapterFile { name, path, scale: Scale::ONE }
 }
 
-/// Is a request in the making; greedy, to a fixed length, going on past ends of generation, unless changed.
+/// A request; greedy, of a fixed length, continuing past ends of generation, unless changed.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub id: String,
@@ -143,19 +143,19 @@ impl Ask {
         Ok(Answering { events, answer: Answer::default() })
     }
 
-    /// Submits and waits for the whole answer.
+    /// Submits and waits for the whole response.
     pub async fn answer(&self, engine: &EngineHandle) -> Answer {
         self.submit(engine).unwrap().answer().await
     }
 }
 
-/// Is an answer that is coming.
+/// A response in progress.
 pub struct Answering {
     events: EventReceiver,
     answer: Answer,
 }
 
-/// Is what came of a request.
+/// Result of a request.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
     pub started: Option<Started>,
@@ -214,7 +214,7 @@ impl Answer {
     }
 }
 
-/// Waits until `is_so`, which is asked again after every look at the clock.
+/// Waits until `is_so`, which is checked again and again.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {

@@ -1,8 +1,8 @@
 //! Fair shares: what a tenant's conversations still find after the floods of another.
 //!
-//! Not here: the shares by themselves (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's tests).
-//! The idea: counts, no timings. The same conversations run without a flood, beside one of the same tenant, which shows that the flood
-//! is strong enough, and beside those of others.
+//! Not here: the shares by themselves (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's
+//! tests). The idea: counts, no timings. The same conversations run without a flood, beside one of the same tenant,
+//! which shows that the flood is strong enough, and beside those of others.
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
@@ -108,8 +108,8 @@ async fn a_flood_takes_from_its_own_tenant_alone() {
     }
 }
 
-/// Returns the share of conversations' tokens that a restarted engine finds on disk after a flood before the restart and one
-/// behind it, which comes before any other request.
+/// Returns the share of conversations' tokens that a restarted engine finds on disk after a flood before the restart
+/// and one behind it, which comes before any other request.
 async fn reuse_from_disk(innocent: Option<TenantId>, flood: Flood) -> f64 {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let life = || {

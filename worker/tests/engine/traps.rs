@@ -135,7 +135,8 @@ async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() 
     }
 }
 
-/// A sliding window's past is not stored: after state has come back from the store, an earlier place in the slot is of no use.
+/// A sliding window's past is not stored: after state has come back from the store, an earlier place in the slot is of
+/// no use.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slot_that_was_restored_behind_a_window_resumes_at_an_earlier_checkpoint() {
     let config = EngineConfig { checkpoint_stride_tokens: 64, ..slots(Preset::TinySwa, 1) };

@@ -1,7 +1,9 @@
-//! Coding agents: requests of the shapes that Claude Code and Codex CLI send, with texts of our own, and their second turns.
+//! Coding agents: requests of the shapes that Claude Code and Codex CLI send, with texts of our own, and their second
+//! turns.
 //!
-//! Not here: each kind of tool and item by itself (`warmpath_common::dialects`). Source of the shapes: recorded requests of Claude Code 2.1
-//! and Codex CLI; which fields, how many tools and of which type, which roles in which order.
+//! Not here: each kind of tool and item by itself (`warmpath_common::dialects`). Source of the shapes: recorded
+//! requests of Claude Code 2.1 and Codex CLI; which fields, how many tools and of which type, which roles in which
+//! order.
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
@@ -39,7 +41,8 @@ fn claude_code() -> Value {
     })
 }
 
-/// Returns what Codex CLI sends first: functions, a namespace, a tool that nobody runs, and the developer's items before the user's.
+/// Returns what Codex CLI sends first: functions, a namespace, a tool that nobody runs, and the developer's items
+/// before the user's.
 fn codex() -> Value {
     let function = |name: &str| json!({"type": "function", "name": name, "description": words(6, 15), "strict": false, "parameters": schema()});
     let message = |role: &str, texts: &[String]| {

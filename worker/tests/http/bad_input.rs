@@ -9,12 +9,12 @@ use crate::harness::{TestWorker, folder, user};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Is what an error must say.
+/// Expected error.
 struct Expected {
     status: u16,
     param: Option<&'static str>,
     code: Option<&'static str>,
-    /// Is in the message.
+    /// Part of the message.
     says: &'static str,
 }
 

@@ -1,4 +1,5 @@
-//! `/cache` and `/cache/clear`: what is shown is what was sent, page by page, and clearing leaves nothing but what runs.
+//! `/cache` and `/cache/clear`: what is shown is what was sent, page by page, and clearing leaves nothing but what
+//! runs.
 //!
 //! Not here: pins (`pins`), saved slots (`slot_files`), which state is kept for how long (the engine's own tests).
 

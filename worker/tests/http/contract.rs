@@ -1,7 +1,7 @@
-//! What the worker answers and what its OpenAPI document says that it answers: compared for every answer that a test sees.
+//! The worker's responses compared with its OpenAPI document, for every response that a test sees.
 //!
-//! Not here: requests (`document`). The idea: the schemas are made strict first, so that a field that the document does not know
-//! fails too.
+//! The schemas are made strict first, so a field that is missing in the document fails too. Not here: requests
+//! (`document`).
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex};
@@ -10,10 +10,10 @@ use jsonschema::Validator;
 use serde_json::{Value, json};
 use warmpath_worker::openapi::{Server, document};
 
-/// Is the document of a worker.
+/// Document of a worker.
 pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document(Server::Worker));
 
-/// Is the document with objects that take no fields besides those that are described.
+/// The document with objects that allow no undescribed fields.
 static STRICT: LazyLock<Value> = LazyLock::new(|| {
     let mut document = DOCUMENT.clone();
     let schemas = document["components"]["schemas"].as_object_mut().expect("schemas");
@@ -28,7 +28,7 @@ pub fn validator(document: &Value, schema: &Value) -> Validator {
     jsonschema::validator_for(&whole).expect("the schema is one")
 }
 
-/// Checks an answer's status and object against what the document says about the operation.
+/// Checks a response's status and object against the document's operation.
 pub fn check(method: &str, path: &str, status: u16, object: &Value) {
     let Some(operation) = operation(method, path) else { return };
     // Every path answers 405; a body can be anything.
@@ -50,7 +50,7 @@ pub fn check_event(path: &str, event: &Value) {
     }
 }
 
-/// Returns the operation that answers a path.
+/// Returns the operation of a path.
 fn operation(method: &str, path: &str) -> Option<&'static Value> {
     let path = path.split('?').next().unwrap_or_default();
     let fits = |described: &str| match described.split_once('{') {
@@ -65,7 +65,7 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
 }
 
 fn conforms(schema: &Value, object: &Value, what: &str) {
-    // Guards what was made of each schema; held while one answer is checked.
+    // Validators by schema. The lock is held while one response is checked.
     static MADE: LazyLock<Mutex<HashMap<String, Validator>>> = LazyLock::new(Mutex::default);
     let mut made = MADE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let validator = made.entry(schema.to_string()).or_insert_with(|| validator(&STRICT, schema));
@@ -74,7 +74,7 @@ fn conforms(schema: &Value, object: &Value, what: &str) {
     assert!(errors.is_empty(), "{what} is not what the document says: {}\n{object}", errors.join("; "));
 }
 
-/// Says of every object schema with described fields that it has no others.
+/// Closes every object schema with described fields against others.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Calls and thoughts in Anthropic's messages and OpenAI's responses, with a tiny model that a grammar makes call.
+//! Calls and reasoning in Anthropic's messages and OpenAI's responses, with a tiny model that a grammar makes call.
 
 use serde_json::{Value, json};
 

@@ -1,9 +1,9 @@
-//! The document and the readers of requests agree: every documented field is sent with right and wrong values, and the worker
-//! refuses exactly those bodies that do not fit the document.
+//! The document and the parsers of requests agree: every documented field is sent with right and wrong values, and the
+//! worker refuses exactly those bodies that do not fit the document.
 //!
-//! Not here: answers (`contract`). The idea: each example is changed in one place at a time, at every place that it has or that the
-//! document knows, to values of every type and at every bound; the schema's verdict must be the worker's. What a schema cannot say
-//! is listed as excuses, by what the worker answers.
+//! Each example is changed in one place at a time, at every place that it has or that the document knows, to values of
+//! every type and at every bound; the schema's verdict must be the worker's. Conditions that a schema cannot express
+//! are listed as excuses, by the worker's error. Not here: responses (`contract`).
 
 use futures::StreamExt;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::contract::{DOCUMENT, validator};
 use crate::harness::{TestWorker, user};
 
-/// Lists what the worker says of bodies that fit the document and that it cannot answer for reasons that no schema can tell.
+/// Errors of the worker for bodies that fit the document, for reasons that no schema can express.
 const EXCUSES: &[&str] = &[
     "the prompt is empty",
     "the vocabulary has",
@@ -42,7 +42,7 @@ const EXCUSES: &[&str] = &[
     "invalid type: floating point",
 ];
 
-/// Is values of every type and of every common meaning.
+/// Returns values of every type and of every common meaning.
 fn pool() -> Vec<Value> {
     vec![
         json!(null),
@@ -74,7 +74,7 @@ fn pool() -> Vec<Value> {
     ]
 }
 
-/// Is one endpoint and a body that it answers.
+/// An endpoint and a body that it accepts.
 struct Example {
     path: &'static str,
     body: Value,
@@ -195,7 +195,7 @@ fn parts(schema: &'static Value) -> Vec<&'static Value> {
     found
 }
 
-/// Returns the values that a schema tells by itself: constants, and numbers at and beside its bounds.
+/// Returns the values in a schema itself: constants, and numbers at and beside its bounds.
 fn told(schema: &'static Value) -> Vec<Value> {
     let mut values = Vec::new();
     for part in parts(schema) {

@@ -1,7 +1,8 @@
 //! Requests as editors and chat front ends send them to llama-server, and what their own fields do.
 //!
-//! Source: the shapes are those of llama.vim (a1c8e6e, `autoload/llama.vim`), llama.vscode (3938fb3, `src/llama-server.ts`), SillyTavern 1.18
-//! (`public/scripts/textgen-settings.js`, its settings as they are at first) and Continue, with other texts.
+//! Source: the shapes are those of llama.vim (a1c8e6e, `autoload/llama.vim`), llama.vscode (3938fb3,
+//! `src/llama-server.ts`), SillyTavern 1.18 (`public/scripts/textgen-settings.js`, its settings as they are at first)
+//! and Continue, with other texts.
 
 use serde_json::{Value, json};
 

@@ -9,7 +9,7 @@ use crate::harness::{TestWorker, model};
 
 const PATH: &str = "/v1/embeddings";
 
-/// Is how far numbers of a vector of length 1 may lie apart that were computed in different batches.
+/// Largest difference between numbers of a vector of length 1 that were computed in different batches.
 ///
 /// The sums are of 16-bit weights in 32-bit floats, in an order that depends on the batch.
 const TOLERANCE: f64 = 1e-3;
@@ -46,7 +46,7 @@ fn length(vector: &[f64]) -> f64 {
     vector.iter().map(|number| number * number).sum::<f64>().sqrt()
 }
 
-/// Says how vectors are compared: how far those of one text may lie apart, and how far those of two texts must.
+/// Limits of a comparison: the largest difference between vectors of one text, and the smallest between two texts.
 struct Distances {
     norm: i64,
     same_max: f64,
@@ -88,8 +88,8 @@ async fn a_batch_gives_what_its_texts_give_alone() {
 
 #[tokio::test]
 async fn a_causal_model_s_batches_do_so_too_also_in_pieces() {
-    // A micro-batch of 40 tokens is shorter than many of the texts, which only the last token's state allows. The model's states
-    // are bits beside one large constant, so the vectors are looked at as they are.
+    // A micro-batch of 40 tokens is shorter than many of the texts, which only the last token's state allows. The
+    // model's states are bits beside one large constant, so the vectors are looked at as they are.
     for (flags, other_min) in [("--pooling last --ubatch-size 40", 1.0), ("--pooling mean", 0.1)] {
         let worker = TestWorker::start(&format!("--embedding {flags}")).await;
         batches_are_as_single_texts(&worker, Distances { norm: -1, same_max: 0.05, other_min }).await;

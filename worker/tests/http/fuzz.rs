@@ -1,9 +1,10 @@
-//! Hostile requests at random: bodies of each dialect, JSON schemas for answers and for tools, GBNF grammars, all by way of HTTP.
+//! Random hostile requests: bodies of each dialect, JSON schemas for responses and for tools, GBNF grammars, all over
+//! HTTP.
 //!
-//! Not here: frames of summaries (`warmpath-common`, the router's core) and chat templates (`warmpath-prompt`), which have tests of their
-//! own. The idea: inputs of `worker/tests/corpus` are changed a little; whatever comes of it, the worker answers with a status that the
-//! API's document knows, soon, and answers the next ordinary request as it always did. `make fuzz` goes on for longer
-//! (`WARMPATH_FUZZ_CASES`) and elsewhere (`WARMPATH_FUZZ_SEED`).
+//! Inputs of `worker/tests/corpus` are changed a little. Whatever happens, the worker soon responds with a status in
+//! the API's document, and serves the next ordinary request as before. `make fuzz` runs longer (`WARMPATH_FUZZ_CASES`)
+//! and with other seeds (`WARMPATH_FUZZ_SEED`). Not here: frames of summaries (`warmpath-common`, the router's core)
+//! and chat templates (`warmpath-prompt`), which have tests of their own.
 
 mod mutate;
 
@@ -18,23 +19,23 @@ use serde_json::{Value, json};
 
 use crate::harness::TestWorker;
 
-/// Is how many changed inputs each target gets where nothing else is said.
+/// Default number of changed inputs for each target.
 const CASES: u64 = 300;
 
-/// Is the longest body that is sent; longer ones are refused while they arrive, which a client may see as a broken connection.
+/// Longest body that is sent; longer ones are refused while they arrive, which a client may see as a broken connection.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Is how long an answer may take: far more than any, far less than for ever.
+/// Longest time for a response: far more than any needs, far less than for ever.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
-/// Is what is fuzzed: a folder of the corpus, where its inputs go, and how.
+/// A target: a folder of the corpus, the endpoint of its inputs, and their kind.
 struct Target {
     folder: &'static str,
     path: &'static str,
     input: Input,
 }
 
-/// Is what an input of the corpus is.
+/// Kind of an input of the corpus.
 enum Input {
     /// A whole body.
     Body,

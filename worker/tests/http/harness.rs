@@ -17,7 +17,7 @@ use warmpath_worker::start::{RunError, bind};
 
 use crate::contract;
 
-/// Is how long a test waits for what must come.
+/// Time limit of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns a folder for files that tests make.
@@ -38,7 +38,7 @@ pub fn model(preset: Preset, seed: u64) -> PathBuf {
     cached_model(preset, seed, &folder()).expect("the model can be made")
 }
 
-/// Is a running worker.
+/// A running worker.
 pub struct TestWorker {
     base: String,
     client: Client,

@@ -1,6 +1,6 @@
-//! Tools whose schemas are made to cost much, asked for beside another answer.
+//! Tools whose schemas are made to be expensive, requested beside another response.
 //!
-//! Not here: grammars of clients (the engine's tests), schemas at random (`fuzz`).
+//! Not here: grammars of clients (the engine's tests), random schemas (`fuzz`).
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestWorker, user};
 
-/// Is how long nothing may take that a stream beside hostile tools waits for. A step takes a few milliseconds at most, making
-/// the largest grammar a second; this is for machines that do other things too.
+/// Longest time for anything that a stream beside hostile tools waits for. A step takes a few milliseconds at most, and
+/// compiling the largest grammar a second; the limit is for machines that do other work too.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Lists parameters of which llama.cpp's grammar sampler did not come back from some.
+/// Returns parameters that are made to be expensive; llama.cpp's grammar sampler does not return from some of them.
 fn hostile() -> Vec<Value> {
     let text = |pattern: &str| json!({"type": "string", "pattern": pattern});
     let with = |schema: Value| json!({"type": "object", "properties": {"a": schema}, "required": ["a"]});

@@ -1,4 +1,4 @@
-//! A worker's beginning and end: what it refuses to load, how it drains.
+//! A worker's start and end: what it refuses to load, how it drains.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -171,7 +171,7 @@ fn a_context_beyond_what_the_model_was_trained_for_is_warned_of_with_the_numbers
     assert!(!log("16384").contains("trained for"));
 }
 
-/// Is the worker's program, ended when the test is.
+/// The worker's program, ended when the test is.
 struct Program {
     child: Child,
     base: String,
@@ -293,7 +293,7 @@ async fn a_worker_whose_log_cannot_be_written_loads_and_answers() {
             _ => Stdio::piped(),
         };
         let mut program = start_mute(&address, stderr);
-        // One that nobody reads is full after 64 KiB.
+        // A pipe without a reader is full after 64 KiB.
         let _unread = program.child.stderr.take().filter(|_| log == "stalled");
         let client = reqwest::Client::new();
         let deadline = Instant::now() + PATIENCE;

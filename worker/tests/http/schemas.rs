@@ -103,7 +103,7 @@ async fn a_model_thinks_before_it_follows_a_schema_unless_thinking_is_off() {
     std::fs::write(&path, template).expect("the file can be written");
     let worker = TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await;
     let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"], "additionalProperties": false });
-    // Every token is about as likely as any other, but for the end of the thoughts.
+    // Every token is about as likely as any other, except for the end of the reasoning.
     let base = json!({
         "response_format": by_name(&schema), "temperature": 50, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 3,
         "logit_bias": [["</think>", 100]], "max_tokens": 1500,

@@ -1,4 +1,5 @@
-//! Saving, restoring and erasing slots: the state comes back as it was, and no file but a sound one of this model is used.
+//! Saving, restoring and erasing slots: the state comes back as it was, and no file but a sound one of this model is
+//! used.
 //!
 //! Not here: every byte of a file (`store::slot_file`'s own tests).
 

@@ -1,4 +1,4 @@
-//! What routers get: the snapshot, the stream, the vocabulary.
+//! The endpoints for routers: the snapshot, the stream, the vocabulary.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use crate::harness::{TestWorker, folder, user};
 
-/// Is what a router knows: each block with the rest of its run.
+/// A router's view: each block with the rest of its run.
 #[derive(Debug, Default, PartialEq)]
 struct View {
     blocks: BTreeMap<BlockKey, Run>,

@@ -1,5 +1,5 @@
-//! Arguments of required calls keep to their schemas as answers to `response_format` do: a validator looks at what a model says that
-//! takes every allowed token for equally likely.
+//! Arguments of required calls keep to their schemas as answers to `response_format` do: a validator looks at what a
+//! model says that takes every allowed token for equally likely.
 
 use jsonschema::validator_for;
 use rand::SeedableRng;

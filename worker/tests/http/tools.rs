@@ -1,4 +1,4 @@
-//! Tool calls, thoughts and messages that go on, through a worker with a tiny model that a grammar makes call.
+//! Tool calls, reasoning and continued messages, through a worker with a tiny model that a grammar makes call.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Tools together with a schema for the answer: it is a whole call or follows the schema, and a model that takes every
-//! allowed token for equally likely does both. As agent frameworks ask for it, in every dialect.
+//! Tools together with a schema for the response: it is a whole call or follows the schema, and a model with equal
+//! probabilities for every allowed token does both. Agent frameworks send such requests, in every dialect.
 
 use jsonschema::validator_for;
 use serde_json::{Value, json};
@@ -239,7 +239,7 @@ async fn thoughts_come_before_either() {
     let (mut kinds, mut n_with_thoughts) = (Vec::new(), 0);
     for seed in 0..40 {
         let mut body = at_random(chat("auto", false), seed);
-        // Every token is about as likely as any other, but for the end of the thoughts.
+        // Every token is about as likely as any other, except for the end of the reasoning.
         body["logit_bias"] = json!([["</think>", 250]]);
         body["max_tokens"] = json!(1500);
         let answer = worker.ask(CHAT, body).await;
@@ -253,7 +253,7 @@ async fn thoughts_come_before_either() {
         let calls: Vec<Value> = calls.iter().map(|call| parsed(&call["function"]["arguments"])).collect();
         kinds.push(kind(message["content"].as_str().unwrap_or_default().trim(), &calls));
     }
-    // The end of the thoughts may be the first token.
+    // The end of the reasoning may be the first token.
     assert!(n_with_thoughts > kinds.len() / 2, "{n_with_thoughts} of {}", kinds.len());
     check_both(&kinds);
 }

@@ -1,7 +1,7 @@
-//! A prompt on its way to its tokens: rendered, cut at its special tokens, and what was seen before looked up.
+//! A partially tokenized prompt: rendered, cut at its special tokens, with the cached fragments looked up.
 //!
-//! Not here: rendering (`fitted`), cutting (`partition`). The idea: to come this far takes some nanoseconds a byte, to tokenize takes
-//! twenty times that. Who must not be held up can see in between how much is left.
+//! This takes some nanoseconds per byte, and tokenizing takes twenty times that. A caller that must not block can see
+//! how much is left. Not here: rendering (`fitted`), cutting (`partition`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::fragments::Scope;
 use crate::least_tokens::assumed;
 use crate::partition::Piece;
 
-/// Longest text that is tokenized to its end however many tokens come of it: clients that cut their prompts count on
-/// the number. Units: bytes.
+/// Longest text that is tokenized to its end however many tokens it has: clients that cut their prompts rely on the
+/// number. Units: bytes.
 ///
-/// Source: own choice: it takes a tenth of a second at most, and is some context's text or more.
+/// Source: own choice: it takes a tenth of a second at most, and fills a small context or more.
 const COUNTED_BYTES_MAX: usize = 128 << 10;
 
-/// Is a prompt of which only text is left to be tokenized that was not seen before.
+/// A prompt of which only new text is left to be tokenized.
 #[derive(Debug)]
 pub struct BegunPrompt {
     pub(super) cut: Cut,
@@ -30,7 +30,7 @@ pub struct BegunPrompt {
     unseen_bytes: usize,
 }
 
-/// Is what stands at one place of a prompt.
+/// A part of a prompt.
 #[derive(Debug)]
 enum Part {
     Special(Token),
@@ -39,14 +39,14 @@ enum Part {
 }
 
 impl BegunPrompt {
-    /// Returns how much text is left to be tokenized. Units: bytes.
+    /// Returns the length of the text that is left to be tokenized. Units: bytes.
     pub fn unseen_bytes(&self) -> usize {
         self.unseen_bytes
     }
 }
 
 impl PromptMaker {
-    /// Renders a chat and looks up what requests of its salt have made known of its tokens.
+    /// Renders a chat and looks up the fragments that requests of its salt have cached.
     ///
     /// Cost: rendering; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
@@ -54,7 +54,7 @@ impl PromptMaker {
         Ok(self.begin(self.cut(self.rendered(request)?), scope))
     }
 
-    /// Looks up what is known of the tokens of a completion request's text, control tokens parsed.
+    /// Looks up the cached fragments of a completion request's text, control tokens parsed.
     ///
     /// Cost: finding control tokens; nothing is tokenized.
     pub fn begin_text(&self, text: String, scope: Scope) -> BegunPrompt {
@@ -79,20 +79,20 @@ impl PromptMaker {
 
     /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds.
     ///
-    /// Cost: that of tokenizing what is left.
+    /// Cost: that of tokenizing the rest.
     pub fn tokens(&self, begun: &BegunPrompt) -> Vec<Token> {
         self.tokens_within(begun, usize::MAX).expect("no prompt has so many tokens")
     }
 
-    /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than so many tokens.
+    /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than this many tokens.
     ///
-    /// Cost: that of tokenizing what is left, but little of it where it is far too long. Errors: `TooManyTokens`; a
-    /// prompt that is short enough to be counted gives all its tokens, however many these are.
+    /// Cost: that of tokenizing the rest, but only a small part of a prompt that is far too long. Errors:
+    /// `TooManyTokens`; a prompt that is short enough to be counted returns all its tokens, however many they are.
     pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
         self.check_length(begun, n_tokens_max)?;
         let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
         let mut tokens = self.vocabulary.prefix.clone();
-        // What prose takes; where it is more, the list grows.
+        // The usual number for prose; if there are more, the list grows.
         tokens.reserve(begun.cut.text.len() / 4);
         for part in &begun.parts {
             match part {
@@ -115,7 +115,7 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Checks that a prompt is not far longer than so many tokens, as far as can be seen without tokenizing it.
+    /// Checks that a prompt is not far longer than this many tokens, as far as can be seen without tokenizing it.
     ///
     /// Cost: some nanoseconds for each byte of as many tokens. Errors: `TooManyTokens`.
     pub fn check_length(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
@@ -139,13 +139,13 @@ impl PromptMaker {
         Ok(())
     }
 
-    /// Returns a number of tokens that a text without special tokens has at least; counting stops at `enough`.
+    /// Returns a lower bound of the tokens of a text without special tokens; counting stops at `enough`.
     fn least_tokens(&self, text: &str, enough: usize) -> usize {
         let least = self.vocabulary.least_tokens.as_ref();
         least.map_or_else(|| assumed(text.as_bytes()), |least| least.count(text.as_bytes(), enough))
     }
 
-    /// Checks that a text without special tokens is not far longer than so many tokens, as far as can be seen without
+    /// Checks that a text without special tokens is not far longer than this many tokens, as far as can be seen without
     /// tokenizing it.
     ///
     /// Errors: `TooManyTokens`.
@@ -157,8 +157,7 @@ impl PromptMaker {
         if n_tokens_min > n_tokens_max { Err(TooManyTokens { n_tokens_min }) } else { Ok(()) }
     }
 
-    /// Tokenizes a fragment in portions, as far as it may be cut, and stops behind the portion that has too many
-    /// tokens.
+    /// Tokenizes a fragment in portions, as far as it may be cut, and stops after the portion that exceeds the limit.
     fn tokenized_within(
         &self,
         scope: Scope,

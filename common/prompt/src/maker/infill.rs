@@ -1,8 +1,8 @@
-//! Prompts that are not chats: texts and tokens as a client sends them, and those with a gap to fill (FIM).
+//! Prompts that are not chats: texts and tokens as a client sends them, and fill-in-the-middle (FIM) prompts.
 //!
-//! Not here: chats (`maker`).
-//! The idea: a FIM prompt is laid out as llama-server does, [extra texts] [prefix] [suffix] [middle], so that models see what
-//! they were trained on. What comes first is what changes least from one key stroke to the next, so that it stays cached.
+//! A FIM prompt has the layout of llama-server, [extra texts] [prefix] [suffix] [middle], which models were trained on.
+//! The text that changes least from one key stroke to the next comes first, so that it stays cached. Not here: chats
+//! (`maker`).
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
@@ -12,37 +12,37 @@ use crate::error::TooManyTokens;
 use crate::fragments::Scope;
 use crate::vocabulary::{AddSpecial, FimTokens, ParseSpecial};
 
-/// Is the tokens that prefix and suffix take together at most; what is nearest to the gap stays.
+/// Most tokens of prefix and suffix together; the text nearest to the gap is kept.
 ///
-/// Source: llama-server's default batch, by which it cuts them.
+/// Source: llama-server's default batch, to which it cuts them.
 const SIDES_TOKENS_MAX: usize = 2048;
-/// Is what the suffix takes of that at most. Source: llama-server.
+/// Most tokens of the suffix among these. Source: llama-server.
 const SUFFIX_TOKENS_MAX: usize = SIDES_TOKENS_MAX / 4;
-/// Is what the prefix takes of that at most.
+/// Most tokens of the prefix among these.
 const PREFIX_TOKENS_MAX: usize = SIDES_TOKENS_MAX - SUFFIX_TOKENS_MAX;
-/// Is the step in which a long prefix loses its beginning: in between it only grows, and what is cached of it stays of use.
+/// Step by which a long prefix is cut at its start. Between two steps it only grows, and its cached part stays usable.
 ///
-/// Source: a choice; a sixth of the prefix is lost at most, once in that many tokens.
+/// Source: own choice; at most a sixth of the prefix is lost, once per this many tokens.
 const CUT_TOKENS: usize = 256;
-/// Is what stands before an extra text where the vocabulary has no token for it. Source: llama-server.
+/// Text before an extra text if the vocabulary has no token for it. Source: llama-server.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
-/// Is the name of an extra text without one. Source: llama-server.
+/// Name of an extra text that has none. Source: llama-server.
 const FILE_NAME: &str = "tmp";
 
-/// Longest text beside a gap of which tokens are made; of a longer one what is nearest to the gap. Units: bytes.
+/// Longest text beside a gap that is tokenized; of a longer text the part nearest to the gap. Units: bytes.
 ///
-/// Source: own choice: tens of times the text of the tokens that are taken of it.
+/// Source: own choice: tens of times the text of the tokens that are kept of it.
 const SIDE_BYTES_MAX: usize = 256 << 10;
 
-/// Text of extra texts that is tokenized for each token that the context has room for. Units: bytes.
+/// Bytes of extra texts that are tokenized for each token that is left in the context. Units: bytes.
 ///
-/// Source: own choice: four times what prose and code take.
+/// Source: own choice: four times the need of prose and code.
 const EXTRA_TOKEN_BYTES: usize = 16;
 
 /// Reason why there is no prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RawError {
-    /// The vocabulary has not all of the tokens that mark a gap.
+    /// The vocabulary lacks some of the tokens that mark a gap.
     #[error("the model has no tokens for a prefix, a suffix and the middle between them")]
     NoFim,
     /// The prompt is far longer than the context.
@@ -51,8 +51,8 @@ pub enum RawError {
 }
 
 impl PromptMaker {
-    /// Returns the tokens of a prompt that is not a chat: of texts what the vocabulary adds to the first if nothing is
-    /// before it, control tokens parsed; of a gap what fills it.
+    /// Returns the tokens of a prompt that is not a chat. Texts get the tokens that the vocabulary adds at the start,
+    /// and control tokens in them are parsed. A gap gets a fill-in-the-middle prompt.
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].
     pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
@@ -79,8 +79,8 @@ impl PromptMaker {
         })
     }
 
-    /// Returns the prompt by which a model fills a gap. No text of the client becomes a control token; extra texts take what
-    /// the rest of the prompt and twice the answer leave of the context, the last ones first.
+    /// Returns the prompt by which a model fills a gap. No text of the client becomes a control token. Extra texts get
+    /// the part of the context that the rest of the prompt and twice the response leave; the last ones have precedence.
     fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         let fim = self.vocabulary.info.fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
@@ -111,7 +111,7 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Returns the tokens of what stands before the prefix; of extra texts, only what so many tokens may need.
+    /// Returns the tokens before the prefix; extra texts are cut to the length that this many tokens may need.
     fn extra(&self, request: &InfillPrompt, fim: FimTokens, (n_tokens_max, scope): (usize, Scope)) -> Vec<Token> {
         let tokenize = |text: &str| self.vocabulary.tokenize_plain(text);
         let plain = |text: &str| self.fragments.tokens(scope, text, tokenize).to_vec();
@@ -139,14 +139,14 @@ impl PromptMaker {
     }
 }
 
-/// Returns the end of a text that stands before a gap: all of it, where that is not too long. What is cut off grows in
-/// steps, so that what is cached stays of use.
+/// Returns the end of a text before a gap: all of it, if it is not too long. The cut moves in steps, so that the cached
+/// part stays usable.
 fn end_of(text: &str, n_bytes_max: usize) -> &str {
     let n_over = text.len().saturating_sub(n_bytes_max);
     &text[text.ceil_char_boundary(n_over.next_multiple_of(n_bytes_max / 2).min(text.len()))..]
 }
 
-/// Returns how many extra texts stand before those that so much text may be taken of: the last ones stay.
+/// Returns the number of extra texts before the last ones that together reach this many bytes.
 fn n_before(request: &InfillPrompt, n_bytes_max: usize) -> usize {
     let mut n_bytes = 0;
     for (idx, extra) in request.input_extra.iter().enumerate().rev() {

@@ -1,7 +1,7 @@
 //! The prompt by which a model scores a document for a query.
 //!
-//! Not here: the score. The idea: what stands around the two texts is the model's own, a template or the tokens that its vocabulary
-//! puts around a pair; no text of the client becomes a control token.
+//! The text around the two texts is the model's own: a template, or the tokens that its vocabulary puts around a pair.
+//! No text of the client becomes a control token. Not here: the score.
 
 use warmpath_common::ids::Token;
 
@@ -9,12 +9,12 @@ use super::PromptMaker;
 use crate::error::TooManyTokens;
 use crate::partition::Piece;
 
-/// Is the name of the template for a pair, and how it names the two texts. Source: llama-server (`format_prompt_rerank`).
+/// Name of the template for a pair, and its names for the two texts. Source: llama-server (`format_prompt_rerank`).
 const TEMPLATE: &str = "rerank";
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
 
-/// Is a pair's prompt with gaps for the two texts, made once for a model.
+/// A pair's prompt with gaps for the two texts, made once per model.
 #[derive(Debug)]
 pub(super) struct PairPrompt(Vec<Part>);
 
@@ -29,11 +29,11 @@ enum Part {
 impl PromptMaker {
     /// Returns the prompt by which the model scores `document` for `query`.
     ///
-    /// Source: llama-server: the template `rerank`, or `[BOS] query [EOS] [SEP] document [EOS]` as far as the vocabulary has these.
-    /// Errors: `TooManyTokens` where it is far longer than so many.
+    /// Source: llama-server: the template `rerank`, or `[BOS] query [EOS] [SEP] document [EOS]` as far as the
+    /// vocabulary has these tokens. Errors: `TooManyTokens` if it is far longer than this many.
     pub fn pair(&self, query: &str, document: &str, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
         let mut tokens = Vec::new();
-        // What stands between two special tokens is tokenized as one text, whoever wrote it.
+        // The text between two special tokens is tokenized as one, even if it has several authors.
         let mut text = String::new();
         let flush = |text: &mut String, tokens: &mut Vec<Token>| {
             self.check_plain(text, n_tokens_max)?;
@@ -83,7 +83,7 @@ impl PromptMaker {
         parts
     }
 
-    /// Returns a pair as the vocabulary marks it.
+    /// Returns a pair with the vocabulary's own marks.
     fn marked(&self) -> Vec<Part> {
         let info = self.vocabulary();
         let present = |add: bool, token: Option<Token>| Part::Tokens(token.filter(|_| add).into_iter().collect());

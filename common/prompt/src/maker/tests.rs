@@ -16,7 +16,7 @@ use warmpath_common::prompts::{PromptPart, RawPrompt};
 use super::*;
 use crate::fragments::Scope;
 
-/// Pairs each vocabulary with a template that was made for it, or for one like it.
+/// Pairs of a vocabulary and a template made for it, or for a similar one.
 const MODELS: &[(&str, &str)] = &[
     ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
     ("qwen35", "Qwen3.5-4B"),
@@ -76,7 +76,7 @@ impl PromptMaker {
     }
 }
 
-/// Returns what llama-server makes of a rendered prompt.
+/// Returns the tokens that llama-server gives for a rendered prompt.
 fn whole(maker: &PromptMaker, text: &str) -> Vec<Token> {
     maker.vocabulary.tokenize(text, AddSpecial::Yes, ParseSpecial::Yes)
 }
@@ -389,7 +389,7 @@ proptest! {
     }
 }
 
-/// Has a vocabulary for code.
+/// A vocabulary for code.
 static CODE: LazyLock<PromptMaker> = LazyLock::new(|| open("starcoder", "{{ messages[0].content }}"));
 
 fn maker(vocab: &str) -> &'static PromptMaker {

@@ -1,4 +1,4 @@
-//! Tests of fitting messages to templates.
+//! Tests of the conversion of messages for templates.
 
 use std::sync::Arc;
 
@@ -108,13 +108,13 @@ fn template_variables_come_through_but_not_messages() {
     }
 }
 
-/// Shows no message of the system but the first, and says so.
+/// A template that shows only the first system message and refuses others.
 const ONE_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
-/// Shows no message of the system but the first, and drops the others.
+/// A template that shows only the first system message and drops others.
 const DROPS_SYSTEM: &str = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}";
-/// Shows the last message of the system in place of the first.
+/// A template that shows the last system message instead of the first.
 const KEEPS_LAST: &str = "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}{% endif %}{% endfor %}system:{{ ns.s }};{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}";
-/// Wants turns of user and assistant behind the system's.
+/// A template that requires alternating turns of user and assistant after the system message.
 const ALTERNATES: &str = "{% if messages[0].role == 'system' %}system:{{ messages[0].content }};{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
 
 #[test]

@@ -8,7 +8,7 @@ fn special(token: Token, text: &str) -> Special {
     Special { token, text: text.as_bytes().to_vec(), control: true, lstrip: false, rstrip: false }
 }
 
-/// Writes pieces as `<id>` and text.
+/// Formats pieces as `<id>` and text.
 fn shown(specials: Vec<Special>, text: &str) -> Vec<String> {
     let pieces = Partitioner::new(specials).partition(text.as_bytes());
     let show = |piece: &Piece| match piece {
@@ -38,7 +38,7 @@ fn stripping_tokens_swallow_the_space_beside_them() {
     assert_eq!(shown(vec![strip], "  <m>  "), ["<1>"]);
 }
 
-/// Is llama.cpp's own way, without the search that leaves tokens out.
+/// Partitions like llama.cpp, without the pass that skips absent tokens.
 fn naive(specials: &[Special], text: &[u8]) -> Vec<Piece> {
     let mut ordered: Vec<&Special> = specials.iter().collect();
     ordered.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
@@ -83,7 +83,7 @@ proptest! {
     fn partitions_are_those_of_the_naive_search(
         texts in prop_oneof![
             prop::collection::btree_set("[ab <]{1,4}", 0..6),
-            // Of these, only first bytes are looked for.
+            // For these tokens only first bytes are searched.
             prop::collection::btree_set("<[ab <]{0,3}", 0..6),
         ],
         strips in prop::collection::vec(any::<(bool, bool)>(), 6),

@@ -1,4 +1,4 @@
-//! Tests of keeping client text from spelling control tokens.
+//! Tests that client text cannot spell control tokens.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ fn shield(template: &str) -> Shield {
     Shield::new(["<|im_start|>", "<|im_end|>", "[INST]"].into_iter().map(str::as_bytes), template)
 }
 
-/// Returns `text` as a template sees it, hazards written as `_`.
+/// Returns `text` as a template sees it, dangerous characters written as `_`.
 fn shown(template: &str, text: &str) -> String {
     let shield = shield(template);
     let Json::Object(variables) = json!({ "content": text }) else { unreachable!() };

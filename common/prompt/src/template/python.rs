@@ -1,6 +1,6 @@
-//! What Python's jinja2, as transformers sets it up, does and minijinja alone does not.
+//! Behaviour of Python's jinja2, as transformers sets it up, that minijinja lacks.
 //!
-//! Not here: the settings that both have. The idea: functions, filters and methods that give Python's results.
+//! These functions, filters and methods give Python's results. Not here: the settings that both have.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};
@@ -10,7 +10,7 @@ use super::Clock;
 
 mod json;
 
-/// Is what a template raised with `raise_exception`.
+/// Message that a template raised with `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Raised(pub String);
@@ -30,7 +30,7 @@ pub(super) fn install(environment: &mut Environment<'static>, clock: Clock) {
             (None, None) => Value::from(value.to_string()),
         }
     });
-    // Python's None is no iterable; minijinja takes it for an empty one.
+    // Python's None is no iterable; minijinja treats it as an empty one.
     environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_string())))
@@ -47,7 +47,7 @@ fn float_text(value: &Value) -> Option<String> {
     float.then(|| f64::try_from(value.clone()).ok().map(json::float_repr)).flatten()
 }
 
-/// Replaces `{% generation %}` and `{% endgeneration %}`, which mark training data only, by blocks that do nothing.
+/// Replaces `{% generation %}` and `{% endgeneration %}`, which only mark training data, by blocks that do nothing.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut replaced = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,4 +1,4 @@
-//! Tests of rendering: what transformers has and minijinja has not, and every limit.
+//! Tests of rendering: behaviour of transformers that minijinja lacks, and every limit.
 
 use std::path::Path;
 
@@ -153,7 +153,7 @@ fn a_thousand_messages_need_little_of_the_fuel() {
     assert!(n_rendered > 50 && most.0 < TEMPLATE_FUEL_MAX / 10, "{most:?}");
 }
 
-/// Lists what templates are made of.
+/// Pieces of random templates.
 const WORDS: &[&str] = &[
     "{{ ",
     " }}",
@@ -233,7 +233,7 @@ proptest::proptest! {
         words in proptest::collection::vec(proptest::sample::select(WORDS), 0..40),
         is_whole in proptest::bool::ANY,
     ) {
-        // Half of them begin as one that works and takes what follows into its loop.
+        // Half of them begin with a valid loop that takes in what follows.
         let (start, end) = if is_whole { ("{% for m in messages %}{{ m.role }}", "{% endfor %}") } else { ("", "") };
         let source = format!("{start}{}{end}", words.concat());
         let variables = json!({"messages": [{"role": "user", "content": " hi "}, {}], "x": "a"});
@@ -244,7 +244,7 @@ proptest::proptest! {
     }
 }
 
-/// Returns how many templates are tried; `make fuzz` says more.
+/// Returns the number of templates to try; `make fuzz` sets more.
 fn cases() -> u32 {
     std::env::var("WARMPATH_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(500)
 }

@@ -59,13 +59,12 @@ pub struct TraceConfig {
 /// Flags of tracing.
 #[derive(Debug, Clone, Args)]
 pub struct TraceFlags {
-    /// URL of an OpenTelemetry collector that gets traces of requests, as http://10.0.0.9:4318; without it there are
-    /// none.
+    /// URL of an OpenTelemetry collector for traces of requests, as http://10.0.0.9:4318; without it none are sent.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Share of the traces that begin here which are recorded; one that a client has begun is recorded if its client
-    /// says so.
+    /// Share of the traces that start here which are recorded; for a trace that a client started, its sampling flag
+    /// counts.
     #[arg(long, env = "WARMPATH_TRACE_RATIO", value_name = "RATIO", default_value_t = 1.0)]
     pub trace_ratio: f64,
 }

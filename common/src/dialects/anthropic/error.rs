@@ -16,7 +16,7 @@ pub const REQUEST_ID: &str = "request-id";
 /// Anthropic's status for "overloaded", for which other APIs use 503.
 pub const OVERLOADED: u16 = 529;
 
-/// Is the body of an error response, and the data of an `error` event.
+/// Body of an error response, and data of an `error` event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "AnthropicError")]
 pub struct ErrorBody<'a> {

@@ -1,32 +1,32 @@
-//! Recent conversations, remembered only to say where one of them broke its own prefix.
+//! Recent conversations, kept only to report where one of them broke its own prefix.
 //!
-//! Not here: who holds a prefix (`index`). Losing this memory costs a diagnosis, never a hit.
+//! For each conversation's latest prompt, a fingerprint of each message and the keys of its blocks are kept. A new
+//! prompt whose chain contains the end of a known one continues it. So does a prompt whose messages differ only in the
+//! last one, as when a question is asked again: two branches are two conversations. A prompt that differs earlier is
+//! the same conversation with a change only if it continues from the end, after the response; a sub-agent that shares
+//! questions does not. Then the first different block gives the token of the break, and the first different message
+//! gives the place of the client's change. If no message differs, the template made the change.
 //!
-//! The idea: of each conversation's latest prompt two things are kept: a mark of each message and the keys of its blocks.
-//! A new prompt whose chain holds the end of a remembered one continues it. So does one whose messages part from it at the
-//! last one, as when a question is asked anew: two branches are two conversations. One that parts earlier is the same
-//! conversation with something changed only if it goes on from its end, with the answer; a sub-agent that shares questions
-//! does not. Then the first differing block says at which token, the first differing message says where the client changed
-//! it. Where no message differs, the template did it.
+//! Losing this memory costs a report, never a hit. Not here: cached prefixes (`index`).
 
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 
-/// Is the most conversations that are remembered.
+/// Most conversations that are kept.
 ///
 /// Source: own choice: more than a router of a small fleet has at a time.
 const CONVERSATIONS_MAX: usize = 4096;
 
-/// Is the most block keys that are remembered, 8 bytes each.
+/// Most block keys that are kept, 8 bytes each.
 ///
 /// Source: own choice: 16 MB, 32 million tokens at the default block size.
 const KEYS_MAX: usize = 1 << 21;
 
-/// Is the most messages of which hashes are remembered; a longer conversation is known by its end alone.
+/// Most messages whose hashes are kept; a longer conversation is recognized only by its end.
 ///
-/// Source: own choice: a hundred turns with two calls of tools each.
+/// Source: own choice: a hundred turns with two tool calls each.
 const MESSAGES_MAX: usize = 512;
 
 /// Most conversations with one question that a prompt is compared with, the last ones first.
@@ -34,30 +34,31 @@ const MESSAGES_MAX: usize = 512;
 /// Source: own choice: a main chat and its sub-agents.
 const SAME_QUESTION_MAX: usize = 4;
 
-/// Most conversations that a prompt is compared with. Source: own choice: it bounds the work for prompts of many questions.
+/// Most conversations that a prompt is compared with. Source: own choice: it bounds the work for prompts of many
+/// questions.
 const COMPARED_MAX: usize = 16;
 
-/// Is how many of a prompt's last blocks need not return: they may hold the opening of the answer, which is another one
-/// in the next prompt of many templates.
+/// Number of a prompt's last blocks that the next prompt may lack: they may contain the opening of the response, which
+/// many templates render differently in the next prompt.
 const BLOCKS_OF_OPENING: usize = 2;
 
-/// Says whose message it is.
+/// Author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// The operator's: `system` or `developer`.
+    /// The operator: `system` or `developer`.
     System,
-    /// The user's.
+    /// The user.
     User,
-    /// The model's.
+    /// The model.
     Assistant,
-    /// A tool's.
+    /// A tool.
     Tool,
-    /// Anything else.
+    /// Any other.
     Other,
 }
 
 impl Role {
-    /// Returns the role that a message names.
+    /// Returns the role in a message's `role` field.
     pub fn of(name: &str) -> Self {
         match name {
             "system" | "developer" => Self::System,
@@ -80,82 +81,82 @@ impl Role {
     }
 }
 
-/// Is what is remembered of a message.
+/// Fingerprint of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageHash {
-    /// Is the hash of the whole message.
+    /// Hash of the whole message.
     pub hash: u64,
-    /// Hashes of the text's beginning and end: where both are others it is another text, not one that was changed.
+    /// Hashes of the text's start and end: if both differ it is another text, not a changed one.
     pub ends: [u64; 2],
-    /// Says whose it is.
+    /// Its author.
     pub role: Role,
 }
 
-/// Is a prompt as it is remembered.
+/// A prompt's entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptFingerprint {
     /// Root of its chain: conversations of different roots, that is of different models or salts, are never compared.
     pub root: BlockHash,
-    /// Lists its messages.
+    /// Its messages.
     pub marks: Vec<MessageHash>,
-    /// Lists the keys of its full blocks, which differ between models and salts.
+    /// Keys of its full blocks, which differ between models and salts.
     pub keys: Vec<BlockKey>,
 }
 
-/// Says how a prompt stands to what was said before.
+/// Relation of a prompt to the recent conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefixContinuity {
-    /// It continues no remembered conversation.
+    /// It continues no known conversation.
     New,
     /// It continues one, at its end or earlier.
     Intact,
-    /// It continues one, with something changed before its end.
+    /// It continues one, with a change before its end.
     Broken(PrefixBreak),
 }
 
-/// Says where a conversation broke its own prefix.
+/// Place where a conversation broke its own prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixBreak {
-    /// Is the number of leading blocks that are still the same.
+    /// Number of leading blocks that are still the same.
     pub block: u32,
-    /// Is the first message that is not the one it was; absent where all are and the template or the tools changed.
+    /// First message that differs; `None` if all are the same and the template or the tools changed.
     pub message: Option<u32>,
-    /// Says whose that message is.
+    /// Author of that message.
     pub role: Option<Role>,
 }
 
 impl PrefixBreak {
-    /// Returns who changed it, for metrics.
+    /// Returns the author of the change, for metrics.
     pub fn label(&self) -> &'static str {
         self.role.map_or("template", Role::label)
     }
 }
 
-/// Keeps recent conversations.
+/// Recent conversations.
 #[derive(Debug, Default)]
 pub struct Conversations {
     by_id: HashMap<u64, PromptFingerprint>,
-    /// Finds a conversation by the last of its blocks that must return.
+    /// Conversations by the last of their blocks that the next prompt must have.
     by_end: HashMap<BlockKey, u64>,
-    /// Finds the last conversations by their root and one of their questions, the latest one last.
+    /// The last conversations by their root and one of their questions, the latest one last.
     by_question: HashMap<(BlockHash, u64), Vec<u64>>,
-    /// Lists the conversations from the one that was spoken in longest ago; some may have been replaced.
+    /// Conversations from the least recently continued one; some may have been replaced.
     order: VecDeque<u64>,
     next_id: u64,
     n_keys: usize,
 }
 
 impl Conversations {
-    /// Returns how a prompt stands to what was said before, and remembers it.
+    /// Returns the relation of a prompt to the recent conversations, and records it.
     ///
-    /// Cost: O(messages + blocks) hash lookups; O(1) for a prompt without a full block, which is not remembered.
+    /// Cost: O(messages + blocks) hash lookups; O(1) for a prompt without a full block, which is not recorded.
     pub fn observe(&mut self, mut spoken: PromptFingerprint) -> PrefixContinuity {
         let Some(end) = end_of(&spoken.keys) else { return PrefixContinuity::New };
         if spoken.marks.len() > MESSAGES_MAX {
             spoken.marks.clear();
         }
         let (previous, continuity) = self.compare(&spoken);
-        // One that it does not replace may go on: it is another branch.
+        // A conversation that is not replaced may be continued: it is another branch.
         previous.into_iter().for_each(|id| self.forget(id));
         let id = self.next_id;
         self.next_id += 1;
@@ -174,14 +175,14 @@ impl Conversations {
         continuity
     }
 
-    /// Returns how a prompt stands to what was said before, and which conversation it replaces.
+    /// Returns the relation of a prompt to the recent conversations, and the conversation that it replaces.
     fn compare(&self, spoken: &PromptFingerprint) -> (Option<u64>, PrefixContinuity) {
         let by_end = spoken.keys.iter().rev().find_map(|key| self.by_end.get(key));
         let is_continued = |id: &&u64| self.by_id.get(*id).is_some_and(|before| before.root == spoken.root);
         if let Some(&id) = by_end.filter(is_continued) {
             return (Some(id), PrefixContinuity::Intact);
         }
-        // The last message is new: what others have asked first as well says nothing.
+        // The last message is new: that other conversations had the same one proves nothing.
         let earlier = &spoken.marks[..spoken.marks.len().saturating_sub(1)];
         let asked: Vec<u64> = questions(earlier).collect();
         let same = asked.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
@@ -210,14 +211,14 @@ impl Conversations {
             let Some(oldest) = self.order.pop_front() else { return };
             self.forget(oldest);
         }
-        // Conversations that went on have left their old names behind.
+        // Conversations that were continued have left their old ids behind.
         if self.order.len() > 2 * CONVERSATIONS_MAX {
             self.order.retain(|id| self.by_id.contains_key(id));
         }
     }
 }
 
-/// Returns the last block that the next prompt of a conversation must begin with.
+/// Returns the last block that the next prompt of a conversation must have.
 fn end_of(keys: &[BlockKey]) -> Option<BlockKey> {
     keys.get(end_idx(keys)).copied()
 }
@@ -234,11 +235,11 @@ fn n_common_blocks(before: &PromptFingerprint, now: &PromptFingerprint) -> usize
     before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count()
 }
 
-/// Returns how a prompt that does not hold the end of a conversation continues it all the same; `None` where it does not.
+/// Returns how a prompt that lacks the end of a conversation continues it all the same; `None` if it does not.
 fn continuity(before: &PromptFingerprint, now: &PromptFingerprint) -> Option<PrefixContinuity> {
     let parts_at = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
     let is_continued = match parts_at {
-        // A prompt of fewer messages may be held where it ends.
+        // A prompt of fewer messages may be contained up to its end.
         None if n_common_blocks(before, now) > end_idx(&now.keys) => return Some(PrefixContinuity::Intact),
         None => true,
         Some(idx) if idx + 1 == now.marks.len() => return Some(PrefixContinuity::Intact),
@@ -247,13 +248,15 @@ fn continuity(before: &PromptFingerprint, now: &PromptFingerprint) -> Option<Pre
     is_continued.then(|| PrefixContinuity::Broken(difference(before, now, parts_at)))
 }
 
-/// Returns whether messages from where they part on hold a conversation's last message with an answer behind it.
+/// Returns whether the messages after the first difference contain a conversation's last message, followed by a
+/// response.
 fn goes_on(before: &PromptFingerprint, now: &[MessageHash]) -> bool {
     let last = before.marks.last();
     now.windows(2).any(|pair| Some(&pair[0]) == last && pair[1].role == Role::Assistant)
 }
 
-/// Returns whether a message can be another one that was changed: a system prompt keeps its beginning or its end.
+/// Returns whether one message can be a changed version of the other: a changed system prompt keeps its start or its
+/// end.
 fn is_alike(before: &MessageHash, now: &MessageHash) -> bool {
     let is_system = before.role == Role::System && now.role == Role::System;
     !is_system || before.ends.iter().zip(&now.ends).any(|(before, now)| before == now)
@@ -272,7 +275,7 @@ fn difference(before: &PromptFingerprint, now: &PromptFingerprint, message: Opti
 mod tests {
     use super::*;
 
-    /// Returns a prompt in which each message has two blocks of its own; a block's key hangs on all before it.
+    /// Returns a prompt in which each message has two blocks of its own; a block's key depends on all blocks before it.
     fn spoken(messages: &[(Role, u64)]) -> PromptFingerprint {
         let mut chain = 0u64;
         let mut keys = Vec::new();
@@ -282,9 +285,9 @@ mod tests {
                 keys.push(BlockKey(chain));
             }
         }
-        // The opening of the answer.
+        // The opening of the response.
         keys.push(BlockKey(chain ^ u64::MAX));
-        // Hashes below a hundred are texts with one beginning and one end.
+        // Hashes below a hundred are texts with the same start and end.
         let ends = |hash: u64| [hash / 100, hash / 100];
         let marks = messages.iter().map(|&(role, hash)| MessageHash { hash, ends: ends(hash), role }).collect();
         PromptFingerprint { root: ROOT, marks, keys }
@@ -342,12 +345,12 @@ mod tests {
         for branch in [&memory[..], &title, &first_turn] {
             assert!(!matches!(observe(branch), PrefixContinuity::Broken(_)), "{branch:?}");
         }
-        // Questions asked anew, and the same one again.
+        // Questions asked again in other words, and the same one again.
         let again = |n: usize, question: u64| [&SECOND[..n], &[(Role::User, question)]].concat();
         for branch in [again(3, 70), again(3, 71), again(1, 72), SECOND.to_vec(), FIRST.to_vec()] {
             assert!(!matches!(observe(&branch), PrefixContinuity::Broken(_)), "{branch:?}");
         }
-        // Each goes on.
+        // Each branch is continued.
         for branch in [&SECOND[..], &memory, &title, &again(3, 70), &again(3, 71)] {
             let longer = [branch, &[(Role::Assistant, 80), (Role::User, 81)]].concat();
             assert_eq!(observe(&longer), PrefixContinuity::Intact, "{branch:?}");
@@ -408,7 +411,7 @@ mod tests {
         for n in 0..3 * CONVERSATIONS_MAX as u64 {
             let hash = 1000 + 2 * n;
             conversations.observe(spoken(&[(Role::System, 1), (Role::User, hash)]));
-            // Each goes on once, so that names are left behind.
+            // Each is continued once, so that old ids remain.
             conversations.observe(spoken(&[(Role::System, 1), (Role::User, hash), (Role::User, hash + 1)]));
         }
         assert_eq!(conversations.by_id.len(), CONVERSATIONS_MAX);

@@ -1,8 +1,8 @@
 //! One walk along a chain: which workers hold how much of it.
 //!
-//! The segments' table is in `segment_table`. A prompt's chain passes few segments, and each takes one comparison at its end,
-//! or a binary search where the chain leaves it. A worker that holds a block holds all blocks before it, so the
-//! segments are read backwards: the first span of a worker is the deepest, and matches come out longest first.
+//! The segments' table is in `segment_table`. A prompt's chain passes few segments, and each takes one comparison at
+//! its end, or a binary search where the chain leaves it. A worker that holds a block holds all blocks before it, so
+//! the segments are read backwards: the first span of a worker is the deepest, and matches come out longest first.
 
 use std::cmp::Reverse;
 

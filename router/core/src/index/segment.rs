@@ -1,10 +1,10 @@
 //! A segment: consecutive blocks of one chain, and which workers hold which of them.
 //!
-//! Segments are found in `segment_table` and `block_table`, and changed in `writer`. A segment's words never change; a change makes
-//! a new segment, so a reader that has one needs no lock. The exception is the common segment with a single span: that
-//! span is one word outside the others, so it can change, and the segment shrink, in place. The words are the spans,
-//! ordered by worker and offset, followed by the keys. A chain is prefix-closed: where two chains have the same key,
-//! they have the same keys before it, so one comparison at the end proves that the whole range is equal.
+//! Segments are found in `segment_table` and `block_table`, and changed in `writer`. A segment's words never change; a
+//! change makes a new segment, so a reader that has one needs no lock. The exception is the common segment with a
+//! single span: that span is one word outside the others, so it can change, and the segment shrink, in place. The words
+//! are the spans, ordered by worker and offset, followed by the keys. A chain is prefix-closed: where two chains have
+//! the same key, they have the same keys before it, so one comparison at the end proves that the whole range is equal.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

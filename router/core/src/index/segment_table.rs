@@ -1,10 +1,10 @@
 //! The readers' table: from the key of a segment's first block to the segment.
 //!
-//! Blocks inside a segment are in `block_table`, for the writer only. A chained hash names the whole prefix, so the block
-//! after a segment's end is found by its own key; a lookup needs one probe per segment instead of one per block. A slot
-//! is a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole one. A slot is created
-//! when it is first filled: a swap has to check with every reader whether it holds the old pointer, which a slot
-//! without an old pointer avoids.
+//! Blocks inside a segment are in `block_table`, for the writer only. A chained hash names the whole prefix, so the
+//! block after a segment's end is found by its own key; a lookup needs one probe per segment instead of one per block.
+//! A slot is a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole one. A slot is
+//! created when it is first filled: a swap has to check with every reader whether it holds the old pointer, which a
+//! slot without an old pointer avoids.
 
 use std::sync::{Arc, OnceLock};
 

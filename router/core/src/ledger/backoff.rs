@@ -1,10 +1,12 @@
-//! How long a router listens before it chooses, where other routers send to the same workers.
+//! Backoff before a choice if other routers send requests to the same workers.
 //!
-//! Not here: who the others are (`peer_routers`), the waiting itself (the router's `lifecycle`).
-//! The idea: routers that choose at one instant see the same fleet and choose the same worker, and nothing that workers say
-//! can tell them of each other in no time. So each waits for a while by lot, as a radio station does before it sends, and hears
-//! of those who went first. The lot is drawn by what is new of the prompt, so that siblings, which belong together, wait alike. The
-//! while is a small part of what the prompt takes to compute, which is what a collision costs.
+//! Routers that choose at the same instant see the same fleet and choose the same worker, and no report of a worker is
+//! fast enough to prevent it. So each waits for a random time, as stations on a shared medium do, and sees the requests
+//! of the routers that went first. The random number depends on the prompt's first uncached block, so that requests
+//! with the same new prefix wait equally long. The time is a small part of the prompt's prefill, which is what a
+//! collision costs.
+//!
+//! Not here: detection of other routers (`peer_routers`), the waiting itself (the router's `lifecycle`).
 
 use std::time::Duration;
 
@@ -16,45 +18,45 @@ use crate::fleet::FleetView;
 use crate::routing::choose::{Policy, of_least_cost};
 use crate::routing::cost::Speeds;
 
-/// Is the longest that is listened, as a part of the time that the prompt takes to compute where that is cheapest.
+/// Longest backoff, as a share of the prompt's prefill time at the cheapest worker.
 ///
-/// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99 19 to 81 % above one
-/// router's.
+/// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99
+/// 19 to 81 % above one router's.
 const BACKOFF_SHARE: f64 = 0.04;
 
-/// Is the shortest such while that is of use: what a worker says of a request is heard up to so much later. Routers that listen
-/// for less hear of some requests and not of others, and no longer decide alike.
+/// Shortest useful backoff: reports of a request arrive up to this late. Routers with a shorter one see some requests
+/// and miss others, and no longer choose alike.
 ///
 /// Source: docs/decisions/0040-listening.md, with real processes.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 
-/// Is the longest such while, however long the prompt.
+/// Longest backoff, however long the prompt.
 ///
-/// Source: own choice: by then whatever could be heard has been.
+/// Source: own choice: by then every report has arrived.
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
-/// Is the pause between two looks of who listens whether there is anybody to listen to.
+/// Interval at which a backing-off request checks again for other routers.
 ///
-/// Source: own choice: what a worker says is heard some milliseconds later.
+/// Source: own choice: a worker's report arrives some milliseconds later.
 pub const BACKOFF_POLL: Duration = Duration::from_millis(5);
 
 impl Ledger {
-    /// Returns whether a request may have to be held back, whatever the workers hold of its prompt, which need not be known yet.
+    /// Returns whether a request may need a backoff, whatever is cached of its prompt, which need not be known yet.
     pub fn may_back_off(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> bool {
         let is_by_cost = self.options.policy == Policy::PredictedTtft;
         if !is_by_cost || !request.tried.is_empty() || !self.peer_routers.may_be_there(request.now) {
             return false;
         }
         let mut serving = serving(fleet, request);
-        // A stock server names nobody.
+        // A stock server reports no requests.
         serving.retain(|worker| worker.stock.is_none());
         let fastest = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates)).prefill_tokens_per_ms;
         serving.len() > 1 && !backoff_of(f64::from(request.prompt.n_tokens()) / fastest).is_zero()
     }
 
-    /// Returns how long a request should be held back before its choice: zero where nobody else sends or it does not pay.
+    /// Returns the backoff before a request's choice: zero if there are no other routers, or it is not worthwhile.
     pub fn backoff(&self, fleet: &FleetView, request: &RouteRequest<'_>, rng: &mut impl Rng) -> Duration {
-        // What begins alike is held back alike, and so still decides alike.
+        // Prompts with the same start wait equally long, and so still choose alike.
         let jitter = match request.prompt.first_new_block() {
             0 => rng.random(),
             first_new_block => mix(first_new_block),
@@ -74,7 +76,7 @@ impl Ledger {
     }
 }
 
-/// Returns the longest that is listened before a prompt that takes so long to compute.
+/// Returns the longest backoff for a prompt with this prefill time.
 fn backoff_of(prefill_ms: f64) -> Duration {
     let ms = (BACKOFF_SHARE * prefill_ms).min(BACKOFF_MAX.as_secs_f64() * 1e3);
     let backoff_of = Duration::from_secs_f64(ms / 1e3);

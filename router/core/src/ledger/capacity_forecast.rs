@@ -1,7 +1,7 @@
-//! When a fleet that cannot start a request will be able to, from the same books that say that it cannot.
+//! Prediction of when a full fleet can start a request, from the same state that shows it to be full.
 //!
-//! Not here: what a client is told (`admission`). The idea: the first start is as far away as the shortest wait; from then
-//! on starts follow each other as fast as all workers together get requests done.
+//! The first start is as far away as the shortest wait. From then on starts follow each other at the rate at which all
+//! workers together complete requests. Not here: the response to the client (`admission`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,13 +14,13 @@ use crate::overload::admission::{CapacityForecast, RETURN};
 use crate::routing::choose::worker_load;
 use crate::routing::cost::Speeds;
 
-/// Is the least time that a request is taken to need. Units: milliseconds.
+/// Least assumed service time of a request. Units: milliseconds.
 ///
-/// Source: own choice: it only keeps the division from zero.
+/// Source: own choice: it only prevents a division by zero.
 const SERVICE_MS_MIN: f64 = 1.0;
 
 impl Ledger {
-    /// Returns how soon the workers that serve `model`, or all of them, can start one more request.
+    /// Returns when the workers that serve `model`, or all of them, can start one more request.
     pub fn capacity_forecast(&self, fleet: &FleetView, model: Option<&ModelInfo>, now: Instant) -> CapacityForecast {
         let serves = |worker: &&Arc<WorkerView>| {
             let has = |model: &ModelInfo| worker.models().any(|own| own.fingerprint == model.fingerprint);

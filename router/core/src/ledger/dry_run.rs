@@ -1,7 +1,8 @@
-//! A choice without consequences: who would get a request, what it would cost everywhere, and why some are out of it.
+//! A dry run of the choice: the worker that would get a request, its cost at every worker, and why some are
+//! unavailable.
 //!
-//! Not here: how it is shown (the router's `http`). The idea: the same books, the same candidates, the same choice as for
-//! a request; nothing is booked, nobody's turn passes.
+//! State, candidates and choice are those of a request, but nothing is booked and no turn is taken. Not here: the
+//! output (the router's `http`).
 
 use std::time::Duration;
 
@@ -15,25 +16,25 @@ use crate::overload::admission::Capacity;
 use crate::routing::choose::{Candidate, Reason, choose, reason};
 use crate::routing::cost::Speeds;
 
-/// Is a worker that serves the model, weighed whether or not it can be chosen.
+/// A worker that serves the model, with its cost, whether or not it can be chosen.
 #[derive(Debug, Clone, Copy)]
 pub struct Scored<'a> {
-    /// Is what the request would cost there; of matches that are doubted, what is believed.
+    /// The request's cost there; stale blocks do not count as cached.
     pub candidate: Candidate<'a>,
-    /// Says why it cannot be chosen; absent where it can.
+    /// Cause why it cannot be chosen; `None` if it can.
     pub unavailable: Option<Unavailable>,
-    /// Says whether it can start the request soon; if nobody has room, requests wait.
+    /// Whether it can start the request soon; if no worker has capacity, requests wait.
     pub has_capacity: bool,
 }
 
-/// Is a choice and what it rests on.
+/// A choice and its inputs.
 #[derive(Debug)]
 pub struct DryRun<'a> {
-    /// Lists the workers that serve the model, in the order of configuration.
+    /// Workers that serve the model, in the order of configuration.
     pub workers: Vec<Scored<'a>>,
-    /// Names the worker that would be chosen and says why, or why none would.
+    /// The worker that would be chosen and the reason, or why none would.
     pub choice: Result<(WorkerIdx, Reason), NoWorker>,
-    /// Is how long the request would be held back before its choice, at most.
+    /// Longest backoff before the request's choice.
     pub backoff_max: Duration,
 }
 
@@ -54,7 +55,7 @@ impl Ledger {
         };
         let mut workers: Vec<Scored<'_>> = serving.into_iter().map(score).collect();
         let choice = self.candidates(fleet, request).and_then(|candidates| {
-            // What a request takes from others depends on all candidates.
+            // The delay of other requests depends on all candidates.
             for candidate in &candidates {
                 let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);
                 same.expect("a candidate serves the model").candidate = *candidate;

@@ -1,9 +1,10 @@
-//! What requests have shown of a worker's health, and who is to blame for a failure: the worker, or the request itself.
+//! The health of a worker as requests show it, and whose fault a failure is: the worker's, or the request's own.
 //!
-//! Not here: the count of failures (`breaker`), what kind of failure blames whom (`retry`), refusals (`pause`).
-//! The idea: a request that fails at one worker and is answered by another proves that worker's fault, and only proof opens a
-//! breaker. A request that fails wherever it goes proves nothing, however often its client repeats it. Until there is proof the
-//! worker is only suspected: requests go elsewhere for a moment where somebody else can take them.
+//! If a request fails at one worker and another completes it, the failure was the first worker's, and only such proof
+//! opens a breaker. A request that fails everywhere proves nothing, however often its client repeats it. Until there is
+//! proof the worker is only suspected: for a moment requests go to other workers that can take them.
+//!
+//! Not here: the count of failures (`breaker`), which failures count (`retry`), refusals (`pause`).
 
 use std::time::{Duration, Instant};
 
@@ -13,29 +14,29 @@ use crate::WorkerIdx;
 use crate::overload::breaker::{Breaker, BreakerState};
 use crate::overload::retry::{Blame, Failure, Terms};
 
-/// How far a worker is trusted with a request; the least is the best.
+/// Trust in a worker; the least value is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
-    /// Nothing speaks against it.
+    /// It has no recent failure.
     Sound,
-    /// It has failed a request a moment ago, and so many in all since it last answered one.
+    /// It has failed a request a moment ago, and this many since its last success.
     Suspected(u32),
     /// Its breaker is open.
     Failing,
 }
 
-/// What requests have shown of one worker.
+/// Results of requests at one worker.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Health {
     breaker: Breaker,
-    /// The requests that it has failed since it last answered one, whoever is to blame.
+    /// Requests that it has failed since its last success, including failures that were the request's fault.
     n_failed: u32,
     suspected_until: Option<Instant>,
     pub(super) pauses: Pauses,
 }
 
 impl Health {
-    /// Returns how far the worker is trusted.
+    /// Returns the trust in the worker.
     pub(super) fn trust(&self, now: Instant) -> Trust {
         if self.breaker.state(now) == BreakerState::Open {
             Trust::Failing
@@ -46,7 +47,7 @@ impl Health {
         }
     }
 
-    /// Returns the time for which requests for a model of `names` leave the worker alone as far as is known now.
+    /// Returns the present remaining time in which a model with these `names` gets no requests there.
     pub(super) fn away(&self, names: Option<&[String]>, now: Instant) -> Duration {
         let is_named = |name: &str| names.is_none_or(|names| names.iter().any(|known| known == name));
         self.breaker.remaining(now).max(self.pauses.longest(is_named, now))
@@ -68,7 +69,7 @@ impl Health {
         self.suspected_until = Some(now + options.suspicion);
     }
 
-    /// Records that the last failure was the worker's own.
+    /// Records that the last failure was the worker's fault.
     fn proven(&mut self, options: &LedgerOptions, now: Instant) {
         self.breaker.failed(options.breaker, now);
         self.suspected_until = Some(now + options.suspicion);
@@ -76,9 +77,9 @@ impl Health {
 }
 
 impl Ledger {
-    /// Records that a worker has done a request; `failures` are those of the same request at other workers before.
+    /// Records that a worker has completed a request; `failures` are those of the same request at other workers before.
     ///
-    /// They are proven by it to be these workers' own.
+    /// The success proves that these failures were those workers' fault.
     pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, Failure)], now: Instant) {
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
             let pauses = std::mem::take(&mut account.health.pauses).answered(now);
@@ -108,7 +109,7 @@ impl Ledger {
         }
     }
 
-    /// Records that a worker's summary stream has begun anew: it lives, whatever was before.
+    /// Records that a worker's summary stream has started again: it is alive, whatever happened before.
     pub fn reconnected(&mut self, worker: WorkerIdx) {
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
             account.health = Health::default();

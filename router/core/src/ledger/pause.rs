@@ -1,8 +1,10 @@
-//! The pauses of one worker: what it has refused, and when it is asked again.
+//! The pauses of one worker after refusals, and when it gets requests again.
 //!
-//! Not here: what a client is told meanwhile (the router's `lifecycle`). The idea: a worker that says when it takes requests again
-//! is asked by nobody before, and by one request first. One that does not say gets a pause that doubles with each refusal. Quotas
-//! belong to a model's name, for several models of a server have each their own.
+//! A worker that announces when it takes requests again gets none before, and then one request first. Without an
+//! announcement the pause doubles with each refusal. Quotas belong to a model's name, because several models of a
+//! server each have their own.
+//!
+//! Not here: the client's response meanwhile (the router's `lifecycle`).
 
 use std::time::{Duration, Instant};
 
@@ -10,18 +12,19 @@ use super::LedgerOptions;
 use crate::fleet::Unavailable;
 use crate::overload::retry::{Failure, Terms};
 
-/// The longest that a worker's own word keeps requests away.
+/// Longest pause that a worker can announce.
 ///
-/// Source: own choice: quotas of a day exist, but an operator who lifts one waits for less; one request an hour asks.
+/// Source: own choice: daily quotas exist, but an operator who lifts one does not wait that long; one request per hour
+/// tries.
 const TOLD_MAX: Duration = Duration::from_secs(3600);
 
-/// The pauses of one worker, one for each model's name at most.
+/// Pauses of one worker, at most one per model name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Pauses(Vec<Pause>);
 
 #[derive(Debug, Clone)]
 struct Pause {
-    /// The name of the model that is refused; absent where it may be every model.
+    /// Name of the refused model; `None` if it may be every model.
     model_name: Option<Box<str>>,
     until: Instant,
     why: Unavailable,
@@ -30,11 +33,11 @@ struct Pause {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The worker has said how long.
+    /// The worker has announced the time.
     Told,
-    /// What the worker has said is over, and one request finds out.
+    /// The announced time is over, and one request tries.
     Probed,
-    /// The worker has refused so many requests in a row and not said how long.
+    /// The worker has refused this many requests in a row without a time.
     Guessed(u32),
 }
 
@@ -45,21 +48,22 @@ impl Pause {
 }
 
 impl Pauses {
-    /// Returns the rest of the pause for requests that name a model, and the reason for it; absent where there is none.
+    /// Returns the remaining pause of requests that name a model, and its cause; `None` if there is none.
     pub(super) fn of(&self, model_name: Option<&str>, now: Instant) -> Option<(Duration, Unavailable)> {
         let in_force = self.0.iter().filter(|pause| pause.concerns(model_name) && now < pause.until);
         in_force.map(|pause| (pause.until - now, pause.why)).max_by_key(|(left, _)| *left)
     }
 
-    /// Returns the rest of the longest pause for a model of these names.
+    /// Returns the longest remaining pause of a model with these names.
     pub(super) fn longest(&self, is_named: impl Fn(&str) -> bool, now: Instant) -> Duration {
         let concerned = self.0.iter().filter(|pause| pause.model_name.as_deref().is_none_or(&is_named));
         concerned.map(|pause| pause.until.saturating_duration_since(now)).max().unwrap_or_default()
     }
 
-    /// Records that a request for a model is sent: the first one behind a pause keeps the others back until it is answered.
+    /// Records that a request for a model is sent: the first one after a pause holds the others back until its
+    /// response.
     ///
-    /// A pause of no model's own is a Warmpath worker's, which reports its load: nobody has to find out.
+    /// A pause without a model's name is a Warmpath worker's, which reports its load, so no request has to try.
     pub(super) fn sent(&mut self, model_name: Option<&str>, options: &LedgerOptions, now: Instant) {
         let is_over =
             |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(model_name) && now >= pause.until;
@@ -87,13 +91,13 @@ impl Pauses {
                 (Kind::Guessed(n_refusals + 1), doubled.min(options.breaker.open_max))
             }
         };
-        // A refusal that says less than an earlier one takes nothing back.
+        // A refusal without a time does not shorten an announced pause.
         let new = Pause { model_name: terms.model_name.map(Into::into), until: now + pause, why, kind };
         let longer = before.filter(|before| before.kind == Kind::Told && before.until > new.until);
         self.0.push(longer.unwrap_or(new));
     }
 
-    /// Returns what is left once the worker has answered a request: its own word stands until it is over.
+    /// Returns the pauses that remain after the worker has completed a request: announced ones last until their time.
     pub(super) fn answered(mut self, now: Instant) -> Self {
         self.0.retain(|pause| pause.kind == Kind::Told && now < pause.until);
         self

@@ -1,8 +1,8 @@
-//! Whether other routers send requests to the same workers.
+//! Detection of other routers that send requests to the same workers.
 //!
-//! Not here: what follows from it (`backoff`). The idea: workers name every request that comes to them; one that
-//! this router has not sent is another's. It knows its own by their hashes, the latest of them, for a worker names a request
-//! milliseconds after it was sent.
+//! Workers report every request that they get; one that this router has not sent is another router's. It knows its own
+//! latest requests by their hashes, because a worker reports a request milliseconds after it was sent. Not here: the
+//! consequence (`backoff`).
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -10,41 +10,41 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::RequestId;
 
-/// Is how many requests of its own a router knows.
+/// Number of its own requests that a router knows.
 ///
-/// Source: own choice: the requests of some seconds at a thousand a second; one that was forgotten is taken for another's,
-/// which costs what listening costs.
+/// Source: own choice: the requests of some seconds at a thousand a second; a forgotten one counts as another router's,
+/// which costs a backoff.
 const OWN_MAX: usize = 4096;
 
-/// Is how long others are taken to be there after one of their requests.
+/// Time for which other routers are assumed to exist after one of their requests.
 ///
 /// Source: own choice: routers come and go with deployments and autoscaling, over minutes.
 const HEARD_FOR: Duration = Duration::from_secs(600);
 
-/// Remembers whose requests workers have named.
+/// Detector of other routers, by the requests that workers report.
 #[derive(Debug, Default)]
 pub(crate) struct PeerRouters {
     hasher: RandomState,
     own: HashSet<u64>,
-    /// Lists the own ones, the oldest first.
+    /// Its own requests, the oldest first.
     order: VecDeque<u64>,
     heard: Heard,
 }
 
-/// Says whose requests workers have named.
+/// Routers whose requests workers have reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Heard {
-    /// None at all, so that nothing is known of others.
+    /// No request was reported, so nothing is known of other routers.
     #[default]
     Nobody,
-    /// Only this router's own.
+    /// Only this router's own requests.
     Own,
-    /// Somebody else's, last at this time.
+    /// Another router's, last at this time.
     PeerRouters(Instant),
 }
 
 impl PeerRouters {
-    /// Takes note that this router sends a request.
+    /// Records that this router sends a request.
     pub(crate) fn sent(&mut self, request: &RequestId) {
         let hash = self.hasher.hash_one(request);
         if !self.own.insert(hash) {
@@ -56,7 +56,7 @@ impl PeerRouters {
         }
     }
 
-    /// Takes note that a worker has named a request.
+    /// Records that a worker has reported a request.
     pub(crate) fn named(&mut self, request: &RequestId, now: Instant) {
         if !self.own.contains(&self.hasher.hash_one(request)) {
             self.heard = Heard::PeerRouters(now);
@@ -65,7 +65,8 @@ impl PeerRouters {
         }
     }
 
-    /// Returns whether others may be there: a worker has lately named a request of somebody else, or none at all.
+    /// Returns whether there may be other routers: a worker has lately reported another router's request, or none at
+    /// all.
     pub(crate) fn may_be_there(&self, now: Instant) -> bool {
         match self.heard {
             Heard::Nobody => true,

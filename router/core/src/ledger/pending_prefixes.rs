@@ -1,10 +1,11 @@
-//! What the requests of this router are filling where they run, known before any worker says so.
+//! Blocks that this router's requests are prefilling, known before their workers announce them.
 //!
-//! Not here: load that is booked before it is reported (`ledger`), what workers say they hold (`index`).
-//! The idea: a request in flight at a worker fills its blocks there, so a sibling that comes a moment later finds its prefix
-//! there. Only blocks beyond those that the worker already had are kept, and only until the request ends: by then the
-//! worker has announced them. A block's key names all before it, so how far two chains agree is found by bisection, and
-//! a request costs one comparison for each other one in flight, not one for each of its blocks.
+//! A request in flight prefills its blocks at its worker, so another request with the same prefix, a moment later,
+//! finds it there. Only blocks beyond those that the worker already had are kept, and only until the request ends: by
+//! then the worker has announced them. A block's key names all blocks before it, so the common length of two chains is
+//! found by bisection, and a request costs one comparison for each other one in flight, not one for each of its blocks.
+//!
+//! Not here: work that is booked before it is reported (`ledger`), announced blocks (`index`).
 
 use std::collections::HashMap;
 
@@ -14,30 +15,30 @@ use warmpath_common::summary::{RunState, Tier};
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Is the most blocks of one request that are kept: what lies behind is learnt from the worker.
+/// Most blocks of one request that are kept; the router learns of later ones from the worker.
 ///
 /// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes 8 bytes.
 const BLOCKS_MAX: usize = 2048;
 
-/// Lists what the requests in flight fill, by worker.
+/// Blocks that the requests in flight are prefilling, by worker.
 #[derive(Debug, Default)]
 pub struct PendingPrefixes {
     by_worker: HashMap<WorkerIdx, Vec<PendingRun>>,
     next_number: u64,
 }
 
-/// Is the blocks that one request fills, a stretch of its chain.
+/// Blocks that one request is prefilling, a part of its chain.
 #[derive(Debug)]
 struct PendingRun {
     number: u64,
-    /// Is the place of the first one in the chain.
+    /// Index of the first one in the chain.
     from: usize,
-    /// Is the first one, beside the others for speed.
+    /// The first one, stored beside the others for speed.
     first: BlockKey,
     keys: Box<[BlockKey]>,
 }
 
-/// Is what one request fills where it runs; must come back by [`PendingPrefixes::remove`], once.
+/// Receipt for one request's blocks; it must be returned by [`PendingPrefixes::remove`], once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PendingBlocks {
     worker: WorkerIdx,
@@ -45,7 +46,8 @@ pub struct PendingBlocks {
 }
 
 impl PendingPrefixes {
-    /// Records that a request fills at `worker` the blocks of `chain` behind the first `n_held`, which are there already.
+    /// Records that a request prefills at `worker` the blocks of `chain` after the first `n_held`, which are cached
+    /// there.
     pub fn add(&mut self, worker: WorkerIdx, (chain, n_held): (&[BlockKey], u32)) -> PendingBlocks {
         let (number, from) = (self.next_number, n_held as usize);
         self.next_number += 1;
@@ -57,7 +59,7 @@ impl PendingPrefixes {
         PendingBlocks { worker, number }
     }
 
-    /// Records that a request fills nothing any more.
+    /// Removes a request's blocks.
     pub fn remove(&mut self, filling: PendingBlocks) {
         let Some(stretches) = self.by_worker.get_mut(&filling.worker) else { return };
         if let Some(place) = stretches.iter().position(|stretch| stretch.number == filling.number) {
@@ -68,7 +70,7 @@ impl PendingPrefixes {
         }
     }
 
-    /// Returns `matches` with what is being filled added; `None` where nothing is to be added.
+    /// Returns `matches` extended by the blocks being prefilled; `None` if that changes nothing.
     ///
     /// Cost: one comparison for each request in flight, O(log n) for each that shares blocks with `keys`.
     pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
@@ -97,7 +99,7 @@ impl PendingPrefixes {
 }
 
 impl PendingRun {
-    /// Returns where the stretch's blocks lie in the chain `keys`, first and end, if they do.
+    /// Returns the range of the chain `keys` that these blocks cover, first and end, if they do.
     fn shared(&self, keys: &[BlockKey]) -> Option<(usize, usize)> {
         let asked = keys.get(self.from..).filter(|asked| asked.first() == Some(&self.first))?;
         let (mut agrees, mut differs) = (0, self.keys.len().min(asked.len()));
@@ -109,7 +111,7 @@ impl PendingRun {
     }
 }
 
-/// Returns the end of what is held and what goes on from it without a gap.
+/// Returns the end of the cached blocks extended by ranges that continue them without a gap.
 fn reach(n_held: usize, mut shared: Vec<(usize, usize)>) -> usize {
     shared.sort_unstable();
     shared.iter().fold(n_held, |reached, &(from, end)| if from <= reached { reached.max(end) } else { reached })
@@ -175,7 +177,7 @@ mod tests {
         filling.into_iter().for_each(|filling| pending.remove(filling));
     }
 
-    /// Returns a chain that follows one of few ways: each key hangs on all before it.
+    /// Returns a chain along one of few paths: each key depends on all before it.
     fn chain() -> impl Strategy<Value = Vec<BlockKey>> {
         prop::collection::vec(0..2u64, 1..8).prop_map(|ways| {
             ways.iter()

@@ -1,60 +1,60 @@
-//! A router's account of how much each worker was given to compute.
+//! The recent work of each worker: prompt tokens that it got to compute, decayed.
 //!
-//! Not here: what follows from it (`choose`).
-//! What a worker was given is what this router has sent and, where others may be there, what the worker has said to be filling, whoever
-//! sent it. So what the router's own requests fill counts twice there: routers that have heard the same do not all take the same worker next.
+//! The work is the tokens that this router sent and, if there may be other routers, the tokens that the worker
+//! announced as prefilling, for any router. So this router's own requests count twice, and routers with the same
+//! reports do not all choose the same worker next. Not here: its use (`choose`).
 
 use crate::WorkerIdx;
 
-/// Is what is left of the tokens given to a worker each time that a worker is given some.
+/// Factor by which all recent work decays each time that a worker gets some.
 ///
-/// Source: own choice, as in `reuse`: the last thousand times or so count.
+/// Source: own choice, as in `reuse_ratio`: the last thousand times or so count.
 const FADING: f64 = 0.999;
 
-/// Says whose requests count.
+/// Routers whose requests count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkSenders {
-    /// This router's.
+    /// This router only.
     Own,
-    /// Every router's, as far as workers say what they fill.
+    /// Every router, as far as workers announce their prefills.
     All,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct WorkerLedger {
-    /// Is the prompt tokens that this router has given it.
+    /// Prompt tokens that this router has sent it.
     sent_tokens: f64,
-    /// Is the prompt tokens that it has said to be filling.
+    /// Prompt tokens that it has announced as prefilling.
     filling_tokens: f64,
 }
 
-/// Keeps the account of every worker.
+/// Recent work of every worker.
 #[derive(Debug, Default)]
 pub struct RecentWork {
     by_worker: Vec<WorkerLedger>,
 }
 
 impl RecentWork {
-    /// Takes note that this router gave a worker so many prompt tokens to compute. Cost: O(workers).
+    /// Records that this router sent a worker this many prompt tokens to compute. Cost: O(workers).
     pub fn give(&mut self, worker: WorkerIdx, tokens: u64) {
         self.by_worker.iter_mut().for_each(|account| account.sent_tokens *= FADING);
         self.of_mut(worker).sent_tokens += tokens as f64;
     }
 
-    /// Takes note that a worker has said that it fills so many tokens. Cost: O(workers).
+    /// Records that a worker has announced the prefill of this many tokens. Cost: O(workers).
     pub fn fill(&mut self, worker: WorkerIdx, tokens: u64) {
         self.by_worker.iter_mut().for_each(|account| account.filling_tokens *= FADING);
         self.of_mut(worker).filling_tokens += tokens as f64;
     }
 
-    /// Returns the prompt tokens that a worker was given, the later ones counting more; none of one that has no account.
+    /// Returns a worker's recent work in prompt tokens, decayed; zero for a worker without any.
     pub fn of(&self, worker: WorkerIdx, givers: WorkSenders) -> f64 {
         let account = self.by_worker.get(worker.0 as usize).copied().unwrap_or_default();
         let heard = if givers == WorkSenders::All { account.filling_tokens } else { 0.0 };
         account.sent_tokens + heard
     }
 
-    /// Forgets a worker that has left.
+    /// Removes a worker that has left.
     pub fn left(&mut self, worker: WorkerIdx) {
         if let Some(account) = self.by_worker.get_mut(worker.0 as usize) {
             *account = WorkerLedger::default();

@@ -1,15 +1,16 @@
-//! What a token that a worker stores has been worth in this fleet: the tokens reused for each that was computed.
+//! Reuse per stored token in this fleet: the tokens reused for each token that was computed.
 //!
-//! Not here: what follows from it (`cost`). The idea: every computed token is stored and takes the place of another, so over
-//! a while tokens reused / tokens computed is what one stored token saves until it leaves. Sums that fade follow a change of
-//! traffic; they fade with what is sent, not with time, so that an idle night changes nothing.
+//! Every computed token is stored and displaces another, so over time the ratio of reused to computed tokens is the
+//! reuse of a stored token before its eviction. The sums decay, so they follow a change of traffic. They decay with
+//! each request, not with time, so that an idle night changes nothing. Not here: its use (`cost`).
 
-/// Is what is left of a count after each request.
+/// Factor by which the sums decay with each request.
 ///
-/// Source: own choice: the last thousand requests or so count, enough for a fleet's mix and few against an hour's traffic.
+/// Source: own choice: the last thousand requests or so count, enough for a fleet's mix and few against an hour's
+/// traffic.
 const FADING: f64 = 0.999;
 
-/// Counts what was reused and computed.
+/// Sums of reused and computed tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ReuseRatio {
     reused: f64,
@@ -17,13 +18,13 @@ pub struct ReuseRatio {
 }
 
 impl ReuseRatio {
-    /// Counts one request: the prompt tokens that it reuses and those that it computes.
+    /// Adds one request: the prompt tokens that it reuses and those that it computes.
     pub fn count(&mut self, reused_tokens: u64, computed_tokens: u64) {
         self.reused = self.reused * FADING + reused_tokens as f64;
         self.computed = self.computed * FADING + computed_tokens as f64;
     }
 
-    /// Returns the tokens reused for each computed; 0 before anything was.
+    /// Returns the reused tokens per computed token; 0 before any was computed.
     pub fn ratio(&self) -> f64 {
         if self.computed > 0.0 { self.reused / self.computed } else { 0.0 }
     }

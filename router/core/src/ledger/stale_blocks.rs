@@ -1,11 +1,11 @@
-//! What workers have said that they hold, and did not reuse when they were asked to.
+//! Stale blocks: blocks that workers have announced and did not reuse.
 //!
-//! Not here: what workers say (`index`), predictions and choices (`ledger`).
+//! Every response reports the actual reuse. If it is less than predicted, the first block that was not reused is
+//! *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An announcement may
+//! overtake the response, so the latest announcements are kept: a block announced after the choice does not become
+//! stale. The index itself keeps the worker's announcements, block by block.
 //!
-//! The idea: every answer says how much was really reused. Where that is less than what was counted on, the first block
-//! that was not reused is *doubted*: matches of that worker end before it, until the worker announces it again or reuses
-//! it. An announcement may overtake the answer that brings the doubt, so the latest announcements are remembered: what
-//! was announced after the choice is not doubted. The index itself stays what the worker said, block by block.
+//! Not here: announcements (`index`), predictions and choices (`ledger`).
 
 use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
@@ -16,33 +16,33 @@ use warmpath_common::block_hash::BlockKey;
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Is the most doubts at a time; the oldest gives way.
+/// Most stale blocks at a time; the oldest is dropped.
 ///
 /// Source: own choice: a healthy fleet has none.
 const DOUBTS_MAX: usize = 4096;
 
-/// Is the most block keys of announcements that are remembered.
+/// Most block keys of announcements that are kept.
 ///
 /// Source: own choice: 2 MB; at 10,000 blocks a second, half a minute.
 const REMEMBERED_KEYS_MAX: usize = 1 << 18;
 
-/// Is what came of one prediction.
+/// Result of one prediction.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome<'a> {
-    /// Names the worker.
+    /// The worker.
     pub worker: WorkerIdx,
-    /// Lists the keys of the prompt's full blocks.
+    /// Keys of the prompt's full blocks.
     pub keys: &'a [BlockKey],
-    /// Is how many of them were counted on.
+    /// Predicted reuse.
     pub expected_blocks: u32,
-    /// Is how many were reused.
+    /// Actual reuse.
     pub actual_blocks: u32,
-    /// Is when the worker was chosen.
+    /// Time when the worker was chosen.
     pub chosen_at: Instant,
 }
 
 impl Outcome<'_> {
-    /// Returns how the reuse stands to the prediction, for metrics.
+    /// Returns the relation of actual to predicted reuse, for metrics.
     pub fn label(&self) -> &'static str {
         match self.actual_blocks.cmp(&self.expected_blocks) {
             Ordering::Less => "less",
@@ -52,15 +52,15 @@ impl Outcome<'_> {
     }
 }
 
-/// Keeps the doubts.
+/// The stale blocks.
 #[derive(Debug, Default)]
 pub struct StaleBlocks {
     doubted: HashSet<(WorkerIdx, BlockKey)>,
-    /// Lists the doubts by age; some may have been settled.
+    /// Stale blocks by age; some may have been removed.
     order: VecDeque<(WorkerIdx, BlockKey)>,
     announced: VecDeque<Announced>,
     n_keys: usize,
-    /// Is until when announcements have been forgotten.
+    /// Time up to which announcements have been dropped.
     forgotten_until: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ pub struct StaleBlocks {
 struct Announced {
     worker: WorkerIdx,
     at: Instant,
-    /// Lists what was announced; absent for a whole snapshot.
+    /// Announced blocks; `None` for a whole snapshot.
     keys: Option<Vec<BlockKey>>,
 }
 
@@ -81,18 +81,18 @@ impl StaleBlocks {
         self.remember(Announced { worker, at: now, keys: Some(keys) });
     }
 
-    /// Records that a worker has announced everything that it holds.
+    /// Records that a worker has announced all of its blocks.
     pub fn announced_all(&mut self, worker: WorkerIdx, now: Instant) {
         self.doubted.retain(|(doubted, _)| *doubted != worker);
         self.remember(Announced { worker, at: now, keys: None });
     }
 
-    /// Forgets a worker that has left.
+    /// Removes a worker that has left.
     pub fn left(&mut self, worker: WorkerIdx) {
         self.doubted.retain(|(doubted, _)| *doubted != worker);
     }
 
-    /// Records what came of a prediction; returns whether there is a new doubt.
+    /// Records the result of a prediction; returns whether a block became stale.
     pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
         let Outcome { worker, keys, expected_blocks, actual_blocks, chosen_at } = outcome;
         let actual = (actual_blocks as usize).min(keys.len());
@@ -112,7 +112,7 @@ impl StaleBlocks {
         true
     }
 
-    /// Returns `found` with each match ending before its first doubted block, or `None` where nothing is doubted.
+    /// Returns `found` with each match ending before its first stale block; `None` if no block is stale.
     pub fn correct(&self, keys: &[BlockKey], found: &[Match]) -> Option<Vec<Match>> {
         if self.doubted.is_empty() {
             return None;
@@ -131,12 +131,12 @@ impl StaleBlocks {
         Some(corrected_matches)
     }
 
-    /// Returns the number of doubts.
+    /// Returns the number of stale blocks.
     pub fn len(&self) -> usize {
         self.doubted.len()
     }
 
-    /// Returns whether nothing is doubted.
+    /// Returns whether no block is stale.
     pub fn is_empty(&self) -> bool {
         self.doubted.is_empty()
     }
@@ -148,7 +148,7 @@ impl StaleBlocks {
     }
 
     fn was_announced(&self, worker: WorkerIdx, key: BlockKey, since: Instant) -> bool {
-        // What cannot be remembered any more may have been announced.
+        // A block whose announcement may have been dropped counts as announced.
         self.forgotten_until.is_some_and(|until| until >= since)
             || self.announced.iter().rev().take_while(|announced| announced.at >= since).any(|announced| {
                 announced.worker == worker && announced.keys.as_ref().is_none_or(|keys| keys.contains(&key))
@@ -199,7 +199,7 @@ mod tests {
             self.now
         }
 
-        /// Counts on `expected` of eight blocks and gets `actual`; returns whether that brought a doubt.
+        /// Predicts `expected` of eight blocks and gets `actual`; returns whether a block became stale.
         fn observe(&mut self, expected: u32, actual: u32, chosen_at: Instant) -> bool {
             let keys = keys(8);
             let outcome =
@@ -207,7 +207,7 @@ mod tests {
             self.stale_blocks.observe(outcome)
         }
 
-        /// Returns what is believed of a claim to eight blocks.
+        /// Returns the number of blocks, of eight announced ones, that are not stale.
         fn corrected_matches(&self) -> u32 {
             let found = [claim(WORKER, 8)];
             match self.stale_blocks.correct(&keys(8), &found) {

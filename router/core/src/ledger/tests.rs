@@ -1,4 +1,4 @@
-//! Tests of the books: what is booked is withdrawn once, bursts spread, the unavailable get nothing.
+//! Tests of requests in flight: each is booked and removed once, bursts spread, unavailable workers get nothing.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl World {
         self.dispatch.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))
     }
 
-    /// Returns how long a prompt would be held back, at most.
+    /// Returns the longest backoff of a prompt.
     fn backoff_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
         let (request_id, model) = (id("asked"), model());
         let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
@@ -63,7 +63,7 @@ impl World {
         max
     }
 
-    /// Has the first worker name a request.
+    /// Has the first worker report a request.
     fn accepted(&mut self, request_id: &str) {
         self.dispatch.accepted(WorkerIdx(0), &id(request_id), self.now);
     }
@@ -261,7 +261,7 @@ fn a_name_that_one_worker_serves_goes_there_only() {
     }
 }
 
-/// Returns a world of measured workers without a free slot, where a wait of up to two seconds is room.
+/// Returns a fleet of measured workers without a free slot, in which a wait of up to two seconds counts as capacity.
 fn full_world(n_workers: u32) -> World {
     let admission = Some(AdmissionOptions { wait_max: Duration::from_secs(2) });
     let mut world = World::new(n_workers);
@@ -351,7 +351,7 @@ fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
     let mut world = World::new(2);
     world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
     world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
-    // One cold prompt every ten seconds: the worker that gets it says so, the other stays silent.
+    // One uncached prompt every ten seconds: its worker reports it, the other is silent.
     let mut sent = [0, 0];
     for n in 0..24 {
         let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
@@ -360,7 +360,7 @@ fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
         world.dispatch.ended(ticket);
         world.change(idx, |worker| {
             let mut load = worker.load.clone();
-            // It was the burst.
+            // The rate was measured in the burst.
             load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
             worker.hear(load, now);
         });
@@ -389,7 +389,7 @@ fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
         world.now += Duration::from_secs(1);
     }
     assert_eq!(sent, [1, 99], "once a minute");
-    // While it computes, its rate is its own.
+    // While it computes, its own rate counts.
     let now = world.now;
     world.change(0, |worker| worker.hear(Load { running_prefill_tokens: 1, ..worker.load.clone() }, now));
     assert_eq!(world.send("now", &[]).expect("sent").0.worker, WorkerIdx(1));
@@ -401,7 +401,7 @@ fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
     world.change(0, |worker| worker.load = full(5000));
     world.change(2, |worker| worker.link = Connection::Connecting);
     let capacity_forecast = |world: &World| world.dispatch.capacity_forecast(&world.fleet, Some(&model()), world.now);
-    // An answer of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
+    // A response of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
     assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 3500.0, interval_ms: 125.0 });
     world.change(1, |worker| worker.load = crate::testing::idle());
     let (decision, _ticket) = world.send("a", &[]).expect("one has capacity");

@@ -1,11 +1,12 @@
 //! The choice: which of the candidates gets the request, and why.
 //!
-//! Which workers are candidates is decided in `ledger`, their costs in `cost`. The smallest cost says how much of the prompt has to be
-//! cached at the chosen worker. Between the workers that hold about that much no hit is lost, so the time that their other prompts lose
-//! counts as well, and costs that differ by little are equal. Of equal workers the one wins that got the least to compute of late from any
-//! router, which spreads work and new state; then the one that can start first; then the one with the most free cells; then one by a hash
-//! of the prompt's first new block: routers that see all workers equal send prompts with one new prefix to one worker, and others to
-//! several. The same inputs always give the same choice.
+//! Which workers are candidates is decided in `ledger`, their costs in `cost`. The smallest cost says how much of the
+//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so the
+//! time that their other prompts lose counts as well, and costs that differ by little are equal. Of equal workers the
+//! one wins that got the least to compute recently from any router, which spreads work and new state; then the one that
+//! can start first; then the one with the most free cells; then one by a hash of the prompt's first new block: routers
+//! that see all workers equal send prompts with one new prefix to one worker, and others to several. The same inputs
+//! always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -22,9 +23,10 @@ use crate::index::Match;
 use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad};
 use warmpath_common::summary::Tier;
 
-/// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token. (Not of its cost:
-/// the pressure is many times larger, and would make seconds of waiting equal.) Also the difference in uncached tokens up to which
-/// workers hold about as much of a prompt: all chats of a model start with the same tokens, which a new worker lacks.
+/// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
+/// (Not of its cost: the pressure is many times larger, and would make seconds of waiting equal.) Also the difference
+/// in uncached tokens up to which workers hold about as much of a prompt: all chats of a model start with the same
+/// tokens, which a new worker lacks.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
@@ -35,13 +37,13 @@ pub enum Policy {
     /// By the cost: the predicted time to first token and the time that other requests lose.
     #[default]
     PredictedTtft,
-    /// By the longest cached prefix, then by load.
+    /// The longest cached prefix, then the least load.
     Prefix,
-    /// By the least work ahead.
+    /// The least queued work.
     LeastLoaded,
-    /// In turn.
+    /// Each worker in turn.
     RoundRobin,
-    /// At random.
+    /// A random worker.
     Random,
     /// By the conversation: the same one always goes to the same worker while that is available.
     ConsistentHash,
@@ -92,7 +94,7 @@ pub enum Reason {
     Prefix,
     /// The worker is ready first, although another one holds more, or the prompt is not tokenized.
     Load,
-    /// No worker holds any of the prompt.
+    /// No worker has any of the prompt cached.
     Cold,
     /// The policy does not compare prefixes and load together.
     Policy(Policy),
@@ -148,7 +150,8 @@ impl<'a> PromptView<'a> {
         }
     }
 
-    /// Returns the key of the first block that no worker holds, or of the last block. Prompts with the same new prefix have the same key.
+    /// Returns the key of the first block that no worker holds, or of the last block. Prompts with the same new prefix
+    /// have the same key.
     pub fn first_new_block(&self) -> u64 {
         let Self::Known { keys, matches, .. } = self else { return 0 };
         let n_held = matches.iter().map(|found| found.blocks).max().unwrap_or(0);
@@ -178,15 +181,15 @@ pub struct Candidate<'a> {
     /// Cost there.
     pub cost: Cost,
     pub(crate) load: WorkerLoad<'a>,
-    /// Prompt tokens that the worker got to compute of late; set by the caller of [`Candidate::score`].
+    /// Prompt tokens that the worker got to compute recently; set by the caller of [`Candidate::score`].
     pub recent_tokens: f64,
 }
 
 impl<'a> Candidate<'a> {
     /// Returns the candidate with the cost of the request at `worker`.
     ///
-    /// At least one prompt token is always computed, for its logits: a prompt that is cached to its end counts as cached
-    /// up to the block before. `block_size_tokens` is the block size by which the prompt is hashed.
+    /// At least one prompt token is always computed, for its logits: a prompt that is cached to its end counts as
+    /// cached up to the block before. `block_size_tokens` is the block size by which the prompt is hashed.
     pub fn score(worker: &'a WorkerView, prompt: PromptView<'_>, block_size_tokens: u32, load: WorkerLoad<'a>) -> Self {
         let n_tokens = prompt.n_tokens();
         let found = match prompt {
@@ -200,7 +203,7 @@ impl<'a> Candidate<'a> {
         Self { worker, found, cached_blocks, work, cost: Cost::of(work, load), load, recent_tokens: 0.0 }
     }
 
-    /// Orders by the tokens of late, then by the time of the start, then by free cells, then by a hash.
+    /// Orders by the recent tokens, then by the time of the start, then by free cells, then by a hash.
     fn tie_break(&self, turn: TieBreak) -> (u64, u64, Reverse<u64>, u64) {
         let jitter = mix(turn.first_new_block ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
         (self.recent_tokens as u64, self.load.queue_delay_ms() as u64, Reverse(self.worker.load.free_cells), jitter)
@@ -258,12 +261,13 @@ pub fn choose<'c, 'a>(
     }
 }
 
-/// Returns the candidate whose cost is the smallest.
+/// Returns the candidate with the lowest cost.
 pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
     candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))
 }
 
-/// Returns the candidate that got the least to compute of late, of those whose cost and cached part are about the cheapest's.
+/// Returns the candidate that got the least to compute recently, of those whose cost and cached part are about the
+/// cheapest's.
 ///
 /// A slower worker stays slower, so the difference in prefill time counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
@@ -283,8 +287,9 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&
 
 /// Returns the difference in cost up to which candidates are equal.
 ///
-/// Time that is lost at a worker is lost (1 + n)^2 times by all requests together, with n prompts per worker (see `cost`). An even
-/// spread is worth what costs all of them one prefill of the request: all of it in an idle fleet, next to nothing in overload.
+/// Time that is lost at a worker is lost (1 + n)^2 times by all requests together, with n prompts per worker (see
+/// `cost`). An even spread is worth what costs all of them one prefill of the request: all of it in an idle fleet, next
+/// to nothing in overload.
 fn tie_margin_ms(cheapest: &Cost, concurrency: f64) -> f64 {
     (NEARLY_EQUAL * cheapest.ttft_ms()).max(cheapest.prefill_ms / (1.0 + concurrency).powi(2))
 }
@@ -301,7 +306,8 @@ fn least_loaded<'c, 'a: 'c>(
     })
 }
 
-/// Returns the weight of a worker for a conversation. The largest wins, so a worker's loss moves only its own conversations.
+/// Returns the weight of a worker for a conversation. The largest wins, so a worker's loss moves only its own
+/// conversations.
 ///
 /// Source: Thaler and Ravishankar, "A name-based mapping scheme for rendezvous" (1996); FNV-1a.
 fn rendezvous(affinity: u64, name: &str) -> u64 {
@@ -311,7 +317,7 @@ fn rendezvous(affinity: u64, name: &str) -> u64 {
     mix(fnv)
 }
 
-/// Returns why `chosen` was chosen among `candidates`.
+/// Returns the reason why `chosen` was chosen among `candidates`.
 pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'_>, prompt: PromptView<'_>) -> Reason {
     if candidates.len() == 1 {
         return Reason::Only;
@@ -328,7 +334,8 @@ pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'
     }
 }
 
-/// Returns the load of `worker` for [`Candidate::score`], with `assumed` speeds in place of those that it has not measured of late.
+/// Returns the load of `worker` for [`Candidate::score`], with `assumed` speeds in place of those that it has not
+/// measured recently.
 pub(crate) fn worker_load(
     worker: &WorkerView,
     unreported: Unreported,

@@ -1,39 +1,41 @@
 //! The cost of a request at a worker, in milliseconds: all of the formula (docs/routing-cost.md has it on one page).
 //!
-//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of five times. The request itself waits
-//! for three of them:
+//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of five times. The request
+//! itself waits for three of them:
 //!
-//! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is free. Workers
-//!   compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits in proportion to its own
-//!   prefill: at most three times that for each request ahead of it.
+//! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is
+//!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
+//!   in proportion to its own prefill: at most three times that for each request ahead of it.
 //! - **restore**: the transfer of the reused blocks from RAM or disk.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
 //! Others wait for the other two:
 //!
-//! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. Uncached work delays the
-//!   requests beside and behind it, and evicts cached tokens that would have been reused. Without this term prefixes spread over all
-//!   workers. The rate is the fleet's: the multiple would make large differences of small ones between two measured rates, and a slow
-//!   worker's own prefill time is in the sum already.
+//! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. Uncached work
+//!   delays the requests beside and behind it, and evicts cached tokens that would have been reused. Without this term
+//!   prefixes spread over all workers. The rate is the fleet's: the multiple would make large differences of small ones
+//!   between two measured rates, and a slow worker's own prefill time is in the sum already.
 //! - **slowdown**: each stream that decodes there waits for one more step.
 //!
-//! A sixth, **interference**, is compared only between workers that hold about as much of the prompt, where moving a request loses no
-//! cache hit: each prompt that is being computed there waits for this prefill. Between workers that hold more and less it would move
-//! conversations away from their cache, and lose hits for good (docs/decisions/0036-batch-plan.md).
+//! A sixth, **interference**, is compared only between workers that hold about as much of the prompt, where moving a
+//! request loses no cache hit: each prompt that is being computed there waits for this prefill. Between workers that
+//! hold more and less it would move conversations away from their cache, and lose hits for good
+//! (docs/decisions/0036-batch-plan.md).
 //!
-//! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in computation per
-//! worker on average, it has three parts:
+//! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in
+//! computation per worker on average, it has three parts:
 //!
 //! - **concurrency**: where prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose
-//!   dn / du = (1 + n)^2 of the added time. The new request feels 1 + n of it; n (1 + n) is left for the others, those to come included.
-//!   They have waited longer than a request that has just come, and a second more costs them 1 + n times as much, as in the batch plan.
-//!   That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload, where only reuse helps. An idle worker delays nobody,
-//!   however busy the others are, so n is at most twice the worker's own prompts with this one.
-//! - **surplus**: the e prompts by which this worker exceeds the mean are delayed as well, which adds e (1 + n), but no more than the
-//!   work that is ahead. Both the number of prompts and their work must exceed the mean: neither one long prompt nor many short
-//!   remainders are a surplus.
-//! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its eviction, so it is lost
-//!   with each token that the new ones evict; nothing is lost where there are free cells.
+//!   dn / du = (1 + n)^2 of the added time. The new request feels 1 + n of it; n (1 + n) is left for the others, those
+//!   to come included. They have waited longer than a request that has just come, and a second more costs them 1 + n
+//!   times as much, as in the batch plan. That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload,
+//!   where only reuse helps. An idle worker delays nobody, however busy the others are, so n is at most twice the
+//!   worker's own prompts with this one.
+//! - **surplus**: the e prompts by which this worker exceeds the mean are delayed as well, which adds e (1 + n), but no
+//!   more than the work that is ahead. Both the number of prompts and their work must exceed the mean: neither one long
+//!   prompt nor many short remainders are a surplus.
+//! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its
+//!   eviction, so it is lost with each token that the new ones evict; nothing is lost where there are free cells.
 
 use std::time::Duration;
 
@@ -56,13 +58,14 @@ const WAIT_PREFILLS_PER_REQUEST_MAX: f64 = 3.0;
 
 /// Maximum concurrency that counts at a worker, in prompts of its own with the new one.
 ///
-/// Source: docs/decisions/0007-routing-cost.md, by simulation: with 1 + 2 n conversations lose hits at a worker that is idle for a
-/// moment; with 3 (1 + n) and more an idle worker gets too little while requests wait at others.
+/// Source: docs/decisions/0007-routing-cost.md, by simulation: with 1 + 2 n conversations lose hits at a worker that is
+/// idle for a moment; with 3 (1 + n) and more an idle worker gets too little while requests wait at others.
 const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
 
 /// Assumed speeds of a worker while no worker of the fleet has measured any.
 ///
-/// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a 2-core machine.
+/// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 34 ms for a step of 8 sequences, on a
+/// 2-core machine.
 pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
 
 /// Time for which a measured prefill rate counts in full while its worker computes no prompts.
@@ -72,8 +75,8 @@ const RATE_FRESH: Duration = Duration::from_secs(30);
 
 /// Time after that in which a measured prefill rate comes half as close to the best rate of the fleet.
 ///
-/// Source: own choice: a worker of a sixth of the best rate is tried again after a minute without prompts, and one that is as slow
-/// as it was then gets one request for each such pause.
+/// Source: own choice: a worker of a sixth of the best rate is tried again after a minute without prompts, and one that
+/// is as slow as it was then gets one request for each such pause.
 const RATE_HALF_LIFE: Duration = Duration::from_secs(30);
 
 /// Speeds of a worker, each measured or assumed.
@@ -206,7 +209,8 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the cost of `work` at a worker, without the terms that depend on the whole fleet ([`Cost::add_pressure`]).
+    /// Returns the cost of `work` at a worker, without the terms that depend on the whole fleet
+    /// ([`Cost::add_pressure`]).
     pub fn of(work: PrefillWork, worker: WorkerLoad<'_>) -> Self {
         let WorkerLoad { load, speeds, .. } = worker;
         let uncached = work.uncached_tokens();
@@ -226,7 +230,8 @@ impl Cost {
         }
     }
 
-    /// Adds the time that other requests lose. `reuse_ratio` is the tokens reused in this fleet for each token computed.
+    /// Adds the time that other requests lose. `reuse_ratio` is the tokens reused in this fleet for each token
+    /// computed.
     pub fn add_pressure(&mut self, work: PrefillWork, worker: &WorkerLoad<'_>, fleet: &FleetMeans, reuse_ratio: f64) {
         let (ahead_ms, n_own) = (worker.ahead_ms(), worker.n_prefilling());
         let n_by_work = if fleet.prompt_ms > 0.0 { ahead_ms / fleet.prompt_ms } else { 0.0 };
@@ -276,7 +281,8 @@ impl WorkerLoad<'_> {
         self.n_requests().saturating_sub(u64::from(self.load.n_decoding)) as f64
     }
 
-    /// Returns the time until the worker can start a new request of any length: none if a slot is free, else all work ahead of it.
+    /// Returns the time until the worker can start a new request of any length: none if a slot is free, else all work
+    /// ahead of it.
     ///
     /// Not part of the cost, which counts only the part of that work that delays the request itself.
     pub fn queue_delay_ms(&self) -> f64 {

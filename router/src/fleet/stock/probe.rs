@@ -1,8 +1,10 @@
-//! What a stock server is asked besides requests: what it serves, whether it is well, how busy it is.
+//! Polls of a stock server: its models, its health and its load.
 //!
-//! Not here: what follows from it (`stock`, the core's `stock`). The idea: only `/v1/models` must be there, which every
-//! OpenAI-like server has; what llama-server and vLLM say beyond that (`/health`, `/props`, `/slots`, `/metrics`) is used
-//! where it is there. Answers are bounded in time and size, and what makes no sense counts as absent.
+//! Only `/v1/models` is required, which every OpenAI-compatible server has. What llama-server and vLLM offer beyond it
+//! (`/health`, `/props`, `/slots`, `/metrics`) is used if it is there. Responses are limited in time and size, and
+//! implausible values count as absent.
+//!
+//! Not here: the conclusions (`stock`, the core's `stock`).
 
 use std::collections::HashMap;
 
@@ -23,7 +25,7 @@ const PROPS: &str = "/props";
 const SLOTS: &str = "/slots";
 const METRICS: &str = "/metrics";
 
-/// Lists under which names servers count what runs, what waits, and what they have computed in their life.
+/// Names under which servers count running requests, waiting requests, and tokens computed since their start.
 ///
 /// Source: the metrics of llama-server (`tools/server/README.md`) and of vLLM (its page "Production metrics").
 const METRIC_NAMES: [[&str; 3]; 2] = [
@@ -31,7 +33,7 @@ const METRIC_NAMES: [[&str; 3]; 2] = [
     ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:prompt_tokens_total"],
 ];
 
-/// Says why a stock server cannot be used.
+/// Reason why a stock server cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProbeError {
     #[error("{path} cannot be had")]
@@ -63,7 +65,7 @@ pub(super) enum ProbeError {
 }
 
 impl ProbeError {
-    /// Returns whether the server did not answer at all.
+    /// Returns whether the server did not respond at all.
     pub(super) fn is_silence(&self) -> bool {
         match self {
             Self::Fetch { source, .. } => source.is_away(),
@@ -89,19 +91,19 @@ impl ProbeError {
     }
 }
 
-/// Is a server that was found.
+/// A server that was found.
 pub(super) struct Found {
     pub(super) declared: ServerInfo,
-    /// What the server listed, as it is compared with what it lists later.
+    /// The server's list, for comparison with later lists.
     pub(super) models: Models,
     pub(super) ways: Ways,
 }
 
-/// What a further look at a server shows.
+/// Result of a poll.
 pub(super) struct Look {
-    /// How busy the server says it is; absent where it does not.
+    /// The server's own report of its load; `None` if it has none.
     pub(super) pulse: Option<ServerStatus>,
-    /// What the server lists now; absent where no list came, which changes nothing.
+    /// The server's current list; `None` if no list came, which changes nothing.
     pub(super) models: Option<Models>,
 }
 
@@ -120,24 +122,24 @@ struct ListedModel {
     residence: Residence,
 }
 
-/// Says where the server tells how it is.
+/// The paths where the server reports its state.
 pub(super) struct Ways {
     health: &'static str,
     load: Option<&'static str>,
 }
 
-/// Asks one server.
+/// The poller of one server.
 pub(super) struct Probe {
     client: WorkerClient,
 }
 
 impl Probe {
-    /// Returns the probe of the server to which `client` connects.
+    /// Returns the poller of the server that `client` connects to.
     pub(super) fn new(client: WorkerClient) -> Self {
         Self { client }
     }
 
-    /// Returns what the server serves and where it tells how it is.
+    /// Returns the server's models and the paths where it reports its state.
     ///
     /// Errors: every [`ProbeError`].
     pub(super) async fn find(&self) -> Result<Found, ProbeError> {
@@ -161,16 +163,17 @@ impl Probe {
         Ok(Found { declared, models, ways: Ways { health, load } })
     }
 
-    /// Returns the names of what a server that is not well yet will serve, if it says so, as llama-server does while it loads.
+    /// Returns the names that a server will serve while it is not healthy yet, if it lists them, as llama-server does
+    /// while it loads.
     async fn loading(&self) -> Option<ProbeError> {
         let models = listed(&self.json(MODELS).await).ok()?;
         Some(ProbeError::Loading { names: models.listed.into_iter().flat_map(|model| model.names).collect() })
     }
 
-    /// Returns how busy the server says it is, and what it lists.
+    /// Returns the server's load and its list of models.
     ///
-    /// Errors: every [`ProbeError`] where it is not well, or serves nothing any more. That its load or its list does not come is no
-    /// illness: it may be computing.
+    /// Errors: every [`ProbeError`] if the server is unhealthy or serves nothing any more. A missing load or list is no
+    /// error: the server may be computing.
     pub(super) async fn look(&self, ways: &Ways) -> Result<Look, ProbeError> {
         let health = self.get(ways.health).await?;
         let models = if ways.health == MODELS { health } else { self.get(MODELS).await.unwrap_or_default() };
@@ -190,7 +193,7 @@ impl Probe {
         Ok(Look { pulse, models })
     }
 
-    /// Returns what is at `path` as JSON; `Null` where nothing is, or nothing of the kind.
+    /// Returns the JSON at `path`; `Null` if there is none.
     async fn json(&self, path: &'static str) -> Value {
         let body = self.get(path).await.unwrap_or_default();
         serde_json::from_slice(&body).unwrap_or_default()
@@ -224,7 +227,7 @@ impl Probe {
 
 /// Returns the models that a server lists.
 ///
-/// Errors: `NotOpenAi` where there is no list, or none of its entries has a name; `NoModel` where it is empty.
+/// Errors: `NotOpenAi` if there is no list, or none of its entries has a name; `NoModel` if it is empty.
 fn listed(models: &Value) -> Result<Models, ProbeError> {
     let entries = models["data"].as_array().ok_or(ProbeError::NotOpenAi)?;
     if entries.is_empty() {
@@ -257,8 +260,8 @@ fn listed(models: &Value) -> Result<Models, ProbeError> {
 }
 
 impl ListedModel {
-    /// Returns the model that an entry of the list means, behind what all its entries have in common, where the server says so;
-    /// `None` where it has no name that can be used.
+    /// Returns the model of a list's entry, after the root that its entries share, if the server names one; `None` if
+    /// it has no usable name.
     fn read(entry: &Value) -> Option<(Option<String>, Self)> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let aliases = entry["aliases"].as_array().into_iter().flatten().filter_map(text);
@@ -286,12 +289,12 @@ fn count(value: &Value) -> Option<u64> {
     value.as_u64().filter(|count| *count > 0)
 }
 
-/// Returns what a server declares.
+/// Returns a server's declaration.
 fn declared(models: &Models, props: &Value, slots: &Value) -> ServerInfo {
     let n_slots = count(&props["total_slots"]).or_else(|| slots.as_array().map(|slots| slots.len() as u64));
     let n_slots = n_slots.filter(|n| *n > 0).and_then(|n| u16::try_from(n).ok());
     let context = count(&props["default_generation_settings"]["n_ctx"]).and_then(|tokens| u32::try_from(tokens).ok());
-    // What its properties say is what a slot of the only model has; several each say their own, if they do.
+    // The properties describe a slot of the only model. If there are several models, each may describe its own slots.
     let is_only = models.listed.len() == 1;
     let context = |listed: Option<u32>| if is_only { context.or(listed) } else { listed.or(context) };
     let model = |listed: &ListedModel| Listed {
@@ -307,7 +310,7 @@ fn declared(models: &Models, props: &Value, slots: &Value) -> ServerInfo {
     }
 }
 
-/// Returns what llama-server's `/slots` says.
+/// Returns the load in llama-server's `/slots`.
 fn pulse_of_slots(slots: &Value) -> Option<ServerStatus> {
     let slots = slots.as_array().filter(|slots| slots.iter().all(|slot| slot["is_processing"].is_boolean()))?;
     let n_running = slots.iter().filter(|slot| slot["is_processing"] == true).count();
@@ -316,7 +319,7 @@ fn pulse_of_slots(slots: &Value) -> Option<ServerStatus> {
     Some(ServerStatus { n_running: u32::try_from(n_running).unwrap_or(u32::MAX), n_waiting: 0, progress })
 }
 
-/// Returns what `/metrics` says, of a server whose names are known.
+/// Returns the load in `/metrics`, for a server whose names are known.
 fn pulse_of_metrics(text: &str) -> Option<ServerStatus> {
     let value = |name: &str| {
         let values = text.lines().filter_map(|line| {
@@ -324,7 +327,7 @@ fn pulse_of_metrics(text: &str) -> Option<ServerStatus> {
             let rest = if rest.starts_with('{') { rest.split_once('}')?.1 } else { rest };
             rest.strip_prefix(' ')?.split(' ').next()?.parse::<f64>().ok()
         });
-        // Several models or engines of one server each have a line.
+        // Each model or engine of a server has a line of its own.
         values.filter(|value| value.is_finite() && *value >= 0.0).reduce(|sum, value| sum + value)
     };
     METRIC_NAMES.iter().find_map(|[running, waiting, progress]| {
@@ -342,7 +345,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns each model's names and context, and the number of slots.
+    /// Each model's names and context size, and the number of slots.
     type Shown = (Vec<(String, u32)>, u16);
 
     fn shown(models: &Value, props: &Value, slots: &Value) -> Option<Shown> {

@@ -1,7 +1,7 @@
-//! A request at a stock server: watches its answer pass, and enters what it says into the server's book.
+//! A request at a stock server: records its progress and the usage in its response.
 //!
-//! Not here: the answer's way (`lifecycle`), what is concluded from it (the core's `stock`). The idea: a guard, as a booking
-//! is; whoever drops it, the request has left the server.
+//! It is a guard like a booking: when it is dropped, the request has left the server. Not here: relaying the response
+//! (`lifecycle`), conclusions from the usage (the core's `stock`).
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use warmpath_router_core::stock::{Ending, Reused, SentRequest, VisitId};
 use super::Stock;
 use crate::metrics::Metrics;
 
-/// Is a request at a stock server until it is dropped.
+/// A request at a stock server, until this is dropped.
 pub struct Visit {
     stock: Arc<Stock>,
     metrics: Arc<Metrics>,
     id: VisitId,
-    /// What a streamed answer says.
+    /// What a streamed response has reported so far.
     told: Told,
-    /// Is what a whole answer says.
+    /// Usage in a whole response.
     whole: Option<Usage>,
     has_begun: bool,
 }
 
 impl Visit {
-    /// Enters a request that is sent to `stock`.
+    /// Records a request that is sent to `stock`.
     pub fn new(stock: &Arc<Stock>, metrics: &Arc<Metrics>, (request_id, sending): (&RequestId, SentRequest)) -> Self {
         let id = stock.server().sent(request_id, sending, Instant::now());
         stock.news.notify_one();
@@ -43,19 +43,19 @@ impl Visit {
         }
     }
 
-    /// Records that its answer has begun.
+    /// Records that the response has begun.
     pub fn begun(&mut self) {
         self.has_begun = true;
         self.stock.server().begun(self.id, Instant::now());
         self.stock.news.notify_one();
     }
 
-    /// Takes note of what a streamed answer has said so far.
+    /// Records what a streamed response has reported so far.
     pub fn heard(&mut self, told: Told) {
         self.told = told;
     }
 
-    /// Looks at a whole answer; returns how many prompt tokens it says were reused.
+    /// Reads a whole response; returns the number of reused prompt tokens that it reports.
     pub fn whole(&mut self, body: &[u8]) -> Option<u32> {
         let mut usage = Usage::default();
         usage.read(body);
@@ -63,9 +63,9 @@ impl Visit {
         usage.reuse().map(|(_, cached)| cached)
     }
 
-    /// Records that the server has failed it.
+    /// Records that the server failed the request.
     pub fn failed(&self, failure: Failure) {
-        // A connection that breaks may be the request's doing; the next look at the server tells.
+        // The request itself may have broken the connection; the next poll of the server tells.
         if failure == Failure::Connect {
             self.stock.server().lost();
             self.stock.news.notify_one();

@@ -1,10 +1,11 @@
-//! What the tracker does with the prefix index: it is the one that changes it.
+//! The tracker's writes to the prefix index, of which it is the only writer.
+//!
+//! Inserting a view of a million blocks takes some hundred milliseconds, and a load that old is misleading
+//! (docs/decisions/0000-measured-before.md). So a view is inserted in slices, with reports of other workers in between.
+//! Reports of the same worker wait for its view, in order. After every update with a digest, worker and router must
+//! have the same blocks.
 //!
 //! Not here: the index itself (`warmpath-router-core`), the rest of the view (the module above).
-//! The idea: a view of a million blocks takes some hundred milliseconds to take in, and a load that old misleads
-//! (docs/decisions/0000-measured-before.md). So a view is taken in slice by slice, and reports of other workers come
-//! between. Reports of its own worker wait behind it, in order. After every update that says a digest, both sides must
-//! hold the same blocks.
 
 use std::collections::VecDeque;
 
@@ -16,31 +17,31 @@ use warmpath_router_core::index::{IndexWriter, Replacement};
 
 use crate::fleet::Report;
 
-/// Blocks of views that are taken in before the tracker looks at its inbox again.
+/// Blocks of a view that are inserted before the tracker reads its inbox again.
 ///
 /// Source: own choice: a millisecond's work.
 const SLICE_BLOCKS: usize = 8192;
 
-/// Reports of one worker that wait behind its view; with one more all of the view is taken in at once.
+/// Most reports of one worker that wait for its view; one more, and the rest of the view is inserted at once.
 ///
 /// Source: own choice: a second of updates, ten times what a view takes.
 const BEHIND_MAX: usize = 128;
 
-/// Reason for which a view cannot be trusted any more, so that a snapshot is needed.
+/// Reason why a view cannot be trusted any more, so that a snapshot is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StaleReport {
-    /// Worker and router do not hold the same blocks to be there.
+    /// Worker and router do not have the same blocks.
     #[error("the worker holds {} blocks, this router counts {}, or others", .said.n_blocks, .counted.n_blocks)]
     Digest {
-        /// Digest that the worker says.
+        /// Digest from the worker.
         said: Digest,
-        /// Digest of what the index has.
+        /// Digest of the index.
         counted: Digest,
     },
-    /// The worker claims more blocks than are believed.
+    /// The worker announces more blocks than the limit.
     #[error("the worker claims {n_blocks} blocks, more than are believed")]
     TooManyBlocks {
-        /// Their number.
+        /// Number of blocks.
         n_blocks: usize,
     },
 }
@@ -55,79 +56,79 @@ impl StaleReport {
     }
 }
 
-/// Tells a worker's subscriber that the view cannot be trusted.
+/// Notice to a worker's subscriber that the view cannot be trusted.
 #[derive(Debug, Default)]
 pub struct StaleReports(watch::Sender<Option<StaleReport>>);
 
 impl StaleReports {
-    /// Returns where it is told.
+    /// Returns a receiver of the notice.
     pub fn listen(&self) -> watch::Receiver<Option<StaleReport>> {
         self.0.subscribe()
     }
 
-    /// Tells it; a view that is distrusted already stays so.
+    /// Sends the notice, unless the view is distrusted already.
     pub(super) fn raise(&self, distrust: StaleReport) {
         self.0.send_if_modified(|known| known.replace(distrust).is_none());
     }
 
-    /// Takes note of a new view.
+    /// Records a new view, which is trusted.
     pub(super) fn settle(&self) {
         self.0.send_replace(None);
     }
 }
 
-/// View of a worker on its way into the index.
+/// A worker's view that is being inserted into the index.
 struct Arriving {
     view: Replacement,
-    /// What the worker has told since.
+    /// Later reports of the worker.
     behind: Vec<Report>,
 }
 
-/// Worker whose view is in the index.
+/// A worker whose view is in the index.
 pub(super) struct Arrived {
     pub(super) worker: WorkerIdx,
-    /// What the worker has told since its view, in order.
+    /// Later reports of the worker, in order.
     pub(super) behind: Vec<Report>,
 }
 
-/// Writes the prefix index.
+/// Writer of the prefix index.
 pub(super) struct Blocks {
     writer: IndexWriter,
-    /// Most blocks that one worker may claim.
+    /// Most blocks that one worker may announce.
     blocks_max: usize,
-    /// Views by the order in which they came; at most one of a worker.
+    /// Views in order of arrival; at most one per worker.
     arriving: VecDeque<Arriving>,
 }
 
 impl Blocks {
-    /// Returns a writer that knows of no worker.
+    /// Returns a writer without workers.
     pub(super) fn new(writer: IndexWriter, blocks_max: usize) -> Self {
         Self { writer, blocks_max, arriving: VecDeque::new() }
     }
 
-    /// Returns whether a view is on its way into the index.
+    /// Returns whether a view is being inserted.
     pub(super) fn is_busy(&self) -> bool {
         !self.arriving.is_empty()
     }
 
-    /// Returns how many claims the memory limit has cost so far.
+    /// Returns the number of entries dropped for the memory limit so far.
     pub(super) fn n_shed(&self) -> u64 {
         self.writer.n_shed()
     }
 
-    /// Begins to take in a view of a worker of which none is on its way.
+    /// Begins to insert a worker's view; none of the same worker may be in progress.
     pub(super) fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) {
         self.arriving.push_back(Arriving { view: self.writer.begin(worker, runs), behind: Vec::new() });
     }
 
-    /// Returns a report that need not wait, and keeps one that has to wait for its worker's view.
+    /// Returns a report that need not wait; keeps one that must wait for its worker's view.
     pub(super) fn pass(&mut self, report: Report) -> Option<Report> {
         let worker = report.worker();
         let is_its = |arriving: &Arriving| Some(arriving.view.worker()) == worker;
         let Some(place) = self.arriving.iter().position(is_its) else { return Some(report) };
         self.arriving[place].behind.push(report);
         if self.arriving[place].behind.len() > BEHIND_MAX {
-            // It is the next to have arrived.
+            // Its view is the next to be complete.
             self.arriving.swap(0, place);
             while !self.arriving[0].view.is_done() {
                 self.writer.take_in(&mut self.arriving[0].view, usize::MAX);
@@ -136,13 +137,13 @@ impl Blocks {
         None
     }
 
-    /// Takes in the next slice of the views that are on their way; returns the workers whose view is in the index.
+    /// Inserts the next slice of the waiting views; returns the workers whose view is now in the index.
     pub(super) fn take_in_slice(&mut self) -> Vec<Arrived> {
         let (mut n_left, mut arrived) = (SLICE_BLOCKS, Vec::new());
         while n_left > 0
             && let Some(mut first) = self.arriving.pop_front()
         {
-            // A view without blocks is work, too.
+            // A view without blocks costs some work, too.
             n_left = n_left.saturating_sub(self.writer.take_in(&mut first.view, n_left).max(1));
             if first.view.is_done() {
                 arrived.push(Arrived { worker: first.view.worker(), behind: first.behind });
@@ -153,22 +154,22 @@ impl Blocks {
         arrived
     }
 
-    /// Takes in changes; returns how many blocks they say to be filling of which nothing was said before.
+    /// Applies changes; returns the number of blocks announced as prefilling for the first time.
     pub(super) fn update(&mut self, worker: WorkerIdx, changes: &[Change]) -> usize {
         changes.iter().map(|change| self.writer.apply(worker, change)).sum()
     }
 
-    /// Forgets what a worker holds.
+    /// Removes all blocks of a worker.
     pub(super) fn remove(&mut self, worker: WorkerIdx) {
         self.writer.remove_worker(worker);
     }
 
-    /// Returns what is known of a worker's blocks, of which that was known before.
+    /// Returns `was` with the present number and digest of a worker's blocks.
     pub(super) fn known(&self, worker: WorkerIdx, was: KnownBlocks) -> KnownBlocks {
         KnownBlocks { n_blocks: self.writer.n_blocks_of(worker), digest: self.writer.digest_of(worker), ..was }
     }
 
-    /// Compares what the index has of a worker with what the worker says; returns why its view cannot be trusted.
+    /// Compares the index with the worker's digest; returns the reason if its view cannot be trusted.
     pub(super) fn check(&self, worker: WorkerIdx, said: Option<Digest>) -> Option<StaleReport> {
         let n_blocks = self.writer.n_blocks_of(worker);
         let differs = || {
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!(blocks.check(WORKER, None), Some(StaleReport::TooManyBlocks { n_blocks: 11 }));
     }
 
-    /// Returns a view of so many slices.
+    /// Returns a view of this many slices.
     fn view(n_slices: u64) -> Vec<Run> {
         let slice = SLICE_BLOCKS as u64;
         (0..n_slices).map(|n| run(n * slice..(n + 1) * slice)).collect()

@@ -1,7 +1,7 @@
-//! What a vocabulary and its chat templates are tried with.
+//! Texts and conversations for the trial of a vocabulary and its chat templates.
 //!
-//! Not here: what becomes of it (`trial`). The idea: everything that a request can contain, a little of each; what comes out is of no
-//! interest, only that something does.
+//! They contain a little of everything that a request can contain. The output does not matter, only that there is one.
+//! Not here: the verdict (`trial`).
 
 use std::collections::HashSet;
 
@@ -9,29 +9,29 @@ use serde_json::{Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, Scope};
 
-/// Distance of the characters that stand for all of Unicode.
+/// Distance of the sampled characters of Unicode.
 ///
-/// Source: own choice: a prime number, so that it meets every block, and some 30,000 characters.
+/// Source: own choice: a prime number, so that every block is sampled, with some 30,000 characters in all.
 const CHARACTER_STRIDE: usize = 37;
 
-/// Length of a run of one piece of text. Units: bytes. Source: own choice, longer than any word that is not made to be long.
+/// Length of a repeated text. Units: bytes. Source: own choice, longer than any natural word.
 const RUN_BYTES: usize = 16 << 10;
 
-/// Pieces whose runs a tokenizer may look at as one word.
+/// Texts whose repetition a tokenizer may treat as one word.
 const RUNS: [&str; 9] = ["a", "Z", "0", " ", "\n", ".", "é", "語", "\u{1F600}"];
 
 /// Messages of the longest conversation.
 const MESSAGES: usize = 64;
 
-/// Most texts of a template that it may look for in a request.
+/// Most texts of a template that are tried in a request.
 ///
-/// Source: own choice: llama.cpp's longest template has some 500 pieces between quotes; each takes a rendering or two.
+/// Source: own choice: llama.cpp's longest template has some 500 quoted texts; each takes a rendering or two.
 const WORDS_MAX: usize = 1024;
 
-/// Longest of them. Units: bytes. Source: own choice: what a template compares with is a word or a tag.
+/// Longest of them. Units: bytes. Source: own choice: a template compares with words or tags.
 const WORD_BYTES_MAX: usize = 200;
 
-/// Uses `maker` for everything that a router uses it for.
+/// Uses `maker` in every way that a router does.
 pub(super) fn run(maker: &PromptMaker) {
     pieces(maker);
     texts(maker);
@@ -61,7 +61,7 @@ fn texts(maker: &PromptMaker) {
         }
         maker.tokens(&maker.begin_text(text.clone(), Scope::default()));
     }
-    // One character after the other, so that none is hidden in a token with its neighbours.
+    // One character at a time, so that none is hidden in a token with its neighbours.
     for character in (0..0x500_u32).filter_map(char::from_u32) {
         maker.tokenize(character.encode_utf8(&mut [0; 4]), AddSpecial::No, ParseSpecial::No);
     }
@@ -78,16 +78,16 @@ fn chats(maker: &PromptMaker) {
     }
 }
 
-/// Returns the texts between the quotes of a template: what it may look for in a request is among them.
+/// Returns the quoted texts of a template, with which it may compare parts of a request.
 ///
-/// What stands between two literals is taken for one as well, which harms nothing.
+/// The text between two literals is taken for one as well, which does no harm.
 fn words(template: &str) -> Vec<&str> {
     let pieces = template.split(['\'', '"']).filter(|piece| (1..=WORD_BYTES_MAX).contains(&piece.len()));
     let mut seen = HashSet::new();
     pieces.filter(|piece| seen.insert(*piece)).take(WORDS_MAX).collect()
 }
 
-/// Returns requests that say a word wherever a client's text can stand, without a tool and with one.
+/// Returns requests with a word wherever a client's text can stand, without a tool and with one.
 fn saying(word: &str) -> [Json; 2] {
     let message = |role: &str| json!({"role": role, "content": word});
     let messages = json!([message("system"), message("user"), message("assistant"), message("user")]);
@@ -98,7 +98,7 @@ fn saying(word: &str) -> [Json; 2] {
     ]
 }
 
-/// Returns requests that differ in everything that templates look at.
+/// Returns requests that differ in everything that templates read.
 fn conversations() -> Vec<Json> {
     let user = |text: &str| json!({"role": "user", "content": text});
     let system = json!({"role": "system", "content": "Answer briefly."});

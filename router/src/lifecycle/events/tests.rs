@@ -1,4 +1,4 @@
-//! Tests of a stream of events that is cut anywhere, breaks, floods or falls silent.
+//! Tests of an event stream that is cut anywhere, breaks, floods or falls silent.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 const IDLE: Duration = Duration::from_secs(300);
 const RESPONSE: Duration = Duration::from_secs(600);
 
-/// How a scripted connection ends.
+/// End of a scripted connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Close {
     Clean,
@@ -26,7 +26,7 @@ fn scripted(pieces: Vec<Bytes>, close: Close) -> Events {
     events(futures::stream::iter(pieces.into_iter().map(Ok).chain(failure)))
 }
 
-/// Returns everything that passes, and how it ends; asking again behind the end gives nothing new.
+/// Returns everything that passes, and how it ends; further reads after the end give nothing new.
 async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), Failure>) {
     let mut all = Vec::new();
     loop {
@@ -41,7 +41,7 @@ async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), Failure>) {
     }
 }
 
-/// Returns the data of an event, given its lines; white space around it says nothing.
+/// Returns the data of an event, given its lines; white space around it is ignored.
 fn data_of(event: &str) -> String {
     let lines: Vec<_> = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     lines.join("\n").trim().to_owned()
@@ -55,7 +55,7 @@ fn ends_answer(event: &str) -> bool {
     data_of(event) == "[DONE]" || json_of(event).is_some_and(|object| !object["error"].is_null())
 }
 
-/// Returns what a client must get of a text, and how its stream must end, by a naive reading of its lines.
+/// Returns the expected output of a text and the expected end of its stream, by a naive reading of its lines.
 fn naive(text: &str, close: Close) -> (String, Result<(), Failure>) {
     let (mut whole, mut event, mut is_over, mut at) = (0, String::new(), false, 0);
     while let Some(len) = text[at..].find(['\n', '\r']) {
@@ -101,7 +101,7 @@ proptest! {
         cuts in prop::collection::vec(1_usize..30, 1..20),
         close in prop_oneof![Just(Close::Clean), Just(Close::Broken)],
     ) {
-        // With gaps most lines are events of their own.
+        // With gaps most lines are separate events.
         let gap = if gaps { ending } else { "" };
         let mut text: String = lines.iter().map(|line| format!("{line}{ending}{gap}")).collect();
         text.truncate(text.len().saturating_sub(n_cut));
@@ -148,7 +148,7 @@ async fn an_event_that_is_too_long_to_be_held_back_passes_in_parts() {
     }
 }
 
-/// Returns comments that never end.
+/// Returns endless comments.
 fn comments() -> impl Stream<Item = Result<Bytes, Failure>> + Send {
     futures::stream::repeat(Bytes::from_static(b": ping\n\n")).then(async |comment| {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -156,7 +156,7 @@ fn comments() -> impl Stream<Item = Result<Bytes, Failure>> + Send {
     })
 }
 
-/// Checks that these events, behind which comments come for ever, end with a timeout.
+/// Checks that these events, followed by endless comments, end with a timeout.
 async fn check_silence(opening: &'static str, mark: EndMark, patience: (Duration, Duration)) {
     let opening = futures::stream::once(async move { Ok(Bytes::from_static(opening.as_bytes())) });
     let pieces = opening.chain(comments()).boxed();
@@ -172,7 +172,7 @@ async fn comments_do_not_keep_a_stream_alive() {
     let ping = "event: ping\ndata: {}\n\n";
     check_silence(ping, EndMark::MessageStop, (short, never)).await;
     check_silence("event: content_block_delta\ndata: {}\n\n", EndMark::MessageStop, (never, short)).await;
-    // What opens an answer is no token of it: the first one may take as long as an answer may take to begin.
+    // An opening event is no token: the first token may take as long as a response may take to begin.
     check_silence("event: message_start\ndata: {}\n\n", EndMark::MessageStop, (short, never)).await;
     check_silence("event: response.created\ndata: {}\n\n", EndMark::Response, (short, never)).await;
 }

@@ -1,4 +1,4 @@
-//! Parts of a fake worker's answers.
+//! Parts of a fake worker's responses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub(super) fn refusal(status: u16, retry_after: Option<String>, headers: impl In
     response
 }
 
-/// Returns events without end.
+/// Returns endless events.
 pub(super) fn trickle() -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     futures::stream::unfold((), |()| async {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -32,7 +32,7 @@ pub(super) fn trickle() -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     })
 }
 
-/// Counts a client that leaves.
+/// Counter of clients that disconnect.
 pub(super) struct Left(pub(super) Arc<Shared>);
 
 impl Drop for Left {
@@ -49,7 +49,7 @@ pub(super) fn late_break() -> impl Stream<Item = Result<Bytes, std::io::Error>> 
     })
 }
 
-/// Answers a request for the vocabulary.
+/// Responds to a request for the vocabulary.
 pub(super) async fn vocabulary(State(shared): State<Arc<Shared>>) -> Response {
     let script = shared.script.lock().expect("no test panics here");
     if script.has_vocabulary {

@@ -1,6 +1,7 @@
 //! One matrix product or attention, computed by a backend of ggml.
 //!
-//! Not here: what comes of it (`reference`). The idea: the same calls as llama.cpp makes for a model's weights, on tensors of our own.
+//! The calls are those of llama.cpp for a model's weights, on tensors of our own. Not here: the comparison
+//! (`reference`).
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -10,19 +11,19 @@ use llama_cpp_sys_2 as sys;
 
 use super::reference::Attention;
 
-/// Is the tensors that one computation has at most.
+/// Most tensors of one computation.
 const TENSORS_MAX: usize = 8;
 
-/// Is the threads that compute, as more than one share a product differently.
+/// Threads of a computation: with more than one, kernels split a product differently.
 const THREADS: i32 = 2;
 
-/// Is a CPU that computes.
+/// A CPU backend.
 pub struct Cpu {
     device: sys::ggml_backend_dev_t,
     backend: NonNull<sys::ggml_backend>,
 }
 
-/// Is a kind of memory for weights, in which they may lie in an order of its own.
+/// A kind of memory for weights, which the backend may reorder there.
 pub struct Memory(sys::ggml_backend_buffer_type_t);
 
 impl fmt::Display for Memory {
@@ -33,22 +34,22 @@ impl fmt::Display for Memory {
     }
 }
 
-/// Is the shape of a product: weights `[rows, width]`, inputs `[n_behind, n_tokens, width]`.
+/// Shape of a product: weights `[rows, width]`, inputs `[n_behind, n_tokens, width]`.
 pub struct Product {
-    /// Is the weights' type.
+    /// Type of the weights.
     pub kind: sys::ggml_type,
-    /// Is the numbers in a row.
+    /// Length of a row.
     pub width: usize,
-    /// Is the weights' rows.
+    /// Rows of the weights.
     pub rows: usize,
-    /// Is the inputs' rows.
+    /// Rows of the inputs.
     pub n_tokens: usize,
-    /// Is how often as many lie behind each other.
+    /// Third dimension of the inputs.
     pub n_behind: usize,
 }
 
 impl Cpu {
-    /// Returns the CPU, absent where it does not start.
+    /// Returns the CPU; `None` if it does not start.
     pub fn open(device: sys::ggml_backend_dev_t) -> Option<Self> {
         if device.is_null() {
             return None;
@@ -65,13 +66,14 @@ impl Cpu {
         Some(cpu)
     }
 
-    /// Returns the kinds of memory in which weights may lie: the plain one, then the CPU's own.
+    /// Returns the kinds of memory for weights: the plain one, then the CPU's own.
     pub fn memories(&self) -> Vec<Memory> {
         // SAFETY: a device of the registry.
         let mut memories = vec![Memory(unsafe { sys::ggml_backend_dev_buffer_type(self.device) })];
         let name = c"ggml_backend_dev_get_extra_bufts";
         if let Some(list) = self.function::<sys::ggml_backend_dev_get_extra_bufts_t>(name).flatten() {
-            // SAFETY: the function that ggml documents for this name; its list ends with a null, and nothing behind it is read.
+            // SAFETY: the function that ggml documents for this name; its list ends with a null, and nothing after it
+            // is read.
             unsafe {
                 let mut next = list(self.device);
                 while !next.is_null() && !(*next).is_null() {
@@ -86,8 +88,8 @@ impl Cpu {
     /// Returns a function of the library, as an `Option` of a function pointer.
     fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
         assert_eq!(size_of::<F>(), size_of::<*mut c_void>(), "a function is asked for as an optional pointer");
-        // SAFETY: a device of the registry has a registration; the name is a C string. The pointer, null where there is none,
-        // is an optional function pointer of the same size, and callers name the type that ggml documents.
+        // SAFETY: a device of the registry has a registration; the name is a C string. The pointer, null where there is
+        // none, is an optional function pointer of the same size, and callers name the type that ggml documents.
         unsafe {
             let found =
                 sys::ggml_backend_reg_get_proc_address(sys::ggml_backend_dev_backend_reg(self.device), name.as_ptr());
@@ -95,7 +97,7 @@ impl Cpu {
         }
     }
 
-    /// Returns weights times inputs, absent where such weights do not lie in such memory.
+    /// Returns weights times inputs; `None` if this kind of memory does not support such weights.
     ///
     /// Shape: `[n_behind, n_tokens, rows]`.
     pub fn product(&self, memory: &Memory, shape: &Product, (weights, inputs): (&[u8], &[f32])) -> Option<Vec<f32>> {
@@ -122,15 +124,15 @@ impl Cpu {
         }
     }
 
-    /// Returns what queries find among keys and values of 16 bits.
+    /// Returns the attention of queries over keys and values of 16 bits.
     ///
     /// Shape: as in `reference::attention`.
     pub fn attention(&self, shape: &Attention, queries: &[f32], (keys, values): (&[u8], &[u8])) -> Vec<f32> {
         let computed = Tensors::new();
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         let (width, n_kept) = (size(shape.width), size(shape.n_kept));
-        // SAFETY: the context has room for the tensors and lives until the end; shapes are those of `ggml_flash_attn_ext`, and without
-        // a mask everything is seen.
+        // SAFETY: the context has room for the tensors and lives until the end; shapes are those of
+        // `ggml_flash_attn_ext`, and without a mask everything is seen.
         unsafe {
             let context = computed.0.as_ptr();
             let kept = || sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F16, width, n_kept, size(shape.n_kv_heads));
@@ -142,10 +144,9 @@ impl Cpu {
         }
     }
 
-    /// Returns `result`'s numbers once the inputs have theirs.
+    /// Returns the numbers of `result`, computed from the inputs.
     ///
-    /// # Safety
-    /// `result` and the inputs are tensors of `tensors`, and an input's bytes are as many as it has.
+    /// # Safety `result` and the inputs are tensors of `tensors`, and an input has as many bytes as its tensor.
     unsafe fn compute(
         &self,
         tensors: &Tensors,
@@ -177,7 +178,7 @@ impl Drop for Cpu {
     }
 }
 
-/// Is the descriptions of some tensors and a graph, without their numbers.
+/// Metadata of some tensors and a graph, without their numbers.
 struct Tensors(NonNull<sys::ggml_context>);
 
 impl Tensors {
@@ -198,7 +199,7 @@ impl Drop for Tensors {
     }
 }
 
-/// Is the memory of tensors' numbers.
+/// Memory of the tensors' numbers.
 struct Buffer(sys::ggml_backend_buffer_t);
 
 impl Buffer {
@@ -218,7 +219,8 @@ impl Drop for Buffer {
 /// Returns `numbers` as `kind` stores them, in rows of `width`.
 pub fn quantized(kind: sys::ggml_type, numbers: &[f32], width: usize) -> Vec<u8> {
     let (n_rows, width) = (numbers.len() / width, i64::try_from(width).expect("a size of these tests"));
-    // SAFETY: `width` is a multiple of the type's block; source and destination hold `n_rows` rows; none of the types needs an importance matrix.
+    // SAFETY: `width` is a multiple of the type's block; source and destination hold `n_rows` rows; none of the types
+    // needs an importance matrix.
     unsafe {
         let mut stored = vec![0_u8; sys::ggml_row_size(kind, width) * n_rows];
         let rows = i64::try_from(n_rows).expect("a size of these tests");
@@ -227,10 +229,11 @@ pub fn quantized(kind: sys::ggml_type, numbers: &[f32], width: usize) -> Vec<u8>
     }
 }
 
-/// Returns the numbers that `stored` stands for.
+/// Returns the numbers encoded in `stored`.
 pub fn floats(kind: sys::ggml_type, stored: &[u8], n: usize) -> Vec<f32> {
     let mut floats = vec![0.0; n];
-    // SAFETY: the traits are a constant table; `stored` holds `n` numbers of the type. 32-bit floats have no conversion.
+    // SAFETY: the traits are a constant table; `stored` holds `n` numbers of the type. 32-bit floats have no
+    // conversion.
     match unsafe { (*sys::ggml_get_type_traits(kind)).to_float } {
         // SAFETY: as above.
         Some(to_float) => unsafe {
@@ -245,13 +248,13 @@ pub fn floats(kind: sys::ggml_type, stored: &[u8], n: usize) -> Vec<f32> {
     floats
 }
 
-/// Returns a type's name, as llama.cpp says it.
+/// Returns a type's name in llama.cpp.
 pub fn type_name(kind: sys::ggml_type) -> String {
     // SAFETY: a constant table of C strings.
     unsafe { CStr::from_ptr(sys::ggml_type_name(kind)) }.to_string_lossy().into_owned()
 }
 
-/// Returns the bytes that the numbers are.
+/// Returns the bytes of the numbers.
 fn bytes(numbers: &[f32]) -> &[u8] {
     // SAFETY: any bytes are bytes, and there are four for each number.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }

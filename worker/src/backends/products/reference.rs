@@ -1,24 +1,24 @@
-//! What the kernels should compute, in double precision and the plainest way.
+//! Expected results of the kernels, in double precision and the simplest way.
 //!
 //! Not here: the kernels (`ggml`).
 
-/// Is the shape of one attention: queries of `n_tokens` over `n_kept` keys and values.
+/// Shape of one attention: queries of `n_tokens` over `n_kept` keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
-    /// Is the numbers of one head.
+    /// Width of one head.
     pub width: usize,
-    /// Is the heads of queries.
+    /// Heads of queries.
     pub n_heads: usize,
-    /// Is the heads of keys and values, which heads of queries share.
+    /// Heads of keys and values, shared by heads of queries.
     pub n_kv_heads: usize,
-    /// Is the keys.
+    /// Number of keys.
     pub n_kept: usize,
-    /// Is the queries.
+    /// Number of queries.
     pub n_tokens: usize,
 }
 
 impl Attention {
-    /// Returns what products of keys and queries are multiplied by.
+    /// Returns the factor for products of keys and queries.
     pub fn scale(&self) -> f32 {
         (self.width as f32).sqrt().recip()
     }
@@ -26,7 +26,8 @@ impl Attention {
 
 /// Returns `n` numbers between -1 and 1, the same ones for the same `seed`.
 pub fn numbers(n: usize, seed: u32) -> Vec<f32> {
-    // A linear congruential generator: enough for numbers that no kernel expects. Source: Numerical Recipes, 7.1.
+    // A linear congruential generator: random enough to be unlike any special case of a kernel. Source: Numerical
+    // Recipes, 7.1.
     let mut state = seed;
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -42,9 +43,10 @@ pub fn product(weights: &[f32], inputs: &[f32], width: usize) -> Vec<f64> {
     inputs.chunks(width).flat_map(|input| weights.chunks(width).map(move |row| dot(row, input))).collect()
 }
 
-/// Returns what the queries find.
+/// Returns the attention of the queries.
 ///
-/// Shape: `queries` `[n_heads, n_tokens, width]`, keys and values `[n_kv_heads, n_kept, width]` -> `[n_tokens, n_heads, width]`.
+/// Shape: `queries` `[n_heads, n_tokens, width]`, keys and values `[n_kv_heads, n_kept, width]` -> `[n_tokens, n_heads,
+/// width]`.
 pub fn attention(shape: &Attention, queries: &[f32], (keys, values): (&[f32], &[f32])) -> Vec<f64> {
     let Attention { width, n_heads, n_kv_heads, n_kept, n_tokens } = *shape;
     let mut found = Vec::with_capacity(n_tokens * n_heads * width);
@@ -65,7 +67,7 @@ pub fn attention(shape: &Attention, queries: &[f32], (keys, values): (&[f32], &[
     found
 }
 
-/// Returns the squares of the differences, as a part of the squares of `expected`; not a number where `result` has one that is none.
+/// Returns the sum of squared differences relative to the squares of `expected`; NaN if `result` has a NaN.
 pub fn relative_square_error(result: &[f32], expected: &[f64]) -> f64 {
     let difference: f64 =
         result.iter().zip(expected).map(|(&result, expected)| (f64::from(result) - expected).powi(2)).sum();

@@ -1,4 +1,4 @@
-//! The comparison of results, and the kernels of this very build.
+//! Tests of the comparison of results, and of this build's own kernels.
 //!
 //! Not here: processes (`backends::tests`).
 

@@ -5,7 +5,8 @@ use clap::CommandFactory as _;
 use super::*;
 use crate::config::flags::Flags;
 
-/// Every flag of llama-server, those of one setting in a line. Source: llama.cpp's `common/arg.cpp`, as of llama-cpp-sys-2 0.1.161.
+/// Every flag of llama-server, those of one setting in a line. Source: llama.cpp's `common/arg.cpp`, as of
+/// llama-cpp-sys-2 0.1.161.
 const SERVER_FLAGS: &str = include_str!("server_flags.txt");
 
 fn line(text: &str) -> Vec<OsString> {
@@ -101,7 +102,7 @@ fn the_page_lists_every_row() {
     );
 }
 
-/// Returns a row as the page has it.
+/// Returns a row in the page's format.
 fn described(row: &Row) -> String {
     let names: Vec<_> = row.names.split_whitespace().map(|name| format!("`{name}`")).collect();
     let fate = match row.fate {

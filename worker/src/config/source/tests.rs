@@ -1,4 +1,4 @@
-//! Tests of where the model comes from.
+//! Tests of the origin of the model.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ fn flags(line: &str) -> SourceFlags {
     Line::try_parse_from(arguments).unwrap_or_else(|error| panic!("{error}")).flags
 }
 
-/// Returns the source of a command line where the variables are these alone.
+/// Returns the source of a command line with only these variables.
 fn resolved(line: &str, variables: &[(&str, &str)]) -> Result<ModelSource, ConfigError> {
     let variables: HashMap<_, _> = variables.iter().copied().collect();
     // Never this machine's own token.

@@ -1,36 +1,35 @@
-//! Puts payloads together to the state of one sequence, as llama.cpp reads it.
+//! Assembles payloads to the state of one sequence, in the format that llama.cpp reads.
 //!
-//! Not here: reading such a state (`export`).
-//! The idea: the bytes are written once, front to back, into a buffer of the exact size; each layer's rows are gathered from
-//! the blocks one after another.
+//! The bytes are written once, front to back, into a buffer of the exact size; each layer's rows are gathered from the
+//! blocks one after another. Not here: parsing such a state (`export`).
 
 use super::layout::{Layout, Sections, Value};
 use super::{CodecError, HEADER_BYTES, MAGIC, STREAMS_MAX};
 
-/// Says which context and sequence a state is for.
+/// Context and sequence of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    /// Is 1 where all sequences share one buffer, else the number of sequences.
+    /// 1 if all sequences share one buffer, else the number of sequences.
     pub n_streams: u32,
-    /// Is the sequence that the state is written for; llama.cpp imports it into any.
+    /// Sequence that the state is written for; llama.cpp imports it into any.
     pub sequence: u32,
 }
 
-/// Is consecutive blocks of a payload.
+/// Consecutive blocks of a payload.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
-    /// Is the payload, which may hold more blocks behind those that are wanted.
+    /// The payload, which may have more blocks after the wanted ones.
     pub payload: &'a [u8],
-    /// Is the tokens that are wanted, from the payload's first on, in whole blocks.
+    /// Number of wanted tokens, from the payload's first on, in whole blocks.
     pub n_tokens: u32,
 }
 
 impl Layout {
     /// Returns the state of a sequence whose tokens, from position 0 on, are those of the pieces.
     ///
-    /// `partial` is the part that cannot be cut, exported alone behind the last of these tokens.
+    /// `partial` is the part that cannot be cut, exported alone after the last of these tokens.
     /// Cost: one copy of the state.
-    /// Errors: `Piece` where one is too short or not of whole blocks, `Partial`, `Empty`, `Impossible`.
+    /// Errors: `Piece` if one is too short or not of whole blocks, `Partial`, `Empty`, `Impossible`.
     pub fn assemble(&self, frame: Frame, pieces: &[Piece<'_>], partial: Option<&[u8]>) -> Result<Vec<u8>, CodecError> {
         if frame.n_streams == 0 || frame.n_streams > STREAMS_MAX || frame.sequence >= STREAMS_MAX {
             return Err(CodecError::Impossible { what: "sequence or number of streams" });

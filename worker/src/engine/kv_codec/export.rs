@@ -1,8 +1,8 @@
-//! Reads an export and cuts it into blocks.
+//! Parses an export and cuts it into blocks.
 //!
-//! Not here: the way back (`assemble`).
-//! The idea: the reader keeps slices, one for each layer's keys and values. Cells stand in the buffer's order, which in a
-//! shared buffer need not be that of the positions; runs of cells say where consecutive positions are.
+//! The parser keeps slices, one for each layer's keys and values. Cells are in the buffer's order, which in a shared
+//! buffer may differ from that of the positions; runs of cells map consecutive positions. Not here: the way back
+//! (`assemble`).
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use super::layout::{Layer, Layout, Rows, Sections, Value};
 use super::reader::Reader;
 use super::{CodecError, HEADER_BYTES, MAGIC, STREAMS_MAX};
 
-/// Is the size of what a cell may carry besides position and sequence. Source: `llama_kv_cell_ext`.
+/// Size of a cell's optional data besides position and sequence. Source: `llama_kv_cell_ext`.
 const EXTRA_BYTES: usize = 12;
-/// Is the size of a cell's record without extras: position, number of sequences, sequence.
+/// Size of a cell's record without optional data: position, number of sequences, sequence.
 const CELL_BYTES: usize = 12;
-/// Is where the extras stand in a cell's record.
+/// Offset of the optional data in a cell's record.
 const EXTRA_AT: usize = 8;
 
-/// Is one sequence's state, read but not copied.
+/// One sequence's state, parsed but not copied.
 #[derive(Debug, Clone)]
 pub struct Export<'a> {
     layout: Layout,
@@ -25,22 +25,22 @@ pub struct Export<'a> {
     n_tokens: u32,
     runs: Vec<Run>,
     cells: &'a [u8],
-    /// Lists each layer's keys and values. Shape: `[n_layers]`.
+    /// Keys and values of each layer. Shape: `[n_layers]`.
     tensors: Vec<(&'a [u8], &'a [u8])>,
     sequence: i32,
     partial: &'a [u8],
 }
 
-/// Is consecutive positions in consecutive cells.
+/// Consecutive positions in consecutive cells.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// Counts from the export's first position.
+    /// Index of its first token, from the export's first position.
     token: usize,
     cell: usize,
     n: usize,
 }
 
-/// Is what differs between the ways in which a model may write its attention.
+/// Differences between the ways in which a model may write its attention.
 #[derive(Debug, Clone, Copy)]
 struct Variant {
     extra_bytes: usize,
@@ -55,10 +55,10 @@ const VARIANTS: [Variant; 4] = [
 ];
 
 impl<'a> Export<'a> {
-    /// Reads what llama.cpp exported of one sequence, to be cut into blocks of `block_tokens`.
+    /// Parses llama.cpp's export of one sequence, to be cut into blocks of `block_tokens`.
     ///
     /// Cost: linear in the cells; no state is copied.
-    /// Errors: where the bytes are not a state of these sections, or its positions are not consecutive.
+    /// Errors: if the bytes are not a state of these sections, or its positions are not consecutive.
     pub fn parse(bytes: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
         if block_tokens == 0 {
             return Err(CodecError::Impossible { what: "block size" });
@@ -93,12 +93,12 @@ impl<'a> Export<'a> {
         self.first_position
     }
 
-    /// Returns the number of its tokens; 0 where the whole state is one part that cannot be cut.
+    /// Returns the number of its tokens; 0 if the whole state is one part that cannot be cut.
     pub fn n_tokens(&self) -> u32 {
         self.n_tokens
     }
 
-    /// Returns the part that cannot be cut, as llama.cpp exports it alone; empty where the layout has none.
+    /// Returns the part that cannot be cut, as llama.cpp exports it alone; empty if the layout has none.
     pub fn partial(&self) -> Vec<u8> {
         if self.layout.sections == Sections::AttentionOnly {
             return Vec::new();
@@ -110,7 +110,7 @@ impl<'a> Export<'a> {
         partial
     }
 
-    /// Returns the bytes of the part that cannot be cut; empty where the layout has none.
+    /// Returns the bytes of the part that cannot be cut; empty if the layout has none.
     pub fn partial_section(&self) -> &'a [u8] {
         self.partial
     }
@@ -118,7 +118,7 @@ impl<'a> Export<'a> {
     /// Returns the payload of the whole blocks at these positions, block after block.
     ///
     /// Cost: one copy of the payload.
-    /// Errors: [`CodecError::Range`] where the tokens are not all there or not whole blocks.
+    /// Errors: [`CodecError::Range`] if the tokens are not all there or not whole blocks.
     pub fn cut(&self, positions: Range<u32>) -> Result<Vec<u8>, CodecError> {
         let refused = CodecError::Range { start: positions.start, end: positions.end };
         let end = self.first_position.saturating_add(self.n_tokens);
@@ -156,7 +156,7 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Returns the cells of tokens, which count from the first.
+    /// Returns the cells of tokens, counted from the first.
     fn cells_of(&self, tokens: Range<usize>) -> Vec<Range<usize>> {
         let from = self.runs.partition_point(|run| run.token + run.n <= tokens.start);
         let within = self.runs[from..].iter().take_while(|run| run.token < tokens.end);
@@ -201,7 +201,7 @@ impl<'a> Export<'a> {
         Ok(self)
     }
 
-    /// Reads the attention's section, in which one stream has cells.
+    /// Parses the attention's section, in which one stream has cells.
     fn attention(reader: &mut Reader<'a>, sequence: i32, variant: Variant) -> Result<Self, CodecError> {
         let n_streams = reader.u32()?;
         if n_streams == 0 || n_streams > STREAMS_MAX {
@@ -231,7 +231,7 @@ impl<'a> Export<'a> {
         };
         let n_layers = reader.u32()?;
         let (n_rot_k, n_rot_v) = (reader.u32()?, reader.u32()?);
-        // No capacity is reserved: the number of layers is the bytes' own claim.
+        // No capacity is reserved: the number of layers comes from untrusted bytes.
         let (mut layers, mut tensors) = (Vec::new(), Vec::new());
         for _ in 0..n_layers {
             let (key, keys) = rows(reader, n)?;
@@ -257,9 +257,9 @@ impl<'a> Export<'a> {
 }
 
 impl Layout {
-    /// Reads an export that must have this layout.
+    /// Parses an export that must have this layout.
     ///
-    /// Errors: as [`Export::parse`], and `Changed` where the layout is another.
+    /// Errors: like [`Export::parse`], and `Changed` if the layout differs.
     pub fn parse<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
         let export = Export::parse(bytes, self.sections, self.block_tokens)?;
         if export.layout != *self {
@@ -304,7 +304,7 @@ fn positions(cells: &[u8], extra_bytes: usize, sequence: i32) -> Result<Vec<u32>
     cells.chunks_exact(CELL_BYTES + extra_bytes).map(position).collect()
 }
 
-/// Returns the first position and where the positions from it on are.
+/// Returns the first position, and the runs of the positions from it on.
 fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
     let mut order: Vec<usize> = (0..positions.len()).collect();
     if !positions.is_sorted() {

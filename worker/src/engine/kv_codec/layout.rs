@@ -1,10 +1,10 @@
-//! How the state of one token is laid out: which layers, which rows, how many bytes.
+//! The layout of one token's state: its layers, their rows, their sizes.
 //!
-//! Not here: reading it (`export`), writing it (`assemble`).
-//! The idea: in a payload a block's bytes stand together: the cells' extras, then for each layer the keys of its tokens and
-//! their values, as rows or, where llama.cpp keeps them transposed, element by element.
+//! In a payload a block's bytes are together: the cells' optional data, then for each layer the keys of its tokens and
+//! their values, as rows or, if llama.cpp keeps them transposed, element by element. Not here: parsing (`export`),
+//! writing (`assemble`).
 
-/// Says which sections the states of a model have.
+/// Sections of a model's states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sections {
     /// Attention over the whole past, and nothing else.
@@ -15,12 +15,12 @@ pub enum Sections {
     PartialOnly,
 }
 
-/// Is the layout of a token's state; equal layouts exchange payloads.
+/// Layout of a token's state; equal layouts can exchange payloads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     pub(super) sections: Sections,
     pub(super) block_tokens: u32,
-    /// Is the bytes that a cell carries besides position and sequence.
+    /// Bytes of a cell's optional data besides position and sequence.
     pub(super) extra_bytes: usize,
     pub(super) values_transposed: bool,
     pub(super) n_rot_k: u32,
@@ -28,22 +28,22 @@ pub struct Layout {
     pub(super) layers: Vec<Layer>,
 }
 
-/// Is the layout of a token's state in one layer.
+/// Layout of a token's state in one layer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Layer {
     pub key: Rows,
     pub value: Value,
 }
 
-/// Is rows of one type, one for each token.
+/// Rows of one type, one for each token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Rows {
-    /// Is ggml's number of the type.
+    /// Ggml's number of the type.
     pub kind: i32,
     pub row_bytes: usize,
 }
 
-/// Says how a layer's values lie.
+/// Layout of a layer's values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Value {
     /// There are none: they are computed from the keys.
@@ -71,17 +71,17 @@ impl Layer {
 }
 
 impl Layout {
-    /// Returns which sections a state of this layout has.
+    /// Returns the sections of a state with this layout.
     pub fn sections(&self) -> Sections {
         self.sections
     }
 
-    /// Returns the tokens of a block.
+    /// Returns the tokens per block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// Returns whether values are kept element by element, as they are without flash attention.
+    /// Returns whether values are stored element by element, as they are without flash attention.
     pub fn values_transposed(&self) -> bool {
         self.values_transposed
     }

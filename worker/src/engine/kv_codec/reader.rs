@@ -1,10 +1,10 @@
 //! A cursor over bytes that may end anywhere.
 //!
-//! Not here: what the bytes mean (`export`).
+//! Not here: the meaning of the bytes (`export`).
 
 use super::CodecError;
 
-/// Takes numbers and slices off the front of bytes.
+/// Reader of numbers and slices from the front of bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],

@@ -1,8 +1,7 @@
 //! Tests of cutting and assembling against a naive writer of llama.cpp's format.
 //!
-//! Not here: llama.cpp itself (`tests/engine/state.rs`).
-//! The idea: every byte of the naive state says which token, layer and row it belongs to, so that a byte in the wrong place
-//! is a wrong byte.
+//! Every byte of the naive state identifies its token, layer and row, so a byte in the wrong place is a wrong byte. Not
+//! here: llama.cpp itself (`tests/engine/state.rs`).
 
 use proptest::prelude::*;
 
@@ -10,7 +9,7 @@ use super::*;
 
 const BLOCK: u32 = 4;
 
-/// Is a state, written without any of the code under test.
+/// A state, written without any of the code under test.
 #[derive(Debug, Clone)]
 struct Naive {
     sections: Sections,
@@ -20,11 +19,11 @@ struct Naive {
     n_tokens: u32,
     extra_bytes: usize,
     transposed: bool,
-    /// Lists the bytes of each layer's keys and values. Shape: `[n_layers]`.
+    /// Bytes of each layer's keys and values. Shape: `[n_layers]`.
     layers: Vec<(usize, Option<usize>)>,
     element_bytes: usize,
     partial: Vec<u8>,
-    /// Lists the tokens in the order of their cells; the identity where it is empty.
+    /// Tokens in the order of their cells; the identity if it is empty.
     order: Vec<u32>,
 }
 

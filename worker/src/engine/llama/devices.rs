@@ -1,6 +1,6 @@
-//! The devices that llama.cpp has registered, and what of a model fits on them.
+//! Devices registered in llama.cpp, and the part of a model that fits on them.
 //!
-//! Not here: which of them a configuration may use (`placement`), what a context takes (`measure`).
+//! Not here: the devices that a configuration may use (`placement`), the memory of a context (`measure`).
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -22,7 +22,7 @@ const MARGIN_BYTES: usize = 1 << 30;
 /// Most devices of a model. Source: llama.cpp's `llama_max_devices` is 16; twice that is room for a later one.
 const DEVICES_MAX: usize = 32;
 
-/// Returns the devices that are registered, the CPU among them.
+/// Returns the registered devices, the CPU among them.
 pub fn list() -> Vec<LlamaBackendDevice> {
     // llama.cpp must be initialised.
     let _ = warmpath_prompt::backend();
@@ -37,7 +37,7 @@ pub(super) fn n_max() -> usize {
 
 /// Returns llama.cpp's own pointers to devices.
 ///
-/// Errors: says which is not there.
+/// Errors: names the missing device.
 pub(super) fn by_names(names: &[String]) -> Result<Vec<sys::ggml_backend_dev_t>, String> {
     let one = |name: &String| {
         let text = CString::new(name.as_str()).map_err(|_| format!("--device {name}: a NUL"))?;
@@ -48,7 +48,7 @@ pub(super) fn by_names(names: &[String]) -> Result<Vec<sys::ggml_backend_dev_t>,
     names.iter().map(one).collect()
 }
 
-/// Returns every kind of buffer with its name.
+/// Returns every buffer type with its name.
 fn buffers() -> Vec<(String, sys::ggml_backend_buffer_type_t)> {
     // SAFETY: no arguments.
     let n_devices = unsafe { sys::ggml_backend_dev_count() };
@@ -65,9 +65,9 @@ fn buffer_name(buffer: sys::ggml_backend_buffer_type_t) -> String {
     unsafe { CStr::from_ptr(sys::ggml_backend_buft_name(buffer)) }.to_string_lossy().into_owned()
 }
 
-/// Returns the kind of buffer of this name.
+/// Returns the buffer type with this name.
 ///
-/// Errors: says which there are.
+/// Errors: lists the existing ones.
 pub(super) fn buffer(name: &str) -> Result<sys::ggml_backend_buffer_type_t, String> {
     let all = buffers();
     let found = all.iter().find(|(known, _)| known == name).map(|(_, buffer)| *buffer);
@@ -77,12 +77,12 @@ pub(super) fn buffer(name: &str) -> Result<sys::ggml_backend_buffer_type_t, Stri
     })
 }
 
-/// Returns a configuration that says exactly what lies where: checked against the devices, with as many layers on them as fit where that
-/// is left open. What was settled once stays as it is.
+/// Returns a configuration that names the device of each part: checked against the devices, with as many layers on them
+/// as fit if the number is left open. A completed configuration stays as it is.
 ///
 /// `context` returns the settings of the context that the layers share the devices with.
-/// Cost: where something is left open, that of reading the model's metadata several times.
-/// Errors: `Config` for a device, a buffer or an index that there is not.
+/// Cost: if something is left open, that of reading the model's metadata several times.
+/// Errors: `Config` for a device, a buffer or an index that does not exist.
 pub(crate) fn settle(
     config: EngineConfig,
     context: impl FnOnce(&EngineConfig) -> Option<LlamaContextParams>,
@@ -110,7 +110,7 @@ pub(crate) fn settle(
     Ok(config)
 }
 
-/// Returns the devices that a settled configuration computes on besides the CPU, in words.
+/// Returns a description of the devices besides the CPU that a completed configuration computes on.
 pub(in crate::engine) fn described(placement: &Placement) -> String {
     let devices = list();
     let used = if placement.is_offloaded() { placement.used(&devices).unwrap_or_default() } else { Vec::new() };
@@ -118,7 +118,7 @@ pub(in crate::engine) fn described(placement: &Placement) -> String {
     used.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Tells llama.cpp once where threads run; it cannot be told again.
+/// Sets the placement of threads once; llama.cpp cannot change it later.
 fn set_numa(numa: Option<Numa>) {
     static TOLD: Once = Once::new();
     let Some(numa) = numa else { return };
@@ -133,10 +133,10 @@ fn set_numa(numa: Option<Numa>) {
     });
 }
 
-/// Returns the placement with as many layers, and parts of them, as fit; absent where llama.cpp finds none, as where shares were
-/// given that do not fit.
+/// Returns the placement with as many layers, and parts of them, as fit; `None` if llama.cpp finds none, for example
+/// for given shares that do not fit.
 fn fit(config: &EngineConfig, mut context: sys::llama_context_params) -> Option<Placement> {
-    /// llama.cpp takes the process's log over while it measures.
+    /// llama.cpp takes over the process's log while it measures.
     static FITTING: Mutex<()> = Mutex::new(());
     let _fitting = FITTING.lock().unwrap_or_else(PoisonError::into_inner);
     let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;

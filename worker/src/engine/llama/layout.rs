@@ -1,8 +1,9 @@
-//! The name of the KV layout: everything besides the model's files that decides what the bytes of KV state mean.
+//! The fingerprint of the KV layout: everything besides the model's files that decides the meaning of KV state's bytes.
 //!
-//! Not here: the name of the model (`warmpath-gguf`), adapters and salts (the root of a chain).
-//! The idea: state that is stored is found again only under the same name. What changes rounding alone (threads, batches, kernels)
-//! is left out; see docs/cache.md for the whole list.
+//! Stored state is found again only under the same fingerprint. Settings that only change rounding (threads, batches,
+//! kernels) are excluded; docs/cache.md has the whole list.
+//!
+//! Not here: the fingerprint of the model (`warmpath-gguf`), adapters and salts (the root of a chain).
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::model::Fingerprint;
@@ -12,25 +13,25 @@ use crate::engine::config::EngineConfig;
 use crate::engine::metadata::MetadataOverride;
 use crate::engine::rope::RopeSettings;
 
-/// Variable by which llama.cpp leaves out the rotation of quantized keys and values.
+/// Variable that disables llama.cpp's rotation of quantized keys and values.
 ///
 /// Source: llama.cpp's `llama-kv-cache.cpp`.
 const ROTATION_OFF: &str = "LLAMA_ATTN_ROT_DISABLE";
 
-/// Ends the names of the tensors with a model's rope factors for long contexts.
+/// Suffix of the names of the tensors with a model's rope factors for long contexts.
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 
-/// Whether keys are rotated otherwise in a long context, as models with LongRoPE have it.
+/// Whether keys are rotated differently in a long context, as in models with LongRoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum RopeFactors {
     /// They are rotated alike.
     Alike,
-    /// They are rotated by other factors where a sequence can have more cells than these.
+    /// They are rotated by other factors if a sequence can have more cells than these.
     ByContext { short_cells_max: u64 },
 }
 
 impl RopeFactors {
-    /// Returns what a model's files say, and a configuration.
+    /// Returns the factors of a model's files and a configuration.
     pub(in crate::engine) fn of(files: &Model, config: &EngineConfig) -> Self {
         if !files.tensors().any(|tensor| tensor.name.ends_with(LONG_FACTORS)) {
             return Self::Alike;
@@ -47,7 +48,7 @@ impl RopeFactors {
         Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0).into() }
     }
 
-    /// Returns which factors a sequence of so many cells is rotated by; absent where there is one set.
+    /// Returns the factors for a sequence of this many cells; `None` if there is one set.
     pub(in crate::engine) fn chosen(self, sequence_cells: u32) -> Option<&'static str> {
         match self {
             Self::Alike => None,
@@ -57,7 +58,7 @@ impl RopeFactors {
     }
 }
 
-/// Returns the name of the layout that a loaded model has under a configuration.
+/// Returns the fingerprint of a loaded model's layout under a configuration.
 pub(in crate::engine) fn fingerprint(
     model: &LlamaModel,
     config: &EngineConfig,
@@ -75,7 +76,8 @@ pub(in crate::engine) fn fingerprint(
     name(config, &shape, (rope_factors, no_rotation))
 }
 
-/// What is left out where it is as usual keeps the names, and with them the stored state, of earlier releases.
+/// Settings with their usual values are omitted, so that the fingerprints, and the stored state, of earlier releases
+/// stay valid.
 fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option<&str>, bool)) -> Fingerprint {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.flash_attn_settled());

@@ -1,7 +1,7 @@
-//! Asks llama.cpp what a model and its context would take of the machine's memory and its devices', without taking it.
+//! Memory that a model and its context would take, as llama.cpp reports it without allocating it.
 //!
-//! Not here: what is concluded (`footprint`). The idea: llama.cpp can load a model's metadata alone and lay out contexts
-//! over it, as its own `--fit` does. The context's settings are those with which it would be made.
+//! llama.cpp can load a model's metadata alone and lay out contexts over it, as its own `--fit` does. The context's
+//! settings are those with which it would be created. Not here: the conclusions (`footprint`).
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -15,7 +15,8 @@ use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
 use crate::engine::footprint::{Asked, Taken};
 
-/// Longest value of the metadata that is read, with the byte behind it. Source: architectures and types have some twenty bytes.
+/// Longest value of the metadata that is read, with the final byte. Source: architectures and types have some twenty
+/// bytes.
 const META_BYTES_MAX: usize = 128;
 
 /// A model without memory, freed when it is dropped.
@@ -29,7 +30,7 @@ impl Drop for Outline {
 }
 
 impl Outline {
-    /// Returns the outline of a configuration's model; absent where llama.cpp cannot read it.
+    /// Returns the outline of a configuration's model; `None` if llama.cpp cannot read it.
     ///
     /// Cost: reads the model's metadata.
     pub(crate) fn load(config: &EngineConfig) -> Option<Self> {
@@ -44,7 +45,7 @@ impl Outline {
         NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }).map(Self)
     }
 
-    /// Returns the value of a key of the metadata in the model's file, as far as it is short.
+    /// Returns the value of a key of the metadata in the model's file, if it is short.
     pub(crate) fn meta(&self, key: &str) -> Option<String> {
         let key = CString::new(key).ok()?;
         let mut value = [0_u8; META_BYTES_MAX];
@@ -56,7 +57,7 @@ impl Outline {
         std::str::from_utf8(value).ok().map(str::to_owned)
     }
 
-    /// Returns what a context would take; absent where llama.cpp cannot say.
+    /// Returns the memory of a context; `None` if llama.cpp cannot tell.
     pub(crate) fn context(&self, params: &LlamaContextParams) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         let params = raw(params);
         // SAFETY: the model is alive, and stays so until the context is freed below.
@@ -68,13 +69,13 @@ impl Outline {
         Some(memory)
     }
 
-    /// Returns what a context for generating of at least `n_cells` cells in all would take.
+    /// Returns the memory of a context for generating with at least `n_cells` cells in all.
     fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         self.context(&context_params(config, u32::try_from(n_cells).ok()?))
     }
 }
 
-/// Returns a context's settings as llama.cpp has them: llama-cpp-2 gives its own away one by one only.
+/// Returns a context's settings as llama.cpp's struct: llama-cpp-2 has only accessors for single fields.
 pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     // SAFETY: no arguments.
     let mut raw = unsafe { sys::llama_context_default_params() };
@@ -97,7 +98,7 @@ pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     raw
 }
 
-/// Returns what a configuration would take; absent where llama.cpp cannot say.
+/// Returns the memory of a configuration; `None` if llama.cpp cannot tell.
 ///
 /// Cost: that of reading the model's metadata twice.
 pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
@@ -140,7 +141,7 @@ fn wanted_cells(model: &Outline, config: &EngineConfig) -> u64 {
     config.cells_wanted(config.rope.extended(&config.metadata(&file))).into()
 }
 
-/// Returns the settings of the context that a configuration wants; absent where llama.cpp cannot read the model.
+/// Returns the settings of the context that a configuration wants; `None` if llama.cpp cannot read the model.
 ///
 /// Cost: that of reading the model's metadata.
 pub(in crate::engine) fn wanted_context(config: &EngineConfig) -> Option<LlamaContextParams> {

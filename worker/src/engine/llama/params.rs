@@ -1,7 +1,7 @@
 //! llama.cpp's parameters of models and contexts, from a configuration.
 //!
-//! Not here: what they cost (`measure`), whether the devices are there (`devices`). The idea: llama.cpp borrows lists and texts
-//! by pointers, so the parameters own what they point to.
+//! llama.cpp borrows lists and texts by pointers, so the parameters own the data that they point to. Not here: their
+//! cost (`measure`), whether the devices exist (`devices`).
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{self, NonNull};
@@ -16,23 +16,23 @@ use crate::engine::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TE
 use crate::engine::placement::{GpuLayers, LoadMode, SplitMode};
 use crate::engine::rope::{RopeScaling, RopeSettings};
 
-/// Parameters of a model, with what they point to.
+/// Parameters of a model, with the data that they point to.
 pub(super) struct ModelParams {
     raw: sys::llama_model_params,
-    /// Ends with null, as the next two end with an entry of nothing.
+    /// Devices, ended by a null pointer; the next two lists end with an empty entry.
     devices: Vec<sys::ggml_backend_dev_t>,
     overrides: Vec<sys::llama_model_tensor_buft_override>,
     metadata: Vec<sys::llama_model_kv_override>,
-    /// What the overrides of tensors point to.
+    /// Patterns that the overrides of tensors point to.
     _patterns: Vec<CString>,
-    /// One for each device that llama.cpp can have.
+    /// Shares, one for each device that llama.cpp can have.
     tensor_split: Vec<f32>,
 }
 
 impl ModelParams {
-    /// Returns the parameters of a configuration whose devices were settled.
+    /// Returns the parameters of a configuration with completed devices.
     ///
-    /// Errors: `Config` for a name of a device or a buffer that there is not.
+    /// Errors: `Config` for the name of a device or a buffer that does not exist.
     pub(super) fn new(config: &EngineConfig) -> Result<Self, StartError> {
         let placement = &config.placement;
         let refuse = |reason: String| StartError::Config { reason };
@@ -83,7 +83,7 @@ impl ModelParams {
             LoadMode::MmapMlock => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
             LoadMode::DirectIo => sys::LLAMA_LOAD_MODE_DIRECT_IO,
         };
-        // Where nothing is offloaded there may be fewer devices than the index says.
+        // If nothing is offloaded there may be fewer devices than the index.
         raw.main_gpu = if placement.is_offloaded() { i32::try_from(placement.main_gpu).unwrap_or(0) } else { 0 };
         raw.check_tensors = placement.check_tensors;
         raw.use_extra_bufts = placement.repack;
@@ -107,14 +107,15 @@ impl ModelParams {
         self.raw
     }
 
-    /// Loads a model; absent where llama.cpp refuses it or `progress` stops it.
+    /// Loads a model; returns `None` if llama.cpp refuses it or `progress` stops it.
     pub(super) fn load(&self, path: &CStr, mut progress: Progress) -> Option<LlamaModel> {
         // llama.cpp must be initialised.
         let _ = warmpath_prompt::backend();
         let mut params = self.raw;
         params.progress_callback = Some(report);
         params.progress_callback_user_data = ptr::from_mut(&mut progress).cast();
-        // SAFETY: path and parameters live through the call, and nothing of them is kept after it but a copy of the shares.
+        // SAFETY: path and parameters live through the call, and nothing of them is kept after it but a copy of the
+        // shares.
         let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
         NonNull::new(model).map(owned)
     }
@@ -123,12 +124,12 @@ impl ModelParams {
 /// Returns the model behind a pointer, which is freed with it.
 fn owned(model: NonNull<sys::llama_model>) -> LlamaModel {
     const { assert!(size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>()) };
-    // SAFETY: `LlamaModel` is transparent over such a pointer, and nothing else owns the model. The bindings, whose version is
-    // fixed, can load a model only by parameters that lack half of what llama.cpp has.
+    // SAFETY: `LlamaModel` is transparent over such a pointer, and nothing else owns the model. The bindings, whose
+    // version is fixed, can load a model only by parameters that lack half of what llama.cpp has.
     unsafe { std::mem::transmute(model) }
 }
 
-/// Tells the loaded share to the [`Progress`] that `progress` points to.
+/// Reports the loaded share to the [`Progress`] that `progress` points to.
 unsafe extern "C" fn report(share: f32, progress: *mut c_void) -> bool {
     // SAFETY: `load` gave this pointer along, and waits until llama.cpp has ended.
     let progress = unsafe { &mut *progress.cast::<Progress>() };
@@ -162,7 +163,7 @@ fn raw_override(one: &MetadataOverride) -> sys::llama_model_kv_override {
     sys::llama_model_kv_override { tag, key: bytes(&one.key, KEY_BYTES_MAX), __bindgen_anon_1: anonymous }
 }
 
-/// Returns a text as C has it in a field; what is too long was refused before.
+/// Returns a text as a C field; a text that is too long was refused before.
 fn bytes(text: &str, n_max: usize) -> [std::ffi::c_char; 128] {
     let mut field = [0; 128];
     for (place, byte) in field.iter_mut().zip(text.bytes().take(n_max)) {
@@ -171,7 +172,7 @@ fn bytes(text: &str, n_max: usize) -> [std::ffi::c_char; 128] {
     field
 }
 
-/// Sets what a configuration says about rotation.
+/// Sets a configuration's rotation.
 pub(crate) fn with_rope(params: LlamaContextParams, rope: &RopeSettings) -> LlamaContextParams {
     let scaling = match rope.scaling {
         None => RopeScalingType::Unspecified,
@@ -179,7 +180,7 @@ pub(crate) fn with_rope(params: LlamaContextParams, rope: &RopeSettings) -> Llam
         Some(RopeScaling::Linear) => RopeScalingType::Linear,
         Some(RopeScaling::Yarn) => RopeScalingType::Yarn,
     };
-    // What llama.cpp takes from the file is 0 or negative.
+    // Values that llama.cpp takes from the file are 0 or negative.
     params
         .with_rope_scaling_type(scaling)
         .with_rope_freq_base(rope.freq_base.unwrap_or(0.0))

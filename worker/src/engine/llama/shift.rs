@@ -1,10 +1,11 @@
-//! Giving tokens of a slot other positions.
+//! Moving tokens of a slot to other positions.
 //!
-//! Not here: which tokens go where (`warmpath_worker_core::shift_plan`).
-//! The idea: llama.cpp notes the new positions at once and turns the keys at the next decode. It turns a cell for everyone who
-//! shares it, so in a shared buffer a slot first gets cells of its own. And it turns the cells that nobody moved, too, by
-//! nothing; where that is not exactly nothing (keys that are rounded again, or scaled), shifting is refused, because other
-//! slots' state would change.
+//! llama.cpp records the new positions at once and rotates the keys at the next decode. It rotates a cell for every
+//! sequence that shares it, so in a shared buffer a slot first gets cells of its own. It also rotates the cells that
+//! were not moved, by zero. If that is not exactly a no-op (keys that are rounded again, or scaled), shifting is
+//! refused, because other slots' state would change.
+//!
+//! Not here: the new positions (`warmpath_worker_core::shift_plan`).
 
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use warmpath_common::ids::SlotId;
@@ -14,10 +15,10 @@ use warmpath_worker_core::shift_plan::Move;
 use super::{Llama, StateError};
 use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
-/// Lists the architectures whose memory llama.cpp does not shift. Source: its `get_can_shift`, which the bindings do not show.
+/// Architectures whose memory llama.cpp does not shift. Source: its `get_can_shift`, which the bindings lack.
 const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
 
-/// Returns why this model's state cannot be shifted; `None` where it can.
+/// Returns why this model's state cannot be shifted; `None` if it can.
 pub(in crate::engine) fn obstacle(
     model: &LlamaModel,
     config: &EngineConfig,
@@ -47,7 +48,8 @@ impl Llama<'_> {
     /// Keeps a slot's first `n_kept` tokens, makes the moves in order and drops all other tokens.
     ///
     /// Until the next decode the keys of moved tokens are not those of their new positions.
-    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer perhaps an export and an import.
+    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer perhaps an export and an
+    /// import.
     /// Errors: `Export`, `Import`, `Rewind`; the slot is then empty.
     pub(in crate::engine) fn shift(&mut self, slot: SlotId, n_kept: u32, moves: &[Move]) -> Result<(), StateError> {
         let n_shared = self.n_shared[usize::from(slot.0)];
@@ -68,7 +70,7 @@ impl Llama<'_> {
         self.cut_back(slot, n_tokens)
     }
 
-    /// Gives a slot cells that no other shares.
+    /// Gives a slot cells that no other slot shares.
     fn own_cells(&mut self, slot: SlotId) -> Result<(), StateError> {
         let n_tokens = self.last_position(slot).map_or(0, |last| last + 1);
         let n_bytes = self.export(slot)?.len();

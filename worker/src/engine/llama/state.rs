@@ -1,9 +1,10 @@
-//! Moving the state of sequences: out, in, and from one to another.
+//! Moving the state of sequences: export, import, and copies.
 //!
-//! Not here: what the bytes mean (`kv_codec`), which state moves where (`warmpath_worker_core`).
-//! The idea: in a shared buffer a prefix is lent by marking its cells, and a range goes out through a spare sequence. Where
-//! every slot has its own buffer a whole sequence goes out and in, at the speed of memory; llama.cpp's copy of a buffer is
-//! not used where that does, because it copies the unused cells, too, and only at the next decode.
+//! In a shared buffer a prefix is lent by marking its cells, and a range is exported through a spare sequence. If every
+//! slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's copy of a
+//! buffer is not used if that works, because it copies the unused cells, too, and only at the next decode.
+//!
+//! Not here: the meaning of the bytes (`kv_codec`), the choice of state (`warmpath_worker_core`).
 
 mod check;
 
@@ -20,54 +21,54 @@ use warmpath_common::ids::SlotId;
 use super::{Llama, Spare};
 use crate::engine::kv_codec::{CodecError, Frame};
 
-/// Says why a sequence's state could not be moved.
+/// Reason why a sequence's state could not be moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// The slot does not hold the tokens.
+    /// The slot does not have the tokens.
     #[error("slot {slot} does not hold tokens {start} to {end}")]
     Range {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
-        /// Is the first position asked for.
+        /// First requested position.
         start: u32,
-        /// Is the position behind the last one asked for.
+        /// Position after the last requested one.
         end: u32,
     },
     /// llama.cpp wrote no state.
     #[error("llama.cpp did not export the state of slot {slot}")]
     Export {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
     },
-    /// llama.cpp refused a state, as when cells run out; the slot is empty.
+    /// llama.cpp refused a state, for example for lack of cells; the slot is empty.
     #[error("llama.cpp did not import a state of {n_tokens} tokens into slot {slot}")]
     Import {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
-        /// Is the tokens that the state should have had.
+        /// Tokens that the state should have had.
         n_tokens: u32,
     },
     /// The sequence's memory cannot be cut back to these tokens; the slot is empty.
     #[error("slot {slot} cannot be cut back to {n_tokens} tokens")]
     Rewind {
-        /// Names the slot.
+        /// The slot.
         slot: SlotId,
-        /// Is the tokens that should have stayed.
+        /// Tokens that should have stayed.
         n_tokens: u32,
     },
     /// llama.cpp could not decode.
     #[error("llama.cpp did not decode: {reason}")]
     Decode {
-        /// Says why.
+        /// Reason.
         reason: String,
     },
-    /// The bytes are not laid out as known.
+    /// The bytes do not have the known layout.
     #[error("the state is not laid out as known")]
     Codec(#[from] CodecError),
 }
 
 impl Llama<'_> {
-    /// Returns what a state for this slot is assembled for.
+    /// Returns the context and sequence of a state for this slot.
     pub(in crate::engine) fn frame(&self, slot: SlotId) -> Frame {
         Frame { n_streams: self.n_streams(), sequence: u32::from(slot.0) }
     }
@@ -75,14 +76,14 @@ impl Llama<'_> {
     /// Returns the whole state of a slot's sequence.
     ///
     /// Cost: one copy of the state; the bytes stay valid until the next export.
-    /// Errors: [`StateError::Export`] where the slot is empty.
+    /// Errors: [`StateError::Export`] if the slot is empty.
     pub(in crate::engine) fn export(&mut self, slot: SlotId) -> Result<&[u8], StateError> {
         self.export_sequence(slot, LlamaStateSeqFlags::empty())
     }
 
-    /// Returns a state in which the slot's tokens at `positions` are, and no more than these where the buffer allows it.
+    /// Returns a state with the slot's tokens at `positions`, and with no others if the buffer allows it.
     ///
-    /// Cost: as [`Self::export`], of the range in a shared buffer, of the whole sequence elsewhere.
+    /// Cost: like [`Self::export`], of the range in a shared buffer, of the whole sequence elsewhere.
     /// Errors: `Range`, `Export`.
     pub(in crate::engine) fn export_range(&mut self, slot: SlotId, positions: Range<u32>) -> Result<&[u8], StateError> {
         self.check_held(slot, &positions)?;
@@ -95,7 +96,7 @@ impl Llama<'_> {
         Ok(&self.scratch[..n_bytes])
     }
 
-    /// Puts a state of `n_tokens`, from position 0 on, into a slot; what the slot held before is gone in any case.
+    /// Puts a state of `n_tokens`, from position 0 on, into a slot; the slot's former state is lost in any case.
     ///
     /// Errors: [`StateError::Import`]; the slot is then empty.
     pub(in crate::engine) fn import(&mut self, slot: SlotId, state: &[u8], n_tokens: u32) -> Result<(), StateError> {
@@ -104,11 +105,11 @@ impl Llama<'_> {
         self.expect_tokens(slot, n_tokens)
     }
 
-    /// Gives a slot the first `n_tokens` of another, which is left as it was; what the slot held before is gone.
+    /// Gives a slot the first `n_tokens` of another, which stays unchanged; the slot's former state is lost.
     ///
-    /// A recurrent part always comes as a whole: where the other slot is ahead of `n_tokens`, a hybrid model's copy in a shared
-    /// buffer is right only after [`Self::restore_partial`], and elsewhere the copy is refused.
-    /// Cost: none in a shared buffer; elsewhere the state is copied out and in.
+    /// A recurrent part is always copied as a whole. If the other slot has more than `n_tokens`, a hybrid model's copy
+    /// in a shared buffer is right only after [`Self::restore_partial`], and elsewhere the copy is refused.
+    /// Cost: none in a shared buffer; elsewhere the state is exported and imported.
     /// Errors: `Range`, `Export`, `Import`, `Rewind`, `Decode`; the slot is then empty.
     pub(in crate::engine) fn copy_prefix(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
         self.check_held(from, &(0..n_tokens))?;
@@ -136,16 +137,17 @@ impl Llama<'_> {
         self.cut_back(to, n_tokens)
     }
 
-    /// Returns the part of a slot's state that cannot be cut, which must not be asked of full attention alone.
+    /// Returns the part of a slot's state that cannot be cut; full attention alone has none, so do not call this for
+    /// it.
     ///
-    /// Errors: [`StateError::Export`] where the slot is empty.
+    /// Errors: [`StateError::Export`] if the slot is empty.
     pub(in crate::engine) fn partial(&mut self, slot: SlotId) -> Result<Vec<u8>, StateError> {
         self.export_sequence(slot, LlamaStateSeqFlags::PARTIAL_ONLY).map(<[u8]>::to_vec)
     }
 
-    /// Cuts a slot back to `n_tokens` with the partial state that it had behind them.
+    /// Cuts a slot back to `n_tokens` with the partial state that it had after them.
     ///
-    /// The slot must hold at least these tokens, with whatever partial state; a purely recurrent one may be empty.
+    /// The slot must have at least these tokens, with any partial state; a purely recurrent one may be empty.
     /// Errors: `Import`, `Rewind`; the slot is then empty.
     pub(in crate::engine) fn restore_partial(
         &mut self,
@@ -176,10 +178,10 @@ impl Llama<'_> {
         debug_assert!(shared.is_ok(), "positions fit into an i32");
     }
 
-    /// Copies a slot's whole buffer, in which a sliding window's past stays, too.
+    /// Copies a slot's whole buffer, including the past of a sliding window.
     ///
-    /// llama.cpp only notes the copy and makes it at the next decode; an export or import before that would see or lose
-    /// the wrong bytes. So one token is decoded at once.
+    /// llama.cpp only records the copy and makes it at the next decode; an export or import before that would see or
+    /// lose the wrong bytes. So one token is decoded at once.
     fn copy_stream(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
         debug_assert!(copied.is_ok(), "no position was given");
@@ -211,7 +213,7 @@ impl Llama<'_> {
         Err(StateError::Import { slot, n_tokens })
     }
 
-    /// Removes what is behind `n_tokens`.
+    /// Removes the tokens after `n_tokens`.
     pub(in crate::engine::llama) fn cut_back(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let cut = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(n_tokens), None);
         if cut != Ok(true) {
@@ -228,10 +230,10 @@ impl Llama<'_> {
         }
         let n_bytes = self.context.state_seq_get_size_ext(sequence, flags);
         if self.scratch.len() < n_bytes {
-            // Not a resize, which would copy what is of no more use.
+            // Not a resize, which would copy bytes that are no longer needed.
             self.scratch = vec![0; n_bytes];
         }
-        // SAFETY: the buffer has the size that llama.cpp said a moment ago, and nothing was decoded since.
+        // SAFETY: the buffer has the size that llama.cpp has just returned, and nothing was decoded since.
         let n_written = unsafe { self.context.state_seq_get_data_ext(self.scratch.as_mut_ptr(), sequence, flags) };
         if n_written != n_bytes || n_bytes == 0 {
             return Err(StateError::Export { slot });
@@ -240,7 +242,7 @@ impl Llama<'_> {
     }
 
     fn import_sequence(&mut self, slot: SlotId, state: &[u8], flags: LlamaStateSeqFlags) {
-        // SAFETY: llama.cpp reads at most the slice and checks what it reads; where it refuses, the sequence is empty, which
+        // SAFETY: llama.cpp reads at most the slice and checks its content; if it refuses, the sequence is empty, which
         // the callers see.
         let imported = unsafe { self.context.state_seq_set_data_ext(state, i32::from(slot.0), flags) };
         if !imported {

@@ -1,8 +1,8 @@
-//! Measures one setting in a small context of its own.
+//! Measures one setting in a small separate context.
 //!
-//! Not here: which settings, and what follows from the figures (`self_test`).
-//! The idea: every slot gets a cached state without computing it, by importing zeros: how long attention takes does not
-//! depend on what it attends to. What weighs most is measured first, so that a setting that is behind stops early.
+//! Every slot gets a cached state without computing it, by importing zeros: the time of attention does not depend on
+//! the values. The largest costs are measured first, so that a slower setting stops early. Not here: the choice of
+//! settings, and the conclusions (`self_test`).
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,35 +16,35 @@ use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv_codec::{Layout, Piece, Sections};
 use crate::engine::llama::{Llama, Logits, StateError};
 
-/// Is the most tokens that each slot has cached.
+/// Most cached tokens of each slot.
 const CACHED_TOKENS_MAX: u32 = 2048;
-/// Is the least tokens that each slot has cached, and what is computed where nothing can be imported.
+/// Fewest cached tokens of each slot, which are computed if nothing can be imported.
 const CACHED_TOKENS_MIN: u32 = 256;
-/// Is the most bytes that all cached state takes.
+/// Most bytes of all cached state.
 const STATE_BYTES_MAX: u64 = 512 << 20;
-/// Is the tokens of a slot behind the cached ones, where a step can be taken back.
+/// Tokens of a slot after the cached ones, if a step can be taken back.
 const ROOM_TOKENS: u32 = 160;
-/// Is the same where every run of a step stays.
+/// The same if every run of a step stays.
 const ROOM_TOKENS_KEPT: u32 = 512;
-/// Is the length of the stretch of a new prompt that is computed.
+/// Length of the stretch of a new prompt that is computed.
 const COLD_TOKENS: u32 = 128;
-/// Is how often a step is measured, time allowing; the fastest counts.
+/// Most measurements of a step, time allowing; the fastest counts.
 const N_RUNS_MAX: u32 = 6;
-/// Is how far apart the two fastest runs may be for the fastest to be trusted.
+/// Largest difference between the two fastest runs for the fastest to be trusted.
 const SPREAD_MAX: f64 = 0.05;
-/// Is the share of its threads' time that a step gets on a machine that does nothing else.
+/// Share of its threads' time that a step gets on a machine without other work.
 const OWN_SHARE_MIN: f64 = 0.75;
 
-/// Says when to stop.
+/// When to stop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
-    /// Is the cost of another setting: nothing is gained by measuring beyond it.
+    /// Cost of another setting: measuring beyond it gains nothing.
     pub cost_ms: f64,
-    /// Is when repeating ends.
+    /// Time at which repetitions end.
     pub until: Instant,
 }
 
-/// Says why measuring stopped.
+/// Reason why measuring stopped.
 enum Stop {
     Behind,
     Disturbed,
@@ -57,16 +57,16 @@ impl From<StateError> for Stop {
     }
 }
 
-/// Is a context with cached slots.
+/// A context with cached slots.
 struct Bench<'m> {
     model: &'m LlamaModel,
     llama: Llama<'m>,
     n_slots: u16,
     n_cached: u32,
     rewinds: bool,
-    /// Says whether every slot has its own cells, so that what is computed together can be chosen.
+    /// Whether every slot has its own cells, so that the slots computed together can be chosen.
     splits: bool,
-    /// Says whether suffixes that are shorter than a tile may be slow, and can be made longer.
+    /// Whether suffixes that are shorter than a tile may be slow, and can be made longer.
     rounds_suffixes: bool,
     tile_ms: f64,
     layout: Option<Layout>,
@@ -75,7 +75,7 @@ struct Bench<'m> {
     figures: Figures,
 }
 
-/// Measures the setting that `config` spells out.
+/// Measures the setting in `config`.
 pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> Candidate {
     let (flash_attn, kv_unified) = (config.flash_attn_settled(), config.kv_unified_settled());
     let mut figures = Figures::default();
@@ -95,7 +95,7 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
     Candidate { flash_attn, kv_unified, figures, cost_ms, outcome, costs }
 }
 
-/// Returns the tokens that each slot gets cached, and those that it has room for besides.
+/// Returns the cached tokens of each slot, and the tokens that it has room for besides.
 ///
 /// Source of the estimate: 16-bit keys and values of every layer.
 fn slot_tokens(model: &LlamaModel, config: &EngineConfig) -> (u32, u32) {
@@ -126,7 +126,7 @@ impl<'m> Bench<'m> {
         let failed = |error: StartError| Stop::Failed(error.to_string());
         let mut llama = Llama::open(model, &small).map_err(failed)?;
         let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
-        // What a GPU does is not this process's time.
+        // The work of a GPU is not this process's time.
         let share = OwnShare::new(if config.placement.is_offloaded() { None } else { Some(threads(config)) });
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
@@ -194,8 +194,8 @@ impl<'m> Bench<'m> {
 
     /// Measures a stretch of a new prompt; leaves the last slot empty.
     ///
-    /// What is in front of a token costs attention, so the stretch is the middle one of the prompt, where cells can be given back: it
-    /// takes the mean of all.
+    /// The tokens before a token cost attention, so the stretch is the middle one of the prompt, if cells can be
+    /// removed: its time is the mean of all.
     fn measure_cold(&mut self) -> Result<(), Stop> {
         let last = SlotId(self.n_slots - 1);
         let n_before = (PROMPT_TOKENS as u32 / 2).min(self.n_cached);
@@ -210,7 +210,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Measures how long some slots decode together, twice as many each time.
+    /// Measures how long some slots take to decode together, twice as many each time.
     fn measure_runs(&mut self) -> Result<(), Stop> {
         let mut n = 2;
         while self.splits && n < self.n_slots {
@@ -222,7 +222,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Says whether to go on.
+    /// Returns an error if measuring should stop.
     fn check(&self) -> Result<(), Stop> {
         self.check_undisturbed()?;
         if self.figures.cost_ms() > self.limit.cost_ms { Err(Stop::Behind) } else { Ok(()) }
@@ -232,7 +232,7 @@ impl<'m> Bench<'m> {
         if self.share.got().is_some_and(|share| share < OWN_SHARE_MIN) { Err(Stop::Disturbed) } else { Ok(()) }
     }
 
-    /// Measures what moving state costs; the last slot is empty by now.
+    /// Measures the cost of moving state; the last slot is empty by now.
     fn costs(&mut self) -> Result<Costs, Stop> {
         let first = SlotId(0);
         if self.n_slots == 1 {
@@ -262,7 +262,7 @@ impl<'m> Bench<'m> {
         Ok(costs)
     }
 
-    /// Takes the first slot's state out and in again and returns how long each took.
+    /// Exports and imports the first slot's state and returns the time of each.
     fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
         let slot = SlotId(0);
         let n_held = self.llama.last_position(slot).map_or(0, |last| last + 1);
@@ -271,7 +271,7 @@ impl<'m> Bench<'m> {
         for _ in 0..2 {
             let took = self.transfer_once_ms(slot, n_held)?;
             best = (best.0.min(took.0), best.1.min(took.1));
-            // A part that cannot be cut was that of the end: such a state is good for timing only.
+            // The part that cannot be cut is that of the end: such a state is good only for timing.
             self.llama.import(slot, &whole, n_held)?;
         }
         Ok(best)
@@ -300,7 +300,7 @@ impl<'m> Bench<'m> {
         Ok((export_ms, ms(began)))
     }
 
-    /// Returns how long the first `n` slots take to decode together.
+    /// Returns the time in which the first `n` slots decode together.
     fn decode_ms(&mut self, n: u16) -> Result<f64, Stop> {
         let work: Vec<_> = self.slots().take(usize::from(n)).map(|slot| (slot, 1)).collect();
         self.best_ms(&work)
@@ -320,7 +320,7 @@ impl<'m> Bench<'m> {
         Ok(best)
     }
 
-    /// Decodes so many tokens behind each slot, takes them back where that is possible, and returns how long the step took.
+    /// Decodes this many tokens after each slot, takes them back if possible, and returns the time of the step.
     fn step_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
         let held: Vec<u32> =
             work.iter().map(|(slot, _)| self.llama.last_position(*slot).map_or(0, |last| last + 1)).collect();
@@ -337,7 +337,7 @@ impl<'m> Bench<'m> {
         let began = Instant::now();
         let decoded = self.llama.decode();
         if decoded.is_ok() {
-            // A GPU is waited for here.
+            // This waits for a GPU.
             black_box(self.llama.logits(idx).first());
         }
         let took_ms = ms(began);
@@ -364,9 +364,9 @@ fn threads(config: &EngineConfig) -> f64 {
     }
 }
 
-/// Watches how much processor time this process gets, where the system tells.
+/// Monitor of the processor time that this process gets, if the system reports it.
 struct OwnShare {
-    /// Is the threads that should never wait; absent where nothing is to be watched.
+    /// Threads that should never wait; `None` if nothing is monitored.
     threads: Option<f64>,
     began: Instant,
     cpu_s: Option<f64>,
@@ -381,7 +381,7 @@ impl OwnShare {
         (self.began, self.cpu_s) = (Instant::now(), cpu_s());
     }
 
-    /// Returns the share of its threads' time that the process got since the start; absent where it cannot be known.
+    /// Returns the share of its threads' time that the process got since the start; `None` if it is unknown.
     fn got(&self) -> Option<f64> {
         let took_s = self.began.elapsed().as_secs_f64();
         // The system counts in hundredths of a second.
@@ -394,7 +394,7 @@ impl OwnShare {
 /// Returns the processor time of this process. Source: proc(5), fields 14 and 15 of `stat`, in hundredths of a second.
 fn cpu_s() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in brackets, may hold anything.
+    // The name, in brackets, may contain anything.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<f64>().ok();
     Some((ticks()? + ticks()?) / 100.0)

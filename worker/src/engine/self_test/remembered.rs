@@ -1,9 +1,9 @@
-//! Keeps what self-tests found in a small file, and lets the workers of a machine take turns.
+//! A small file with the results of self-tests, and a lock so that the workers of a machine measure in turn.
 //!
-//! Not here: what is found (`self_test`).
-//! The idea: the key names everything that a figure depends on, so that an entry is never wrong, at most unused. A file that
-//! cannot be read is an empty one; one that cannot be written costs the next start a second. Workers that start at the same
-//! time would disturb each other, so one measures at a time, and the next ones of its kind find what it found.
+//! The key contains everything that a figure depends on, so an entry is never wrong, at most unused. An unreadable file
+//! counts as empty; one that cannot be written costs the next start a second. Workers that start at the same time would
+//! disturb each other, so one measures at a time, and the next ones of its kind find its result. Not here: the result
+//! (`self_test`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -19,20 +19,20 @@ use super::{Origin, SelfTestReport};
 use crate::engine::config::EngineConfig;
 use crate::engine::llama;
 
-/// Is the file's name.
+/// Name of the file.
 const FILE: &str = "self-test.json";
-/// Is the name of the file whose lock is the turn to measure.
+/// Name of the file whose lock is the turn to measure.
 const LOCK_FILE: &str = "self-test.lock";
-/// Is the pause between two looks at the lock.
+/// Interval between two tries for the lock.
 const LOCK_POLL: Duration = Duration::from_millis(20);
-/// Is the most entries; beyond them the oldest goes.
+/// Most entries; beyond them the oldest is dropped.
 const ENTRIES_MAX: usize = 64;
-/// Is the largest file that is read.
+/// Largest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Is raised when the measuring changes.
+/// Version of the measurement; raised when it changes.
 const VERSION: u32 = 4;
 
-/// Names a model, a setup and a machine in words.
+/// Key of a model, a setup and a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key(pub String);
 
@@ -56,7 +56,8 @@ impl Key {
     }
 }
 
-/// Names the processor and what llama.cpp can use of it. Asked once: llama.cpp writes its answer into one string for all threads.
+/// The processor and the features that llama.cpp can use. Read once: llama.cpp writes them into one string for all
+/// threads.
 static MACHINE: LazyLock<String> = LazyLock::new(|| {
     let only_names = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
     let system = System::new_with_specifics(only_names);
@@ -67,16 +68,16 @@ static MACHINE: LazyLock<String> = LazyLock::new(|| {
     format!("{n} x {processor}, {}", features.to_string_lossy().trim())
 });
 
-/// Is the file, if there is a folder for it.
+/// The file, if there is a folder for it.
 #[derive(Debug)]
 pub(super) struct Remembered {
     path: Option<PathBuf>,
 }
 
-/// Is the file's content.
+/// Content of the file.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 struct Entries {
-    /// Is the entries by key; each with the time of its writing, seconds since 1970.
+    /// Entries by key; each with the time of its writing, seconds since 1970.
     entries: BTreeMap<String, (u64, SelfTestReport)>,
 }
 
@@ -85,7 +86,8 @@ impl Remembered {
         Self { path: folder.map(|folder| folder.join(FILE)) }
     }
 
-    /// Waits for the turn to measure, which lasts until the file is dropped; none without a folder or after `wait_max`.
+    /// Waits for the turn to measure, which lasts until the file is dropped; `None` without a folder or after
+    /// `wait_max`.
     pub(super) fn turn(&self, wait_max: Duration) -> Option<File> {
         let path = self.path.as_ref()?.with_file_name(LOCK_FILE);
         std::fs::create_dir_all(path.parent()?).ok()?;
@@ -105,7 +107,9 @@ impl Remembered {
         Some(SelfTestReport { origin: Origin::Remembered, ..report })
     }
 
-    /// Errors: where the folder or file cannot be written.
+    /// Adds a result to the file.
+    ///
+    /// Errors: if the folder or file cannot be written.
     pub(super) fn store(&self, key: &Key, report: &SelfTestReport) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -203,7 +203,7 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         assert_eq!(report.origin, Origin::Measured);
         assert!(report.candidates.iter().all(|tried| !matches!(tried.outcome, Outcome::Failed(_))), "{preset:?}");
         if !report.is_calm() {
-            // The machine that runs this test does something else: what was expected is taken.
+            // The machine of this test does other work: the expected setting is taken.
             assert_eq!((report.flash_attn, report.kv_unified), (false, false));
             continue;
         }

@@ -1,6 +1,7 @@
 //! Anthropic's objects and events.
 //!
-//! Not here: when which of them is sent. Source: Anthropic's API reference, "Create a Message" and "Streaming Messages".
+//! Not here: when which of them is sent. Source: Anthropic's API reference, "Create a Message" and "Streaming
+//! Messages".
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,45 +11,45 @@ use super::super::dialect::Message as Answered;
 use super::super::parts::{Kind, Part};
 use crate::engine::FinishReason;
 
-/// Is an event of a stream.
+/// Event of a stream.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "MessageEvent")]
 pub enum Event<'a> {
-    /// Comes first.
+    /// The first event.
     MessageStart {
-        /// Is the message, still without content.
+        /// The message, still without content.
         message: Message<'a>,
     },
-    /// Says that the stream goes on.
+    /// Keep-alive signal.
     Ping,
-    /// Opens a block.
+    /// Start of a block.
     ContentBlockStart {
-        /// Is the block's place.
+        /// Index of the block.
         index: usize,
-        /// Is the block, still empty.
+        /// The block, still empty.
         content_block: Block<'a>,
     },
-    /// Is more of a block.
+    /// Further part of a block.
     ContentBlockDelta {
-        /// Is the block's place.
+        /// Index of the block.
         index: usize,
-        /// Is what it has grown by.
+        /// The new part.
         delta: Delta<'a>,
     },
-    /// Closes a block.
+    /// End of a block.
     ContentBlockStop {
-        /// Is the block's place.
+        /// Index of the block.
         index: usize,
     },
-    /// Says how the message ended.
+    /// End of the message.
     MessageDelta {
-        /// Is how.
+        /// How it ended.
         delta: End<'a>,
-        /// Counts the tokens of the whole message.
+        /// Tokens of the whole message.
         usage: Usage,
     },
-    /// Comes last.
+    /// The last event.
     MessageStop,
 }
 
@@ -67,64 +68,64 @@ impl Event<'_> {
     }
 }
 
-/// Is a message.
+/// A message.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Message<'a> {
-    /// Names it.
+    /// Id of the message.
     pub id: &'a str,
-    /// Is `message`.
+    /// Always `message`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// Is `assistant`.
+    /// Always `assistant`.
     pub role: &'static str,
-    /// Is the first name of the model.
+    /// First name of the model.
     pub model: &'a str,
-    /// Lists its blocks.
+    /// Its blocks.
     pub content: Vec<Block<'a>>,
-    /// Says how it ended.
+    /// How it ended.
     #[serde(flatten)]
     pub end: End<'a>,
-    /// Counts its tokens.
+    /// Its tokens.
     pub usage: Usage,
 }
 
-/// Says how a message ended; both are null while it has not.
+/// End of a message; both fields are null while it has not ended.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "MessageEnd")]
 pub struct End<'a> {
-    /// Is why.
+    /// Reason.
     #[schemars(extend("enum" = [
         "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use", null
     ]))]
     pub stop_reason: Option<&'static str>,
-    /// Is the stop text that ended it.
+    /// Stop text that ended it.
     pub stop_sequence: Option<&'a str>,
 }
 
-/// Is a block of a message.
+/// Block of a message.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "MessageBlock")]
 pub enum Block<'a> {
-    /// Is what the model thought before it spoke.
+    /// Reasoning.
     Thinking {
-        /// Is the thought.
+        /// Text of the reasoning.
         thinking: &'a str,
-        /// Is empty: nobody signs a thought here, and nobody asks for a signature.
+        /// Always empty: reasoning is neither signed nor checked here.
         signature: &'static str,
     },
-    /// Is what the model says.
+    /// Text.
     Text {
-        /// Is the text.
+        /// The text.
         text: &'a str,
     },
-    /// Is a call of a tool.
+    /// Call of a tool.
     ToolUse {
-        /// Names the call.
+        /// Id of the call.
         id: &'a str,
-        /// Names the tool.
+        /// Name of the tool.
         name: &'a str,
-        /// Is the arguments.
+        /// The arguments.
         input: Map<String, Value>,
     },
 }
@@ -144,7 +145,7 @@ impl<'a> Block<'a> {
         match &part.kind {
             Kind::Thought => Self::Thinking { thinking: text, signature: "" },
             Kind::Text => Self::Text { text },
-            // What is no object is there in parts only, as where the answer was cut short.
+            // Arguments that are no object, such as cut off ones, only appear in deltas.
             Kind::Call { id, name, .. } => {
                 Self::ToolUse { id, name, input: serde_json::from_str(text).unwrap_or_default() }
             }
@@ -152,39 +153,39 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Is what a block has grown by.
+/// New part of a block.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
 #[schemars(rename = "MessageBlockDelta")]
 pub enum Delta<'a> {
-    /// Is more of what the model thinks.
+    /// Further reasoning.
     #[serde(rename = "thinking_delta")]
     Thinking {
-        /// Is the thought.
+        /// Text of the reasoning.
         thinking: &'a str,
     },
-    /// Ends a thought.
+    /// End of the reasoning.
     #[serde(rename = "signature_delta")]
     Signature {
-        /// Is empty.
+        /// Always empty.
         signature: &'static str,
     },
-    /// Is more of what the model says.
+    /// Further text.
     #[serde(rename = "text_delta")]
     Text {
-        /// Is the text.
+        /// The text.
         text: &'a str,
     },
-    /// Is more of a call's arguments.
+    /// Further arguments of a call.
     #[serde(rename = "input_json_delta")]
     InputJson {
-        /// Is a part of their JSON text.
+        /// Part of their JSON text.
         partial_json: &'a str,
     },
 }
 
 impl<'a> Delta<'a> {
-    /// Returns what a part has grown by.
+    /// Returns the new part of a block.
     pub fn of(part: &Part, text: &'a str) -> Self {
         match part.kind {
             Kind::Thought => Self::Thinking { thinking: text },
@@ -194,21 +195,21 @@ impl<'a> Delta<'a> {
     }
 }
 
-/// Counts a message's tokens; the prompt's are the sum of the first three.
+/// Tokens of a message; the prompt's are the sum of the first three.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "MessageUsage")]
 pub struct Usage {
-    /// Is the prompt tokens that were computed.
+    /// Prompt tokens that were computed.
     pub input_tokens: u32,
-    /// Is 0: nothing is charged for keeping what was computed.
+    /// Always 0: nothing is charged for writing to the cache.
     pub cache_creation_input_tokens: u32,
-    /// Is the prompt tokens that were reused.
+    /// Prompt tokens that were reused.
     pub cache_read_input_tokens: u32,
-    /// Is the answer's tokens.
+    /// Tokens of the response.
     pub output_tokens: u32,
 }
 
-/// Returns Anthropic's word for the end of an answer.
+/// Returns Anthropic's name for the end of a response.
 pub fn stop_reason(message: &Answered<'_>) -> &'static str {
     match message.ending.reason {
         FinishReason::Length if message.totals.truncated => "model_context_window_exceeded",

@@ -1,4 +1,4 @@
-//! Tests of the dialects' events, each of them exactly: what a short answer, a thought, a call, a limit and a failure are made of.
+//! Tests of the dialects' events, compared exactly: a short response, reasoning, a call, a limit and a failure.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn ended(reason: FinishReason) -> Event {
     Event::Finished(finished(reason))
 }
 
-/// Returns an answer on its way out whose engine says `events` after its start, and the engine's end.
+/// Returns a response in progress whose engine sends `events` after its start, and the engine's end of the channel.
 async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, EventSender) {
     let (engine, receiver) = crate::engine::events();
     for event in std::iter::once(started()).chain(events) {
@@ -59,7 +59,7 @@ async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, Eve
     (Writing { writer, messages, parts: Parts::default(), ending: None }, engine)
 }
 
-/// Returns the events of a stream: names beside data, ids without what is random in them, times as 0.
+/// Returns the events of a stream: names beside data, ids without their random part, times as 0.
 async fn streamed<W: Writer>(body: Value, events: Vec<Event>) -> Vec<(String, Value)> {
     let (writing, _engine) = writing::<W>(body, events).await;
     let response = writing.stream();
@@ -91,7 +91,7 @@ fn parse(bytes: &[u8]) -> Vec<(String, Value)> {
     events.collect()
 }
 
-/// Takes what is new in every run out of a value.
+/// Removes the parts of a value that differ in every run.
 fn settle(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -169,7 +169,7 @@ async fn a_message_that_fails_midway_ends_with_an_error_event() {
     assert_eq!(events[4].1, json!({"type": "error", "error": error}));
 }
 
-/// Writes the pieces of an answer that thinks, speaks and calls twice; returns the events behind its beginning.
+/// Writes the pieces of a response with reasoning, content and two calls; returns the events after its start.
 async fn parts_of<W: Writer>(reason: FinishReason) -> Vec<(String, Value)> {
     let (mut writing, _engine) = writing::<W>(json!({}), vec![ended(reason)]).await;
     let call = |index, head: Option<(&str, &str)>, arguments: &str| {
@@ -225,7 +225,7 @@ async fn thoughts_and_calls_are_blocks_of_a_message() {
     assert_eq!(parts_of::<MessageWriter>(FinishReason::Length).await, expected);
 }
 
-/// Returns a response at one of its stages, for a request that said nothing else.
+/// Returns a response at one of its stages, for a request without further fields.
 fn response(status: &str, fields: Value) -> Value {
     let mut response = json!({"id": "resp", "object": "response", "created_at": 7, "completed_at": null, "status": status,
         "error": null, "incomplete_details": null, "model": "tiny", "output": [], "usage": null, "background": false,

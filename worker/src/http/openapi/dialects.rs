@@ -1,4 +1,4 @@
-//! The schemas of the dialects' requests: their own fields, and those of a chat that mean the same there.
+//! The schemas of the dialects' requests: their own fields, and those of a chat with the same meaning.
 //!
 //! Not here: the conversion (`warmpath_common::dialects`), which reads its fields one by one; the test
 //! `the_document_and_the_readers_agree_field_by_field` compares.
@@ -8,7 +8,7 @@ use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
 
 use crate::tools::function_name_pattern;
 
-/// Lists a chat's fields that both dialects spell otherwise.
+/// Fields of a chat that have other names in both dialects.
 const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "response_format"];
 
 /// Returns the schema of each request by its name; `chats` has that of a chat.
@@ -42,7 +42,7 @@ fn with_chat(own: &Map<String, Value>, chat: &Value, dropped: &[&str]) -> Map<St
     properties
 }
 
-/// Returns a dialect's own fields, with those of a chat that decide about its prompt.
+/// Returns a dialect's own fields, with the fields of a chat that decide its prompt.
 fn with_prompt(own: &Map<String, Value>, chat: &Value, more: &[&str]) -> Map<String, Value> {
     let mut properties = own.clone();
     for name in ["max_tokens", "max_output_tokens"] {
@@ -106,7 +106,7 @@ fn messages() -> Map<String, Value> {
     };
     fields(json!({
         "messages": {
-            "description": "Lists the conversation.",
+            "description": "The conversation.",
             "type": "array",
             "minItems": 1,
             "items": {"anyOf": [
@@ -115,7 +115,7 @@ fn messages() -> Map<String, Value> {
         },
         "system": contents,
         "max_tokens": {
-            "description": "Is the most tokens of the answer; -1 is no limit.",
+            "description": "Most tokens of the response; -1 is no limit.",
             "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}],
         },
         "tools": {"type": ["array", "null"], "items": tool(&cache)},
@@ -137,17 +137,17 @@ fn messages() -> Map<String, Value> {
         },
         "output_format": output_format(),
         "cache_control": cache,
-        "mcp_servers": {"type": ["array", "null"], "description": "Is left out: MCP servers are not called from here."},
+        "mcp_servers": {"type": ["array", "null"], "description": "Left out: this worker calls no MCP servers."},
         "container": {"type": ["array", "null"], "maxItems": 0},
     }))
 }
 
-/// Returns the schema of a block that tells of a tool which Anthropic's servers ran.
+/// Returns the schema of a block about a tool that Anthropic's servers executed.
 fn of_servers(cache: &Value) -> Value {
     let kinds = LEFT_OUT_KINDS.join("|");
     json!({
         "type": "object",
-        "description": "Is left out: a tool that Anthropic's servers ran.",
+        "description": "Left out: a tool that Anthropic's servers executed.",
         "properties": {
             "type": {
                 "type": "string",
@@ -191,7 +191,7 @@ fn tool(cache: &Value) -> Value {
 fn left_out(kinds: &[&str]) -> Value {
     json!({
         "type": "object",
-        "description": "Is left out: nobody runs it here.",
+        "description": "Left out: this worker does not execute it.",
         "properties": {"type": {"type": "string", "pattern": format!("^({})(_|$)", kinds.join("|"))}},
         "required": ["type"],
     })
@@ -256,12 +256,12 @@ fn response() -> Map<String, Value> {
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
     let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
-    let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
+    let stored = json!({"enum": [false, null], "description": "Refused: nothing is stored."});
     fields(json!({
-        "input": {"description": "Is the conversation.", "anyOf": [{"type": "string"}, items]},
+        "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
         "instructions": {"type": ["string", "null"], "description": "Stands before the conversation."},
         "max_output_tokens": {
-            "description": "Is the most tokens of the answer; -1 is no limit.",
+            "description": "Most tokens of the response; -1 is no limit.",
             "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
         },
         "tools": {"type": ["array", "null"], "items": response_tool()},

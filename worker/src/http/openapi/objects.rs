@@ -1,6 +1,7 @@
-//! The schemas of answers and small requests that are put together as open JSON.
+//! The schemas of responses and small requests that are assembled as open JSON.
 //!
-//! Not here: answers with types of their own. The worker's HTTP tests compare every answer that they see with these schemas.
+//! Not here: responses with types of their own. The worker's HTTP tests compare every response that they see with these
+//! schemas.
 
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,7 @@ pub(super) fn schemas() -> Map<String, Value> {
         all.insert(name.to_owned(), json!({"anyOf": shapes}));
     }
     for name in ["NativeAnswer", "NativeEvent"] {
-        // What `response_fields` asks for stands under its path.
+        // Fields requested by `response_fields` are named by their path.
         all[name]["patternProperties"] = json!({"/": {}});
     }
     let slots = json!({"type": "array", "items": object(slot())});
@@ -30,8 +31,9 @@ pub(super) fn schemas() -> Map<String, Value> {
     all
 }
 
-/// Returns the schema of an object. A field is a schema, or its type (`"string"`, `"string|null"`), or the name of another schema
-/// (`"#Pin"`), or an array of one of these; all are required but those whose names end with a question mark.
+/// Returns the schema of an object. A field is a schema, or its type (`"string"`, `"string|null"`), or the name of
+/// another schema (`"#Pin"`), or an array of one of these; all are required but those whose names end with a question
+/// mark.
 fn object(fields: Value) -> Value {
     let Value::Object(fields) = fields else { return fields };
     let mut properties = Map::new();
@@ -65,7 +67,7 @@ fn one_or_many(name: &str) -> Value {
 
 type Named = Vec<(&'static str, Value)>;
 
-/// Returns llama-server's answers. With `response_fields` an answer has only these, so none is required.
+/// Returns llama-server's responses. With `response_fields` a response has only these, so none is required.
 fn native() -> Named {
     let event = json!({
         "index": "integer",

@@ -1,51 +1,51 @@
-//! One operation of the API as OpenAPI describes it.
+//! An operation of the API as OpenAPI describes it.
 //!
-//! Not here: which operations there are (`paths`).
+//! Not here: the list of operations (`paths`).
 
 use serde_json::{Map, Value, json};
 
 use super::{Server, reference};
 
-/// Is what a method does at a path.
+/// A method at a path.
 #[derive(Debug, Clone)]
 pub struct Operation {
     pub method: &'static str,
     pub path: &'static str,
     pub summary: &'static str,
     pub tag: Tag,
-    /// Names the schema of the body, if there is one.
+    /// Schema of the body, if there is one.
     pub request: Option<&'static str>,
     pub answer: Answer,
-    /// Lists the statuses of errors besides 405, which every path answers for other methods.
+    /// Statuses of errors besides 405, which every path returns for other methods.
     pub errors: &'static [u16],
     pub parameters: &'static [Parameter],
 }
 
-/// Is what an operation is about.
+/// Subject of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tag {
-    /// Generates, in the words of OpenAI and llama-server.
+    /// Generation, in the dialects of OpenAI and llama-server.
     Generation,
-    /// Generates, in Anthropic's words.
+    /// Generation, in Anthropic's dialect.
     Anthropic,
-    /// Says what there is.
+    /// Models.
     Models,
-    /// Works with a vocabulary and a template.
+    /// Vocabulary and template.
     Tokens,
-    /// Works with what a worker caches.
+    /// A worker's cache.
     Cache,
-    /// Says how a server is.
+    /// State of a server.
     Health,
-    /// Is for routers.
+    /// For routers.
     Internal,
 }
 
-/// Is the body of a success.
+/// Body of a success.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer {
     /// One object, by the name of its schema.
     Json(&'static str),
-    /// One object, or events where the request says `stream`.
+    /// One object, or events if the request has `stream`.
     JsonOrEvents { whole: &'static str, event: &'static str },
     /// Bytes of this content type.
     Bytes(&'static str),
@@ -53,14 +53,14 @@ pub enum Answer {
     Never,
 }
 
-/// Is what a request says outside its body.
+/// Part of a request outside its body.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameter {
     pub name: &'static str,
-    /// Is `path`, `query` or `header`.
+    /// `path`, `query` or `header`.
     pub place: &'static str,
     pub description: &'static str,
-    /// Is its JSON schema as text.
+    /// Its JSON schema as text.
     pub schema: &'static str,
 }
 
@@ -118,7 +118,7 @@ impl Operation {
         described
     }
 
-    /// Returns whether it is for everybody, where others must present a key.
+    /// Returns whether it needs no key while others do.
     fn is_open(&self) -> bool {
         self.tag == Tag::Health
     }
@@ -191,10 +191,11 @@ fn with_content(kind: &str, schema: Value) -> Value {
     json!({"description": "", "content": {kind: {"schema": schema}}})
 }
 
-/// Says where the schema of an event is.
+/// Description of the schema of an event.
 const DATA: &str = "Server-sent events; `x-event-schema` is the schema of each one's data.";
 
-/// Returns the response of what can be streamed; OpenAPI 3.1 has no word for the schema of an event's `data`.
+/// Returns the response of an operation that can be streamed; OpenAPI 3.1 has no keyword for the schema of an event's
+/// `data`.
 fn whole_or_events(whole: &str, event: &str) -> Value {
     json!({
         "description": "One object, or server-sent events where the request says `stream`.",

@@ -1,13 +1,13 @@
-//! The operations of the API, each with what it takes and answers.
+//! The operations of the API, each with its request and response.
 //!
-//! Not here: what leads where (`http`); `every_route_is_in_the_document` compares the two.
+//! Not here: the handlers (`http`); `every_route_is_in_the_document` compares the two.
 
 use super::operation::{Answer, Operation, Parameter, Tag};
 use super::vectors;
 
-/// Is the header by which a tenant's prompts are kept apart.
+/// Header that separates a tenant's prompts from others.
 const SALT: Parameter = header("x-warmpath-cache-salt", "As `cache_salt`, which counts where both are given.");
-const NAME: Parameter = header("x-request-id", "Names the request, up to 128 visible characters.");
+const NAME: Parameter = header("x-request-id", "Id of the request, up to 128 visible characters.");
 const OF_GENERATION: &[Parameter] = &[SALT, NAME];
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
 const VERSION: Parameter = header("anthropic-version", "Asks for Anthropic's shape, errors too.");
@@ -146,7 +146,7 @@ fn tokens() -> Vec<Operation> {
 fn models() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Models, ..get(path, Answer::Json(answer)) };
     let list = Operation {
-        summary: "Lists the models, each under each of its names.",
+        summary: "Returns the models, each under each of its names.",
         errors: &[400, 503, 529],
         parameters: &[VERSION, LIMIT, AFTER_MODEL, BEFORE_MODEL],
         ..get("/v1/models", "ModelList")
@@ -160,7 +160,7 @@ fn models() -> Vec<Operation> {
             parameters: &[MODEL, VERSION],
             ..get("/v1/models/{model}", "Model")
         },
-        Operation { summary: "Says what is set.", ..get("/props", "Props") },
+        Operation { summary: "Returns the settings.", ..get("/props", "Props") },
     ]
 }
 
@@ -168,7 +168,10 @@ fn cache() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Cache, errors: &[400, 429, 500, 503], ..get(path, answer) };
     let post = |path, answer| Operation { method: "post", ..get(path, Answer::Json(answer)) };
     vec![
-        Operation { summary: "Says what each slot runs and holds.", ..get("/slots", Answer::Json("Slots")) },
+        Operation {
+            summary: "Returns the request and the state of each slot.",
+            ..get("/slots", Answer::Json("Slots"))
+        },
         Operation {
             summary: "Saves, restores or erases what a slot holds.",
             request: Some("SlotFileRequest"),
@@ -177,12 +180,12 @@ fn cache() -> Vec<Operation> {
             ..post("/slots/{id}", "SlotAction")
         },
         Operation {
-            summary: "Says what is cached, in pages.",
+            summary: "Returns the content of the cache, in pages.",
             parameters: &[ENTRIES, AFTER_ENTRY],
             ..get("/cache", Answer::Json("Cache"))
         },
         Operation { summary: "Forgets what is cached.", ..post("/cache/clear", "Cleared") },
-        Operation { summary: "Lists the pins.", ..get("/cache/pin", Answer::Json("Pins")) },
+        Operation { summary: "Returns the pins.", ..get("/cache/pin", Answer::Json("Pins")) },
         Operation {
             summary: "Pins a prefix.",
             request: Some("PinRequest"),
@@ -202,11 +205,11 @@ fn cache() -> Vec<Operation> {
 fn health() -> Vec<Operation> {
     vec![
         Operation {
-            summary: "Says that the process serves HTTP.",
+            summary: "Returns whether the process serves HTTP.",
             errors: &[],
             ..get("/livez", Answer::Json("Status"))
         },
-        Operation { summary: "Says whether requests are taken.", ..get("/readyz", Answer::Json("Status")) },
+        Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", Answer::Json("Status")) },
         Operation { summary: "The same as llama-server says it.", ..get("/health", Answer::Json("Status")) },
         Operation {
             summary: "Measures, in Prometheus' text format.",
@@ -226,7 +229,7 @@ fn internal() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Internal, errors: &[400, 500, 503], ..get(path, answer) };
     vec![
         Operation {
-            summary: "Says what is cached and how busy the worker is.",
+            summary: "Returns the cached blocks and the load of the worker.",
             ..get("/internal/v1/summary", Answer::Json("Summary"))
         },
         Operation {

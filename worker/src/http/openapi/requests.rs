@@ -1,6 +1,6 @@
-//! The schemas of requests: the fields of every type that reads a body, put together as each endpoint reads them.
+//! The schemas of requests: the fields of every type that reads a body, combined for each endpoint.
 //!
-//! Not here: the dialects' requests (`dialects`), which are turned into a chat first.
+//! Not here: the dialects' requests (`dialects`), which are converted to a chat first.
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -27,13 +27,13 @@ pub(super) fn schemas(generator: &mut SchemaGenerator) -> Map<String, Value> {
     chat.read_by::<Limits>(generator);
     chat.read_by_generation(generator);
     chat.read_by::<ChatPrompt>(generator);
-    chat.add("echo", json!({"enum": [false, null], "description": "Is of completions only."}));
+    chat.add("echo", json!({"enum": [false, null], "description": "Supported for completions only."}));
     add("ChatRequest", chat);
 
     let mut completion = Fields::default();
     completion.read_by::<CompletionPrompt>(generator);
     completion.read_by_generation(generator);
-    let echo = json!({"type": ["boolean", "null"], "description": "Says whether the text begins with the prompt."});
+    let echo = json!({"type": ["boolean", "null"], "description": "Whether the text begins with the prompt."});
     completion.add("echo", echo);
     add("CompletionRequest", completion);
 
@@ -61,7 +61,7 @@ pub(super) fn schemas(generator: &mut SchemaGenerator) -> Map<String, Value> {
     made
 }
 
-/// Is the fields of a body, those of several readers.
+/// Fields of a body, those of several readers.
 #[derive(Default)]
 struct Fields {
     properties: Map<String, Value>,
@@ -69,19 +69,19 @@ struct Fields {
 }
 
 impl Fields {
-    /// Adds the fields that `T` reads; of a field that several read, the first one's schema stays.
+    /// Adds the fields that `T` reads; of a field that several types read, the first one's schema stays.
     fn read_by<T: JsonSchema>(&mut self, generator: &mut SchemaGenerator) {
         let mut schema = T::json_schema(generator).to_value();
         let Value::Object(properties) = schema["properties"].take() else { return };
         for (name, property) in properties {
             self.properties.entry(name).or_insert(property);
         }
-        // What may be null may be absent.
+        // A field that may be null may be absent.
         let is_required = |name: &&Value| name.as_str().is_some_and(|name| !takes_null(&self.properties[name]));
         self.required.extend(schema["required"].as_array().into_iter().flatten().filter(is_required).cloned());
     }
 
-    /// Adds the fields that every endpoint reads that generates.
+    /// Adds the fields of every generating endpoint.
     fn read_by_generation(&mut self, generator: &mut SchemaGenerator) {
         self.read_by::<Options>(generator);
         self.add("n_cache_reuse", self.properties["cache_reuse"].clone());
@@ -100,7 +100,7 @@ impl Fields {
             }
         }
         for (name, mut schema) in unsupported::schemas() {
-            schema["description"] = "Is refused where it asks for something.".into();
+            schema["description"] = "Refused if it requests something.".into();
             self.add(name, schema);
         }
     }
@@ -123,7 +123,7 @@ fn takes_null(schema: &Value) -> bool {
         || alternatives.into_iter().any(takes_null)
 }
 
-/// Returns a default with the digits that somebody would write: 0.95, not the nearest float's.
+/// Returns a default with the digits that a person would write: 0.95, not the nearest float's.
 fn shortened(default: &Value) -> Value {
     match default.as_f64() {
         Some(number) if default.is_f64() => {

@@ -8,7 +8,7 @@ use super::operation::{Answer, Operation, Tag};
 use super::paths::{get, post};
 use crate::http::embeddings::TEXTS_MAX;
 
-/// Is the errors of a worker that does the other kind of work, too.
+/// Errors of a worker that does the other kind of work, too.
 const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];
 
 /// Returns the operations.
@@ -29,7 +29,7 @@ pub(super) fn operations() -> Vec<Operation> {
         ..post("/v1/rerank", "RerankRequest", Answer::Json("Ranking"))
     };
     let adapters = Operation {
-        summary: "Lists the adapters.",
+        summary: "Returns the adapters.",
         errors: &[501, 503],
         ..get("/lora-adapters", Answer::Json("Adapters"))
     };
@@ -76,23 +76,23 @@ fn requests() -> Value {
             "type": "object",
             "anyOf": [{"required": ["input"]}, {"required": ["content"]}],
             "properties": {
-                "input": {"description": "Is what is embedded.", "$ref": "#/components/schemas/EmbeddingsInput"},
+                "input": {"description": "Texts to embed.", "$ref": "#/components/schemas/EmbeddingsInput"},
                 "content": {
-                    "description": "Is the same, answered in llama-server's shape.",
+                    "description": "The same, with a response in llama-server's format.",
                     "$ref": "#/components/schemas/EmbeddingsInput",
                 },
-                "model": {"type": ["string", "null"], "description": "Names the model."},
+                "model": {"type": ["string", "null"], "description": "Name of the model."},
                 "encoding_format": {
                     "enum": ["float", "base64", null],
-                    "description": "Says how vectors are spelled; base64 is of little-endian 32-bit floats.",
+                    "description": "Encoding of vectors; base64 is of little-endian 32-bit floats.",
                 },
                 "dimensions": {
                     "type": ["integer", "null"], "minimum": 1,
-                    "description": "Is how many of a vector's first numbers are kept.",
+                    "description": "Number of a vector's first dimensions that are kept.",
                 },
                 "embd_normalize": {
                     "type": ["integer", "null"], "minimum": -1,
-                    "description": "Says what vectors are divided by: nothing, the largest number, or the p-norm.",
+                    "description": "Norm by which vectors are divided: none, the largest number, or the p-norm.",
                 },
             },
         },
@@ -102,13 +102,13 @@ fn requests() -> Value {
             "required": ["query"],
             "anyOf": [{"required": ["documents"]}, {"required": ["texts"]}],
             "properties": {
-                "query": {"type": "string", "description": "Is what the documents may answer."},
+                "query": {"type": "string", "description": "The query that documents are scored for."},
                 "documents": texts,
                 "texts": texts,
-                "top_n": {"type": ["integer", "null"], "minimum": 1, "description": "Is how many are told, the best first."},
-                "return_documents": {"type": ["boolean", "null"], "description": "Says whether they come back."},
+                "top_n": {"type": ["integer", "null"], "minimum": 1, "description": "Number of results, the best first."},
+                "return_documents": {"type": ["boolean", "null"], "description": "Whether the documents are returned."},
                 "return_text": {"type": ["boolean", "null"], "description": "The same, beside `texts`."},
-                "model": {"type": ["string", "null"], "description": "Names the model."},
+                "model": {"type": ["string", "null"], "description": "Name of the model."},
             },
         },
         "AdapterScales": {

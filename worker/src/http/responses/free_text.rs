@@ -1,7 +1,7 @@
-//! The text of a custom tool's call, read from the JSON of its function's arguments as they come.
+//! The text of a custom tool's call, parsed from the JSON of its function's arguments as they come.
 //!
-//! Not here: the function that takes a text (`warmpath_common::dialects`). The idea: the arguments are one object with one string, so
-//! the text begins behind the third quote and ends at the next one; escapes are decoded once they are complete.
+//! The arguments are one object with one string, so the text begins after the third quote and ends at the next one;
+//! escapes are decoded once they are complete. Not here: the function with a text (`warmpath_common::dialects`).
 
 /// Quotes before the text: two around its name, and the one that opens it.
 const N_QUOTES_BEFORE: usize = 3;
@@ -10,21 +10,21 @@ const N_QUOTES_BEFORE: usize = 3;
 const CODE_LEN: usize = 6;
 const CODE_PAIR_LEN: usize = 2 * CODE_LEN;
 
-/// Reader of the text.
+/// Incremental parser of the text.
 #[derive(Debug, Default)]
 pub struct FreeText {
     n_quotes: usize,
-    /// Escaped character that has begun.
+    /// Incomplete escaped character.
     escape: String,
 }
 
 impl FreeText {
-    /// Returns the text of whole arguments, or of their beginning.
+    /// Returns the text of whole arguments, or of a prefix of them.
     pub fn of(arguments: &str) -> String {
         Self::default().push(arguments)
     }
 
-    /// Returns what more of the arguments adds to the text.
+    /// Returns the text that further arguments add.
     pub fn push(&mut self, arguments: &str) -> String {
         let mut text = String::new();
         arguments.chars().for_each(|char| self.read(char, &mut text));
@@ -48,7 +48,7 @@ impl FreeText {
         }
     }
 
-    /// Returns whether the escaped character is all there.
+    /// Returns whether the escaped character is complete.
     fn is_complete(&self) -> bool {
         let Some(code) = self.escape.strip_prefix("\\u") else { return self.escape.len() > 1 };
         let is_first_of_two = matches!(code.as_bytes(), [b'd' | b'D', b'8' | b'9' | b'a' | b'b' | b'A' | b'B', ..]);

@@ -1,12 +1,12 @@
-//! What a response repeats of its request.
+//! The fields that a response repeats from its request.
 //!
-//! Not here: what the fields mean. Source: OpenAI's API reference, "The response object".
+//! Not here: their meaning. Source: OpenAI's API reference, "The response object".
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Is what a response repeats of its request.
+/// Fields that a response repeats from its request.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub struct Repeated {
@@ -27,7 +27,7 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// Returns it with what OpenAI's clients expect to be there in place of what the request left out.
+    /// Returns it with the values that OpenAI's clients expect for absent fields.
     pub fn filled(mut self) -> Self {
         self.metadata.get_or_insert_with(|| json!({}));
         self.parallel_tool_calls.get_or_insert_with(|| json!(true));

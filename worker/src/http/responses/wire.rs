@@ -11,50 +11,50 @@ use super::free_text::FreeText;
 use super::repeated::Repeated;
 use crate::lifecycle::Totals;
 
-/// Is a response.
+/// A response.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Response")]
 pub struct ResponseObject<'a> {
-    /// Names it.
+    /// Id of the response.
     pub id: &'a str,
-    /// Is `response`.
+    /// Always `response`.
     pub object: &'static str,
-    /// Is when it began. Units: seconds since 1970.
+    /// Start time. Units: seconds since 1970.
     pub created_at: u64,
-    /// Is when it was complete.
+    /// Time when it was complete.
     pub completed_at: Option<u64>,
-    /// Is how far it is.
+    /// State of the response.
     #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed"]))]
     pub status: &'static str,
-    /// Says why it failed.
+    /// Reason why it failed.
     pub error: Option<Failure<'a>>,
-    /// Says why it is not complete.
+    /// Reason why it is not complete.
     pub incomplete_details: Option<Incomplete>,
-    /// Is the first name of the model.
+    /// First name of the model.
     pub model: &'a str,
-    /// Lists its items.
+    /// Its items.
     pub output: Vec<Item<'a>>,
-    /// Counts its tokens; null while it goes on.
+    /// Its tokens; null while it is in progress.
     pub usage: Option<Usage>,
-    /// Is false: a client waits for every response.
+    /// Always false: a client waits for every response.
     pub background: bool,
-    /// Is null: nothing is stored.
+    /// Always null: nothing is stored.
     pub previous_response_id: (),
-    /// Is false: nothing is stored.
+    /// Always false: nothing is stored.
     pub store: bool,
-    /// Is `disabled`: no input is dropped to make room.
+    /// Always `disabled`: no input is dropped to make room.
     pub truncation: &'static str,
-    /// Is what the request said.
+    /// Fields of the request.
     #[serde(flatten)]
     pub repeated: &'a Repeated,
 }
 
-/// Is how far a response is.
+/// State of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// It goes on.
+    /// It is in progress.
     InProgress,
-    /// It is all there.
+    /// It is complete.
     Completed,
     /// It reached a limit.
     Incomplete,
@@ -63,7 +63,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns OpenAI's word for it.
+    /// Returns OpenAI's name for it.
     pub fn word(self) -> &'static str {
         match self {
             Self::InProgress => "in_progress",
@@ -74,74 +74,74 @@ impl Stage {
     }
 }
 
-/// Says why a response failed.
+/// Reason why a response failed.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ResponseFailure")]
 pub struct Failure<'a> {
-    /// Names the failure.
+    /// Code of the failure.
     pub code: &'static str,
-    /// Says it to a person.
+    /// Description for a person.
     pub message: &'a str,
 }
 
-/// Says why a response is not complete.
+/// Reason why a response is not complete.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ResponseIncomplete")]
 pub struct Incomplete {
-    /// Is why.
+    /// The reason.
     pub reason: &'static str,
 }
 
-/// Is one item of a response.
+/// Item of a response.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "ResponseItem")]
 pub enum Item<'a> {
-    /// Is what the model says.
+    /// A message.
     Message {
-        /// Names it.
+        /// Id of the item.
         id: &'a str,
-        /// Is how far it is.
+        /// State of the item.
         status: &'static str,
-        /// Is `assistant`.
+        /// Always `assistant`.
         role: &'static str,
-        /// Lists its texts.
+        /// Its texts.
         content: Vec<Content<'a>>,
     },
-    /// Is what the model thought before it spoke.
+    /// Reasoning.
     Reasoning {
-        /// Names it.
+        /// Id of the item.
         id: &'a str,
-        /// Is how far it is.
+        /// State of the item.
         status: &'static str,
-        /// Is empty: nothing is left out, so nothing is summed up.
+        /// Always empty: the whole reasoning is returned, so there is no summary.
         summary: [(); 0],
-        /// Lists its texts.
+        /// Its texts.
         content: Vec<Content<'a>>,
     },
-    /// Is a call of a function.
+    /// A call of a function.
     FunctionCall {
-        /// Names the item.
+        /// Id of the item.
         id: &'a str,
-        /// Is how far it is.
+        /// State of the item.
         status: &'static str,
-        /// Names the call.
+        /// Id of the call.
         call_id: &'a str,
         /// Namespace of the function, if it has one.
         #[serde(skip_serializing_if = "Option::is_none")]
         namespace: Option<&'a str>,
-        /// Names the function.
+        /// Name of the function.
         name: &'a str,
-        /// Is a JSON text.
+        /// Arguments as JSON text.
         arguments: &'a str,
     },
     /// Call of a tool that takes one free text.
     CustomToolCall {
-        /// Name of the item.
+        /// Id of the item.
         id: &'a str,
         /// State of the item.
         status: &'static str,
-        /// Name of the call.
+        /// Id of the call.
         call_id: &'a str,
         /// Namespace of the tool, if it has one.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,7 +154,7 @@ pub enum Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Returns a part as an item; nothing is in it yet while it is in progress. `tool` is what a call calls.
+    /// Returns a part as an item; it is still empty while it is in progress. `tool` is the tool of a call.
     pub fn at(stage: Stage, part: &'a Part, id: &'a str, tool: Option<&'a Tool>) -> Self {
         let status = stage.word();
         let has_begun_only = stage == Stage::InProgress;
@@ -180,29 +180,29 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Is what an item holds.
+/// Content of an item.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[schemars(rename = "ResponseContent")]
 pub enum Content<'a> {
-    /// Is what the model says.
+    /// Text.
     OutputText {
-        /// Is the text.
+        /// The text.
         text: &'a str,
-        /// Is empty.
+        /// Always empty.
         annotations: [(); 0],
-        /// Is empty.
+        /// Always empty.
         logprobs: [(); 0],
     },
-    /// Is what the model thought.
+    /// Reasoning.
     ReasoningText {
-        /// Is the text.
+        /// The text.
         text: &'a str,
     },
 }
 
 impl<'a> Content<'a> {
-    /// Returns `text` as what a part's item holds; a call holds nothing.
+    /// Returns `text` as content of a part's item; a call has none.
     pub fn of(part: &Part, text: &'a str) -> Option<Self> {
         match part.kind {
             Kind::Thought => Some(Self::ReasoningText { text }),
@@ -212,119 +212,119 @@ impl<'a> Content<'a> {
     }
 }
 
-/// Is the place of a text within a response.
+/// Position of a text within a response.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
 pub struct Place<'a> {
-    /// Names the item.
+    /// Id of the item.
     pub item_id: &'a str,
-    /// Is the item's place.
+    /// Index of the item.
     pub output_index: usize,
-    /// Is the text's place within the item.
+    /// Index of the text within the item.
     pub content_index: usize,
 }
 
-/// Is an event of a stream, without its number.
+/// Event of a stream, without its number.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type")]
 #[schemars(rename = "ResponseEvent")]
 pub enum Event<'a> {
-    /// Comes first.
+    /// The first event.
     #[serde(rename = "response.created")]
     Created {
-        /// Is the response.
+        /// The response.
         response: ResponseObject<'a>,
     },
-    /// Comes next.
+    /// The second event.
     #[serde(rename = "response.in_progress")]
     InProgress {
-        /// Is the response.
+        /// The response.
         response: ResponseObject<'a>,
     },
-    /// Adds an item.
+    /// A new item.
     #[serde(rename = "response.output_item.added")]
     ItemAdded {
-        /// Is its place.
+        /// Index of the item.
         output_index: usize,
-        /// Is the item.
+        /// The item.
         item: Item<'a>,
     },
-    /// Adds a text to an item.
+    /// A new text of an item.
     #[serde(rename = "response.content_part.added")]
     ContentAdded {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text, still empty.
+        /// The text, still empty.
         part: Content<'a>,
     },
-    /// Is more of what the model says.
+    /// Further text.
     #[serde(rename = "response.output_text.delta")]
     TextDelta {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text.
+        /// The new part.
         delta: &'a str,
-        /// Is empty.
+        /// Always empty.
         logprobs: [(); 0],
     },
-    /// Is all of what the model said.
+    /// The whole text.
     #[serde(rename = "response.output_text.done")]
     TextDone {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text.
+        /// The text.
         text: &'a str,
-        /// Is empty.
+        /// Always empty.
         logprobs: [(); 0],
     },
-    /// Is more of what the model thinks.
+    /// Further reasoning.
     #[serde(rename = "response.reasoning_text.delta")]
     ThoughtDelta {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text.
+        /// The new part.
         delta: &'a str,
     },
-    /// Is all of what the model thought.
+    /// The whole reasoning.
     #[serde(rename = "response.reasoning_text.done")]
     ThoughtDone {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text.
+        /// The text.
         text: &'a str,
     },
-    /// Is more of a call's arguments.
+    /// Further arguments of a call.
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta {
-        /// Names the item.
+        /// Id of the item.
         item_id: &'a str,
-        /// Is the item's place.
+        /// Index of the item.
         output_index: usize,
-        /// Is a part of their JSON text.
+        /// Part of their JSON text.
         delta: &'a str,
     },
-    /// Is all of a call's arguments.
+    /// The whole arguments of a call.
     #[serde(rename = "response.function_call_arguments.done")]
     ArgumentsDone {
-        /// Names the item.
+        /// Id of the item.
         item_id: &'a str,
-        /// Is the item's place.
+        /// Index of the item.
         output_index: usize,
-        /// Names the function.
+        /// Name of the function.
         name: &'a str,
-        /// Is their JSON text.
+        /// Their JSON text.
         arguments: &'a str,
     },
     /// More of the text of a custom tool's call.
     #[serde(rename = "response.custom_tool_call_input.delta")]
     InputDelta {
-        /// Name of the item.
+        /// Id of the item.
         item_id: &'a str,
-        /// Place of the item.
+        /// Index of the item.
         output_index: usize,
         /// Part of the text.
         delta: &'a str,
@@ -332,52 +332,52 @@ pub enum Event<'a> {
     /// All of the text of a custom tool's call.
     #[serde(rename = "response.custom_tool_call_input.done")]
     InputDone {
-        /// Name of the item.
+        /// Id of the item.
         item_id: &'a str,
-        /// Place of the item.
+        /// Index of the item.
         output_index: usize,
         /// The text.
         input: String,
     },
-    /// Ends a text of an item.
+    /// End of a text of an item.
     #[serde(rename = "response.content_part.done")]
     ContentDone {
-        /// Is its place.
+        /// Position of the text.
         #[serde(flatten)]
         place: Place<'a>,
-        /// Is the text.
+        /// The text.
         part: Content<'a>,
     },
-    /// Ends an item.
+    /// End of an item.
     #[serde(rename = "response.output_item.done")]
     ItemDone {
-        /// Is its place.
+        /// Index of the item.
         output_index: usize,
-        /// Is the item.
+        /// The item.
         item: Item<'a>,
     },
-    /// Comes last where the response is all there.
+    /// The last event of a complete response.
     #[serde(rename = "response.completed")]
     Completed {
-        /// Is the response.
+        /// The response.
         response: ResponseObject<'a>,
     },
-    /// Comes last where it reached a limit.
+    /// The last event of a response that reached a limit.
     #[serde(rename = "response.incomplete")]
     Incomplete {
-        /// Is the response.
+        /// The response.
         response: ResponseObject<'a>,
     },
-    /// Comes last where it broke off.
+    /// The last event of a response that broke off.
     #[serde(rename = "response.failed")]
     Failed {
-        /// Is the response.
+        /// The response.
         response: ResponseObject<'a>,
     },
 }
 
 impl<'a> Event<'a> {
-    /// Returns what a part has grown by.
+    /// Returns the event of a part's new text.
     pub fn delta(part: &Part, place: Place<'a>, delta: &'a str) -> Self {
         let Place { item_id, output_index, .. } = place;
         match part.kind {
@@ -387,7 +387,7 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Returns all of what a part has come to. `tool` is what a call calls.
+    /// Returns the event of a part's whole text. `tool` is the tool of a call.
     pub fn done(part: &'a Part, place: Place<'a>, tool: Option<&'a Tool>) -> Self {
         let Place { item_id, output_index, .. } = place;
         let text = part.text.as_str();
@@ -428,18 +428,18 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Is an event with its number.
+/// An event with its number.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "NumberedResponseEvent")]
 pub struct Numbered<'a> {
-    /// Is the event.
+    /// The event.
     #[serde(flatten)]
     pub event: &'a Event<'a>,
-    /// Counts the events of a response from 0.
+    /// Number of the event within its response, from 0.
     pub sequence_number: u64,
 }
 
-/// Counts a response's tokens.
+/// Tokens of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "ResponseUsage")]
 pub struct Usage {

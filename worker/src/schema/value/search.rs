@@ -1,17 +1,17 @@
-//! Regular expressions of JSON Schema, which are looked for anywhere in a string, as expressions of a whole string in
-//! Lark's syntax.
+//! Conversion of regular expressions of JSON Schema, which match anywhere in a string, to expressions of a whole string
+//! in Lark's syntax.
 
 use regex_syntax::Parser;
 use regex_syntax::hir::{Hir, HirKind, Look};
 
-/// What may stand around a match.
+/// Text around a match.
 const ANYTHING: &str = "(?s:.*)";
 
-/// Returns the expression of the strings in which a pattern is found.
+/// Returns the expression of the strings that contain a match of a pattern.
 ///
-/// Errors: it does not parse, or has anchors where none are supported; fit for the client.
+/// Errors: it does not parse, or has unsupported anchors; for the client.
 pub(super) fn search(pattern: &str) -> Result<String, String> {
-    // ECMAScript's classes are of ASCII.
+    // ECMAScript's classes are ASCII only.
     let pattern = llguidance::regex_to_lark(pattern, "dw");
     let parsed = Parser::new().parse(&pattern).map_err(|error| one_line(&error.to_string()))?;
     Ok(in_lark(&whole(&parsed)?))
@@ -22,7 +22,7 @@ pub(super) fn escaped(text: &str) -> String {
     in_lark(&format!("(?:{})", regex_syntax::escape(text)))
 }
 
-/// Returns the expression of whole strings in which another is found.
+/// Returns the expression of whole strings that contain a match of another.
 fn whole(hir: &Hir) -> Result<String, String> {
     match hir.kind() {
         HirKind::Alternation(alternatives) => {
@@ -35,7 +35,7 @@ fn whole(hir: &Hir) -> Result<String, String> {
     }
 }
 
-/// Returns the expression of whole strings in which these parts are found one behind the other.
+/// Returns the expression of whole strings that contain matches of these parts one after the other.
 fn anchored(parts: &[Hir]) -> Result<String, String> {
     let is = |part: &Hir, anchor: Look| *part.kind() == HirKind::Look(anchor);
     let n_start = parts.iter().take_while(|part| is(part, Look::Start)).count();
@@ -49,7 +49,7 @@ fn anchored(parts: &[Hir]) -> Result<String, String> {
     Ok(format!("{before}{inner}{behind}"))
 }
 
-/// Returns an expression with what would end it in Lark's syntax, or break its line, escaped.
+/// Returns an expression in which characters that would end it in Lark's syntax, or break its line, are escaped.
 fn in_lark(expression: &str) -> String {
     let mut escaped = String::with_capacity(expression.len());
     let mut is_quoted = false;

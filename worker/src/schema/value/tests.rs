@@ -1,4 +1,5 @@
-//! Grammars of values that stand apart: which texts they take. Their use in calls is tried in `worker/tests/http`.
+//! Tests of grammars of values written apart: the texts that they accept. Their use in calls is tested in
+//! `worker/tests/http`.
 
 use super::*;
 

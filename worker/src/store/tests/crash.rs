@@ -1,4 +1,4 @@
-//! SIGKILL at random moments: whatever was said to be written is there, and whatever is there is right.
+//! SIGKILL at random moments: a chunk reported as written is there, and every chunk that is there is right.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,14 +10,14 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 
-/// Names the folder that a child process of a test is to use.
+/// Variable with the folder for a child process of a test.
 const FOLDER_VARIABLE: &str = "WARMPATH_STORE_TEST_FOLDER";
-/// Names the first seed that a child process is to write.
+/// Variable with the first seed that a child process writes.
 const SEED_VARIABLE: &str = "WARMPATH_STORE_TEST_SEED";
 const N_ROUNDS: u32 = 12;
 const SEEDS_PER_ROUND: u32 = 10_000;
 
-/// Returns the command that runs the ignored test at `path` of this binary in a process of its own.
+/// Returns the command that runs the ignored test at `path` of this binary in a separate process.
 pub(super) fn child(path: &str, folder: &Path) -> Command {
     let (_, test) = path.split_once("::").expect("a path begins with the crate");
     let mut child = Command::new(std::env::current_exe().expect("this binary has a path"));
@@ -25,12 +25,12 @@ pub(super) fn child(path: &str, folder: &Path) -> Command {
     child
 }
 
-/// Returns the folder that this child process is to use.
+/// Returns the folder for this child process.
 pub(super) fn child_folder() -> PathBuf {
     std::env::var_os(FOLDER_VARIABLE).expect("a child is told its folder").into()
 }
 
-/// Returns the length of the payload that belongs to `seed`: from nothing to some hundred writes of the system.
+/// Returns the length of the payload of `seed`: from none to some hundred writes of the system.
 fn payload_bytes(seed: u32) -> usize {
     ChaCha8Rng::seed_from_u64(seed.into()).random_range(0..400_000)
 }
@@ -56,7 +56,7 @@ fn a_worker_killed_while_writing_leaves_a_usable_store() {
     assert!(said.len() >= N_ROUNDS as usize);
 }
 
-/// Lets some time pass within a write of the other process; nothing is waited for.
+/// Lets some time pass within a write of the other process, without waiting for anything.
 fn spin(duration: Duration) {
     let started_at = Instant::now();
     while started_at.elapsed() < duration {

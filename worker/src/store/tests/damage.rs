@@ -1,10 +1,10 @@
-//! A file that is not what was written is never used: truncated, flipped, foreign, misnamed, of another model.
+//! A file that differs from what was written is never used: truncated, flipped, foreign, misnamed, of another model.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Is a folder with one chunk in it.
+/// A folder with one chunk in it.
 struct Subject {
     _dir: TempDir,
     folder: Folder,
@@ -23,7 +23,7 @@ impl Subject {
         Self { _dir: dir, folder, record, path, bytes }
     }
 
-    /// Puts `bytes` in the file's place and returns why they cannot be read, and whether a scan keeps the file.
+    /// Replaces the file's content by `bytes`; returns why they cannot be read, and whether a scan keeps the file.
     fn damaged(&self, bytes: &[u8]) -> (Option<ReadFailure>, bool) {
         fs::write(&self.path, bytes).unwrap();
         let failure = self.folder.read(&self.record).err();

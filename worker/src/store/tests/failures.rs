@@ -1,14 +1,14 @@
-//! A disk that fails: full, not writable, gone; nothing partial stays, and writing pauses.
+//! A disk that fails: full, not writable, gone. No partial file remains, and writing pauses.
 
 use std::process::Command;
 
 use super::crash::{child, child_folder};
 use super::*;
 
-/// Is the most that a file may have in the process that plays the full disk, in units of 512 or 1024 bytes.
+/// Longest file in the process that simulates the full disk, in units of 512 or 1024 bytes.
 const FILE_UNITS_MAX: u32 = 128;
 
-/// Puts a folder where the file of `record` belongs, so that writing fails at the very end.
+/// Puts a folder at the path of the file of `record`, so that writing fails at the very end.
 fn obstruct(opened: &Opened, record: &Record) -> PathBuf {
     let obstacle = opened.store.folder().join(file_name(record));
     fs::create_dir(&obstacle).unwrap();
@@ -71,7 +71,7 @@ fn a_folder_that_is_gone_fails_requests_and_nothing_else() {
 fn a_full_disk_fails_the_chunk_that_does_not_fit_and_keeps_the_others() {
     let dir = dir();
     let child = child(concat!(module_path!(), "::writes_more_than_fits"), dir.path());
-    // A limit on the length of files stops a write halfway, as a full disk does, and needs no rights.
+    // A limit on the length of files stops a write halfway, like a full disk, and needs no privileges.
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("trap '' XFSZ; ulimit -f {FILE_UNITS_MAX}; exec \"$@\""), "sh"]);
     limited.arg(child.get_program()).args(child.get_args());

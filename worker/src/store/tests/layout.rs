@@ -1,4 +1,4 @@
-//! The bytes of a file are those that the documentation of the disk tier gives; another layout needs another version.
+//! The bytes of a file are those in the documentation of the disk tier; another layout needs another version.
 
 use super::*;
 

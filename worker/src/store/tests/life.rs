@@ -1,4 +1,4 @@
-//! What is written is found again: round trips, restarts, deletions, other models, other workers.
+//! Written chunks are found again: round trips, restarts, deletions, other models, other workers.
 
 use std::os::unix::fs::PermissionsExt as _;
 

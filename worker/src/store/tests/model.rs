@@ -1,4 +1,4 @@
-//! The store under random requests, against a map in which each request is done at once.
+//! The store under random requests, compared with a map in which each request is done at once.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,7 +12,7 @@ enum Request {
     Toggle { seed: u32, n_bytes: usize },
     /// Reads a chunk, stored or not.
     Read { seed: u32 },
-    /// Opens the store anew after everything has been written.
+    /// Opens the store again after everything has been written.
     Restart,
 }
 
@@ -24,7 +24,7 @@ fn any_request() -> impl Strategy<Value = Request> {
     ]
 }
 
-/// Is a store, and what it should hold and answer.
+/// A store, and its expected content and events.
 struct Model {
     dir: TempDir,
     opened: Option<Opened>,
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// Checks the answers and what a new life finds.
+    /// Checks the events, and what a restarted store finds.
     fn restart(&mut self) {
         let opened = self.opened.take().expect("it is open");
         while let Some(expected) = self.expected.pop_front() {
@@ -76,7 +76,7 @@ impl Model {
             assert_eq!(found, Some(expected));
         }
         opened.flush();
-        // Deletions have no answer of their own, but come before this one.
+        // Deletions have no event of their own, but come before this one.
         assert!(matches!(opened.read_absent(), ReadFailure::Missing));
         drop(opened);
         let opened = open(&self.dir);
@@ -89,7 +89,7 @@ impl Model {
 }
 
 impl Opened {
-    /// Reads what was never written, and returns why that failed.
+    /// Reads a chunk that was never written, and returns why that failed.
     fn read_absent(&self) -> ReadFailure {
         self.store.read(ChunkId(u64::MAX), chunk(999).into());
         std::iter::repeat_with(|| self.event())

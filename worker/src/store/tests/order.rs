@@ -1,4 +1,4 @@
-//! What is done first, what is taken back, what is refused, with a disk that hangs when the test wants it to.
+//! Order, cancellation and refusal of requests, with a disk that hangs when the test wants it to.
 
 use super::*;
 

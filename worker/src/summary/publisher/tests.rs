@@ -1,4 +1,4 @@
-//! Tests of the publisher: sequence numbers, heartbeats, limits, cutting off.
+//! Tests of the publisher: sequence numbers, heartbeats, limits, disconnection of slow subscribers.
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
@@ -52,7 +52,7 @@ fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
     EngineUpdate::Step { changes, load: Load { n_decoding, ..Load::default() }, counted: Vec::new() }
 }
 
-/// Starts a publisher and returns a stream of it behind the two frames of its empty snapshot.
+/// Starts a publisher and returns a stream of it after the two frames of its empty snapshot.
 async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscription) {
     let (publisher, updates) = start();
     let mut subscription = publisher.subscribe(None).await.unwrap();
@@ -61,7 +61,7 @@ async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscripti
     (publisher, updates, subscription)
 }
 
-/// Returns the coming of a request of 100 tokens, the first of which are those of `keys`.
+/// Returns the arrival of a request of 100 tokens, the first of which are those of `keys`.
 fn come(id: PromiseId, keys: Vec<BlockKey>) -> EngineUpdate {
     let request = RequestId::new("r").unwrap();
     EngineUpdate::Promised { id, request, n_tokens: 100, keys, is_filling: true }
@@ -113,7 +113,7 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
     let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
     let promised = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
     let accepted = || Change::Accepted(RequestId::new("r").unwrap());
-    // Of blocks the second promise and the first settlement change nothing. What comes at one time is told together.
+    // The second announcement and the first end of one change no blocks. Changes at the same time share a frame.
     for (said, held) in [
         (vec![promised, accepted()], Some(&keys[..])),
         (vec![accepted(), stored(0..1)], Some(&keys[..])),
@@ -138,7 +138,7 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
         load: Load { n_queued, queued_prefill_tokens, n_decoding: 1, ..Load::default() },
         counted,
     };
-    // Two blocks of 32 tokens are there of the first, none of the second, all of the third and one block more.
+    // Two blocks of 32 tokens of the first are cached, none of the second, all of the third and one more block.
     let first = come(PromiseId(0), (0..3).map(BlockKey).collect());
     let second = come(PromiseId(1), Vec::new());
     let third = come(PromiseId(2), [0, 1, 2, 3].map(BlockKey).to_vec());

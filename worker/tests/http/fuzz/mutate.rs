@@ -1,14 +1,14 @@
-//! Changes inputs at random: JSON by its nodes, grammars by their words, and both by their bytes.
+//! Random changes of inputs: JSON by its nodes, grammars by their words, and both by their bytes.
 //!
-//! Not here: what is done with them (`fuzz`). The idea: a few changes each time, so that most of an input still means something and
-//! the reader gets far.
+//! There are a few changes each time, so most of an input keeps its meaning and gets far in the parser. Not here: the
+//! requests (`fuzz`).
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
-/// Lists words that readers know: fields, kinds, keywords of schemas.
+/// Words that parsers know: fields, kinds, keywords of schemas.
 const WORDS: &[&str] = &[
     "type",
     "text",
@@ -80,7 +80,7 @@ const WORDS: &[&str] = &[
     "[^\\x00-\\x{10FFFF}]",
 ];
 
-/// Lists words of GBNF.
+/// Words of GBNF.
 const GRAMMAR_WORDS: &[&str] = &[
     "root",
     "::=",

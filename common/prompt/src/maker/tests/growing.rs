@@ -1,4 +1,5 @@
-//! Tests that a chat which grows from turn to turn has the tokens that it has without any memory, in every template of llama.cpp.
+//! Tests that a chat which grows from turn to turn has the same tokens as without a cache, in every template of
+//! llama.cpp.
 //!
 //! Not here: whether these tokens are llama.cpp's (`tests`).
 
@@ -7,7 +8,7 @@ use std::sync::Mutex;
 use super::words::prose;
 use super::*;
 
-/// Is a vocabulary whose words are remembered, and one of another kind; the templates are put into it in turn.
+/// A vocabulary with a cache of words, and one of another kind; each template is used with both.
 static GROWING: LazyLock<Vec<Mutex<PromptMaker>>> =
     LazyLock::new(|| ["qwen2", "phi-3"].map(|vocab| Mutex::new(open(vocab, "-"))).into_iter().collect());
 
@@ -16,7 +17,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     files.map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Returns a prompt's tokens from the pieces of its text, each tokenized by llama.cpp; `None` where the template refuses.
+/// Returns a prompt's tokens from the pieces of its text, each tokenized by llama.cpp; `None` if the template refuses.
 fn without_memory(maker: &PromptMaker, request: &ChatPrompt) -> Option<Vec<Token>> {
     let cut = maker.cut(maker.rendered(request).ok()?);
     let mut tokens = maker.vocabulary.prefix.clone();

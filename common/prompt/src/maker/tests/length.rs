@@ -1,4 +1,5 @@
-//! Tests of the bound on a prompt's length: it is never above the length, and what is far too long is not tokenized.
+//! Tests of the lower bound on a prompt's tokens: it never exceeds them, and a prompt that is far too long is not
+//! tokenized.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,14 +9,14 @@ use crate::cancel::unless_cancelled;
 use crate::error::TooManyTokens;
 use crate::least_tokens::LeastTokens;
 
-/// Longer than what is tokenized to its end in any case.
+/// Longer than any text that is always tokenized to its end.
 const LONG_BYTES: usize = 150 << 10;
 
 fn least(maker: &PromptMaker) -> Option<&LeastTokens> {
     maker.vocabulary.least_tokens.as_ref()
 }
 
-/// Returns texts of which vocabularies have the longest tokens: runs, code, words with spaces.
+/// Returns texts that match the longest tokens of vocabularies: runs, code, words with spaces.
 fn repetitive_text() -> impl Strategy<Value = String> {
     let unit = prop_oneof![
         "[ .\\-=_*#/\\\\a0\\n\\t]",
@@ -30,8 +31,8 @@ fn repetitive_text() -> impl Strategy<Value = String> {
     prop::collection::vec(run, 1..6).prop_map(|runs| runs.concat())
 }
 
-/// Returns a maker whose tokenizer takes long runs: llama.cpp's `std::regex`, which other vocabularies need, overflows
-/// the stack at them.
+/// Returns a maker whose tokenizer supports long runs: llama.cpp's `std::regex`, which other vocabularies need,
+/// overflows the stack on them.
 fn maker_of(name: &str) -> &'static (&'static str, PromptMaker) {
     MAKERS.iter().find(|(of, _)| *of == name).unwrap()
 }
@@ -67,7 +68,7 @@ fn where_texts_may_be_cut_tokenizing_stops_when_there_are_too_many() {
     assert!((1_000_001..1_100_000).contains(&refused.n_tokens_min), "{refused:?}");
 }
 
-/// Returns whatever comes of tokenizing a text until so many portions of it have begun, and how many have.
+/// Returns the result of tokenizing a text until this many portions of it have begun, and how many have.
 fn tokenized_until(maker: &PromptMaker, text: &str, n_portions_max: usize) -> (Option<Vec<Token>>, usize) {
     let n_begun = Rc::new(Cell::new(0));
     let counted = Rc::clone(&n_begun);

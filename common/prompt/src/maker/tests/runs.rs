@@ -1,4 +1,5 @@
-//! Runs of one kind of character, as long as a request: llama.cpp's regular expressions would overflow the stack on them.
+//! Runs of one kind of character, as long as a request: llama.cpp's regular expressions would overflow the stack on
+//! them.
 
 use super::*;
 

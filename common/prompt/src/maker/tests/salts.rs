@@ -1,4 +1,4 @@
-//! Texts that were tokenized under one salt, and what requests of another one know of them.
+//! Tests that a text tokenized under one salt counts as new for requests with another one.
 
 use super::*;
 

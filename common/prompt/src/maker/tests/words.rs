@@ -51,7 +51,8 @@ fn most_vocabularies_are_cut_at_words_and_those_with_phrases_as_tokens_are_not()
     }
 }
 
-/// Returns texts in which everything that splitters look at stands beside words: spaces, digits, contractions, other scripts.
+/// Returns texts with everything that splitters treat specially beside words: spaces, digits, contractions, other
+/// scripts.
 pub(super) fn prose() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         8 => "[ ]?[A-Za-z]{1,12}",

@@ -1,14 +1,14 @@
 //! `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii=False`.
 //!
-//! Not here: minijinja's own `tojson`, which escapes for HTML. The idea: write the text as CPython's encoder does,
-//! down to its separators and its way to print floats.
+//! The text is written like CPython's encoder, down to its separators and its format of floats. Not here: minijinja's
+//! own `tojson`, which escapes for HTML.
 
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// Says how a JSON text is laid out.
+/// Layout of a JSON text.
 struct Layout {
-    /// Is the text of one level of indentation; `None` means that all is on one line.
+    /// Text of one level of indentation; `None` puts everything on one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -16,7 +16,7 @@ struct Layout {
     ensure_ascii: bool,
 }
 
-/// Is how deep a value may be nested.
+/// Deepest nesting of a value.
 ///
 /// Source: serde_json, which has parsed every value that comes from a request, refuses more than 128 levels.
 const DEPTH_MAX: usize = 200;
@@ -62,7 +62,7 @@ impl Layout {
     }
 }
 
-/// Is the widest indentation; more is a mistake.
+/// Widest indentation; more is a mistake.
 const INDENT_MAX: usize = 64;
 
 fn write(text: &mut String, value: &Value, layout: &Layout, depth: usize) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-//! Tests of the blame: requests that fail everywhere harm nobody, workers that fail are found out and left alone.
+//! Tests of faults: requests that fail everywhere harm nobody, failing workers are detected and avoided.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::ledger::{NoWorker, RouteRequest};
 use crate::routing::choose::PromptView;
 use crate::testing::{model, worker};
 
-/// A fleet some of whose workers fail every request.
+/// A fleet in which some workers fail every request.
 struct World {
     dispatch: Ledger,
     fleet: FleetView,
@@ -22,7 +22,7 @@ struct World {
     n_requests: u32,
 }
 
-/// What becomes of a request.
+/// Result of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Came {
     Answered { n_attempts: usize },
@@ -55,7 +55,7 @@ impl World {
         Ok(decision.worker)
     }
 
-    /// Sends a request as the router does; one that is a `killer` fails wherever it goes.
+    /// Sends a request as the router does; a `killer` fails at every worker.
     fn send(&mut self, killer: Option<Failure>, attempts_max: usize) -> Came {
         let mut failures: Vec<(WorkerIdx, Failure)> = Vec::new();
         while failures.len() < attempts_max {
@@ -104,7 +104,7 @@ fn a_worker_whose_failures_others_make_good_is_suspected_at_once_and_opens_its_b
     assert_eq!(world.breakers(), [BreakerState::Open, BreakerState::Closed]);
     world.sick[0] = false;
     world.now += Duration::from_secs(8);
-    // Half open, it is asked in its turn, and is as good as the other from then on.
+    // Half open, it gets a request in its turn, and is as good as the other from then on.
     (0..2).for_each(|_| assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }));
     assert_eq!(world.breakers(), [BreakerState::Closed; 2]);
 }
@@ -156,7 +156,7 @@ proptest! {
             let are_all_sick = !sick.contains(&false);
             prop_assert!(!are_all_sick || world.breakers().iter().all(|state| *state == BreakerState::Closed));
         }
-        // With one attempt each, requests find the sound ones once the others are suspected.
+        // With one attempt each, requests reach healthy workers once the others are suspected.
         let n_sick = sick.iter().filter(|is_sick| **is_sick).count();
         let n_failed = (0..20).filter(|_| world.send(None, 1) == Came::GivenUp).count();
         prop_assert!(n_sick == sick.len() || n_failed <= n_sick, "{} of 20 failed", n_failed);

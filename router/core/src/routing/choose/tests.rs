@@ -10,7 +10,7 @@ use super::*;
 use crate::routing::cost::{SPEEDS_DEFAULT, Unreported};
 use crate::testing::{idle, worker};
 
-/// Is one worker of a situation: the blocks it holds of a prompt of 1,000 tokens, and its load.
+/// A worker in a situation: the cached blocks of a prompt of 1,000 tokens, and the worker's load.
 struct Held(u32, Load);
 
 fn queued(tokens: u64) -> Load {
@@ -69,7 +69,7 @@ fn check(held: &[Held], expected: (u32, Reason)) {
 fn the_predicted_ttft_weighs_prefix_against_queue() {
     check(&[Held(0, idle()), Held(30, idle())], (1, Reason::Prefix));
     check(&[Held(0, idle()), Held(30, queued(5_000))], (1, Reason::Prefix));
-    // What is left of a known prompt is computed beside a long one.
+    // The rest of a known prompt is computed beside a long one.
     check(&[Held(0, idle()), Held(30, queued(20_000))], (1, Reason::Prefix));
     let crowded = Load { n_queued: 60, ..queued(6_000) };
     check(&[Held(0, idle()), Held(0, idle()), Held(0, idle()), Held(30, crowded)], (0, Reason::Load));
@@ -108,7 +108,7 @@ fn of_equals_the_one_wins_that_was_given_least() {
     assert_eq!(of_recent([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
 }
 
-/// Returns who gets a prompt that nobody holds, where the workers are so busy and were given so much.
+/// Returns the worker that gets an uncached prompt, given the workers' loads and recent work.
 fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
     let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
     let score = |(worker, recent_tokens)| {
@@ -124,7 +124,8 @@ fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
 
 #[test]
 fn a_small_difference_between_rates_does_not_outweigh_a_line() {
-    // In a crowd of ten, a charge of 1,210 prefills at each worker's own rate would let 5 % of it outweigh sixty of them.
+    // With a mean of ten prefills, a pressure of 1,210 prefills at each worker's own rate would let 5 % of it outweigh
+    // sixty prefills.
     let load = |rate: f32, n_queued: u32| {
         let mut load = Load { n_queued, queued_prefill_tokens: u64::from(n_queued) * 1000, ..idle() };
         load.rates.prefill_tokens_per_s = Some(rate);
@@ -136,7 +137,7 @@ fn a_small_difference_between_rates_does_not_outweigh_a_line() {
 
 #[test]
 fn an_idle_worker_is_taken_while_others_have_a_line_and_one_that_is_not_keeps_hits_elsewhere() {
-    // Whoever holds half of the prompt has a line, like most others; the idle one is free of it.
+    // Each worker with half of the prompt has a queue, like most others; the idle one is not charged for it.
     let line = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 1000, ..idle() };
     check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, Reason::Load));
     check(&[Held(16, line(12)), Held(16, line(12)), Held(0, line(12)), Held(0, line(6))], (0, Reason::Prefix));
@@ -219,11 +220,12 @@ fn policies_are_parsed_by_their_names() {
 
 #[test]
 fn of_workers_that_hold_as_much_the_one_is_taken_where_least_is_held_up() {
-    // Two short prompts are less work to hold up than a long one, although the request itself would wait less for that.
+    // Two short prompts are less work to delay than a long one, although the request itself would wait less for the
+    // long one.
     let beside = |n: u32, tokens: u64| Load { running_prefill_tokens: tokens, n_queued: n, ..idle() };
     check(&[Held(0, beside(1, 9_000)), Held(0, beside(3, 3_000))], (1, Reason::Cold));
     check(&[Held(16, beside(1, 9_000)), Held(16, beside(2, 1_500))], (1, Reason::Prefix));
-    // Where less is held, a hit would be lost; what all chats begin with is none.
+    // Where less is cached, a hit would be lost; the common start of all chats is no hit.
     check(&[Held(16, beside(1, 9_000)), Held(15, beside(2, 1_500))], (0, Reason::Prefix));
     check(&[Held(1, beside(1, 9_000)), Held(0, beside(2, 1_500))], (1, Reason::Load));
     check(&[Held(14, idle()), Held(16, beside(1, 30))], (1, Reason::Prefix));
@@ -248,7 +250,7 @@ fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_a
         load.rates.prefill_tokens_per_s = Some(rate);
         load
     };
-    // Ties go to the one with the most free cells, since none was given anything.
+    // Ties go to the one with the most free cells, since none has recent work.
     check(&[Held(0, rate(1000.0, 10)), Held(0, rate(600.0, 20))], (0, Reason::Cold));
     check(&[Held(0, rate(1000.0, 10)), Held(0, rate(800.0, 20))], (1, Reason::Cold));
 }

@@ -1,8 +1,8 @@
-//! The start-up check that states can be cut and put together as this program believes.
+//! The start-up check that states can be cut and assembled as this program assumes.
 //!
-//! Not here: the codec (`engine::kv_codec`).
-//! The idea: two blocks of tokens go the whole way: decoded, exported, cut, assembled, imported into another sequence, and from
-//! there back again. What comes back must be what went out, byte by byte; then the layout is known, too.
+//! Two blocks of tokens go through the whole cycle: decoded, exported, cut, assembled, imported into another sequence,
+//! and back again. The result must equal the original byte by byte; this also determines the layout. Not here: the
+//! codec (`engine::kv_codec`).
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
@@ -11,14 +11,14 @@ use super::super::{Llama, Logits};
 use super::StateError;
 use crate::engine::kv_codec::{CodecError, Export, Layout, Piece, Sections};
 
-/// Is the length of the check. Units: blocks.
+/// Length of the check. Units: blocks.
 const N_BLOCKS: u32 = 2;
 
 impl Llama<'_> {
-    /// Returns the layout of this context's states, cut into blocks of `block_tokens`, having tried it out.
+    /// Returns the layout of this context's states, cut into blocks of `block_tokens`, after trying it.
     ///
     /// Every slot is empty afterwards. Cost: a prefill of two blocks.
-    /// Errors: says why states cannot be cut; they can then only be moved as a whole.
+    /// Errors: the reason why states cannot be cut; they can then only be moved as a whole.
     pub(in crate::engine) fn check_codec(
         &mut self,
         model: &LlamaModel,
@@ -29,10 +29,10 @@ impl Llama<'_> {
         layout
     }
 
-    /// Returns the layout that a state of this context seems to have, without trying it out.
+    /// Returns the layout that a state of this context seems to have, without trying it.
     ///
     /// Every slot is empty afterwards. Cost: a decode of one token.
-    /// Errors: as [`Self::check_codec`].
+    /// Errors: like [`Self::check_codec`].
     pub(in crate::engine) fn look_at_layout(
         &mut self,
         model: &LlamaModel,
@@ -46,7 +46,7 @@ impl Llama<'_> {
         Ok(read(&state, &partial, block_tokens)?.layout().clone())
     }
 
-    /// Decodes `n_tokens` of no meaning behind what a slot holds.
+    /// Decodes `n_tokens` arbitrary tokens after those of a slot.
     ///
     /// Errors: [`StateError::Decode`].
     pub(in crate::engine) fn decode_any(
@@ -72,7 +72,7 @@ impl Llama<'_> {
 
     fn round_trip(&mut self, model: &LlamaModel, block_tokens: u32) -> Result<Layout, StateError> {
         let home = SlotId(0);
-        // Without a second sequence the state comes back to where it was, which import empties first.
+        // Without a second sequence the state returns to its own, which import empties first.
         let away = if self.n_slots > 1 { SlotId(1) } else { self.spare_slot().unwrap_or(home) };
         self.decode_any(model, home, block_tokens.saturating_mul(N_BLOCKS))?;
         let state = self.export(home)?.to_vec();
@@ -80,14 +80,14 @@ impl Llama<'_> {
         let layout = read(&state, &partial, block_tokens)?.layout().clone();
         self.pass(home, away, &layout)?;
         self.pass(away, home, &layout)?;
-        // Sections that are not cut name their sequence, so only at home are they the same.
+        // Sections that are not cut contain their sequence, so they are equal only in their own slot.
         if self.export(home)? != state {
             return Err(CodecError::Changed { what: "content" }.into());
         }
         Ok(layout)
     }
 
-    /// Brings the state of one slot into another, block by block, as chunks come.
+    /// Brings the state of one slot into another, block by block, like chunks.
     fn pass(&mut self, from: SlotId, to: SlotId, layout: &Layout) -> Result<(), StateError> {
         let n_tokens = self.n_held(from);
         let export = layout.parse(self.export(from)?)?;
@@ -104,7 +104,7 @@ impl Llama<'_> {
     }
 }
 
-/// Reads a state whose sections are not known yet; `partial` is what llama.cpp exports as the part that cannot be cut.
+/// Parses a state whose sections are not known yet; `partial` is llama.cpp's export of the part that cannot be cut.
 fn read<'s>(state: &'s [u8], partial: &[u8], block_tokens: u32) -> Result<Export<'s>, CodecError> {
     let whole = Export::parse(state, Sections::AttentionOnly, block_tokens);
     let Err(error) = whole else { return whole };

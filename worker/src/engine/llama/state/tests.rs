@@ -1,8 +1,8 @@
-//! Tests of moving state, on made models in llama.cpp itself.
+//! Tests of moving state, on generated models in llama.cpp itself.
 //!
-//! Not here: the bytes alone (`engine::kv_codec`).
-//! The idea: a slot whose state was moved must go on exactly as one that computed its tokens itself. The digital models
-//! answer with wide margins and show a wrong value; the one with ordinary keys shows a wrong key.
+//! A slot whose state was moved must continue exactly like one that computed its tokens itself. The digital models
+//! respond with wide margins and reveal a wrong value; the one with ordinary keys reveals a wrong key. Not here: the
+//! bytes alone (`engine::kv_codec`).
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const A: SlotId = SlotId(0);
 const B: SlotId = SlotId(1);
 const C: SlotId = SlotId(2);
 
-/// Is one way to set up a context.
+/// A configuration of a context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Setting {
     preset: Preset,
@@ -74,7 +74,7 @@ impl Setting {
         matches!(self.preset, Preset::TinySwa | Preset::TinyHybrid | Preset::TinyRecurrent)
     }
 
-    /// Says whether other cells give the same answer: always in digital models, else without flash attention.
+    /// Returns whether other cells give the same response: always in digital models, else without flash attention.
     fn is_exact(self) -> bool {
         self.preset != Preset::TinyKeys || self.flash_attn == Switch::Off
     }
@@ -93,7 +93,7 @@ fn tokens(seed: u32, n: u32) -> Vec<Token> {
 }
 
 impl Bed<'_> {
-    /// Decodes tokens behind what the slot holds and returns the logits behind the last.
+    /// Decodes tokens after those of the slot and returns the logits after the last.
     fn push(&mut self, slot: SlotId, tokens: &[Token]) -> Vec<f32> {
         let start = self.llama.n_held(slot);
         self.llama.reset_batch();
@@ -117,7 +117,7 @@ impl Bed<'_> {
         }
     }
 
-    /// Goes on greedily and returns the tokens.
+    /// Continues greedily and returns the tokens.
     fn answer(&mut self, slot: SlotId, n: usize) -> Vec<Token> {
         let mut logits = self.push(slot, &[11]);
         let mut answer = Vec::new();
@@ -129,7 +129,7 @@ impl Bed<'_> {
         answer
     }
 
-    /// Asserts that a slot goes on as one that computed these tokens itself, in a context of its own.
+    /// Asserts that a slot continues like one that computed these tokens itself, in a context of its own.
     fn assert_answers_as_fresh(&mut self, slot: SlotId, tokens: &[Token]) {
         let n = if self.setting.preset == Preset::TinyRecurrent { 48 } else { 16 };
         assert_eq!(self.llama.n_held(slot), tokens.len() as u32);
@@ -143,7 +143,8 @@ impl Bed<'_> {
         assert_eq!(answer, fresh.answer(A, n), "{:?}", self.setting);
     }
 
-    /// Returns the payload of the whole blocks of a slot, and its partial state's bytes; a window's name their slot.
+    /// Returns the payload of a slot's whole blocks, and its partial state's bytes; those of a window contain their
+    /// slot.
     fn payload(&mut self, slot: SlotId) -> (Vec<u8>, Vec<u8>) {
         let layout = self.layout.clone();
         let export = layout.parse(self.llama.export(slot).unwrap()).unwrap();
@@ -213,7 +214,7 @@ fn a_copied_prefix_goes_on_as_if_it_had_been_computed_and_its_lender_does_not_no
             let rewinds = !matches!(setting.preset, Preset::TinyHybrid | Preset::TinyRecurrent);
             let n_tokens = if rewinds { 170 } else { 200 };
             bed.llama.copy_prefix(A, B, n_tokens).unwrap();
-            // A look at once: nothing may be left to be done by the next decode.
+            // Read at once: nothing may be left for the next decode.
             let (payload, _) = bed.payload(B);
             let (whole, _) = bed.payload(A);
             assert_eq!(payload[..], whole[..payload.len()], "{setting:?}");
@@ -254,7 +255,7 @@ fn a_slot_goes_back_to_a_checkpoint() {
             bed.fill_scattered(A, &prompt[160..]);
             let is_recurrent = setting.preset == Preset::TinyRecurrent;
             if setting.kv_unified == Switch::On || is_recurrent {
-                // The recurrent part of a copy is that of the end until the checkpoint is there.
+                // The recurrent part of a copy is that of the end until the checkpoint is restored.
                 let copied = bed.llama.copy_prefix(A, B, 160);
                 assert_eq!(copied.is_err(), is_recurrent, "nothing else would be left to copy");
                 bed.llama.restore_partial(B, &partial, 160).unwrap();

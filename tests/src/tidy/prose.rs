@@ -1,0 +1,97 @@
+//! The rules for sentences in comments and on pages: line length, openings of doc comments, words that the field does
+//! not use.
+
+use std::path::Path;
+
+use super::Finding;
+
+/// Longest line of a comment or a page. Units: characters.
+const LINE_CHARS_MAX: usize = 120;
+
+/// First words of a doc comment that is no noun phrase; functions have a verb such as "Returns".
+const OPENINGS: [&str; 4] = ["Is", "Are", "Says", "Lists"];
+
+/// Words and metaphors that a reader of this field would not understand, each with the term to use.
+///
+/// Source: the glossary, and what readers of earlier comments stumbled over.
+const STRANGE_WORDS: [(&str, &str); 9] = [
+    ("whoever", "name the client, request or worker"),
+    ("somebody", "name the client, request or worker"),
+    ("thoughts", "reasoning"),
+    ("doubted", "stale"),
+    ("dearer", "more expensive"),
+    ("of late", "recently"),
+    ("by lot", "at random"),
+    ("the books", "requests in flight"),
+    ("hear of", "learn of"),
+];
+
+/// Returns the rules that the comments of the Rust file at `path` break.
+pub(super) fn check_comments(path: &Path, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut in_code = false;
+    for (line_idx, line) in text.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            in_code = false;
+            continue;
+        };
+        let sentence = comment.trim_start_matches(['/', '!']).trim();
+        if sentence.starts_with("```") {
+            in_code = !in_code;
+        }
+        if in_code {
+            continue;
+        }
+        let is_doc = comment.starts_with(['/', '!']);
+        let mut messages = strange_words(sentence);
+        messages.extend(long_line(line, sentence));
+        if is_doc && OPENINGS.iter().any(|word| starts_with_word(sentence, word)) {
+            messages.push("the sentence is neither a noun phrase nor has a verb such as `Returns`".to_owned());
+        }
+        findings.extend(messages.into_iter().map(|message| Finding::new(path, line_idx + 1, message)));
+    }
+    findings
+}
+
+/// Returns the rules for sentences that the page at `path` breaks. Code blocks are not checked.
+pub(super) fn check_sentences(path: &Path, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut in_code = false;
+    for (line_idx, line) in text.lines().enumerate() {
+        let sentence = line.trim();
+        in_code ^= sentence.starts_with("```");
+        if in_code {
+            continue;
+        }
+        let is_table_or_image = sentence.starts_with('|') || sentence.starts_with("![");
+        let mut messages = strange_words(sentence);
+        messages.extend(long_line(line, sentence).filter(|_| !is_table_or_image));
+        findings.extend(messages.into_iter().map(|message| Finding::new(path, line_idx + 1, message)));
+    }
+    findings
+}
+
+/// Returns what is wrong with the length of a line, unless it holds a single word, such as a URL.
+fn long_line(line: &str, sentence: &str) -> Option<String> {
+    let n_chars = line.chars().count();
+    let can_break = sentence.contains(' ');
+    (n_chars > LINE_CHARS_MAX && can_break).then(|| format!("{n_chars} characters, more than {LINE_CHARS_MAX}"))
+}
+
+/// Returns a message for each strange word of a sentence; code between backquotes and the targets of links may have
+/// any.
+fn strange_words(sentence: &str) -> Vec<String> {
+    let prose: String = sentence.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
+    let has = |word: &str| {
+        prose.match_indices(word).any(|(at, _)| {
+            let is_letter = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "-_/#".contains(c));
+            !is_letter(prose[..at].chars().next_back()) && !is_letter(prose[at + word.len()..].chars().next())
+        })
+    };
+    let strange = STRANGE_WORDS.iter().filter(|(word, _)| has(word));
+    strange.map(|(word, term)| format!("`{word}` is no term of the field: {term}")).collect()
+}
+
+fn starts_with_word(sentence: &str, word: &str) -> bool {
+    sentence.strip_prefix(word).is_some_and(|rest| rest.starts_with(' '))
+}
