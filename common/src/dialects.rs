@@ -7,6 +7,7 @@
 
 pub mod anthropic;
 mod conversation;
+mod custom;
 mod field;
 pub mod responses;
 mod spelling;
@@ -16,8 +17,10 @@ use serde_json::{Map, Value};
 
 use crate::fields::{self, ReadError};
 
+pub(crate) use custom::write_custom_calls;
+pub use custom::{CUSTOM, FREE_TEXT, function_of_custom};
 pub use spelling::Spelling;
-pub use tools::{CallForm, FREE_TEXT, LEFT_OUT_KINDS, Tool, ToolNames, left_out_of_chat};
+pub use tools::{CallForm, LEFT_OUT_KINDS, Tool, ToolNames, left_out_of_chat};
 
 /// A request of another API format, converted into a chat completion request.
 #[derive(Debug, Clone, PartialEq, Eq)]

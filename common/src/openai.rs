@@ -9,17 +9,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::dialects::left_out_of_chat;
+use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
 
 /// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ChatPrompt {
     /// Name of the model; absent means the only one there is.
     pub model: Option<String>,
-    /// The conversation, each message as the template will see it.
+    /// Lists the conversation, each message as the template will see it.
+    #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Tools that the template offers to the model, without those that no part of the worker executes.
+    /// Tools that the template offers to the model, all of them functions, without those that nobody runs here.
     #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
     /// Whether and which tool the model must call.
@@ -37,11 +38,24 @@ pub struct ChatPrompt {
     pub cache_salt: Option<String>,
 }
 
-/// Reads a chat's tools without those that are left out: what nobody runs is not offered to the model.
+/// Reads a chat's messages; their calls to custom tools are calls of functions.
+pub fn messages_to_show<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Map<String, Value>>, D::Error> {
+    let mut messages = Vec::<Map<String, Value>>::deserialize(deserializer)?;
+    messages.iter_mut().for_each(write_custom_calls);
+    Ok(messages)
+}
+
+/// Reads a chat's tools, custom ones as functions, without those that are left out: what nobody runs is not offered to
+/// the model.
 pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
     let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
     if let Some(tools) = &mut tools {
         tools.retain(|tool| left_out_of_chat(tool).is_none());
+        for tool in tools {
+            if let Some(function) = function_of_custom(tool) {
+                *tool = function;
+            }
+        }
     }
     Ok(tools)
 }

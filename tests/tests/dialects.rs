@@ -96,11 +96,31 @@ async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::
         "tools": [own, {"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}],
         "messages": [{"role": "user", "content": words(6, 20)}, {"role": "system", "content": words(7, 40)}]});
     let of_chat = json!({"type": "function", "function": {"name": "read", "parameters": schema}});
-    let chat = json!({"max_tokens": 4, "tools": [{"type": "web_search"}, of_chat], "web_search_options": {},
-        "messages": [{"role": "system", "content": words(8, 80)}, {"role": "user", "content": words(9, 20)}]});
-    for (path, body) in [("/v1/responses", responses), ("/v1/messages", messages), ("/v1/chat/completions", chat)] {
+    let grammar = json!({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /x/"}});
+    let patch = json!({"type": "custom", "custom": {"name": "patch", "description": words(10, 10), "format": grammar}});
+    let call = json!({"id": "c", "type": "custom", "custom": {"name": "patch", "input": words(11, 30)}});
+    let chat = json!({"max_tokens": 4, "tools": [{"type": "web_search"}, of_chat, patch], "web_search_options": {},
+        "messages": [{"role": "system", "content": words(8, 80)}, {"role": "user", "content": words(9, 20)},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "done"}]});
+    // Which tools may be called is nothing of the prompt, so another choice finds what the first one left.
+    let allowed = |tools: Value| json!({"type": "allowed_tools", "mode": "auto", "tools": tools});
+    let of_responses = [
+        json!("auto"),
+        allowed(
+            json!([{"type": "custom", "name": "patch"}, {"type": "function", "name": "wait", "namespace": "agents"}]),
+        ),
+    ];
+    let named = json!([{"type": "function", "function": {"name": "read"}}]);
+    let of_chat = [json!("auto"), json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}})];
+    for (path, mut body, choices) in [
+        ("/v1/responses", responses, of_responses),
+        ("/v1/messages", messages, [json!({"type": "auto"}), json!({"type": "none"})]),
+        ("/v1/chat/completions", chat, of_chat),
+    ] {
         let url = format!("{}{path}", rig.router_url());
-        for turn in 0..2 {
+        for (turn, choice) in choices.into_iter().enumerate() {
+            body["tool_choice"] = choice;
             let reply = rig.post(&url, &body).await?;
             anyhow::ensure!(reply.status == 200, "{path}: {}", reply.text);
             assert_eq!(reply.header("x-warmpath-left-out-tools"), "web_search", "{path}");

@@ -4,6 +4,7 @@
 //! here: the rendering of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
 
 pub mod arguments;
+mod choice;
 mod cost;
 pub mod parameters;
 mod schemas;
@@ -13,10 +14,11 @@ use std::collections::HashSet;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use warmpath_common::dialects::left_out_of_chat;
+use warmpath_common::dialects::{CUSTOM, function_of_custom, left_out_of_chat};
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
+use self::choice::{Choice, Listed, Named};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
@@ -71,19 +73,19 @@ impl ToolFields {
     pub fn resolve(&self) -> Result<(FormatWish, Thoughts), RequestError> {
         let thoughts = self.thoughts()?;
         let tools = self.tools.as_deref().unwrap_or_default();
-        let names = check_tools(tools)?;
-        let (tool_choice, only) = self.choice(&names)?;
-        let is_meant = |name: &&str| only.as_ref().is_none_or(|only| only == name);
+        let named = check_tools(tools)?;
+        let listed = Listed { tools: &named, left_out: &self.left_out() };
+        let Choice { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
+        let is_meant = |tool: &&Named<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
         let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
         let chosen: Vec<Value> = match tool_choice {
             ToolChoice::None => Vec::new(),
-            _ => callable.zip(&names).filter(|(_, name)| is_meant(name)).map(|(tool, _)| normalized(tool)).collect(),
+            _ => callable.zip(&named).filter(|(_, tool)| is_meant(tool)).map(|(tool, _)| normalized(tool)).collect(),
         };
         if tool_choice != ToolChoice::None {
             cost::check(tools)?;
         }
-        // A request that names one function wants one call of it.
-        let parallel_tool_calls = if only.is_some() { Some(false) } else { self.parallel_tool_calls };
+        let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
     }
@@ -100,7 +102,13 @@ impl ToolFields {
         kinds
     }
 
-    /// Returns the error that a part of a tool's schema cannot be enforced.
+    /// Returns the names of the custom tools, whose calls have one free text.
+    pub fn custom_names(&self) -> Vec<String> {
+        let custom = self.tools.iter().flatten().filter(|tool| tool["type"] == CUSTOM);
+        custom.filter_map(|tool| Some(tool[CUSTOM]["name"].as_str()?.to_owned())).collect()
+    }
+
+    /// Returns the error that a part of a tool's schema is not kept.
     pub fn not_kept(&self, tool: &Value, error: &SchemaError) -> RequestError {
         let param = self.parameters_of(tool);
         let path = if error.path.is_empty() { param } else { format!("{param}.{}", error.path) };
@@ -140,45 +148,6 @@ impl ToolFields {
             }
         }
     }
-
-    /// Returns whether tools may be called, and the only one if just one is meant.
-    fn choice(&self, names: &[&str]) -> Result<(ToolChoice, Option<String>), RequestError> {
-        let refused = |reason: String| Err(RequestError::field("tool_choice", reason));
-        let choice = match self.tool_choice.as_ref() {
-            None | Some(Value::Null) if names.is_empty() => return Ok((ToolChoice::None, None)),
-            None | Some(Value::Null) => return Ok((ToolChoice::Auto, None)),
-            Some(choice) => choice,
-        };
-        let only = match choice {
-            Value::String(word) if word == "none" => return Ok((ToolChoice::None, None)),
-            Value::String(word) if word == "auto" && names.is_empty() => return Ok((ToolChoice::None, None)),
-            Value::String(word) if word == "auto" => return Ok((ToolChoice::Auto, None)),
-            Value::String(word) if word == "required" => None,
-            Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "function") => {
-                Some(&choice["function"]["name"])
-            }
-            _ => {
-                let shape = "{\"type\": \"function\", \"function\": {\"name\": ...}}";
-                return refused(format!("`tool_choice` must be \"none\", \"auto\", \"required\" or {shape}"));
-            }
-        };
-        let left_out = self.left_out();
-        match only {
-            _ if names.is_empty() && !left_out.is_empty() => refused(format!(
-                "`tool_choice` asks for a call, but tools of these types are not run here and were left out: {}",
-                left_out.join(", ")
-            )),
-            _ if names.is_empty() => refused("`tool_choice` asks for a call, but there are no `tools`".to_owned()),
-            None => Ok((ToolChoice::Required, None)),
-            Some(Value::String(name)) if names.contains(&name.as_str()) => {
-                Ok((ToolChoice::Required, Some(name.clone())))
-            }
-            Some(Value::String(_)) => {
-                refused("`tool_choice` names a function that is not among the `tools`".to_owned())
-            }
-            Some(_) => refused("`tool_choice.function.name` must be a string".to_owned()),
-        }
-    }
 }
 
 /// Returns the pattern of function names.
@@ -186,8 +155,8 @@ pub fn function_name_pattern() -> String {
     schemas::name_pattern()
 }
 
-/// Returns the functions' names if all tools are valid; tools that are left out have none.
-fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
+/// Returns what the tools are called once all are found to be of the right shape; tools that are left out have no name.
+fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
     if tools.len() > TOOLS_MAX {
         let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
         return Err(RequestError::field("tools", reason));
@@ -199,50 +168,83 @@ fn check_tools(tools: &[Value]) -> Result<Vec<&str>, RequestError> {
     }
     let mut names = HashSet::new();
     let mut check = |(idx, tool): (usize, &'_ Value)| {
-        let name = check_tool(tool).map_err(|(field, reason)| {
+        let kind = check_tool(tool).map_err(|(field, reason)| {
             let param = format!("tools[{idx}]{field}");
             RequestError::field(param.clone(), format!("`{param}` {reason}"))
         })?;
-        if !names.insert(name.to_owned()) {
-            let param = format!("tools[{idx}].function.name");
-            return Err(RequestError::field(param, "two tools have the same function name"));
+        if !names.insert(tool[kind]["name"].clone()) {
+            let param = format!("tools[{idx}].{kind}.name");
+            return Err(RequestError::field(param, "two tools have the same name"));
         }
         Ok(())
     };
     let callable = tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none());
     callable.clone().try_for_each(&mut check)?;
-    Ok(callable.filter_map(|(_, tool)| tool["function"]["name"].as_str()).collect())
+    Ok(callable.filter_map(|(_, tool)| Named::of(tool)).collect())
 }
 
-/// Returns the name of a tool's function, or the invalid field and the reason.
-fn check_tool(tool: &Value) -> Result<&str, (&'static str, String)> {
-    let wrong = |field, reason: &str| Err((field, reason.to_owned()));
-    let Value::Object(tool) = tool else { return wrong("", "must be an object") };
-    if tool.get("type").is_none_or(|kind| kind != "function") {
-        return wrong(".type", "must be \"function\"");
-    }
-    let Some(Value::Object(function)) = tool.get("function") else { return wrong(".function", "must be an object") };
-    let Some(Value::String(name)) = function.get("name") else { return wrong(".function.name", "must be a string") };
+/// Field of a tool that is wrong, and why.
+type Wrong = (String, String);
+
+fn wrong<T>(field: &str, reason: &str) -> Result<T, Wrong> {
+    Err((field.to_owned(), reason.to_owned()))
+}
+
+/// Returns the type of a tool of the right shape.
+fn check_tool(tool: &Value) -> Result<&'static str, Wrong> {
+    let Value::Object(fields) = tool else { return wrong("", "must be an object") };
+    let kind = match fields.get("type").and_then(Value::as_str) {
+        Some("function") => "function",
+        Some(CUSTOM) => CUSTOM,
+        _ => return wrong(".type", "must be \"function\" or \"custom\""),
+    };
+    let own = |field: &str| format!(".{kind}{field}");
+    let Some(Value::Object(tool)) = fields.get(kind) else { return wrong(&own(""), "must be an object") };
+    let Some(Value::String(name)) = tool.get("name") else { return wrong(&own(".name"), "must be a string") };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/".contains(&byte);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(plain) {
         let reason = format!("must be 1 to {NAME_BYTES_MAX} letters, digits, '_', '-', '.', ':' or '/'");
-        return Err((".function.name", reason));
+        return wrong(&own(".name"), &reason);
     }
-    if !matches!(function.get("description"), None | Some(Value::Null | Value::String(_))) {
-        return wrong(".function.description", "must be a string");
+    if !matches!(tool.get("description"), None | Some(Value::Null | Value::String(_))) {
+        return wrong(&own(".description"), "must be a string");
     }
-    if !matches!(function.get("strict"), None | Some(Value::Null | Value::Bool(_))) {
-        return wrong(".function.strict", "must be true or false");
+    if kind == CUSTOM {
+        return check_text_format(tool.get("format")).map(|()| kind).map_err(|(at, reason)| (own(&at), reason));
     }
-    match function.get("parameters") {
-        None | Some(Value::Null | Value::Object(_)) => Ok(name),
-        Some(_) => wrong(".function.parameters", "must be a JSON schema, an object"),
+    if !matches!(tool.get("strict"), None | Some(Value::Null | Value::Bool(_))) {
+        return wrong(&own(".strict"), "must be true or false");
+    }
+    match tool.get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => Ok(kind),
+        Some(_) => wrong(&own(".parameters"), "must be a JSON schema, an object"),
+    }
+}
+
+/// Checks what a custom tool says of the text that it takes.
+fn check_text_format(format: Option<&Value>) -> Result<(), Wrong> {
+    let format = match format {
+        None | Some(Value::Null) => return Ok(()),
+        Some(Value::Object(format)) => format,
+        Some(_) => return wrong(".format", "must be an object"),
+    };
+    match format.get("type").and_then(Value::as_str) {
+        Some("text") => Ok(()),
+        Some("grammar") => {
+            let is_text = |field: &&str| format.get("grammar").is_some_and(|grammar| grammar[*field].is_string());
+            match ["syntax", "definition"].iter().find(|field| !is_text(field)) {
+                Some(field) => wrong(&format!(".format.grammar.{field}"), "must be a string"),
+                None => Ok(()),
+            }
+        }
+        _ => wrong(".format.type", "must be \"text\" or \"grammar\""),
     }
 }
 
 /// Returns a tool with the fields that llama.cpp reads.
 fn normalized(tool: &Value) -> Value {
-    let function = &tool["function"];
+    let of_custom = function_of_custom(tool);
+    let function = &of_custom.as_ref().unwrap_or(tool)["function"];
     let description = function["description"].as_str().unwrap_or_default();
     let parameters = function["parameters"].as_object().cloned().unwrap_or_else(Map::new);
     json!({

@@ -9,9 +9,10 @@ mod tools;
 use serde_json::{Map, Value, json};
 
 use super::conversation::{Call, Conversation};
+use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
-use super::tools::{CallForm, Listing, free_text_arguments, left_out_kind};
+use super::tools::{CallForm, Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use tools::{read_tool, read_tool_choice, take_tool};
 
@@ -26,6 +27,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
     ("tool_choice.function", "tool_choice"),
+    ("tool_choice.allowed_tools", "tool_choice"),
 ];
 
 /// Returns the chat of a request for a response.

@@ -33,9 +33,6 @@ pub const LEFT_OUT_KINDS: &[&str] = &[
     "web_search",
 ];
 
-/// Name of the argument of a tool that takes one free text.
-pub const FREE_TEXT: &str = "input";
-
 /// Text between a namespace and a name in a function's name.
 ///
 /// Source: the names that agents give to the tools of MCP servers (`mcp__SERVER__TOOL`).
@@ -57,7 +54,7 @@ pub struct Tool {
 pub enum CallForm {
     /// Arguments as a JSON object.
     Function,
-    /// One free text, which the chat's function takes as its argument [`FREE_TEXT`].
+    /// One free text, which the chat's function takes as its argument [`super::FREE_TEXT`].
     Custom,
 }
 
@@ -89,21 +86,6 @@ pub(super) fn left_out_kind(name: &str) -> Option<&'static str> {
 /// Returns the kind of tools that are left out to which a chat's tool belongs, if it does.
 pub fn left_out_of_chat(tool: &Value) -> Option<&'static str> {
     left_out_kind(tool.get("type")?.as_str()?)
-}
-
-/// Returns the schema of the arguments of a tool that takes one free text.
-pub(super) fn free_text_parameters() -> Value {
-    json!({
-        "type": "object",
-        "properties": {FREE_TEXT: {"type": "string"}},
-        "required": [FREE_TEXT],
-        "additionalProperties": false,
-    })
-}
-
-/// Returns the arguments of a call that has one free text.
-pub(super) fn free_text_arguments(text: &str) -> String {
-    json!({FREE_TEXT: text}).to_string()
 }
 
 /// Tools of a request while they are read.

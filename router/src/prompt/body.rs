@@ -40,6 +40,7 @@ pub(super) struct Options {
 #[derive(Debug, Deserialize)]
 struct ChatBody {
     model: Option<String>,
+    #[serde(deserialize_with = "openai::messages_to_show")]
     messages: Vec<Map<String, Value>>,
     #[serde(default, deserialize_with = "openai::tools_to_offer")]
     tools: Option<Vec<Value>>,

@@ -14,12 +14,13 @@ use warmpath_common::headers;
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
 use super::body::Body;
+use super::calls::GrowingCalls;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
 use super::logprobs::{self, Logprobs, Pieces, TextEnd, Told};
 use super::sse::{self, write_event};
 use super::state::App;
-use super::wire::{Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
+use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
 use crate::engine::Started;
 use crate::error::RequestError;
 use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
@@ -148,7 +149,12 @@ pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str])
     }
 }
 
-/// Fields that every object of one response has.
+/// Returns the names of the custom tools that an answer may call.
+fn custom_tools(answer: &Answer) -> Arc<[String]> {
+    answer.form().answer.as_ref().map_or_else(Default::default, |format| Arc::clone(&format.custom_tools))
+}
+
+/// Is what every object of one answer has in common.
 struct Head {
     shape: Shape,
     id: String,
@@ -216,9 +222,10 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
         }
     }
     let answer = messages.answer();
+    let custom_tools = custom_tools(answer);
     let choices = wholes.iter().enumerate().map(|(index, whole)| {
         let content = match head.shape {
-            Shape::Chat => Content::Message((&whole.message).into()),
+            Shape::Chat => Content::Message(wire::Message::new(&whole.message, &custom_tools)),
             Shape::Completion => Content::Text(&whole.message.content),
         };
         let told = Told { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
@@ -237,8 +244,11 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
 fn stream(head: Head, messages: Messages) -> Response {
     let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
     let silence_max = messages.answer().form().silence_max;
-    let ends = vec![TextEnd::default(); messages.answer().n_choices()];
-    let events = Events { usage, ends, head, messages, is_begun: false };
+    let n_choices = messages.answer().n_choices();
+    let ends = vec![TextEnd::default(); n_choices];
+    let custom_tools = custom_tools(messages.answer());
+    let calls = (0..n_choices).map(|_| GrowingCalls::new(Arc::clone(&custom_tools))).collect();
+    let events = Events { usage, ends, calls, head, messages, is_begun: false };
     let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
         let mut bytes = Vec::new();
@@ -256,7 +266,9 @@ struct Events {
     usage: bool,
     /// End of each choice's text as far as the log probabilities of its tokens were sent.
     ends: Vec<TextEnd>,
-    /// Whether an event is written: until then the request can still be retried elsewhere.
+    /// Calls of each choice so far.
+    calls: Vec<GrowingCalls>,
+    /// Says whether an event is written: until then the request can still be answered elsewhere.
     is_begun: bool,
 }
 
@@ -287,11 +299,14 @@ impl Events {
                 Ok(Some(MessageStep::Delta { delta, .. })) if delta.is_empty() => {}
                 Ok(Some(MessageStep::Delta { choice, delta, probabilities })) => {
                     self.write_start(out);
+                    let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
                     let content = match self.head.shape {
-                        Shape::Chat => Content::Delta((&delta).into()),
+                        Shape::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
                         Shape::Completion => Content::Text(&delta.content),
                     };
-                    let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
+                    if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
+                        continue;
+                    }
                     let told = Told { prompt: None, answer: &probabilities };
                     let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
                     self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });

@@ -3,7 +3,6 @@
 //! A message's parts are the response's items. Each is added, grows and is done, and every event has its number. Not
 //! here: the conversion to a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 
-mod free_text;
 mod repeated;
 pub(super) mod wire;
 
@@ -16,12 +15,12 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{CallForm, Converted, DialectError, Tool, responses};
 
-use self::free_text::FreeText;
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
 use super::body::Body;
 use super::context::RequestContext;
 use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
+use super::free_text::FreeText;
 use super::name::Name;
 use super::parts::{Kind, Part};
 use super::sse;

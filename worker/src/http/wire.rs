@@ -6,6 +6,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, FinishReason};
 use crate::lifecycle::Totals;
@@ -117,49 +118,15 @@ pub struct Message<'a> {
     pub tool_calls: Vec<ToolCall<'a>>,
 }
 
-/// A tool call or a part of it.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct ToolCall<'a> {
-    /// Index of the call in the message, in chunks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub index: Option<usize>,
-    /// Id of the call; only in its first chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<&'a str>,
-    /// Always `function`; only in the call's first chunk.
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub kind: Option<&'static str>,
-    /// The called function.
-    pub function: Function<'a>,
-}
-
-/// A called function or a part of the call.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Function<'a> {
-    /// Name of the function; only in the call's first chunk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<&'a str>,
-    /// JSON text of the arguments.
-    pub arguments: &'a str,
-}
-
-/// OpenAI's name for tools of this kind.
-const FUNCTION: &str = "function";
-
-impl<'a> From<&'a message::Message> for Message<'a> {
-    fn from(message: &'a message::Message) -> Self {
-        let call = |call: &'a message::ToolCall| ToolCall {
-            index: None,
-            id: Some(&call.id),
-            kind: Some(FUNCTION),
-            function: Function { name: Some(&call.name), arguments: &call.arguments },
-        };
+impl<'a> Message<'a> {
+    /// Returns a message, given the names of custom tools.
+    pub fn new(message: &'a message::Message, custom_tools: &[String]) -> Self {
         let is_call_only = message.content.is_empty() && !message.tool_calls.is_empty();
         Self {
             role: "assistant",
             reasoning_content: Some(message.reasoning_content.as_str()).filter(|text| !text.is_empty()),
             content: (!is_call_only).then_some(&message.content),
-            tool_calls: message.tool_calls.iter().map(call).collect(),
+            tool_calls: message.tool_calls.iter().map(|call| calls::whole(call, custom_tools)).collect(),
         }
     }
 }
@@ -182,21 +149,21 @@ pub struct Delta<'a> {
     pub tool_calls: Vec<ToolCall<'a>>,
 }
 
-impl<'a> From<&'a message::MessageDelta> for Delta<'a> {
-    fn from(delta: &'a message::MessageDelta) -> Self {
+impl<'a> Delta<'a> {
+    /// Returns a part of a message, given the choice's calls so far.
+    pub fn new(delta: &'a message::MessageDelta, calls: &mut GrowingCalls) -> Self {
         let some = |text: &'a String| Some(text.as_str()).filter(|text| !text.is_empty());
-        let call = |call: &'a message::ToolCallDelta| ToolCall {
-            index: Some(call.index),
-            id: call.id.as_deref(),
-            kind: call.id.as_ref().map(|_| FUNCTION),
-            function: Function { name: call.name.as_deref(), arguments: &call.arguments },
-        };
         Self {
             role: None,
             reasoning_content: some(&delta.reasoning_content),
             content: some(&delta.content).map(Some),
-            tool_calls: delta.tool_calls.iter().map(call).collect(),
+            tool_calls: delta.tool_calls.iter().filter_map(|call| calls.part(call)).collect(),
         }
+    }
+
+    /// Returns whether nothing is new.
+    pub fn is_empty(&self) -> bool {
+        self.reasoning_content.is_none() && self.content.is_none() && self.tool_calls.is_empty()
     }
 }
 

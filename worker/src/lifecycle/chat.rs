@@ -31,6 +31,8 @@ pub struct ChatAnswer {
     must_call: bool,
     /// Names of tools whose arguments may break their schemas.
     pub unconstrained: Vec<String>,
+    /// Names of custom tools, whose calls have one free text.
+    pub custom_tools: Arc<[String]>,
     spelled: Vec<Token>,
     /// Reasoning that may precede the content.
     first: Option<ThoughtsFirst>,
@@ -98,7 +100,8 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         let spelled = spelled(serving, &format.format().preserved_tokens);
         let first = if thoughts == Thoughts::Apart { thoughts_first(serving, &format) } else { None };
         let must_call = wish.tool_choice == ToolChoice::Required;
-        Arc::new(ChatAnswer { format, thoughts, calls, must_call, unconstrained, spelled, first })
+        let custom_tools = tools.custom_names().into();
+        Arc::new(ChatAnswer { format, thoughts, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let left_out = tools.left_out();
     Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer, left_out })

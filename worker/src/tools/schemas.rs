@@ -23,7 +23,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
         "required": ["name"],
     });
     json_schema!({
-        "description": "Functions that the model may call.",
+        "description": "Lists the functions and custom tools that the model may call.",
         "type": ["array", "null"],
         "maxItems": TOOLS_MAX,
         "items": {"anyOf": [
@@ -34,29 +34,87 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
             },
             {
                 "type": "object",
-                "description": "Left out: nobody runs it here.",
-                "properties": {"type": {"type": "string", "pattern": format!("^({})(_.*)?$", LEFT_OUT_KINDS.join("|"))}},
-                "required": ["type"],
+                "properties": {"type": {"const": "custom"}, "custom": custom()},
+                "required": ["type", "custom"],
             },
+            left_out(),
         ]},
     })
 }
 
-/// Returns the pattern of function names.
+/// Returns the schema of a custom tool.
+fn custom() -> Schema {
+    let grammar = json_schema!({
+        "type": "object",
+        "description": "Is shown to the model, which may break it.",
+        "properties": {"syntax": {"type": "string"}, "definition": {"type": "string"}},
+        "required": ["syntax", "definition"],
+    });
+    let format = json_schema!({"anyOf": [
+        {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "grammar"}, "grammar": grammar},
+            "required": ["type", "grammar"],
+        },
+        {"type": "null"},
+    ]});
+    json_schema!({
+        "type": "object",
+        "description": "Takes one free text.",
+        "properties": {
+            "name": {"type": "string", "pattern": name_pattern()},
+            "description": {"type": ["string", "null"]},
+            "format": format,
+        },
+        "required": ["name"],
+    })
+}
+
+/// Returns the schema of a tool that is left out.
+fn left_out() -> Schema {
+    json_schema!({
+        "type": "object",
+        "description": "Left out: nobody runs it here.",
+        "properties": {"type": {"type": "string", "pattern": format!("^({})(_.*)?$", LEFT_OUT_KINDS.join("|"))}},
+        "required": ["type"],
+    })
+}
+
+/// Returns what a function may be called.
 pub(super) fn name_pattern() -> String {
     format!("^[A-Za-z0-9_.:/-]{{1,{NAME_BYTES_MAX}}}$")
 }
 
 pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
-    let function = json_schema!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+    let named = |kind: &str| {
+        let tool = json_schema!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]});
+        json_schema!({
+            "type": "object",
+            "properties": {"type": {"const": kind}, kind: tool},
+            "required": ["type", kind],
+        })
+    };
+    let (function, custom) = (named("function"), named("custom"));
+    let allowed = json_schema!({
+        "type": "object",
+        "description": "Tools of the prompt that alone may be called.",
+        "properties": {
+            "mode": {"enum": ["auto", "required"]},
+            "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [function, custom, left_out()]}},
+        },
+        "required": ["mode", "tools"],
+    });
     json_schema!({
-        "description": "Whether and which function the model must call.",
+        "description": "Says whether and which tools the model must or may call.",
         "anyOf": [
             {"enum": ["none", "auto", "required", null]},
+            function,
+            custom,
             {
                 "type": "object",
-                "properties": {"type": {"const": "function"}, "function": function},
-                "required": ["type", "function"],
+                "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
+                "required": ["type", "allowed_tools"],
             },
         ],
     })

@@ -42,6 +42,18 @@ fn a_tool_of_a_wrong_shape_is_refused_by_its_place_and_field() {
     let mut strict = tool("b", json!({}));
     strict["function"]["strict"] = json!("yes");
     check(with(strict), "tools[1].function.strict", "true or false");
+    let custom = |custom: Value| json!({"type": "custom", "custom": custom});
+    check(with(json!({"type": "custom"})), "tools[1].custom", "an object");
+    check(with(custom(json!({"name": "a b"}))), "tools[1].custom.name", "letters");
+    check(with(custom(json!({"name": "a"}))), "tools[1].custom.name", "the same");
+    check(with(custom(json!({"name": "b", "format": 1}))), "tools[1].custom.format", "an object");
+    check(with(custom(json!({"name": "b", "format": {"type": "lark"}}))), "tools[1].custom.format.type", "grammar");
+    let format = json!({"type": "grammar", "grammar": {"syntax": "lark"}});
+    check(
+        with(custom(json!({"name": "b", "format": format}))),
+        "tools[1].custom.format.grammar.definition",
+        "a string",
+    );
 }
 
 #[test]
@@ -58,6 +70,21 @@ fn a_choice_must_be_among_the_tools() {
         "no `tools`",
     );
     check(json!({"reasoning_format": "loud"}), "reasoning_format", "deepseek");
+    check(with(json!({"type": "custom", "custom": {"name": "a"}})), "tool_choice", "not among");
+    let allowed = |allowed: Value| with(json!({"type": "allowed_tools", "allowed_tools": allowed}));
+    check(allowed(json!(null)), "tool_choice.allowed_tools", "an object");
+    check(allowed(json!({"tools": [{}]})), "tool_choice.allowed_tools.mode", "required");
+    for tools in [json!(null), json!([]), json!({})] {
+        check(allowed(json!({"mode": "auto", "tools": tools})), "tool_choice.allowed_tools.tools", "at least one");
+    }
+    let second = |tool: Value| {
+        allowed(json!({"mode": "auto", "tools": [{"type": "function", "function": {"name": "a"}}, tool]}))
+    };
+    let param = "tool_choice.allowed_tools.tools[1]";
+    check(second(json!({"type": "function", "name": "a"})), param, "must be");
+    check(second(json!({"type": "function", "function": {"name": "b"}})), param, "not among");
+    let search = json!([{"type": "web_search"}]);
+    check(allowed(json!({"mode": "required", "tools": search})), "tool_choice.allowed_tools.tools", "is run here");
 }
 
 #[test]
@@ -96,9 +123,28 @@ fn a_choice_says_what_may_be_called() {
     assert_eq!(resolved(json!("none")), (ToolChoice::None, 0, Some(true)));
     assert_eq!(resolved(json!("required")), (ToolChoice::Required, 2, Some(true)));
     let named = json!({"type": "function", "function": {"name": "b"}});
-    assert_eq!(resolved(named), (ToolChoice::Required, 1, Some(false)));
+    assert_eq!(resolved(named.clone()), (ToolChoice::Required, 1, Some(false)));
+    let allowed =
+        |mode: &str, tools: Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+    let several = json!([named, {"type": "mcp"}]);
+    assert_eq!(resolved(allowed("auto", several.clone())), (ToolChoice::Auto, 1, Some(true)));
+    assert_eq!(resolved(allowed("required", several)), (ToolChoice::Required, 1, Some(true)));
+    assert_eq!(resolved(allowed("auto", json!([{"type": "mcp"}]))), (ToolChoice::None, 0, Some(true)));
     let (wish, _) = fields(json!({"tools": [], "tool_choice": "auto"})).resolve().expect("no tools are no error");
     assert_eq!(wish.tool_choice, ToolChoice::None);
+}
+
+#[test]
+fn custom_tools_are_functions_of_one_text() {
+    let custom = json!({"type": "custom", "custom": {"name": "patch", "description": "Edits."}});
+    let all = fields(
+        json!({"tools": [tool("a", json!({})), custom], "tool_choice": {"type": "custom", "custom": {"name": "patch"}}}),
+    );
+    let (wish, _) = all.resolve().expect("the fields are right");
+    let function = &wish.tools[0]["function"];
+    assert_eq!((wish.tools.len(), &function["name"], &function["description"]), (1, &json!("patch"), &json!("Edits.")));
+    assert_eq!(function["parameters"]["required"], json!(["input"]));
+    assert_eq!((wish.parallel_tool_calls, all.custom_names()), (Some(false), vec!["patch".to_owned()]));
 }
 
 #[test]

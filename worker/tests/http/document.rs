@@ -26,8 +26,10 @@ const EXCUSES: &[&str] = &[
     "both give a schema",
     "asks for a call, but there are no `tools`",
     "are not run here and were left out",
-    "names a function that is not among",
-    "two tools have the same function name",
+    "names a tool that is not among",
+    "names a tool that is not there",
+    "none of the tools that it allows is run here",
+    "two tools have the same name",
     "cannot go on",
     "it is not clear which one goes on",
     "the arguments of a tool call are not JSON",
@@ -83,6 +85,9 @@ struct Example {
 fn examples() -> Vec<Example> {
     let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": true});
     let tool = json!({"type": "function", "function": function});
+    let grammar = json!({"syntax": "regex", "definition": "x"});
+    let custom = json!({"name": "p", "description": "d", "format": {"type": "grammar", "grammar": grammar}});
+    let custom = json!({"type": "custom", "custom": custom});
     let messages = json!([
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
@@ -106,6 +111,15 @@ fn examples() -> Vec<Example> {
         short(
             "/v1/chat/completions",
             json!({"messages": user("a"), "tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ),
+        short(
+            "/v1/chat/completions",
+            json!({"messages": user("a"), "tools": [tool, custom], "tool_choice": {"type": "custom", "custom": {"name": "p"}}}),
+        ),
+        short(
+            "/v1/chat/completions",
+            json!({"messages": user("a"), "tools": [tool], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+                "mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}, {"type": "mcp"}]}}}),
         ),
         short(
             "/v1/chat/completions",
@@ -177,7 +191,9 @@ fn response() -> Value {
             {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
             {"type": "web_search"},
         ],
-        "tool_choice": "none",
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "function", "name": "f", "namespace": "n"}, {"type": "custom", "name": "p"}, {"type": "web_search"},
+        ]},
         "text": {"format": {"type": "text"}},
         "reasoning": {"effort": "low"},
     })

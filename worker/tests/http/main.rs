@@ -34,6 +34,7 @@ mod shifts;
 mod slot_files;
 mod summary;
 mod tool_arguments;
+mod tool_choice;
 mod tool_parameters;
 mod tool_text;
 mod tools;

@@ -177,11 +177,6 @@ fn what_is_not_done_here_is_refused() {
     check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");
     let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "unheard_of"}]}]);
     check_unsupported(with("tools", nested), "tools[0].tools[0].type", "unheard_of");
-    check_unsupported(
-        with("tool_choice", json!({"type": "allowed_tools", "tools": []})),
-        "tool_choice.type",
-        "allowed_tools",
-    );
 }
 
 /// Returns a request in the format of Codex, with texts of our own.
@@ -283,6 +278,24 @@ fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_demand_one_that_is_le
     for kind in ["web_search", "web_search_preview", "image_generation", "file_search", "mcp"] {
         check_unsupported(with_choice(json!({"type": kind})), "tool_choice.type", kind);
     }
+    let allowed =
+        |mode: &str, tools: Value| with_choice(json!({"type": "allowed_tools", "mode": mode, "tools": tools}));
+    let several = json!([
+        {"type": "function", "name": "wait", "namespace": "multi_agent_v1"}, {"type": "custom", "name": "apply_patch"},
+        {"type": "image_generation"},
+    ]);
+    let function = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let written = json!({"mode": "required", "tools": [function("multi_agent_v1__wait"), function("apply_patch")]});
+    let chat = convert(allowed("required", several));
+    assert_eq!(chat["tool_choice"], json!({"type": "allowed_tools", "allowed_tools": written}));
+    assert_eq!(chat["tools"].as_array().map(Vec::len), Some(6), "the prompt keeps every tool");
+    let search = json!([{"type": "web_search"}]);
+    assert_eq!(convert(allowed("auto", search.clone()))["tool_choice"], "none");
+    check_unsupported(allowed("required", search), "tool_choice.tools", "web_search");
+    check_unsupported(allowed("auto", json!([{"type": "unheard_of"}])), "tool_choice.tools[0].type", "unheard_of");
+    let gone = json!([{"type": "function", "name": "gone"}]);
+    check_unsupported(allowed("auto", gone), "tool_choice.tools[0].name", "not there");
+    check_refused(with_choice(json!({"type": "allowed_tools", "tools": []})), "tool_choice.mode", "missing");
     check_unsupported(with_choice(json!({"type": "function", "name": "web_search"})), "tool_choice.name", "web_search");
     let nested =
         json!([{"type": "namespace", "name": "n", "tools": [{"type": "mcp"}, {"type": "function", "name": "f"}]}]);

@@ -5,9 +5,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::DialectError;
+use super::super::custom::free_text_fields;
 use super::super::field::{Object, unsupported, wrong};
-use super::super::tools::{CallForm, Listing, Tool, free_text_parameters, left_out_kind};
+use super::super::tools::{CallForm, Listing, Tool, left_out_kind};
+use super::super::{CUSTOM, DialectError};
 
 /// Reads a tool, or every tool of a namespace.
 pub(super) fn read_tool(mut tool: Object, tools: &mut Listing) -> Result<(), DialectError> {
@@ -47,13 +48,9 @@ fn read_callable(
     mut tool: Object,
     (namespace, tools): (Option<String>, &mut Listing),
 ) -> Result<(), DialectError> {
-    let form = match kind {
-        "function" => CallForm::Function,
-        "custom" => CallForm::Custom,
-        _ => {
-            let reason = format!("tools of type `{kind}` are not known; `function`, `custom` and `namespace` are");
-            return Err(unsupported(&tool.path_of("type"), reason));
-        }
+    let Some(form) = form_named(kind) else {
+        let reason = format!("tools of type `{kind}` are not known; `function`, `custom` and `namespace` are");
+        return Err(unsupported(&tool.path_of("type"), reason));
     };
     let name = named(&mut tool)?;
     let fields = match form {
@@ -74,27 +71,18 @@ fn function_fields(tool: &mut Object) -> Map<String, Value> {
     fields
 }
 
-/// Returns the fields of a function that takes a custom tool's text. A grammar is added to the description: it is shown
-/// to the model but not enforced, because the text is written as a JSON string.
+/// Returns the fields of a function that takes a custom tool's text.
 fn custom_fields(tool: &mut Object) -> Result<Map<String, Value>, DialectError> {
-    let mut description = tool.optional_text("description")?.unwrap_or_default();
-    if let Some(mut format) = tool.optional_object("format")? {
-        match format.text("type")?.as_str() {
-            "text" => {}
-            "grammar" => {
-                let (syntax, definition) = (format.text("syntax")?, format.text("definition")?);
-                let joint = if description.is_empty() { "" } else { "\n\n" };
-                description.push_str(&format!("{joint}The input must follow this {syntax} grammar:\n{definition}"));
-            }
-            _ => return Err(wrong(&format.path_of("type"), "must be \"text\" or \"grammar\"")),
+    let description = tool.optional_text("description")?.unwrap_or_default();
+    let Some(mut format) = tool.optional_object("format")? else { return Ok(free_text_fields(&description, None)) };
+    match format.text("type")?.as_str() {
+        "text" => Ok(free_text_fields(&description, None)),
+        "grammar" => {
+            let (syntax, definition) = (format.text("syntax")?, format.text("definition")?);
+            Ok(free_text_fields(&description, Some((&syntax, &definition))))
         }
+        _ => Err(wrong(&format.path_of("type"), "must be \"text\" or \"grammar\"")),
     }
-    let mut fields = Map::new();
-    if !description.is_empty() {
-        fields.insert("description".to_owned(), description.into());
-    }
-    fields.insert("parameters".to_owned(), free_text_parameters());
-    Ok(fields)
 }
 
 /// Returns the tool that a call or a choice names.
@@ -117,27 +105,65 @@ pub(super) fn read_tool_choice(
             }
             word.into()
         }
-        Value::Object(_) => {
-            let mut choice = choice.object()?;
-            let kind = choice.text("type")?;
-            let form = match kind.as_str() {
-                "function" => CallForm::Function,
-                "custom" => CallForm::Custom,
-                _ => {
-                    let reason = if left_out_kind(&kind).is_some() {
-                        format!("tools of type `{kind}` are not run here, so none can be demanded")
-                    } else {
-                        format!("choices of type `{kind}` are not supported; name a function")
-                    };
-                    return Err(unsupported(&choice.path_of("type"), reason));
-                }
-            };
-            let tool = take_tool(&mut choice, form)?;
-            tools.check_named(&tool, &choice.path_of("name"))?;
-            json!({"type": "function", "function": {"name": tools.function_name(&tool)}})
-        }
+        Value::Object(_) => read_chosen(choice.object()?, tools)?,
         _ => return Err(wrong(&choice.path, "must be a string or an object")),
     };
     chat.insert("tool_choice".to_owned(), written);
     Ok(())
+}
+
+/// Returns a chat's choice of one tool, or of the tools that alone may be called.
+fn read_chosen(mut choice: Object, tools: &Listing) -> Result<Value, DialectError> {
+    let kind = choice.text("type")?;
+    let Some(form) = form_named(&kind) else {
+        if kind == "allowed_tools" {
+            return read_allowed(choice, tools);
+        }
+        let reason = if left_out_kind(&kind).is_some() {
+            format!("tools of type `{kind}` are not run here, so none can be demanded")
+        } else {
+            format!("choices of type `{kind}` are not supported; name a function")
+        };
+        return Err(unsupported(&choice.path_of("type"), reason));
+    };
+    let tool = take_tool(&mut choice, form)?;
+    tools.check_named(&tool, &choice.path_of("name"))?;
+    Ok(json!({"type": "function", "function": {"name": tools.function_name(&tool)}}))
+}
+
+/// Returns a chat's choice of the tools that alone may be called, without those that are left out.
+fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectError> {
+    let mode = choice.text("mode")?;
+    let path = choice.path_of("tools");
+    let (mut allowed, mut left_out) = (Vec::new(), None);
+    for tool in choice.required("tools")?.items()? {
+        let mut tool = tool.object()?;
+        let kind = tool.text("type")?;
+        if let Some(form) = form_named(&kind) {
+            let named = take_tool(&mut tool, form)?;
+            tools.check_named(&named, &tool.path_of("name"))?;
+            allowed.push(json!({"type": "function", "function": {"name": tools.function_name(&named)}}));
+        } else if let Some(kind) = left_out_kind(&kind) {
+            left_out = Some(kind);
+        } else {
+            let reason = format!("tools of type `{kind}` are not known; name functions and custom tools");
+            return Err(unsupported(&tool.path_of("type"), reason));
+        }
+    }
+    match left_out.filter(|_| allowed.is_empty()) {
+        Some(kind) if mode == "required" => {
+            Err(unsupported(&path, format!("asks for a call, but tools of type `{kind}` are not run here")))
+        }
+        Some(_) => Ok("none".into()),
+        None => Ok(json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}})),
+    }
+}
+
+/// Returns the form of the calls to tools of a type; absent where it is no tool that the client runs.
+fn form_named(kind: &str) -> Option<CallForm> {
+    match kind {
+        "function" => Some(CallForm::Function),
+        CUSTOM => Some(CallForm::Custom),
+        _ => None,
+    }
 }

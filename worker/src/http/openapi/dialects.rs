@@ -256,7 +256,13 @@ fn response() -> Map<String, Value> {
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
     let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
-    let stored = json!({"enum": [false, null], "description": "Refused: nothing is stored."});
+    let function = tagged("function", named.clone(), &["name"]);
+    let custom = tagged("custom", named, &["name"]);
+    let allowed = json!({
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, left_out(LEFT_OUT_KINDS)]}},
+    });
+    let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
         "instructions": {"type": ["string", "null"], "description": "Stands before the conversation."},
@@ -267,8 +273,9 @@ fn response() -> Map<String, Value> {
         "tools": {"type": ["array", "null"], "items": response_tool()},
         "tool_choice": {"anyOf": [
             {"enum": ["none", "auto", "required", null]},
-            tagged("function", named.clone(), &["name"]),
-            tagged("custom", named, &["name"]),
+            function,
+            custom,
+            tagged("allowed_tools", allowed, &["mode", "tools"]),
         ]},
         "text": {"type": ["object", "null"], "properties": {"format": text_format()}},
         "reasoning": {"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}},

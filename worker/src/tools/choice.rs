@@ -1,0 +1,141 @@
+//! The field `tool_choice`: whether the model may or must call tools, and which ones.
+//!
+//! The idea: tools that may not be called stay in the prompt, so that its prefix is the one of other turns; the grammar of
+//! calls alone lacks them.
+
+use serde_json::Value;
+use warmpath_common::dialects::{CUSTOM, left_out_of_chat};
+use warmpath_llama_chat::ToolChoice;
+
+use crate::error::RequestError;
+
+/// What a request says of calls.
+#[derive(Debug, PartialEq)]
+pub(super) struct Choice<'a> {
+    /// Whether tools may or must be called.
+    pub tool_choice: ToolChoice,
+    /// Tools that alone may be called; absent where all may.
+    pub only: Option<Vec<Named<'a>>>,
+    /// Whether the answer is one call: a client that names one tool wants one call of it.
+    pub is_single: bool,
+}
+
+/// What a tool is called, and its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Named<'a> {
+    kind: &'static str,
+    name: &'a str,
+}
+
+/// Tools of a request.
+pub(super) struct Listed<'a> {
+    /// Those that may be called.
+    pub tools: &'a [Named<'a>],
+    /// Kinds of those that were left out.
+    pub left_out: &'a [&'static str],
+}
+
+impl<'a> Named<'a> {
+    /// Returns what a tool, or a choice of one, calls it; absent where it has another shape.
+    pub fn of(tool: &'a Value) -> Option<Self> {
+        let kind = ["function", CUSTOM].into_iter().find(|kind| tool["type"] == *kind)?;
+        Some(Self { kind, name: tool[kind]["name"].as_str()? })
+    }
+}
+
+/// Reads the choice.
+///
+/// Errors: `Field`: it has another shape, names a tool that is not there, or demands a call without tools.
+pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
+    let all = |tool_choice| Choice { tool_choice, only: None, is_single: false };
+    let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
+    match choice {
+        None | Some(Value::Null) => Ok(all(auto)),
+        Some(Value::String(word)) if word == "none" => Ok(all(ToolChoice::None)),
+        Some(Value::String(word)) if word == "auto" => Ok(all(auto)),
+        Some(Value::String(word)) if word == "required" => {
+            listed.check_any()?;
+            Ok(all(ToolChoice::Required))
+        }
+        Some(choice) if choice["type"] == "allowed_tools" => read_allowed(choice, listed),
+        Some(choice) if choice["type"] == "function" || choice["type"] == CUSTOM => {
+            listed.check_any()?;
+            let kind = choice["type"].as_str().unwrap_or_default();
+            let named =
+                Named::of(choice).ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
+            listed.check_named(&named, "")?;
+            Ok(Choice { tool_choice: ToolChoice::Required, only: Some(vec![named]), is_single: true })
+        }
+        Some(_) => {
+            let shape = "{\"type\": \"function\", \"function\": {\"name\": ...}}, the same with \"custom\", or {\"type\": \
+                         \"allowed_tools\", \"allowed_tools\": {\"mode\": ..., \"tools\": [...]}}";
+            Err(refused("", &format!("`tool_choice` must be \"none\", \"auto\", \"required\", {shape}")))
+        }
+    }
+}
+
+/// Reads the choice of some tools that alone may be called. Those that nobody runs here are passed over.
+fn read_allowed<'a>(choice: &'a Value, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
+    let at = ".allowed_tools";
+    let Some(allowed) = choice["allowed_tools"].as_object() else {
+        return Err(refused(at, "`tool_choice.allowed_tools` must be an object"));
+    };
+    let tool_choice = match allowed.get("mode").and_then(Value::as_str) {
+        Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        _ => {
+            let reason = "`tool_choice.allowed_tools.mode` must be \"auto\" or \"required\"";
+            return Err(refused(".allowed_tools.mode", reason));
+        }
+    };
+    let tools = allowed.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty());
+    let Some(tools) = tools else {
+        let reason = "`tool_choice.allowed_tools.tools` must be an array that names at least one tool";
+        return Err(refused(".allowed_tools.tools", reason));
+    };
+    let mut only = Vec::new();
+    for (idx, tool) in tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none()) {
+        let at = format!(".allowed_tools.tools[{idx}]");
+        let named = Named::of(tool).ok_or_else(|| {
+            refused(
+                &at,
+                &format!("`tool_choice{at}` must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}"),
+            )
+        })?;
+        listed.check_named(&named, &at)?;
+        only.push(named);
+    }
+    match tool_choice {
+        ToolChoice::Required if only.is_empty() => {
+            let reason = "`tool_choice` asks for a call, but none of the tools that it allows is run here";
+            Err(refused(".allowed_tools.tools", reason))
+        }
+        _ if only.is_empty() => Ok(Choice { tool_choice: ToolChoice::None, only: None, is_single: false }),
+        tool_choice => Ok(Choice { tool_choice, only: Some(only), is_single: false }),
+    }
+}
+
+impl Listed<'_> {
+    fn check_any(&self) -> Result<(), RequestError> {
+        match (self.tools, self.left_out) {
+            ([], []) => Err(refused("", "`tool_choice` asks for a call, but there are no `tools`")),
+            ([], left_out) => {
+                let reason =
+                    "`tool_choice` asks for a call, but tools of these types are not run here and were left out";
+                Err(refused("", &format!("{reason}: {}", left_out.join(", "))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_named(&self, named: &Named<'_>, at: &str) -> Result<(), RequestError> {
+        if self.tools.contains(named) {
+            return Ok(());
+        }
+        Err(refused(at, &format!("`tool_choice{at}` names a tool that is not among the `tools`")))
+    }
+}
+
+fn refused(at: &str, reason: &str) -> RequestError {
+    RequestError::field(format!("tool_choice{at}"), reason)
+}
