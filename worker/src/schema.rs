@@ -5,6 +5,7 @@
 //! small and never requires it to guess or to ignore. Not here: compiling and following (`engine::constraint`), the
 //! fields (`response_format`).
 
+mod call;
 mod constants;
 mod exclusive;
 mod formats;
@@ -21,6 +22,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+pub use call::{CallText, Form, check_apart};
 use node::Node;
 pub use patterns::check_meetings;
 pub use value::{Typing, ValueGrammar, may_nest};
@@ -49,7 +51,15 @@ pub struct SchemaError {
     pub reason: String,
 }
 
-/// Returns a schema in the compiler's form: the same values are valid, or fewer.
+impl SchemaError {
+    /// Returns the error of a schema in which this one's stands at a path.
+    pub fn below(self, path: &str) -> Self {
+        let joint = if self.path.is_empty() { "" } else { "." };
+        Self { path: format!("{path}{joint}{}", self.path), ..self }
+    }
+}
+
+/// Returns a schema in the form that the compiler takes: the same values are valid, or fewer.
 ///
 /// Errors: `SchemaError`, if it is no schema, cannot be enforced exactly, or is too large.
 pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {

@@ -6,6 +6,7 @@
 pub mod arguments;
 mod choice;
 mod cost;
+pub mod forms;
 pub mod parameters;
 mod schemas;
 

@@ -21,7 +21,7 @@ use warmpath_common::ids::Token;
 use warmpath_prompt::Separators;
 
 use super::arguments::bracketed;
-use crate::schema::{ValueGrammar, check_meetings};
+use crate::schema::{CallText, ValueGrammar, check_meetings};
 
 /// White space between the parts of a response: none, a space, or a line break with indentation.
 ///
@@ -74,18 +74,25 @@ impl Compiler {
         let vocab = model.vocab();
         let ends: Vec<Token> =
             vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
-        let Some(first_end) = ends.first().copied() else {
-            return Err("the model's vocabulary has no token that ends an answer".to_owned());
-        };
-        // Control tokens and those that end a response have no bytes here, so no schema ever allows them by their text.
+        // Control tokens and those that end an answer have no bytes here, so no schema ever allows them by their text.
         let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
             true => Vec::new(),
             false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
         };
-        let words: Vec<Vec<u8>> = vocab.tokens().map(spelled).collect();
-        let info = TokRxInfo::new(model.n_vocab().unsigned_abs(), first_end);
+        Self::of(&vocab.tokens().map(spelled).collect::<Vec<_>>(), &ends)
+    }
+
+    /// Makes the trie of tokens by their texts; `ends` are those that end an answer.
+    ///
+    /// Errors: there are none of these.
+    fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
+        let Some(first_end) = ends.first().copied() else {
+            return Err("the model's vocabulary has no token that ends an answer".to_owned());
+        };
+        let n_vocab = Token::try_from(words.len()).expect("tokens are numbered by a u32");
+        let info = TokRxInfo::new(n_vocab, first_end);
         let build = || {
-            let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
+            let trie = TokTrie::from(&info, words).with_eos_tokens(ends);
             let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let slices = SlicedBiasComputer::json_slices();
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(described)
@@ -110,28 +117,28 @@ impl Compiler {
     /// Returns a normalized schema of arguments, compiled like in [`Self::compile`], and caches it: clients send their
     /// tools with every request.
     ///
-    /// `separators` separate its parts; without them the usual separators of responses do.
-    pub(super) fn compile_arguments(
-        &self,
-        schema: &Value,
-        separators: Option<Separators>,
-    ) -> Result<CompiledSchema, String> {
-        let with_options = with_options(schema, separators);
+    /// `separators` are what stands between its parts.
+    pub(super) fn compile_arguments(&self, schema: &Value, separators: Separators) -> Result<CompiledSchema, String> {
+        let with_options = with_options(schema, Some(separators));
         let key = blake3::hash(with_options.to_string().as_bytes());
         let compile = || self.compile_grammar(TopLevelGrammar::from_json_schema(with_options.clone()), schema);
         let compiled = self.arguments.try_get_with(key, compile);
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns the compiled constraint of a single argument, or the reason for the client; it is cached.
-    pub(super) fn compile_value(
-        &self,
-        value: &ValueGrammar,
-        separators: Option<Separators>,
-    ) -> Result<CompiledSchema, String> {
-        let lark = value.lark(|schema| with_options(schema, separators).to_string());
+    /// Returns the constraint of a single argument compiled, or why it cannot be, fit for the client; it is kept.
+    pub(super) fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
+        self.compile_lark(value.lark(|schema| with_options(schema, Some(separators)).to_string()), &value.schema)
+    }
+
+    /// Returns the constraint of all arguments of a call in a form of their own as [`Self::compile_value`] does.
+    pub(super) fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
+        self.compile_lark(call.lark(|schema| with_options(schema, Some(separators)).to_string()), &call.schema)
+    }
+
+    fn compile_lark(&self, lark: String, schema: &Value) -> Result<CompiledSchema, String> {
         let key = blake3::hash(lark.as_bytes());
-        let compile = || self.compile_grammar(TopLevelGrammar::from_lark(lark.clone()), &value.schema);
+        let compile = || self.compile_grammar(TopLevelGrammar::from_lark(lark), schema);
         let compiled = self.arguments.try_get_with(key, compile);
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
@@ -344,3 +351,6 @@ impl Constraint {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

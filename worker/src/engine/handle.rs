@@ -28,7 +28,7 @@ use super::messages::{EngineError, SlotView, Submission};
 use super::promise::{Promise, Promiser};
 use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
-use crate::schema::ValueGrammar;
+use crate::schema::{CallText, ValueGrammar};
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -199,26 +199,28 @@ impl EngineHandle {
 
     /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, for the client.
     ///
-    /// `separators` separate their parts, if they must differ from those of other responses.
+    /// `separators` are what stands between their parts.
     pub fn compile_arguments(
         &self,
         schema: &serde_json::Value,
-        separators: Option<Separators>,
+        separators: Separators,
     ) -> Result<CompiledSchema, String> {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema, separators)
     }
 
     /// Returns the compiled grammar of a single argument, or why it cannot be compiled, for the client; `separators` as
     /// above.
-    pub fn compile_value(
-        &self,
-        value: &ValueGrammar,
-        separators: Option<Separators>,
-    ) -> Result<CompiledSchema, String> {
+    pub fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_value(value, separators)
     }
 
-    /// Returns the properties of the loaded model and its context.
+    /// Returns the grammar of all arguments of a call in a form of their own compiled, or why it cannot be, fit for the
+    /// client; `separators` as above.
+    pub fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_call(call, separators)
+    }
+
+    /// Returns what the model and the context turned out to be.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts
     }

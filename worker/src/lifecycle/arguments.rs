@@ -1,9 +1,9 @@
 //! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
 //!
-//! Templates write a call's arguments as one JSON object, or each of them apart between marks. A schema that cannot be
-//! enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for that tool alone, and the
-//! response says so. Not here: marks in grammars (`tools::arguments`, `tools::parameters`), following schemas
-//! (`engine`).
+//! Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas (`engine`).
+//! The idea: templates write a call's arguments as one JSON object, each of them apart between marks, or in a form of
+//! their own; what cannot be kept is refused where a call is required. Elsewhere llama.cpp's looser grammar stays for that tool alone, and the
+//! answer says so.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators}
 
 use crate::engine::{ArgumentSchemas, CompiledSchema, Extent};
 use crate::error::RequestError;
-use crate::schema::{SchemaError, ValueGrammar, may_nest};
+use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart, may_nest};
 use crate::serving::Serving;
-use crate::tools::{ToolFields, arguments, parameters};
+use crate::tools::{ToolFields, arguments, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.
 pub(super) struct KeptArguments {
@@ -62,6 +62,9 @@ pub(super) fn calls(
         return Ok(Calls { format: asked.format(&wish.tools)?, ..Calls::default() });
     }
     if let Some(calls) = asked.as_objects()? {
+        return Ok(calls);
+    }
+    if let Some(calls) = asked.in_own_form()? {
         return Ok(calls);
     }
     if let Some(calls) = asked.apart()? {
@@ -126,7 +129,7 @@ impl Asked<'_> {
         let Some(grammar) = filled(&format, &all) else { return Ok(None) };
         let (kept, others) = self.compiled(|_, tool| {
             let schema = self.schema(tool)?;
-            let compiled = self.serving.engine.compile_arguments(&schema, format.separators());
+            let compiled = self.serving.engine.compile_arguments(&schema, separators(&format));
             compiled.map_err(|reason| self.fields.refused(tool, &reason))
         })?;
         let (places, schemas): (Vec<usize>, Vec<CompiledSchema>) = kept.into_iter().unzip();
@@ -144,13 +147,45 @@ impl Asked<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments are written apart from each other; `None` if the template writes them otherwise.
+    /// Returns calls whose arguments have a form of the template's own; absent where they have none that is known.
+    fn in_own_form(&self) -> Result<Option<Calls>, RequestError> {
+        let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
+        let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
+        let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
+        let Some(form) = form else { return Ok(None) };
+        let (kept, others) = self.compiled(|_, tool| {
+            let schema = self.schema(tool)?;
+            let keywords = schema.as_object().expect("a normalized schema of arguments is an object");
+            check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
+            let text = CallText::new(schema, form).map_err(|error| self.fields.not_kept(tool, &error))?;
+            let compiled = self.serving.engine.compile_call(&text, separators(&format));
+            let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
+            Ok((text.told, compiled))
+        })?;
+        let mut told = tools.clone();
+        let (mut places, mut schemas) = (Vec::new(), Vec::new());
+        for (idx, (parameters, compiled)) in kept {
+            told[idx]["function"]["parameters"] = parameters;
+            places.push(idx);
+            schemas.push(compiled);
+        }
+        let format = self.format(&told)?;
+        let grammar = format.as_ref().and_then(AnswerFormat::grammar);
+        let Some(grammar) = grammar.and_then(|grammar| forms::fill(grammar.text, form, (tools, &places), first)) else {
+            return Ok(None);
+        };
+        let schemas = Arc::new(ArgumentSchemas { first, extent: Extent::Value, schemas });
+        let kept = Some(KeptArguments { grammar, schemas });
+        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+    }
+
+    /// Returns calls whose arguments stand apart from each other; absent where the template writes them otherwise.
     fn apart(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
         let Some(framing) = framing else { return Ok(None) };
-        let (kept, others) = self.compiled(|idx, tool| self.values((idx, tool), &framing, probed.separators()))?;
+        let (kept, others) = self.compiled(|idx, tool| self.values((idx, tool), &framing, separators(&probed)))?;
         let mut marked = tools.clone();
         let (mut places, mut schemas) = (Vec::new(), Vec::new());
         for (idx, values) in kept {
@@ -174,18 +209,14 @@ impl Asked<'_> {
         &self,
         (idx, tool): (usize, &Value),
         framing: &parameters::Framing,
-        separators: Option<Separators>,
+        separators: Separators,
     ) -> Result<Vec<(bool, CompiledSchema)>, RequestError> {
         let whole = self.schema(tool)?;
         let keywords = whole.as_object().expect("a normalized schema of arguments is an object");
-        parameters::check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
+        check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
         let names = parameters::names(tool).into_iter().enumerate();
         let compile = |(at, name): (usize, &str)| {
-            let not_kept = |error: SchemaError| {
-                let path = if error.path.is_empty() { String::new() } else { format!(".{}", error.path) };
-                let path = format!("properties.{name}{path}");
-                self.fields.not_kept(tool, &SchemaError { path, ..error })
-            };
+            let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
             let schema = with_definitions(&keywords["properties"][name], keywords);
             if !framing.nests_json && may_nest(&schema) {
                 let reason = "lists and objects are not kept by this model's chat template".to_owned();
@@ -205,6 +236,13 @@ impl Asked<'_> {
         let parameters = tool["function"]["parameters"].as_object().unwrap_or(&none);
         arguments::schema(parameters).map_err(|error| self.fields.not_kept(tool, &error))
     }
+}
+
+/// Returns what stands between the parts of arguments that are JSON: what the template writes there, where that is known.
+///
+/// Other answers may have white space anywhere; llama.cpp's readers of calls take none before the comma of a list.
+fn separators(format: &AnswerFormat) -> Separators {
+    format.separators().unwrap_or(Separators { item: ", ", key: ": " })
 }
 
 /// Returns a part of a normalized schema with the definitions that it may refer to.

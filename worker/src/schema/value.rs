@@ -12,7 +12,8 @@ mod search;
 use serde_json::{Map, Value, json};
 
 use super::SchemaError;
-use search::{escaped, search};
+pub(super) use search::escaped;
+use search::search;
 
 /// Deepest reference that is followed to find a value's types.
 ///
@@ -92,15 +93,15 @@ pub fn may_nest(schema: &Value) -> bool {
     reader.types(schema, 0) & (ARRAY | OBJECT) != 0
 }
 
-const NULL: u8 = 1;
-const BOOLEAN: u8 = 2;
-const INTEGER: u8 = 4;
-const FRACTION: u8 = 8;
-const NUMBER: u8 = INTEGER | FRACTION;
-const STRING: u8 = 16;
-const ARRAY: u8 = 32;
-const OBJECT: u8 = 64;
-const ALL: u8 = 127;
+pub(super) const NULL: u8 = 1;
+pub(super) const BOOLEAN: u8 = 2;
+pub(super) const INTEGER: u8 = 4;
+pub(super) const FRACTION: u8 = 8;
+pub(super) const NUMBER: u8 = INTEGER | FRACTION;
+pub(super) const STRING: u8 = 16;
+pub(super) const ARRAY: u8 = 32;
+pub(super) const OBJECT: u8 = 64;
+pub(super) const ALL: u8 = 127;
 
 fn type_named(name: &str) -> u8 {
     match name {
@@ -140,14 +141,14 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
     (!names.is_empty()).then_some(all)
 }
 
-/// Analysis of a normalized schema.
-struct Reader<'a> {
-    definitions: Option<&'a Map<String, Value>>,
+/// Reads a normalized schema.
+pub(super) struct Reader<'a> {
+    pub definitions: Option<&'a Map<String, Value>>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     /// Returns the types that a value may have.
-    fn types(&self, schema: &Value, depth: usize) -> u8 {
+    pub fn types(&self, schema: &Value, depth: usize) -> u8 {
         let keywords = match schema {
             Value::Object(keywords) if depth < DEPTH_MAX => keywords,
             Value::Bool(false) => return 0,
@@ -198,8 +199,8 @@ impl Reader<'_> {
         Ok((!alternatives.is_empty()).then(|| format!("({})", alternatives.join(" | "))))
     }
 
-    /// Returns the expression of a schema's values of a type; `None` if it has none.
-    fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
+    /// Returns the expression of a schema's values of a type; absent where it has none.
+    pub fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
         let types = self.types(schema, depth) & kind;
         if types == 0 {
             return Ok(None);
@@ -252,7 +253,8 @@ impl Reader<'_> {
         Ok(Some(format!("({})", terms.join(" & "))))
     }
 
-    fn found(&self, reference: &str) -> Option<&Value> {
+    /// Returns the definition that a reference leads to.
+    pub fn found(&self, reference: &str) -> Option<&'a Value> {
         self.definitions?.get(reference.trim_start_matches("#/$defs/"))
     }
 }
@@ -296,7 +298,7 @@ fn format_s(name: &str) -> Option<&'static str> {
     })
 }
 
-fn refuse(path: &str, reason: &str) -> SchemaError {
+pub(super) fn refuse(path: &str, reason: &str) -> SchemaError {
     SchemaError { path: path.to_owned(), reason: reason.to_owned() }
 }
 

@@ -10,7 +10,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::schema::{SchemaError, Typing};
+use crate::schema::Typing;
 
 /// Name of a tool that shows how a format writes text that is no argument of the request's own.
 const PROBE: &str = "warmpath-probe";
@@ -88,34 +88,6 @@ pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u3
         filled = filled.replace(argument.line, &rule);
     }
     Some(filled)
-}
-
-/// Checks that a tool's normalized schema has no condition on several arguments except which are required.
-///
-/// Errors: the keyword that has.
-pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
-    let refuse = |path: &str, reason: &str| Err(SchemaError { path: path.to_owned(), reason: reason.to_owned() });
-    let properties = schema.get("properties").and_then(Value::as_object);
-    let required: Vec<&Value> = schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
-    let n_properties = properties.map_or(0, Map::len) as u64;
-    for (keyword, value) in schema {
-        let is_kept = match keyword.as_str() {
-            "type" | "properties" | "additionalProperties" | "$defs" => true,
-            "required" => required.iter().all(|name| {
-                name.as_str().is_some_and(|name| properties.is_some_and(|properties| properties.contains_key(name)))
-            }),
-            "minProperties" => value.as_u64().is_some_and(|least| least <= required.len() as u64),
-            "maxProperties" => value.as_u64().is_some_and(|most| most >= n_properties),
-            _ => false,
-        };
-        if !is_kept {
-            return refuse(
-                keyword,
-                "it is not supported by this model's chat template, which writes each argument apart",
-            );
-        }
-    }
-    Ok(())
 }
 
 fn word(tool: usize, at: usize) -> String {
@@ -217,7 +189,7 @@ fn literal_bytes(text: &str) -> Option<usize> {
 }
 
 /// Returns a text as a literal of a grammar.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
         match c {
@@ -282,18 +254,5 @@ tool-f-arg-warmpath-0-1- ::= space? "<p=" "warmpath-0-1." ">\n" integer "\n</p>\
         let expected = json!({"type": "object", "properties": {"warmpath-0-0.": {"type": "string"}, "warmpath-0-1.": {"type": "integer"}},
             "required": ["warmpath-0-1."]});
         assert_eq!(marked["function"]["parameters"], expected);
-    }
-
-    #[test]
-    fn what_is_said_of_arguments_together_is_refused_but_for_what_must_be_there() {
-        let check = |schema: Value, expected: Option<&str>| {
-            let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
-            assert_eq!(found.as_deref(), expected, "{schema}");
-        };
-        let properties = json!({"a": true});
-        check(json!({"type": "object", "properties": properties, "required": ["a"], "minProperties": 1}), None);
-        check(json!({"properties": properties, "required": ["b"]}), Some("required"));
-        check(json!({"properties": properties, "minProperties": 1}), Some("minProperties"));
-        check(json!({"properties": properties, "anyOf": [{"required": ["a"]}]}), Some("anyOf"));
     }
 }

@@ -1,5 +1,5 @@
-//! Arguments keep to their schemas where a template writes each of them apart, and where calls are optional: a
-//! validator looks at what a model says that takes every allowed token for equally likely.
+//! Arguments keep to their schemas where a template writes each of them apart or in a form of its own, and where calls are
+//! optional: a validator looks at what a model says that takes every allowed token for equally likely.
 
 use jsonschema::validator_for;
 use rand::SeedableRng;
@@ -171,4 +171,36 @@ async fn what_is_not_kept_is_refused_or_named_tool_by_tool() {
     let (status, answer) = worker.try_ask(CHAT, &ask(&together, "required", 1)).await;
     let param = "tools[0].function.parameters.minProperties";
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+}
+
+/// Templates with forms of their own, whose models need not think or talk before a call. They are downloaded
+/// (`make fixtures`).
+const OWN_FORMS: [&str; 3] = ["google-gemma-4-31B-it", "LFM2-8B-A1B", "openbmb-MiniCPM5-1B"];
+
+#[tokio::test]
+async fn calls_in_a_form_of_the_template_s_own_keep_to_their_schemas() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixtures/templates");
+    for name in OWN_FORMS {
+        let path = folder.join(format!("{name}.jinja"));
+        assert!(path.exists(), "run `make fixtures` to fetch the templates");
+        let worker =
+            TestWorker::start(&format!("--slots 1 --ctx-size 4096 --chat-template-file {}", path.display())).await;
+        let mut schema = strict_schema();
+        schema["properties"]["place"] = json!({"type": "object", "properties": {"x": {"type": "integer", "minimum": 1, "maximum": 3}}, "required": ["x"]});
+        schema["required"].as_array_mut().expect("a list").push(json!("place"));
+        let mut n_called = 0;
+        for seed in 0..10 {
+            let mut body = ask(&schema, "required", seed);
+            body["tools"][0]["function"]["strict"] = json!(true);
+            body["chat_template_kwargs"] = json!({"enable_thinking": false});
+            let response = worker.post(CHAT, &body).send().await.expect("a response");
+            assert_eq!(response.headers().get("x-warmpath-unconstrained-tools"), None, "{name}");
+            let answer: Value = response.json().await.expect("JSON");
+            if let Some(arguments) = arguments_of(&answer) {
+                n_called += 1;
+                check(&schema, &arguments);
+            }
+        }
+        assert!(n_called > 2, "{name}: {n_called} whole calls");
+    }
 }

@@ -255,13 +255,6 @@ fn response() -> Map<String, Value> {
         left_out(LEFT_OUT_KINDS),
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
-    let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
-    let function = tagged("function", named.clone(), &["name"]);
-    let custom = tagged("custom", named, &["name"]);
-    let allowed = json!({
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, left_out(LEFT_OUT_KINDS)]}},
-    });
     let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
@@ -271,12 +264,7 @@ fn response() -> Map<String, Value> {
             "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
         },
         "tools": {"type": ["array", "null"], "items": response_tool()},
-        "tool_choice": {"anyOf": [
-            {"enum": ["none", "auto", "required", null]},
-            function,
-            custom,
-            tagged("allowed_tools", allowed, &["mode", "tools"]),
-        ]},
+        "tool_choice": response_tool_choice(),
         "text": {"type": ["object", "null"], "properties": {"format": text_format()}},
         "reasoning": {"type": ["object", "null"], "properties": {"effort": {"type": ["string", "null"]}}},
         "include": {"type": ["array", "null"], "items": {"not": {"const": "message.output_text.logprobs"}}},
@@ -286,6 +274,22 @@ fn response() -> Map<String, Value> {
         "prompt": stored,
         "background": stored,
     }))
+}
+
+fn response_tool_choice() -> Value {
+    let named = json!({"name": {"type": "string"}, "namespace": {"type": ["string", "null"]}});
+    let function = tagged("function", named.clone(), &["name"]);
+    let custom = tagged("custom", named, &["name"]);
+    let allowed = json!({
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [&function, &custom, left_out(LEFT_OUT_KINDS)]}},
+    });
+    json!({"anyOf": [
+        {"enum": ["none", "auto", "required", null]},
+        function,
+        custom,
+        tagged("allowed_tools", allowed, &["mode", "tools"]),
+    ]})
 }
 
 fn response_tool() -> Value {

@@ -1,0 +1,454 @@
+//! All arguments of a call as the text of a chat template that has a form of its own for them, up to the mark that closes
+//! the call: a grammar for it.
+//!
+//! Not here: arguments that are one JSON object, or between marks that llama.cpp's grammar tells (`tools`), compiling
+//! (`engine::constraint`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left to
+//! the compiler's own reading of schemas. llama.cpp's reader takes a string for a string because the tool's schema says
+//! so; it is given a schema that says no more than that, so that it reads exactly what is written here.
+
+mod text;
+
+use serde_json::{Map, Value, json};
+
+use super::SchemaError;
+use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, Reader, STRING, refuse};
+use text::{Least, Text};
+
+/// Deepest objects and lists that are written as elements; deeper ones are JSON.
+///
+/// Source: own choice: a schema that refers to itself has no end.
+const DEPTH_MAX: usize = 8;
+
+/// Schema of every value.
+static ANYTHING: Value = Value::Bool(true);
+
+/// How a chat template writes the arguments of a call, where it has a form of its own.
+///
+/// Source: `parsers/` of llama.cpp and the templates themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// `{a:<|"|>text<|"|>,b:1}`: objects with bare names, sorted, and strings between marks, at any depth.
+    Gemma4,
+    /// A tag for each argument with its name and type.
+    KimiK3,
+    /// `a="text", b=1`, the values JSON.
+    Lfm2,
+    /// An element for each argument; texts as they are, or in CDATA.
+    MiniCpm5,
+    /// An element for each argument and for each part of it.
+    MiniMaxM3,
+}
+
+/// Mark around strings. Source: the template of Gemma 4.
+const GEMMA_MARK: &str = "<|\"|>";
+/// Token that begins each tag. Source: the template of MiniMax M3.
+const MINIMAX_MARK: &str = "]<]minimax[>[";
+
+/// Grammar of the arguments of one tool's calls.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallText {
+    /// Normalized schema.
+    pub schema: Value,
+    /// Schema by which llama.cpp's reader reads what the grammar allows.
+    pub told: Value,
+    text: Text,
+}
+
+impl CallText {
+    /// Returns the grammar for a normalized schema of arguments that says nothing of them together but which must be
+    /// there.
+    ///
+    /// Errors: what of it cannot be kept in this form.
+    pub fn new(schema: Value, form: Form) -> Result<Self, SchemaError> {
+        let definitions = schema.get("$defs").and_then(Value::as_object);
+        let mut writer = Writer { form, reader: Reader { definitions }, text: Text::default() };
+        let (start, told) = writer.arguments(&schema)?;
+        let mut text = writer.text;
+        text.start = start;
+        Ok(Self { told, text, schema })
+    }
+
+    /// Returns the grammar in Lark's syntax, given how a schema becomes the compiler's JSON.
+    pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
+        self.text.lark(compiler_s)
+    }
+}
+
+/// Part of the grammar, and the schema by which it is read.
+type Written = Result<(String, Value), SchemaError>;
+
+/// Property of an object.
+struct Member {
+    /// Expression of its name and value.
+    expression: String,
+    is_required: bool,
+}
+
+/// Writes the grammar of one tool.
+struct Writer<'a> {
+    form: Form,
+    reader: Reader<'a>,
+    text: Text,
+}
+
+impl<'a> Writer<'a> {
+    /// Writes all arguments and what closes the call.
+    fn arguments(&mut self, schema: &'a Value) -> Written {
+        let Value::Object(keywords) = schema else { return Err(refuse("", "arguments must be an object")) };
+        let (members, told) = self.members(keywords, 0)?;
+        let quote = |text: &str| Text::quoted(text);
+        let start = match self.form {
+            Form::Gemma4 => format!("\"{{\" {} \"}}\"", self.text.separated(members, ",", Least::None)),
+            // A call without arguments cannot be read where the tool has any.
+            Form::Lfm2 if !members.is_empty() => format!("{} \")\"", self.text.separated(members, ", ", Least::One)),
+            Form::Lfm2 => "\")\"".to_owned(),
+            Form::KimiK3 => {
+                let index = "/ index=\"[1-9][0-9]{0,2}\"<\\|sep\\|>/";
+                format!("{index} {} {}", Text::joined(members), quote("<|close|>call<|sep|>"))
+            }
+            Form::MiniCpm5 => format!("{} {}", Text::joined(members), quote("</function>")),
+            Form::MiniMaxM3 => format!("{} {}", Text::joined(members), quote(&format!("{MINIMAX_MARK}</invoke>"))),
+        };
+        Ok((start, told))
+    }
+
+    /// Writes the properties of an object, in the order in which the template or llama.cpp's reader has them.
+    fn members(&mut self, keywords: &'a Map<String, Value>, depth: usize) -> Result<(Vec<Member>, Value), SchemaError> {
+        let required: Vec<&str> = keywords
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let mut properties: Vec<(&str, &Value)> = keywords
+            .get("properties")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flatten()
+            .map(|(name, schema)| (name.as_str(), schema))
+            .collect();
+        match self.form {
+            Form::Gemma4 => properties.sort_by_key(|(name, _)| name.to_lowercase()),
+            Form::MiniMaxM3 => properties.sort_by_key(|(name, _)| !required.contains(name)),
+            Form::KimiK3 | Form::Lfm2 | Form::MiniCpm5 => {}
+        }
+        let (mut members, mut told) = (Vec::new(), Map::new());
+        for (name, schema) in properties {
+            let below = |error: SchemaError| error.below(&format!("properties.{name}"));
+            let (expression, read) = self.member(name, schema, depth).map_err(below)?;
+            members.push(Member { expression, is_required: required.contains(&name) });
+            told.insert(name.to_owned(), read);
+        }
+        Ok((members, json!({"type": "object", "properties": told, "required": required})))
+    }
+
+    fn member(&mut self, name: &str, schema: &'a Value, depth: usize) -> Written {
+        let quote = |text: &str| Text::quoted(text);
+        match self.form {
+            Form::Gemma4 => {
+                let is_bare = !name.is_empty() && !name.starts_with(char::is_whitespace) && !name.contains([':', '}']);
+                if !is_bare {
+                    return Err(refuse("", "this model's chat template cannot write the name"));
+                }
+                let value = self.gemma(schema)?;
+                Ok((format!("{} {value}", quote(&format!("{name}:"))), json!({})))
+            }
+            Form::Lfm2 => {
+                let value = self.json(schema, ALL);
+                Ok((format!("{} {value}", quote(&format!("{name}="))), json!({})))
+            }
+            Form::KimiK3 => {
+                let (value, told) = self.kimi(schema)?;
+                Ok((format!("{} {value}", quote(&format!("<|open|>argument key=\"{name}\" type="))), told))
+            }
+            Form::MiniCpm5 => {
+                let (value, told) = self.minicpm(schema)?;
+                Ok((format!("{} {value}", quote(&format!("<param name=\"{name}\">"))), told))
+            }
+            Form::MiniMaxM3 => {
+                let (value, told) = self.minimax(schema, &format!("{MINIMAX_MARK}</{name}>"), depth)?;
+                Ok((format!("{} {value}", quote(&format!("{MINIMAX_MARK}<{name}>"))), told))
+            }
+        }
+    }
+
+    /// Writes a value as Kimi K3 has it, behind `type=`.
+    fn kimi(&mut self, schema: &'a Value) -> Written {
+        let close = "<|close|>argument<|sep|>";
+        if let Some(text) = self.string(schema)? {
+            let value = self.text.closed("", &text, close);
+            return Ok((format!("{} {value}", Text::quoted("\"string\"<|sep|>")), json!({"type": "string"})));
+        }
+        let kinds = [(BOOLEAN, "boolean"), (NULL, "null"), (NUMBER, "number"), (OBJECT, "object"), (ARRAY, "array")];
+        let types = self.reader.types(schema, 0);
+        let mut ways = Vec::new();
+        for (kind, name) in kinds.into_iter().filter(|(kind, _)| types & kind != 0) {
+            let value = self.json(schema, kind & types);
+            ways.push(format!("{} {value}", Text::quoted(&format!("\"{name}\"<|sep|>"))));
+        }
+        Ok((format!("({}) {}", either(&ways)?, Text::quoted(close)), json!({"type": "object"})))
+    }
+
+    /// Writes a value as MiniCPM 5 has it, with its closing tag.
+    fn minicpm(&mut self, schema: &'a Value) -> Written {
+        const OPEN_CDATA: &str = "<![CDATA[";
+        let Some(text) = self.string(schema)? else {
+            let value = self.json(schema, ALL);
+            return Ok((format!("{value} {}", Text::quoted("</param>")), json!({})));
+        };
+        let plain = format!("({text} & ~/{}(?s:.*)/)", Text::escaped(OPEN_CDATA));
+        let (plain, data) = (self.text.closed("", &plain, "</param>"), self.text.closed(OPEN_CDATA, &text, "]]>"));
+        Ok((format!("({plain} | {data} {})", Text::quoted("</param>")), json!({"type": "string"})))
+    }
+
+    /// Writes a value as MiniMax M3 has it, with the tag that closes it.
+    fn minimax(&mut self, schema: &'a Value, close: &str, depth: usize) -> Written {
+        if let Some(text) = self.string(schema)? {
+            return Ok((self.text.closed("", &text, close), json!({"type": "string"})));
+        }
+        let is_scalar = self.reader.types(schema, 0) & (NUMBER | BOOLEAN) != 0;
+        let structures = self.structures(schema, ALL, 0).unwrap_or_default();
+        let (value, told) = match structures[..] {
+            [(OBJECT, keywords)] if !is_scalar && depth < DEPTH_MAX && is_written_by_name(keywords) => {
+                let (members, told) = self.members(keywords, depth + 1)?;
+                (Text::joined(members), told)
+            }
+            [(ARRAY, keywords)] if !is_scalar && depth < DEPTH_MAX && !keywords.contains_key("prefixItems") => {
+                let items = keywords.get("items").unwrap_or(&ANYTHING);
+                let below = |error: SchemaError| error.below("items");
+                let item_close = format!("{MINIMAX_MARK}</item>");
+                let (item, told) = self.minimax(items, &item_close, depth + 1).map_err(below)?;
+                let item = self.text.rule(format!("{} {item}", Text::quoted(&format!("{MINIMAX_MARK}<item>"))));
+                let (least, most) = counts(keywords);
+                (Text::repeated(&item, "", least, most), json!({"type": "array", "items": told}))
+            }
+            _ => (self.json(schema, ALL), json!({})),
+        };
+        self.text.check_size()?;
+        Ok((format!("{value} {}", Text::quoted(close)), told))
+    }
+
+    /// Writes a value as Gemma 4 has it, as a rule.
+    fn gemma(&mut self, schema: &'a Value) -> Result<String, SchemaError> {
+        if is_any(schema) {
+            return Ok(self.text.any_of_gemma());
+        }
+        let types = self.reader.types(schema, 0);
+        let mut ways = Vec::new();
+        if let Some(text) = self.string(schema)? {
+            ways.push(self.text.closed(GEMMA_MARK, &text, GEMMA_MARK));
+        }
+        if types & (NULL | BOOLEAN | NUMBER) != 0 {
+            ways.push(self.json(schema, types & (NULL | BOOLEAN | NUMBER)));
+        }
+        for (kind, keywords) in self.structures(schema, ALL, 0)? {
+            let place = std::ptr::from_ref(keywords) as usize;
+            let (rule, is_new) = self.text.named((place, kind));
+            if is_new {
+                let body = if kind == OBJECT { self.gemma_object(keywords)? } else { self.gemma_array(keywords)? };
+                self.text.define(&rule, &body);
+            }
+            ways.push(rule);
+        }
+        self.text.check_size()?;
+        let ways = either(&ways)?;
+        Ok(self.text.rule(ways))
+    }
+
+    fn gemma_object(&mut self, keywords: &'a Map<String, Value>) -> Result<String, SchemaError> {
+        check_apart(keywords)?;
+        let members = if keywords.contains_key("properties") {
+            let (members, _) = self.members(keywords, 0)?;
+            self.text.separated(members, ",", Least::None)
+        } else {
+            match keywords.get("additionalProperties") {
+                Some(Value::Bool(false)) => String::new(),
+                None | Some(Value::Bool(true)) => self.text.members_of_gemma(),
+                Some(schema) => {
+                    let value = self.gemma(schema).map_err(|error| error.below("additionalProperties"))?;
+                    self.text.named_by_anything(&value)
+                }
+            }
+        };
+        Ok(format!("\"{{\" {members} \"}}\""))
+    }
+
+    fn gemma_array(&mut self, keywords: &'a Map<String, Value>) -> Result<String, SchemaError> {
+        if keywords.contains_key("prefixItems") {
+            return Err(refuse("prefixItems", "it is not kept by this model's chat template"));
+        }
+        let item = match keywords.get("items") {
+            None => self.text.any_of_gemma(),
+            Some(items) => self.gemma(items).map_err(|error| error.below("items"))?,
+        };
+        let (least, most) = counts(keywords);
+        Ok(format!("\"[\" {} \"]\"", Text::repeated(&item, "\",\"", least, most)))
+    }
+
+    /// Returns the expression of a schema's strings; absent where it has none.
+    fn string(&self, schema: &Value) -> Result<Option<String>, SchemaError> {
+        self.reader.of(schema, STRING, 0)
+    }
+
+    /// Returns the rule of a schema's values of some types as JSON.
+    fn json(&mut self, schema: &Value, types: u8) -> String {
+        let names = [
+            (NULL, NULL, "null"),
+            (BOOLEAN, BOOLEAN, "boolean"),
+            (NUMBER, INTEGER, "integer"),
+            (NUMBER, NUMBER, "number"),
+            (NUMBER, FRACTION, "number"),
+            (STRING, STRING, "string"),
+            (ARRAY, ARRAY, "array"),
+            (OBJECT, OBJECT, "object"),
+        ];
+        let names: Vec<&str> = names
+            .into_iter()
+            .filter(|(kinds, exactly, _)| types & kinds != 0 && types & kinds == *exactly)
+            .map(|(_, _, name)| name)
+            .collect();
+        let mut own = match schema {
+            Value::Object(keywords) => keywords.clone(),
+            Value::Bool(false) => Map::from_iter([("enum".to_owned(), json!([]))]),
+            _ => Map::new(),
+        };
+        own.remove("$defs");
+        let own = Value::Object(own);
+        let is_all = self.reader.types(schema, 0) & !types == 0;
+        let mut json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
+        if let Some(definitions) = self.reader.definitions
+            && json.to_string().contains("\"$ref\"")
+        {
+            json["$defs"] = Value::Object(definitions.clone());
+        }
+        self.text.json(json)
+    }
+
+    /// Returns the lists and objects that a schema allows, each by the keywords that alone decide about it.
+    ///
+    /// Errors: several places decide about the same list or object, or constants are lists or objects.
+    fn structures(
+        &self,
+        schema: &'a Value,
+        mask: u8,
+        depth: usize,
+    ) -> Result<Vec<(u8, &'a Map<String, Value>)>, SchemaError> {
+        const OWN: [&str; 9] = [
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+            "required",
+            "minProperties",
+            "maxProperties",
+            "items",
+            "minItems",
+            "maxItems",
+        ];
+        let mask = mask & self.reader.types(schema, 0) & (ARRAY | OBJECT);
+        let Value::Object(keywords) = schema else { return Ok(Vec::new()) };
+        if mask == 0 {
+            return Ok(Vec::new());
+        }
+        let combined: Vec<&str> =
+            ["anyOf", "allOf", "$ref"].into_iter().filter(|keyword| keywords.contains_key(*keyword)).collect();
+        let is_own = OWN.iter().any(|keyword| keywords.contains_key(*keyword)) || keywords.contains_key("prefixItems");
+        if keywords.contains_key("const") || keywords.contains_key("enum") {
+            return Err(refuse("", "lists and objects as constants are not kept by this model's chat template"));
+        }
+        let within = |schema: &'a Value| self.structures(schema, mask, depth + 1);
+        match (combined.as_slice(), is_own) {
+            ([], _) => {
+                Ok([OBJECT, ARRAY].into_iter().filter(|kind| mask & kind != 0).map(|kind| (kind, keywords)).collect())
+            }
+            (["anyOf"], false) => {
+                let all: Result<Vec<_>, _> = keywords["anyOf"].as_array().into_iter().flatten().map(within).collect();
+                Ok(all?.concat())
+            }
+            (["allOf"], false) if keywords["allOf"].as_array().is_some_and(|all| all.len() == 1) => {
+                within(&keywords["allOf"][0])
+            }
+            (["$ref"], false) if depth < super::DEPTH_MAX => {
+                let name = keywords["$ref"].as_str().unwrap_or_default();
+                self.reader.found(name).map_or_else(|| Ok(Vec::new()), within)
+            }
+            _ => {
+                let reason =
+                    "lists and objects that several keywords combine are not kept by this model's chat template";
+                Err(refuse("", reason))
+            }
+        }
+    }
+}
+
+/// Returns an expression of one of several.
+fn either(ways: &[String]) -> Result<String, SchemaError> {
+    if ways.is_empty() { Err(refuse("", "no value is valid")) } else { Ok(ways.join(" | ")) }
+}
+
+/// Returns whether a schema allows everything.
+fn is_any(schema: &Value) -> bool {
+    match schema {
+        Value::Bool(any) => *any,
+        Value::Object(keywords) => keywords.keys().all(|keyword| keyword == "$defs"),
+        _ => false,
+    }
+}
+
+/// Returns the least and the most items of a list.
+fn counts(keywords: &Map<String, Value>) -> (u64, Option<u64>) {
+    let count = |name: &str| keywords.get(name).and_then(Value::as_u64);
+    (count("minItems").unwrap_or(0), count("maxItems"))
+}
+
+/// Checks that an object's normalized schema says nothing about its properties together but which must be there.
+///
+/// Errors: the keyword that does.
+pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
+    let refuse = |path: &str, reason: &str| Err(SchemaError { path: path.to_owned(), reason: reason.to_owned() });
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let required: Vec<&Value> = schema.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+    let n_properties = properties.map_or(0, Map::len) as u64;
+    for (keyword, value) in schema {
+        let is_kept = match keyword.as_str() {
+            "type" | "properties" | "additionalProperties" | "$defs" => true,
+            "required" => required.iter().all(|name| {
+                name.as_str().is_some_and(|name| properties.is_some_and(|properties| properties.contains_key(name)))
+            }),
+            "minProperties" => value.as_u64().is_some_and(|least| least <= required.len() as u64),
+            "maxProperties" => value.as_u64().is_some_and(|most| most >= n_properties),
+            _ => false,
+        };
+        if !is_kept {
+            return refuse(
+                keyword,
+                "it is not supported by this model's chat template, which writes each argument apart",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether each of an object's properties is named and may be written by itself.
+fn is_written_by_name(keywords: &Map<String, Value>) -> bool {
+    keywords.get("properties").and_then(Value::as_object).is_some_and(|properties| !properties.is_empty())
+        && check_apart(keywords).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_arguments_together_is_refused_but_for_what_must_be_there() {
+        let check = |schema: Value, expected: Option<&str>| {
+            let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
+            assert_eq!(found.as_deref(), expected, "{schema}");
+        };
+        let properties = json!({"a": true});
+        check(json!({"type": "object", "properties": properties, "required": ["a"], "minProperties": 1}), None);
+        check(json!({"properties": properties, "required": ["b"]}), Some("required"));
+        check(json!({"properties": properties, "minProperties": 1}), Some("minProperties"));
+        check(json!({"properties": properties, "anyOf": [{"required": ["a"]}]}), Some("anyOf"));
+    }
+}

@@ -1,0 +1,229 @@
+//! A grammar in Lark's syntax while it is written: its rules, its terminals, and the schemas that stand in it as JSON.
+//!
+//! Not here: what is written for a schema (`call`). The idea: equal terminals and schemas have one name, as most arguments
+//! are plain texts.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::super::value::refuse;
+use super::super::{SchemaError, value};
+use super::{GEMMA_MARK, Member};
+
+/// Most rules of one tool's arguments. Source: own choice: a schema that refers to itself several times grows with each
+/// level.
+const RULES_MAX: usize = 2000;
+
+/// Names that objects have where their schema does not say which. Source: own choice, of what every form can write.
+const ANY_NAME: &str = "/[a-zA-Z0-9_.-]{1,64}/";
+
+/// Fewest properties of an object, whatever its schema says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Least {
+    /// It may be empty.
+    None,
+    /// It has one if its schema names any.
+    One,
+}
+
+/// Grammar of the arguments of one tool.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Text {
+    /// Expression of the whole text.
+    pub start: String,
+    /// Names by expression, terminals' and other rules'.
+    names: HashMap<String, String>,
+    /// Rules in the order in which they were written.
+    rules: Vec<String>,
+    jsons: Vec<(String, Value)>,
+    /// Rules of objects and lists by their place in memory and their type, so that what refers to itself ends.
+    places: HashMap<(usize, u8), String>,
+}
+
+impl Text {
+    /// Returns a literal.
+    pub fn quoted(text: &str) -> String {
+        Value::from(text).to_string()
+    }
+
+    /// Returns a text as a part of a regular expression.
+    pub fn escaped(text: &str) -> String {
+        value::escaped(text)
+    }
+
+    /// Returns properties one behind the other.
+    pub fn joined(members: Vec<Member>) -> String {
+        let one =
+            |Member { expression, is_required }| if is_required { expression } else { format!("({expression})?") };
+        members.into_iter().map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Returns an item, a rule, as often as it may come, with `separator`, an expression, between.
+    pub fn repeated(item: &str, separator: &str, least: u64, most: Option<u64>) -> String {
+        let times = |least: u64, most: Option<u64>| match most {
+            Some(most) => format!("{{{least},{most}}}"),
+            None if least == 0 => "*".to_owned(),
+            None => format!("{{{least},}}"),
+        };
+        match (separator, most) {
+            (_, Some(0)) => String::new(),
+            ("", most) => format!("({item}){}", times(least, most)),
+            (separator, most) => {
+                let rest = times(least.saturating_sub(1), most.map(|most| most - 1));
+                let some = format!("{item} ({separator} {item}){rest}");
+                if least == 0 { format!("({some})?") } else { some }
+            }
+        }
+    }
+
+    /// Returns properties with a text between each two, of which one may have to be there.
+    pub fn separated(&mut self, members: Vec<Member>, separator: &str, least: Least) -> String {
+        let separator = Self::quoted(separator);
+        // From the last one: what may follow once some property was written, and how the list may begin.
+        let (mut rest, mut starts, mut may_be_empty) = (String::new(), Vec::new(), true);
+        for Member { expression, is_required } in members.into_iter().rev() {
+            let member = self.rule(expression);
+            if is_required {
+                starts.clear();
+                may_be_empty = false;
+            }
+            starts.push(format!("{member} {rest}"));
+            let next = if is_required { format!("{separator} {member}") } else { format!("({separator} {member})?") };
+            rest = self.rule(format!("{next} {rest}"));
+        }
+        match (starts.is_empty(), may_be_empty && least == Least::None) {
+            (true, _) => String::new(),
+            (false, true) => format!("({})?", starts.join(" | ")),
+            (false, false) => format!("({})", starts.join(" | ")),
+        }
+    }
+
+    /// Returns the terminal of a text, given as an expression, between two marks of which the second is in it nowhere else.
+    pub fn closed(&mut self, open: &str, text: &str, close: &str) -> String {
+        let open = if open.is_empty() { String::new() } else { format!("/{}/ ", Self::escaped(open)) };
+        let close = format!("/{}/", Self::escaped(close));
+        self.name("T", format!("({open}{text} {close}) & ~({open}/(?s:.*)/ {close} /(?s:.+)/)"))
+    }
+
+    /// Returns a rule with this body.
+    pub fn rule(&mut self, body: String) -> String {
+        self.name("r", body)
+    }
+
+    /// Returns the rule of a schema that is JSON.
+    pub fn json(&mut self, schema: Value) -> String {
+        if let Some((name, _)) = self.jsons.iter().find(|(_, known)| *known == schema) {
+            return name.clone();
+        }
+        let name = format!("j{}", self.jsons.len());
+        self.jsons.push((name.clone(), schema));
+        name
+    }
+
+    /// Returns the rule of an object or list by its place, and whether it is still without a body.
+    pub fn named(&mut self, place: (usize, u8)) -> (String, bool) {
+        let n = self.places.len();
+        let mut is_new = false;
+        let name = self.places.entry(place).or_insert_with(|| {
+            is_new = true;
+            format!("n{n}")
+        });
+        (name.clone(), is_new)
+    }
+
+    /// Gives a rule its body.
+    pub fn define(&mut self, name: &str, body: &str) {
+        self.rules.push(format!("{name}: {body}\n"));
+    }
+
+    /// Returns the rule of any value as Gemma 4 writes it.
+    pub fn any_of_gemma(&mut self) -> String {
+        const ANY: &str = "any";
+        if self.names.insert(ANY.to_owned(), ANY.to_owned()).is_none() {
+            let text = self.closed(GEMMA_MARK, "/(?s:.*)/", GEMMA_MARK);
+            let scalar = self.json(json!({"type": ["null", "boolean", "number"]}));
+            let (members, items) = (self.members_of_gemma(), Self::repeated(ANY, "\",\"", 0, None));
+            self.define(ANY, &format!("{text} | {scalar} | \"{{\" {members} \"}}\" | \"[\" {items} \"]\""));
+        }
+        ANY.to_owned()
+    }
+
+    /// Returns the properties of any object as Gemma 4 writes them.
+    pub fn members_of_gemma(&mut self) -> String {
+        let any = self.any_of_gemma();
+        self.named_by_anything(&any)
+    }
+
+    /// Returns properties of any name with values that are of a rule, as Gemma 4 writes them.
+    pub fn named_by_anything(&mut self, value: &str) -> String {
+        let name = self.name("T", ANY_NAME.to_owned());
+        let member = self.rule(format!("{name} \":\" {value}"));
+        Self::repeated(&member, "\",\"", 0, None)
+    }
+
+    /// Refuses what has grown too large.
+    pub fn check_size(&self) -> Result<(), SchemaError> {
+        if self.rules.len() + self.jsons.len() > RULES_MAX {
+            return Err(refuse("", &format!("its grammar has more than {RULES_MAX} rules")));
+        }
+        Ok(())
+    }
+
+    /// Returns the grammar, given how a schema becomes the compiler's JSON.
+    pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
+        let jsons = self.jsons.iter().map(|(name, schema)| format!("{name}: %json {}\n", compiler_s(schema)));
+        format!("start: {}\n{}{}", self.start, self.rules.concat(), jsons.collect::<String>())
+    }
+
+    fn name(&mut self, kind: &str, body: String) -> String {
+        if let Some(known) = self.names.get(&body) {
+            return known.clone();
+        }
+        let name = format!("{kind}{}", self.rules.len());
+        self.define(&name, &body);
+        self.names.insert(body, name.clone());
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_come_as_often_as_they_may() {
+        let check = |separator: &str, least, most, expected: &str| {
+            assert_eq!(Text::repeated("x", separator, least, most), expected);
+        };
+        check("", 0, None, "(x)*");
+        check("", 2, Some(3), "(x){2,3}");
+        check("\",\"", 0, None, "(x (\",\" x)*)?");
+        check("\",\"", 0, Some(2), "(x (\",\" x){0,1})?");
+        check("\",\"", 2, None, "x (\",\" x){1,}");
+        check("\",\"", 0, Some(0), "");
+    }
+
+    #[test]
+    fn separators_stand_between_the_properties_that_are_there() {
+        let member = |name: &str, is_required| Member { expression: format!("\"{name}\""), is_required };
+        let separated = |members: Vec<Member>, least| {
+            let mut text = Text::default();
+            let expression = text.separated(members, ",", least);
+            // Rules are put in place, so that the expression says it all.
+            text.rules.iter().rev().fold(expression, |expression, rule| {
+                let (name, body) = rule.trim_end().split_once(": ").expect("a rule has a name");
+                expression.replace(name, &format!("<{body}>"))
+            })
+        };
+        assert_eq!(separated(Vec::new(), Least::One), "");
+        let one = separated(vec![member("a", false)], Least::None);
+        assert_eq!(one, "(<\"a\"> )?");
+        let two = separated(vec![member("a", false), member("b", true)], Least::None);
+        assert_eq!(two, "(<\"b\">  | <\"a\"> <\",\" <\"b\">>)");
+        assert!(
+            separated(vec![member("a", false), member("b", false)], Least::One).ends_with(')'),
+            "one must be there"
+        );
+    }
+}

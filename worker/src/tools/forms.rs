@@ -1,0 +1,91 @@
+//! Tools in formats whose arguments have a form of their own: where these stand in llama.cpp's grammar of calls.
+//!
+//! Not here: what stands there instead (`schema::CallText`), other formats (`arguments`, `parameters`).
+//! The idea: a tool's rule begins with literals around its name. What stands behind them, up to the rule's end, becomes a
+//! token that no vocabulary has, for which the arguments with the mark that closes the call stand.
+
+use serde_json::{Value, json};
+
+use super::parameters::quoted;
+use crate::schema::Form;
+
+/// Forms by what stands before a tool's name and what stands behind it in the tool's rule. Gemma's has no literal there,
+/// but a rule.
+///
+/// Source: `parsers/` of llama.cpp.
+const OPENINGS: [(Form, &[&str], &[&str]); 5] = [
+    (Form::Gemma4, &[], &[]),
+    (Form::Lfm2, &[], &["("]),
+    (Form::KimiK3, &["<|open|>call tool=\""], &["\""]),
+    (Form::MiniCpm5, &["<function name=\""], &["\">"]),
+    (Form::MiniMaxM3, &["]<]minimax[>[<invoke name=\""], &["\">"]),
+];
+
+/// Rule that stands for arguments in Gemma's format.
+const GEMMA_ARGUMENTS: &str = "gemma4-dict";
+
+/// Returns tools without arguments, so that each has a rule that is made soon.
+pub fn probes(tools: &[Value]) -> Vec<Value> {
+    let mut probes = tools.to_vec();
+    for tool in &mut probes {
+        tool["function"]["parameters"] = json!({"type": "object", "properties": {}});
+    }
+    probes
+}
+
+/// Returns the form in which a grammar of calls to these tools has their arguments; absent where it is none of those here.
+pub fn form(grammar: &str, tools: &[Value]) -> Option<Form> {
+    let name = tools.first()?["function"]["name"].as_str()?;
+    let is_of = |form: &Form| grammar.lines().any(|line| opening(line, *form, name).is_some());
+    OPENINGS.into_iter().map(|(form, ..)| form).find(is_of)
+}
+
+/// Returns a grammar of calls to tools in which tokens from `first` on stand for the arguments of those at these places;
+/// absent where one is not found.
+pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
+    let mut n_found = 0;
+    let filled = grammar.lines().map(|line| {
+        let found = places.iter().zip(first..).find_map(|(idx, token)| {
+            let name = tools[*idx]["function"]["name"].as_str()?;
+            Some(format!("{} <[{token}]>", opening(line, form, name)?))
+        });
+        n_found += usize::from(found.is_some());
+        found.unwrap_or_else(|| line.to_owned()) + "\n"
+    });
+    let filled = filled.collect();
+    (n_found == places.len()).then_some(filled)
+}
+
+/// Returns a tool's rule up to its arguments; absent of other rules. llama.cpp puts some literals in brackets.
+fn opening(line: &str, form: Form, name: &str) -> Option<String> {
+    let (_, before, behind) = OPENINGS.iter().find(|(known, ..)| *known == form)?;
+    let literals: Vec<String> = [before, &[name][..], behind].concat().into_iter().map(quoted).collect();
+    let (rule, mut rest) = line.split_once(" ::= ")?;
+    for literal in &literals {
+        rest = rest.trim_start_matches([' ', '(']).strip_prefix(literal.as_str())?.trim_start_matches(')');
+    }
+    let arguments = rest.strip_prefix(' ')?;
+    (form != Form::Gemma4 || arguments == GEMMA_ARGUMENTS).then(|| format!("{rule} ::= {}", literals.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_each_tool_become_a_token() {
+        let tools = [json!({"function": {"name": "a"}}), json!({"function": {"name": "a-b"}})];
+        let grammar = "root ::= tool-a | tool-a-b\ntool-a ::= \"a\" \"(\" space (x | y)* \")\"\ntool-a-b ::= \"a-b\" \"(\" space \")\"\n";
+        assert_eq!(form(grammar, &tools), Some(Form::Lfm2));
+        let filled = fill(grammar, Form::Lfm2, (&tools, &[0, 1]), 100).expect("both are there");
+        assert_eq!(
+            filled,
+            "root ::= tool-a | tool-a-b\ntool-a ::= \"a\" \"(\" <[100]>\ntool-a-b ::= \"a-b\" \"(\" <[101]>\n"
+        );
+        assert_eq!(fill(grammar, Form::Gemma4, (&tools, &[0]), 100), None);
+        let gemma = "tool-a ::= (\"a\") gemma4-dict\n";
+        assert_eq!(form(gemma, &tools), Some(Form::Gemma4));
+        assert_eq!(fill(gemma, Form::Gemma4, (&tools, &[0]), 7).as_deref(), Some("tool-a ::= \"a\" <[7]>\n"));
+        assert_eq!(form("tool-a ::= \"{\" \"a\" x\n", &tools), None);
+    }
+}
