@@ -1,7 +1,7 @@
 //! A call that is sent back stands in the next prompt as the model wrote it, so that its state is reused: the grammar
 //! allows the template's white space alone, whichever way a client spells the arguments' JSON.
 //!
-//! Not here: reuse itself, which compares tokens (`cache`).
+//! Not here: reuse of other answers (`cache`).
 
 use serde_json::{Value, json};
 
@@ -90,5 +90,62 @@ async fn a_call_stands_in_the_next_prompt_as_the_model_wrote_it() {
             }
         }
         assert_eq!(n_called, 10);
+    }
+}
+
+/// Returns the prompt's tokens and their texts.
+async fn pieces(worker: &TestWorker, chat: Value) -> Vec<(u64, usize)> {
+    let prompt = worker.ask("/apply-template", chat).await["prompt"].clone();
+    let content = json!({"content": prompt, "add_special": true, "parse_special": true, "with_pieces": true});
+    let tokens = worker.ask("/tokenize", content).await["tokens"].as_array().expect("tokens").clone();
+    let piece = |token: &Value| {
+        let n_bytes = token["piece"].as_str().map_or_else(|| token["piece"].as_array().map_or(1, Vec::len), str::len);
+        (token["id"].as_u64().expect("an id"), n_bytes)
+    };
+    tokens.iter().map(piece).collect()
+}
+
+#[tokio::test]
+async fn the_next_turn_reuses_every_token_of_a_call_that_its_prompt_has_too() {
+    for (name, template) in [("reuse-hermes", HERMES), ("reuse-mistral", MISTRAL)] {
+        let path = folder().join(format!("{name}.jinja"));
+        std::fs::write(&path, template).expect("the file can be written");
+        let worker =
+            TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await;
+        let question = json!({"role": "user", "content": "Is it raining?"});
+        let parameters = json!({"type": "object", "properties": {"city": {"const": "Oslo"}, "days": {"const": 3}}, "required": ["city", "days"]});
+        let tools =
+            json!([{"type": "function", "function": {"name": "look", "description": "", "parameters": parameters}}]);
+        let function = json!({"name": "look", "arguments": "{\"city\":\"Oslo\",\"days\":3}"});
+        let call = json!({"id": "c", "type": "function", "function": function});
+        let assistant = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+        let turn = json!({"messages": [question, assistant, {"role": "tool", "tool_call_id": "c", "content": "sun"}], "tools": tools});
+        let next = pieces(&worker, turn.clone()).await;
+        let mut body = json!({"messages": [question], "tools": tools});
+        let n_first = pieces(&worker, body.clone()).await.len();
+        // The call can be written in one way alone. The bias makes this model, which knows no words, prefer the tokens
+        // of the next prompt, longer ones first, as models do that have learnt to call.
+        let bias: Vec<Value> = next[n_first..].iter().map(|(id, n_bytes)| json!([id, 1000 * n_bytes])).collect();
+        for (field, value) in [
+            ("tool_choice", json!("required")),
+            ("parallel_tool_calls", json!(false)),
+            ("temperature", json!(0)),
+            ("max_tokens", json!(200)),
+            ("logprobs", json!(true)),
+            ("logit_bias", json!(bias)),
+        ] {
+            body[field] = value;
+        }
+        let answer = worker.ask(CHAT, body).await;
+        assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{name}: {answer}");
+        let said = answer["choices"][0]["logprobs"]["content"].as_array().expect("tokens");
+        let common = said.iter().zip(&next[n_first..]).take_while(|(said, (id, _))| said["id"] == *id).count();
+        // The last token of an answer is never computed, so there is no KV state for it.
+        let held = answer["usage"]["prompt_tokens"].as_u64().zip(answer["usage"]["completion_tokens"].as_u64());
+        let held = held.map(|(prompt, answer)| prompt + answer - 1).expect("counts");
+        let expected = held.min((n_first + common) as u64);
+        let reused = worker.ask(CHAT, turn).await["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+        assert_eq!(reused, expected, "{name}: {common} of {} tokens stand in the next prompt", said.len());
+        assert!(common > 5, "{name}: {common} of {} tokens stand in the next prompt", said.len());
     }
 }
