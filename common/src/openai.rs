@@ -16,11 +16,12 @@ use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
 pub struct ChatPrompt {
     /// Name of the model; absent means the only one there is.
     pub model: Option<String>,
-    /// Lists the conversation, each message as the template will see it.
+    /// The conversation, each message as the template will see it.
     #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Tools that the template offers to the model, all of them functions, without those that nobody runs here.
+    /// Tools that the template offers to the model, all of them functions, without those that no part of the worker
+    /// executes.
     #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
     /// Whether and which tool the model must call.

@@ -59,7 +59,7 @@ impl SchemaError {
     }
 }
 
-/// Returns a schema in the form that the compiler takes: the same values are valid, or fewer.
+/// Returns a schema in the compiler's form: the same values are valid, or fewer.
 ///
 /// Errors: `SchemaError`, if it is no schema, cannot be enforced exactly, or is too large.
 pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {

@@ -109,7 +109,7 @@ impl ToolFields {
         custom.filter_map(|tool| Some(tool[CUSTOM]["name"].as_str()?.to_owned())).collect()
     }
 
-    /// Returns the error that a part of a tool's schema is not kept.
+    /// Returns the error that a part of a tool's schema cannot be enforced.
     pub fn not_kept(&self, tool: &Value, error: &SchemaError) -> RequestError {
         let param = self.parameters_of(tool);
         let path = if error.path.is_empty() { param } else { format!("{param}.{}", error.path) };

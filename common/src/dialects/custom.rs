@@ -1,7 +1,8 @@
 //! Custom tools, which take one free text, as functions of a chat: their fields, their calls, and a chat's own.
 //!
-//! Chat templates and llama.cpp's chat formats know functions alone. Router and worker convert a chat when they read it,
-//! so both render the same prompt. What has another shape than OpenAI's stays as it is; the worker's checks refuse it.
+//! Chat templates and llama.cpp's chat formats know functions alone. Router and worker convert a chat when they read
+//! it, so both render the same prompt. What has another shape than OpenAI's stays as it is; the worker's checks refuse
+//! it.
 
 use serde_json::{Map, Value, json};
 

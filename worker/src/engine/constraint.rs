@@ -74,7 +74,7 @@ impl Compiler {
         let vocab = model.vocab();
         let ends: Vec<Token> =
             vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
-        // Control tokens and those that end an answer have no bytes here, so no schema ever allows them by their text.
+        // Control tokens and those that end a response have no bytes here, so no schema ever allows them by their text.
         let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
             true => Vec::new(),
             false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
@@ -82,7 +82,7 @@ impl Compiler {
         Self::of(&vocab.tokens().map(spelled).collect::<Vec<_>>(), &ends)
     }
 
-    /// Makes the trie of tokens by their texts; `ends` are those that end an answer.
+    /// Builds the trie of tokens by their texts; `ends` are those that end a response.
     ///
     /// Errors: there are none of these.
     fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
@@ -117,7 +117,7 @@ impl Compiler {
     /// Returns a normalized schema of arguments, compiled like in [`Self::compile`], and caches it: clients send their
     /// tools with every request.
     ///
-    /// `separators` are what stands between its parts.
+    /// `separators` separate its parts.
     pub(super) fn compile_arguments(&self, schema: &Value, separators: Separators) -> Result<CompiledSchema, String> {
         let with_options = with_options(schema, Some(separators));
         let key = blake3::hash(with_options.to_string().as_bytes());
@@ -126,12 +126,12 @@ impl Compiler {
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns the constraint of a single argument compiled, or why it cannot be, fit for the client; it is kept.
+    /// Returns the compiled constraint of a single argument, or the reason for the client; it is cached.
     pub(super) fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
         self.compile_lark(value.lark(|schema| with_options(schema, Some(separators)).to_string()), &value.schema)
     }
 
-    /// Returns the constraint of all arguments of a call in a form of their own as [`Self::compile_value`] does.
+    /// Returns the compiled constraint of all arguments of a call, or the reason for the client; it is cached.
     pub(super) fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
         self.compile_lark(call.lark(|schema| with_options(schema, Some(separators)).to_string()), &call.schema)
     }

@@ -199,7 +199,7 @@ impl EngineHandle {
 
     /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, for the client.
     ///
-    /// `separators` are what stands between their parts.
+    /// `separators` separate their parts.
     pub fn compile_arguments(
         &self,
         schema: &serde_json::Value,
@@ -214,13 +214,12 @@ impl EngineHandle {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_value(value, separators)
     }
 
-    /// Returns the grammar of all arguments of a call in a form of their own compiled, or why it cannot be, fit for the
-    /// client; `separators` as above.
+    /// Returns the compiled grammar of all arguments of a call, or the reason for the client; `separators` as above.
     pub fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
         self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_call(call, separators)
     }
 
-    /// Returns what the model and the context turned out to be.
+    /// Returns the properties of the loaded model and its context.
     pub fn facts(&self) -> &EngineFacts {
         &self.shared.facts
     }

@@ -154,7 +154,7 @@ fn custom_tools(answer: &Answer) -> Arc<[String]> {
     answer.form().answer.as_ref().map_or_else(Default::default, |format| Arc::clone(&format.custom_tools))
 }
 
-/// Is what every object of one answer has in common.
+/// Fields that every object of one response has.
 struct Head {
     shape: Shape,
     id: String,
@@ -268,7 +268,7 @@ struct Events {
     ends: Vec<TextEnd>,
     /// Calls of each choice so far.
     calls: Vec<GrowingCalls>,
-    /// Says whether an event is written: until then the request can still be answered elsewhere.
+    /// Whether an event is written: until then the request can still be retried elsewhere.
     is_begun: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The calls of an answer's message as OpenAI's chats write them: those of functions have arguments, those of custom tools
-//! one text.
+//! The calls of an answer's message as OpenAI's chats write them: those of functions have arguments, those of custom
+//! tools one text.
 //!
-//! Not here: the rest of the message (`wire`). The idea: each answer has functions alone, since templates know no others;
-//! a custom tool's call is told by its name, and its text read from the arguments as they come.
+//! Not here: the rest of the message (`wire`). The idea: each answer has functions alone, since templates know no
+//! others; a custom tool's call is told by its name, and its text read from the arguments as they come.
 
 use std::borrow::Cow;
 use std::sync::Arc;

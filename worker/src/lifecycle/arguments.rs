@@ -1,9 +1,9 @@
 //! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
 //!
-//! Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`), following schemas (`engine`).
-//! The idea: templates write a call's arguments as one JSON object, each of them apart between marks, or in a form of
-//! their own; what cannot be kept is refused where a call is required. Elsewhere llama.cpp's looser grammar stays for that tool alone, and the
-//! answer says so.
+//! Templates write a call's arguments as one JSON object, each of them apart between marks, or in a form of their own.
+//! A schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
+//! that tool alone, and the response says so. Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`),
+//! following schemas (`engine`).
 
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ impl Asked<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments have a form of the template's own; absent where they have none that is known.
+    /// Returns calls whose arguments have a known form of the template's own; `None` if they have another.
     fn in_own_form(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
@@ -179,7 +179,7 @@ impl Asked<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments stand apart from each other; absent where the template writes them otherwise.
+    /// Returns calls whose arguments are written apart from each other; `None` if the template writes them otherwise.
     fn apart(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
@@ -238,7 +238,8 @@ impl Asked<'_> {
     }
 }
 
-/// Returns what stands between the parts of arguments that are JSON: what the template writes there, where that is known.
+/// Returns what stands between the parts of arguments that are JSON: what the template writes there, where that is
+/// known.
 ///
 /// Other answers may have white space anywhere; llama.cpp's readers of calls take none before the comma of a list.
 fn separators(format: &AnswerFormat) -> Separators {

@@ -1,10 +1,10 @@
-//! All arguments of a call as the text of a chat template that has a form of its own for them, up to the mark that closes
-//! the call: a grammar for it.
+//! All arguments of a call as the text of a chat template that has a form of its own for them, up to the mark that
+//! closes the call: a grammar for it.
 //!
 //! Not here: arguments that are one JSON object, or between marks that llama.cpp's grammar tells (`tools`), compiling
-//! (`engine::constraint`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left to
-//! the compiler's own reading of schemas. llama.cpp's reader takes a string for a string because the tool's schema says
-//! so; it is given a schema that says no more than that, so that it reads exactly what is written here.
+//! (`engine::constraint`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left
+//! to the compiler's own reading of schemas. llama.cpp's reader takes a string for a string because the tool's schema
+//! says so; it is given a schema that says no more than that, so that it reads exactly what is written here.
 
 mod text;
 

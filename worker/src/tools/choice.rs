@@ -1,7 +1,7 @@
 //! The field `tool_choice`: whether the model may or must call tools, and which ones.
 //!
-//! The idea: tools that may not be called stay in the prompt, so that its prefix is the one of other turns; the grammar of
-//! calls alone lacks them.
+//! The idea: tools that may not be called stay in the prompt, so that its prefix is the one of other turns; the grammar
+//! of calls alone lacks them.
 
 use serde_json::Value;
 use warmpath_common::dialects::{CUSTOM, left_out_of_chat};

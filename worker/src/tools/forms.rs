@@ -1,16 +1,16 @@
 //! Tools in formats whose arguments have a form of their own: where these stand in llama.cpp's grammar of calls.
 //!
-//! Not here: what stands there instead (`schema::CallText`), other formats (`arguments`, `parameters`).
-//! The idea: a tool's rule begins with literals around its name. What stands behind them, up to the rule's end, becomes a
-//! token that no vocabulary has, for which the arguments with the mark that closes the call stand.
+//! Not here: what stands there instead (`schema::CallText`), other formats (`arguments`, `parameters`). The idea: a
+//! tool's rule begins with literals around its name. What stands behind them, up to the rule's end, becomes a token
+//! that no vocabulary has, for which the arguments with the mark that closes the call stand.
 
 use serde_json::{Value, json};
 
 use super::parameters::quoted;
 use crate::schema::Form;
 
-/// Forms by what stands before a tool's name and what stands behind it in the tool's rule. Gemma's has no literal there,
-/// but a rule.
+/// Forms by what stands before a tool's name and what stands behind it in the tool's rule. Gemma's has no literal
+/// there, but a rule.
 ///
 /// Source: `parsers/` of llama.cpp.
 const OPENINGS: [(Form, &[&str], &[&str]); 5] = [
@@ -33,15 +33,16 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
     probes
 }
 
-/// Returns the form in which a grammar of calls to these tools has their arguments; absent where it is none of those here.
+/// Returns the form in which a grammar of calls to these tools has their arguments; absent where it is none of those
+/// here.
 pub fn form(grammar: &str, tools: &[Value]) -> Option<Form> {
     let name = tools.first()?["function"]["name"].as_str()?;
     let is_of = |form: &Form| grammar.lines().any(|line| opening(line, *form, name).is_some());
     OPENINGS.into_iter().map(|(form, ..)| form).find(is_of)
 }
 
-/// Returns a grammar of calls to tools in which tokens from `first` on stand for the arguments of those at these places;
-/// absent where one is not found.
+/// Returns a grammar of calls to tools in which tokens from `first` on stand for the arguments of those at these
+/// places; absent where one is not found.
 pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
     let mut n_found = 0;
     let filled = grammar.lines().map(|line| {

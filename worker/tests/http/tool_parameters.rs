@@ -1,5 +1,5 @@
-//! Arguments keep to their schemas where a template writes each of them apart or in a form of its own, and where calls are
-//! optional: a validator looks at what a model says that takes every allowed token for equally likely.
+//! Arguments keep to their schemas where a template writes each of them apart or in a form of its own, and where calls
+//! are optional: a validator looks at what a model says that takes every allowed token for equally likely.
 
 use jsonschema::validator_for;
 use rand::SeedableRng;

@@ -1,7 +1,7 @@
 //! A grammar in Lark's syntax while it is written: its rules, its terminals, and the schemas that stand in it as JSON.
 //!
-//! Not here: what is written for a schema (`call`). The idea: equal terminals and schemas have one name, as most arguments
-//! are plain texts.
+//! Not here: what is written for a schema (`call`). The idea: equal terminals and schemas have one name, as most
+//! arguments are plain texts.
 
 use std::collections::HashMap;
 
@@ -99,7 +99,8 @@ impl Text {
         }
     }
 
-    /// Returns the terminal of a text, given as an expression, between two marks of which the second is in it nowhere else.
+    /// Returns the terminal of a text, given as an expression, between two marks of which the second is in it nowhere
+    /// else.
     pub fn closed(&mut self, open: &str, text: &str, close: &str) -> String {
         let open = if open.is_empty() { String::new() } else { format!("/{}/ ", Self::escaped(open)) };
         let close = format!("/{}/", Self::escaped(close));
