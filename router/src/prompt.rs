@@ -11,6 +11,7 @@ mod body;
 mod reading;
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::{Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::fleet::{FleetView, WorkerView};
+use warmpath_shell::turns::Processors;
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
@@ -168,19 +170,16 @@ pub struct Phases {
 
 /// Pool that prepares prompts: one running per processor, a limited number waiting. It caches the keys of their blocks.
 pub struct PromptPool {
-    processors: Arc<Semaphore>,
+    processors: Processors,
     places: Arc<Semaphore>,
     chains: Arc<BlockKeyCache>,
 }
 
 impl Default for PromptPool {
     fn default() -> Self {
-        let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self {
-            processors: Arc::new(Semaphore::new(n_processors)),
-            places: Arc::new(Semaphore::new(n_processors + PROMPTS_WAITING_MAX)),
-            chains: Arc::default(),
-        }
+        let processors = Processors::all();
+        let places = Arc::new(Semaphore::new(processors.n_free() + PROMPTS_WAITING_MAX));
+        Self { processors, places, chains: Arc::default() }
     }
 }
 
@@ -208,7 +207,7 @@ impl PromptPool {
         Ok(begun.finish(&self.chains))
     }
 
-    /// Runs long work on a thread for it.
+    /// Runs long work on a thread for it; between two portions of a text other work goes first.
     ///
     /// If too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.
     async fn finish_elsewhere(
@@ -217,7 +216,7 @@ impl PromptPool {
         begin: impl FnOnce() -> Result<Begun, RequestError> + Send + 'static,
     ) -> Result<Prepared, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        let processor = Arc::clone(&self.processors).acquire_owned().await;
+        let turn = RefCell::new(self.processors.turn().await);
         let (fleet, chains) = (Arc::clone(fleet), Arc::clone(&self.chains));
         let cancelled = CancellationToken::new();
         let _client = cancelled.clone().drop_guard();
@@ -232,10 +231,15 @@ impl PromptPool {
                 }
                 Ok(begun.finish(&chains))
             };
-            let prepared = unless_cancelled(move || cancelled.is_cancelled(), work);
-            // The work may outlive a disconnected client, for a portion of its text; its places are taken until it
-            // ends.
-            drop((place, processor));
+            let is_cancelled = move || {
+                if !cancelled.is_cancelled() {
+                    turn.borrow_mut().give_way();
+                }
+                cancelled.is_cancelled()
+            };
+            let prepared = unless_cancelled(is_cancelled, work);
+            // The work may outlive a disconnected client, for a portion of its text; its place is taken until it ends.
+            drop(place);
             prepared.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
         prepared.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?

@@ -30,6 +30,8 @@ const STOP_TEXTS_MAX: usize = 32;
 const STOP_TEXT_BYTES_MAX: usize = 512;
 /// Most entries of `logit_bias`; each costs every step of the response.
 const LOGIT_BIAS_MAX: usize = 1024;
+/// Longest texts of one request's `logit_bias` together, which are tokenized in one go. Units: bytes.
+const LOGIT_BIAS_TEXT_BYTES_MAX: usize = 64 << 10;
 /// Largest bias; logits are far smaller, and more would let sums overflow.
 const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
 /// Most tokens in `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
@@ -409,6 +411,9 @@ fn resolve_bias(bias: Option<BiasField>, basis: &Basis<'_>) -> Result<Vec<(Token
         Some(BiasField::Pairs(pairs)) => pairs,
     };
     at_most("logit_bias", "entries", (pairs.len(), LOGIT_BIAS_MAX))?;
+    let text_bytes = |(token, _): &(BiasToken, Bias)| if let BiasToken::Text(text) = token { text.len() } else { 0 };
+    let n_bytes = pairs.iter().map(text_bytes).sum();
+    at_most("logit_bias", "bytes of text", (n_bytes, LOGIT_BIAS_TEXT_BYTES_MAX))?;
     let mut resolved = Vec::new();
     for (token, bias) in pairs {
         let tokens = match token {

@@ -3,6 +3,7 @@
 //! Not here: an embedding worker, and what both have in common (`served`); loading (`start`), a request's way
 //! (`lifecycle`).
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, unless_cancelled};
+use warmpath_shell::turns::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
@@ -81,22 +83,17 @@ pub struct VocabularyFile {
 pub struct Preparing {
     places: Arc<Semaphore>,
     n_places: usize,
-    processors: Arc<Semaphore>,
+    processors: Processors,
 }
 
 impl Preparing {
     /// Returns a pool with as many places as the engine has.
     pub fn new(n_places: usize) -> Self {
-        let n_processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self {
-            places: Arc::new(Semaphore::new(n_places)),
-            n_places,
-            processors: Arc::new(Semaphore::new(n_processors)),
-        }
+        Self { places: Arc::new(Semaphore::new(n_places)), n_places, processors: Processors::all() }
     }
 
-    /// Returns the result of `work`, run on a thread for long work. If the result is no longer awaited, the work ends
-    /// at the next portion of a text.
+    /// Returns the result of `work`, run on a thread for long work. Between two portions of a text other work goes
+    /// first, and the work ends if its result is no longer awaited.
     ///
     /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub(crate) async fn run<T: Send + 'static>(
@@ -105,15 +102,19 @@ impl Preparing {
     ) -> Result<T, RequestError> {
         let full = |_| RequestError::PreparingFull { places: self.n_places };
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
-        let processor = Arc::clone(&self.processors).acquire_owned().await;
-        let processor = processor.map_err(|_| RequestError::Engine(EngineError::Stopped))?;
+        let turn = RefCell::new(self.processors.turn().await);
         let cancelled = CancellationToken::new();
         let _client = cancelled.clone().drop_guard();
         let worked = tokio::task::spawn_blocking(move || {
-            let result = unless_cancelled(move || cancelled.is_cancelled(), work);
-            // The work may outlive a disconnected client, for a portion of its text; its places are taken until it
-            // ends.
-            drop((place, processor));
+            let is_cancelled = move || {
+                if !cancelled.is_cancelled() {
+                    turn.borrow_mut().give_way();
+                }
+                cancelled.is_cancelled()
+            };
+            let result = unless_cancelled(is_cancelled, work);
+            // The work may outlive a disconnected client, for a portion of its text; its place is taken until it ends.
+            drop(place);
             result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
         worked.await.map_err(|error| RequestError::Internal { reason: error.to_string() })?
@@ -240,6 +241,33 @@ mod tests {
         asked.abort();
         let ended = tokio::time::timeout(PATIENCE, Arc::clone(&preparing.places).acquire_owned());
         ended.await.expect("the work ends").expect("the places are there").forget();
+    }
+
+    #[tokio::test]
+    async fn long_texts_on_all_processors_let_others_go_first() {
+        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
+        let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
+        let prompts = Arc::new(PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary"));
+        let preparing = Arc::new(Preparing::new(100));
+        let endless: Vec<_> = (0..preparing.processors.n_free())
+            .map(|_| {
+                let (holder, prompts) = (Arc::clone(&preparing), Arc::clone(&prompts));
+                tokio::spawn(async move {
+                    let work = move || loop {
+                        prompts.tokenize("one of many portions", AddSpecial::No, ParseSpecial::No);
+                    };
+                    holder.run::<()>(work).await
+                })
+            })
+            .collect();
+        while preparing.processors.n_free() > 0 {
+            tokio::task::yield_now().await;
+        }
+        for nth in 0..10 {
+            let short = tokio::time::timeout(PATIENCE, preparing.run(move || Ok(nth)));
+            assert_eq!(short.await.expect("it does not wait for the others").expect("it succeeds"), nth);
+        }
+        endless.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[tokio::test]

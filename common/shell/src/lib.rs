@@ -22,6 +22,7 @@ pub mod machine;
 pub mod reader_timeout;
 pub mod tls;
 pub mod trace;
+pub mod turns;
 
 /// Returns an error's text, followed by those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {

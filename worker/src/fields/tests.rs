@@ -116,6 +116,9 @@ fn refuses_more_than_each_limit() {
     check_refused(&grammar, "grammar", "65537 bytes");
     let bias = serde_json::json!({"logit_bias": vec![(1, 1.0); LOGIT_BIAS_MAX + 1]}).to_string();
     check_refused(&bias, "logit_bias", "1025 entries");
+    let text = "x".repeat(LOGIT_BIAS_TEXT_BYTES_MAX / 2 + 1);
+    let bias = serde_json::json!({"logit_bias": [[text, 1.0], [text, 1.0]]}).to_string();
+    check_refused(&bias, "logit_bias", "65538 bytes of text");
     let breakers = serde_json::json!({"dry_sequence_breakers": vec!["x"; DRY_BREAKERS_MAX + 1]}).to_string();
     check_refused(&breakers, "dry_sequence_breakers", "65 texts");
 }

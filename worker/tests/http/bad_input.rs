@@ -105,6 +105,19 @@ async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
 }
 
 #[tokio::test]
+async fn a_text_that_would_hold_a_processor_for_long_is_not_tokenized() {
+    let worker = TestWorker::start("").await;
+    let (word, n_bytes) = ("a".repeat(1 << 20), 1 << 20);
+    let response = worker.post("/tokenize", &json!({"content": format!("{word}a")})).send().await.expect("a response");
+    check_response(response, &refused("content", "1048577 bytes"), "a long word").await;
+    for text in [word, "words and words ".repeat(n_bytes / 8)] {
+        let tokens = worker.ask("/tokenize", json!({"content": text, "add_special": false})).await["tokens"].clone();
+        let spelled = worker.ask("/detokenize", json!({"tokens": tokens})).await;
+        assert_eq!(spelled["content"], text);
+    }
+}
+
+#[tokio::test]
 async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let worker = TestWorker::start("--slots 1 --ctx-size 256").await;
     let context = worker.get_json("/props").await["default_generation_settings"]["n_ctx"].as_u64().expect("a number");

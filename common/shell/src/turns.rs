@@ -1,0 +1,118 @@
+//! Turns at the processors for work that may take long, such as tokenizing.
+//!
+//! The idea: work runs on a thread of its own while it has a turn, and there is one turn for each processor. Between
+//! two portions it gives its turn to the work that has waited longest, and queues for the next. So short work waits for
+//! one portion of long work.
+
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Most pieces of work that pause at a time, each of which blocks a thread; more of them run to their end.
+///
+/// Source: own choice, an eighth of tokio's threads for blocking work: those that have a turn must get one, too.
+const PAUSES_MAX: usize = 64;
+
+/// The machine's processors.
+#[derive(Debug, Clone)]
+pub struct Processors {
+    turns: Arc<Semaphore>,
+    pauses: Arc<Semaphore>,
+}
+
+/// Right to use one processor, until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    processors: Processors,
+    /// Absent while another turn is awaited.
+    permit: Option<OwnedSemaphorePermit>,
+    runtime: Handle,
+}
+
+impl Processors {
+    /// Returns the processors that this process may use, all of them free.
+    pub fn all() -> Self {
+        Self::new(std::thread::available_parallelism().map_or(1, std::num::NonZero::get), PAUSES_MAX)
+    }
+
+    fn new(n_processors: usize, pauses_max: usize) -> Self {
+        let semaphore = |n| Arc::new(Semaphore::new(n));
+        Self { turns: semaphore(n_processors), pauses: semaphore(pauses_max) }
+    }
+
+    /// Returns how many are free.
+    pub fn n_free(&self) -> usize {
+        self.turns.available_permits()
+    }
+
+    /// Waits for a processor.
+    ///
+    /// Panics: outside a tokio runtime.
+    pub async fn turn(&self) -> Turn {
+        let permit = Arc::clone(&self.turns).acquire_owned().await.ok();
+        Turn { processors: self.clone(), permit, runtime: Handle::current() }
+    }
+}
+
+impl Turn {
+    /// Lets all go first who wait already; blocks the thread until the turn comes back.
+    ///
+    /// Panics: in an asynchronous task, which must not block.
+    pub fn give_way(&mut self) {
+        let Processors { turns, pauses } = &self.processors;
+        if turns.available_permits() > 0 {
+            return;
+        }
+        let Ok(_pause) = pauses.try_acquire() else { return };
+        drop(self.permit.take());
+        self.permit = self.runtime.block_on(Arc::clone(turns).acquire_owned()).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures::poll;
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn long_work_lets_short_work_go_first_and_goes_on_behind_it() {
+        let processors = Processors::new(1, 1);
+        let mut long = processors.turn().await;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let must_end = Arc::clone(&is_over);
+        let works = spawn_blocking(move || {
+            while !must_end.load(Ordering::Relaxed) {
+                long.give_way();
+            }
+            long.permit.is_some()
+        });
+        for _ in 0..100 {
+            drop(processors.turn().await);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(works.await.expect("no panic"), "its turn comes back");
+        assert_eq!((processors.n_free(), processors.pauses.available_permits()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn where_too_many_pause_already_work_goes_on_to_its_end() {
+        let processors = Processors::new(1, 0);
+        let mut long = processors.turn().await;
+        let mut waiter = pin!(processors.turn());
+        assert!(poll!(waiter.as_mut()).is_pending());
+        let gave_way = spawn_blocking(move || {
+            long.give_way();
+            long
+        });
+        let long = gave_way.await.expect("no panic");
+        assert!(poll!(waiter.as_mut()).is_pending(), "no thread was blocked for it");
+        drop(long);
+        waiter.await;
+    }
+}
