@@ -49,7 +49,7 @@ pub struct Member {
 }
 
 impl Member {
-    fn new(worker: WorkerIdx, address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
+    pub(super) fn new(worker: WorkerIdx, address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
         let kind = if address.api == WorkerApi::OpenAi { "stock" } else { "worker" };
         Arc::new(Self {
             url: address.url.clone(),

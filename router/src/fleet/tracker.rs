@@ -7,6 +7,8 @@
 //! Not here: reading streams (`subscriber`), the meaning of a view (`warmpath-router-core`).
 
 mod blocks;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

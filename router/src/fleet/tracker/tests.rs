@@ -1,0 +1,129 @@
+//! Tests of what the tracker makes of reports.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use warmpath_common::block_hash::BlockKey;
+use warmpath_common::summary::{Resume, Run, RunState, Tier};
+use warmpath_router_core::index::IndexOptions;
+use warmpath_router_core::ledger::{Ledger, LedgerOptions};
+use warmpath_shell::tls::ClientFiles;
+
+use super::*;
+use crate::config::{TrialConfig, WorkerAddress, WorkerApi};
+use crate::fleet::client::Clients;
+use crate::fleet::members::Member;
+use crate::metrics::Metrics;
+
+const WORKER: WorkerIdx = WorkerIdx(0);
+
+/// More blocks than are taken in at a time.
+const N_BLOCKS_OF_SLICES: u64 = 20_000;
+
+/// Most blocks of a run: a run is taken in as a whole.
+const RUN_BLOCKS_MAX: usize = 1_000;
+
+/// Returns the tracker of a fleet with one worker.
+fn tracker() -> Tracker {
+    let writer = IndexWriter::new(IndexOptions { bytes_max: 64 << 20, seed: 7 });
+    let tls = ClientFiles::default().open().expect("no file is given");
+    let clients = Clients::new(Duration::from_secs(1), tls, None);
+    let url = "http://127.0.0.1:1".parse().expect("a URL");
+    let address = WorkerAddress { url, api: WorkerApi::Warmpath, certified: None };
+    let member = Member::new(WORKER, &address, clients.of(&address));
+    let fleet = Arc::new(Fleet {
+        members: ArcSwap::from_pointee(vec![member]),
+        given: Vec::new(),
+        clients,
+        view: ArcSwap::default(),
+        vocabularies: ArcSwap::default(),
+        index: writer.reader(),
+        books: Mutex::new(Ledger::new(LedgerOptions::default())),
+        n_shed: AtomicU64::new(0),
+        started: Instant::now(),
+        looked: watch::Sender::new(false),
+        first_look_max: Duration::ZERO,
+        was_ready: AtomicBool::new(false),
+        models_changed: Notify::new(),
+        trial: TrialConfig::default(),
+        metrics: Arc::new(Metrics::new()),
+    });
+    Tracker {
+        stock: Stocks::new(&fleet),
+        blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
+        fleet,
+        workers: BTreeMap::new(),
+        lost: Vec::new(),
+        models_changed: false,
+        has_surveyed: false,
+    }
+}
+
+fn run(keys: Range<u64>) -> Run {
+    Run {
+        keys: keys.map(BlockKey).collect(),
+        tier: Tier::Resident,
+        state: RunState::Ready,
+        resume: Resume::EveryBlock,
+        slot: None,
+    }
+}
+
+fn snapshot(n_blocks: u64) -> Report {
+    let starts = (0..n_blocks).step_by(RUN_BLOCKS_MAX);
+    let runs = starts.map(|start| run(start..n_blocks.min(start + RUN_BLOCKS_MAX as u64))).collect();
+    Report::Replaced { worker: WORKER, runs }
+}
+
+fn unreachable(kind: ConnectErrorKind) -> Report {
+    Report::Unreachable { worker: WORKER, trouble: ConnectError { kind, reason: "a test's".into() } }
+}
+
+/// Takes in all views that are on their way.
+fn take_in(tracker: &mut Tracker) {
+    while tracker.blocks.is_busy() {
+        tracker.take_in_slice();
+    }
+}
+
+#[test]
+fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost() {
+    let mut tracker = tracker();
+    let (lost, resumed) = (|| Report::Lost { worker: WORKER }, || Report::Resumed { worker: WORKER });
+    for (what, report, is_current, n_blocks) in [
+        ("it joins", Report::Joined { worker: WORKER }, false, 0),
+        ("its snapshot comes", snapshot(3), true, 3),
+        ("its stream is lost", lost(), false, 3),
+        ("its stream goes on", resumed(), true, 3),
+        ("another snapshot comes", snapshot(5), true, 5),
+        ("it cannot be reached", unreachable(ConnectErrorKind::Other), false, 0),
+        ("it is back", snapshot(2), true, 2),
+        ("it refuses this router", unreachable(ConnectErrorKind::Refusal), false, 0),
+        ("its stream is lost once more", lost(), false, 0),
+    ] {
+        tracker.take(report);
+        take_in(&mut tracker);
+        let known = tracker.workers[&WORKER].view.blocks;
+        assert_eq!((known.is_current, known.n_blocks), (is_current, n_blocks), "{what}");
+    }
+}
+
+#[test]
+fn a_snapshot_s_blocks_are_not_current_before_its_last_one_nor_after_a_loss_behind_it() {
+    let mut tracker = tracker();
+    tracker.take(Report::Joined { worker: WORKER });
+    let is_current = |tracker: &Tracker| tracker.workers[&WORKER].view.blocks.is_current;
+    tracker.take(snapshot(N_BLOCKS_OF_SLICES));
+    tracker.take_in_slice();
+    assert!(tracker.blocks.is_busy() && !is_current(&tracker), "a part of it is in the index");
+    tracker.take(Report::Lost { worker: WORKER });
+    take_in(&mut tracker);
+    assert!(!is_current(&tracker), "the stream was lost behind the snapshot");
+    tracker.take(snapshot(1));
+    take_in(&mut tracker);
+    assert!(is_current(&tracker));
+}
