@@ -9,7 +9,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, Resume, Ring, Run, RunState, Stamp, Tier,
+    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, PROTOCOL_VERSION, Resume, Ring, Run, RunState, Stamp, Tier,
 };
 
 fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
@@ -46,7 +46,7 @@ async fn a_repeated_update_is_cut_off_and_resynced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_no_frame_are_cut_off_and_resynced() {
-    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x02nonsense"))).await;
+    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x04nonsense"))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,6 +141,22 @@ async fn a_worker_is_used_before_its_snapshot_has_come() {
     let router = TestRouter::ready(&[&worker], &[]).await;
     assert_eq!(router.chat("hello").await.status(), 200);
     assert_eq!(router.fleet().await["workers"][0]["blocks_current"], json!(false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_another_protocol_version_is_not_used_and_the_reason_is_shown() {
+    let (newer, other) = (FakeWorker::start(1), FakeWorker::start(2));
+    newer.with(|script| script.raw_stream = Some(framed(&[PROTOCOL_VERSION + 1, 0])));
+    let router = TestRouter::start(&[&newer, &other], &[]).await;
+    eventually("the other one is used", || async { router.state_of(1).await == "ready" }).await;
+    eventually("it is down", || async { router.state_of(0).await == "down" }).await;
+    let trouble = router.fleet().await["workers"][0]["trouble"].clone();
+    let reason = format!("protocol version {}, not {PROTOCOL_VERSION}", PROTOCOL_VERSION + 1);
+    assert!(trouble.as_str().is_some_and(|trouble| trouble.contains(&reason)), "{trouble}");
+    assert_eq!(router.chat("hello").await.status(), 200);
+    assert!(newer.seen().is_empty(), "it gets no request");
+    newer.with(|script| script.raw_stream = None);
+    eventually("it is of this release again", || async { router.state_of(0).await == "ready" }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

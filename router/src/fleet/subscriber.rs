@@ -87,6 +87,7 @@ impl StreamError {
             Self::Idle => "idle",
             Self::SlowSnapshot => "slow_snapshot",
             Self::Flood { .. } => "flood",
+            Self::Frame(DecodeError::Version { .. }) => "protocol_version",
             Self::Frame(_) => "malformed",
             Self::Violation(violation) => violation.label(),
             Self::StaleReport(distrust) => distrust.label(),
@@ -107,7 +108,7 @@ impl StreamError {
     fn is_unreachable(&self) -> bool {
         let is_answer =
             matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
-        is_answer || matches!(self, Self::Connect(_) | Self::Idle)
+        is_answer || matches!(self, Self::Connect(_) | Self::Idle | Self::Frame(DecodeError::Version { .. }))
     }
 
     /// Returns the reason why the worker cannot be used.
