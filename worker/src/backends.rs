@@ -16,6 +16,7 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use llama_cpp_sys_2 as sys;
@@ -126,6 +127,17 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     }
     info!(variant = chosen.name, tried = list(&tried), "chose the CPU kernels");
     Ok(chosen.name.clone())
+}
+
+/// Returns what llama.cpp's CPU kernels use of the processor, as `AVX2 = 1 | AMX_INT8 = 1`; backends must be loaded.
+pub(crate) fn cpu_features() -> &'static str {
+    // Asked once: llama.cpp writes its answer into one string for all threads.
+    static FEATURES: LazyLock<String> = LazyLock::new(|| {
+        // SAFETY: the string lives as long as the program, and nothing else in it makes llama.cpp write it again.
+        let features = unsafe { std::ffi::CStr::from_ptr(sys::llama_print_system_info()) };
+        features.to_string_lossy().trim().to_owned()
+    });
+    &FEATURES
 }
 
 /// Returns whether a CPU backend is registered.

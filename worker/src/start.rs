@@ -3,6 +3,7 @@
 //! HTTP is up before the model is loaded, so that clients can see the progress. Only this file and the loading below it
 //! change the phase. Not here: flags (`config`), requests (`http`).
 
+mod kernels;
 mod load;
 
 use std::net::SocketAddr;

@@ -17,7 +17,7 @@ use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
-use super::{Identity, RunError};
+use super::{Identity, RunError, kernels};
 use crate::backends;
 use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
@@ -169,6 +169,7 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
         None => warmpath_gguf::vocabulary(path),
     };
     let vocabulary = vocabulary.map_err(RunError::Model)?;
+    kernels::warn_of_weights(path, &config.engine.placement);
     let options = PromptOptions { chat_template: config.prompt.chat_template.clone(), ..PromptOptions::default() };
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();

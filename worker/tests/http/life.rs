@@ -11,6 +11,7 @@ use futures::StreamExt;
 use reqwest::StatusCode;
 use serde_json::json;
 use tokio::net::TcpListener;
+use warmpath_bench::model::quantize::{WeightType, quantize};
 use warmpath_bench::model::{Preset, write_split_model};
 
 use crate::harness::{PATIENCE, TestWorker, events, folder, model, tiny};
@@ -143,27 +144,48 @@ fn a_model_that_cannot_be_served_is_named_and_the_worker_exits_with_an_error() {
     }
 }
 
+/// Returns what a worker logs until it is ready.
+fn log_until_ready(model: &Path, flags: &[&str]) -> String {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
+        .args(["--listen", "127.0.0.1:0", "--slots", "2", "--threads", "1"])
+        .args(flags)
+        .arg("--model")
+        .arg(model)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the worker starts");
+    let lines = BufReader::new(child.stderr.take().expect("there is a log")).lines().map_while(Result::ok);
+    let mut log = Vec::new();
+    for line in lines {
+        let is_ready = line.contains(" ready ");
+        log.push(line);
+        if is_ready {
+            break;
+        }
+    }
+    child.kill().and_then(|()| child.wait()).expect("the worker ends");
+    log.join("\n")
+}
+
+#[test]
+fn weights_that_the_processor_computes_slowly_are_warned_of_with_a_better_type() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let quantized = |weight_type| {
+        let path = folder.path().join(format!("{weight_type:?}.gguf"));
+        quantize(tiny(), weight_type, &path).expect("llama.cpp quantizes it");
+        path
+    };
+    // Without repacking no processor has a batched kernel for it.
+    let flags = ["--no-repack", "--flash-attn", "off", "--kv-unified", "off", "--n-gpu-layers", "0"];
+    let warned = log_until_ready(&quantized(WeightType::Q4_1), &flags);
+    assert!(warned.contains("weights=\"Q4_1\"") && warned.contains("Q4_0 or Q8_0"), "{warned}");
+    let better = log_until_ready(&quantized(WeightType::Q4_0), &flags);
+    assert!(!better.contains("weights="), "{better}");
+}
+
 #[test]
 fn a_context_beyond_what_the_model_was_trained_for_is_warned_of_with_the_numbers() {
-    let log = |ctx_size| {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
-            .args(["--listen", "127.0.0.1:0", "--slots", "2", "--threads", "1", "--ctx-size", ctx_size, "--model"])
-            .arg(tiny())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the worker starts");
-        let lines = BufReader::new(child.stderr.take().expect("there is a log")).lines().map_while(Result::ok);
-        let mut log = Vec::new();
-        for line in lines {
-            let is_ready = line.contains(" ready ");
-            log.push(line);
-            if is_ready {
-                break;
-            }
-        }
-        child.kill().and_then(|()| child.wait()).expect("the worker ends");
-        log.join("\n")
-    };
+    let log = |ctx_size| log_until_ready(tiny(), &["--ctx-size", ctx_size]);
     let warned = log("65536");
     for says in ["WARN", "trained for 8192 tokens", "ctx_size=65536", "--ctx-size 16384 does", "rope scaling"] {
         assert!(warned.contains(says), "{says}: {warned}");

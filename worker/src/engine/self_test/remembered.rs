@@ -16,6 +16,7 @@ use sysinfo::{CpuRefreshKind, RefreshKind, System};
 use warmpath_common::model::Fingerprint;
 
 use super::{Origin, SelfTestReport};
+use crate::backends;
 use crate::engine::config::EngineConfig;
 use crate::engine::llama;
 
@@ -56,16 +57,13 @@ impl Key {
     }
 }
 
-/// The processor and the features that llama.cpp can use. Read once: llama.cpp writes them into one string for all
-/// threads.
+/// The processor and the features that llama.cpp can use.
 static MACHINE: LazyLock<String> = LazyLock::new(|| {
     let only_names = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
     let system = System::new_with_specifics(only_names);
     let processor = system.as_ref().ok().and_then(|system| system.cpus().first()).map_or("", |cpu| cpu.brand());
     let n = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    // SAFETY: the string lives as long as the program, and nothing else in it makes llama.cpp write it again.
-    let features = unsafe { std::ffi::CStr::from_ptr(llama_cpp_sys_2::llama_print_system_info()) };
-    format!("{n} x {processor}, {}", features.to_string_lossy().trim())
+    format!("{n} x {processor}, {}", backends::cpu_features())
 });
 
 /// The file, if there is a folder for it.
