@@ -9,8 +9,9 @@
 use anyhow::Context as _;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
 use warmpath_bench::prompts::words;
-use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
+use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig, made_model};
 
 const N_WORKERS: usize = 3;
 const N_TENANTS: u64 = 3;
@@ -93,38 +94,63 @@ async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<St
     Ok(format!("{n_right} of {n_requests} predictions are right; {misses:#?}"))
 }
 
-#[tokio::test]
-async fn predictions_are_right_one_request_after_the_other() -> anyhow::Result<()> {
-    let rig = Rig::start(N_WORKERS, &[]).await?;
+async fn one_after_the_other(rig: &Rig) -> anyhow::Result<()> {
     let mut sessions: Vec<_> = (0..N_SESSIONS).map(Session::new).collect();
     let mut misses = Vec::new();
     for turn in 0..N_TURNS {
         for session in &mut sessions {
-            misses.extend(session.ask(&rig, turn).await?);
+            misses.extend(session.ask(rig, turn).await?);
         }
     }
-    println!("{}", check(&rig, N_SESSIONS * N_TURNS, &misses).await?);
+    println!("{}", check(rig, N_SESSIONS * N_TURNS, &misses).await?);
     Ok(())
 }
 
-#[tokio::test]
-async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()> {
-    let rig = Rig::start(N_WORKERS, &[]).await?;
+async fn many_at_once(rig: &Rig) -> anyhow::Result<()> {
     let lane = |lane| (0..N_SESSIONS / N_AT_ONCE).map(|id| Session::new(id * N_AT_ONCE + lane)).collect();
     let mut sessions: Vec<Vec<Session>> = (0..N_AT_ONCE).map(lane).collect();
-    let rig_ref = &rig;
     let lanes = sessions.iter_mut().map(|lane| async move {
         let mut misses = Vec::new();
         for turn in 0..N_TURNS {
             for session in &mut *lane {
-                misses.extend(session.ask(rig_ref, turn).await?);
+                misses.extend(session.ask(rig, turn).await?);
             }
         }
         anyhow::Ok(misses)
     });
     let misses: Vec<Miss> = try_join_all(lanes).await?.into_iter().flatten().collect();
-    println!("{}", check(&rig, N_SESSIONS * N_TURNS, &misses).await?);
+    println!("{}", check(rig, N_SESSIONS * N_TURNS, &misses).await?);
     Ok(())
+}
+
+/// Starts workers with a model whose state cannot be cut back everywhere.
+async fn start_of(preset: Preset) -> anyhow::Result<Rig> {
+    Rig::start_file(made_model(preset, 1)?, (N_WORKERS, &[]), &[]).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_one_request_after_the_other() -> anyhow::Result<()> {
+    one_after_the_other(&Rig::start(N_WORKERS, &[]).await?).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_many_requests_at_once() -> anyhow::Result<()> {
+    many_at_once(&Rig::start(N_WORKERS, &[]).await?).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_a_sliding_window() -> anyhow::Result<()> {
+    one_after_the_other(&start_of(Preset::TinySwa).await?).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_recurrent_layers_beside_others() -> anyhow::Result<()> {
+    one_after_the_other(&start_of(Preset::TinyHybrid).await?).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_recurrent_layers_alone() -> anyhow::Result<()> {
+    one_after_the_other(&start_of(Preset::TinyRecurrent).await?).await
 }
 
 /// New documents, longer than what is tokenized at once, with several questions that arrive together.

@@ -1,14 +1,13 @@
-//! The closed loop on real weights: what the router counts on is what workers reuse, with SmolLM2-135M-Instruct.
+//! The closed loop on real weights: what the router counts on is what workers reuse, with SmolLM2-135M-Instruct and
+//! with Gemma 3 270M, whose layers look back a window.
 //!
 //! Not here: the same with a model made by code, of which many more requests are answered in the time (`predictions`),
 //! answers (the worker's `real_weights`). `make models` fetches the models.
 
-use std::path::PathBuf;
-
 use anyhow::Context as _;
 use futures::future::try_join_all;
 use serde_json::json;
-use warmpath_bench::model::real::smollm2;
+use warmpath_bench::model::real::{gemma3, smollm2};
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::{BLOCK_SIZE_TOKENS, Rig};
 
@@ -55,30 +54,50 @@ impl Session {
     }
 }
 
-/// Holds all sessions one request after the other, and others several at a time.
-async fn check(model: PathBuf, lengths: Lengths) -> anyhow::Result<()> {
-    let rig = Rig::start_file(model, (N_WORKERS, &[]), &[]).await?;
+/// Holds sessions one request after the other; returns the wrong predictions.
+async fn one_after_the_other(rig: &Rig, lengths: Lengths) -> anyhow::Result<Vec<(u64, u64)>> {
     let mut misses = Vec::new();
     let mut sessions: Vec<_> = (0..N_SESSIONS).map(|id| Session::new(id, 1, lengths)).collect();
     for turn in 0..N_TURNS {
         for session in &mut sessions {
-            misses.extend(session.ask(&rig, turn, lengths).await?);
+            misses.extend(session.ask(rig, turn, lengths).await?);
         }
     }
+    Ok(misses)
+}
+
+/// Holds other sessions, several at a time; returns the wrong predictions.
+async fn several_at_once(rig: &Rig, lengths: Lengths) -> anyhow::Result<Vec<(u64, u64)>> {
+    let mut misses = Vec::new();
     let mut sessions: Vec<_> = (0..N_SESSIONS).map(|id| Session::new(id, 2, lengths)).collect();
     for turn in 0..N_TURNS {
         for at_once in sessions.chunks_mut(N_AT_ONCE) {
-            let asked = try_join_all(at_once.iter_mut().map(|session| session.ask(&rig, turn, lengths)));
+            let asked = try_join_all(at_once.iter_mut().map(|session| session.ask(rig, turn, lengths)));
             misses.extend(asked.await?.into_iter().flatten());
         }
     }
-    let n_requests = 2 * N_SESSIONS * N_TURNS;
-    assert!(misses.is_empty(), "of {n_requests} requests, predicted and reused blocks: {misses:?}");
+    Ok(misses)
+}
+
+async fn check(rig: &Rig, misses: &[(u64, u64)]) -> anyhow::Result<()> {
+    assert!(misses.is_empty(), "predicted and reused blocks: {misses:?}");
     assert!(rig.router_metric("warmpath_router_cached_tokens_total").await? > 0.0, "something was reused");
     Ok(())
 }
 
 #[tokio::test]
 async fn predictions_are_right_with_real_weights() -> anyhow::Result<()> {
-    check(smollm2()?, Lengths { system_words: 150, question_words: 15, answer_tokens: 12 }).await
+    let rig = Rig::start_file(smollm2()?, (N_WORKERS, &[]), &[]).await?;
+    let lengths = Lengths { system_words: 150, question_words: 15, answer_tokens: 12 };
+    let mut misses = one_after_the_other(&rig, lengths).await?;
+    misses.extend(several_at_once(&rig, lengths).await?);
+    check(&rig, &misses).await
+}
+
+#[tokio::test]
+async fn predictions_are_right_with_real_weights_and_a_sliding_window() -> anyhow::Result<()> {
+    let rig = Rig::start_file(gemma3()?, (N_WORKERS, &[]), &[]).await?;
+    let lengths = Lengths { system_words: 480, question_words: 10, answer_tokens: 6 };
+    let misses = one_after_the_other(&rig, lengths).await?;
+    check(&rig, &misses).await
 }

@@ -8,12 +8,20 @@
 //! its holders. A look-up walks the prompt's chain until the next block has no holder.
 //!
 //! A block is announced with its best holder and withdrawn when the last one loses it. Applying the changes in order to
-//! an empty map gives what is held. If a sequence can be rewound to any token, the whole prompt is announced as filling
-//! when its request gets the slot, and each block as ready once it is computed. If only the exact end or a checkpoint
-//! can be resumed (recurrent and hybrid models), a running slot announces nothing, because no request can start from
-//! it. When its sequence ends, its whole blocks are announced with the last as the resume point. A prompt with those
-//! blocks resumes there unless it differs in the few tokens behind the last whole block. The announcement can be wrong
-//! for that one continuation only.
+//! an empty map gives what is held. The whole prompt is announced as filling when its request gets the slot, and each
+//! block as ready once it is computed.
+//!
+//! Each block is announced with whether a request can resume behind it:
+//!
+//! - Full attention: everywhere.
+//! - Sliding window: in a slot from the first token on to which its state can be cut back; elsewhere at checkpoints.
+//! - Hybrid: at checkpoints, and at the end of an idle slot.
+//! - Recurrent: the same, and a running slot announces nothing, because no request can start from it.
+//!
+//! A checkpoint needs the state of the tokens before it, in a slot or in the store, except for recurrent models.
+//!
+//! A prompt resumes at the last whole block of an idle slot that cannot be rewound unless it differs in the few tokens
+//! behind that block. The announcement can be wrong for that one continuation only.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -36,8 +44,7 @@ pub type BlockHasher = fn(&BlockHash, &[Token]) -> BlockHash;
 #[derive(Debug, Clone)]
 pub struct PrefixTree {
     block_size_tokens: u32,
-    resume: Resume,
-    stored_state_rewinds: bool,
+    memory: MemoryKind,
     hasher: BlockHasher,
     held: HashMap<Holder, Held>,
     /// Every held block, with its position in the chain.
@@ -52,15 +59,17 @@ type Place = (usize, BlockHash);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Holder {
     Slot(SlotId),
-    /// The chunk or checkpoint whose last block is this one.
-    Stored(BlockHash),
+    /// The chunk whose last block is this one.
+    Chunk(BlockHash),
+    /// The checkpoint behind this block. It holds that block only, or its whole chain if it needs no other state.
+    Checkpoint(BlockHash),
 }
 
 impl Holder {
     fn slot(self) -> Option<SlotId> {
         match self {
             Self::Slot(slot) => Some(slot),
-            Self::Stored(_) => None,
+            Self::Chunk(_) | Self::Checkpoint(_) => None,
         }
     }
 }
@@ -69,20 +78,33 @@ impl Holder {
 #[derive(Debug, Clone)]
 struct Held {
     root: Option<BlockHash>,
-    /// Depth of the first block: 0 except for stored chunks.
+    /// Depth of the first block: 0 for slots.
     first_block: usize,
     chain: Arc<Vec<BlockHash>>,
     /// Number of the chain's blocks that are computed.
     n_ready: usize,
     /// Whether the slot's sequence asked to leave nothing in the cache, so that nothing is announced.
     is_secret: bool,
+    /// Whether the slot runs a sequence.
+    is_running: bool,
+    /// Fewest tokens to which the slot's state can be cut back, if the memory can be rewound at all.
+    rewinds_to: usize,
     tier: Tier,
 }
 
 impl Default for Held {
     fn default() -> Self {
         let chain = Arc::default();
-        Self { root: None, first_block: 0, chain, n_ready: 0, is_secret: false, tier: Tier::Resident }
+        Self {
+            root: None,
+            first_block: 0,
+            chain,
+            n_ready: 0,
+            is_secret: false,
+            is_running: false,
+            rewinds_to: 0,
+            tier: Tier::Resident,
+        }
     }
 }
 
@@ -90,7 +112,7 @@ impl Default for Held {
 #[derive(Debug, Clone)]
 struct Block {
     holders: Vec<Holder>,
-    /// State that was last announced; absent before the first announcement.
+    /// Announced state; absent while nothing is announced.
     said: Option<View>,
 }
 
@@ -104,8 +126,8 @@ struct View {
 /// Rank of a holder of a block; larger is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Quality {
-    is_ready: bool,
     is_resume_point: bool,
+    is_ready: bool,
     tier: Reverse<Tier>,
 }
 
@@ -114,8 +136,7 @@ impl PrefixTree {
     pub fn new(n_slots: u16, block_size_tokens: u32, memory: MemoryKind, hasher: BlockHasher) -> Self {
         Self {
             block_size_tokens,
-            resume: if memory.rewinds_anywhere() { Resume::EveryBlock } else { Resume::LastBlock },
-            stored_state_rewinds: memory.stored_state_rewinds(),
+            memory,
             hasher,
             held: (0..n_slots).map(|slot| (Holder::Slot(SlotId(slot)), Held::default())).collect(),
             blocks: HashMap::new(),
@@ -158,45 +179,45 @@ impl PrefixTree {
     }
 
     /// Applies a change of one of the chunk index's chunks.
-    ///
-    /// If only checkpoints can be resumed, other chunks are useless alone and are not announced. Stored state is not
-    /// announced either if slots can be rewound and stored state cannot: one chain cannot be announced with two kinds
-    /// of resume points.
     pub fn apply(&mut self, news: News) {
-        let is_of_use = match self.resume {
-            Resume::EveryBlock => self.stored_state_rewinds,
-            Resume::LastBlock | Resume::Nowhere => news.kind == Kind::Checkpoint,
-        };
-        if !is_of_use {
-            return;
-        }
         let Some(last) = news.blocks.last() else { return };
-        let holder = Holder::Stored(*last);
-        let chain = if news.tier.is_some() { Arc::new(news.blocks.to_vec()) } else { Arc::default() };
-        let held = Held {
-            root: None,
-            first_block: news.first_block,
-            n_ready: chain.len(),
-            chain,
-            is_secret: false,
-            tier: news.tier.unwrap_or(Tier::Resident),
+        let needs_others = news.kind == Kind::Checkpoint && self.memory != MemoryKind::Recurrent;
+        let n_skipped = if needs_others { news.blocks.len() - 1 } else { 0 };
+        let holder = match news.kind {
+            Kind::Chunk => Holder::Chunk(*last),
+            Kind::Checkpoint => Holder::Checkpoint(*last),
         };
-        self.set(holder, held);
+        let held = news.tier.map(|tier| Held {
+            first_block: news.first_block + n_skipped,
+            n_ready: news.blocks.len() - n_skipped,
+            chain: Arc::new(news.blocks[n_skipped..].to_vec()),
+            tier,
+            ..Held::default()
+        });
+        self.set(holder, held.unwrap_or_default());
     }
 
     pub(crate) fn acquire(&mut self, slot: SlotId, acquire: &Acquire<'_>, n_keep_tokens: usize) {
         let is_secret = acquire.after_use == AfterUse::Forget;
-        let announces = !is_secret && self.resume == Resume::EveryBlock;
+        let announces = !is_secret && self.memory != MemoryKind::Recurrent;
         let chain = if announces { acquire.prompt_chain.to_vec() } else { Vec::new() };
         let n_ready = (n_keep_tokens / self.block_size_tokens as usize).min(chain.len());
-        let held = Held { root: Some(acquire.root), chain: Arc::new(chain), n_ready, is_secret, ..Held::default() };
+        let held = Held {
+            root: Some(acquire.root),
+            chain: Arc::new(chain),
+            n_ready,
+            is_secret,
+            is_running: true,
+            rewinds_to: acquire.rewinds_to_tokens as usize,
+            ..Held::default()
+        };
         self.set(Holder::Slot(slot), held);
     }
 
     pub(crate) fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
         let n_whole = tokens.len() / self.block_size_tokens as usize;
         let held = &self.held[&Holder::Slot(slot)];
-        if held.is_secret || self.resume == Resume::LastBlock || n_whole == held.n_ready {
+        if held.is_secret || self.memory == MemoryKind::Recurrent || n_whole == held.n_ready {
             return;
         }
         let Some(root) = held.root else { return };
@@ -213,7 +234,17 @@ impl PrefixTree {
         self.lengthen(chain, &root, tokens);
         chain.truncate(tokens.len() / self.block_size_tokens as usize);
         held.n_ready = chain.len();
+        held.is_running = false;
         self.set(Holder::Slot(slot), held);
+    }
+
+    /// Records the fewest tokens to which a slot's state can be cut back.
+    pub(crate) fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: usize) {
+        let held = &self.held[&Holder::Slot(slot)];
+        if held.rewinds_to != n_tokens {
+            let held = Held { rewinds_to: n_tokens, ..held.clone() };
+            self.set(Holder::Slot(slot), held);
+        }
     }
 
     /// Records that only the first tokens of a running slot are still exact, and that its prompt will add no more.
@@ -224,9 +255,10 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    pub(crate) fn forget(&mut self, slot: SlotId) {
+    pub(crate) fn forget(&mut self, slot: SlotId, is_running: bool) {
         let held = &self.held[&Holder::Slot(slot)];
-        let held = Held { root: held.root, is_secret: held.is_secret, ..Held::default() };
+        let (root, is_secret) = (held.root, held.is_secret);
+        let held = Held { root, is_secret, is_running, ..Held::default() };
         self.set(Holder::Slot(slot), held);
     }
 
@@ -238,12 +270,13 @@ impl PrefixTree {
     /// Replaces a holder's part of a chain and adds the changes that follow.
     fn set(&mut self, holder: Holder, new: Held) {
         let old = self.held.get(&holder).cloned().unwrap_or_default();
-        let is_same_place = old.first_block == new.first_block && old.tier == new.tier;
+        let is_full = self.memory == MemoryKind::Full;
+        let form = |held: &Held| (held.first_block, held.tier, !is_full && held.is_running, held.rewinds_to);
         let is_same = |(old_hash, new_hash): &(&BlockHash, &BlockHash)| {
             old.first_block == new.first_block && old_hash == new_hash
         };
         let n_common = old.chain.iter().zip(&*new.chain).take_while(is_same).count();
-        let n_settled = if is_same_place { n_common.min(old.n_ready).min(new.n_ready) } else { 0 };
+        let n_settled = if form(&old) == form(&new) { n_common.min(old.n_ready).min(new.n_ready) } else { 0 };
         for (idx, hash) in new.chain.iter().enumerate().skip(n_common) {
             let fresh = || Block { holders: Vec::new(), said: None };
             self.blocks.entry((new.first_block + idx, *hash)).or_insert_with(fresh).holders.push(holder);
@@ -260,68 +293,61 @@ impl PrefixTree {
             self.changes.push(Change::Removed(removed));
         }
         self.say((old.first_block, &old.chain), n_common);
-        // The new chain may contain the resume point that another chain was announced with, so its last settled block
-        // counts too.
+        // A slot that grows ends elsewhere, so its last settled block counts too.
         self.say((first_block, &touched), n_settled.saturating_sub(1));
     }
 
-    /// Removes a holder from a block. Returns the block's key if it was the last holder and the block was announced.
+    /// Removes a holder from a block. Returns the block's key if it was announced and nobody has its state any more.
     fn drop_holder(&mut self, place: Place, holder: Holder) -> Option<BlockKey> {
         let Entry::Occupied(mut entry) = self.blocks.entry(place) else { return None };
-        let holders = &mut entry.get_mut().holders;
-        if let Some(idx) = holders.iter().position(|other| *other == holder) {
-            holders.swap_remove(idx);
+        let block = entry.get_mut();
+        if let Some(idx) = block.holders.iter().position(|other| *other == holder) {
+            block.holders.swap_remove(idx);
         }
-        let is_gone = holders.is_empty();
-        (is_gone && entry.remove().said.is_some()).then(|| place.1.key())
+        let is_held = block.holders.iter().any(|holder| has_state(self.memory, *holder));
+        let was_said = if is_held { false } else { block.said.take().is_some() };
+        if block.holders.is_empty() {
+            entry.remove();
+        }
+        was_said.then(|| place.1.key())
     }
 
     /// Announces the blocks of a part of a chain, except its first `n_skipped`, whose announced state is outdated.
     fn say(&mut self, (first_block, chain): (usize, &[BlockHash]), n_skipped: usize) {
-        for (idx, hash) in chain.iter().enumerate().skip(n_skipped) {
-            let place = (first_block + idx, *hash);
-            let Some(view) = self.news(&place) else { continue };
-            let run = match self.resume {
-                Resume::EveryBlock => self.stretch((place.0, &chain[idx..]), view),
-                Resume::LastBlock | Resume::Nowhere => self.segment(&place),
-            };
-            self.changes.push(Change::Stored(run));
+        let mut idx = n_skipped;
+        while idx < chain.len() {
+            let places = places(first_block + idx, &chain[idx..]);
+            let (n, resume) = self.stretch(places.clone());
+            let n_said = places.take(n).filter_map(|place| Some((place, self.news(&place)?)));
+            let said: Vec<(Place, View)> = n_said.collect();
+            if let Some((_, view)) = said.first().copied() {
+                let keys = said.iter().map(|((_, hash), _)| hash.key()).collect();
+                let state = if view.quality.is_ready { RunState::Ready } else { RunState::Filling };
+                let run = Run { keys, tier: view.quality.tier.0, state, resume, slot: view.slot };
+                self.changes.push(Change::Stored(run));
+            }
+            for (place, view) in said {
+                self.remember(&place, view);
+            }
+            idx += n.max(1);
         }
     }
 
-    /// Returns the run of blocks, from the first of `chain` on, that have to be announced with the same state.
-    fn stretch(&mut self, (first_block, chain): (usize, &[BlockHash]), view: View) -> Run {
-        let n = places(first_block, chain).take_while(|place| self.news(place) == Some(view)).count();
-        for place in places(first_block, &chain[..n]) {
-            self.remember(&place, view);
+    /// Returns how many of the first blocks make up one run, and where requests can resume in it; 0 if the first block
+    /// needs no announcement.
+    fn stretch(&self, places: impl Iterator<Item = Place>) -> (usize, Resume) {
+        let mut views = places.map_while(|place| self.news(&place)).peekable();
+        let Some(first) = views.peek().copied() else { return (0, Resume::Nowhere) };
+        let form = |view: &View| (view.quality.is_ready, view.quality.tier, view.slot);
+        let mut n = 0;
+        while let Some(view) = views.next_if(|view| form(view) == form(&first)) {
+            match (first.quality.is_resume_point, view.quality.is_resume_point) {
+                (true, false) => break,
+                (false, true) => return (n + 1, Resume::LastBlock),
+                (true, true) | (false, false) => n += 1,
+            }
         }
-        self.run(&chain[..n], view)
-    }
-
-    /// Returns the run that ends with the first resume point at or behind a block and starts behind the previous one.
-    fn segment(&mut self, place: &Place) -> Run {
-        let depth = place.0;
-        let chain = Arc::clone(&self.held[&self.blocks[place].holders[0]].chain);
-        let views: Vec<View> = places(0, &chain).map(|place| self.best(place.0, &self.blocks[&place])).collect();
-        let is_end = |idx: &usize| views[*idx].quality.is_resume_point;
-        let end = (depth..chain.len()).find(is_end).expect("a chain ends with a resume point");
-        let start = (0..depth).rev().find(is_end).map_or(0, |idx| idx + 1);
-        let (slot, tier) = (views[end].slot, views[end].quality.tier);
-        for idx in start..=end {
-            let quality = Quality { tier, ..views[idx].quality };
-            self.remember(&(idx, chain[idx]), View { slot, quality });
-        }
-        self.run(&chain[start..=end], views[end])
-    }
-
-    fn run(&self, chain: &[BlockHash], view: View) -> Run {
-        Run {
-            keys: chain.iter().map(BlockHash::key).collect(),
-            tier: view.quality.tier.0,
-            state: if view.quality.is_ready { RunState::Ready } else { RunState::Filling },
-            resume: self.resume,
-            slot: view.slot,
-        }
+        (n, if first.quality.is_resume_point { Resume::EveryBlock } else { Resume::Nowhere })
     }
 
     fn remember(&mut self, place: &Place, view: View) {
@@ -330,43 +356,61 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the state to announce for a block, if it has a holder and its announced state is outdated.
+    /// Returns the state to announce for a block, if anybody has its state and its announced state is outdated.
     ///
     /// Between resume points it does not matter which holder a block was announced with, as long as that one has it.
     fn news(&self, place: &Place) -> Option<View> {
         let block = self.blocks.get(place)?;
-        let best = self.best(place.0, block);
+        let best = self.best(place.0, block)?;
         let counts = |quality: Quality| {
-            let decides = self.resume == Resume::EveryBlock || quality.is_resume_point;
-            (quality.is_ready, quality.is_resume_point, decides.then_some(quality.tier))
+            let tier = quality.is_resume_point.then_some(quality.tier);
+            (quality.is_ready, quality.is_resume_point, tier)
         };
         let still_true = block.said.is_some_and(|said| {
-            let holds = |holder: &Holder| holder.slot() == said.slot && self.tier(*holder) == said.quality.tier;
-            let said_holders = block.holders.iter().filter(|holder| holds(holder));
-            let mut qualities = said_holders.map(|holder| counts(self.quality(place.0, *holder)));
-            counts(said.quality) == counts(best.quality) && qualities.any(|quality| quality == counts(best.quality))
+            let is_said = |view: &View| (view.slot, view.quality.tier) == (said.slot, said.quality.tier);
+            let mut said_views = self.views(place.0, block).filter(is_said);
+            counts(said.quality) == counts(best.quality)
+                && said_views.any(|view| counts(view.quality) == counts(best.quality))
         });
         (!still_true).then_some(best)
     }
 
-    /// Returns a block's best holder; ties go to the lowest.
-    fn best(&self, depth: usize, block: &Block) -> View {
-        let best = block.holders.iter().max_by_key(|holder| (self.quality(depth, **holder), Reverse(**holder)));
-        let holder = *best.expect("a block without holders is removed");
-        View { quality: self.quality(depth, holder), slot: holder.slot() }
+    /// Returns a block's best holder, if any has its state; ties go to the lowest.
+    fn best(&self, depth: usize, block: &Block) -> Option<View> {
+        let order = |view: &View| (view.quality, view.slot.is_some(), Reverse(view.slot));
+        self.views(depth, block).max_by_key(order)
     }
 
-    fn tier(&self, holder: Holder) -> Reverse<Tier> {
-        Reverse(self.held[&holder].tier)
+    /// Returns what each holder of a block's state makes of it.
+    fn views(&self, depth: usize, block: &Block) -> impl Iterator<Item = View> {
+        let checkpoints = block.holders.iter().filter(|holder| matches!(holder, Holder::Checkpoint(_)));
+        let mut checkpoints = checkpoints.map(|holder| &self.held[holder]);
+        let checkpoint =
+            checkpoints.find(|held| depth + 1 == held.first_block + held.chain.len()).map(|held| held.tier);
+        let holders = block.holders.iter().filter(|holder| has_state(self.memory, **holder));
+        holders.map(move |holder| View { quality: self.quality(depth, *holder, checkpoint), slot: holder.slot() })
     }
 
-    fn quality(&self, depth: usize, holder: Holder) -> Quality {
+    /// Returns the rank of a holder of a block's state; `checkpoint` is the tier of the checkpoint behind the block.
+    fn quality(&self, depth: usize, holder: Holder, checkpoint: Option<Tier>) -> Quality {
         let held = &self.held[&holder];
+        let is_ready = depth < held.first_block + held.n_ready;
         let is_last = depth + 1 == held.first_block + held.chain.len();
+        let (resumes_alone, takes_checkpoint) = match (holder, self.memory) {
+            (Holder::Slot(_), MemoryKind::Full | MemoryKind::Sliding) => {
+                let n_tokens = (depth + 1) * self.block_size_tokens as usize;
+                (n_tokens >= held.rewinds_to, !held.is_running)
+            }
+            (Holder::Slot(_), MemoryKind::Hybrid) => (is_last && !held.is_running, is_ready),
+            (Holder::Slot(_), MemoryKind::Recurrent) => (is_last, !held.is_running),
+            (Holder::Chunk(_), memory) => (memory.stored_state_rewinds(), true),
+            (Holder::Checkpoint(_), _) => (is_last, false),
+        };
+        let laid = checkpoint.filter(|_| takes_checkpoint && !resumes_alone);
         Quality {
-            is_ready: depth < held.first_block + held.n_ready,
-            is_resume_point: self.resume == Resume::EveryBlock || is_last,
-            tier: Reverse(held.tier),
+            is_resume_point: resumes_alone || laid.is_some(),
+            is_ready,
+            tier: Reverse(held.tier.max(laid.unwrap_or(Tier::Resident))),
         }
     }
 
@@ -374,7 +418,12 @@ impl PrefixTree {
         for (id, slot) in table.iter() {
             let held = &self.held[&Holder::Slot(id)];
             let n_whole = slot.exact_tokens().len() / self.block_size_tokens as usize;
-            let is_silent = slot.is_busy() && (held.is_secret || self.resume == Resume::LastBlock);
+            assert_eq!(
+                (held.is_running, held.rewinds_to),
+                (slot.is_busy(), slot.rewinds_to()),
+                "slot {id} runs or not"
+            );
+            let is_silent = slot.is_busy() && (held.is_secret || self.memory == MemoryKind::Recurrent);
             if is_silent {
                 assert!(held.chain.is_empty(), "slot {id} announces what nobody can use");
             } else if let Some(root) = &held.root {
@@ -413,7 +462,12 @@ fn lengthen(
     }
 }
 
+/// Returns whether a holder of a block has the state of all tokens up to its end.
+fn has_state(memory: MemoryKind, holder: Holder) -> bool {
+    memory == MemoryKind::Recurrent || !matches!(holder, Holder::Checkpoint(_))
+}
+
 /// Returns the identities of the blocks of a part of a chain.
-fn places(first_block: usize, chain: &[BlockHash]) -> impl Iterator<Item = Place> {
+fn places(first_block: usize, chain: &[BlockHash]) -> impl Iterator<Item = Place> + Clone {
     (first_block..).zip(chain.iter().copied())
 }

@@ -234,7 +234,11 @@ impl<'a> Planner<'a> {
 
     /// Returns the number of tokens that can be used without waiting for a running sequence.
     fn reach_now(&self) -> usize {
-        let resident = self.resident.iter().map(|held| self.reach_in_slot(held)).max();
+        let reach = |held: &Resident| match self.outlook.table.slot(held.slot).is_busy() {
+            true => self.reach_elsewhere(held),
+            false => self.reach_in_slot(held),
+        };
+        let resident = self.resident.iter().map(reach).max();
         resident.unwrap_or(0).max(self.reach_in_store())
     }
 

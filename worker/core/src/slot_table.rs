@@ -280,6 +280,7 @@ impl SlotTable {
     /// Sets the fewest tokens to which a slot's state can be cut back.
     pub fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: u32) {
         self.slots[usize::from(slot.0)].rewinds_to = n_tokens as usize;
+        self.tree.set_rewinds_to(slot, n_tokens as usize);
     }
 
     /// Adds tokens whose KV state a busy slot has just computed.
@@ -352,7 +353,7 @@ impl SlotTable {
         entry.n_reused = 0;
         entry.rewinds_to = 0;
         entry.prompt = Vec::new();
-        self.tree.forget(slot);
+        self.tree.forget(slot, entry.is_busy());
     }
 
     /// Returns the changes for routers since the last call, in order.

@@ -205,7 +205,7 @@ impl Stepper<'_> {
     }
 
     /// Records how far slots can be cut back: llama.cpp reuses cells that a sliding window has left behind.
-    fn look_at_windows(&mut self) {
+    pub(super) fn look_at_windows(&mut self) {
         if self.table.memory() == MemoryKind::Sliding {
             for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
                 self.table.set_rewinds_to(slot, self.llama.rewinds_to(slot));

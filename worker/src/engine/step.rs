@@ -175,6 +175,7 @@ impl Stepper<'_> {
     /// Reports changes to routers and watchers, if it is time.
     pub(super) fn tell(&mut self) {
         let now = Instant::now();
+        self.look_at_windows();
         for news in self.cache.take_news() {
             self.table.apply(news);
         }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain, block_hash};
-use warmpath_common::summary::{Change, Resume, RunState};
+use warmpath_common::summary::{Change, RunState};
 
 use super::*;
 use crate::chunk_index::{ChunkIndex, Limits};
@@ -269,9 +269,9 @@ impl Model {
     fn apply(&mut self, change: Change) {
         match change {
             Change::Stored(run) => {
-                let last = run.keys.len() - 1;
+                let n = run.keys.len();
                 for (idx, key) in run.keys.iter().enumerate() {
-                    let resumes = run.resume == Resume::EveryBlock || idx == last;
+                    let resumes = run.resume.is_behind(idx, n);
                     self.announced.insert(*key, (run.state, run.slot.unwrap(), resumes));
                 }
             }
@@ -289,7 +289,7 @@ impl Model {
         let mut truth: HashMap<BlockKey, Vec<(RunState, SlotId, bool)>> = HashMap::new();
         for (idx, (salt, kv)) in self.kv.iter().enumerate() {
             let running = self.running[idx].as_ref();
-            let is_silent = running.is_some_and(|(_, secret)| *secret || !self.memory.rewinds_anywhere());
+            let is_silent = running.is_some_and(|(_, secret)| *secret || self.memory == MemoryKind::Recurrent);
             if is_silent {
                 continue;
             }
@@ -302,7 +302,7 @@ impl Model {
             let rest = filling.into_iter().skip(n_ready);
             for (depth, hash) in ready.into_iter().chain(rest).enumerate() {
                 let state = if depth < n_ready { RunState::Ready } else { RunState::Filling };
-                let resumes = self.memory.rewinds_anywhere() || depth + 1 == n_ready;
+                let resumes = self.memory.rewinds_anywhere() || (running.is_none() && depth + 1 == n_ready);
                 truth.entry(hash.key()).or_default().push((state, SlotId(idx as u16), resumes));
             }
         }
@@ -439,7 +439,7 @@ fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
     run_to_the_end(&mut table, 1, &[1, 2, 3, 4, 5, 6]);
     assert_eq!(stored(&mut table), [(keys(2..3), SlotId(1))]);
     table.forget(SlotId(0));
-    assert_eq!(stored(&mut table), [(keys(0..3), SlotId(1))]);
+    assert_eq!(stored(&mut table), [(keys(0..2), SlotId(1))]);
     table.check_invariants();
 }
 

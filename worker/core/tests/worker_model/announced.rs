@@ -5,14 +5,14 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use warmpath_common::block_hash::{BlockKey, block_chain};
+use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
-use warmpath_common::summary::{Change, Resume, RunState, Tier};
+use warmpath_common::summary::{Change, RunState, Tier};
 use warmpath_worker_core::chunk_index::Kind;
 
 use crate::Keeps;
-use crate::world::{BLOCK, World, root};
+use crate::world::{BLOCK, Truth, World, root};
 
 /// Announced state of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ struct Known {
 
 impl Known {
     fn quality(self) -> (bool, bool, Reverse<Tier>) {
-        (self.state == RunState::Ready, self.resumes, Reverse(self.tier))
+        (self.resumes, self.state == RunState::Ready, Reverse(self.tier))
     }
 }
 
@@ -50,17 +50,22 @@ impl Announced {
             let has = |holder: &Known| (holder.slot, holder.tier) == (known.slot, known.tier);
             assert!(holders.iter().any(has), "{key} is announced as {known:?}, but there is {holders:?}");
             assert_eq!((known.state, known.resumes), (best.state, best.resumes), "{key} is announced as {known:?}");
-            let tier_counts = world.setting.memory.rewinds_anywhere() || known.resumes;
-            assert!(!tier_counts || known.tier == best.tier, "{key} is announced slower or faster than it is");
+            assert!(!known.resumes || known.tier == best.tier, "{key} is announced slower or faster than it is");
         }
+    }
+
+    /// Returns how many of a chain's first blocks a router expects to be reused.
+    pub fn n_expected(&self, chain: &[BlockHash]) -> usize {
+        let known = chain.iter().map_while(|hash| self.0.get(&hash.key()));
+        (1..).zip(known).filter(|(_, known)| known.resumes).map(|(n, _)| n).last().unwrap_or(0)
     }
 
     fn apply(&mut self, change: Change) {
         match change {
             Change::Stored(run) => {
-                let last = run.keys.len() - 1;
+                let n = run.keys.len();
                 for (idx, key) in run.keys.iter().enumerate() {
-                    let resumes = run.resume == Resume::EveryBlock || idx == last;
+                    let resumes = run.resume.is_behind(idx, n);
                     self.0.insert(*key, Known { state: run.state, resumes, tier: run.tier, slot: run.slot });
                 }
             }
@@ -74,22 +79,35 @@ impl Announced {
     }
 }
 
-/// Returns the holders of each block.
+/// Returns the holders of each block's state.
 fn truth(world: &World) -> HashMap<BlockKey, Vec<Known>> {
     let mut truth: HashMap<BlockKey, Vec<Known>> = HashMap::new();
-    let rewinds = world.setting.memory.rewinds_anywhere();
+    let memory = world.setting.memory;
     for (idx, kv) in world.kv.iter().enumerate() {
         let running = world.running[idx].as_ref().map(|running| &running.request);
-        if running.is_some_and(|request| request.keeps == Keeps::Nothing || !rewinds) {
+        if running.is_some_and(|request| request.keeps == Keeps::Nothing || memory == MemoryKind::Recurrent) {
             continue;
         }
+        let slot = SlotId(idx as u16);
         let ready = block_chain(&root(kv.salt), &kv.tokens, BLOCK);
         let filling = running.map(|request| block_chain(&root(kv.salt), &request.prompt, BLOCK)).unwrap_or_default();
         let n_ready = ready.len();
         for (depth, hash) in ready.into_iter().chain(filling.into_iter().skip(n_ready)).enumerate() {
-            let state = if depth < n_ready { RunState::Ready } else { RunState::Filling };
-            let resumes = rewinds || depth + 1 == n_ready;
-            let known = Known { state, resumes, tier: Tier::Resident, slot: Some(SlotId(idx as u16)) };
+            let (n, is_ready) = (depth + 1, depth < n_ready);
+            let alone = match memory {
+                MemoryKind::Full => true,
+                MemoryKind::Sliding => n * BLOCK as usize >= world.table.slot(slot).rewinds_to(),
+                MemoryKind::Recurrent | MemoryKind::Hybrid => n == n_ready && running.is_none(),
+            };
+            let takes_checkpoint = running.is_none() || (memory == MemoryKind::Hybrid && is_ready);
+            let laid = checkpoint(world, &hash.key()).filter(|_| !alone && takes_checkpoint);
+            let state = if is_ready { RunState::Ready } else { RunState::Filling };
+            let known = Known {
+                state,
+                resumes: alone || laid.is_some(),
+                tier: laid.unwrap_or(Tier::Resident),
+                slot: Some(slot),
+            };
             truth.entry(hash.key()).or_default().push(known);
         }
     }
@@ -97,22 +115,37 @@ fn truth(world: &World) -> HashMap<BlockKey, Vec<Known>> {
     truth
 }
 
-fn add_stored(world: &World, truth: &mut HashMap<BlockKey, Vec<Known>>) {
-    let wanted = match world.setting.memory {
-        MemoryKind::Full => Kind::Chunk,
-        // Slots can be rewound to any token and stored state cannot: one chain has one kind of resume points.
-        MemoryKind::Sliding => return,
-        MemoryKind::Recurrent | MemoryKind::Hybrid => Kind::Checkpoint,
-    };
-    let in_ram = world.payloads.iter().filter(|(id, _)| !world.passing.contains(id)).map(|found| (found, Tier::Ram));
+/// Returns what is stored, with its tier.
+fn stored(world: &World) -> impl Iterator<Item = (&Truth, Tier)> {
+    let in_ram =
+        world.payloads.iter().filter(|(id, _)| !world.passing.contains(id)).map(|(_, found)| (found, Tier::Ram));
     let on_disk = world.files.iter().filter(|(id, _)| world.passing.contains(id) || !world.payloads.contains_key(id));
-    for ((_, stored), tier) in in_ram.chain(on_disk.map(|found| (found, Tier::Disk))) {
-        if stored.kind != wanted {
+    in_ram.chain(on_disk.map(|(_, found)| (found, Tier::Disk)))
+}
+
+/// Returns the tier of the checkpoint behind a block.
+fn checkpoint(world: &World, key: &BlockKey) -> Option<Tier> {
+    let mut checkpoints = stored(world).filter(|(stored, _)| stored.kind == Kind::Checkpoint);
+    let is_here = |stored: &Truth| {
+        block_chain(&root(stored.salt), &stored.tokens, BLOCK).last().is_some_and(|last| last.key() == *key)
+    };
+    checkpoints.find(|(stored, _)| is_here(stored)).map(|(_, tier)| tier)
+}
+
+fn add_stored(world: &World, truth: &mut HashMap<BlockKey, Vec<Known>>) {
+    let memory = world.setting.memory;
+    for (stored, tier) in stored(world) {
+        if stored.kind == Kind::Checkpoint && memory != MemoryKind::Recurrent {
             continue;
         }
         let chain = block_chain(&root(stored.salt), &stored.tokens, BLOCK);
         for (depth, hash) in chain.iter().enumerate().skip(stored.first_block) {
-            let resumes = wanted == Kind::Chunk || depth + 1 == chain.len();
+            let alone = match stored.kind {
+                Kind::Chunk => memory == MemoryKind::Full,
+                Kind::Checkpoint => depth + 1 == chain.len(),
+            };
+            let laid = checkpoint(world, &hash.key()).filter(|_| !alone && stored.kind == Kind::Chunk);
+            let (resumes, tier) = (alone || laid.is_some(), tier.max(laid.unwrap_or(Tier::Resident)));
             truth.entry(hash.key()).or_default().push(Known { state: RunState::Ready, resumes, tier, slot: None });
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! All other events are in `world`.
 
+use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
@@ -43,15 +44,18 @@ impl World {
     }
 
     fn decide(&self, waiting: &Waiting) -> Decision {
+        plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt)))
+    }
+
+    pub fn outlook(&self) -> Outlook<'_> {
+        Outlook { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs }
+    }
+
+    pub fn wish<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> Wish<'a> {
         let request = &waiting.request;
-        let outlook = Outlook { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs };
-        let root = root(request.salt);
-        let tenant = tenant(&root).with_share();
+        let tenant = tenant(root).with_share();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
-        plan(
-            &outlook,
-            &Wish { prompt: &request.prompt, chain: &waiting.chain, root: &root, tenant, reuse, wanted: None },
-        )
+        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None }
     }
 
     /// Checks that a running sequence will compute the prefix for which a request waits.

@@ -12,6 +12,7 @@ use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointRule};
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Kind, Limits, NewChunk, Order, PinId, Prefix};
 use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::prefix_tree::BlockHasher;
+use warmpath_worker_core::slot_plan::best_usable;
 use warmpath_worker_core::slot_table::{AfterUse, Shape, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -444,5 +445,18 @@ impl World {
         let mut announced = std::mem::take(&mut self.announced);
         announced.check(self, changes);
         self.announced = announced;
+        if !self.collides() && self.setting.memory.rewinds_anywhere() {
+            self.check_expected();
+        }
+    }
+
+    /// Compares what a router expects of every request with what the worker can start from.
+    fn check_expected(&self) {
+        for waiting in self.waiting.iter().filter(|waiting| waiting.request.keeps == Keeps::State) {
+            let usable = best_usable(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt))) / BLOCK;
+            let n_most = (waiting.request.prompt.len() - 1) / BLOCK as usize;
+            let expected = self.announced.n_expected(&waiting.chain[..n_most.min(waiting.chain.len())]);
+            assert_eq!(expected, usable as usize, "a router expects something else of {:?}", waiting.request);
+        }
     }
 }
