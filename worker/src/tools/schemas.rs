@@ -23,7 +23,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
         "required": ["name"],
     });
     json_schema!({
-        "description": "Lists the functions and custom tools that the model may call.",
+        "description": "Functions and custom tools that the model may call.",
         "type": ["array", "null"],
         "maxItems": TOOLS_MAX,
         "items": {"anyOf": [
@@ -46,7 +46,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
 fn custom() -> Schema {
     let grammar = json_schema!({
         "type": "object",
-        "description": "Is shown to the model, which may break it.",
+        "description": "Shown to the model, which may break it.",
         "properties": {"syntax": {"type": "string"}, "definition": {"type": "string"}},
         "required": ["syntax", "definition"],
     });
@@ -106,7 +106,7 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
         "required": ["mode", "tools"],
     });
     json_schema!({
-        "description": "Says whether and which tools the model must or may call.",
+        "description": "Whether and which tools the model must or may call.",
         "anyOf": [
             {"enum": ["none", "auto", "required", null]},
             function,

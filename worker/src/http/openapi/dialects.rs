@@ -255,7 +255,7 @@ fn response() -> Map<String, Value> {
         left_out(LEFT_OUT_KINDS),
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
-    let stored = json!({"enum": [false, null], "description": "Is refused: nothing is stored."});
+    let stored = json!({"enum": [false, null], "description": "Refused: nothing is stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
         "instructions": {"type": ["string", "null"], "description": "Stands before the conversation."},
