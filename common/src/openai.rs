@@ -3,7 +3,7 @@
 //! Sampling fields and responses belong to the worker; the router relays the rest of a body without parsing it. Each
 //! reader deserializes only the fields that it uses from the same bytes; unknown fields are ignored.
 
-mod schemas;
+pub mod schemas;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -27,6 +27,7 @@ pub struct ChatPrompt {
     /// Whether and which tool the model must call.
     pub tool_choice: Option<Value>,
     /// Further variables of the chat template.
+    #[serde(default)]
     #[schemars(schema_with = "schemas::template_variables")]
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// Reasoning effort of the model, if its template supports it; `none` switches reasoning off.
@@ -49,16 +50,18 @@ pub fn messages_to_show<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Ve
 /// Reads a chat's tools, custom ones as functions, without those that are left out: what nobody runs is not offered to
 /// the model.
 pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
-    let mut tools = Option::<Vec<Value>>::deserialize(deserializer)?;
-    if let Some(tools) = &mut tools {
-        tools.retain(|tool| left_out_of_chat(tool).is_none());
-        for tool in tools {
-            if let Some(function) = function_of_custom(tool) {
-                *tool = function;
-            }
+    Ok(Option::<Vec<Value>>::deserialize(deserializer)?.map(offered))
+}
+
+/// Returns the tools that a chat's template offers to the model.
+pub fn offered(mut tools: Vec<Value>) -> Vec<Value> {
+    tools.retain(|tool| left_out_of_chat(tool).is_none());
+    for tool in &mut tools {
+        if let Some(function) = function_of_custom(tool) {
+            *tool = function;
         }
     }
-    Ok(tools)
+    tools
 }
 
 /// Body of every error response: `{"error": {...}}`.

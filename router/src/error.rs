@@ -1,6 +1,7 @@
 //! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes and the error object (`http::error`); errors in a worker's response, which pass through.
+//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`); errors that a worker answers,
+//! which pass through.
 
 use std::time::Duration;
 
@@ -14,19 +15,16 @@ use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission::RETURN;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::body::BodyError;
-use warmpath_shell::hosts::HostRefusal;
+use warmpath_shell::refusal::{Class, Refusal};
 
 use crate::keys::RateLimited;
 
 /// Reason why a request gets no response from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request names no host, or not one of this router's names.
+    /// The request is refused before anybody reads what it asks for.
     #[error(transparent)]
-    Host(#[from] HostRefusal),
-    /// The body did not arrive, or exceeds a limit.
-    #[error(transparent)]
-    Body(#[from] BodyError),
+    Refused(#[from] Refusal),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
@@ -129,20 +127,6 @@ pub enum RequestError {
     /// The time for running responses to finish is over.
     #[error("the router is shutting down")]
     ShuttingDown,
-    /// No endpoint has this path.
-    #[error("there is nothing at {path}")]
-    PathUnknown {
-        /// The path.
-        path: String,
-    },
-    /// The path does not take this method.
-    #[error("{path} does not take {method}")]
-    MethodRefused {
-        /// The path.
-        path: String,
-        /// The method.
-        method: String,
-    },
     /// The router is at fault.
     #[error("the router failed on this request")]
     Internal {
@@ -172,39 +156,6 @@ fn failure_text(failure: Failure) -> &'static str {
     }
 }
 
-/// Kind of an error, which tells who can act on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    /// The request can never succeed as it is.
-    Client,
-    /// The request is not authenticated.
-    Unauthorized,
-    /// The request may come from a web page of another site.
-    Forbidden,
-    /// The object does not exist.
-    NotFound,
-    /// The path exists, but not with this method.
-    Method,
-    /// The body exceeds the limit.
-    TooLong,
-    /// The body has an unknown content coding.
-    Coding,
-    /// The body took too long.
-    TooLate,
-    /// The model does not support the task.
-    NotSupported,
-    /// Every place is taken; there will be capacity later.
-    Overload,
-    /// No worker serves at the moment.
-    Unavailable,
-    /// The worker failed.
-    Upstream,
-    /// The worker took too long.
-    UpstreamLate,
-    /// The router failed.
-    Internal,
-}
-
 impl RequestError {
     /// Returns an error about the field `param`.
     pub fn field(param: impl Into<String>, reason: impl Into<String>) -> Self {
@@ -226,29 +177,20 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
-            | Self::Host(HostRefusal::NotOne)
-            | Self::Unreadable(_)
+            Self::Refused(refusal) => refusal.class(),
+            Self::Unreadable(_)
             | Self::Salt(_)
             | Self::Dialect(_)
             | Self::Field { .. }
             | Self::PromptTooLong { .. } => Class::Client,
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
-            Self::Lookup(LookupError::Unknown { .. }) | Self::PathUnknown { .. } | Self::NotStored { .. } => {
-                Class::NotFound
-            }
+            Self::Lookup(LookupError::Unknown { .. }) | Self::NotStored { .. } => Class::NotFound,
             Self::Unauthorized => Class::Unauthorized,
             Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Unheard { .. }) => {
                 Class::Unavailable
             }
             Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
-            Self::MethodRefused { .. } => Class::Method,
-            Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
-            Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
-            Self::Body(BodyError::UnknownCoding) => Class::Coding,
-            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
-            Self::Body(BodyError::NoRoom)
-            | Self::RequestsFull { .. }
+            Self::RequestsFull { .. }
             | Self::QueueFull { .. }
             | Self::QueueLate { .. }
             | Self::Paused { .. }
@@ -271,7 +213,9 @@ impl RequestError {
             | Self::QueueLate { retry_after, .. }
             | Self::RequestsFull { retry_after, .. }
             | Self::RateLimited(RateLimited::Rate { retry_after, .. }) => Some(*retry_after),
-            Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Body(BodyError::NoRoom) => Some(RETURN),
+            Self::RateLimited(RateLimited::AtOnce { .. }) | Self::Refused(Refusal::Body(BodyError::NoRoom)) => {
+                Some(RETURN)
+            }
             _ if self.class() == Class::Unavailable => Some(RETURN),
             _ => None,
         }
@@ -297,8 +241,7 @@ impl RequestError {
             Self::Unauthorized => Some("invalid_api_key"),
             Self::RateLimited(_) | Self::Paused { .. } => Some("rate_limit_exceeded"),
             Self::PromptTooLong { .. } => Some("context_length_exceeded"),
-            Self::Host(refusal) => refusal.code(),
-            Self::Body(error) => error.code(),
+            Self::Refused(refusal) => refusal.code(),
             Self::Respelled { source, .. } => source.code(),
             Self::Unreadable(ReadError::Json { .. }) | Self::Dialect(DialectError::Read(ReadError::Json { .. })) => {
                 Some("invalid_json")

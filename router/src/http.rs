@@ -12,7 +12,6 @@ mod fleet_page;
 mod health;
 mod hosts;
 mod models;
-mod name;
 mod openapi;
 mod route;
 pub mod state;
@@ -30,6 +29,7 @@ use warmpath_common::headers;
 use warmpath_common::ids::RequestId;
 use warmpath_shell::anthropic_models;
 use warmpath_shell::dialect_errors::as_anthropic;
+use warmpath_shell::refusal::Refusal;
 
 use self::health::Audience;
 use self::state::App;
@@ -103,11 +103,11 @@ pub fn admin_routes(app: App) -> Router {
 }
 
 async fn unknown_path(uri: Uri) -> RequestError {
-    RequestError::PathUnknown { path: uri.path().to_owned() }
+    Refusal::path(&uri).into()
 }
 
 async fn refused_method(method: Method, uri: Uri) -> RequestError {
-    RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
+    Refusal::method(&uri, &method).into()
 }
 
 /// A request's id and arrival, for its handlers.

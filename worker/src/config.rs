@@ -34,7 +34,7 @@ use crate::engine::{
     AtContextEnd, CacheType, EngineConfig, Fit, Generation, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SelfTest, ShiftConfig, Switch,
 };
-use crate::fields;
+use crate::request;
 use flags::Flags;
 
 /// Sequences that run at the same time. Source: llama-server.
@@ -230,7 +230,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
             reason: "must be a folder that exists".to_owned(),
         });
     }
-    let silence_max = fields::silence_max(flags.sse_ping_interval)
+    let silence_max = request::silence_max(flags.sse_ping_interval)
         .map_err(|reason| ConfigError::Range { flag: "sse-ping-interval".into(), reason })?;
     let host = |error: HostError| ConfigError::Range { flag: "allowed-host".into(), reason: error.to_string() };
     let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {

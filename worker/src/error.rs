@@ -1,6 +1,7 @@
 //! Reasons why a request gets no response: one type from the body's first byte to the response's last.
 //!
-//! Not here: status codes and the error object (`http::error`), why the worker does not start (`start`).
+//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), why the worker does not start
+//! (`start`).
 
 use warmpath_common::dialects::{DialectError, Spelling};
 use warmpath_common::fields::ReadError;
@@ -8,22 +9,18 @@ use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::lora::AdapterError;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::{PromptError, RawError, TokenCount};
-use warmpath_shell::body::BodyError;
-use warmpath_shell::hosts::HostRefusal;
+use warmpath_shell::refusal::{Class, Refusal};
 
-use crate::engine::{CacheError, EngineError};
+use crate::engine::{CacheError, EngineError, PromptFault};
 use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
 /// Reason why a request gets no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request names no host, or not one of this worker's names.
+    /// The request is refused before anybody reads what it asks for.
     #[error(transparent)]
-    Host(#[from] HostRefusal),
-    /// The body did not arrive, or exceeds a limit.
-    #[error(transparent)]
-    Body(#[from] BodyError),
+    Refused(#[from] Refusal),
     /// The body is not JSON, or a field of it is missing or has the wrong type.
     #[error(transparent)]
     Unreadable(#[from] ReadError),
@@ -168,55 +165,12 @@ pub enum RequestError {
         /// The limit.
         subscribers_max: usize,
     },
-    /// No endpoint has this path.
-    #[error("there is nothing at {path}")]
-    PathUnknown {
-        /// The path.
-        path: String,
-    },
-    /// The path does not take this method.
-    #[error("{path} does not take {method}")]
-    MethodRefused {
-        /// The path.
-        path: String,
-        /// The method.
-        method: String,
-    },
     /// The worker is at fault.
     #[error("the worker failed on this request")]
     Internal {
         /// Reason, for the log.
         reason: String,
     },
-}
-
-/// Kind of an error, which tells who can act on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    /// The request can never succeed as it is.
-    Client,
-    /// The request is not authenticated.
-    Unauthorized,
-    /// The object does not exist.
-    NotFound,
-    /// The path exists, but not with this method.
-    Method,
-    /// The request may come from a web page of another site.
-    Forbidden,
-    /// The body exceeds the limit.
-    TooLong,
-    /// The body took too long.
-    TooLate,
-    /// The body has an unknown content coding.
-    Coding,
-    /// The worker does not support it, or not with its flags.
-    NotSupported,
-    /// Every place is taken; there will be capacity later.
-    Overload,
-    /// The worker does not serve at the moment.
-    Unavailable,
-    /// The worker failed.
-    Internal,
 }
 
 impl RequestError {
@@ -241,6 +195,19 @@ impl RequestError {
         }
     }
 
+    /// Returns the error of a prompt that no slot can run.
+    pub fn of_fault(fault: PromptFault, room: SlotRoom) -> Self {
+        match fault {
+            PromptFault::Empty => Self::field("prompt", "the prompt is empty"),
+            PromptFault::TooLong { n_tokens, .. } => {
+                Self::PromptTooLong { n_tokens: TokenCount::Exactly(n_tokens), room }
+            }
+            PromptFault::UnknownToken { token, n_vocab } => {
+                Self::field("prompt", format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens"))
+            }
+        }
+    }
+
     /// Returns the same error with the field names of the client's dialect.
     pub fn respelled(self, spelling: &Spelling) -> Self {
         let Some(chat_param) = self.param() else { return self };
@@ -256,9 +223,8 @@ impl RequestError {
     pub fn class(&self) -> Class {
         match self {
             Self::Respelled { source, .. } => source.class(),
-            Self::Body(BodyError::Unread | BodyError::Undecodable { .. })
-            | Self::Host(HostRefusal::NotOne)
-            | Self::Unreadable(_)
+            Self::Refused(refusal) => refusal.class(),
+            Self::Unreadable(_)
             | Self::Salt(_)
             | Self::Dialect(_)
             | Self::Field { .. }
@@ -270,23 +236,16 @@ impl RequestError {
             | Self::Query { .. }
             | Self::Cache(CacheError::TooManyPins | CacheError::SlotEmpty { .. } | CacheError::Unfit { .. })
             | Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }
-            | Self::Engine(EngineError::InvalidPrompt { .. } | EngineError::Sampler { .. } | EngineError::Shift(_)) => {
+            | Self::Engine(EngineError::InvalidPrompt(_) | EngineError::Sampler { .. } | EngineError::Shift(_)) => {
                 Class::Client
             }
             Self::ModelUnknown { .. }
-            | Self::PathUnknown { .. }
             | Self::NotStored { .. }
             | Self::PinUnknown { .. }
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
             Self::NotEnabled { .. } | Self::NoFim | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::Unauthorized => Class::Unauthorized,
-            Self::MethodRefused { .. } => Class::Method,
-            Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
-            Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
-            Self::Body(BodyError::UnknownCoding) => Class::Coding,
-            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
-            Self::Body(BodyError::NoRoom)
-            | Self::PreparingFull { .. }
+            Self::PreparingFull { .. }
             | Self::Engine(EngineError::QueueFull { .. })
             | Self::Cache(CacheError::Busy) => Class::Overload,
             Self::Loading { .. }
@@ -327,15 +286,14 @@ impl RequestError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Unauthorized => Some("invalid_api_key"),
-            Self::Host(refusal) => refusal.code(),
-            Self::Body(error) => error.code(),
+            Self::Refused(refusal) => refusal.code(),
             Self::Unreadable(ReadError::Json { .. }) => Some("invalid_json"),
             Self::Respelled { source, .. } => source.code(),
             Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),
             Self::Dialect(DialectError::Unsupported { .. }) | Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
             Self::PromptTooLong { .. } | Self::TextTooLong { .. } => Some("context_length_exceeded"),
-            Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt { .. }) => Some("invalid_prompt"),
+            Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt(_)) => Some("invalid_prompt"),
             Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),
             Self::Engine(EngineError::Draining) | Self::Cache(CacheError::Engine(EngineError::Draining)) => {
                 Some("draining")

@@ -21,7 +21,6 @@ mod hosts;
 mod logprobs;
 mod lora;
 mod models;
-mod name;
 mod native;
 pub mod openapi;
 mod parts;
@@ -41,6 +40,7 @@ use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{any, delete, get, post};
 use warmpath_common::summary::{SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
+use warmpath_shell::refusal::Refusal;
 
 use crate::error::RequestError;
 
@@ -116,11 +116,11 @@ fn health_routes() -> Router<App> {
 }
 
 async fn path_unknown(uri: Uri) -> RequestError {
-    RequestError::PathUnknown { path: uri.path().to_owned() }
+    Refusal::path(&uri).into()
 }
 
 async fn method_refused(method: Method, uri: Uri) -> RequestError {
-    RequestError::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
+    Refusal::method(&uri, &method).into()
 }
 
 #[cfg(test)]

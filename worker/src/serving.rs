@@ -20,6 +20,7 @@ use warmpath_shell::turns::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
+use crate::room::SlotRoom;
 use crate::served::Served;
 use crate::summary::Publisher;
 
@@ -149,6 +150,14 @@ impl Serving {
         }
         let queue_max = self.n_places() - usize::from(self.model.n_slots);
         Err(EngineError::QueueFull { queue_max }.into())
+    }
+
+    /// Checks that a slot can run a prompt.
+    ///
+    /// Errors: `Field` if it is empty or has a token that the vocabulary lacks; `PromptTooLong`.
+    pub fn check_prompt(&self, prompt: &[Token]) -> Result<(), RequestError> {
+        let checked = self.engine.check_prompt(prompt);
+        checked.map_err(|fault| RequestError::of_fault(fault, SlotRoom::of(&self.model)))
     }
 
     /// Returns the tokens of a text that is no prompt by itself.

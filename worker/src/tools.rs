@@ -16,6 +16,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{CUSTOM, function_of_custom, left_out_of_chat};
+use warmpath_common::openai::offered;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
@@ -89,6 +90,16 @@ impl ToolFields {
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
         Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
+    }
+
+    /// Returns the tools that are offered to the model.
+    pub fn offered(&self) -> Option<Vec<Value>> {
+        self.tools.clone().map(offered)
+    }
+
+    /// Returns the request's `tool_choice`.
+    pub fn tool_choice(&self) -> Option<&Value> {
+        self.tool_choice.as_ref()
     }
 
     /// Returns the kinds of tools that were left out, each once.

@@ -20,6 +20,7 @@ pub mod listen;
 pub mod log;
 pub mod machine;
 pub mod reader_timeout;
+pub mod refusal;
 pub mod tls;
 pub mod trace;
 pub mod turns;

@@ -6,7 +6,7 @@
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// Returns the schema of a conversation.
-pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
+pub fn messages(_: &mut SchemaGenerator) -> Schema {
     let part = json_schema!({
         "type": "object",
         "description": "A part of a content; only text is taken.",
@@ -30,7 +30,7 @@ pub(super) fn messages(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Returns the schema of the template's variables.
-pub(super) fn template_variables(_: &mut SchemaGenerator) -> Schema {
+pub fn template_variables(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "description": "Further variables for the chat template.",
         "type": ["object", "null"],

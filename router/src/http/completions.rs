@@ -13,9 +13,9 @@ use axum::response::Response;
 use warmpath_common::model::Capability;
 use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
+use warmpath_shell::refusal::{Name, Refusal};
 
 use super::Context;
-use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 use crate::keys::Key;
@@ -116,7 +116,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     key.as_deref().map_or(Ok(()), Key::count)?;
     let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());
-    let body = app.bodies.read(&mut parts.headers, body, sender).await?;
+    let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
     let place = app.place(key.as_deref())?;
     app.first_look().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);

@@ -1,32 +1,22 @@
-//! The one place that knows status codes: a [`RequestError`] becomes OpenAI's error object.
+//! A [`RequestError`] becomes OpenAI's error object.
 //!
-//! The client sees the error's own message, and the log sees its chain of causes. Not here: the errors (`error`).
+//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client sees the error's own
+//! message, the log sees what lies behind it.
 
-use axum::http::{HeaderValue, StatusCode, header};
+use std::time::Duration;
+
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::json;
 use warmpath_common::dialects::anthropic;
 use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
-use warmpath_shell::body::coding::CODINGS;
-use warmpath_shell::dialect_errors::Refused;
+use warmpath_shell::refusal::Class;
 
-use crate::error::{Class, RequestError};
+use crate::error::RequestError;
 use crate::prompt::Shape;
 
 /// Returns the error's object.
 pub fn error_body(error: &RequestError) -> ErrorBody {
-    let kind = match error.class() {
-        Class::Client | Class::NotFound | Class::Method | Class::TooLong | Class::Coding | Class::TooLate => {
-            "invalid_request_error"
-        }
-        Class::Unauthorized => "authentication_error",
-        Class::Forbidden => "permission_error",
-        Class::NotSupported => "not_supported_error",
-        Class::Overload => "rate_limit_error",
-        Class::Unavailable => "unavailable_error",
-        Class::Upstream | Class::UpstreamLate | Class::Internal => "server_error",
-    };
     let code = error.code().map(str::to_owned);
     let excess = match error {
         RequestError::PromptTooLong { n_tokens, context_tokens } => {
@@ -34,7 +24,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
         }
         _ => None,
     };
-    let (message, kind) = (error.to_string(), kind.to_owned());
+    let (message, kind) = (error.to_string(), error.class().kind().to_owned());
     ErrorBody { error: ErrorObject { message, kind, param: error.param(), code, excess } }
 }
 
@@ -72,25 +62,6 @@ pub fn failed_stream_event((message, code): (&str, &str), shape: Shape, n_events
     }
 }
 
-fn status(class: Class) -> StatusCode {
-    match class {
-        Class::Client => StatusCode::BAD_REQUEST,
-        Class::Unauthorized => StatusCode::UNAUTHORIZED,
-        Class::Forbidden => StatusCode::FORBIDDEN,
-        Class::NotFound => StatusCode::NOT_FOUND,
-        Class::Method => StatusCode::METHOD_NOT_ALLOWED,
-        Class::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
-        Class::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        Class::NotSupported => StatusCode::NOT_IMPLEMENTED,
-        Class::TooLate => StatusCode::REQUEST_TIMEOUT,
-        Class::Overload => StatusCode::TOO_MANY_REQUESTS,
-        Class::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Class::Upstream => StatusCode::BAD_GATEWAY,
-        Class::UpstreamLate => StatusCode::GATEWAY_TIMEOUT,
-        Class::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-    }
-}
-
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         match self.class() {
@@ -98,17 +69,8 @@ impl IntoResponse for RequestError {
             Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
-        let body = error_body(&self);
-        let refused = Refused::of(&body);
-        let mut response = (status(self.class()), Extension(refused), Json(body)).into_response();
-        if let Some(after) = self.retry_after() {
-            // Whole seconds, rounded up, so that no client comes too early.
-            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.class() == Class::Coding {
-            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
-        }
-        response
+        // Whole seconds, rounded up, so that no client comes too early.
+        let seconds = |after: Duration| after.as_secs() + u64::from(after.subsec_nanos() > 0);
+        self.class().response(&error_body(&self), self.retry_after().map(seconds))
     }
 }

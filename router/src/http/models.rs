@@ -11,8 +11,8 @@ use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::names::is_pattern;
 use warmpath_router_core::fleet::FleetView;
 use warmpath_shell::anthropic_models::{self, Listed};
+use warmpath_shell::refusal::Name;
 
-use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 

@@ -13,6 +13,7 @@ use warmpath_router_core::fleet::Connection;
 use warmpath_router_core::index::Match;
 use warmpath_router_core::ledger::Scored;
 use warmpath_router_core::routing::cost::Cost;
+use warmpath_shell::refusal::Refusal;
 
 use super::admin::mode;
 use super::completions::sender;
@@ -45,7 +46,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
     let Query(asked) = asked.map_err(unreadable)?;
     let sender = sender(&parts, None);
-    let body = app.bodies.read(&mut parts.headers, body, sender).await?;
+    let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
     let draft = RawRequest { shape: shape_of(asked.path.as_deref(), &body), body, salt };
     let view = app.fleet.view();

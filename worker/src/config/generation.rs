@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::ConfigError;
 use crate::engine::Generation;
-use crate::fields::{Basis, GenerationFields};
+use crate::request::generation::{Basis, GenerationFields};
 
 /// Flags that stand in for fields of a request, in llama-server's words. The name of each field here is the name there.
 #[derive(Debug, Clone, Default, Args, Serialize)]

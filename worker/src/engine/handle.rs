@@ -16,6 +16,7 @@ use arc_swap::ArcSwap;
 use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
 use warmpath_prompt::Separators;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
@@ -24,7 +25,7 @@ use super::config::EngineFacts;
 use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
 use super::inspect::{Asked, CacheTotals};
-use super::messages::{EngineError, SlotView, Submission};
+use super::messages::{EngineError, PromptFault, SlotView, Submission};
 use super::promise::{Promise, Promiser};
 use super::rule::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
@@ -168,7 +169,7 @@ impl EngineHandle {
         if shared.view.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
         }
-        self.check_prompt(&submission.prompt)?;
+        self.check_prompt(&submission.prompt).map_err(EngineError::InvalidPrompt)?;
         if let (Some(1..), Some(obstacle)) = (submission.shifts.cache_reuse_tokens, shared.facts.shift_obstacle) {
             return Err(EngineError::Shift(obstacle));
         }
@@ -258,18 +259,20 @@ impl EngineHandle {
         while stopped.changed().await.is_ok() {}
     }
 
-    fn check_prompt(&self, prompt: &[u32]) -> Result<(), EngineError> {
-        let facts = &self.shared.facts;
-        let refuse = |reason| Err(EngineError::InvalidPrompt { reason });
-        if prompt.is_empty() {
-            return refuse("it has no tokens".to_owned());
-        }
-        if prompt.len() >= facts.context_tokens as usize {
-            return refuse(format!("it has {} tokens, a slot has room for {}", prompt.len(), facts.context_tokens));
-        }
-        match prompt.iter().find(|token| **token >= facts.n_vocab) {
-            Some(token) => refuse(format!("token {token} is not in the vocabulary of {}", facts.n_vocab)),
-            None => Ok(()),
+    /// Checks that a slot can run a prompt.
+    ///
+    /// Errors: every [`PromptFault`].
+    pub fn check_prompt(&self, prompt: &[Token]) -> Result<(), PromptFault> {
+        let EngineFacts { context_tokens, n_vocab, .. } = *self.facts();
+        match prompt {
+            [] => Err(PromptFault::Empty),
+            _ if prompt.len() >= context_tokens as usize => {
+                Err(PromptFault::TooLong { n_tokens: prompt.len(), context_tokens })
+            }
+            _ => match prompt.iter().find(|token| **token >= n_vocab) {
+                Some(token) => Err(PromptFault::UnknownToken { token: *token, n_vocab }),
+                None => Ok(()),
+            },
         }
     }
 }

@@ -285,6 +285,30 @@ pub enum FinishReason {
     Length,
 }
 
+/// Reason why no slot can run a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PromptFault {
+    /// The prompt is empty.
+    #[error("it has no tokens")]
+    Empty,
+    /// The prompt leaves no room for a response.
+    #[error("it has {n_tokens} tokens, a slot has room for {context_tokens}")]
+    TooLong {
+        /// Length of the prompt.
+        n_tokens: usize,
+        /// Context of one slot.
+        context_tokens: u32,
+    },
+    /// The vocabulary lacks a token.
+    #[error("token {token} is not in the vocabulary of {n_vocab}")]
+    UnknownToken {
+        /// The token.
+        token: Token,
+        /// Number of tokens of the vocabulary.
+        n_vocab: u32,
+    },
+}
+
 /// Reason why the engine could not take or complete a submission.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
@@ -297,12 +321,9 @@ pub enum EngineError {
     /// The worker is shutting down.
     #[error("the worker is shutting down")]
     Draining,
-    /// The prompt is empty, too long for a slot or has a token that the vocabulary lacks.
-    #[error("the prompt cannot be run: {reason}")]
-    InvalidPrompt {
-        /// Reason, for the client.
-        reason: String,
-    },
+    /// No slot can run the prompt.
+    #[error("the prompt cannot be run: {0}")]
+    InvalidPrompt(PromptFault),
     /// The sampler cannot be built, for example for a grammar that does not parse, or no token may be chosen.
     #[error("the sampler refuses: {reason}")]
     Sampler {

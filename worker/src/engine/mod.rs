@@ -61,7 +61,7 @@ pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
 pub use messages::{
     CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
-    ProbabilityWish, Sampling, ShiftWish, SlotView, Started, Submission,
+    ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 pub(crate) use metadata::Metadata;
 pub use metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};

@@ -24,15 +24,16 @@ use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, f
 use crate::engine::Started;
 use crate::error::RequestError;
 use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
-use crate::lifecycle::{self, Answer, Arrival, Delivery, ReadPrompts};
+use crate::lifecycle::{self, Answer, Arrival};
+use crate::request::{Delivery, Read};
 use crate::serving::Serving;
 
 /// Properties that distinguish one generating endpoint from the other.
 pub struct Endpoint {
     /// Form of its responses.
     pub shape: Shape,
-    /// Reader of its prompts.
-    pub read_prompts: ReadPrompts,
+    /// Reader of its bodies.
+    pub read: Read,
 }
 
 /// Responds to a request to a generating endpoint.
@@ -43,7 +44,7 @@ pub async fn create(
     body: Body,
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
-    let messages = start(app, context, body, endpoint.read_prompts).await?;
+    let messages = start(app, context, body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().form().left_out.clone();
     let head = Head::new(endpoint.shape, serving);
@@ -59,12 +60,7 @@ pub async fn create(
 /// Returns the response to a request once its first choice has a slot.
 ///
 /// Errors: any [`RequestError`] before the first token.
-pub async fn start(
-    app: &App,
-    context: RequestContext,
-    body: Body,
-    read_prompts: ReadPrompts,
-) -> Result<Messages, RequestError> {
+pub async fn start(app: &App, context: RequestContext, body: Body, read: Read) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
     let arrival = Arrival {
@@ -76,8 +72,8 @@ pub async fn start(
         cache_salt: context.cache_salt?,
         tenant: context.tenant,
         priority_max: context.priority_max,
-        body,
-        read_prompts,
+        body: body.0,
+        read,
     };
     Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
 }

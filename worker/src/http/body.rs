@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use warmpath_common::fields;
 use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
+use warmpath_shell::refusal::Refusal;
 
 use super::state::App;
 use crate::error::RequestError;
@@ -23,7 +24,7 @@ impl FromRequest<App> for Body {
         let (mut parts, body) = request.into_parts();
         let client = parts.extensions.get::<ClientAddress>();
         let sender = client.map_or(Sender::Unknown, |client| Sender::at(client.0));
-        Ok(Self(app.bodies.read(&mut parts.headers, body, sender).await?))
+        Ok(Self(app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?))
     }
 }
 

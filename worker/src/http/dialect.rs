@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError, ToolNames};
+use warmpath_common::fields;
 
 use super::answer::Facts;
 use super::body::Body;
@@ -19,11 +20,12 @@ use super::context::RequestContext;
 use super::error::log_error;
 use super::parts::{Part, Parts, Piece};
 use super::state::App;
-use super::{answer, chat, sse};
+use super::{answer, sse};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::lifecycle::Totals;
 use crate::lifecycle::message::{Ending, MessageDelta, MessageStep, Messages};
-use crate::lifecycle::{Delivery, Totals};
+use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::serving::Serving;
 use crate::tools::ToolFields;
 
@@ -109,7 +111,7 @@ pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -
     serving.check_room()?;
     let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
     let (Converted { body, spelling, tools }, repeated) = read.await?;
-    let messages = answer::start(app, context, Body(body.into()), chat::read_prompts).await;
+    let messages = answer::start(app, context, Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
     let left_out = tools.left_out().to_vec();
     let answer = messages.answer();
@@ -144,10 +146,9 @@ pub async fn count_tokens(
     let count = move |serving: &Serving| {
         let Converted { body, spelling, .. } = convert(&body.0)?;
         let count = || {
-            let body = Body(body.into());
-            let chat = chat::read_chat(&body, &salt)?;
+            let chat = read_chat(&body, &salt)?;
             serving.check_model(chat.model.as_deref())?;
-            body.parse::<ToolFields>()?.resolve()?;
+            fields::read::<ToolFields>(&body)?.resolve()?;
             Ok(serving.prompts.chat(&chat)?.tokens.len())
         };
         count().map_err(|error: RequestError| error.respelled(&spelling))

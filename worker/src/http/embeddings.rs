@@ -6,6 +6,7 @@
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, http::Uri};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use warmpath_common::embeddings::Inputs;
@@ -24,19 +25,42 @@ use crate::served::{Base, Embedding};
 use crate::serving::check_model;
 
 /// Most texts of one request. Source: OpenAI's API reference.
-pub const TEXTS_MAX: usize = 2048;
+pub(super) const TEXTS_MAX: usize = 2048;
 
 /// Path with OpenAI's responses.
 const OPENAI_PATH: &str = "/v1/embeddings";
 
-#[derive(Debug, Deserialize)]
-struct Fields {
+/// A request for the vectors of texts.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend("anyOf" = [{"required": ["input"]}, {"required": ["content"]}]))]
+pub(super) struct EmbeddingsRequest {
+    /// Name of the model.
     model: Option<String>,
+    /// Texts to embed.
+    #[serde(default)]
+    #[schemars(schema_with = "inputs")]
     input: Option<Value>,
+    /// The same, with a response in llama-server's format.
+    #[serde(default)]
+    #[schemars(schema_with = "inputs")]
     content: Option<Value>,
+    /// Encoding of vectors; base64 is of little-endian 32-bit floats.
+    #[schemars(extend("enum" = ["float", "base64", null]))]
     encoding_format: Option<String>,
+    /// Number of a vector's first dimensions that are kept.
+    #[schemars(range(min = 1))]
     dimensions: Option<i64>,
+    /// Norm by which vectors are divided: none, the largest number, or the p-norm.
+    #[schemars(range(min = -1))]
     embd_normalize: Option<i64>,
+}
+
+fn inputs(_: &mut SchemaGenerator) -> Schema {
+    let tokens = json_schema!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
+    let text = json_schema!({"type": "string", "minLength": 1});
+    let one = json_schema!({"anyOf": [text, tokens, {"type": "object"}]});
+    let several = json_schema!({"type": "array", "minItems": 1, "maxItems": TEXTS_MAX, "items": one});
+    json_schema!({"anyOf": [text, tokens, several, {"type": "object"}]})
 }
 
 /// Encoding of vectors.
@@ -134,7 +158,7 @@ fn read(
     (body, scope): (&Body, Scope),
     shape: Shape,
 ) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
-    let fields: Fields = body.parse()?;
+    let fields: EmbeddingsRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     // The field `content` means llama-server's own format.
     let (field, param, shape) = match (fields.input, fields.content) {

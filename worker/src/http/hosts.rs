@@ -5,18 +5,19 @@
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use warmpath_shell::refusal::Refusal;
 
 use super::state::App;
 use crate::error::RequestError;
 
 /// Passes a client's request on if its host is allowed.
 pub async fn clients(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
-    app.allowed_hosts.check(&request)?;
+    app.allowed_hosts.check(&request).map_err(Refusal::from)?;
     Ok(next.run(request).await)
 }
 
 /// Passes a probe's or scraper's request on if its host is allowed.
 pub async fn probes(State(app): State<App>, request: Request, next: Next) -> Result<Response, RequestError> {
-    app.admin_allowed_hosts.check(&request)?;
+    app.admin_allowed_hosts.check(&request).map_err(Refusal::from)?;
     Ok(next.run(request).await)
 }

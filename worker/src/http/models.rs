@@ -6,8 +6,8 @@ use axum::http::{HeaderMap, Uri};
 use serde_json::{Value, json};
 use warmpath_common::names::is_pattern;
 use warmpath_shell::anthropic_models::{self, Listed};
+use warmpath_shell::refusal::Name;
 
-use super::name::Name;
 use super::state::App;
 use crate::error::RequestError;
 use crate::served::Base;

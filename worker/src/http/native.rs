@@ -6,12 +6,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
-use warmpath_common::prompts::{InfillPrompt, RawPrompt};
-use warmpath_prompt::Scope;
 use warmpath_worker_core::probabilities::TokenProbabilities;
 
 use super::answer::Facts;
@@ -21,69 +17,29 @@ use super::error::{error_body, log_error};
 use super::logprobs::Pieces;
 use super::state::App;
 use super::wire::Timings;
-use super::{answer, completions, logprobs, props, sse};
+use super::{answer, logprobs, props, sse};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
-use crate::lifecycle::{Answer, Delivery, ReadPrompt, ReadPrompts, Step};
-use crate::room::SlotRoom;
+use crate::lifecycle::{Answer, Step};
+use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
 use crate::serving::Serving;
 
 /// Responds to a completion request in llama-server's format.
 pub async fn completion(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    create(app, context, body, read_completion).await
+    create(app, context, body, NativeCompletionRequest::read).await
 }
 
 /// Responds to a request to fill in the middle.
 pub async fn infill(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    create(app, context, body, read_infill).await
+    create(app, context, body, InfillRequest::read).await
 }
 
-fn read_completion(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
-    Ok(completions::read_tokens(serving, body, salt)?.into_iter().map(|tokens| with_text(serving, tokens)).collect())
-}
-
-fn read_infill(serving: &Serving, body: &Body, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
-    let prompt = RawPrompt::Infill(body.parse::<InfillPrompt>()?);
-    let room = SlotRoom::of(&serving.model);
-    let tokens = serving.prompts.raw(&prompt, room.context_tokens, Scope::of(salt));
-    let tokens = tokens.map_err(|error| RequestError::of_raw(error, room))?;
-    Ok(vec![with_text(serving, tokens)])
-}
-
-fn with_text(serving: &Serving, tokens: Vec<Token>) -> ReadPrompt {
-    let text = serving.prompts.detokenize(&tokens);
-    ReadPrompt {
-        tokens,
-        last_message_token: None,
-        is_echoed: false,
-        answer: None,
-        text: Some(text),
-        left_out: Vec::new(),
-    }
-}
-
-/// A request's settings of its response's objects.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default)]
-pub(super) struct Wish {
-    /// Whether a response that is not streamed lists its tokens.
-    return_tokens: Option<bool>,
-    /// Paths such as `generation_settings/n_predict`: the object has only these fields.
-    response_fields: Option<Vec<String>>,
-}
-
-async fn create(
-    app: App,
-    context: RequestContext,
-    body: Body,
-    read_prompts: ReadPrompts,
-) -> Result<Response, RequestError> {
+async fn create(app: App, context: RequestContext, body: Body, read: Read) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
-    let wish: Wish = body.parse()?;
-    let answer = answer::start(&app, context, body, read_prompts).await?.into_answer();
+    let answer = answer::start(&app, context, body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
-    let writing = Writing { serving, answer, wish, choices };
+    let writing = Writing { serving, answer, choices };
     let mut response = match writing.answer.form().delivery {
         Delivery::Whole => writing.whole().await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
@@ -96,7 +52,6 @@ async fn create(
 struct Writing {
     serving: std::sync::Arc<Serving>,
     answer: Answer,
-    wish: Wish,
     choices: Vec<Choice>,
 }
 
@@ -135,7 +90,7 @@ impl Writing {
         let mut objects: Vec<Value> = Vec::new();
         for (index, reason) in ends.into_iter().enumerate() {
             let mut choice = std::mem::take(&mut self.choices[index]);
-            if self.wish.return_tokens != Some(true) {
+            if self.answer.form().fields.return_tokens != Some(true) {
                 choice.tokens.clear();
             }
             objects.push(self.last(index, &choice, reason.unwrap_or(FinishReason::Length)));
@@ -228,7 +183,7 @@ impl Writing {
             "timings": Timings::from(totals),
         });
         self.add_probabilities(&mut object, &choice.probabilities);
-        match &self.wish.response_fields {
+        match &self.answer.form().fields.response_fields {
             Some(wanted) if !wanted.is_empty() => only(&object, wanted),
             _ => object,
         }

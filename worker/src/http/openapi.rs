@@ -103,11 +103,9 @@ fn schemas() -> Map<String, Value> {
     add::<responses::Numbered<'_>>(&mut written);
     add::<ErrorBody>(&mut written);
     add::<AnthropicError<'_>>(&mut written);
-    let mut read = settings().for_deserialize().into_generator();
-    let mut requests = requests::schemas(&mut read);
+    let mut requests = requests::schemas(settings().for_deserialize().into_generator());
     requests.append(&mut dialects::schemas(&requests));
     let mut schemas = written.take_definitions(true);
-    schemas.append(&mut read.take_definitions(true));
     schemas.append(&mut objects::schemas());
     schemas.append(&mut vectors::schemas());
     schemas.append(&mut requests);

@@ -10,13 +10,15 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
 use warmpath_common::lora::{self, Wanted};
+use warmpath_shell::refusal::Name;
 
 use super::body::Body;
 use super::context::RequestContext;
-use super::name::Name;
 use super::state::App;
 use crate::engine::{NamedPin, NewPin, Page};
 use crate::error::RequestError;
+use crate::lifecycle::prompts;
+use crate::request::{read_chat, read_raw};
 use crate::serving::Serving;
 
 /// Longest name of a pin.
@@ -83,7 +85,7 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
         return Err(RequestError::field(if request.messages.is_some() { "messages" } else { "prompt" }, reason));
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
-    crate::lifecycle::check_prompt(serving, &tokens)?;
+    serving.check_prompt(&tokens)?;
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
     let root = serving.chain_root(adapter, salt);
     let name = match request.name {
@@ -108,9 +110,9 @@ fn read_prefix(
     match (&request.messages, &request.prompt) {
         (Some(_), Some(_)) => Err(RequestError::field("prompt", "give `messages` or `prompt`, not both")),
         (None, None) => Err(RequestError::field("messages", "`messages` or `prompt` is missing")),
-        (Some(_), None) => Ok(serving.prompts.chat_prefix(&super::chat::read_chat(body, salt)?)?),
+        (Some(_), None) => Ok(serving.prompts.chat_prefix(&read_chat(&body.0, salt)?)?),
         (None, Some(_)) => {
-            let mut prompts = super::completions::read_tokens(serving, body, salt)?;
+            let mut prompts = prompts::raw(serving, &read_raw(&body.0)?, salt)?;
             match (prompts.pop(), prompts.is_empty()) {
                 (Some(prompt), true) => Ok(prompt),
                 _ => Err(RequestError::field("prompt", "a pin takes one prompt")),

@@ -6,6 +6,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use warmpath_common::ids::Token;
@@ -20,14 +21,24 @@ use crate::error::RequestError;
 use crate::served::{Base, Embedding};
 use crate::serving::check_model;
 
-#[derive(Debug, Deserialize)]
-struct Fields {
+/// A request to order documents by how well they answer a query.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend("anyOf" = [{"required": ["documents"]}, {"required": ["texts"]}]))]
+pub(super) struct RerankRequest {
+    /// Name of the model.
     model: Option<String>,
+    /// The query that documents are scored for.
     query: String,
+    #[schemars(length(min = 1, max = TEXTS_MAX))]
     documents: Option<Vec<Value>>,
+    #[schemars(length(min = 1, max = TEXTS_MAX))]
     texts: Option<Vec<Value>>,
+    /// Number of results, the best first.
+    #[schemars(range(min = 1))]
     top_n: Option<i64>,
+    /// Whether the documents are returned.
     return_documents: Option<bool>,
+    /// The same, beside `texts`.
     return_text: Option<bool>,
 }
 
@@ -114,7 +125,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 }
 
 fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
-    let fields: Fields = body.parse()?;
+    let fields: RerankRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
         (Some(documents), None) => (documents, "documents", Shape::Jina),

@@ -14,6 +14,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{CallForm, Converted, DialectError, Tool, responses};
+use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
@@ -21,7 +22,6 @@ use super::body::Body;
 use super::context::RequestContext;
 use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
 use super::free_text::FreeText;
-use super::name::Name;
 use super::parts::{Kind, Part};
 use super::sse;
 use super::sse::write_named_event;

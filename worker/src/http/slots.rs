@@ -13,9 +13,9 @@ use axum::http::Uri;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::ids::SlotId;
+use warmpath_shell::refusal::Name;
 
 use super::body::Body;
-use super::name::Name;
 use super::state::App;
 use crate::engine::SlotView;
 use crate::error::RequestError;

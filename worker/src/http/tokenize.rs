@@ -6,12 +6,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_common::openai::ChatPrompt;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker};
 
 use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
+use crate::request::read_chat;
 
 /// Longest stretch of a text that is tokenized in one piece, which nothing can interrupt. Units: bytes.
 ///
@@ -82,9 +82,6 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value
 /// Responds with the text that the chat template makes of a conversation.
 pub async fn apply_template(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
-    let prompt = serving.prepare(move |serving| {
-        let request: ChatPrompt = super::chat::read_chat(&body, "")?;
-        Ok(serving.prompts.render(&request)?)
-    });
+    let prompt = serving.prepare(move |serving| Ok(serving.prompts.render(&read_chat(&body.0, "")?)?));
     Ok(Json(json!({"prompt": prompt.await?})))
 }

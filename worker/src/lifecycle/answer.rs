@@ -18,17 +18,7 @@ use super::{Arrival, Submitted};
 use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Generation, Started};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-
-/// How a client gets its response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// As one object.
-    Whole,
-    /// As a stream of events.
-    Stream,
-    /// As a stream of events that ends with the token counts.
-    StreamWithUsage,
-}
+use crate::request::{AnswerFields, Delivery};
 
 /// Form of a response.
 #[derive(Debug, Clone)]
@@ -37,6 +27,8 @@ pub struct Form {
     pub delivery: Delivery,
     /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
     pub silence_max: Option<Duration>,
+    /// What is asked of its objects.
+    pub fields: AnswerFields,
     /// Sampling parameters and end conditions.
     pub generation: Generation,
     /// Text of each choice's prompt; empty if the response does not repeat it.

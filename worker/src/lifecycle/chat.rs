@@ -11,8 +11,8 @@ use warmpath_llama_chat::{ToolChoice, Trigger};
 use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial};
 use warmpath_worker_core::call_watch;
 
-use super::ReadPrompt;
 use super::arguments::{self, Calls, KeptArguments};
+use super::prompts::ReadPrompt;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
 use crate::room::SlotRoom;

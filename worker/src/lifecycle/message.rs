@@ -10,11 +10,12 @@ use std::sync::Arc;
 
 use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
 
-use super::answer::{Answer, Delivery, Step, Totals};
+use super::answer::{Answer, Step, Totals};
 use super::chat::ChatAnswer;
 use super::reading::{Pace, Reading};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::request::Delivery;
 
 /// New parts of a choice's message; every part may be empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
+use super::Arrival;
 use super::answer::{Answer, Choice, Clock, Form};
-use super::{Arrival, Delivery};
 use crate::engine::{EventReceiver, Generation};
-use crate::http::body::Body;
 use crate::metrics::Metrics;
+use crate::request::{AnswerFields, CompletionRequest, Delivery};
 
 /// Returns a response of one choice to a prompt of `prompt_tokens` with these events; the first must be `Started`.
 pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Answer {
@@ -23,13 +23,14 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         cache_salt: None,
         tenant: None,
         priority_max: None,
-        body: Body(bytes::Bytes::new()),
-        read_prompts: |_, _, _| Ok(Vec::new()),
+        body: bytes::Bytes::new(),
+        read: CompletionRequest::read,
     };
     let clock = Clock::start(&mut arrival, &Arc::new(Metrics::new()));
     let form = Form {
         delivery: Delivery::Stream,
         silence_max: Some(Duration::from_secs(15)),
+        fields: AnswerFields::default(),
         generation: Generation::default(),
         prompt_texts: Vec::new(),
         answer: None,

@@ -27,8 +27,8 @@ async fn refuses_prompts_that_cannot_run() {
         (vec![1, u32::MAX], "not in the vocabulary"),
     ] {
         let refused = ask(&prompt, 3).submit(&engine).err();
-        let Some(EngineError::InvalidPrompt { reason }) = refused else { panic!("{refused:?}") };
-        assert!(reason.contains(words), "{reason}");
+        let Some(EngineError::InvalidPrompt(fault)) = refused else { panic!("{refused:?}") };
+        assert!(fault.to_string().contains(words), "{fault}");
     }
     assert_eq!(ask(&[1, n_vocab - 1], 3).answer(&engine).await.tokens.len(), 3);
     stop(engine).await;

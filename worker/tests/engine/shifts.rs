@@ -212,7 +212,7 @@ async fn an_answer_ends_with_its_context_unless_it_may_outgrow_it() {
     assert_eq!(answer.tokens.len(), engine.facts().n_ctx_train as usize, "nothing else ends it");
     assert_eq!(answer.finished().reason, FinishReason::Length);
     let too_long = ask(&tokens(1, 256), 1).submit(&engine).err();
-    assert!(matches!(too_long, Some(EngineError::InvalidPrompt { .. })), "{too_long:?}");
+    assert!(matches!(too_long, Some(EngineError::InvalidPrompt(_))), "{too_long:?}");
     stop(engine).await;
 }
 

@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::operation::{Answer, Operation, Tag};
 use super::paths::{get, post};
-use crate::http::embeddings::TEXTS_MAX;
 
 /// Errors of a worker that does the other kind of work, too.
 const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];
@@ -52,74 +51,10 @@ pub(super) fn operations() -> Vec<Operation> {
     ]
 }
 
-/// Returns each schema by its name.
+/// Returns each schema that no type gives, by its name.
 pub(super) fn schemas() -> Map<String, Value> {
-    let Value::Object(requests) = requests() else { return Map::new() };
-    let Value::Object(answers) = answers() else { return requests };
-    requests.into_iter().chain(answers).collect()
-}
-
-fn requests() -> Value {
-    let tokens = json!({"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}});
-    let text = json!({"type": "string", "minLength": 1});
-    let inputs = json!({
-        "anyOf": [
-            text,
-            tokens,
-            {"type": "array", "minItems": 1, "maxItems": TEXTS_MAX, "items": {"anyOf": [text, tokens, {"type": "object"}]}},
-            {"type": "object"},
-        ],
-    });
-    let texts = json!({"type": ["array", "null"], "minItems": 1, "maxItems": TEXTS_MAX, "items": {}});
-    json!({
-        "EmbeddingsRequest": {
-            "type": "object",
-            "anyOf": [{"required": ["input"]}, {"required": ["content"]}],
-            "properties": {
-                "input": {"description": "Texts to embed.", "$ref": "#/components/schemas/EmbeddingsInput"},
-                "content": {
-                    "description": "The same, with a response in llama-server's format.",
-                    "$ref": "#/components/schemas/EmbeddingsInput",
-                },
-                "model": {"type": ["string", "null"], "description": "Name of the model."},
-                "encoding_format": {
-                    "enum": ["float", "base64", null],
-                    "description": "Encoding of vectors; base64 is of little-endian 32-bit floats.",
-                },
-                "dimensions": {
-                    "type": ["integer", "null"], "minimum": 1,
-                    "description": "Number of a vector's first dimensions that are kept.",
-                },
-                "embd_normalize": {
-                    "type": ["integer", "null"], "minimum": -1,
-                    "description": "Norm by which vectors are divided: none, the largest number, or the p-norm.",
-                },
-            },
-        },
-        "EmbeddingsInput": inputs,
-        "RerankRequest": {
-            "type": "object",
-            "required": ["query"],
-            "anyOf": [{"required": ["documents"]}, {"required": ["texts"]}],
-            "properties": {
-                "query": {"type": "string", "description": "The query that documents are scored for."},
-                "documents": texts,
-                "texts": texts,
-                "top_n": {"type": ["integer", "null"], "minimum": 1, "description": "Number of results, the best first."},
-                "return_documents": {"type": ["boolean", "null"], "description": "Whether the documents are returned."},
-                "return_text": {"type": ["boolean", "null"], "description": "The same, beside `texts`."},
-                "model": {"type": ["string", "null"], "description": "Name of the model."},
-            },
-        },
-        "AdapterScales": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["id", "scale"],
-                "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
-            },
-        },
-    })
+    let Value::Object(schemas) = answers() else { return Map::new() };
+    schemas
 }
 
 fn answers() -> Value {
@@ -164,5 +99,6 @@ fn answers() -> Value {
             "named_scale": score, "fingerprint": {"type": "string"},
         }))),
         "AdaptersSet": object(json!({"success": {"const": true}})),
+        "AdapterScales": list(object(json!({"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}}))),
     })
 }

@@ -14,7 +14,7 @@ pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Returns the schema of a chat's longest answer.
-pub fn tokens_max_of_chat(_: &mut SchemaGenerator) -> Schema {
+pub fn tokens_max_of_chat() -> Schema {
     tokens_from(1, "at least 1")
 }
 

@@ -40,8 +40,6 @@ const TOP_LOGPROBS_MAX: i64 = 20;
 const N_PROBS_MAX: i64 = 100;
 /// Longest grammar. Units: bytes.
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// Longest silence of a stream that can be requested. Units: seconds. Source: own choice: a day.
-const SILENCE_S_MAX: u64 = 24 * 60 * 60;
 /// Most texts, and longest text in bytes, of `dry_sequence_breakers`.
 const DRY_BREAKERS_MAX: usize = 64;
 
@@ -203,7 +201,7 @@ impl GenerationFields {
     /// Returns the schema that the response must follow, not yet compiled.
     ///
     /// Errors: `Field`, for an unknown format, a schema that is not supported, and fields that cannot be combined with
-    /// one.
+    /// that fit into one.
     pub fn wanted_schema(&self) -> Result<Option<WantedSchema>, RequestError> {
         let wanted = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
         let Some(wanted) = wanted else { return Ok(None) };
@@ -218,6 +216,25 @@ impl GenerationFields {
             );
         }
         Ok(Some(wanted))
+    }
+
+    /// Returns the most tokens of an answer that the request names, -1 for no limit.
+    pub fn tokens_max(&self) -> Option<i64> {
+        self.max_completion_tokens.or(self.max_tokens).or(self.n_predict)
+    }
+
+    /// Checks that a chat asks for an answer of at least one token, as OpenAI and Anthropic have it. llama-server's
+    /// `n_predict` of 0 computes the prompt for a later request.
+    ///
+    /// Errors: `Field`.
+    pub fn check_limits_of_chat(&self) -> Result<(), RequestError> {
+        let named = [("max_completion_tokens", self.max_completion_tokens), ("max_tokens", self.max_tokens)];
+        match named.into_iter().find(|(_, n)| *n == Some(0)) {
+            Some((param, _)) => {
+                Err(RequestError::field(param, format!("`{param}` must be at least 1, or -1 for no limit; it is 0")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns whether `ignore_eos` is left to the worker's default, which gives way to tools and schemas.
@@ -336,16 +353,6 @@ impl GenerationFields {
         };
         samplers::check_target(target, &sampling)?;
         Ok(sampling)
-    }
-}
-
-/// Returns the longest silence of a stream, `None` for no limit; or why the value cannot be used.
-pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
-    match u64::try_from(interval_s) {
-        Ok(0) => Ok(None),
-        Ok(seconds) if seconds <= SILENCE_S_MAX => Ok(Some(Duration::from_secs(seconds))),
-        Err(_) if interval_s == -1 => Ok(None),
-        _ => Err(format!("must be -1 to {SILENCE_S_MAX} seconds")),
     }
 }
 

@@ -1,0 +1,186 @@
+//! Errors that router and worker share: classes with their statuses, and refusals of requests before they are read.
+//!
+//! Not here: other errors (`error` of router and worker), their error object (`http::error` of both).
+
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use warmpath_common::openai::{ErrorBody, ErrorObject};
+
+use crate::body::BodyError;
+use crate::body::coding::CODINGS;
+use crate::dialect_errors::Refused;
+use crate::hosts::HostRefusal;
+
+/// Kind of a failure, and so who can do something about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The request can never succeed as it is.
+    Client,
+    /// The request is not authenticated.
+    Unauthorized,
+    /// The request may come from a web page of another site.
+    Forbidden,
+    /// The object does not exist.
+    NotFound,
+    /// The path exists, but not with this method.
+    Method,
+    /// The body exceeds the limit.
+    TooLong,
+    /// The body took too long.
+    TooLate,
+    /// The body has an unknown content coding.
+    Coding,
+    /// The model does not do such things, or not as the server was started.
+    NotSupported,
+    /// Every place is taken; there will be capacity later.
+    Overload,
+    /// No worker serves at the moment.
+    Unavailable,
+    /// A router's worker failed.
+    Upstream,
+    /// A router's worker took too long.
+    UpstreamLate,
+    /// The server failed.
+    Internal,
+}
+
+impl Class {
+    /// Returns the status of such errors.
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Client => StatusCode::BAD_REQUEST,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooLate => StatusCode::REQUEST_TIMEOUT,
+            Self::Coding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
+            Self::Overload => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream => StatusCode::BAD_GATEWAY,
+            Self::UpstreamLate => StatusCode::GATEWAY_TIMEOUT,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Returns the `type` of such errors in OpenAI's error object.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Client | Self::NotFound | Self::Method | Self::TooLong | Self::TooLate | Self::Coding => {
+                "invalid_request_error"
+            }
+            Self::Unauthorized => "authentication_error",
+            Self::Forbidden => "permission_error",
+            Self::NotSupported => "not_supported_error",
+            Self::Overload => "rate_limit_error",
+            Self::Unavailable => "unavailable_error",
+            Self::Upstream | Self::UpstreamLate | Self::Internal => "server_error",
+        }
+    }
+
+    /// Returns the response of such an error, whose client may come again after so many seconds where that is known.
+    pub fn response(self, body: &ErrorBody, retry_after_s: Option<u64>) -> Response {
+        let mut response = (self.status(), Extension(Refused::of(body)), Json(body)).into_response();
+        if let Some(seconds) = retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self == Self::Coding {
+            response.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static(CODINGS));
+        }
+        response
+    }
+}
+
+/// Reason why a request is refused before anybody reads what it asks for.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The request names no host, or one that this server is not called.
+    #[error(transparent)]
+    Host(#[from] HostRefusal),
+    /// The body did not arrive, or exceeds a limit.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// No endpoint has this path.
+    #[error("there is nothing at {path}")]
+    PathUnknown {
+        /// The path.
+        path: String,
+    },
+    /// The path does not take this method.
+    #[error("{path} does not take {method}")]
+    MethodRefused {
+        /// The path.
+        path: String,
+        /// The method.
+        method: String,
+    },
+}
+
+impl Refusal {
+    /// Returns the refusal of a path.
+    pub fn path(uri: &Uri) -> Self {
+        Self::PathUnknown { path: uri.path().to_owned() }
+    }
+
+    /// Returns the refusal of a path's method.
+    pub fn method(uri: &Uri, method: &Method) -> Self {
+        Self::MethodRefused { path: uri.path().to_owned(), method: method.to_string() }
+    }
+
+    /// Returns the kind of the error.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Host(HostRefusal::NotOne) | Self::Body(BodyError::Unread | BodyError::Undecodable { .. }) => {
+                Class::Client
+            }
+            Self::Host(HostRefusal::Unknown { .. }) => Class::Forbidden,
+            Self::Body(BodyError::TooLong { .. }) => Class::TooLong,
+            Self::Body(BodyError::UnknownCoding) => Class::Coding,
+            Self::Body(BodyError::Late { .. } | BodyError::Silent { .. }) => Class::TooLate,
+            Self::Body(BodyError::NoRoom) => Class::Overload,
+            Self::PathUnknown { .. } => Class::NotFound,
+            Self::MethodRefused { .. } => Class::Method,
+        }
+    }
+
+    /// Returns the error's machine-readable code, if it has one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Host(refusal) => refusal.code(),
+            Self::Body(error) => error.code(),
+            Self::PathUnknown { .. } | Self::MethodRefused { .. } => None,
+        }
+    }
+}
+
+/// Name in a path, for example of a model: the part that its route leaves open, decoded. A part that is no text names
+/// nothing.
+pub struct Name(pub String);
+
+/// Refusal of a path without a [`Name`].
+pub struct NoName(Refusal);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = NoName;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, NoName> {
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(name)) => Ok(Self(name)),
+            Err(_) => Err(NoName(Refusal::path(&parts.uri))),
+        }
+    }
+}
+
+impl IntoResponse for NoName {
+    fn into_response(self) -> Response {
+        let Self(refusal) = self;
+        let (message, kind) = (refusal.to_string(), refusal.class().kind().to_owned());
+        let error = ErrorObject { message, kind, param: None, code: None, excess: None };
+        refusal.class().response(&ErrorBody { error }, None)
+    }
+}

@@ -1,0 +1,88 @@
+//! The prompts of a request as tokens.
+//!
+//! Not here: the shapes in which bodies have them (`request`), a chat's prompt (`lifecycle::chat`).
+
+use std::sync::Arc;
+
+use warmpath_common::ids::Token;
+use warmpath_common::prompts::RawPrompt;
+use warmpath_prompt::Scope;
+
+use super::chat::{self, ChatAnswer};
+use crate::error::RequestError;
+use crate::request::{Prompt, Repeats};
+use crate::room::SlotRoom;
+use crate::serving::Serving;
+
+/// One prompt of a request.
+#[derive(Debug, Clone)]
+pub struct ReadPrompt {
+    /// The prompt.
+    pub tokens: Vec<Token>,
+    /// Place where its last message starts, where that is known and of use.
+    pub last_message_token: Option<u32>,
+    /// The prompt's text where the answer repeats it.
+    pub text: Option<String>,
+    /// Whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
+    pub is_echoed: bool,
+    /// How its answer is constrained and read; absent where it is its own content.
+    pub answer: Option<Arc<ChatAnswer>>,
+    /// Kinds of tools that were left out of it.
+    pub left_out: Vec<&'static str>,
+}
+
+impl ReadPrompt {
+    fn raw(serving: &Serving, tokens: Vec<Token>, repeats: Repeats) -> Self {
+        let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
+        let is_echoed = repeats == Repeats::Echo;
+        Self { tokens, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() }
+    }
+
+    /// Returns whether its answer may be tool calls.
+    pub fn may_call(&self) -> bool {
+        self.answer.as_ref().is_some_and(|answer| answer.may_call())
+    }
+}
+
+/// Returns a request's prompts, at least one; `salt` keeps what was tokenized apart.
+///
+/// Errors: `Field` for tools and prompts, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` where one is
+/// far too long.
+pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
+    match prompt {
+        Prompt::Chat(mut chat, tools) => {
+            chat.cache_salt = Some(salt.to_owned());
+            Ok(vec![chat::read(serving, &chat, &tools)?])
+        }
+        Prompt::Raw(prompts, repeats) => {
+            let tokens = raw(serving, &prompts, salt)?.into_iter();
+            Ok(tokens.map(|tokens| ReadPrompt::raw(serving, tokens, repeats)).collect())
+        }
+        Prompt::Infill(gap) => {
+            let tokens = tokens(serving, &RawPrompt::Infill(gap), salt)?;
+            Ok(vec![ReadPrompt::raw(serving, tokens, Repeats::Text)])
+        }
+    }
+}
+
+/// Returns the tokens of a completion's prompts.
+///
+/// Errors: `Field` for too many prompts, `Unsupported` for a suffix, `PromptTooLong`.
+pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<Vec<Token>>, RequestError> {
+    let n_prompts = prompts.len();
+    if n_prompts > serving.n_places() {
+        let reason = format!("{n_prompts} prompts are given; this worker holds at most {}", serving.n_places());
+        return Err(RequestError::field("prompt", reason));
+    }
+    let of_suffix = |error| match error {
+        RequestError::NoFim => RequestError::Unsupported { param: "suffix", only: Some("the model cannot fill gaps") },
+        error => error,
+    };
+    prompts.iter().map(|prompt| tokens(serving, prompt, salt).map_err(of_suffix)).collect()
+}
+
+fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<Vec<Token>, RequestError> {
+    let room = SlotRoom::of(&serving.model);
+    let tokens = serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
+    tokens.map_err(|error| RequestError::of_raw(error, room))
+}

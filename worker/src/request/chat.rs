@@ -1,0 +1,101 @@
+//! `/v1/chat/completions`: a conversation. The dialects' requests are converted into this one.
+//!
+//! Not here: its prompt's tokens and what constrains its answer (`lifecycle::chat`).
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use warmpath_common::fields;
+use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
+
+use super::generation::schemas::tokens_max_of_chat;
+use super::{AnswerFields, Prompt, Request, Shared};
+use crate::error::RequestError;
+use crate::tools::ToolFields;
+
+/// A chat completion request.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(transform = limit_from_one)]
+pub struct ChatRequest {
+    #[serde(deserialize_with = "messages_to_show")]
+    #[schemars(schema_with = "schemas::messages")]
+    messages: Vec<Map<String, Value>>,
+    #[serde(default)]
+    #[schemars(schema_with = "schemas::template_variables")]
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// Reasoning effort of the model, if its template supports it; `none` switches reasoning off.
+    reasoning_effort: Option<String>,
+    /// Whether the prompt ends with the opening of the assistant's message; absent means yes.
+    add_generation_prompt: Option<bool>,
+    /// Cannot be combined with `add_generation_prompt`, as in vLLM.
+    continue_final_message: Option<bool>,
+    #[serde(default)]
+    #[schemars(schema_with = "never_echo")]
+    echo: Option<bool>,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    tools: ToolFields,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    shared: Shared,
+}
+
+impl ChatRequest {
+    /// Reads a chat completion request.
+    ///
+    /// Errors: `Unreadable`, `Field`, `Unsupported`.
+    pub fn read(body: &[u8]) -> Result<Request, RequestError> {
+        let request: Self = fields::read(body)?;
+        request.check()?;
+        let Self { messages, chat_template_kwargs, reasoning_effort, add_generation_prompt, tools, shared, .. } =
+            request;
+        let chat = ChatPrompt {
+            model: shared.options.model.clone(),
+            messages,
+            tools: tools.offered(),
+            tool_choice: tools.tool_choice().cloned(),
+            chat_template_kwargs,
+            reasoning_effort,
+            add_generation_prompt,
+            cache_salt: shared.options.cache_salt.clone(),
+        };
+        Ok(Request { shared, prompt: Prompt::Chat(Box::new(chat), tools), answer: AnswerFields::default() })
+    }
+
+    fn check(&self) -> Result<(), RequestError> {
+        if self.echo == Some(true) {
+            return Err(RequestError::Unsupported { param: "echo", only: Some("only false") });
+        }
+        if self.add_generation_prompt == Some(true) && self.continue_final_message == Some(true) {
+            let reason = "`continue_final_message` cannot be combined with `add_generation_prompt`";
+            return Err(RequestError::field("continue_final_message", reason));
+        }
+        check_messages(&self.messages)?;
+        self.shared.generation.check_limits_of_chat()
+    }
+}
+
+/// Returns the conversation of a request that is about its prompt alone; `salt` is that of the headers, which the
+/// body's replaces.
+///
+/// Errors: `Unreadable`, `Field`.
+pub fn read_chat(body: &[u8], salt: &str) -> Result<ChatPrompt, RequestError> {
+    let mut chat: ChatPrompt = fields::read(body)?;
+    check_messages(&chat.messages)?;
+    chat.cache_salt.get_or_insert_with(|| salt.to_owned());
+    Ok(chat)
+}
+
+fn check_messages(messages: &[Map<String, Value>]) -> Result<(), RequestError> {
+    if messages.is_empty() { Err(RequestError::field("messages", "`messages` is empty")) } else { Ok(()) }
+}
+
+/// Sets the limits of a chat's length in the schema, of which each is at least 1.
+fn limit_from_one(schema: &mut Schema) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
+    for name in ["max_completion_tokens", "max_tokens"] {
+        properties.insert(name.to_owned(), tokens_max_of_chat().to_value());
+    }
+}
+
+fn never_echo(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"enum": [false, null], "description": "Supported for completions only."})
+}

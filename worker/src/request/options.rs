@@ -1,0 +1,236 @@
+//! The fields of every request that say how it is run and how its answer comes, besides those of generation.
+//!
+//! Not here: what shifting, priorities and slots do (the engine).
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::lora::Wanted;
+use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
+
+use crate::engine::ShiftWish;
+use crate::error::RequestError;
+
+/// Largest priority of a request; the smallest is its negative.
+///
+/// Source: own choice; only the order counts.
+pub const PRIORITY_ABS_MAX: i32 = 100;
+
+/// Longest silence of a stream that can be asked for. Units: seconds. Source: own choice: a day.
+const SILENCE_S_MAX: u64 = 24 * 60 * 60;
+
+/// Most choices of one prompt, as OpenAI has it.
+const CHOICES_MAX: u32 = 128;
+
+/// Way in which an answer reaches its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// One object.
+    Whole,
+    /// A stream of events.
+    Stream,
+    /// A stream of events that ends with the token counts.
+    StreamWithUsage,
+}
+
+/// How a request is run and how its answer comes.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Options {
+    /// Name of the model; absent means the only one there is.
+    pub model: Option<String>,
+    /// Separates this request's prefixes from those with another salt.
+    #[serde(deserialize_with = "warmpath_common::salt::of_body")]
+    #[schemars(length(min = 1))]
+    pub cache_salt: Option<String>,
+    /// Number of choices of each prompt.
+    #[serde(alias = "n_cmpl")]
+    #[schemars(range(min = 1, max = 128))]
+    n: Option<u32>,
+    /// Whether the response is streamed as server-sent events.
+    stream: Option<bool>,
+    /// Further options of a stream.
+    #[serde(deserialize_with = "object")]
+    stream_options: Option<StreamOptions>,
+    /// Seconds that a stream may be silent before a comment keeps it alive; -1 is for ever.
+    #[schemars(range(min = -1, max = 86400))]
+    sse_ping_interval: Option<i64>,
+    /// Whether cached state is used and new state is kept; absent means yes.
+    pub cache_prompt: Option<bool>,
+    /// Slot that is preferred if it costs no reuse, counted from 0 again beyond the last one; -1 is any.
+    #[schemars(range(min = -1))]
+    id_slot: Option<i32>,
+    /// Priority of the request's state in the cache, compared with that of others.
+    #[schemars(range(min = -100, max = 100))]
+    priority: Option<i32>,
+    /// Shortest run of tokens whose state is moved to its position in the prompt; 0 and `false` move none.
+    #[serde(alias = "n_cache_reuse")]
+    cache_reuse: Option<CacheReuse>,
+    /// Number of the prompt's tokens that stay when the context is shifted; -1 is all.
+    #[schemars(range(min = -1, max = 4294967295_u32))]
+    n_keep: Option<i64>,
+    /// Number of tokens that are dropped when the context is shifted; 0 is half of the others.
+    #[schemars(range(min = 0, max = 4294967295_u32))]
+    n_discard: Option<i64>,
+    /// Adapters to apply, by their indexes, with their scales; at most one of them above 0.
+    pub lora: Option<Vec<Wanted>>,
+}
+
+/// `cache_reuse` in its two forms: a length, or a bool.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a number of tokens, or true or false")]
+enum CacheReuse {
+    Tokens(#[schemars(range(min = 0, max = 4294967295_u32))] i64),
+    Switch(bool),
+}
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+struct StreamOptions {
+    /// Whether a last event counts the tokens.
+    include_usage: Option<bool>,
+}
+
+/// What a request says about shifting, checked.
+#[derive(Debug, Clone, Copy)]
+pub struct ShiftFields {
+    cache_reuse_tokens: Option<u32>,
+    /// Prompt tokens to keep besides a first control token; absent for the whole prompt.
+    n_keep: Option<u32>,
+    n_discard: Option<u32>,
+}
+
+impl ShiftFields {
+    /// Returns the settings for a prompt: the token that begins every text is kept besides the others.
+    pub fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftWish {
+        let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
+        let n_first = u32::from(bos.is_some() && prompt.first().copied() == bos);
+        ShiftWish {
+            cache_reuse_tokens: self.cache_reuse_tokens,
+            n_keep: self.n_keep.map_or(n_prompt, |n_keep| n_keep.saturating_add(n_first)),
+            n_discard: self.n_discard,
+        }
+    }
+}
+
+impl Options {
+    /// Returns how the answer reaches its client.
+    pub fn delivery(&self) -> Delivery {
+        let usage = self.stream_options.as_ref().and_then(|options| options.include_usage);
+        match (self.stream.unwrap_or(false), usage.unwrap_or(false)) {
+            (false, _) => Delivery::Whole,
+            (true, false) => Delivery::Stream,
+            (true, true) => Delivery::StreamWithUsage,
+        }
+    }
+
+    /// Returns how long the answer's stream may be silent; absent for ever.
+    ///
+    /// Errors: `Field`.
+    pub fn silence_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
+        let param = "sse_ping_interval";
+        let wish = self.sse_ping_interval.map(silence_max).transpose();
+        let wish = wish.map_err(|reason| RequestError::field(param, format!("`{param}` {reason}")))?;
+        Ok(wish.unwrap_or(default))
+    }
+
+    /// Returns the number of choices of each prompt.
+    ///
+    /// Errors: `Field`.
+    pub fn n_choices(&self) -> Result<u32, RequestError> {
+        let n = self.n.unwrap_or(1);
+        if !(1..=CHOICES_MAX).contains(&n) {
+            return Err(RequestError::field("n", format!("`n` must be 1 to {CHOICES_MAX}; it is {n}")));
+        }
+        Ok(n)
+    }
+
+    /// Returns how much what the request leaves in the cache is worth.
+    ///
+    /// Errors: `Field`.
+    pub fn priority(&self) -> Result<i32, RequestError> {
+        let priority = self.priority.unwrap_or_default();
+        if !(-PRIORITY_ABS_MAX..=PRIORITY_ABS_MAX).contains(&priority) {
+            let reason = format!("`priority` must be -{PRIORITY_ABS_MAX} to {PRIORITY_ABS_MAX}; it is {priority}");
+            return Err(RequestError::field("priority", reason));
+        }
+        Ok(priority)
+    }
+
+    /// Returns the slot that the request names. llama.vim counts its requests in `id_slot`, so slots repeat beyond the
+    /// last one, as llama-server has it.
+    ///
+    /// Errors: `Field`.
+    pub fn wanted_slot(&self, n_slots: u16) -> Result<Option<SlotId>, RequestError> {
+        match self.id_slot {
+            None | Some(-1) => Ok(None),
+            Some(id) => {
+                let n_slots = u32::from(n_slots.max(1));
+                let slot = u32::try_from(id).ok().and_then(|id| u16::try_from(id % n_slots).ok());
+                let reason = || format!("`id_slot` must be -1 or more; it is {id}");
+                slot.map(|slot| Some(SlotId(slot))).ok_or_else(|| RequestError::field("id_slot", reason()))
+            }
+        }
+    }
+
+    /// Returns what may be shifted; absent fields are llama-server's: keep nothing, drop half.
+    ///
+    /// Errors: `Field`.
+    pub fn shifts(&self) -> Result<ShiftFields, RequestError> {
+        let within = |param: &'static str, n: i64, least: i64| match u32::try_from(n) {
+            Ok(n) => Ok(Some(n)),
+            Err(_) if n == least => Ok(None),
+            Err(_) => Err(RequestError::field(param, format!("`{param}` must be {least} to {}; it is {n}", u32::MAX))),
+        };
+        let cache_reuse_tokens = match self.cache_reuse {
+            None => None,
+            Some(CacheReuse::Switch(true)) => Some(REUSE_TOKENS_DEFAULT),
+            Some(CacheReuse::Switch(false)) => Some(0),
+            Some(CacheReuse::Tokens(n)) => within("cache_reuse", n, 0)?,
+        };
+        let n_discard = within("n_discard", self.n_discard.unwrap_or(0), 0)?;
+        Ok(ShiftFields {
+            cache_reuse_tokens,
+            n_keep: within("n_keep", self.n_keep.unwrap_or(0), -1)?,
+            n_discard: n_discard.filter(|n_discard| *n_discard > 0),
+        })
+    }
+}
+
+/// Returns the longest silence of a stream, `None` for no limit; or why the value cannot be used.
+pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
+    match u64::try_from(interval_s) {
+        Ok(0) => Ok(None),
+        Ok(seconds) if seconds <= SILENCE_S_MAX => Ok(Some(Duration::from_secs(seconds))),
+        Err(_) if interval_s == -1 => Ok(None),
+        _ => Err(format!("must be -1 to {SILENCE_S_MAX} seconds")),
+    }
+}
+
+/// Parses an object or null: to serde an array is a struct without names.
+fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    struct OnlyObject<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyObject<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_unit<E>(self) -> Result<Option<T>, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Option<T>, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    deserializer.deserialize_any(OnlyObject(PhantomData))
+}

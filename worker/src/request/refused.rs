@@ -1,0 +1,103 @@
+//! The fields of OpenAI that change the answer and that this worker cannot honour: refused, not ignored.
+//!
+//! One table lists the fields, each with the values that request nothing; the rest of the body is skipped unread.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::RequestError;
+
+/// Fields that are refused where they ask for something.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Refused {
+    #[schemars(schema_with = "one")]
+    best_of: Option<Value>,
+    #[schemars(schema_with = "nothing")]
+    functions: Option<Value>,
+    #[schemars(schema_with = "no_call")]
+    function_call: Option<Value>,
+    #[schemars(schema_with = "text_only")]
+    modalities: Option<Value>,
+    #[schemars(schema_with = "nothing")]
+    audio: Option<Value>,
+}
+
+impl Refused {
+    /// Returns an error if a field requests something unsupported.
+    ///
+    /// Errors: `Unsupported`, naming the field.
+    pub fn check(&self) -> Result<(), RequestError> {
+        let is_text = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"));
+        let asks = |field: &Option<Value>, is_neutral: &dyn Fn(&Value) -> bool| {
+            field.as_ref().is_some_and(|value| !is_neutral(value))
+        };
+        let lines = [
+            ("best_of", Some("only 1"), asks(&self.best_of, &|value| value.as_f64() == Some(1.0))),
+            ("functions", Some("use `tools`"), asks(&self.functions, &is_empty)),
+            (
+                "function_call",
+                Some("use `tool_choice`"),
+                asks(&self.function_call, &|value| value == "auto" || value == "none"),
+            ),
+            ("modalities", Some("only [\"text\"]"), asks(&self.modalities, &is_text)),
+            ("audio", None, asks(&self.audio, &is_empty)),
+        ];
+        match lines.into_iter().find(|(.., asks)| *asks) {
+            Some((param, only, _)) => Err(RequestError::Unsupported { param, only }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// Description of each of the fields.
+const DESCRIPTION: &str = "Refused if it requests something.";
+
+fn one(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"description": DESCRIPTION, "enum": [1, null]})
+}
+
+fn no_call(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"description": DESCRIPTION, "enum": ["auto", "none", null]})
+}
+
+fn text_only(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"description": DESCRIPTION, "type": ["array", "null"], "items": {"const": "text"}})
+}
+
+fn nothing(_: &mut SchemaGenerator) -> Schema {
+    let types = ["string", "array", "object", "null"];
+    json_schema!({"description": DESCRIPTION, "type": types, "maxLength": 0, "maxItems": 0, "maxProperties": 0})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str, expected: Option<&str>) {
+        let refused: Refused = serde_json::from_str(body).expect(body);
+        let param = refused.check().err().and_then(|error| error.param());
+        assert_eq!(param.as_deref(), expected, "{body}");
+    }
+
+    #[test]
+    fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
+        check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
+        check(r#"{"functions": [1]}"#, Some("functions"));
+        check(r#"{"functions": [], "audio": null, "best_of": 1, "suffix": ""}"#, None);
+        check(r#"{"web_search_options": {}}"#, None);
+        check(r#"{"best_of": 2}"#, Some("best_of"));
+        check(r#"{"modalities": ["text"]}"#, None);
+        check(r#"{"modalities": ["text", "audio"]}"#, Some("modalities"));
+    }
+}
