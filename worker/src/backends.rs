@@ -7,7 +7,7 @@
 //! Not here: the test computations (`products`).
 
 mod check;
-mod products;
+mod kernel_check;
 
 #[cfg(test)]
 mod tests;

@@ -5,25 +5,24 @@
 mod access;
 mod answer;
 mod anthropic;
+mod api_adapter;
 pub mod body;
 mod cache;
 mod calls;
 mod chat;
 mod completions;
-mod compute;
+mod content_parts;
 mod context;
-mod dialect;
 mod embeddings;
 mod error;
 mod free_text;
 mod health;
 mod hosts;
+mod llama_server;
 mod logprobs;
 mod lora;
 mod models;
-mod native;
 pub mod openapi;
-mod parts;
 mod pins;
 mod props;
 mod rerank;
@@ -33,6 +32,7 @@ mod sse;
 mod state;
 mod summary;
 mod tokenize;
+mod vector_trace;
 mod wire;
 
 use axum::Router;
@@ -52,8 +52,8 @@ pub fn router(app: App) -> Router {
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/chat/completions/input_tokens", post(chat::count_tokens))
         .route("/v1/completions", post(completions::create))
-        .route("/completion", post(native::completion))
-        .route("/infill", post(native::infill))
+        .route("/completion", post(llama_server::completion))
+        .route("/infill", post(llama_server::infill))
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/responses", post(responses::create))
@@ -66,7 +66,7 @@ pub fn router(app: App) -> Router {
         // Aliases that llama-server's clients use.
         .route("/chat/completions", post(chat::create))
         .route("/chat/completions/input_tokens", post(chat::count_tokens))
-        .route("/completions", post(native::completion))
+        .route("/completions", post(llama_server::completion))
         .route("/responses", post(responses::create))
         .route("/models", get(models::list))
         .route("/embeddings", post(embeddings::create))

@@ -4,6 +4,7 @@
 //! everything up. Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens
 //! (`warmpath-prompt`).
 
+pub mod app_state;
 pub mod backends;
 pub mod config;
 pub mod download;
@@ -13,12 +14,11 @@ mod error;
 mod http;
 mod lifecycle;
 mod metrics;
+mod model_kind;
 mod request;
 mod response_format;
 pub mod room;
 pub mod schema;
-mod served;
-pub mod serving;
 pub mod start;
 pub mod store;
 mod summary;

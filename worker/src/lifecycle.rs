@@ -4,12 +4,12 @@
 //! The idea: everything that costs time before the engine happens in one blocking step (parse, render, tokenize, check,
 //! submit); the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots.
 
-mod answer;
 mod arguments;
 pub mod chat;
-pub mod message;
+pub mod message_stream;
+mod output_parser;
 pub mod prompts;
-mod reading;
+mod response_stream;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -23,17 +23,17 @@ use warmpath_common::lora::{self, Applied};
 use warmpath_shell::trace::Span;
 use warmpath_worker_core::tenants::TenantId;
 
+use crate::app_state::Serving;
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, Submission};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::Basis;
 use crate::request::{PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
 use crate::response_format::WantedSchema;
-use crate::serving::Serving;
 
-pub use answer::{Answer, Form, Step, Totals};
-use answer::{Choice, Clock};
 use prompts::ReadPrompt;
+pub use response_stream::{Answer, Form, Step, Totals};
+use response_stream::{Choice, Clock};
 
 /// A request that has arrived, before its body is parsed.
 pub struct Arrival {

@@ -2,15 +2,15 @@
 //!
 //! A schema is rebuilt from the keywords that are known to be enforced exactly. Annotations are dropped, references are
 //! counted and renamed, and every part that a response could violate is refused by its path. So the compiler's input is
-//! small and never requires it to guess or to ignore. Not here: compiling and following (`engine::constraint`), the
+//! small and never requires it to guess or to ignore. Not here: compiling and following (`engine::json_schema`), the
 //! fields (`response_format`).
 
 mod call;
 mod constants;
-mod exclusive;
 mod formats;
 mod node;
 mod numbers;
+mod one_of;
 mod patterns;
 mod pointer;
 #[cfg(test)]

@@ -27,14 +27,14 @@ use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
+use crate::app_state::Phase;
 use crate::backends::BackendError;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::StartError;
 use crate::http::{App, admin_router, router};
 use crate::metrics::Metrics;
-use crate::served::{Base, Served};
-use crate::serving::Phase;
+use crate::model_kind::{Base, Served};
 use crate::store::{self, Reservation};
 
 /// Longest time for responses to reach their clients once the engine has ended.

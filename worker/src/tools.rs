@@ -5,9 +5,9 @@
 
 pub mod arguments;
 mod choice;
-mod cost;
 pub mod forms;
 pub mod parameters;
+mod schema_complexity;
 mod schemas;
 
 use std::collections::HashSet;
@@ -85,7 +85,7 @@ impl ToolFields {
             _ => callable.zip(&named).filter(|(_, tool)| is_meant(tool)).map(|(tool, _)| normalized(tool)).collect(),
         };
         if tool_choice != ToolChoice::None {
-            cost::check(tools)?;
+            schema_complexity::check(tools)?;
         }
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
         let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
@@ -173,7 +173,7 @@ fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
         let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
         return Err(RequestError::field("tools", reason));
     }
-    let n_bytes: usize = tools.iter().map(cost::json_bytes).sum();
+    let n_bytes: usize = tools.iter().map(schema_complexity::json_bytes).sum();
     if n_bytes > TOOLS_BYTES_MAX {
         let reason = format!("`tools` takes {n_bytes} bytes; at most {TOOLS_BYTES_MAX} are taken");
         return Err(RequestError::field("tools", reason));

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use tokio::sync::watch;
+use warmpath_worker::app_state::Phase;
 use warmpath_worker::download::{
     DownloadError, DownloadProgress, HubConfig, HubModel, HubToken, ModelSource, Wanted, fetch,
 };
-use warmpath_worker::serving::Phase;
 
 use hub::{COMMIT, FakeHub, Fault, SECOND_COMMIT, TOKEN, content};
 

@@ -17,11 +17,11 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
-use warmpath_worker_core::arrivals::Arrivals;
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
-use warmpath_worker_core::promises::{PromiseId, Promises};
+use warmpath_worker_core::pending_prefills::{PendingPrefills, PromiseId};
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
+use warmpath_worker_core::unadmitted_requests::Arrivals;
 
 use super::trace::Trace;
 use cache::Cache;
@@ -60,7 +60,7 @@ pub struct Worker {
     step: Option<Step>,
     /// Time to restore stored blocks for the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
-    promises: Promises,
+    promises: PendingPrefills,
     /// Blocks that were announced as ready or filling.
     said: HashSet<BlockKey>,
     /// Changes of blocks that must be announced.
@@ -135,7 +135,7 @@ impl Worker {
             running: Vec::new(),
             step: None,
             restore_ms: 0.0,
-            promises: Promises::default(),
+            promises: PendingPrefills::default(),
             said: HashSet::new(),
             changes: Vec::new(),
             accepted: Vec::new(),

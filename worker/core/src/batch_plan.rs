@@ -68,7 +68,7 @@ pub struct Room {
 pub enum Passes {
     /// In one pass, if slots share their cells.
     Together,
-    /// In separate passes, if every slot has its own cells: see [`crate::runs`].
+    /// In separate passes, if every slot has its own cells: see [`crate::decode_groups`].
     Apart,
 }
 

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Rule for the positions of checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CheckpointRule {
+pub struct CheckpointPolicy {
     /// Distance of regular checkpoints; 0 for none.
     pub stride_tokens: u32,
     /// Number of tokens of a block.
@@ -29,7 +29,7 @@ pub enum CheckpointNeed {
     None,
 }
 
-impl CheckpointRule {
+impl CheckpointPolicy {
     /// Returns the numbers of prompt tokens after which checkpoints are made, ascending. `computed` is the range of
     /// tokens that are computed, `last_message_token` the start of the last message.
     pub fn stops(&self, computed: Range<u32>, last_message_token: Option<u32>) -> Vec<u32> {
@@ -82,15 +82,15 @@ mod tests {
         assert_eq!(spread((0..5).collect(), 0), [0_u32; 0]);
     }
 
-    const RULE: CheckpointRule =
-        CheckpointRule { stride_tokens: 100, block_size_tokens: 32, need: CheckpointNeed::Needed };
+    const RULE: CheckpointPolicy =
+        CheckpointPolicy { stride_tokens: 100, block_size_tokens: 32, need: CheckpointNeed::Needed };
 
     #[test]
     fn stops_at_strides_at_the_last_message_and_at_the_end_all_at_whole_blocks() {
         assert_eq!(RULE.stops(0..350, Some(300)), [96, 192, 288, 320]);
         assert_eq!(RULE.stops(0..320, None), [96, 192, 288]);
         assert_eq!(RULE.stops(0..321, None), [96, 192, 288, 320]);
-        assert_eq!(CheckpointRule { stride_tokens: 0, ..RULE }.stops(0..350, Some(70)), [64, 320]);
+        assert_eq!(CheckpointPolicy { stride_tokens: 0, ..RULE }.stops(0..350, Some(70)), [64, 320]);
     }
 
     #[test]
@@ -102,6 +102,6 @@ mod tests {
 
     #[test]
     fn stops_nowhere_where_it_is_of_no_use() {
-        assert_eq!(CheckpointRule { need: CheckpointNeed::None, ..RULE }.stops(0..350, None), [0_u32; 0]);
+        assert_eq!(CheckpointPolicy { need: CheckpointNeed::None, ..RULE }.stops(0..350, None), [0_u32; 0]);
     }
 }

@@ -9,7 +9,7 @@
 //! A chunk in RAM that also has a file leaves RAM without a loss. A chunk that is only in RAM or only on disk is
 //! dropped only if it has no children. Held, guarded and recently used chunks stay; see [`ChunkIndex::insert`].
 
-mod balance;
+mod arc_target;
 mod entry;
 mod guards;
 mod pins;

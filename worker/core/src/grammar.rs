@@ -7,12 +7,12 @@
 //! row exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the
 //! limit is an error.
 
-mod automaton;
-mod chars;
+mod charset;
 mod closure;
-mod compile;
-mod follower;
-mod reader;
+mod earley;
+mod lower;
+mod matcher;
+mod parser;
 #[cfg(test)]
 mod tests;
 
@@ -20,9 +20,9 @@ use std::fmt;
 
 use warmpath_common::ids::Token;
 
-pub use automaton::Exhausted;
-pub use compile::Grammar;
-pub use follower::{ByName, Follower, Place};
+pub use earley::Exhausted;
+pub use lower::Grammar;
+pub use matcher::{ByName, Follower, Place};
 
 /// Error in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -5,25 +5,25 @@
 //! The shell reads the world, calls this crate and executes the result. Every decision is a value (a plan) computed
 //! from values, so that each can be tested against a naive model.
 
-pub mod adapter_turns;
-pub mod arrivals;
+pub mod adapter_schedule;
 pub mod batch_plan;
-pub mod call_watch;
 pub mod checkpoints;
 pub mod chunk_index;
-pub mod costs;
-pub mod embed_plan;
+pub mod decode_groups;
+pub mod embedding_batch;
 pub mod grammar;
 pub mod infill;
+pub mod logprobs;
 pub mod micro_batches;
-pub mod output;
+pub mod pending_prefills;
 pub mod prefix_tree;
-pub mod probabilities;
-pub mod promises;
 pub mod rates;
-pub mod runs;
+pub mod restore_costs;
 pub mod shift_plan;
 pub mod slot_plan;
 pub mod slot_shares;
 pub mod slot_table;
+pub mod stream_decoder;
 pub mod tenants;
+pub mod tool_call_detector;
+pub mod unadmitted_requests;

@@ -23,7 +23,7 @@ use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 
 use crate::chunk_index::{ChunkId, ChunkIndex, Found, Prefix, StoredCheckpoint};
-use crate::costs::Costs;
+use crate::restore_costs::Costs;
 use crate::slot_shares::SlotShares;
 use crate::slot_table::{Slot, SlotTable};
 use crate::tenants::TenantId;
@@ -76,7 +76,7 @@ pub enum Reuse {
 
 /// State on which a plan depends besides the request.
 #[derive(Debug, Clone, Copy)]
-pub struct Outlook<'a> {
+pub struct PlanInputs<'a> {
     /// Slots.
     pub table: &'a SlotTable,
     /// Index of the store.
@@ -90,7 +90,7 @@ pub struct Outlook<'a> {
 /// Returns the decision for a request at this time.
 ///
 /// Cost: O(slots + prompt). Deterministic.
-pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
+pub fn plan(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
     let planner = Planner::new(outlook, wish);
     let Some((affine, victim)) = planner.candidates() else { return Decision::NoSlot };
     if let Some(wait) = planner.prefix_in_flight() {
@@ -104,7 +104,7 @@ pub fn plan(outlook: &Outlook<'_>, wish: &Wish<'_>) -> Decision {
 }
 
 /// Returns an estimate of the most tokens of the prompt that will not have to be computed when the request starts.
-pub fn best_usable(outlook: &Outlook<'_>, wish: &Wish<'_>) -> u32 {
+pub fn best_usable(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
     let planner = Planner::new(outlook, wish);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
 }
@@ -121,7 +121,7 @@ struct Resident {
 
 /// An idle slot, rated for one prompt.
 #[derive(Debug, Clone, Copy)]
-struct Offer {
+struct SlotCandidate {
     slot: SlotId,
     /// Number of its tokens that the prompt could use.
     n_usable: usize,
@@ -141,7 +141,7 @@ struct Way {
 
 /// One request and all state that it could use.
 struct Planner<'a> {
-    outlook: &'a Outlook<'a>,
+    outlook: &'a PlanInputs<'a>,
     wish: &'a Wish<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
@@ -151,7 +151,7 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(outlook: &'a Outlook<'a>, wish: &'a Wish<'a>) -> Self {
+    fn new(outlook: &'a PlanInputs<'a>, wish: &'a Wish<'a>) -> Self {
         let memory = outlook.table.memory();
         let may_reuse = wish.reuse == Reuse::Allowed;
         let (mut found, mut checkpoints) = (Found::default(), Vec::new());
@@ -166,10 +166,10 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the idle slot that holds the most of the prompt and the one that is worth least.
-    fn candidates(&self) -> Option<(Offer, Offer)> {
+    fn candidates(&self) -> Option<(SlotCandidate, SlotCandidate)> {
         let shares = self.shares();
         let idle = self.outlook.table.iter().filter(|(_, slot)| !slot.is_busy());
-        let offers: Vec<Offer> = idle.map(|(id, slot)| self.offer(id, slot, &shares)).collect();
+        let offers: Vec<SlotCandidate> = idle.map(|(id, slot)| self.offer(id, slot, &shares)).collect();
         let affine = offers.iter().copied().min_by_key(|offer| {
             let of_equals = (offer.is_kept, !offer.is_wanted, offer.last_used, offer.slot);
             (usize::MAX - offer.n_usable, offer.n_lost > 0, of_equals)
@@ -189,10 +189,10 @@ impl<'a> Planner<'a> {
         SlotShares::new(table.iter().count() as u64, tenants.map(|tenant| (tenant, 1)))
     }
 
-    fn offer(&self, id: SlotId, slot: &Slot, shares: &SlotShares) -> Offer {
+    fn offer(&self, id: SlotId, slot: &Slot, shares: &SlotShares) -> SlotCandidate {
         let held = self.resident.iter().find(|held| held.slot == id);
         let n_usable = held.map_or(0, |held| self.reach_in_slot(held));
-        Offer {
+        SlotCandidate {
             slot: id,
             n_usable,
             n_lost: slot.exact_tokens().len().saturating_sub(n_usable),
@@ -279,7 +279,7 @@ impl<'a> Planner<'a> {
         is_worth_it.then(|| Decision::WaitFor { slot, n_tokens: to_u32(n_coming) })
     }
 
-    fn options(&self, affine: Offer, victim: Offer) -> Vec<Way> {
+    fn options(&self, affine: SlotCandidate, victim: SlotCandidate) -> Vec<Way> {
         let mut ways = vec![self.keep(affine)];
         let targets = if affine.slot == victim.slot { vec![victim] } else { vec![victim, affine] };
         for target in targets {
@@ -307,7 +307,7 @@ impl<'a> Planner<'a> {
         good.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
     }
 
-    fn way(&self, target: Offer, start: Start, bring_ms: f64) -> Way {
+    fn way(&self, target: SlotCandidate, start: Start, bring_ms: f64) -> Way {
         let n_tokens = start.n_tokens() as usize;
         let rewinds = match start {
             Start::Cold => true,
@@ -335,7 +335,7 @@ impl<'a> Planner<'a> {
         SlotPlan { start: plan.start.shortened(n_tokens), ..plan }
     }
 
-    fn keep(&self, offer: Offer) -> Way {
+    fn keep(&self, offer: SlotCandidate) -> Way {
         let start = match offer.n_usable {
             0 => Start::Cold,
             n_tokens => Start::Keep { n_tokens: to_u32(n_tokens) },
@@ -344,7 +344,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the option that copies from the other slot with the most usable tokens.
-    fn copy(&self, target: Offer) -> Option<Way> {
+    fn copy(&self, target: SlotCandidate) -> Option<Way> {
         let others = self.resident.iter().filter(|held| held.slot != target.slot);
         let sources = others.map(|held| (self.reach_elsewhere(held), held));
         let (n_tokens, held) = sources.max_by_key(|(n, held)| (*n, std::cmp::Reverse(held.slot)))?;
@@ -353,7 +353,7 @@ impl<'a> Planner<'a> {
         (n_tokens > 0).then(|| self.way(target, start, ms))
     }
 
-    fn import(&self, target: Offer) -> Option<Way> {
+    fn import(&self, target: SlotCandidate) -> Option<Way> {
         let n_tokens = self.reach_in_store();
         let mut way = self.way(target, Start::Import { n_tokens: to_u32(n_tokens) }, 0.0);
         let costs = self.outlook.costs;

@@ -9,7 +9,7 @@ use std::path::Path;
 use libloading::Library;
 use llama_cpp_sys_2 as sys;
 
-use super::{products, register};
+use super::{kernel_check, register};
 
 /// First argument of a process that runs [`check`] and nothing else; the library follows.
 pub const CHECK_COMMAND: &str = "check-cpu-variant";
@@ -55,7 +55,7 @@ pub fn check(path: &Path) -> Finding {
     }
     // SAFETY: reads the registry, to which only this thread has added.
     let device = unsafe { sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU) };
-    match products::try_all(device) {
+    match kernel_check::try_all(device) {
         Ok(()) => Finding::Works { score },
         Err(fault) => Finding::Broken { reason: fault.to_string() },
     }

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::app_state::Phase;
 use crate::engine::Bytes;
-use crate::serving::Phase;
 
 /// Progress of all files of a model.
 pub struct DownloadProgress {

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use warmpath_common::ids::{RequestId, Token};
 
 use super::{EmbedFacts, Embedded};
-use crate::engine::{CounterValues, Counters, EngineError, Promise, Promiser};
+use crate::engine::{ArrivalAnnouncer, CounterValues, Counters, EngineError, Promise};
 
 /// Handle of the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub struct EmbedHandle {
 /// State shared by the handles.
 pub(super) struct Shared {
     pub facts: EmbedFacts,
-    pub promiser: Promiser,
+    pub promiser: ArrivalAnnouncer,
     pub commands: SyncSender<Command>,
     pub places: Arc<Semaphore>,
     pub queue_max: usize,

@@ -13,13 +13,13 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embed_plan::{Place, Room, Step, Turn, plan, step_in_pieces};
+use warmpath_worker_core::embedding_batch::{Place, Room, Step, Turn, plan, step_in_pieces};
 use warmpath_worker_core::rates::Averages;
 
 use super::compute::Computer;
 use super::handle::{Command, EmbedHandle, Job, Shared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
-use crate::engine::{Counters, EngineError, EngineUpdate, Progress, Promiser, Report, StartError, load_model};
+use crate::engine::{ArrivalAnnouncer, Counters, EngineError, EngineUpdate, Progress, Report, StartError, load_model};
 
 /// A request that waits or runs.
 struct Waiting {
@@ -83,7 +83,7 @@ pub(super) fn start(
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
-    let promiser = Promiser::new(&updates);
+    let promiser = ArrivalAnnouncer::new(&updates);
     let inside = Inside { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("embedder".to_owned());

@@ -4,7 +4,7 @@
 //! its chain differs. The context only has to be told before a batch which adapter applies.
 //!
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
-//! (`warmpath_worker_core::adapter_turns`).
+//! (`warmpath_worker_core::adapter_schedule`).
 
 use std::path::PathBuf;
 

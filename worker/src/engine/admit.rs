@@ -16,11 +16,11 @@ use warmpath_worker_core::chunk_index::{ChunkId, Found};
 use warmpath_worker_core::slot_plan::{self, Decision, Reuse, Save, SlotPlan, Start, Wish};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
+use super::api::{CachedTokens, Started};
 use super::config::PrefixCache;
 use super::handle::Admission;
-use super::messages::{CachedTokens, Started};
 use super::sequence::Sequence;
-use super::step::{Owner, Stepper};
+use super::step::{Owner, Scheduler};
 
 /// Longest wait of a submission for the request that computes the blocks which its sender counts on. Two requests that
 /// a router sends one after the other may arrive in the other order.
@@ -50,7 +50,7 @@ pub(super) struct Waiting {
     pub(super) reads_since: Option<Instant>,
 }
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Puts a submission at the end of the queue.
     pub(super) fn enqueue(&mut self, admission: Admission) {
         self.report.count(admission.promise.as_ref());
@@ -131,8 +131,8 @@ impl Stepper<'_> {
         }
     }
 
-    pub(super) fn outlook(&self) -> slot_plan::Outlook<'_> {
-        slot_plan::Outlook {
+    pub(super) fn outlook(&self) -> slot_plan::PlanInputs<'_> {
+        slot_plan::PlanInputs {
             table: &self.table,
             index: self.cache.index(),
             at_hand: self.cache.passing(),

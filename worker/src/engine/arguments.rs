@@ -12,8 +12,8 @@ use std::sync::Arc;
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use warmpath_common::ids::Token;
 
-use super::constraint::{CompiledSchema, Compiler, Constraint};
-use super::rule::unfollowed;
+use super::json_schema::{CompiledSchema, Compiler, Constraint};
+use super::output_constraint::unfollowed;
 
 /// Schemas of arguments, by the tokens that stand for them in a grammar.
 #[derive(Debug, Clone, PartialEq, Default)]

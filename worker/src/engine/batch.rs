@@ -10,13 +10,13 @@
 use std::collections::BTreeSet;
 
 use warmpath_common::ids::SlotId;
-use warmpath_worker_core::adapter_turns;
+use warmpath_worker_core::adapter_schedule;
 use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
 use warmpath_worker_core::micro_batches;
 
 use super::llama::Logits;
 use super::sequence::{Purpose, Sequence};
-use super::step::Stepper;
+use super::step::Scheduler;
 
 /// A batch in progress.
 #[derive(Default)]
@@ -52,7 +52,7 @@ pub(super) struct Batch {
     pub(super) n_decode: u32,
 }
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Assembles the next micro-batch, of the batch in progress or of a new one.
     pub(super) fn fill_batch(&mut self) -> Batch {
         if !self.goes_on() {
@@ -106,7 +106,7 @@ impl Stepper<'_> {
         // Readers read meanwhile, so the plan uses one look at them.
         let able: Vec<SlotId> = self.able().map(|(slot, _)| slot).collect();
         let present = able.iter().map(|slot| adapter_of(self.sequence(*slot)));
-        let Some(adapter) = adapter_turns::next(present, self.last_adapter) else { return Planned::default() };
+        let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return Planned::default() };
         self.last_adapter = Some(adapter);
         let list_max = self.list_max();
         let able = || able.iter().map(|slot| (*slot, self.sequence(*slot)));

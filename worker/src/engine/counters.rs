@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::admit::Waiting;
-use super::messages::{CachedTokens, Finished};
+use super::api::{CachedTokens, Finished};
 use crate::store::{DiskEvent, WriteFailure};
 
 /// Counters of the engine.

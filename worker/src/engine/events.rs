@@ -10,9 +10,9 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use tokio::sync::mpsc;
-use warmpath_worker_core::probabilities::{Likely, TokenProbabilities};
+use warmpath_worker_core::logprobs::{TokenLogprob, TokenProbabilities};
 
-use super::messages::Event;
+use super::api::Event;
 
 /// Most bytes of one response's unread events; with more, the response waits. Units: bytes.
 ///
@@ -87,7 +87,7 @@ impl Stream for EventReceiver {
 fn size_bytes(event: &Event) -> usize {
     let of_list = |list: &[TokenProbabilities]| {
         let n_top: usize = list.iter().map(|token| token.top.len()).sum();
-        size_of_val(list) + n_top * size_of::<Likely>()
+        size_of_val(list) + n_top * size_of::<TokenLogprob>()
     };
     let more = match event {
         Event::Text { text, probabilities, .. } => text.len() + of_list(probabilities),
@@ -128,11 +128,11 @@ mod tests {
 
     #[test]
     fn alternatives_count() {
-        let likely = Likely { token: 1, logprob: -1.0 };
+        let likely = TokenLogprob { token: 1, logprob: -1.0 };
         let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
         let event = |probabilities| Event::Text { text: String::new(), token: 1, probabilities };
         let alternatives = size_bytes(&event(vec![probabilities; 3])) - size_bytes(&event(Vec::new()));
-        assert!(alternatives >= 3 * 20 * size_of::<Likely>(), "{alternatives}");
+        assert!(alternatives >= 3 * 20 * size_of::<TokenLogprob>(), "{alternatives}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place};
 
 use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
-use super::constraint::CompiledSchema;
+use super::json_schema::CompiledSchema;
 
 /// Most work for taking a token. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;

@@ -21,13 +21,13 @@ use warmpath_prompt::Separators;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
+use super::admin::{Asked, CacheTotals};
+use super::api::{EngineError, PromptFault, SlotView, Submission};
+use super::arrival_announcer::{ArrivalAnnouncer, Promise};
 use super::config::EngineFacts;
-use super::constraint::{CompiledSchema, Compiler};
 use super::counters::{CounterValues, Counters};
-use super::inspect::{Asked, CacheTotals};
-use super::messages::{EngineError, PromptFault, SlotView, Submission};
-use super::promise::{Promise, Promiser};
-use super::rule::{KnownGrammars, Rule};
+use super::json_schema::{CompiledSchema, Compiler};
+use super::output_constraint::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
 use crate::schema::{CallText, ValueGrammar};
 
@@ -51,7 +51,7 @@ pub(super) struct Shared {
     /// Places of waiting inquiries.
     pub inquiries: Arc<Places>,
     pub view: Arc<View>,
-    pub promiser: Promiser,
+    pub promiser: ArrivalAnnouncer,
     /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
     pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
@@ -131,9 +131,9 @@ impl Drop for Place {
 }
 
 /// A request on its way to the engine, until this is dropped.
-pub struct OnTheWay(Arc<View>);
+pub struct ArrivalGuard(Arc<View>);
 
-impl Drop for OnTheWay {
+impl Drop for ArrivalGuard {
     fn drop(&mut self) {
         self.0.n_coming.fetch_sub(1, Ordering::AcqRel);
     }
@@ -154,9 +154,9 @@ impl EngineHandle {
 
     /// Announces that a request has arrived whose submission follows, so that an idle engine that gets another one just
     /// before waits a moment and computes both in one step.
-    pub fn announce(&self) -> OnTheWay {
+    pub fn announce(&self) -> ArrivalGuard {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
-        OnTheWay(Arc::clone(&self.shared.view))
+        ArrivalGuard(Arc::clone(&self.shared.view))
     }
 
     /// Submits a request to the engine; its events report the rest.

@@ -15,12 +15,12 @@ use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::infill::{self, Kept};
-use warmpath_worker_core::probabilities::{self, Likely, TokenProbabilities};
+use warmpath_worker_core::logprobs::{self, TokenLogprob, TokenProbabilities};
 
-use super::constraint::Allowed;
+use super::api::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
 use super::grammar::Followed;
-use super::messages::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
-use super::rule::{Rule, unfollowed};
+use super::json_schema::Allowed;
+use super::output_constraint::{Rule, unfollowed};
 use super::sampler_kind::SamplerKind;
 
 /// Most texts that break a repetition for DRY; each costs a walk over the vocabulary.
@@ -43,7 +43,7 @@ const MIROSTAT_M: i32 = 100;
 /// Sampler of one response.
 pub(super) struct TokenSampler {
     rule: Rule,
-    chooser: Chooser,
+    chooser: Sampler,
 }
 
 impl TokenSampler {
@@ -68,7 +68,7 @@ impl TokenSampler {
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
         let end = infill_end(model, generation);
-        Ok(Self { rule, chooser: Chooser { chains, end, biases, candidates } })
+        Ok(Self { rule, chooser: Sampler { chains, end, biases, candidates } })
     }
 
     /// Chooses the next token by the logits of the last one and records the choice.
@@ -99,19 +99,20 @@ impl TokenSampler {
     /// Returns the log probability of the last chosen token.
     pub(super) fn probabilities(&self, wish: ProbabilityWish, logits: &[f32], chosen: Token) -> TokenProbabilities {
         if wish.source == ProbabilitySource::Model {
-            return probabilities::of_logits(logits, chosen, wish.n_top);
+            return logprobs::of_logits(logits, chosen, wish.n_top);
         }
         let drawn = self.chooser.candidates.data.iter();
-        let likely = |drawn: &LlamaTokenData| Likely { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() };
-        let all: Vec<Likely> = drawn.map(likely).collect();
+        let likely =
+            |drawn: &LlamaTokenData| TokenLogprob { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() };
+        let all: Vec<TokenLogprob> = drawn.map(likely).collect();
         let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
-        let chosen = of_chosen.unwrap_or(Likely { token: chosen, logprob: f32::NEG_INFINITY });
-        TokenProbabilities { chosen, top: probabilities::likeliest(all, wish.n_top) }
+        let chosen = of_chosen.unwrap_or(TokenLogprob { token: chosen, logprob: f32::NEG_INFINITY });
+        TokenProbabilities { chosen, top: logprobs::likeliest(all, wish.n_top) }
     }
 }
 
 /// Choice among candidates.
-struct Chooser {
+struct Sampler {
     /// llama.cpp's samplers in their order; the infill sampler precedes each of them but the first.
     chains: Vec<LlamaSampler>,
     /// Token with which the infill sampler ends a response that may end anywhere; `None` if it may not.
@@ -129,7 +130,7 @@ struct Source<'a> {
     logits: &'a [f32],
 }
 
-impl Chooser {
+impl Sampler {
     fn choose_free(&mut self, source: Source<'_>) -> Result<LlamaToken, EngineError> {
         self.fill_all(source.logits);
         self.draw(source.model, self.end)

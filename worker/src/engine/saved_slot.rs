@@ -15,9 +15,9 @@ use warmpath_worker_core::checkpoints;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 
-use super::cache::Kept;
-use super::inspect::{CacheError, Reply};
-use super::step::{Owner, Stepper};
+use super::admin::{CacheError, Reply};
+use super::kv_store::Kept;
+use super::step::{Owner, Scheduler};
 
 /// Most checkpoints exported with a slot's state.
 ///
@@ -64,7 +64,7 @@ impl Export {
     }
 }
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Takes a slot's state and sends it once all of it is in memory.
     pub(super) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
         match self.export_slot(slot) {

@@ -8,9 +8,9 @@
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 
-use super::constraint::{Allowed, Constraint};
 use super::grammar::Followed;
-use super::rule::{Rule, unfollowed};
+use super::json_schema::{Allowed, Constraint};
+use super::output_constraint::{Rule, unfollowed};
 
 /// A schema, and the grammar of calls if these are possible, too.
 pub(super) struct SchemaOrCall {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
-use warmpath_worker_core::output::Output;
-use warmpath_worker_core::probabilities::{self, PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::logprobs::{self, PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::stream_decoder::Output;
 
+use super::api::{Event, FinishReason, Finished, Started, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, Place};
-use super::messages::{Event, FinishReason, Finished, Started, Submission};
 use super::sampler::TokenSampler;
 
 /// A sequence in a slot.
@@ -182,7 +182,7 @@ impl Sequence {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
         let Some(listed) = &mut self.listed else { return };
         let Some(token) = self.submission.prompt.get(listed.rest.len() + 1) else { return };
-        listed.rest.push(probabilities::of_logits(logits, *token, n_top));
+        listed.rest.push(logprobs::of_logits(logits, *token, n_top));
     }
 
     /// Sends the client the log probabilities of the prompt's tokens, once, if requested.

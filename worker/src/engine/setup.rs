@@ -8,14 +8,14 @@ use std::sync::mpsc;
 use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
 use warmpath_common::model::{Fingerprint, MemoryKind};
-use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointRule};
+use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
-use warmpath_worker_core::costs::{Costs, SuffixRounding};
-use warmpath_worker_core::runs::Runs;
+use warmpath_worker_core::decode_groups::Runs;
+use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 
-use super::cache::{Cache, Codec, Disk};
 use super::config::{DiskConfig, EngineConfig, EngineFacts, PrefixCache, ShiftConfig, StartError};
 use super::handle::View;
+use super::kv_store::{Cache, Codec, Disk};
 use super::llama::Llama;
 use super::self_test;
 use crate::store::{DiskStore, Identity};
@@ -100,9 +100,9 @@ pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(
 }
 
 /// Returns where partial state is kept.
-pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointRule {
+pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointPolicy {
     let is_needed = !memory.stored_state_rewinds() && cache.stores();
-    CheckpointRule {
+    CheckpointPolicy {
         stride_tokens: config.checkpoint_stride_tokens,
         block_size_tokens: config.block_size_tokens,
         need: if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None },

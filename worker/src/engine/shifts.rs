@@ -12,11 +12,11 @@ use warmpath_common::ids::SlotId;
 use warmpath_worker_core::shift_plan::{self, Move, Reused};
 use warmpath_worker_core::slot_plan::{SlotPlan, Wish};
 
+use super::api::{CachedTokens, ShiftWish};
 use super::config::AtContextEnd;
-use super::messages::{CachedTokens, ShiftWish};
-use super::step::Stepper;
+use super::step::Scheduler;
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Returns how a request starts from moved state, if it may and that saves more than its plan does.
     pub(super) fn reuse(&self, wish: &Wish<'_>, plan: &SlotPlan, shifts: ShiftWish) -> Option<Reused> {
         let n_run_min = shifts.cache_reuse_tokens.unwrap_or(self.shifts.cache_reuse_tokens);

@@ -18,27 +18,27 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::Load;
 use warmpath_worker_core::batch_plan::Room;
-use warmpath_worker_core::checkpoints::CheckpointRule;
+use warmpath_worker_core::checkpoints::CheckpointPolicy;
+use warmpath_worker_core::decode_groups::Runs;
 use warmpath_worker_core::rates::Averages;
-use warmpath_worker_core::runs::Runs;
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::adapters::Adapters;
+use super::admin::PinNames;
 use super::admit::Waiting;
+use super::api::{EngineError, Event, FinishReason, SlotView};
 use super::batch::{Batch, Planned};
-use super::cache::Cache;
 use super::config::{PrefixCache, ShiftConfig};
 use super::handle::View;
-use super::inspect::PinNames;
+use super::kv_store::Cache;
 use super::llama::Llama;
-use super::messages::{EngineError, Event, FinishReason, SlotView};
-use super::report::Report;
 use super::saved_slot::Export;
 use super::sequence::{Chosen, Purpose, Sequence};
+use super::summary_events::Report;
 
 /// State owned by the engine thread.
-pub(super) struct Stepper<'m> {
+pub(super) struct Scheduler<'m> {
     pub(super) model: &'m LlamaModel,
     pub(super) llama: Llama<'m>,
     pub(super) table: SlotTable,
@@ -62,7 +62,7 @@ pub(super) struct Stepper<'m> {
     /// Most logits of prompts' tokens in one step.
     pub(super) listed_logits_max: usize,
     pub(super) cache: Cache,
-    pub(super) checkpoints: CheckpointRule,
+    pub(super) checkpoints: CheckpointPolicy,
     /// Idle slots whose state may not be stored completely.
     pub(super) unsaved: BTreeSet<SlotId>,
     /// Owner of each slot's state.
@@ -98,7 +98,7 @@ impl Owner {
     }
 }
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Returns whether nothing runs or waits.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.exports.is_empty() && self.running.iter().all(Option::is_none)

@@ -19,18 +19,18 @@ use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
 use super::adapters::Adapters;
+use super::admin::{Asked, INQUIRIES_MAX, PinNames};
+use super::api::{EngineError, EngineUpdate, Event};
+use super::arrival_announcer::ArrivalAnnouncer;
 use super::batch::Planned;
 use super::config::{EngineConfig, EngineFacts, PrefixCache, StartError};
 use super::handle::{Command, EngineHandle, Places, Shared, View};
-use super::inspect::{Asked, INQUIRIES_MAX, PinNames};
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
-use super::messages::{EngineError, EngineUpdate, Event};
-use super::promise::Promiser;
-use super::report::Report;
-use super::rule::KnownGrammars;
+use super::output_constraint::KnownGrammars;
 use super::self_test;
 use super::setup;
-use super::step::{Owner, Stepper};
+use super::step::{Owner, Scheduler};
+use super::summary_events::Report;
 
 /// Stack of the thread. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server
 /// decodes.
@@ -84,7 +84,7 @@ pub(super) fn start(
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
     let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
-    let promiser = Promiser::new(&updates);
+    let promiser = ArrivalAnnouncer::new(&updates);
     let inside = Inside { commands: inbox, updates, view: Arc::clone(&view), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
@@ -136,7 +136,7 @@ fn prepare<'m>(
     (model, (adapters, infos)): (&'m LlamaModel, (Adapters, Vec<AdapterInfo>)),
     config: &EngineConfig,
     inside: &Inside,
-) -> Result<(Stepper<'m>, EngineFacts), StartError> {
+) -> Result<(Scheduler<'m>, EngineFacts), StartError> {
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
@@ -153,7 +153,7 @@ fn prepare<'m>(
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let n_slots = usize::from(config.n_slots);
     let checkpoints = setup::checkpoint_rule(config, (&cache, memory));
-    let stepper = Stepper {
+    let stepper = Scheduler {
         model,
         llama,
         table: SlotTable::new(Shape {
@@ -199,7 +199,7 @@ fn prepare<'m>(
 
 /// The thread's loop.
 struct Loop<'a, 'm> {
-    stepper: Stepper<'m>,
+    stepper: Scheduler<'m>,
     commands: &'a Receiver<Command>,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tracing::info;
 use warmpath_common::headers;
-use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::body::Body;
 use super::calls::GrowingCalls;
@@ -21,12 +21,12 @@ use super::logprobs::{self, Logprobs, Pieces, TextEnd, Told};
 use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
+use crate::app_state::Serving;
 use crate::engine::Started;
 use crate::error::RequestError;
-use crate::lifecycle::message::{Ending, Message, MessageStep, Messages};
+use crate::lifecycle::message_stream::{Ending, Message, MessageStep, Messages};
 use crate::lifecycle::{self, Answer, Arrival};
 use crate::request::{Delivery, Read};
-use crate::serving::Serving;
 
 /// Properties that distinguish one generating endpoint from the other.
 pub struct Endpoint {

@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
 
 use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
+use super::api_adapter::{self, Beginning, Message, PartEnd, Writer};
 use super::body::Body;
+use super::content_parts::{Kind, Part};
 use super::context::RequestContext;
-use super::dialect::{self, Beginning, Message, PartEnd, Writer};
 use super::error::status_of;
-use super::parts::{Kind, Part};
 use super::sse::write_named_event;
 use super::state::App;
 use crate::error::RequestError;
 
 /// Responds to a request for a message.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    dialect::create::<MessageWriter>(&app, context, body).await
+    api_adapter::create::<MessageWriter>(&app, context, body).await
 }
 
 /// Responds with the number of tokens of a request's prompt.
@@ -32,7 +32,7 @@ pub async fn count_tokens(
     context: RequestContext,
     body: Body,
 ) -> Result<Json<Value>, RequestError> {
-    let input_tokens = dialect::count_tokens(&app, context, body, anthropic::count_tokens).await?;
+    let input_tokens = api_adapter::count_tokens(&app, context, body, anthropic::count_tokens).await?;
     Ok(Json(json!({"input_tokens": input_tokens})))
 }
 

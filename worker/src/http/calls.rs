@@ -12,7 +12,7 @@ use serde::Serialize;
 use warmpath_common::dialects::CUSTOM;
 
 use super::free_text::FreeText;
-use crate::lifecycle::message;
+use crate::lifecycle::message_stream;
 
 /// Type of a function and of its calls.
 const FUNCTION: &str = "function";
@@ -66,7 +66,7 @@ pub struct Custom<'a> {
 }
 
 /// Returns a whole call, given the names of custom tools.
-pub fn whole<'a>(call: &'a message::ToolCall, custom_tools: &[String]) -> ToolCall<'a> {
+pub fn whole<'a>(call: &'a message_stream::ToolCall, custom_tools: &[String]) -> ToolCall<'a> {
     let name = Some(call.name.as_str());
     let (kind, called) = if custom_tools.contains(&call.name) {
         (CUSTOM, Called::Custom(Custom { name, input: FreeText::of(&call.arguments).into() }))
@@ -91,7 +91,7 @@ impl GrowingCalls {
     }
 
     /// Returns a part of a call; absent where it adds nothing to a custom tool's text.
-    pub fn part<'a>(&mut self, delta: &'a message::ToolCallDelta) -> Option<ToolCall<'a>> {
+    pub fn part<'a>(&mut self, delta: &'a message_stream::ToolCallDelta) -> Option<ToolCall<'a>> {
         if delta.index >= self.texts.len() {
             self.texts.resize_with(delta.index + 1, || None);
         }
@@ -120,9 +120,9 @@ mod tests {
 
     use super::*;
 
-    fn delta(index: usize, head: Option<(&str, &str)>, arguments: &str) -> message::ToolCallDelta {
+    fn delta(index: usize, head: Option<(&str, &str)>, arguments: &str) -> message_stream::ToolCallDelta {
         let (id, name) = (head.map(|head| head.0.to_owned()), head.map(|head| head.1.to_owned()));
-        message::ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+        message_stream::ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
     }
 
     #[test]
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn a_whole_call_of_a_custom_tool_has_its_text() {
-        let call = |name: &str, arguments: &str| message::ToolCall {
+        let call = |name: &str, arguments: &str| message_stream::ToolCall {
             id: "a".to_owned(),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         };
-        let written = |call: &message::ToolCall| -> Value {
+        let written = |call: &message_stream::ToolCall| -> Value {
             serde_json::to_value(whole(call, &["patch".to_owned()])).expect("a call has a JSON form")
         };
         let custom = json!({"id": "a", "type": "custom", "custom": {"name": "patch", "input": "x\ny"}});

@@ -12,9 +12,9 @@ use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
 use super::wire::Shape;
+use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{ChatRequest, read_chat};
-use crate::serving::Serving;
 
 /// Responds to a chat completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {

@@ -15,14 +15,14 @@ use warmpath_common::model::Pooling;
 use warmpath_prompt::{RawError, Scope, TokenCount};
 
 use super::body::Body;
-use super::compute::compute;
 use super::context::RequestContext;
 use super::state::App;
+use super::vector_trace::compute;
+use crate::app_state::check_model;
 use crate::embedder::vector::{Norm, to_base64};
 use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
-use crate::served::{Base, Embedding};
-use crate::serving::check_model;
+use crate::model_kind::{Base, Embedding};
 
 /// Most texts of one request. Source: OpenAI's API reference.
 pub(super) const TEXTS_MAX: usize = 2048;

@@ -8,8 +8,8 @@ use serde_json::json;
 use warmpath_shell::log;
 
 use super::state::App;
+use crate::app_state::Phase;
 use crate::error::RequestError;
-use crate::serving::Phase;
 
 /// Responds to `/livez`: the process serves HTTP.
 pub async fn livez() -> Response {

@@ -1,12 +1,12 @@
 //! Log probabilities in responses: OpenAI's form for chats and its older one for completions.
 //!
-//! Not here: the numbers (`warmpath_worker_core::probabilities`).
+//! Not here: the numbers (`warmpath_worker_core::logprobs`).
 
 use schemars::JsonSchema;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::probabilities::{Likely, PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::logprobs::{PromptProbabilities, TokenLogprob, TokenProbabilities};
 
 use super::wire::Shape;
 use crate::engine::ProbabilitySource;
@@ -158,7 +158,7 @@ pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, end: &mut Text
 /// Returns llama-server's list: `top_logprobs` of the model's own probabilities, or `top_probs` of those that the
 /// tokens were drawn with.
 pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: ProbabilitySource) -> Value {
-    let one = |one: Likely| {
+    let one = |one: TokenLogprob| {
         let shown = likely(one, pieces);
         match source {
             ProbabilitySource::Model => json!(shown),
@@ -171,7 +171,8 @@ pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: 
         let mut entry = one(token.chosen);
         let name = if source == ProbabilitySource::Model { "top_logprobs" } else { "top_probs" };
         // A token that could not be drawn has no probability.
-        let possible = |likely: &&Likely| source == ProbabilitySource::Model || likely.logprob > f32::NEG_INFINITY;
+        let possible =
+            |likely: &&TokenLogprob| source == ProbabilitySource::Model || likely.logprob > f32::NEG_INFINITY;
         entry[name] = token.top.iter().filter(possible).map(|likely| one(*likely)).collect();
         entry
     };
@@ -191,7 +192,7 @@ fn by_text(token: &TokenProbabilities, pieces: Pieces<'_>) -> ByText {
     ByText(entries)
 }
 
-fn likely(likely: Likely, pieces: Pieces<'_>) -> ChatLikely {
+fn likely(likely: TokenLogprob, pieces: Pieces<'_>) -> ChatLikely {
     let bytes = (pieces.spelled)(likely.token);
     let token = String::from_utf8_lossy(&bytes).into_owned();
     ChatLikely { id: likely.token, token, logprob: logprob(likely), bytes }
@@ -218,7 +219,7 @@ fn error_len(bytes: &[u8]) -> Option<Option<usize>> {
     std::str::from_utf8(bytes).err().map(|error| error.error_len())
 }
 
-fn logprob(likely: Likely) -> f32 {
+fn logprob(likely: TokenLogprob) -> f32 {
     likely.logprob.max(LOGPROB_MIN)
 }
 
@@ -231,7 +232,7 @@ mod tests {
     }
 
     fn tokens() -> Vec<TokenProbabilities> {
-        let likely = |(token, logprob)| Likely { token, logprob };
+        let likely = |(token, logprob)| TokenLogprob { token, logprob };
         let token = |chosen, top: &[_]| TokenProbabilities {
             chosen: likely(chosen),
             top: top.iter().copied().map(likely).collect(),
@@ -279,7 +280,7 @@ mod tests {
     fn bytes_that_are_no_text_have_a_spelling_each() {
         let bytes: [&[u8]; 5] = [b"\xe8", b"\xaa\x9e", b" \xf0\x9f", b"\\xe8\xe8\n~", b"\\xe8"];
         let piece = |token: Token| bytes[token as usize].to_vec();
-        let top: Vec<Likely> = (0..).zip(bytes).map(|(token, _)| Likely { token, logprob: -1.0 }).collect();
+        let top: Vec<TokenLogprob> = (0..).zip(bytes).map(|(token, _)| TokenLogprob { token, logprob: -1.0 }).collect();
         let told = [TokenProbabilities { chosen: top[1], top }];
         let got = completion(answer(&told), &piece, &mut TextEnd::default());
         let expected = [r"bytes:\xe8", r"bytes:\xaa\x9e", r"bytes: \xf0\x9f", r"bytes:\x5cxe8\xe8\x0a~", r"\xe8"];
@@ -291,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_chosen_token_counts_where_another_has_its_text() {
-        let likely = |token, logprob| Likely { token, logprob };
+        let likely = |token, logprob| TokenLogprob { token, logprob };
         for top in [vec![likely(0, -0.5), likely(3, -1.5)], vec![likely(0, -0.5)], Vec::new()] {
             let told = [TokenProbabilities { chosen: likely(3, -1.5), top }];
             let got = completion(answer(&told), &piece, &mut TextEnd::default());
@@ -302,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_prompts_first_token_has_none_and_a_character_of_two_tokens_counts_once() {
-        let rest = |token| TokenProbabilities { chosen: Likely { token, logprob: -1.0 }, top: Vec::new() };
+        let rest = |token| TokenProbabilities { chosen: TokenLogprob { token, logprob: -1.0 }, top: Vec::new() };
         let prompt = PromptProbabilities { first: 0, rest: vec![rest(2), rest(4)] };
         let told = Told { prompt: Some(&prompt), answer: &tokens()[..1] };
         let bytes = |token| if token == 4 { b"\xa9".to_vec() } else { piece(token) };
@@ -317,7 +318,7 @@ mod tests {
         let spelled = |token| if token == 9 { b"<|end|>".to_vec() } else { piece(token) };
         let said = |token| if token == 9 { Vec::new() } else { piece(token) };
         let told = [9, 1, 9, 0].map(|token| {
-            let chosen = Likely { token, logprob: -1.0 };
+            let chosen = TokenLogprob { token, logprob: -1.0 };
             TokenProbabilities { chosen, top: vec![chosen] }
         });
         let pieces = Pieces { spelled: &spelled, said: &said };

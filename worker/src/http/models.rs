@@ -9,9 +9,9 @@ use warmpath_shell::anthropic_models::{self, Listed};
 use warmpath_shell::refusal::Name;
 
 use super::state::App;
+use crate::app_state::check_model;
 use crate::error::RequestError;
-use crate::served::Base;
-use crate::serving::check_model;
+use crate::model_kind::Base;
 
 /// Responds with every name of the model.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {

@@ -15,11 +15,11 @@ use warmpath_shell::refusal::Name;
 use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
+use crate::app_state::Serving;
 use crate::engine::{NamedPin, NewPin, Page};
 use crate::error::RequestError;
 use crate::lifecycle::prompts;
 use crate::request::{read_chat, read_raw};
-use crate::serving::Serving;
 
 /// Longest name of a pin.
 pub(super) const NAME_BYTES_MAX: usize = 64;

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use warmpath_common::ids::Token;
 
 use super::state::App;
+use crate::app_state::Serving;
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
-use crate::served::Served;
-use crate::serving::Serving;
+use crate::model_kind::Served;
 
 /// Llama-server's value if adaptive-p does not sample. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;

@@ -13,13 +13,13 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::Pooling;
 
 use super::body::Body;
-use super::compute::compute;
 use super::context::RequestContext;
 use super::embeddings::{TEXTS_MAX, Usage, check_text, too_long};
 use super::state::App;
+use super::vector_trace::compute;
+use crate::app_state::check_model;
 use crate::error::RequestError;
-use crate::served::{Base, Embedding};
-use crate::serving::check_model;
+use crate::model_kind::{Base, Embedding};
 
 /// A request to order documents by how well they answer a query.
 #[derive(Debug, Deserialize, JsonSchema)]

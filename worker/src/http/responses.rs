@@ -18,11 +18,11 @@ use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
+use super::api_adapter::{self, Beginning, Message, PartEnd, Writer, now_s};
 use super::body::Body;
+use super::content_parts::{Kind, Part};
 use super::context::RequestContext;
-use super::dialect::{self, Beginning, Message, PartEnd, Writer, now_s};
 use super::free_text::FreeText;
-use super::parts::{Kind, Part};
 use super::sse;
 use super::sse::write_named_event;
 use super::state::App;
@@ -31,7 +31,7 @@ use crate::error::RequestError;
 
 /// Responds to a request for a response.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    dialect::create::<ResponseWriter>(&app, context, body).await
+    api_adapter::create::<ResponseWriter>(&app, context, body).await
 }
 
 /// Responds with the number of tokens of a request's prompt.
@@ -40,7 +40,7 @@ pub async fn count_tokens(
     context: RequestContext,
     body: Body,
 ) -> Result<Json<Value>, RequestError> {
-    let input_tokens = dialect::count_tokens(&app, context, body, responses::responses).await?;
+    let input_tokens = api_adapter::count_tokens(&app, context, body, responses::responses).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 

@@ -17,9 +17,9 @@ use warmpath_shell::refusal::Name;
 
 use super::body::Body;
 use super::state::App;
+use crate::app_state::Serving;
 use crate::engine::SlotView;
 use crate::error::RequestError;
-use crate::serving::Serving;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 

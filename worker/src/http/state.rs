@@ -12,11 +12,11 @@ use warmpath_shell::hosts::AllowedHosts;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
+use crate::app_state::{Phase, Serving};
 use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::served::Served;
-use crate::serving::{Phase, Serving};
+use crate::model_kind::Served;
 
 /// State of the handlers; cheap to clone.
 #[derive(Clone)]

@@ -12,9 +12,9 @@ use warmpath_shell::listen::{ConnectionLimits, Connections};
 use warmpath_shell::trace::Tracer;
 
 use super::*;
+use crate::app_state::Phase;
 use crate::config::BODY_TIMEOUT;
 use crate::metrics::Metrics;
-use crate::serving::Phase;
 
 /// Serves a worker whose model is still loading; returns its address and the sender of its phase.
 async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {

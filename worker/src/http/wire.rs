@@ -10,7 +10,7 @@ use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, FinishReason};
 use crate::lifecycle::Totals;
-use crate::lifecycle::message::{self, Ending};
+use crate::lifecycle::message_stream::{self, Ending};
 
 /// Family of objects that a response is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Returns a message, given the names of custom tools.
-    pub fn new(message: &'a message::Message, custom_tools: &[String]) -> Self {
+    pub fn new(message: &'a message_stream::Message, custom_tools: &[String]) -> Self {
         let is_call_only = message.content.is_empty() && !message.tool_calls.is_empty();
         Self {
             role: "assistant",
@@ -151,7 +151,7 @@ pub struct Delta<'a> {
 
 impl<'a> Delta<'a> {
     /// Returns a part of a message, given the choice's calls so far.
-    pub fn new(delta: &'a message::MessageDelta, calls: &mut GrowingCalls) -> Self {
+    pub fn new(delta: &'a message_stream::MessageDelta, calls: &mut GrowingCalls) -> Self {
         let some = |text: &'a String| Some(text.as_str()).filter(|text| !text.is_empty());
         Self {
             role: None,

@@ -12,10 +12,10 @@ use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::ToolChoice;
 use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators};
 
+use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, CompiledSchema, Extent};
 use crate::error::RequestError;
 use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart, may_nest};
-use crate::serving::Serving;
 use crate::tools::{ToolFields, arguments, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.

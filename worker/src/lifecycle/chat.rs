@@ -9,14 +9,14 @@ use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ToolChoice, Trigger};
 use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial};
-use warmpath_worker_core::call_watch;
+use warmpath_worker_core::tool_call_detector;
 
 use super::arguments::{self, Calls, KeptArguments};
 use super::prompts::ReadPrompt;
+use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
 use crate::error::RequestError;
 use crate::room::SlotRoom;
-use crate::serving::Serving;
 use crate::tools::{Thoughts, ToolFields};
 
 /// Constraints and parsing of the response to a chat.
@@ -120,7 +120,7 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
                 }
             }
             let (start, ends) = (format.thinking_start.clone(), format.thinking_ends.clone());
-            let thoughts = call_watch::Thoughts { start, ends };
+            let thoughts = tool_call_detector::Thoughts { start, ends };
             Begin::AtCall(CallStart { words, patterns, thoughts, prefix: answer.prefix().to_owned() })
         }
     };

@@ -9,10 +9,10 @@ use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::Scope;
 
 use super::chat::{self, ChatAnswer};
+use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{Prompt, Repeats};
 use crate::room::SlotRoom;
-use crate::serving::Serving;
 
 /// One prompt of a request.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
 use super::Arrival;
-use super::answer::{Answer, Choice, Clock, Form};
+use super::response_stream::{Answer, Choice, Clock, Form};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};

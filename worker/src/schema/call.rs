@@ -2,7 +2,7 @@
 //! closes the call: a grammar for it.
 //!
 //! Not here: arguments that are one JSON object, or between marks that llama.cpp's grammar tells (`tools`), compiling
-//! (`engine::constraint`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left
+//! (`engine::json_schema`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left
 //! to the compiler's own reading of schemas. llama.cpp's reader takes a string for a string because the tool's schema
 //! says so; it is given a schema that says no more than that, so that it reads exactly what is written here.
 

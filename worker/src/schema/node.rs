@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{At, SchemaError, Walk, constants, exclusive, formats, numbers};
+use super::{At, SchemaError, Walk, constants, formats, numbers, one_of};
 
 /// Keywords that would restrict the valid values and are not supported.
 const UNSUPPORTED: [&str; 19] = [
@@ -177,7 +177,7 @@ impl<'a> Node<'a> {
     fn one_of(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then("oneOf");
         let alternatives = schemas(walk, value, &at)?;
-        if let Some((a, b)) = exclusive::overlap(walk.root, value.as_array().map_or(&[], Vec::as_slice)) {
+        if let Some((a, b)) = one_of::overlap(walk.root, value.as_array().map_or(&[], Vec::as_slice)) {
             let reason = format!(
                 "the alternatives {a} and {b} of `oneOf` may both be valid; they must differ in their types or in the constants \
                  of a property that one requires, or else use `anyOf`"

@@ -5,7 +5,7 @@
 //! with the mark. Everything else is JSON and left to the compiler's own support of schemas. If a parser would take
 //! `12` for a number although a string may be meant, a string must not look like that.
 //!
-//! Not here: the marks (`tools::parameters`), compiling (`engine::constraint`).
+//! Not here: the marks (`tools::parameters`), compiling (`engine::json_schema`).
 
 mod search;
 

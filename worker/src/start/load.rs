@@ -18,15 +18,15 @@ use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::{Identity, RunError, kernels};
+use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
 use crate::backends;
 use crate::config::{Config, EmbeddingConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
 use crate::metrics::Metrics;
+use crate::model_kind::{Embedding, Served};
 use crate::room::SlotRoom;
-use crate::served::{Embedding, Served};
-use crate::serving::{Phase, Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
 
 /// Name of a tool that no template contains.

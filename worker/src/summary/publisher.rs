@@ -21,8 +21,8 @@ use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
     Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, Ring, RingLimits, Snapshot, Stamp,
 };
-use warmpath_worker_core::arrivals::Arrivals;
-use warmpath_worker_core::promises::Promises;
+use warmpath_worker_core::pending_prefills::PendingPrefills;
+use warmpath_worker_core::unadmitted_requests::Arrivals;
 
 use super::published::Published;
 use crate::engine::EngineUpdate;
@@ -129,7 +129,7 @@ impl Publisher {
             ring: Ring::new(RING, stamp),
             model,
             published: Published::default(),
-            promises: Promises::default(),
+            promises: PendingPrefills::default(),
             arrivals: Arrivals::default(),
             untold: Vec::new(),
             is_behind: false,
@@ -214,7 +214,7 @@ struct Task {
     published: Published,
     /// Early announcements: blocks of requests that have not started. The published view combines the engine's and
     /// these.
-    promises: Promises,
+    promises: PendingPrefills,
     arrivals: Arrivals,
     /// Changes in the published view that subscribers have not received yet.
     untold: Vec<Change>,

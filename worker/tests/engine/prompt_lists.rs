@@ -3,7 +3,7 @@
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
-use warmpath_worker_core::probabilities::{Likely, PromptProbabilities, of_logits};
+use warmpath_worker_core::logprobs::{PromptProbabilities, TokenLogprob, of_logits};
 
 use super::by_hand::ByHand;
 use super::support::{Ask, ask, config, start, stop, tokens};
@@ -22,7 +22,7 @@ fn listing(prompt: &[Token], max_tokens: u32) -> Ask {
 
 fn check(listed: &PromptProbabilities, prompt: &[Token], by_hand: &mut ByHand) {
     assert_eq!((listed.first, listed.rest.len() + 1), (prompt[0], prompt.len()));
-    let close = |a: Likely, b: Likely| (a.logprob - b.logprob).abs() <= TOLERANCE;
+    let close = |a: TokenLogprob, b: TokenLogprob| (a.logprob - b.logprob).abs() <= TOLERANCE;
     for (pair, got) in prompt.windows(2).zip(&listed.rest) {
         by_hand.compute(&pair[..1]);
         let expected = of_logits(by_hand.logits(), pair[1], N_TOP);

@@ -16,8 +16,8 @@ use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Tier};
 use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
-use warmpath_worker_core::costs::Costs;
-use warmpath_worker_core::slot_plan::{self, Decision, Outlook, Reuse, SlotPlan, Start, Wish};
+use warmpath_worker_core::restore_costs::Costs;
+use warmpath_worker_core::slot_plan::{self, Decision, PlanInputs, Reuse, SlotPlan, Start, Wish};
 use warmpath_worker_core::slot_table::{self, Acquire, AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -156,8 +156,8 @@ impl Cache {
         found.n_blocks
     }
 
-    fn outlook(&self) -> Outlook<'_> {
-        Outlook { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
+    fn outlook(&self) -> PlanInputs<'_> {
+        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
     }
 }
 

@@ -20,14 +20,14 @@ use crate::routing::cost::Speeds;
 
 /// Longest backoff, as a share of the prompt's prefill time at the cheapest worker.
 ///
-/// Source: docs/decisions/0040-listening.md, by simulation and with real processes, where a quarter of it left the p99
+/// Source: docs/decisions/0040-backoff.md, by simulation and with real processes, where a quarter of it left the p99
 /// 19 to 81 % above one router's.
 const BACKOFF_SHARE: f64 = 0.04;
 
 /// Shortest useful backoff: reports of a request arrive up to this late. Routers with a shorter one see some requests
 /// and miss others, and no longer choose alike.
 ///
-/// Source: docs/decisions/0040-listening.md, with real processes.
+/// Source: docs/decisions/0040-backoff.md, with real processes.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 
 /// Longest backoff, however long the prompt.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ChunkId;
-use super::balance::percent;
+use super::arc_target::percent;
 use crate::tenants::TenantId;
 
 /// Largest share of a tier that pins protect from eviction, in percent: the rest must suffice for normal work.

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 
-use super::balance::{Balance, Use};
+use super::arc_target::{Balance, Use};
 use super::guards::{Guards, Pin, Pinned, Pinning};
 use super::shares::{Age, Group, Need, Shares};
 use super::views::Reason;

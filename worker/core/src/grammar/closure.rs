@@ -11,8 +11,8 @@ use std::collections::BinaryHeap;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::automaton::{Automaton, CALLERS_COST, CallersId, Exhausted, ITEM_COST, Item};
-use super::reader::Symbol;
+use super::earley::{Automaton, CALLERS_COST, CallersId, Exhausted, ITEM_COST, Item};
+use super::parser::Symbol;
 
 /// Work space for the completion of a row; empty between two rows.
 #[derive(Debug, Clone, Default)]

@@ -93,8 +93,8 @@ impl World {
         self.index.insert_checkpoint(&new).unwrap()
     }
 
-    fn outlook(&self) -> Outlook<'_> {
-        Outlook { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
+    fn outlook(&self) -> PlanInputs<'_> {
+        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
     }
 
     fn decide(&self, prompt: &[Token]) -> Decision {

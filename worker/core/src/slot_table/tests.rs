@@ -8,8 +8,8 @@ use warmpath_common::summary::{Change, RunState};
 
 use super::*;
 use crate::chunk_index::{ChunkIndex, Limits};
-use crate::costs::Costs;
-use crate::slot_plan::{Decision, Outlook, Reuse, Start, Wish, plan};
+use crate::restore_costs::Costs;
+use crate::slot_plan::{Decision, PlanInputs, Reuse, Start, Wish, plan};
 use crate::tenants::TenantId;
 
 const BLOCK: u32 = 2;
@@ -138,7 +138,7 @@ impl Model {
             wanted: None,
         };
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
-        let outlook = Outlook { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
+        let outlook = PlanInputs { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
         let plan = match plan(&outlook, &wish) {
             Decision::Start(plan) => plan,
             Decision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),

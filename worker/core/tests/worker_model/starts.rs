@@ -7,7 +7,7 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{ChunkId, Found, Kind};
-use warmpath_worker_core::slot_plan::{Decision, Outlook, Reuse, Save, SlotPlan, Start, Wish, plan};
+use warmpath_worker_core::slot_plan::{Decision, PlanInputs, Reuse, Save, SlotPlan, Start, Wish, plan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
 use crate::Keeps;
@@ -47,8 +47,8 @@ impl World {
         plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt)))
     }
 
-    pub fn outlook(&self) -> Outlook<'_> {
-        Outlook { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs }
+    pub fn outlook(&self) -> PlanInputs<'_> {
+        PlanInputs { table: &self.table, index: &self.index, at_hand: &self.passing, costs: &self.costs }
     }
 
     pub fn wish<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> Wish<'a> {

@@ -8,10 +8,10 @@ use warmpath_common::block_hash::{BlockHash, ChainRoot, block_hash};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointRule};
+use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Kind, Limits, NewChunk, Order, PinId, Prefix};
-use warmpath_worker_core::costs::Costs;
 use warmpath_worker_core::prefix_tree::BlockHasher;
+use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::best_usable;
 use warmpath_worker_core::slot_table::{AfterUse, Shape, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
@@ -198,10 +198,10 @@ impl World {
         self.waiting.push(Waiting { request, chain, fetching: Vec::new() });
     }
 
-    pub fn rule(&self) -> CheckpointRule {
+    pub fn rule(&self) -> CheckpointPolicy {
         let is_needed = !self.setting.memory.stored_state_rewinds() && self.setting.ram_blocks > 0;
         let need = if is_needed { CheckpointNeed::Needed } else { CheckpointNeed::None };
-        CheckpointRule { stride_tokens: 6, block_size_tokens: BLOCK, need }
+        CheckpointPolicy { stride_tokens: 6, block_size_tokens: BLOCK, need }
     }
 
     pub fn compute(&mut self, which: usize, n: usize) {

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::dialect::Message as Answered;
-use super::super::parts::{Kind, Part};
+use super::super::api_adapter::Message as Answered;
+use super::super::content_parts::{Kind, Part};
 use crate::engine::FinishReason;
 
 /// Event of a stream.

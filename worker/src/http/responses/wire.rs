@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use warmpath_common::dialects::{CallForm, Tool};
 
+use super::super::content_parts::{Kind, Part};
 use super::super::free_text::FreeText;
-use super::super::parts::{Kind, Part};
 use super::repeated::Repeated;
 use crate::lifecycle::Totals;
 

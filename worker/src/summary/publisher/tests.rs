@@ -4,7 +4,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
 use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
-use warmpath_worker_core::promises::PromiseId;
+use warmpath_worker_core::pending_prefills::PromiseId;
 
 use super::*;
 

@@ -5,29 +5,27 @@
 //! prompts as text, the summary stream.
 
 mod adapters;
+mod admin;
 mod admit;
+mod api;
 mod arguments;
+mod arrival_announcer;
 mod batch;
-mod cache;
-mod call_grammar;
 mod config;
-mod constraint;
 mod counters;
 mod events;
 mod footprint;
 mod grammar;
 mod handle;
-mod inspect;
-mod keep;
+mod json_schema;
 pub mod kv_codec;
+mod kv_store;
 mod llama;
-mod messages;
 mod metadata;
+mod output_constraint;
 mod placement;
-mod promise;
-mod report;
+mod reasoning;
 mod rope;
-mod rule;
 mod sampler;
 mod sampler_kind;
 mod saved_slot;
@@ -36,43 +34,45 @@ mod self_test;
 mod sequence;
 mod setup;
 mod shifts;
+mod state_saving;
 mod step;
-mod thoughts;
+mod summary_events;
 mod thread;
+mod tool_grammar;
 
 pub use adapters::AdapterFile;
+pub use admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
+pub use api::{
+    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
+    ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
+};
 pub use arguments::{ArgumentSchemas, Extent};
-pub use call_grammar::{Begin, CallGrammar, CallStart};
+pub(crate) use arrival_announcer::{ArrivalAnnouncer, Promise};
 pub use config::{
     AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
-pub use constraint::CompiledSchema;
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub(crate) use footprint::check_devices;
 pub use footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
-pub use handle::{EngineHandle, OnTheWay};
-pub use inspect::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
+pub use handle::{ArrivalGuard, EngineHandle};
+pub use json_schema::CompiledSchema;
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
-pub use messages::{
-    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
-    ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
-};
 pub(crate) use metadata::Metadata;
 pub use metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
 pub use placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
-pub(crate) use promise::{Promise, Promiser};
-pub(crate) use report::Report;
+pub use reasoning::ThoughtsFirst;
 pub use rope::{RopeScaling, RopeSettings};
 pub use sampler_kind::SamplerKind;
 pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
-pub use thoughts::ThoughtsFirst;
+pub(crate) use summary_events::Report;
+pub use tool_grammar::{Begin, CallGrammar, CallStart};
 
 use tokio::sync::mpsc;
 

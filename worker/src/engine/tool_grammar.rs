@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
-use warmpath_worker_core::call_watch::{CallWatch, Pattern, Seen, Start, Thoughts};
+use warmpath_worker_core::tool_call_detector::{Pattern, Seen, Start, Thoughts, ToolCallDetector};
 
 use super::arguments::ArgumentSchemas;
 use super::grammar::Followed;
@@ -50,7 +50,7 @@ pub struct CallStart {
 /// A grammar of tool calls that waits for a call.
 pub(super) struct WaitingGrammar {
     followed: Box<Followed>,
-    watch: CallWatch,
+    watch: ToolCallDetector,
 }
 
 /// State of a waiting grammar after a token.
@@ -74,7 +74,7 @@ impl WaitingGrammar {
             let patterns: Result<_, _> = words.chain(patterns.iter().map(|pattern| Pattern::new(pattern))).collect();
             Start::Patterns(patterns.map_err(|error| format!("what starts a tool call cannot be looked for: {error}"))?)
         };
-        Ok(Self { followed, watch: CallWatch::new(starts, thoughts.clone(), prefix) })
+        Ok(Self { followed, watch: ToolCallDetector::new(starts, thoughts.clone(), prefix) })
     }
 
     /// Takes the next token of the response, which spells `piece`.

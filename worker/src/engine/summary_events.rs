@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::promises::PromiseId;
+use warmpath_worker_core::pending_prefills::PromiseId;
 
-use super::messages::EngineUpdate;
-use super::promise::Promise;
+use super::api::EngineUpdate;
+use super::arrival_announcer::Promise;
 
 /// Shortest time between two updates with only the load.
 ///

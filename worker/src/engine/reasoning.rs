@@ -5,12 +5,12 @@
 //! may come first besides the tokens that the rule allows. Text after the end of the reasoning, in the same token,
 //! belongs to the rule.
 //!
-//! Not here: how reasoning is separated from content for the client (`lifecycle::reading`).
+//! Not here: how reasoning is separated from content for the client (`lifecycle::output_parser`).
 
 use warmpath_common::ids::Token;
-use warmpath_worker_core::call_watch::{CallWatch, Seen, Start, Thoughts};
+use warmpath_worker_core::tool_call_detector::{Seen, Start, Thoughts, ToolCallDetector};
 
-use super::rule::Rule;
+use super::output_constraint::Rule;
 use super::schema_or_call::SchemaOrCall;
 
 /// Reasoning that may precede the text that follows a schema.
@@ -29,7 +29,7 @@ pub(super) struct Thinking {
     ends: Vec<String>,
     /// Texts that begin a call, and so are part of the constrained text if they close the reasoning.
     calls: Vec<String>,
-    watch: CallWatch,
+    watch: ToolCallDetector,
     /// The rule that will apply.
     pub(super) then: SchemaOrCall,
 }
@@ -45,7 +45,7 @@ impl Thinking {
     /// Returns a response at its start; `calls` has the texts that begin a tool call.
     pub(super) fn new(first: &ThoughtsFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
         let ThoughtsFirst { opening, ends } = first.clone();
-        let watch = CallWatch::new(Start::Words(ends.clone()), Thoughts::default(), "");
+        let watch = ToolCallDetector::new(Start::Words(ends.clone()), Thoughts::default(), "");
         Self { opening, ends, calls, watch, then }
     }
 

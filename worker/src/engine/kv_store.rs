@@ -14,13 +14,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
-use warmpath_worker_core::costs::Costs;
+use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::{SlotPlan, Start};
 use warmpath_worker_core::tenants::Tenant;
 
+use super::api::CachedTokens;
 use super::config::CostSource;
 use super::kv_codec::{Frame, Layout, Piece};
-use super::messages::CachedTokens;
 use crate::store::{DiskEvent, DiskStore, StoredFile};
 
 /// Store of one engine.

@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use super::chars::CharSet;
-use super::reader::{Drafts, Symbol, read};
+use super::charset::CharSet;
+use super::parser::{Drafts, Symbol, read};
 use super::{GrammarError, Tokens};
 
 /// Position in an alternative: its remaining symbols. Alternatives with the same end share their last positions, since

@@ -75,7 +75,7 @@ pub enum Seen {
 
 /// Detector of tool calls in one answer.
 #[derive(Debug, Clone)]
-pub struct CallWatch {
+pub struct ToolCallDetector {
     start: Start,
     thoughts: Thoughts,
     is_thinking: bool,
@@ -93,7 +93,7 @@ struct Held {
     tokens: Vec<(Token, usize)>,
 }
 
-impl CallWatch {
+impl ToolCallDetector {
     /// Returns a detector for an answer whose first part, already in the prompt, is `prefix`.
     pub fn new(start: Start, thoughts: Thoughts, prefix: &str) -> Self {
         let opened = if thoughts.start.is_empty() { None } else { prefix.rfind(&thoughts.start) };
@@ -217,7 +217,7 @@ mod tests {
     }
 
     /// Returns the pieces of the call, as far as they belong to it, and the number of tokens until it was detected.
-    fn call(mut watch: CallWatch, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
+    fn call(mut watch: ToolCallDetector, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
         (0..).zip(pieces).find_map(|(token, piece)| match watch.push(token, piece.as_bytes()) {
             Seen::Call(tokens) => {
                 let first = tokens[0].0;
@@ -229,14 +229,14 @@ mod tests {
         })
     }
 
-    fn check_call(watch: CallWatch, pieces: &[&str], n_tokens: usize, texts: &[&str]) {
+    fn check_call(watch: ToolCallDetector, pieces: &[&str], n_tokens: usize, texts: &[&str]) {
         let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
         assert_eq!(call(watch, pieces), Some((n_tokens, texts)), "{pieces:?}");
     }
 
     #[test]
     fn a_call_starts_where_its_word_starts() {
-        let watch = || CallWatch::new(words(&["<tool_call>", "<fn"]), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(words(&["<tool_call>", "<fn"]), Thoughts::default(), "");
         check_call(watch(), &["a", "b<tool", "_call", ">"], 4, &["<tool", "_call", ">"]);
         check_call(watch(), &["<tool_", "<fn", "x"], 2, &["<fn"]);
         check_call(watch(), &["é<f", "n>\n"], 2, &["<f", "n>\n"]);
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn nothing_starts_in_thoughts_wherever_they_begin() {
-        let watch = |prefix| CallWatch::new(words(&["<call>"]), think(), prefix);
+        let watch = |prefix| ToolCallDetector::new(words(&["<call>"]), think(), prefix);
         check_call(watch(""), &["<think>", "<call>", "</think>", "x", "<call>"], 5, &["<call>"]);
         check_call(watch("assistant\n<think>\n"), &["<call>", "</th", "ink>", "<ca", "ll>"], 5, &["<ca", "ll>"]);
         check_call(watch("<think></think>"), &["<call>"], 1, &["<call>"]);
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn what_ends_thoughts_may_start_a_call() {
         let thoughts = Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned(), "<call>".to_owned()] };
-        let watch = CallWatch::new(words(&["<call>"]), thoughts, "<think>");
+        let watch = ToolCallDetector::new(words(&["<call>"]), thoughts, "<think>");
         check_call(watch, &["hm", "<call>", "f"], 2, &["<call>"]);
     }
 
@@ -272,22 +272,27 @@ mod tests {
     #[test]
     fn a_pattern_says_where_a_call_starts_by_its_groups() {
         let harmony = [r"^\s+to$", r"<\|start\|>assistant(\s+to)", r"<\|start\|>assistant(<\|channel\|>(?:a|b)\s+to)"];
-        let watch = || CallWatch::new(patterns(&harmony), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(patterns(&harmony), Thoughts::default(), "");
         check_call(watch(), &[" ", "to", "="], 2, &[" ", "to"]);
         check_call(watch(), &["x", "<|start|>", "assistant ", "to", "="], 4, &[" ", "to"]);
         check_call(watch(), &["<|start|>assistant<|channel|>", "b to="], 2, &["<|channel|>", "b to="]);
         assert_eq!(call(watch(), &["x", " to", "<|start|>assistant<|channel|>c to"]), None);
         // Functionary's calls have a name other than `all`, which its pattern must see to reject it.
-        let watch = || CallWatch::new(patterns(&[">>>(?!all)"]), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(patterns(&[">>>(?!all)"]), Thoughts::default(), "");
         assert_eq!(call(watch(), &["a>", ">>all\n", ">> >all"]), None);
         check_call(watch(), &["é\n>", ">>get"], 2, &[">", ">>get"]);
         let word = Start::Patterns(vec![Pattern::of_word("[c](.)").unwrap()]);
-        check_call(CallWatch::new(word, Thoughts::default(), ""), &["c.[c](", "x[c]", "(.)"], 3, &["[c]", "(.)"]);
+        check_call(
+            ToolCallDetector::new(word, Thoughts::default(), ""),
+            &["c.[c](", "x[c]", "(.)"],
+            3,
+            &["[c]", "(.)"],
+        );
     }
 
     #[test]
     fn patterns_look_past_thoughts_and_at_bytes_that_are_no_text() {
-        let watch = || CallWatch::new(patterns(&["x(y+z)"]), think(), "");
+        let watch = || ToolCallDetector::new(patterns(&["x(y+z)"]), think(), "");
         check_call(watch(), &["x", "<th", "ink>", "xyz", "</think>", "xy", "z"], 7, &["y", "z"]);
         check_call(watch(), &["<th", "ink>", "</think>", "xy", "z<t", "o"], 6, &["y", "z<t", "o"]);
         let mut broken = watch();
@@ -298,7 +303,7 @@ mod tests {
 
     #[test]
     fn with_patterns_all_but_thoughts_is_looked_at_up_to_the_limit() {
-        let mut watch = CallWatch::new(patterns(&["^z$"]), think(), "");
+        let mut watch = ToolCallDetector::new(patterns(&["^z$"]), think(), "");
         let piece = "y".repeat(1000);
         let n_looks = (0..100).take_while(|token| watch.push(*token, piece.as_bytes()) == Seen::Nothing).count();
         assert_eq!(n_looks, SEARCHED_BYTES_MAX / 1000 + 1);
@@ -307,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_long_answer_is_not_kept() {
-        let mut watch = CallWatch::new(words(&["<tool_call>"]), think(), "");
+        let mut watch = ToolCallDetector::new(words(&["<tool_call>"]), think(), "");
         for token in 0..10_000 {
             watch.push(token, b"text ");
             assert!(watch.end.text.len() <= 32 && watch.end.tokens.len() <= 8);

@@ -22,7 +22,7 @@ pub struct PromiseId(pub u64);
 
 /// All promises that are not settled.
 #[derive(Debug, Clone, Default)]
-pub struct Promises {
+pub struct PendingPrefills {
     /// Blocks of each promise in the order of their chain.
     chains: BTreeMap<PromiseId, Vec<BlockKey>>,
     /// Every promised block.
@@ -37,7 +37,7 @@ struct Promised {
     is_alone: bool,
 }
 
-impl Promises {
+impl PendingPrefills {
     /// Adds a promise to fill a chain's blocks and returns what to announce.
     ///
     /// `is_said` returns whether a block, given with its index, is already announced as held or filling. Cost: O(keys).
@@ -184,7 +184,7 @@ mod tests {
     proptest! {
         #[test]
         fn routers_believe_what_is_held_and_else_what_is_promised(steps in prop::collection::vec(any_step(), 0..60)) {
-            let mut promises = Promises::default();
+            let mut promises = PendingPrefills::default();
             let mut view = View::default();
             let mut held: Vec<BlockKey> = Vec::new();
             let mut open: Vec<(PromiseId, Vec<BlockKey>)> = Vec::new();
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn runs_are_stretches_of_one_chain() {
         let keys: Vec<BlockKey> = (0..6).map(BlockKey).collect();
-        let mut promises = Promises::default();
+        let mut promises = PendingPrefills::default();
         let changes = promises.make(PromiseId(0), keys.clone(), |idx, _| idx == 2);
         assert_eq!(changes, [filling(&keys[..2], |_| true), filling(&keys[3..], |_| true)].concat());
         assert_eq!(promises.make(PromiseId(1), keys, |_, _| true), []);

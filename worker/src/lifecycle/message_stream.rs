@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
-use super::answer::{Answer, Step, Totals};
 use super::chat::ChatAnswer;
-use super::reading::{Pace, Reading};
+use super::output_parser::{Pace, Reading};
+use super::response_stream::{Answer, Step, Totals};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::request::Delivery;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use warmpath_common::summary::Load;
 
-use crate::promises::PromiseId;
+use crate::pending_prefills::PromiseId;
 
 /// Requests that have arrived and are not counted yet.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,7 @@ use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
 use crate::engine::{CachedTokens, EngineError, Event, EventSender, Finished, Started};
-use crate::lifecycle::message::ToolCallDelta;
+use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
 const PROMPT_TOKENS: usize = 20;

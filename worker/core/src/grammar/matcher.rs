@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 
-use super::automaton::{Automaton, Exhausted, RowId};
-use super::chars::{Decoded, Partial};
-use super::compile::Grammar;
-use super::reader::Symbol;
+use super::charset::{Decoded, Partial};
+use super::earley::{Automaton, Exhausted, RowId};
+use super::lower::Grammar;
+use super::parser::Symbol;
 
 /// Position of an answer in its grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,14 +13,14 @@ use moka::sync::Cache;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::grammar::{Grammar, Tokens};
 
+use super::api::{EngineError, Generation};
 use super::arguments::FollowedArguments;
-use super::call_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
-use super::constraint::{Compiler, Constraint};
 use super::grammar::{Followed, Spelled};
 use super::handle::Shared;
-use super::messages::{EngineError, Generation};
+use super::json_schema::{Compiler, Constraint};
+use super::reasoning::{Thinking, Thought};
 use super::schema_or_call::SchemaOrCall;
-use super::thoughts::{Thinking, Thought};
+use super::tool_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
 
 /// Most memory of cached grammars. Units: bytes. Source: own choice; 60 kB of text take some 0.3 MB, the largest some
 /// 10.

@@ -16,17 +16,17 @@ use warmpath_common::fields;
 
 use super::answer::Facts;
 use super::body::Body;
+use super::content_parts::{Part, Parts, Piece};
 use super::context::RequestContext;
 use super::error::log_error;
-use super::parts::{Part, Parts, Piece};
 use super::state::App;
 use super::{answer, sse};
+use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::Totals;
-use crate::lifecycle::message::{Ending, MessageDelta, MessageStep, Messages};
+use crate::lifecycle::message_stream::{Ending, MessageDelta, MessageStep, Messages};
 use crate::request::{ChatRequest, Delivery, read_chat};
-use crate::serving::Serving;
 use crate::tools::ToolFields;
 
 /// Writer of a response in a dialect.

@@ -11,7 +11,7 @@ use warmpath_common::ids::Token;
 
 /// A token and its probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Likely {
+pub struct TokenLogprob {
     /// Token.
     pub token: Token,
     /// Natural logarithm of its probability; minus infinity for an impossible token.
@@ -22,9 +22,9 @@ pub struct Likely {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenProbabilities {
     /// Token that was chosen.
-    pub chosen: Likely,
+    pub chosen: TokenLogprob,
     /// Likeliest tokens, the likeliest first; ties: the lowest id first.
-    pub top: Vec<Likely>,
+    pub top: Vec<TokenLogprob>,
 }
 
 /// Probability of each token of a prompt, given those before it.
@@ -49,14 +49,16 @@ pub fn of_logits(logits: &[f32], chosen: Token, n_top: usize) -> TokenProbabilit
         let logprob = (f64::from(number(logit)) - log_sum) as f32;
         if logprob.is_nan() { f32::NEG_INFINITY } else { logprob.min(0.0) }
     };
-    let all: Vec<Likely> = (0..).zip(logits).map(|(token, logit)| Likely { token, logprob: logprob(*logit) }).collect();
-    let chosen = Likely { token: chosen, logprob: all.get(chosen as usize).map_or(f32::NEG_INFINITY, |it| it.logprob) };
+    let all: Vec<TokenLogprob> =
+        (0..).zip(logits).map(|(token, logit)| TokenLogprob { token, logprob: logprob(*logit) }).collect();
+    let chosen =
+        TokenLogprob { token: chosen, logprob: all.get(chosen as usize).map_or(f32::NEG_INFINITY, |it| it.logprob) };
     TokenProbabilities { chosen, top: likeliest(all, n_top) }
 }
 
 /// Returns the `n_top` likeliest of some tokens, the likeliest first.
-pub fn likeliest(mut all: Vec<Likely>, n_top: usize) -> Vec<Likely> {
-    let order = |a: &Likely, b: &Likely| {
+pub fn likeliest(mut all: Vec<TokenLogprob>, n_top: usize) -> Vec<TokenLogprob> {
+    let order = |a: &TokenLogprob, b: &TokenLogprob| {
         b.logprob.partial_cmp(&a.logprob).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
     };
     if n_top < all.len() {

@@ -3,7 +3,7 @@
 //! Pieces come in any order and size. A part is open as long as its own pieces come, the next piece of another kind
 //! closes it, and there is never more than one open. Not here: their names and formats in a dialect.
 
-use crate::lifecycle::message::ToolCallDelta;
+use crate::lifecycle::message_stream::ToolCallDelta;
 
 /// Piece of a response's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

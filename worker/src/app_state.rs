@@ -20,8 +20,8 @@ use warmpath_shell::turns::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
+use crate::model_kind::Served;
 use crate::room::SlotRoom;
-use crate::served::Served;
 use crate::summary::Publisher;
 
 /// Phase of a worker's life.

@@ -11,16 +11,16 @@ use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::probabilities::{PromptProbabilities, TokenProbabilities};
-use warmpath_worker_core::promises::PromiseId;
+use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_core::pending_prefills::PromiseId;
 use warmpath_worker_core::tenants::TenantId;
 
-use super::call_grammar::CallGrammar;
 use super::config::ShiftObstacle;
-use super::constraint::CompiledSchema;
 use super::events::EventSender;
+use super::json_schema::CompiledSchema;
+use super::reasoning::ThoughtsFirst;
 use super::sampler_kind::SamplerKind;
-use super::thoughts::ThoughtsFirst;
+use super::tool_grammar::CallGrammar;
 
 /// A request for one response to one prompt.
 #[derive(Debug)]

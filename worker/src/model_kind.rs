@@ -11,11 +11,11 @@ use std::time::Duration;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::PromptMaker;
 
+use crate::app_state::{Preparing, Serving, VocabularyFile};
 use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
 use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
-use crate::serving::{Preparing, Serving, VocabularyFile};
 use crate::summary::Publisher;
 
 /// A loaded worker; cheap to clone.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use warmpath_llama_chat::{ChatError, Delta, Reader};
 
 use super::chat::ChatAnswer;
-use super::message::{MessageDelta, ToolCallDelta};
+use super::message_stream::{MessageDelta, ToolCallDelta};
 use crate::engine::FinishReason;
 use crate::tools::Thoughts;
 

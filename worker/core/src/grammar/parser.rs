@@ -10,7 +10,7 @@
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-use super::chars::CharSet;
+use super::charset::CharSet;
 use super::{GrammarError, Tokens};
 
 /// Largest grammar. Units: bytes. Source: own limit; tool calls have some 300 bytes for each parameter.

@@ -3,19 +3,19 @@
 //! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
 //! announcement is a guard, so that none outlives its request, however that ends.
 //!
-//! Not here: the published state (`warmpath_worker_core::promises`), its stream (`crate::summary`).
+//! Not here: the published state (`warmpath_worker_core::pending_prefills`), its stream (`crate::summary`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::RequestId;
-use warmpath_worker_core::promises::PromiseId;
+use warmpath_worker_core::pending_prefills::PromiseId;
 
-use super::messages::EngineUpdate;
+use super::api::EngineUpdate;
 
 /// Maker of early announcements.
-pub(crate) struct Promiser {
+pub(crate) struct ArrivalAnnouncer {
     /// A weak sender, because the publisher's task ends when the thread's own sender is dropped.
     updates: WeakUnboundedSender<EngineUpdate>,
     n_made: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct Promise {
     id: PromiseId,
 }
 
-impl Promiser {
+impl ArrivalAnnouncer {
     /// Returns a maker that sends to the reader of these updates.
     pub(crate) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
         Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }

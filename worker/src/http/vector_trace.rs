@@ -12,7 +12,7 @@ use super::embeddings::Usage;
 use super::state::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
-use crate::served::{Base, Embedding, Served};
+use crate::model_kind::{Base, Embedding, Served};
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///

@@ -21,10 +21,10 @@ use warmpath_worker_core::chunk_index::{
 use warmpath_worker_core::prefix_tree::chain_of;
 use warmpath_worker_core::tenants::TenantId;
 
+use super::api::EngineError;
 use super::handle::{Command, EngineHandle, Place};
-use super::messages::EngineError;
 use super::saved_slot::SlotState;
-use super::step::Stepper;
+use super::step::Scheduler;
 
 /// Most inquiries that wait for the engine; further ones are refused.
 ///
@@ -166,7 +166,7 @@ pub struct NewPin {
 pub(super) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 
 /// An inspection or change.
-pub(super) enum Inquiry {
+pub(super) enum AdminQuery {
     Look(Page, Reply<CacheView>),
     Clear(Reply<CacheTotals>),
     Pin(NewPin, Vec<BlockHash>, Reply<NamedPin>),
@@ -178,7 +178,7 @@ pub(super) enum Inquiry {
 
 /// An inquiry with its place among those that wait.
 pub(super) struct Asked {
-    pub inquiry: Inquiry,
+    pub inquiry: AdminQuery,
     pub _place: Place,
 }
 
@@ -186,20 +186,20 @@ impl Asked {
     /// Returns the slot that must be idle for it.
     pub(super) fn wants_idle(&self) -> Option<SlotId> {
         match self.inquiry {
-            Inquiry::Export(slot, _) | Inquiry::Import(slot, ..) | Inquiry::Erase(slot, _) => Some(slot),
-            Inquiry::Look(..) | Inquiry::Clear(_) | Inquiry::Pin(..) | Inquiry::Unpin(..) => None,
+            AdminQuery::Export(slot, _) | AdminQuery::Import(slot, ..) | AdminQuery::Erase(slot, _) => Some(slot),
+            AdminQuery::Look(..) | AdminQuery::Clear(_) | AdminQuery::Pin(..) | AdminQuery::Unpin(..) => None,
         }
     }
 
     /// Returns whether the caller no longer waits for the answer.
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.inquiry {
-            Inquiry::Look(_, reply) => reply.is_closed(),
-            Inquiry::Clear(reply) => reply.is_closed(),
-            Inquiry::Pin(.., reply) => reply.is_closed(),
-            Inquiry::Unpin(_, reply) => reply.is_closed(),
-            Inquiry::Export(_, reply) => reply.is_closed(),
-            Inquiry::Import(.., reply) | Inquiry::Erase(_, reply) => reply.is_closed(),
+            AdminQuery::Look(_, reply) => reply.is_closed(),
+            AdminQuery::Clear(reply) => reply.is_closed(),
+            AdminQuery::Pin(.., reply) => reply.is_closed(),
+            AdminQuery::Unpin(_, reply) => reply.is_closed(),
+            AdminQuery::Export(_, reply) => reply.is_closed(),
+            AdminQuery::Import(.., reply) | AdminQuery::Erase(_, reply) => reply.is_closed(),
         }
     }
 }
@@ -231,14 +231,14 @@ impl EngineHandle {
     ///
     /// Cost: waits for the step in progress; the engine lists all entries. Errors: `Busy`, `Engine`.
     pub async fn cache_view(&self, page: Page) -> Result<CacheView, CacheError> {
-        self.inquire(|reply| Inquiry::Look(page, reply)).await
+        self.inquire(|reply| AdminQuery::Look(page, reply)).await
     }
 
     /// Removes everything that is stored and the state of idle slots, and returns how much that was; pins stay.
     ///
     /// Errors: `Busy`, `Engine`.
     pub async fn clear_cache(&self) -> Result<CacheTotals, CacheError> {
-        self.inquire(Inquiry::Clear).await
+        self.inquire(AdminQuery::Clear).await
     }
 
     /// Pins a prefix, stored or not, and returns how much of it is stored.
@@ -247,36 +247,36 @@ impl EngineHandle {
     pub async fn pin(&self, pin: NewPin) -> Result<NamedPin, CacheError> {
         let sequence = (&pin.root, pin.tokens.as_slice());
         let chain = chain_of(self.shared.block_hasher, sequence, self.facts().block_size_tokens);
-        self.inquire(|reply| Inquiry::Pin(pin, chain, reply)).await
+        self.inquire(|reply| AdminQuery::Pin(pin, chain, reply)).await
     }
 
     /// Ends a pin and returns whether there was one. Errors: `Busy`, `Engine`.
     pub async fn unpin(&self, name: String) -> Result<bool, CacheError> {
-        self.inquire(|reply| Inquiry::Unpin(name, reply)).await
+        self.inquire(|reply| AdminQuery::Unpin(name, reply)).await
     }
 
     /// Returns the whole state of a slot, once it is idle.
     ///
     /// Errors: `SlotEmpty`, `Export`, `Busy`, `Engine`. Panics: on the engine thread, if there is no such slot.
     pub async fn export_slot(&self, slot: SlotId) -> Result<SlotState, CacheError> {
-        self.inquire(|reply| Inquiry::Export(slot, reply)).await
+        self.inquire(|reply| AdminQuery::Export(slot, reply)).await
     }
 
     /// Puts a state into a slot, once it is idle, and returns its number of tokens; the slot's former state is stored.
     ///
     /// Errors: `Unfit`, after which the slot is empty; `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn import_slot(&self, slot: SlotId, state: SlotState) -> Result<u32, CacheError> {
-        self.inquire(|reply| Inquiry::Import(slot, state, reply)).await
+        self.inquire(|reply| AdminQuery::Import(slot, state, reply)).await
     }
 
     /// Removes the state of a slot, once it is idle, and returns how many tokens that was; its stored part stays.
     ///
     /// Errors: `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn erase_slot(&self, slot: SlotId) -> Result<u32, CacheError> {
-        self.inquire(|reply| Inquiry::Erase(slot, reply)).await
+        self.inquire(|reply| AdminQuery::Erase(slot, reply)).await
     }
 
-    async fn inquire<T>(&self, ask: impl FnOnce(Reply<T>) -> Inquiry) -> Result<T, CacheError> {
+    async fn inquire<T>(&self, ask: impl FnOnce(Reply<T>) -> AdminQuery) -> Result<T, CacheError> {
         let place = self.shared.inquiries.take().ok_or(CacheError::Busy)?;
         let (reply, answer) = oneshot::channel();
         let asked = Box::new(Asked { inquiry: ask(reply), _place: place });
@@ -291,17 +291,17 @@ impl EngineHandle {
     }
 }
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Executes an inquiry and sends the answer; a caller that is gone needs none.
     pub(super) fn answer(&mut self, asked: Asked) {
         match asked.inquiry {
-            Inquiry::Look(page, reply) => drop(reply.send(Ok(self.look(page)))),
-            Inquiry::Clear(reply) => drop(reply.send(Ok(self.clear_cache()))),
-            Inquiry::Pin(pin, chain, reply) => drop(reply.send(self.pin(pin, &chain))),
-            Inquiry::Unpin(name, reply) => drop(reply.send(Ok(self.unpin(&name)))),
-            Inquiry::Export(slot, reply) => self.begin_export(slot, reply),
-            Inquiry::Import(slot, state, reply) => drop(reply.send(self.import_slot(slot, &state))),
-            Inquiry::Erase(slot, reply) => drop(reply.send(Ok(self.erase_slot(slot)))),
+            AdminQuery::Look(page, reply) => drop(reply.send(Ok(self.look(page)))),
+            AdminQuery::Clear(reply) => drop(reply.send(Ok(self.clear_cache()))),
+            AdminQuery::Pin(pin, chain, reply) => drop(reply.send(self.pin(pin, &chain))),
+            AdminQuery::Unpin(name, reply) => drop(reply.send(Ok(self.unpin(&name)))),
+            AdminQuery::Export(slot, reply) => self.begin_export(slot, reply),
+            AdminQuery::Import(slot, state, reply) => drop(reply.send(self.import_slot(slot, &state))),
+            AdminQuery::Erase(slot, reply) => drop(reply.send(Ok(self.erase_slot(slot)))),
         }
     }
 

@@ -14,8 +14,8 @@ use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::Prefix;
 use warmpath_worker_core::slot_shares::SlotShares;
 
-use super::cache::Kept;
-use super::step::{Owner, Stepper};
+use super::kv_store::Kept;
+use super::step::{Owner, Scheduler};
 
 /// Idle time before the engine makes an export on its own, as a multiple of the export's time.
 ///
@@ -26,7 +26,7 @@ const IDLE_PER_EXPORT: f64 = 20.0;
 /// Shortest idle time before the engine exports anything on its own.
 const IDLE_MIN: Duration = Duration::from_millis(250);
 
-impl Stepper<'_> {
+impl Scheduler<'_> {
     /// Exports the state of a slot and stores the part that is not stored yet.
     pub(super) fn save(&mut self, slot: SlotId) {
         self.unsaved.remove(&slot);

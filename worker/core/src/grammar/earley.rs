@@ -13,10 +13,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-use super::chars::is_text;
+use super::charset::is_text;
 use super::closure::Closure;
-use super::compile::{DONE, Dot, Grammar};
-use super::reader::Symbol;
+use super::lower::{DONE, Dot, Grammar};
+use super::parser::Symbol;
 
 /// Memory of an answer's rows above which unused ones are dropped. Units: bytes.
 const KEPT_BYTES_MAX: usize = 16 << 20;

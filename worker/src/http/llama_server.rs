@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::probabilities::TokenProbabilities;
+use warmpath_worker_core::logprobs::TokenProbabilities;
 
 use super::answer::Facts;
 use super::body::Body;
@@ -18,11 +18,11 @@ use super::logprobs::Pieces;
 use super::state::App;
 use super::wire::Timings;
 use super::{answer, logprobs, props, sse};
+use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::{Answer, Step};
 use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
-use crate::serving::Serving;
 
 /// Responds to a completion request in llama-server's format.
 pub async fn completion(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
