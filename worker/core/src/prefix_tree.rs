@@ -255,9 +255,8 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    pub(crate) fn forget(&mut self, slot: SlotId, is_running: bool) {
-        let held = &self.held[&Holder::Slot(slot)];
-        let (root, is_secret) = (held.root, held.is_secret);
+    pub(crate) fn forget(&mut self, slot: SlotId) {
+        let Held { root, is_secret, is_running, .. } = self.held[&Holder::Slot(slot)];
         let held = Held { root, is_secret, is_running, ..Held::default() };
         self.set(Holder::Slot(slot), held);
     }

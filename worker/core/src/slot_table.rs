@@ -340,7 +340,10 @@ impl SlotTable {
         entry.prompt = Vec::new();
         match after_use {
             AfterUse::Keep => self.tree.release(slot, entry.exact_tokens()),
-            AfterUse::Forget => self.forget(slot),
+            AfterUse::Forget => {
+                self.tree.release(slot, &[]);
+                self.forget(slot);
+            }
         }
         after_use
     }
@@ -353,7 +356,7 @@ impl SlotTable {
         entry.n_reused = 0;
         entry.rewinds_to = 0;
         entry.prompt = Vec::new();
-        self.tree.forget(slot, entry.is_busy());
+        self.tree.forget(slot);
     }
 
     /// Returns the changes for routers since the last call, in order.

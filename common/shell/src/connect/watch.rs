@@ -168,11 +168,13 @@ mod tests {
         (1..600).find(|second| silence.is_proof(sending(*second), PATIENCE))
     }
 
+    type Case<'a> = (&'a str, &'a dyn Fn(u32) -> State, Option<u32>);
+
     #[test]
     fn a_host_is_gone_after_its_patience_and_three_unanswered_questions_and_not_before() {
         // Retransmissions after 0.2, 0.6, 1.4, 3, 6.2, ... seconds.
         let resent = |second: u32| if second == 0 { 0 } else { 2 + second.ilog2() };
-        let cases: [(&str, &dyn Fn(u32) -> State, Option<u32>); 11] = [
+        let cases: [Case<'_>; 11] = [
             ("vanished as the request was sent", &|s| (true, s, resent(s)), Some(6)),
             ("vanished while the connection was idle", &|s| (true, s + 500, 7 + resent(s)), Some(6)),
             (

@@ -214,14 +214,10 @@ impl<'a> Candidate<'a> {
 ///
 /// `reuse_ratio` is the tokens reused in this fleet for each token computed.
 pub fn add_pressure(candidates: &mut [Candidate<'_>], reuse_ratio: f64) {
-    let fleet = fleet_means(candidates);
+    let fleet = FleetMeans::of(candidates.iter().map(|candidate| &candidate.load), reuse_ratio);
     for Candidate { cost, work, load, .. } in candidates {
-        cost.add_pressure(*work, load, &fleet, reuse_ratio);
+        cost.add_pressure(*work, load, &fleet);
     }
-}
-
-fn fleet_means(candidates: &[Candidate<'_>]) -> FleetMeans {
-    FleetMeans::of(candidates.iter().map(|candidate| &candidate.load))
 }
 
 /// Inputs of the choice between workers of equal cost.
@@ -272,6 +268,8 @@ pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&
 /// A slower worker stays slower, so the difference in prefill time counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
     let best = of_least_cost(candidates)?;
+    let n_prompts: f64 = candidates.iter().map(|candidate| candidate.load.n_prefilling()).sum();
+    let concurrency = n_prompts / candidates.len() as f64;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
     let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
     let first = holders()
@@ -281,7 +279,7 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&
         cost.total_with_interference_ms() - first.total_with_interference_ms()
             + (cost.prefill_ms - first.prefill_ms).max(0.0)
     };
-    let tie_margin_ms = tie_margin_ms(&best.cost, fleet_means(candidates).concurrency);
+    let tie_margin_ms = tie_margin_ms(&best.cost, concurrency);
     holders().filter(|c| above_ms(&c.cost) <= tie_margin_ms).min_by_key(|c| c.tie_break(turn))
 }
 

@@ -176,17 +176,20 @@ pub struct FleetMeans {
     pub prompt_ms: f64,
     /// Prefill rate. Units: prompt tokens per millisecond.
     pub prefill_tokens_per_ms: f64,
+    /// Tokens reused for each token computed.
+    pub reuse_ratio: f64,
 }
 
 impl FleetMeans {
-    /// Returns the averages of `workers`; 0 without any.
-    pub fn of<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>> + Clone) -> Self {
+    /// Returns the averages of `workers`, 0 without any. `reuse_ratio` is [`FleetMeans::reuse_ratio`].
+    pub fn of<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>> + Clone, reuse_ratio: f64) -> Self {
         let sum = |part: fn(&WorkerLoad<'_>) -> f64| workers.clone().map(part).sum::<f64>();
         let (n_workers, n_prompts) = (workers.len().max(1) as f64, sum(|worker| worker.n_prefilling()));
         Self {
             concurrency: n_prompts / n_workers,
             prompt_ms: sum(|worker| worker.ahead_ms()) / n_prompts.max(1.0),
             prefill_tokens_per_ms: sum(|worker| worker.speeds.prefill_tokens_per_ms) / n_workers,
+            reuse_ratio,
         }
     }
 }
@@ -230,9 +233,8 @@ impl Cost {
         }
     }
 
-    /// Adds the time that other requests lose. `reuse_ratio` is the tokens reused in this fleet for each token
-    /// computed.
-    pub fn add_pressure(&mut self, work: PrefillWork, worker: &WorkerLoad<'_>, fleet: &FleetMeans, reuse_ratio: f64) {
+    /// Adds the time that other requests lose.
+    pub fn add_pressure(&mut self, work: PrefillWork, worker: &WorkerLoad<'_>, fleet: &FleetMeans) {
         let (ahead_ms, n_own) = (worker.ahead_ms(), worker.n_prefilling());
         let n_by_work = if fleet.prompt_ms > 0.0 { ahead_ms / fleet.prompt_ms } else { 0.0 };
         let surplus = (n_by_work.min(n_own) - fleet.concurrency).max(0.0);
@@ -242,7 +244,7 @@ impl Cost {
         let evicting = if uncached > 0.0 { (1.0 - free_cells / uncached).max(0.0) } else { 0.0 };
         let own_ms = uncached / fleet.prefill_tokens_per_ms;
         let weight = 1.0 + concurrency;
-        let multiple = concurrency * weight * weight + reuse_ratio * evicting;
+        let multiple = concurrency * weight * weight + fleet.reuse_ratio * evicting;
         self.pressure_ms = multiple * own_ms + (surplus * own_ms).min(ahead_ms) * weight;
         self.interference_ms = n_by_work * self.prefill_ms;
     }
@@ -330,7 +332,8 @@ mod tests {
         WorkerLoad { load, unreported, n_slots: 4, speeds: SPEEDS }
     }
 
-    const FLEET: FleetMeans = FleetMeans { concurrency: 2.0, prompt_ms: 1e6, prefill_tokens_per_ms: 1.0 };
+    const FLEET: FleetMeans =
+        FleetMeans { concurrency: 2.0, prompt_ms: 1e6, prefill_tokens_per_ms: 1.0, reuse_ratio: 0.5 };
     const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
 
     #[test]
@@ -342,7 +345,7 @@ mod tests {
 
     fn pressure(work: PrefillWork, worker: &WorkerLoad<'_>, fleet: FleetMeans) -> f64 {
         let mut cost = Cost::of(work, *worker);
-        cost.add_pressure(work, worker, &fleet, 0.5);
+        cost.add_pressure(work, worker, &fleet);
         cost.pressure_ms
     }
 
