@@ -174,5 +174,9 @@ async fn a_request_s_time_in_the_queue_begins_when_it_is_held_no_longer() {
     eventually("its arrival is long ago", || async { start.elapsed() > Duration::from_millis(200) }).await;
     worker.with(|script| script.opening = Opening::AtOnce);
     assert_eq!(error_of(held.await.expect("no panic"), 429).await["code"], "queue_timeout");
-    assert_eq!(router.metric("warmpath_router_queue_outcomes_total{outcome=\"late\"}").await, 1.0, "it has waited");
+    assert_eq!(
+        router.metric("warmpath_router_queue_outcomes_total{outcome=\"timed_out\"}").await,
+        1.0,
+        "it has waited"
+    );
 }

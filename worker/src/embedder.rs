@@ -3,7 +3,8 @@
 //! A text is computed once, as a whole, and nothing of it is kept. So there are no slots, no cache, and only batches to
 //! plan. It takes the engine's place in a worker that does not generate.
 //!
-//! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch (`warmpath_worker_core::embedding_batch`).
+//! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch
+//! (`warmpath_worker_core::embedding_batch`).
 
 mod compute;
 mod footprint;

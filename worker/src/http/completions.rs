@@ -1,6 +1,7 @@
 //! `/v1/completions`: answers to raw prompts, as OpenAI has them.
 //!
-//! Not here: what a body has (`request`), llama-server's answers (`http::llama_server`); all else is the common lifecycle.
+//! Not here: what a body has (`request`), llama-server's answers (`http::llama_server`). All else is the common
+//! lifecycle.
 
 use axum::extract::State;
 use axum::response::Response;

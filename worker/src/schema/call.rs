@@ -22,6 +22,9 @@ const DEPTH_MAX: usize = 8;
 /// Schema of every value.
 static ANYTHING: Value = Value::Bool(true);
 
+/// Kind of a list's or an object's schema as a bit, with its keywords.
+type Structure<'a> = (u8, &'a Map<String, Value>);
+
 /// How a chat template writes the arguments of a call, where it has a form of its own.
 ///
 /// Source: `parsers/` of llama.cpp and the templates themselves.
@@ -328,12 +331,7 @@ impl<'a> Writer<'a> {
     /// Returns the lists and objects that a schema allows, each by the keywords that alone decide about it.
     ///
     /// Errors: several places decide about the same list or object, or constants are lists or objects.
-    fn structures(
-        &self,
-        schema: &'a Value,
-        mask: u8,
-        depth: usize,
-    ) -> Result<Vec<(u8, &'a Map<String, Value>)>, SchemaError> {
+    fn structures(&self, schema: &'a Value, mask: u8, depth: usize) -> Result<Vec<Structure<'a>>, SchemaError> {
         const OWN: [&str; 9] = [
             "properties",
             "patternProperties",

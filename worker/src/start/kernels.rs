@@ -15,7 +15,9 @@ use crate::engine::Placement;
 /// Key of a file's most frequent type of weights.
 const FILE_TYPE: &str = "general.file_type";
 
-/// Values of [`FILE_TYPE`] without kernels for several tokens at once, with the types' names. Source: llama.cpp's `llama_ftype`.
+/// Values of [`FILE_TYPE`] without kernels for several tokens at once, with the types' names.
+///
+/// Source: llama.cpp's `llama_ftype`.
 const SLOW_TYPES: &[(u64, &str)] = &[(3, "Q4_1"), (9, "Q5_1")];
 
 /// Those that AMX does not compute either.
