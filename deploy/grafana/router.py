@@ -116,10 +116,10 @@ ROUTER = page(
             lines("Prefix index", "Memory of the index.", "bytes", (f"{R}index_bytes{{}}", "{{instance}}")),
             lines(
                 "Blocks in the index",
-                "Different blocks in each router's index, and claims that it dropped for its limit.",
+                "Different blocks in each router's index, and entries a second that it evicts for its memory limit.",
                 "short",
                 (f"{R}index_blocks{{}}", "{{instance}}"),
-                (f"{R}index_evicted_entries_total{{}}", "{{instance}}: dropped"),
+                (f"rate({R}index_evicted_entries_total{{}}[])", "{{instance}}: evicted"),
             ),
         ],
     ),

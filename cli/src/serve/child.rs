@@ -4,12 +4,13 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::log;
@@ -20,6 +21,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Time after which a child that ends counts as one that had worked.
 const STEADY: Duration = Duration::from_secs(60);
+/// Longest wait for the last lines of a child that has ended; a process of its own may keep the pipe open.
+const LAST_LINES_MAX: Duration = Duration::from_secs(2);
 
 /// A program with its flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +45,24 @@ pub struct Life {
     pub is_ready: CancellationToken,
 }
 
+/// A running child and the task that passes its log on.
+struct Running {
+    child: Child,
+    log: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Waits until the child has ended and its last lines are passed on: they say why it ended.
+    async fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.child.wait().await?;
+        if let Some(log) = self.log.take() {
+            // Lines that do not come in time are lost.
+            let _ = tokio::time::timeout(LAST_LINES_MAX, log).await;
+        }
+        Ok(status)
+    }
+}
+
 /// Keeps a program running until it must end.
 ///
 /// Errors: it cannot be started, or ends before the fleet has been ready.
@@ -49,9 +70,9 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
     let mut pause = PAUSE_MIN;
     loop {
         let started = Instant::now();
-        let mut child = start(program)?;
+        let mut running = start(program)?;
         tokio::select! {
-            status = child.wait() => {
+            status = running.wait() => {
                 let status = status.with_context(|| format!("waiting for {}", program.name))?;
                 if life.ends.is_cancelled() {
                     return Ok(());
@@ -64,7 +85,7 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
                 }
                 log(&format!("warmpath: {} ended: {status}; it is started again in {pause:?}", program.name));
             }
-            () = life.ends.cancelled() => return end(&mut child, &life.kill).await,
+            () = life.ends.cancelled() => return end(&mut running, &life.kill).await,
         }
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -74,17 +95,15 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
     }
 }
 
-fn start(program: &Program) -> anyhow::Result<Child> {
+fn start(program: &Program) -> anyhow::Result<Running> {
     let mut command = Command::new(&program.path);
     // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     end_with_parent(&mut command);
     let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;
-    if let Some(stderr) = child.stderr.take() {
-        tokio::spawn(pass_on(program.name.clone(), stderr));
-    }
-    Ok(child)
+    let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(program.name.clone(), stderr)));
+    Ok(Running { child, log })
 }
 
 /// Makes the system end the child if this process is killed, so that no worker and its memory remain.
@@ -103,15 +122,15 @@ fn end_with_parent(command: &mut Command) {
 fn end_with_parent(_command: &mut Command) {}
 
 /// Asks a child to end and waits for it; kills it if that is wanted meanwhile.
-async fn end(child: &mut Child, kill: &CancellationToken) -> anyhow::Result<()> {
-    if let Some(pid) = child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
+async fn end(running: &mut Running, kill: &CancellationToken) -> anyhow::Result<()> {
+    if let Some(pid) = running.child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
         // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its
         // own.
         unsafe { libc::kill(pid, libc::SIGTERM) };
     }
     tokio::select! {
-        status = child.wait() => status.map(drop).context("waiting for a child"),
-        () = kill.cancelled() => child.kill().await.context("killing a child"),
+        status = running.wait() => status.map(drop).context("waiting for a child"),
+        () = kill.cancelled() => running.child.kill().await.context("killing a child"),
     }
 }
 
