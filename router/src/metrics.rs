@@ -100,7 +100,7 @@ metrics! {
     /// Chats by their relation to earlier chats: new, intact (continues a conversation) or broken.
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
     /// Conversations that broke their own prefix, by the role of the changed message: system, user, assistant, tool,
-    /// other, or template.
+    /// other; template where no message changed; answer where the model's last answer came back otherwise.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
     /// Requests without a valid API key.
     auth_failures: IntCounter = counter("auth_failures_total");
