@@ -57,7 +57,7 @@ pub struct Fleet {
     index: Arc<PrefixIndex>,
     /// Records of the requests in flight and of the workers' health. The lock is held for one choice or one entry,
     /// never across `.await`.
-    books: Mutex<Ledger>,
+    ledger: Mutex<Ledger>,
     n_shed: AtomicU64,
     started: Instant,
     /// Whether every worker that was found first has been contacted. Sent again when a worker appears or serves another
@@ -88,7 +88,7 @@ impl Fleet {
             view: ArcSwap::default(),
             vocabularies: ArcSwap::default(),
             index: writer.reader(),
-            books: Mutex::new(Ledger::new(config.dispatch)),
+            ledger: Mutex::new(Ledger::new(config.dispatch)),
             n_shed: AtomicU64::new(0),
             started: Instant::now(),
             looked: watch::Sender::new(false),
@@ -178,7 +178,7 @@ impl Fleet {
 
     /// Returns the records of the requests in flight.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the request of `ticket` booked on `worker` until the result is dropped.

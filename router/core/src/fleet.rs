@@ -65,6 +65,14 @@ impl Connection {
     pub fn is_there(self) -> bool {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
     }
+
+    /// Returns the time since which its summary is stale; absent where it is not.
+    pub fn stale_since(self) -> Option<Instant> {
+        match self {
+            Self::Stale { since } => Some(since),
+            Self::Connecting | Self::Live | Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. } => None,
+        }
+    }
 }
 
 /// Blocks of a worker in the index.

@@ -42,15 +42,7 @@ const NAMES_LOGGED_MAX: usize = 16;
 
 /// Applies reports until every sender is gone.
 pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<Report>) {
-    let mut tracker = Tracker {
-        stock: Stocks::new(&fleet),
-        blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
-        fleet,
-        workers: BTreeMap::new(),
-        lost: Vec::new(),
-        models_changed: false,
-        has_surveyed: false,
-    };
+    let mut tracker = Tracker::new(fleet, writer);
     let mut batch = Vec::with_capacity(BATCH_MAX);
     loop {
         if tracker.blocks.is_busy() {
@@ -93,6 +85,18 @@ struct Tracker {
 }
 
 impl Tracker {
+    fn new(fleet: Arc<Fleet>, writer: IndexWriter) -> Self {
+        Self {
+            stock: Stocks::new(&fleet),
+            blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
+            fleet,
+            workers: BTreeMap::new(),
+            lost: Vec::new(),
+            models_changed: false,
+            has_surveyed: false,
+        }
+    }
+
     /// Applies a report, at once or when the view that it follows is in the index.
     fn take(&mut self, report: Report) {
         if let Some(report) = self.blocks.pass(report) {
@@ -217,9 +221,9 @@ impl Tracker {
         let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());
         let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
         if !changes.is_empty() {
-            let mut books = self.fleet.ledger();
-            books.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
-            books.heard(worker, changes, Instant::now());
+            let mut ledger = self.fleet.ledger();
+            ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
+            ledger.heard(worker, changes, Instant::now());
         }
         if let Some(distrust) = self.blocks.check(worker, digest) {
             self.fleet.member(worker).distrusts.raise(distrust);

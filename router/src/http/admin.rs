@@ -52,19 +52,12 @@ pub async fn fleet(State(app): State<App>) -> Json<Value> {
 }
 
 fn describe(app: &App, worker: &WorkerView) -> Value {
-    let books = app.fleet.ledger();
-    let unreported = books.unreported(worker.idx);
-    let n_in_flight = books.n_in_flight(worker.idx);
-    let breaker = breaker_name(books.breaker(worker.idx, Instant::now()));
-    drop(books);
-    let stale = match worker.link {
-        Connection::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Connection::Connecting
-        | Connection::Live
-        | Connection::Down { .. }
-        | Connection::Refused { .. }
-        | Connection::Loading { .. } => None,
-    };
+    let ledger = app.fleet.ledger();
+    let unreported = ledger.unreported(worker.idx);
+    let n_in_flight = ledger.n_in_flight(worker.idx);
+    let breaker = breaker_name(ledger.breaker(worker.idx, Instant::now()));
+    drop(ledger);
+    let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let member = app.fleet.member(worker.idx);
     let blocks = &worker.blocks;
     json!({

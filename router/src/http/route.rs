@@ -9,7 +9,6 @@ use axum::extract::{Query, Request, State};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use warmpath_router_core::fleet::Connection;
 use warmpath_router_core::index::Match;
 use warmpath_router_core::ledger::Scored;
 use warmpath_router_core::routing::cost::Cost;
@@ -93,14 +92,7 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &scored.candidate;
     let worker = candidate.worker;
     let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, interference_ms } = candidate.cost;
-    let stale = match worker.link {
-        Connection::Stale { since } => Some(since.elapsed().as_secs_f64()),
-        Connection::Connecting
-        | Connection::Live
-        | Connection::Down { .. }
-        | Connection::Refused { .. }
-        | Connection::Loading { .. } => None,
-    };
+    let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
         "url": worker.name,

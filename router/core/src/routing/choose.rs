@@ -20,7 +20,7 @@ use warmpath_common::mix::mix;
 use crate::WorkerIdx;
 use crate::fleet::WorkerView;
 use crate::index::Match;
-use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad};
+use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad, concurrency};
 use warmpath_common::summary::Tier;
 
 /// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
@@ -268,8 +268,6 @@ pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&
 /// A slower worker stays slower, so the difference in prefill time counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
     let best = of_least_cost(candidates)?;
-    let n_prompts: f64 = candidates.iter().map(|candidate| candidate.load.n_prefilling()).sum();
-    let concurrency = n_prompts / candidates.len() as f64;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
     let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
     let first = holders()
@@ -279,7 +277,7 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&
         cost.total_with_interference_ms() - first.total_with_interference_ms()
             + (cost.prefill_ms - first.prefill_ms).max(0.0)
     };
-    let tie_margin_ms = tie_margin_ms(&best.cost, concurrency);
+    let tie_margin_ms = tie_margin_ms(&best.cost, concurrency(candidates.iter().map(|candidate| &candidate.load)));
     holders().filter(|c| above_ms(&c.cost) <= tie_margin_ms).min_by_key(|c| c.tie_break(turn))
 }
 

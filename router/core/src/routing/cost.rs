@@ -186,12 +186,18 @@ impl FleetMeans {
         let sum = |part: fn(&WorkerLoad<'_>) -> f64| workers.clone().map(part).sum::<f64>();
         let (n_workers, n_prompts) = (workers.len().max(1) as f64, sum(|worker| worker.n_prefilling()));
         Self {
-            concurrency: n_prompts / n_workers,
+            concurrency: concurrency(workers.clone()),
             prompt_ms: sum(|worker| worker.ahead_ms()) / n_prompts.max(1.0),
             prefill_tokens_per_ms: sum(|worker| worker.speeds.prefill_tokens_per_ms) / n_workers,
             reuse_ratio,
         }
     }
+}
+
+/// Returns the mean number of requests per worker whose prompts are not computed yet; 0 without workers.
+pub fn concurrency<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>>) -> f64 {
+    let n_workers = workers.len().max(1) as f64;
+    workers.map(|worker| worker.n_prefilling()).sum::<f64>() / n_workers
 }
 
 /// Cost of a request at a worker, by term. Units: milliseconds.

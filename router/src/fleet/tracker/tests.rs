@@ -42,7 +42,7 @@ fn tracker() -> Tracker {
         view: ArcSwap::default(),
         vocabularies: ArcSwap::default(),
         index: writer.reader(),
-        books: Mutex::new(Ledger::new(LedgerOptions::default())),
+        ledger: Mutex::new(Ledger::new(LedgerOptions::default())),
         n_shed: AtomicU64::new(0),
         started: Instant::now(),
         looked: watch::Sender::new(false),
@@ -52,15 +52,7 @@ fn tracker() -> Tracker {
         trial: TrialConfig::default(),
         metrics: Arc::new(Metrics::new()),
     });
-    Tracker {
-        stock: Stocks::new(&fleet),
-        blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
-        fleet,
-        workers: BTreeMap::new(),
-        lost: Vec::new(),
-        models_changed: false,
-        has_surveyed: false,
-    }
+    Tracker::new(fleet, writer)
 }
 
 fn run(keys: Range<u64>) -> Run {

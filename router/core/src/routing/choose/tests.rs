@@ -43,20 +43,16 @@ fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, Reason) {
         })
         .collect();
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
-    let mut candidates: Vec<_> = workers
-        .iter()
-        .map(|worker| {
-            Candidate::score(
-                worker,
-                prompt,
-                BLOCK,
-                worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
-            )
-        })
-        .collect();
+    let mut candidates: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     add_pressure(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
     (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
+}
+
+/// Returns a worker as a candidate for a prompt, with nothing but its reported load.
+fn scored<'a>(worker: &'a WorkerView, prompt: PromptView<'_>) -> Candidate<'a> {
+    let load = worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
+    Candidate::score(worker, prompt, BLOCK, load)
 }
 
 const TURN: TieBreak = TieBreak { last: None, affinity: 0, first_new_block: 0 };
@@ -111,10 +107,9 @@ fn of_equals_the_one_wins_that_was_given_least() {
 /// Returns the worker that gets an uncached prompt, given the workers' loads and recent work.
 fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
     let workers: Vec<_> = loads.into_iter().zip(0..).map(|(load, idx)| WorkerView { load, ..worker(idx) }).collect();
-    let score = |(worker, recent_tokens)| {
-        let worker_load = worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
-        let prompt = PromptView::Estimated { n_tokens: N_TOKENS };
-        Candidate { recent_tokens, ..Candidate::score(worker, prompt, BLOCK, worker_load) }
+    let score = |(worker, recent_tokens)| Candidate {
+        recent_tokens,
+        ..scored(worker, PromptView::Estimated { n_tokens: N_TOKENS })
     };
     let mut candidates: Vec<_> = workers.iter().zip(recent).map(score).collect();
     add_pressure(&mut candidates, 0.0);
@@ -170,17 +165,7 @@ fn each_policy_looks_at_what_it_is_named_for() {
 fn a_conversation_keeps_its_worker_when_another_leaves() {
     let workers: Vec<_> = (0..10).map(worker).collect();
     let prompt = PromptView::Estimated { n_tokens: 10 };
-    let all: Vec<_> = workers
-        .iter()
-        .map(|worker| {
-            Candidate::score(
-                worker,
-                prompt,
-                BLOCK,
-                worker_load(worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at),
-            )
-        })
-        .collect();
+    let all: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
         let turn = TieBreak { affinity, ..TURN };
@@ -204,8 +189,7 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
         let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
-        let worker_load = worker_load(&worker, Unreported::default(), SPEEDS_DEFAULT, worker.measured_at);
-        assert_eq!(Candidate::score(&worker, prompt, BLOCK, worker_load).cached_blocks, expected, "{n_tokens} tokens");
+        assert_eq!(scored(&worker, prompt).cached_blocks, expected, "{n_tokens} tokens");
     }
 }
 
