@@ -5,6 +5,7 @@
 //! whole fleet's size. `load` is the number of prompt tokens that arrive in a second, divided by the number that all
 //! workers could compute if nothing were cached; the trace's times are stretched to reach it.
 
+pub mod ablation;
 pub mod lru;
 pub mod outcome;
 pub mod policy;
@@ -64,7 +65,7 @@ pub struct SimArgs {
     /// Runs every policy and compares them.
     #[arg(long, conflicts_with_all = ["policy", "ablation"])]
     pub all_policies: bool,
-    /// Runs our policy whole and without each term of its cost.
+    /// Runs our policy whole and without each of its terms.
     #[arg(long, conflicts_with = "policy")]
     pub ablation: bool,
     /// Routers, which share nothing but what workers announce.
@@ -110,12 +111,12 @@ pub struct SimArgs {
 /// Errors: a trace that cannot be read; numbers that do not describe a fleet.
 #[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
-    let policies: &[Policy] = match (args.all_policies, args.ablation) {
-        (true, _) => &Policy::COMPARED,
-        (_, true) => &Policy::ABLATED,
-        _ => &[args.policy],
+    let policies = match (args.all_policies, args.ablation) {
+        (true, _) => Policy::COMPARED.to_vec(),
+        (_, true) => Policy::ablated(),
+        _ => vec![args.policy],
     };
-    let outcomes = simulate(args, policies)?;
+    let outcomes = simulate(args, &policies)?;
     let text = if args.json { serde_json::to_string_pretty(&outcomes)? } else { outcome::table(&outcomes).to_string() };
     println!("{text}");
     Ok(())

@@ -1,13 +1,14 @@
 //! The policies that are compared, by name.
 //!
-//! The router's own policies are in `warmpath-router-core`, the others in `rivals`.
+//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`, the others in `rivals`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use warmpath_router_core::routing::choose::Policy as Offered;
 
-use super::rivals::{Kind, Term};
+use super::ablation::Term;
+use super::rivals::Kind;
 
 /// Rule by which workers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub enum Policy {
         /// Number of these blocks.
         n_blocks: usize,
     },
+    /// Our policy without one of its terms.
+    Without(Term),
     /// A policy that the router does not offer.
     Rival(Kind),
 }
@@ -42,19 +45,14 @@ impl Policy {
         Self::Offered(Offered::PredictedTtft),
     ];
 
-    /// Our policy as a whole, and without each term of its cost.
-    pub const ABLATED: [Self; 7] = [
-        Self::Offered(Offered::PredictedTtft),
-        Self::Rival(Kind::Without(Term::Wait)),
-        Self::Rival(Kind::Without(Term::Restore)),
-        Self::Rival(Kind::Without(Term::Prefill)),
-        Self::Rival(Kind::Without(Term::Pressure)),
-        Self::Rival(Kind::Without(Term::Slowdown)),
-        Self::Rival(Kind::Without(Term::Interference)),
-    ];
+    /// Returns our policy as a whole, and without each of its terms.
+    pub fn ablated() -> Vec<Self> {
+        let whole = Self::Offered(Offered::PredictedTtft);
+        std::iter::once(whole).chain(Term::ALL.map(Self::Without)).collect()
+    }
 
     fn known() -> impl Iterator<Item = Self> {
-        Self::COMPARED.into_iter().chain(Self::ABLATED)
+        Self::COMPARED.into_iter().chain(Self::ablated())
     }
 }
 
@@ -63,6 +61,7 @@ impl fmt::Display for Policy {
         match self {
             Self::Offered(policy) => write!(f, "{policy}"),
             Self::Hash { n_blocks } => write!(f, "hash-{n_blocks}"),
+            Self::Without(term) => write!(f, "without-{}", term.name()),
             Self::Rival(kind) => f.write_str(kind.name()),
         }
     }

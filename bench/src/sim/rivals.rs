@@ -1,19 +1,18 @@
-//! Policies that the router does not offer: published rules of others, and ours without one of its terms.
+//! Policies that the router does not offer: published rules of others.
 //!
-//! The router's own policies are in `warmpath-router-core`. Every rival sees what our router sees (the same matches,
+//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`. Every rival sees what our router sees (the same matches,
 //! the same reported loads, its own requests recorded immediately), so that only the rule differs.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
-use rand_chacha::ChaCha8Rng;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_router_core::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
 use warmpath_router_core::ledger::recent_work::{RecentWork, WorkSenders};
 use warmpath_router_core::ledger::reuse_ratio::ReuseRatio;
-use warmpath_router_core::routing::choose::{Candidate, Policy as Offered, PromptView, TieBreak, add_pressure, choose};
+use warmpath_router_core::routing::choose::{Candidate, PromptView, add_pressure};
 use warmpath_router_core::routing::cost::{Speeds, Unreported, WorkerLoad};
 
 use super::router::FleetShape;
@@ -36,25 +35,6 @@ pub enum Kind {
     DynamoCost,
     /// llm-d's: weighted scores of prefix, queue and cache use.
     LlmdScorers,
-    /// Ours, without one term of its cost.
-    Without(Term),
-}
-
-/// A term of our cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Term {
-    /// Time before the prefill begins.
-    Wait,
-    /// Time to restore the reused state.
-    Restore,
-    /// Time to compute the rest.
-    Prefill,
-    /// Charge for the capacity that the prefill takes from others.
-    Pressure,
-    /// Delay of the running streams.
-    Slowdown,
-    /// Delay of the prompts that are computed beside it.
-    Interference,
 }
 
 impl Kind {
@@ -68,12 +48,6 @@ impl Kind {
             Self::SglangSwitch => "sglang",
             Self::DynamoCost => "dynamo",
             Self::LlmdScorers => "llm-d",
-            Self::Without(Term::Wait) => "without-wait",
-            Self::Without(Term::Restore) => "without-restore",
-            Self::Without(Term::Prefill) => "without-prefill",
-            Self::Without(Term::Pressure) => "without-pressure",
-            Self::Without(Term::Slowdown) => "without-slowdown",
-            Self::Without(Term::Interference) => "without-interference",
         }
     }
 }
@@ -156,7 +130,7 @@ impl Rival {
     }
 
     /// Chooses a worker; returns it with the number of tokens that are expected to be reused.
-    pub fn choose(&mut self, seen: &Seen<'_>, rng: &mut ChaCha8Rng) -> Option<(WorkerIdx, u32)> {
+    pub fn choose(&mut self, seen: &Seen<'_>) -> Option<(WorkerIdx, u32)> {
         let there = |worker: &&WorkerView| worker.unavailable(seen.now).is_none() && !seen.tried.contains(&worker.idx);
         let workers: Vec<&WorkerView> = seen.fleet.workers.iter().map(|worker| &**worker).filter(there).collect();
         let assumed = Speeds::assumed(workers.iter().map(|worker| &worker.load.rates));
@@ -174,7 +148,7 @@ impl Rival {
         });
         let mut candidates: Vec<Candidate<'_>> = scored.collect();
         add_pressure(&mut candidates, self.reuse.ratio());
-        let chosen = *self.pick(seen, &candidates, rng)?;
+        let chosen = *self.pick(seen, &candidates)?;
         let n_held = chosen.found.map_or(0, |found| found.blocks);
         let filling = self.pending.add(chosen.worker.idx, (prompt.keys(), n_held));
         self.book(&chosen, seen, filling);
@@ -248,12 +222,7 @@ impl Rival {
         (load.queued_prefill_tokens + load.running_prefill_tokens + unreported.prefill_tokens) as f64
     }
 
-    fn pick<'c, 'a>(
-        &self,
-        seen: &Seen<'_>,
-        candidates: &'c [Candidate<'a>],
-        rng: &mut ChaCha8Rng,
-    ) -> Option<&'c Candidate<'a>> {
+    fn pick<'c, 'a>(&self, seen: &Seen<'_>, candidates: &'c [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let uncached = |c: &Candidate<'_>| c.work.uncached_tokens();
         match self.kind {
             Kind::BoundedHash => self.bounded(seen, candidates),
@@ -275,12 +244,6 @@ impl Rival {
                 prefill + account.prompt_tokens as f64 + f64::from(c.work.prompt_tokens)
             }),
             Kind::LlmdScorers => self.llmd(candidates),
-            Kind::Without(term) => {
-                let without: Vec<Candidate<'a>> = candidates.iter().map(|c| ablate(*c, term)).collect();
-                let turn = TieBreak { last: None, affinity: 0, first_new_block: seen.prompt.first_new_block() };
-                let chosen = choose(Offered::PredictedTtft, &without, turn, rng)?.worker.idx;
-                candidates.iter().find(|c| c.worker.idx == chosen)
-            }
         }
     }
 
@@ -325,17 +288,4 @@ impl Rival {
 /// Returns the first candidate with the smallest `value`.
 fn least<'c, 'a>(candidates: &'c [Candidate<'a>], value: impl Fn(&Candidate<'a>) -> f64) -> Option<&'c Candidate<'a>> {
     candidates.iter().min_by(|a, b| value(a).total_cmp(&value(b)))
-}
-
-fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
-    let cost = &mut candidate.cost;
-    match term {
-        Term::Wait => cost.wait_ms = 0.0,
-        Term::Restore => cost.restore_ms = 0.0,
-        Term::Prefill => cost.prefill_ms = 0.0,
-        Term::Pressure => cost.pressure_ms = 0.0,
-        Term::Slowdown => cost.slowdown_ms = 0.0,
-        Term::Interference => cost.interference_ms = 0.0,
-    }
-    candidate
 }

@@ -1,8 +1,8 @@
 //! A simulated router: the production code for state, index and choice, fed with the workers' announcements.
 //!
-//! When announcements arrive is decided in `world`; policies that the router does not offer are in `rivals`. Each
-//! router has its own view of the fleet, like one of several processes, and learns of other routers' requests only from
-//! the workers.
+//! When announcements arrive is decided in `world`; policies that the router does not offer are in `ablation` and
+//! `rivals`. Each router has its own view of the fleet, like one of several processes, and learns of other routers'
+//! requests only from the workers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Ledger, LedgerOptions, RouteRequest, Ticket};
 use warmpath_router_core::routing::choose::{Policy as Offered, PromptView};
 
+use super::ablation::{self, Term};
 use super::policy::Policy;
 use super::rivals::{Rival, Seen};
 use super::trace::{Request, mix};
@@ -40,9 +41,9 @@ pub struct Router {
 
 /// What makes the decisions.
 enum Books {
-    /// The production code, with a policy that the router offers, and the number of blocks that identify a
-    /// conversation.
-    Own { dispatch: Box<Ledger>, affinity_blocks: usize },
+    /// The production code, with a policy that the router offers, the number of blocks that identify a conversation,
+    /// and the term that is left out.
+    Own { dispatch: Box<Ledger>, affinity_blocks: usize, without: Option<Term> },
     /// Another rule.
     Rival(Box<Rival>),
 }
@@ -102,13 +103,14 @@ impl Router {
         let fleet = FleetView { workers: (0..shape.n_workers).map(|idx| Arc::new(worker(idx))).collect() };
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
-        let own = |policy: Offered, affinity_blocks| {
+        let own = |policy: Offered, affinity_blocks, without| {
             let options = LedgerOptions { policy, ..LedgerOptions::default() };
-            Books::Own { dispatch: Box::new(Ledger::new(options)), affinity_blocks }
+            Books::Own { dispatch: Box::new(Ledger::new(options)), affinity_blocks, without }
         };
         let books = match policy {
-            Policy::Offered(policy) => own(policy, 1),
-            Policy::Hash { n_blocks } => own(Offered::ConsistentHash, n_blocks),
+            Policy::Offered(policy) => own(policy, 1, None),
+            Policy::Hash { n_blocks } => own(Offered::ConsistentHash, n_blocks, None),
+            Policy::Without(term) => own(Offered::PredictedTtft, 1, Some(term)),
             Policy::Rival(kind) => Books::Rival(Box::new(Rival::new(kind, shape))),
         };
         let rng = ChaCha8Rng::seed_from_u64(seed);
@@ -118,7 +120,10 @@ impl Router {
     /// Returns how long a request is held back before its choice.
     pub fn backoff(&mut self, request: &Request, id: &RequestId, now: Duration) -> Duration {
         let Self { fleet, model, index, books, rng, start, block_tokens, .. } = self;
-        let Books::Own { dispatch, .. } = books else { return Duration::ZERO };
+        let Books::Own { dispatch, without, .. } = books else { return Duration::ZERO };
+        if *without == Some(Term::Backoff) {
+            return Duration::ZERO;
+        }
         let keys = request.reusable_keys(*block_tokens);
         let matches = index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
@@ -143,16 +148,20 @@ impl Router {
         let matches = self.index.matches(keys);
         let prompt = PromptView::Known { n_tokens: request.prompt_tokens, keys, matches: &matches };
         match &mut self.books {
-            Books::Own { dispatch, affinity_blocks } => {
+            Books::Own { dispatch, affinity_blocks, without } => {
                 let affinity = request.ids.iter().take(*affinity_blocks).fold(0, |hash, id| mix(hash ^ u64::from(*id)));
                 let ask = RouteRequest { affinity, tried, ..ask((id, self.start + now), &self.model, prompt) };
-                let (decision, ticket) = dispatch.choose(&self.fleet, &ask, &mut self.rng).ok()?;
+                let choice = match *without {
+                    Some(term) => ablation::choose(term, dispatch, (&self.fleet, &ask), &mut self.rng),
+                    None => dispatch.choose(&self.fleet, &ask, &mut self.rng),
+                };
+                let (decision, ticket) = choice.ok()?;
                 let cached_tokens = decision.cached_tokens;
                 Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
             }
             Books::Rival(rival) => {
                 let seen = Seen { fleet: &self.fleet, request, id, prompt, tried, now: self.start + now };
-                let (worker, cached_tokens) = rival.choose(&seen, &mut self.rng)?;
+                let (worker, cached_tokens) = rival.choose(&seen)?;
                 Some(Sent { worker, cached_tokens, receipt: Receipt::Rival(worker) })
             }
         }

@@ -16,7 +16,6 @@ use std::time::Duration;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
-use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
 use warmpath_worker_core::pending_prefills::{PendingPrefills, PromiseId};
 use warmpath_worker_core::rates::Averages;
@@ -30,6 +29,11 @@ use cache::Cache;
 ///
 /// Source: the defaults of `warmpath-worker --batch-size` and `--ubatch-size`.
 const ROOM: Room = Room { batch_tokens: 2048, ubatch_tokens: 512, passes: Passes::Together };
+
+/// Time to bring one stored token's KV state into a slot. Units: milliseconds.
+///
+/// Source: docs/decisions/0000-measured-before.md: 2,048 tokens in 2-3 ms.
+const RESTORE_MS_PER_TOKEN: f64 = 0.0015;
 
 /// Size and speed of a worker.
 #[derive(Debug, Clone, Copy)]
@@ -288,7 +292,7 @@ impl Worker {
         let settled = self.promises.settle(promise_id(request));
         self.say(settled);
         let n_cached_tokens = plan.start.n_tokens() * self.block_tokens;
-        self.restore_ms += f64::from(n_cached_tokens) * RESTORE_RAM_MS_PER_TOKEN;
+        self.restore_ms += f64::from(n_cached_tokens) * RESTORE_MS_PER_TOKEN;
         let n_computed = n_cached_tokens;
         self.averages.prompt(trace.requests[request].prompt_tokens - n_cached_tokens);
         self.running.push(Running {

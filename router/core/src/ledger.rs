@@ -8,6 +8,7 @@
 //! Not here: the workers' own reports (`fleet`), the comparison of candidates (`choose`).
 
 mod backoff;
+mod candidates;
 mod capacity_forecast;
 mod dry_run;
 mod health;
@@ -20,12 +21,11 @@ pub mod stale_blocks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use backoff::BACKOFF_POLL;
 pub use dry_run::{DryRun, Scored};
-use health::{Health, Trust};
+use health::Health;
 use rand::Rng;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
@@ -33,19 +33,16 @@ use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::summary::Change;
 
 use crate::WorkerIdx;
-use crate::fleet::{FleetView, Unavailable, WorkerView};
-use crate::index::Match;
+use crate::fleet::{FleetView, Unavailable};
 use crate::ledger::peer_routers::PeerRouters;
 use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
-use crate::ledger::recent_work::{RecentWork, WorkSenders};
+use crate::ledger::recent_work::RecentWork;
 use crate::ledger::reuse_ratio::ReuseRatio;
 use crate::ledger::stale_blocks::StaleBlocks;
-use crate::overload::admission::{AdmissionOptions, Capacity};
+use crate::overload::admission::AdmissionOptions;
 use crate::overload::breaker::BreakerOptions;
-use crate::routing::choose::{
-    Candidate, Policy, PromptView, Reason, TieBreak, add_pressure, choose, reason, worker_load,
-};
-use crate::routing::cost::{Cost, Speeds, Unreported, WorkerLoad};
+use crate::routing::choose::{Candidate, Policy, PromptView, Reason, TieBreak, choose, reason};
+use crate::routing::cost::{Cost, Unreported, WorkerLoad};
 
 /// Weight of the newest request in the average service time.
 ///
@@ -251,13 +248,25 @@ impl Ledger {
         request: &RouteRequest<'_>,
         rng: &mut impl Rng,
     ) -> Result<(Decision, Ticket), NoWorker> {
+        let policy = self.options.policy;
+        self.choose_by(fleet, request, |candidates, turn| choose(policy, candidates, turn, rng))
+    }
+
+    /// As [`Ledger::choose`], with `pick` in place of the policy.
+    ///
+    /// Errors: [`NoWorker`], with the causes, if no worker can take it.
+    pub fn choose_by(
+        &mut self,
+        fleet: &FleetView,
+        request: &RouteRequest<'_>,
+        pick: impl for<'c, 'a> FnOnce(&'c [Candidate<'a>], TieBreak) -> Option<&'c Candidate<'a>>,
+    ) -> Result<(Decision, Ticket), NoWorker> {
         let corrected_matches = self.corrected_matches(request.prompt);
         let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
         self.expire(request.now);
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), WorkerLedger::default);
         let candidates = self.candidates(fleet, request)?;
-        let chosen =
-            choose(self.options.policy, &candidates, self.turn(request), rng).ok_or_else(NoWorker::unserved)?;
+        let chosen = pick(&candidates, self.turn(request)).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, request.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
@@ -288,95 +297,13 @@ impl Ledger {
         TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
     }
 
-    /// Returns the matches without stale blocks and with the blocks that this router's requests are prefilling; `None`
-    /// if that changes nothing.
-    fn corrected_matches(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
-        let PromptView::Known { keys, matches, .. } = prompt else { return None };
-        let corrected = self.stale_blocks.correct(keys, matches);
-        self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
-    }
-
     /// Returns the stale blocks.
     pub fn stale_blocks(&mut self) -> &mut StaleBlocks {
         &mut self.stale_blocks
     }
 
-    /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
-    ///
-    /// A breaker spares its worker only while others serve: the last workers get requests whatever they have failed.
-    fn candidates<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>) -> Result<Vec<Candidate<'a>>, NoWorker> {
-        let serving = serving(fleet, request);
-        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
-        let mut reasons = BTreeMap::new();
-        let mut pause: Option<Duration> = None;
-        let mut field = Vec::with_capacity(serving.len());
-        for worker in serving {
-            let health = &self.account(worker.idx).health;
-            if let Some(why) = self.unavailable(worker, request) {
-                *reasons.entry(why).or_insert(0) += 1;
-                if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
-                    (why, health.pauses.of(request.model_name, request.now))
-                {
-                    pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
-                }
-                continue;
-            }
-            let trust = health.trust(request.now);
-            let (candidate, capacity) = self.score(worker, request, assumed);
-            field.push((candidate, capacity, trust));
-        }
-        let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
-        let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
-        if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
-            let n_serving = field.len();
-            field.retain(|(_, _, trust)| *trust != Trust::Failing);
-            if n_serving > field.len() {
-                reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
-            }
-        }
-        let with_room = field.iter().filter(|(_, capacity, _)| *capacity == Capacity::Yes);
-        let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
-            if !field.is_empty() {
-                reasons.insert(Unavailable::Busy, field.len());
-            }
-            return Err(NoWorker { reasons, pause });
-        };
-        let is_candidate =
-            |(_, capacity, trust): &(_, Capacity, Trust)| *trust <= least && *capacity != Capacity::Unmeasured;
-        field.retain(is_candidate);
-        let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
-        add_pressure(&mut candidates, self.reuse.ratio());
-        Ok(candidates)
-    }
-
-    fn score<'a>(
-        &self,
-        worker: &'a WorkerView,
-        request: &RouteRequest<'_>,
-        assumed: Speeds,
-    ) -> (Candidate<'a>, Capacity) {
-        let givers = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
-        let worker_load = worker_load(worker, self.account(worker.idx).unreported, assumed, request.now);
-        let mut candidate = Candidate::score(worker, request.prompt, request.model.block_size_tokens, worker_load);
-        candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
-        let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
-        if capacity == Capacity::No {
-            // A full worker queues the request: all of its work comes first.
-            candidate.cost.wait_ms = candidate.cost.wait_ms.max(worker_load.queue_delay_ms());
-        }
-        (candidate, capacity)
-    }
-
     fn account(&self, worker: WorkerIdx) -> &WorkerLedger {
         self.accounts.get(worker.0 as usize).unwrap_or(&self.no_account)
-    }
-
-    fn unavailable(&self, worker: &WorkerView, request: &RouteRequest<'_>) -> Option<Unavailable> {
-        let account = self.account(worker.idx);
-        worker
-            .unavailable(request.now)
-            .or_else(|| account.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
-            .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 
     fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: PendingBlocks) -> Ticket {
@@ -466,22 +393,6 @@ impl Ledger {
             self.by_request.remove(&key);
         }
     }
-}
-
-/// Returns the workers that serve the requested model.
-fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
-    let is_named = |worker: &&'a WorkerView| match request.model_name {
-        Some(name) => worker.model_of_pool(name, request.model).is_some(),
-        // Compared by name as well: the tokenizer of a stock server may have changed since the prompt was made.
-        None => {
-            let is_meant = |model: &Arc<ModelInfo>| {
-                model.fingerprint == request.model.fingerprint
-                    || model.names.iter().any(|name| request.model.names.contains(name))
-            };
-            worker.model.is_none() || worker.models().any(is_meant)
-        }
-    };
-    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(request.wanted)).filter(is_named).collect()
 }
 
 /// Returns a response's share of a worker's time. Units: milliseconds.

@@ -91,7 +91,7 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
 fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &scored.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, restore_ms, prefill_ms, pressure_ms, slowdown_ms, interference_ms } = candidate.cost;
+    let Cost { wait_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
     let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
@@ -109,12 +109,11 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
         "age_seconds": app.fleet.age(&app.fleet.member(worker.idx)).map(|age| age.as_secs_f64()),
         "cost_ms": {
             "wait": wait_ms,
-            "restore": restore_ms,
             "prefill": prefill_ms,
             "pressure": pressure_ms,
+            "surplus": surplus_ms,
             "slowdown": slowdown_ms,
             "total": candidate.cost.total_ms(),
-            "interference": interference_ms,
         },
     })
 }

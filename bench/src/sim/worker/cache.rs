@@ -14,7 +14,6 @@ use warmpath_common::block_hash::{BlockHash, block_hash};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Tier};
-use warmpath_router_core::routing::cost::RESTORE_RAM_MS_PER_TOKEN;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
 use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::{self, Decision, PlanInputs, Reuse, SlotPlan, Start, Wish};
@@ -22,7 +21,7 @@ use warmpath_worker_core::slot_table::{self, Acquire, AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use super::super::trace::Request;
-use super::Shape;
+use super::{RESTORE_MS_PER_TOKEN, Shape};
 
 /// Length of a stored chunk. Units: tokens.
 ///
@@ -68,7 +67,7 @@ impl Cache {
             memory: MemoryKind::Full,
             hasher: block_hash,
         };
-        let restore_ms = RESTORE_RAM_MS_PER_TOKEN * f64::from(block_tokens);
+        let restore_ms = RESTORE_MS_PER_TOKEN * f64::from(block_tokens);
         let costs = Costs {
             prefill_ms_per_token: 1e3 / shape.prefill_tokens_per_s * f64::from(block_tokens),
             copy_ms_per_token: Some(restore_ms),

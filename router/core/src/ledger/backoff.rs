@@ -13,7 +13,8 @@ use std::time::Duration;
 use rand::{Rng, RngExt};
 use warmpath_common::mix::mix;
 
-use super::{Ledger, RouteRequest, serving};
+use super::candidates::serving;
+use super::{Ledger, RouteRequest};
 use crate::fleet::FleetView;
 use crate::routing::choose::{Policy, of_least_cost};
 use crate::routing::cost::Speeds;

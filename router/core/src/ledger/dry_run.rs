@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use rand::Rng;
 
+use super::candidates::serving;
 use super::health::Trust;
-use super::{Ledger, NoWorker, RouteRequest, serving};
+use super::{Ledger, NoWorker, RouteRequest};
 use crate::WorkerIdx;
 use crate::fleet::{FleetView, Unavailable};
 use crate::overload::admission::Capacity;

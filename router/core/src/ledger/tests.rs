@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use warmpath_common::summary::{Load, RunState, Tier};
 
 use super::*;
-use crate::fleet::Connection;
+use crate::fleet::{Connection, WorkerView};
 use crate::index::Match;
 use crate::overload::admission::CapacityForecast;
 use crate::overload::retry::Failure;

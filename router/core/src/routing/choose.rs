@@ -1,12 +1,11 @@
 //! The choice: which of the candidates gets the request, and why.
 //!
 //! Which workers are candidates is decided in `ledger`, their costs in `cost`. The smallest cost says how much of the
-//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so the
-//! time that their other prompts lose counts as well, and costs that differ by little are equal. Of equal workers the
-//! one wins that got the least to compute recently from any router, which spreads work and new state; then the one that
-//! can start first; then the one with the most free cells; then one by a hash of the prompt's first new block: routers
-//! that see all workers equal send prompts with one new prefix to one worker, and others to several. The same inputs
-//! always give the same choice.
+//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so costs
+//! that differ by little are equal. Of equal workers the one wins that got the least to compute recently from any router,
+//! which spreads work and new state; then the one that can start first; then the one with the most free cells; then one
+//! by a hash of the prompt's first new block: routers that see all workers equal send prompts with one new prefix to one
+//! worker, and others to several. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -21,7 +20,6 @@ use crate::WorkerIdx;
 use crate::fleet::WorkerView;
 use crate::index::Match;
 use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad, concurrency};
-use warmpath_common::summary::Tier;
 
 /// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
 /// (Not of its cost: the pressure is many times larger, and would make seconds of waiting equal.) Also the difference
@@ -198,8 +196,7 @@ impl<'a> Candidate<'a> {
         };
         let blocks_max = n_tokens.saturating_sub(1) / block_size_tokens.max(1);
         let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
-        let tier = found.map_or(Tier::Resident, |found| found.tier);
-        let work = PrefillWork { prompt_tokens: n_tokens, cached_tokens: cached_blocks * block_size_tokens, tier };
+        let work = PrefillWork { prompt_tokens: n_tokens, cached_tokens: cached_blocks * block_size_tokens };
         Self { worker, found, cached_blocks, work, cost: Cost::of(work, load), load, recent_tokens: 0.0 }
     }
 
@@ -269,16 +266,11 @@ pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
     let best = of_least_cost(candidates)?;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
-    let holders = || candidates.iter().filter(|c| c.work.uncached_tokens() <= uncached_max);
-    let first = holders()
-        .min_by(|a, b| a.cost.total_with_interference_ms().total_cmp(&b.cost.total_with_interference_ms()))?
-        .cost;
-    let above_ms = |cost: &Cost| {
-        cost.total_with_interference_ms() - first.total_with_interference_ms()
-            + (cost.prefill_ms - first.prefill_ms).max(0.0)
-    };
+    let above_ms =
+        |cost: &Cost| cost.total_ms() - best.cost.total_ms() + (cost.prefill_ms - best.cost.prefill_ms).max(0.0);
     let tie_margin_ms = tie_margin_ms(&best.cost, concurrency(candidates.iter().map(|candidate| &candidate.load)));
-    holders().filter(|c| above_ms(&c.cost) <= tie_margin_ms).min_by_key(|c| c.tie_break(turn))
+    let is_equal = |c: &&Candidate<'_>| c.work.uncached_tokens() <= uncached_max && above_ms(&c.cost) <= tie_margin_ms;
+    candidates.iter().filter(is_equal).min_by_key(|c| c.tie_break(turn))
 }
 
 /// Returns the difference in cost up to which candidates are equal.

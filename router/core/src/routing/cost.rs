@@ -1,29 +1,26 @@
 //! The cost of a request at a worker, in milliseconds: all of the formula (docs/routing-cost.md has it on one page).
 //!
 //! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of five times. The request
-//! itself waits for three of them:
+//! itself waits for two of them:
 //!
 //! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is
 //!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
 //!   in proportion to its own prefill: at most three times that for each request ahead of it.
-//! - **restore**: the transfer of the reused blocks from RAM or disk.
 //! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
 //!
-//! Others wait for the other two:
+//! Others wait for the other three:
 //!
 //! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. Uncached work
 //!   delays the requests beside and behind it, and evicts cached tokens that would have been reused. Without this term
 //!   prefixes spread over all workers. The rate is the fleet's: the multiple would make large differences of small ones
 //!   between two measured rates, and a slow worker's own prefill time is in the sum already.
+//! - **surplus**: the e prompts by which this worker exceeds the fleet's mean n are delayed as well: 1 + n times the
+//!   uncached part's time for each, but no more than the work that is ahead. Both the number of prompts and their work
+//!   must exceed the mean: neither one long prompt nor many short remainders are a surplus.
 //! - **slowdown**: each stream that decodes there waits for one more step.
 //!
-//! A sixth, **interference**, is compared only between workers that hold about as much of the prompt, where moving a
-//! request loses no cache hit: each prompt that is being computed there waits for this prefill. Between workers that
-//! hold more and less it would move conversations away from their cache, and lose hits for good
-//! (docs/decisions/0036-batch-plan.md).
-//!
 //! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in
-//! computation per worker on average, it has three parts:
+//! computation per worker on average, it has two parts:
 //!
 //! - **concurrency**: where prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose
 //!   dn / du = (1 + n)^2 of the added time. The new request feels 1 + n of it; n (1 + n) is left for the others, those
@@ -31,25 +28,12 @@
 //!   times as much, as in the batch plan. That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload,
 //!   where only reuse helps. An idle worker delays nobody, however busy the others are, so n is at most twice the
 //!   worker's own prompts with this one.
-//! - **surplus**: the e prompts by which this worker exceeds the mean are delayed as well, which adds e (1 + n), but no
-//!   more than the work that is ahead. Both the number of prompts and their work must exceed the mean: neither one long
-//!   prompt nor many short remainders are a surplus.
 //! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its
 //!   eviction, so it is lost with each token that the new ones evict; nothing is lost where there are free cells.
 
 use std::time::Duration;
 
-use warmpath_common::summary::{Load, Rates, Tier};
-
-/// Time to restore one token's KV state from RAM. Units: milliseconds.
-///
-/// Source: docs/decisions/0000-measured-before.md: 2,048 tokens in 2-3 ms.
-pub const RESTORE_RAM_MS_PER_TOKEN: f64 = 0.0015;
-
-/// Time to restore one token's KV state from disk. Units: milliseconds.
-///
-/// Source: docs/decisions/0000-measured-before.md: 12.6 MB for 2,048 tokens, read at 0.5 GB/s.
-pub const RESTORE_DISK_MS_PER_TOKEN: f64 = 0.0125;
+use warmpath_common::summary::{Load, Rates};
 
 /// Maximum wait for each request ahead, in prefill times of the request itself.
 ///
@@ -156,8 +140,6 @@ pub struct PrefillWork {
     pub prompt_tokens: u32,
     /// Part of the prompt that the worker is expected to reuse.
     pub cached_tokens: u32,
-    /// Tier of the reused part.
-    pub tier: Tier,
 }
 
 impl PrefillWork {
@@ -205,16 +187,14 @@ pub fn concurrency<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>
 pub struct Cost {
     /// Time before its prefill starts.
     pub wait_ms: f64,
-    /// Time to restore the reused blocks.
-    pub restore_ms: f64,
     /// Time to compute the uncached part of the prompt.
     pub prefill_ms: f64,
     /// Time that other requests lose by the uncached part.
     pub pressure_ms: f64,
+    /// Time that the prompts lose which this worker has beyond the fleet's mean.
+    pub surplus_ms: f64,
     /// Time that the worker's streams lose.
     pub slowdown_ms: f64,
-    /// Time that the worker's other prompts lose; not part of the sum.
-    pub interference_ms: f64,
 }
 
 impl Cost {
@@ -224,18 +204,12 @@ impl Cost {
         let WorkerLoad { load, speeds, .. } = worker;
         let uncached = work.uncached_tokens();
         let prefill_ms = uncached / speeds.prefill_tokens_per_ms;
-        let restore_ms_per_token = match work.tier {
-            Tier::Resident => 0.0,
-            Tier::Ram => RESTORE_RAM_MS_PER_TOKEN,
-            Tier::Disk => RESTORE_DISK_MS_PER_TOKEN,
-        };
         Self {
             wait_ms: worker.prefill_wait_ms(prefill_ms) + worker.slot_wait_ms(),
-            restore_ms: f64::from(work.cached_tokens) * restore_ms_per_token,
             prefill_ms,
             pressure_ms: 0.0,
+            surplus_ms: 0.0,
             slowdown_ms: f64::from(load.n_decoding) * speeds.decode_step_ms,
-            interference_ms: 0.0,
         }
     }
 
@@ -251,23 +225,18 @@ impl Cost {
         let own_ms = uncached / fleet.prefill_tokens_per_ms;
         let weight = 1.0 + concurrency;
         let multiple = concurrency * weight * weight + fleet.reuse_ratio * evicting;
-        self.pressure_ms = multiple * own_ms + (surplus * own_ms).min(ahead_ms) * weight;
-        self.interference_ms = n_by_work * self.prefill_ms;
+        self.pressure_ms = multiple * own_ms;
+        self.surplus_ms = (surplus * own_ms).min(ahead_ms) * weight;
     }
 
     /// Returns the predicted time to first token.
     pub fn ttft_ms(&self) -> f64 {
-        self.wait_ms + self.restore_ms + self.prefill_ms
+        self.wait_ms + self.prefill_ms
     }
 
-    /// Returns the sum of all terms but the interference.
+    /// Returns the sum of all terms.
     pub fn total_ms(&self) -> f64 {
-        self.ttft_ms() + self.pressure_ms + self.slowdown_ms
-    }
-
-    /// Returns the sum that is compared between workers that hold about as much of the prompt.
-    pub fn total_with_interference_ms(&self) -> f64 {
-        self.total_ms() + self.interference_ms
+        self.ttft_ms() + self.pressure_ms + self.surplus_ms + self.slowdown_ms
     }
 }
 
@@ -340,7 +309,7 @@ mod tests {
 
     const FLEET: FleetMeans =
         FleetMeans { concurrency: 2.0, prompt_ms: 1e6, prefill_tokens_per_ms: 1.0, reuse_ratio: 0.5 };
-    const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0, tier: Tier::Resident };
+    const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0 };
 
     #[test]
     fn an_idle_worker_in_an_idle_fleet_costs_its_prefill() {
@@ -352,7 +321,7 @@ mod tests {
     fn pressure(work: PrefillWork, worker: &WorkerLoad<'_>, fleet: FleetMeans) -> f64 {
         let mut cost = Cost::of(work, *worker);
         cost.add_pressure(work, worker, &fleet);
-        cost.pressure_ms
+        cost.pressure_ms + cost.surplus_ms
     }
 
     #[test]
@@ -402,14 +371,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cached_is_not_computed_but_restored() {
-        let work = |tier| PrefillWork { cached_tokens: 800, tier, ..COLD };
-        let of = |tier| cost(work(tier), &idle(), Unreported::default());
-        assert_eq!(of(Tier::Resident).prefill_ms, 200.0);
-        assert_eq!(of(Tier::Resident).restore_ms, 0.0);
-        assert!(of(Tier::Ram).restore_ms > 0.0);
-        assert!(of(Tier::Disk).restore_ms > of(Tier::Ram).restore_ms);
-        assert!(of(Tier::Disk).total_ms() < of(Tier::Resident).total_ms() + 200.0, "disk still beats computing");
+    fn what_is_cached_is_not_computed() {
+        let hit = PrefillWork { cached_tokens: 800, ..COLD };
+        assert_eq!(cost(hit, &idle(), Unreported::default()), Cost { prefill_ms: 200.0, ..Cost::default() });
     }
 
     #[test]

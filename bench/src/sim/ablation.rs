@@ -1,0 +1,115 @@
+//! Our policy without one of its terms, run by the production code.
+//!
+//! Each term stands for itself: what is left out of the cost or of the ties is the only difference from the whole
+//! policy. The formula is in `docs/routing-cost.md`.
+
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use warmpath_common::summary::Load;
+use warmpath_router_core::fleet::{FleetView, WorkerView};
+use warmpath_router_core::ledger::{Decision, Ledger, NoWorker, RouteRequest, Ticket};
+use warmpath_router_core::routing::choose::{Candidate, Policy, TieBreak, choose as choose_by};
+
+/// Part of our policy that can be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Term {
+    /// Time before the prefill begins.
+    Wait,
+    /// Time to compute the rest.
+    Prefill,
+    /// Charge for the capacity that the prefill takes from others.
+    Pressure,
+    /// Charge for the prompts that a worker has beyond the fleet's mean.
+    Surplus,
+    /// Delay of the running streams.
+    Slowdown,
+    /// Margin within which costs are equal; without it the lowest cost wins.
+    TieMargin,
+    /// Recent work of the workers, which decides between equal ones.
+    RecentWork,
+    /// Free cells, which leave cached tokens where they are and decide between equal workers.
+    FreeCells,
+    /// Backoff before a choice where other routers send as well.
+    Backoff,
+}
+
+impl Term {
+    /// All terms.
+    pub const ALL: [Self; 9] = [
+        Self::Wait,
+        Self::Prefill,
+        Self::Pressure,
+        Self::Surplus,
+        Self::Slowdown,
+        Self::TieMargin,
+        Self::RecentWork,
+        Self::FreeCells,
+        Self::Backoff,
+    ];
+
+    /// Returns the name of the term on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::Prefill => "prefill",
+            Self::Pressure => "pressure",
+            Self::Surplus => "surplus",
+            Self::Slowdown => "slowdown",
+            Self::TieMargin => "tie-margin",
+            Self::RecentWork => "recent-work",
+            Self::FreeCells => "free-cells",
+            Self::Backoff => "backoff",
+        }
+    }
+}
+
+/// Chooses a worker by our policy without `term` and books the request on it.
+///
+/// Errors: [`NoWorker`], as [`Ledger::choose`].
+pub fn choose(
+    term: Term,
+    ledger: &mut Ledger,
+    (fleet, ask): (&FleetView, &RouteRequest<'_>),
+    rng: &mut ChaCha8Rng,
+) -> Result<(Decision, Ticket), NoWorker> {
+    if term == Term::FreeCells {
+        return ledger.choose(&without_free_cells(fleet), ask, rng);
+    }
+    ledger.choose_by(fleet, ask, |candidates, turn| pick(term, candidates, turn, rng))
+}
+
+fn pick<'c, 'a>(
+    term: Term,
+    candidates: &'c [Candidate<'a>],
+    turn: TieBreak,
+    rng: &mut ChaCha8Rng,
+) -> Option<&'c Candidate<'a>> {
+    if term == Term::TieMargin {
+        return candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()));
+    }
+    let without: Vec<Candidate<'a>> = candidates.iter().map(|candidate| ablate(*candidate, term)).collect();
+    let chosen = choose_by(Policy::PredictedTtft, &without, turn, rng)?.worker.idx;
+    candidates.iter().find(|candidate| candidate.worker.idx == chosen)
+}
+
+fn ablate(mut candidate: Candidate<'_>, term: Term) -> Candidate<'_> {
+    match term {
+        Term::Wait => candidate.cost.wait_ms = 0.0,
+        Term::Prefill => candidate.cost.prefill_ms = 0.0,
+        Term::Pressure => candidate.cost.pressure_ms = 0.0,
+        Term::Surplus => candidate.cost.surplus_ms = 0.0,
+        Term::Slowdown => candidate.cost.slowdown_ms = 0.0,
+        Term::RecentWork => candidate.recent_tokens = 0.0,
+        Term::TieMargin | Term::FreeCells | Term::Backoff => {}
+    }
+    candidate
+}
+
+fn without_free_cells(fleet: &FleetView) -> FleetView {
+    let without = |worker: &Arc<WorkerView>| {
+        let load = Load { free_cells: 0, ..worker.load.clone() };
+        Arc::new(WorkerView { load, ..WorkerView::clone(worker) })
+    };
+    FleetView { workers: fleet.workers.iter().map(without).collect() }
+}

@@ -1,0 +1,122 @@
+//! The candidates for a request: the workers that can take it now, each with the request's cost there.
+//!
+//! Not here: the formula (`cost`), which candidate gets the request (`choose`), whether a worker is healthy (`health`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use warmpath_common::model::ModelInfo;
+
+use super::health::Trust;
+use super::{Ledger, NoWorker, RouteRequest};
+use crate::fleet::{FleetView, Unavailable, WorkerView};
+use crate::index::Match;
+use crate::ledger::recent_work::WorkSenders;
+use crate::overload::admission::Capacity;
+use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
+use crate::routing::cost::Speeds;
+
+impl Ledger {
+    /// Returns the matches without stale blocks and with the blocks that this router's requests are prefilling; `None`
+    /// if that changes nothing.
+    pub(super) fn corrected_matches(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
+        let PromptView::Known { keys, matches, .. } = prompt else { return None };
+        let corrected = self.stale_blocks.correct(keys, matches);
+        self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
+    }
+
+    /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
+    ///
+    /// A breaker spares its worker only while others serve: the last workers get requests whatever they have failed.
+    pub(super) fn candidates<'a>(
+        &self,
+        fleet: &'a FleetView,
+        request: &RouteRequest<'_>,
+    ) -> Result<Vec<Candidate<'a>>, NoWorker> {
+        let serving = serving(fleet, request);
+        let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
+        let mut reasons = BTreeMap::new();
+        let mut pause: Option<Duration> = None;
+        let mut field = Vec::with_capacity(serving.len());
+        for worker in serving {
+            let health = &self.account(worker.idx).health;
+            if let Some(why) = self.unavailable(worker, request) {
+                *reasons.entry(why).or_insert(0) += 1;
+                if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
+                    (why, health.pauses.of(request.model_name, request.now))
+                {
+                    pause = Some(pause.map_or(left, |shortest| shortest.min(left)));
+                }
+                continue;
+            }
+            let trust = health.trust(request.now);
+            let (candidate, capacity) = self.score(worker, request, assumed);
+            field.push((candidate, capacity, trust));
+        }
+        let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
+        let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
+        if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
+            let n_serving = field.len();
+            field.retain(|(_, _, trust)| *trust != Trust::Failing);
+            if n_serving > field.len() {
+                reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
+            }
+        }
+        let with_room = field.iter().filter(|(_, capacity, _)| *capacity == Capacity::Yes);
+        let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
+            if !field.is_empty() {
+                reasons.insert(Unavailable::Busy, field.len());
+            }
+            return Err(NoWorker { reasons, pause });
+        };
+        let is_candidate =
+            |(_, capacity, trust): &(_, Capacity, Trust)| *trust <= least && *capacity != Capacity::Unmeasured;
+        field.retain(is_candidate);
+        let mut candidates: Vec<_> = field.into_iter().map(|(candidate, _, _)| candidate).collect();
+        add_pressure(&mut candidates, self.reuse.ratio());
+        Ok(candidates)
+    }
+
+    pub(super) fn score<'a>(
+        &self,
+        worker: &'a WorkerView,
+        request: &RouteRequest<'_>,
+        assumed: Speeds,
+    ) -> (Candidate<'a>, Capacity) {
+        let givers = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
+        let worker_load = worker_load(worker, self.account(worker.idx).unreported, assumed, request.now);
+        let mut candidate = Candidate::score(worker, request.prompt, request.model.block_size_tokens, worker_load);
+        candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
+        let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
+        if capacity == Capacity::No {
+            // A full worker queues the request: all of its work comes first.
+            candidate.cost.wait_ms = candidate.cost.wait_ms.max(worker_load.queue_delay_ms());
+        }
+        (candidate, capacity)
+    }
+
+    pub(super) fn unavailable(&self, worker: &WorkerView, request: &RouteRequest<'_>) -> Option<Unavailable> {
+        let account = self.account(worker.idx);
+        worker
+            .unavailable(request.now)
+            .or_else(|| account.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
+            .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
+    }
+}
+
+/// Returns the workers that serve the requested model.
+pub(super) fn serving<'a>(fleet: &'a FleetView, request: &RouteRequest<'_>) -> Vec<&'a WorkerView> {
+    let is_named = |worker: &&'a WorkerView| match request.model_name {
+        Some(name) => worker.model_of_pool(name, request.model).is_some(),
+        // Compared by name as well: the tokenizer of a stock server may have changed since the prompt was made.
+        None => {
+            let is_meant = |model: &Arc<ModelInfo>| {
+                model.fingerprint == request.model.fingerprint
+                    || model.names.iter().any(|name| request.model.names.contains(name))
+            };
+            worker.model.is_none() || worker.models().any(is_meant)
+        }
+    };
+    fleet.workers.iter().map(|worker| &**worker).filter(|worker| worker.can(request.wanted)).filter(is_named).collect()
+}
