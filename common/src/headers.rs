@@ -27,6 +27,11 @@ pub const CACHE_SALT: &str = "x-warmpath-cache-salt";
 pub const TENANT: &str = "x-warmpath-tenant";
 /// Highest `priority` that the request may have, from router to worker; a higher one is reduced to it.
 pub const PRIORITY_MAX: &str = "x-warmpath-priority-max";
+/// Worker that holds more of the prompt's state, from router to worker: its base URL, then `;blocks=` and the number of
+/// the prompt's first blocks that it holds.
+pub const KV_PEER: &str = "x-warmpath-kv-peer";
+/// State that a worker fetched from another for the request, from worker to router: `<bytes>;<milliseconds>`.
+pub const KV_FETCHED: &str = "x-warmpath-kv-fetched";
 /// Fingerprint of the model file whose metadata a vocabulary download carries.
 pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
 /// Request for more information from the router: `prefix`.

@@ -165,6 +165,17 @@ pub struct ModelInfo {
     pub adapters: Vec<AdapterInfo>,
     /// Adapter that is applied where a request selects none.
     pub adapter_in_force: Option<Applied>,
+    /// KV state that the worker sends to other workers and fetches from them; absent where it does neither.
+    pub kv_transfer: Option<KvTransfer>,
+}
+
+/// KV state that workers exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvTransfer {
+    /// Identity of the state: only workers with equal ones can use each other's.
+    pub layout: Fingerprint,
+    /// Size of a token's state. Units: bytes.
+    pub bytes_per_token: u64,
 }
 
 impl ModelInfo {
@@ -198,6 +209,7 @@ pub(crate) mod testing {
             embedding: None,
             adapters: Vec::new(),
             adapter_in_force: None,
+            kv_transfer: None,
         }
     }
 }

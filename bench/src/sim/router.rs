@@ -246,6 +246,7 @@ fn model(shape: FleetShape) -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     }
 }
 

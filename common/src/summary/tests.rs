@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{Capability, Fingerprint, MemoryKind};
+use crate::model::{Capability, Fingerprint, KvTransfer, MemoryKind};
 
 fn model() -> ModelInfo {
     ModelInfo {
@@ -24,6 +24,7 @@ fn model() -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: Some(KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: 23_040 }),
     }
 }
 

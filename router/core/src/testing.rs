@@ -30,6 +30,7 @@ pub(crate) fn model() -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     }
 }
 

@@ -79,6 +79,7 @@ impl LoadedVocabulary {
             embedding: None,
             adapters: Vec::new(),
             adapter_in_force: None,
+            kv_transfer: None,
         };
         let vocabulary = Arc::new(Vocabulary { maker, template: TemplateUse::Known });
         Ok(Self { name: file.name.clone(), model, vocabulary })

@@ -301,6 +301,7 @@ pub fn model() -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     }
 }
 

@@ -202,6 +202,7 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     };
     match &parts.computes {
         Computes::Engine(engine) => {

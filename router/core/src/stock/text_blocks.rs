@@ -54,6 +54,7 @@ pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     }
 }
 

@@ -95,6 +95,7 @@ pub fn place<'a>(
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
         ..model.clone()
     };
     match (fellows.into_iter().find(shares_name), given) {

@@ -28,6 +28,7 @@ fn model() -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
+        kv_transfer: None,
     }
 }
 
