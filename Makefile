@@ -95,9 +95,10 @@ lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, 
 	@$(STAGE) clippy $(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	@$(STAGE) doc env RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps
 
+# Not optimised: it runs for seconds and takes five minutes to optimise.
 target/tools/bin/cargo-deny:
-	@$(STAGE) cargo-deny $(CARGO) install --quiet --locked --root target/tools \
-		--target-dir target/tools/build cargo-deny --version $(CARGO_DENY_VERSION)
+	@$(STAGE) cargo-deny $(CARGO) install --quiet --locked --root target/tools --profile dev \
+		--config profile.dev.debug=false --target-dir target/tools/build cargo-deny --version $(CARGO_DENY_VERSION)
 	@rm -rf target/tools/build
 
 fmt: ## Format the code

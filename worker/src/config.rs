@@ -316,6 +316,7 @@ fn switch(switch: flags::Switch) -> Switch {
 
 fn cache_type(cache_type: flags::CacheType) -> CacheType {
     match cache_type {
+        flags::CacheType::Auto => CacheType::Auto,
         flags::CacheType::F32 => CacheType::F32,
         flags::CacheType::F16 => CacheType::F16,
         flags::CacheType::Bf16 => CacheType::Bf16,

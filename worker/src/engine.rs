@@ -70,7 +70,7 @@ pub use reasoning::ThoughtsFirst;
 pub use rope::{RopeScaling, RopeSettings};
 pub use sampler_kind::SamplerKind;
 pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
-pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, SuffixRounding};
+pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, Setting, SuffixRounding};
 pub(crate) use summary_events::Report;
 pub use tool_grammar::{Begin, CallGrammar, CallStart};
 

@@ -114,11 +114,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
 
-    /// Type of the keys in the KV cache (-ctk).
+    /// Type of the keys in the KV cache (-ctk). auto is f16, or bf16 if the self-test finds it faster on this CPU; bf16
+    /// has fewer digits.
     #[arg(long, env = "WARMPATH_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheType,
 
-    /// Type of the values in the KV cache (-ctv).
+    /// Type of the values in the KV cache (-ctv), with auto as above.
     #[arg(long, env = "WARMPATH_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheType,
 
@@ -325,10 +326,12 @@ pub enum Pooling {
     Rank,
 }
 
-/// Type of the KV cache, as llama-server names it.
+/// Type of the KV cache, as llama-server names it, or `auto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum CacheType {
+    /// The faster one of f16 and bf16.
+    Auto,
     /// 32-bit float.
     F32,
     /// 16-bit float.

@@ -330,9 +330,12 @@ pub enum PrefixCache {
 }
 
 /// Number type of keys or values in the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names are ggml's")]
 pub enum CacheType {
+    /// F16, or Bf16 if the self-test finds it faster.
+    Auto,
     F32,
     F16,
     Bf16,
@@ -345,9 +348,14 @@ pub enum CacheType {
 }
 
 impl CacheType {
+    /// Returns the type used, unless measured: `Auto` is `F16`.
+    pub fn settled(self) -> Self {
+        if self == Self::Auto { Self::F16 } else { self }
+    }
+
     /// Returns whether the type stores blocks of quantized values.
     pub fn is_quantized(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+        !matches!(self, Self::Auto | Self::F32 | Self::F16 | Self::Bf16)
     }
 }
 

@@ -340,9 +340,9 @@ pub(crate) fn describe(model: &LlamaModel, path: &Path) -> String {
 }
 
 fn kv_type(kind: CacheType) -> KvCacheType {
-    match kind {
+    match kind.settled() {
         CacheType::F32 => KvCacheType::F32,
-        CacheType::F16 => KvCacheType::F16,
+        CacheType::Auto | CacheType::F16 => KvCacheType::F16,
         CacheType::Bf16 => KvCacheType::BF16,
         CacheType::Q8_0 => KvCacheType::Q8_0,
         CacheType::Q5_1 => KvCacheType::Q5_1,

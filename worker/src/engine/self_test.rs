@@ -1,5 +1,5 @@
-//! The start-up self-test: measures on the loaded model which attention and which KV buffer are fastest, and the cost
-//! of moving state.
+//! The start-up self-test: measures on the loaded model which attention, which KV buffer and, if asked, which number
+//! type of the KV cache are fastest, and the cost of moving state.
 //!
 //! llama.cpp's fastest settings differ between machines and models by factors, and a second of measuring tells. The
 //! setting that is expected to win goes first, and the others stop as soon as they are slower. The result is kept in a
@@ -21,7 +21,8 @@ use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
 use warmpath_common::model::Fingerprint;
 
-use super::config::{EngineConfig, SelfTest, Switch};
+use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
+use crate::backends;
 pub use figures::{Costs, Figures, SuffixRounding};
 use remembered::{Key, Remembered};
 
@@ -38,13 +39,28 @@ const TURN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// work.
 const GAIN_MIN: f64 = 0.1;
 
-/// Result of the self-test.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct SelfTestReport {
+/// Processor feature with which bf16 is multiplied natively, as llama.cpp names it.
+const BF16_FEATURE: &str = "AVX512_BF16 = 1";
+
+/// Settings that the self-test compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Setting {
     /// Whether flash attention is used.
     pub flash_attn: bool,
     /// Whether the slots share one KV buffer.
     pub kv_unified: bool,
+    /// Type of the keys.
+    pub cache_type_k: CacheType,
+    /// Type of the values.
+    pub cache_type_v: CacheType,
+}
+
+/// Result of the self-test.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct SelfTestReport {
+    /// Chosen setting.
+    #[serde(flatten)]
+    pub setting: Setting,
     /// Origin of the figures.
     pub origin: Origin,
     /// Time of the measurement. Units: seconds.
@@ -68,10 +84,9 @@ pub enum Origin {
 /// A setting that was tried.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Candidate {
-    /// Whether flash attention was used.
-    pub flash_attn: bool,
-    /// Whether the slots shared one KV buffer.
-    pub kv_unified: bool,
+    /// The setting.
+    #[serde(flatten)]
+    pub setting: Setting,
     /// Measurements.
     pub figures: Figures,
     /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
@@ -96,14 +111,14 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Returns the configuration with flash attention and buffer decided, and the result of the self-test if there was one.
+/// Returns the configuration with the compared settings decided, and the result of the self-test if there was one.
 pub(super) fn settle(
     model: &LlamaModel,
     config: &EngineConfig,
     model_fingerprint: Fingerprint,
 ) -> (EngineConfig, Option<SelfTestReport>) {
     let SelfTest::Run { cache } = &config.self_test else {
-        return (with(config, (config.flash_attn_settled(), config.kv_unified_settled())), None);
+        return (with(config, expected(config)), None);
     };
     let key = Key::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
@@ -114,7 +129,7 @@ pub(super) fn settle(
         found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key))
     });
     tell(&report);
-    (with(config, (report.flash_attn, report.kv_unified)), Some(report))
+    (with(config, report.setting), Some(report))
 }
 
 fn measure_and_keep(
@@ -136,7 +151,7 @@ fn measure_and_keep(
 /// Measures every setting that the configuration leaves open.
 fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     let began = Instant::now();
-    let settings = settings(config);
+    let settings = settings(config, backends::cpu_features().contains(BF16_FEATURE));
     let mut candidates: Vec<Candidate> = Vec::new();
     for &setting in &settings {
         let best = candidates.iter().filter(|tried| tried.outcome == Outcome::Whole).map(|tried| tried.cost_ms);
@@ -155,8 +170,7 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
         best = choose(&candidates);
     }
     SelfTestReport {
-        flash_attn: candidates[best].flash_attn,
-        kv_unified: candidates[best].kv_unified,
+        setting: candidates[best].setting,
         origin: Origin::Measured,
         took_s: began.elapsed().as_secs_f64(),
         costs: candidates[best].costs,
@@ -168,20 +182,51 @@ fn limit(cost_ms: f64, time: Duration) -> measure::Limit {
     measure::Limit { cost_ms, until: Instant::now() + time }
 }
 
-/// Returns the settings that are left open, as flash attention and buffer; the one expected to be best comes first.
-fn settings(config: &EngineConfig) -> Vec<(bool, bool)> {
-    let expected = (config.flash_attn_settled(), config.kv_unified_settled());
+/// Returns the setting that is used without a measurement.
+fn expected(config: &EngineConfig) -> Setting {
+    Setting {
+        flash_attn: config.flash_attn_settled(),
+        kv_unified: config.kv_unified_settled(),
+        cache_type_k: config.cache_type_k.settled(),
+        cache_type_v: config.cache_type_v.settled(),
+    }
+}
+
+/// Returns the settings that are left open; the one expected to be best comes first.
+fn settings(config: &EngineConfig, has_bf16: bool) -> Vec<Setting> {
+    let first = expected(config);
     let open = |switch: Switch, expected: bool| match switch {
         Switch::Auto => vec![expected, !expected],
         Switch::On | Switch::Off => vec![expected],
     };
     let flash_attn = match config.cache_type_v.is_quantized() {
-        true => vec![expected.0],
-        false => open(config.flash_attn, expected.0),
+        true => vec![first.flash_attn],
+        false => open(config.flash_attn, first.flash_attn),
     };
     // A single slot has the buffer to itself in any case.
-    let kv_unified = if config.n_slots == 1 { vec![expected.1] } else { open(config.kv_unified, expected.1) };
-    flash_attn.iter().flat_map(|&flash_attn| kv_unified.iter().map(move |&unified| (flash_attn, unified))).collect()
+    let kv_unified = match config.n_slots {
+        1 => vec![first.kv_unified],
+        _ => open(config.kv_unified, first.kv_unified),
+    };
+    let mut settings = Vec::new();
+    for types in cache_types(config, has_bf16) {
+        for &flash_attn in &flash_attn {
+            let of = |&kv_unified| Setting { flash_attn, kv_unified, cache_type_k: types.0, cache_type_v: types.1 };
+            settings.extend(kv_unified.iter().map(of));
+        }
+    }
+    settings
+}
+
+/// Returns the types of keys and values that are left open. Keys that are shifted must not be bf16.
+fn cache_types(config: &EngineConfig, has_bf16: bool) -> Vec<(CacheType, CacheType)> {
+    let (k, v) = (config.cache_type_k, config.cache_type_v);
+    let is_open = [k, v].contains(&CacheType::Auto);
+    let may_be_bf16 = has_bf16 && !config.placement.is_offloaded() && config.shifts == ShiftConfig::default();
+    let bf16 = |kind: CacheType| if kind == CacheType::Auto { CacheType::Bf16 } else { kind };
+    let mut types = vec![(k.settled(), v.settled())];
+    types.extend((is_open && may_be_bf16).then(|| (bf16(k), bf16(v))));
+    types
 }
 
 /// Returns the index of the cheapest setting; the first, unless another is clearly cheaper on a quiet machine.
@@ -193,9 +238,16 @@ fn choose(candidates: &[Candidate]) -> usize {
     best.filter(|_| are_calm(candidates)).filter(is_better).unwrap_or(0)
 }
 
-fn with(config: &EngineConfig, (flash_attn, kv_unified): (bool, bool)) -> EngineConfig {
+fn with(config: &EngineConfig, setting: Setting) -> EngineConfig {
     let switch = |on: bool| if on { Switch::On } else { Switch::Off };
-    EngineConfig { flash_attn: switch(flash_attn), kv_unified: switch(kv_unified), ..config.clone() }
+    let Setting { flash_attn, kv_unified, cache_type_k, cache_type_v } = setting;
+    EngineConfig {
+        flash_attn: switch(flash_attn),
+        kv_unified: switch(kv_unified),
+        cache_type_k,
+        cache_type_v,
+        ..config.clone()
+    }
 }
 
 fn are_calm(candidates: &[Candidate]) -> bool {
@@ -210,8 +262,7 @@ impl SelfTestReport {
 
     /// Returns the measurements of the chosen setting.
     pub fn chosen(&self) -> Option<&Candidate> {
-        let setting = (self.flash_attn, self.kv_unified);
-        self.candidates.iter().find(|tried| (tried.flash_attn, tried.kv_unified) == setting)
+        self.candidates.iter().find(|tried| tried.setting == self.setting)
     }
 }
 
@@ -229,8 +280,7 @@ fn tell(report: &SelfTestReport) {
     for candidate in &report.candidates {
         let Figures { decode_one_ms, decode_all_ms, ref decode_some_ms, suffix_ms, cold_ms, .. } = candidate.figures;
         info!(
-            flash_attn = candidate.flash_attn,
-            kv_unified = candidate.kv_unified,
+            setting = ?candidate.setting,
             decode_one_ms,
             decode_all_ms,
             ?decode_some_ms,
@@ -242,8 +292,7 @@ fn tell(report: &SelfTestReport) {
         );
     }
     info!(
-        flash_attn = report.flash_attn,
-        kv_unified = report.kv_unified,
+        setting = ?report.setting,
         origin = ?report.origin,
         took_s = report.took_s,
         costs = ?report.costs,

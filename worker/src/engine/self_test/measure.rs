@@ -77,7 +77,7 @@ struct Bench<'m> {
 
 /// Measures the setting in `config`.
 pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> Candidate {
-    let (flash_attn, kv_unified) = (config.flash_attn_settled(), config.kv_unified_settled());
+    let setting = super::expected(config);
     let mut figures = Figures::default();
     let measured = Bench::open(model, config, limit).and_then(|mut bench| {
         let measured = bench.measure();
@@ -92,7 +92,7 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
         Err(Stop::Failed(reason)) => (Outcome::Failed(reason), None),
     };
     let cost_ms = figures.cost_ms();
-    Candidate { flash_attn, kv_unified, figures, cost_ms, outcome, costs }
+    Candidate { setting, figures, cost_ms, outcome, costs }
 }
 
 /// Returns the cached tokens of each slot, and the tokens that it has room for besides.

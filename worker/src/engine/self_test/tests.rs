@@ -13,8 +13,12 @@ use crate::engine::config::CacheType;
 use crate::engine::llama::load;
 use crate::engine::placement::{GpuLayers, Placement};
 
-fn candidate((flash_attn, kv_unified): (bool, bool), cost_ms: f64, outcome: Outcome) -> Candidate {
-    Candidate { flash_attn, kv_unified, figures: Figures::default(), cost_ms, outcome, costs: None }
+fn setting((flash_attn, kv_unified): (bool, bool)) -> Setting {
+    Setting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
+}
+
+fn candidate(switches: (bool, bool), cost_ms: f64, outcome: Outcome) -> Candidate {
+    Candidate { setting: setting(switches), figures: Figures::default(), cost_ms, outcome, costs: None }
 }
 
 #[test]
@@ -58,7 +62,10 @@ fn a_second_measurement_counts_only_where_it_is_better() {
 fn tries_only_what_is_left_open() {
     let base = EngineConfig::default();
     let on_gpu = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
-    let check = |config: &EngineConfig, expected: &[(bool, bool)]| assert_eq!(settings(config), expected);
+    let switches = |setting: &Setting| (setting.flash_attn, setting.kv_unified);
+    let check = |config: &EngineConfig, expected: &[(bool, bool)]| {
+        assert_eq!(settings(config, true).iter().map(switches).collect::<Vec<_>>(), expected)
+    };
     check(&base, &[(false, false), (false, true), (true, false), (true, true)]);
     check(
         &EngineConfig { placement: on_gpu, ..base.clone() },
@@ -69,6 +76,38 @@ fn tries_only_what_is_left_open() {
     check(&EngineConfig { cache_type_v: CacheType::Q8_0, ..base.clone() }, &[(true, false), (true, true)]);
     check(&EngineConfig { n_slots: 1, ..base.clone() }, &[(false, false), (true, false)]);
     check(&EngineConfig { flash_attn: Switch::Off, kv_unified: Switch::Off, ..base }, &[(false, false)]);
+}
+
+#[test]
+fn tries_bf16_only_where_it_is_asked_for_and_native() {
+    use CacheType::{Auto, Bf16, F16, Q8_0};
+    let base = EngineConfig { flash_attn: Switch::Off, n_slots: 1, ..EngineConfig::default() };
+    let of = |k, v| EngineConfig { cache_type_k: k, cache_type_v: v, ..base.clone() };
+    let types = |config: &EngineConfig, has_bf16| {
+        let found = settings(config, has_bf16);
+        found.iter().map(|setting| (setting.cache_type_k, setting.cache_type_v)).collect::<Vec<_>>()
+    };
+    assert_eq!(types(&of(Auto, Auto), true), [(F16, F16), (Bf16, Bf16)]);
+    assert_eq!(types(&of(Auto, Q8_0), true), [(F16, Q8_0), (Bf16, Q8_0)]);
+    assert_eq!(types(&of(F16, F16), true), [(F16, F16)]);
+    assert_eq!(types(&of(Auto, Auto), false), [(F16, F16)]);
+    let shifts = ShiftConfig { cache_reuse_tokens: 256, ..ShiftConfig::default() };
+    assert_eq!(types(&EngineConfig { shifts, ..of(Auto, Auto) }, true), [(F16, F16)]);
+    let placement = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
+    assert_eq!(types(&EngineConfig { placement, ..of(Auto, Auto) }, true), [(F16, F16)]);
+}
+
+#[test]
+fn bf16_that_is_measured_is_used() {
+    let auto =
+        EngineConfig { cache_type_k: CacheType::Auto, cache_type_v: CacheType::Auto, ..config(Preset::Tiny, None) };
+    let model = load(&auto, Box::new(|_| true)).unwrap();
+    let bf16 = Setting { cache_type_k: CacheType::Bf16, cache_type_v: CacheType::Bf16, ..setting((false, false)) };
+    let tried = measure::measure(&model, &with(&auto, bf16), limit(f64::MAX, EXPECTED_TIME));
+    assert_eq!(tried.setting, bf16);
+    assert!(matches!(tried.outcome, Outcome::Whole | Outcome::Disturbed), "{tried:?}");
+    let settled = with(&auto, tried.setting);
+    assert_eq!((settled.cache_type_k, settled.cache_type_v), (CacheType::Bf16, CacheType::Bf16));
 }
 
 #[test]
@@ -107,8 +146,7 @@ fn rounds_suffixes_up_where_a_tile_is_cheaper_than_less() {
 
 fn report() -> SelfTestReport {
     SelfTestReport {
-        flash_attn: true,
-        kv_unified: false,
+        setting: setting((true, false)),
         origin: Origin::Measured,
         took_s: 0.5,
         candidates: vec![candidate((true, false), 1.5, Outcome::Failed("no memory".to_owned()))],
@@ -199,12 +237,13 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         let report = report.unwrap();
         println!("{preset:?} {report:#?}");
         let switch = |on| if on { Switch::On } else { Switch::Off };
-        assert_eq!((settled.flash_attn, settled.kv_unified), (switch(report.flash_attn), switch(report.kv_unified)));
+        let chosen = (switch(report.setting.flash_attn), switch(report.setting.kv_unified));
+        assert_eq!((settled.flash_attn, settled.kv_unified), chosen);
         assert_eq!(report.origin, Origin::Measured);
         assert!(report.candidates.iter().all(|tried| !matches!(tried.outcome, Outcome::Failed(_))), "{preset:?}");
         if !report.is_calm() {
             // The machine of this test does other work: the expected setting is taken.
-            assert_eq!((report.flash_attn, report.kv_unified), (false, false));
+            assert_eq!(report.setting, setting((false, false)));
             continue;
         }
         assert_eq!(report.candidates.len(), 4);
@@ -234,8 +273,8 @@ fn small_and_odd_sizes_are_measured_as_well() {
         EngineConfig { block_size_tokens: 5000, ..base },
     ];
     for config in odd {
-        for setting in [(false, false), (false, true), (true, false), (true, true)] {
-            let tried = measure::measure(&model, &with(&config, setting), limit(f64::MAX, EXPECTED_TIME));
+        for switches in [(false, false), (false, true), (true, false), (true, true)] {
+            let tried = measure::measure(&model, &with(&config, setting(switches)), limit(f64::MAX, EXPECTED_TIME));
             match tried.outcome {
                 Outcome::Whole => {
                     assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}")
@@ -251,7 +290,8 @@ fn small_and_odd_sizes_are_measured_as_well() {
 fn what_cannot_run_is_out_and_what_is_said_is_kept() {
     let config = EngineConfig { cache_type_v: CacheType::Q8_0, ..config(Preset::Tiny, None) };
     let model = load(&config, Box::new(|_| true)).unwrap();
-    let tried = measure::measure(&model, &with(&config, (false, false)), limit(f64::MAX, EXPECTED_TIME));
+    let off = Setting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
+    let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME));
     assert!(matches!(tried.outcome, Outcome::Failed(_)), "quantized values need flash attention: {tried:?}");
     let (settled, _) = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL);
     assert_eq!((settled.flash_attn, settled.kv_unified), (Switch::On, Switch::On));
