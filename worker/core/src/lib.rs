@@ -26,4 +26,5 @@ pub mod slot_table;
 pub mod stream_decoder;
 pub mod tenants;
 pub mod tool_call_detector;
+pub mod transfer_plan;
 pub mod unadmitted_requests;

@@ -114,6 +114,12 @@ impl Costs {
         self.export_ms_per_token.map(|ms| ms * n_tokens as f64)
     }
 
+    /// Returns the number of tokens that can be exported in `ms`: [`u32::MAX`] if that is free or there is no store.
+    pub fn exported_within(&self, ms: f64) -> u32 {
+        // A float cast saturates, and dividing by 0 gives infinity.
+        self.export_ms_per_token.map_or(u32::MAX, |each| (ms / each) as u32)
+    }
+
     /// Returns the time to import `n_bytes` from memory.
     pub fn import_ms(&self, n_bytes: u64) -> f64 {
         self.import_ms_per_byte * n_bytes as f64
@@ -160,6 +166,10 @@ mod tests {
         costs.learn_prefill(Some(500.0));
         assert_eq!(costs.prefill_ms(3), 6.0);
         assert!(costs.shares());
+        costs.export_ms_per_token = Some(0.5);
+        assert_eq!((costs.exported_within(100.0), costs.exported_within(0.4)), (200, 0));
+        costs.export_ms_per_token = Some(0.0);
+        assert_eq!(costs.exported_within(1.0), u32::MAX);
     }
 
     #[test]

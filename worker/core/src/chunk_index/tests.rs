@@ -8,6 +8,7 @@ use crate::tenants::TenantId;
 mod eviction;
 mod happening;
 mod model;
+mod runs;
 mod shares;
 mod tiers;
 
