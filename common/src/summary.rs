@@ -41,6 +41,8 @@ pub const STREAM_PATH: &str = "/internal/v1/summary/stream";
 pub const AFTER_PARAMETER: &str = "after";
 /// Path of the model's metadata as a GGUF file without tensors.
 pub const VOCABULARY_PATH: &str = "/internal/v1/vocabulary";
+/// Path of stored KV state, which is followed by the hash of the last wanted block.
+pub const KV_PATH: &str = "/internal/v1/kv";
 
 /// A worker's report while its model loads: the field [`Loading::FIELD`] of a JSON object with status 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

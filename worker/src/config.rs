@@ -7,6 +7,7 @@ mod adapters;
 mod embedding;
 pub mod flags;
 pub mod generation;
+pub mod kv_transfer;
 pub mod llama_server;
 pub mod placement;
 pub mod rope;
@@ -23,7 +24,7 @@ use warmpath_common::model::Pooling;
 use warmpath_common::names::is_pattern;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
 use warmpath_shell::listen::ConnectionLimits;
-use warmpath_shell::tls::ServerFiles;
+use warmpath_shell::tls::{ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
 
 use crate::backends::BackendConfig;
@@ -92,6 +93,8 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
     /// TLS files; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
+    /// TLS files for connections to other workers; `None` if no KV state is exchanged.
+    pub kv_transfer: Option<ClientFiles>,
     /// Limits on client connections.
     pub connections: ConnectionLimits,
     /// Host names by which clients may address this worker.
@@ -242,6 +245,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         admin_listen: flags.admin_listen,
         token_file: flags.fleet_token_file.clone(),
         tls: flags.tls.clone().files(),
+        kv_transfer: flags.kv_transfer.files(),
         connections: flags.listener.limits(),
         allowed_hosts: flags.listener.allowed_hosts(flags.listen).map_err(host)?,
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,

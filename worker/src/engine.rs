@@ -14,11 +14,14 @@ mod batch;
 mod config;
 mod counters;
 mod events;
+mod facts;
 mod footprint;
 mod grammar;
 mod handle;
 mod json_schema;
 pub mod kv_codec;
+mod kv_receiving;
+mod kv_sending;
 mod kv_store;
 mod llama;
 mod metadata;
@@ -49,16 +52,19 @@ pub use api::{
 pub use arguments::{ArgumentSchemas, Extent};
 pub(crate) use arrival_announcer::{ArrivalAnnouncer, Promise};
 pub use config::{
-    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, EngineFacts, PrefixCache, SLOT_CELLS_STEP,
+    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use counters::CounterValues;
 pub(crate) use counters::Counters;
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
+pub use facts::{EngineFacts, Exchange};
 pub(crate) use footprint::check_devices;
 pub use footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
 pub use handle::{ArrivalGuard, EngineHandle};
 pub use json_schema::CompiledSchema;
+pub use kv_receiving::{FetchOrder, Fetched, Inbox, PeerOffer, PeerSpeed};
+pub use kv_sending::{SENDS_MAX, SendError, SentRun};
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;

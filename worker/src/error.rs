@@ -11,7 +11,7 @@ use warmpath_common::salt::SaltError;
 use warmpath_prompt::{PromptError, RawError, TokenCount};
 use warmpath_shell::refusal::{Class, Refusal};
 
-use crate::engine::{CacheError, EngineError, PromptFault};
+use crate::engine::{CacheError, EngineError, PromptFault, SendError};
 use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
@@ -113,6 +113,9 @@ pub enum RequestError {
     /// The cache could not be read or changed.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// No KV state is sent to another worker.
+    #[error(transparent)]
+    Send(#[from] SendError),
     /// There is no such pin.
     #[error("there is no pin `{id}`")]
     PinUnknown {
@@ -242,6 +245,7 @@ impl RequestError {
             Self::ModelUnknown { .. }
             | Self::NotStored { .. }
             | Self::PinUnknown { .. }
+            | Self::Send(SendError::Off | SendError::Layout | SendError::Missing)
             | Self::SlotFile { source: SlotFileError::Missing, .. } => Class::NotFound,
             Self::NotEnabled { .. } | Self::NoFim | Self::Cache(CacheError::NoStore) => Class::NotSupported,
             Self::Unauthorized => Class::Unauthorized,
@@ -251,10 +255,12 @@ impl RequestError {
             Self::Loading { .. }
             | Self::Downloading { .. }
             | Self::SubscribersFull { .. }
+            | Self::Send(SendError::Busy)
             | Self::Engine(EngineError::Draining)
             | Self::Cache(CacheError::Engine(EngineError::Draining)) => Class::Unavailable,
             Self::Engine(EngineError::Decode { .. } | EngineError::Stopped)
             | Self::Cache(CacheError::Engine(_) | CacheError::Export { .. })
+            | Self::Send(SendError::Engine(_))
             | Self::SlotFile { source: SlotFileError::Io(_), .. }
             | Self::Internal { .. } => Class::Internal,
         }
@@ -300,6 +306,10 @@ impl RequestError {
             }
             Self::Cache(CacheError::TooManyPins) => Some("too_many_pins"),
             Self::Cache(CacheError::SlotEmpty { .. }) => Some("slot_empty"),
+            Self::Send(SendError::Off) => Some("kv_transfer_off"),
+            Self::Send(SendError::Layout) => Some("kv_layout_mismatch"),
+            Self::Send(SendError::Missing) => Some("kv_not_found"),
+            Self::Send(SendError::Busy) => Some("kv_transfers_full"),
             Self::PinUnknown { .. } => Some("pin_not_found"),
             Self::SlotFile { source: SlotFileError::Missing, .. } => Some("file_not_found"),
             Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }

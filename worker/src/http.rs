@@ -18,6 +18,7 @@ mod error;
 mod free_text;
 mod health;
 mod hosts;
+mod kv;
 mod llama_server;
 mod logprobs;
 mod lora;
@@ -90,6 +91,7 @@ pub fn router(app: App) -> Router {
         .route(SNAPSHOT_PATH, get(summary::snapshot))
         .route(STREAM_PATH, get(summary::stream))
         .route(VOCABULARY_PATH, get(summary::vocabulary))
+        .route("/internal/v1/kv/{key}", get(kv::send))
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)
         .layer(middleware::from_fn_with_state(app.clone(), access::check))

@@ -12,6 +12,7 @@ pub mod embedder;
 pub mod engine;
 mod error;
 mod http;
+mod kv_transfer;
 mod lifecycle;
 mod metrics;
 mod model_kind;

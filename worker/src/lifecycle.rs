@@ -24,7 +24,7 @@ use warmpath_shell::trace::Span;
 use warmpath_worker_core::tenants::TenantId;
 
 use crate::app_state::Serving;
-use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, Submission};
+use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::Basis;
@@ -53,6 +53,8 @@ pub struct Arrival {
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows; a higher one counts as this.
     pub priority_max: Option<i32>,
+    /// State that another worker holds for it.
+    pub peer: Option<PeerOffer>,
     /// Body.
     pub body: Bytes,
     /// Reader of the endpoint's bodies.
@@ -74,6 +76,7 @@ struct Draft {
     shifts: ShiftFields,
     wanted_slot: Option<SlotId>,
     expected_tokens: u32,
+    peer: Option<PeerOffer>,
 }
 
 /// A choice in the engine, and the receiver of its events.
@@ -146,6 +149,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         wanted_slot: options.wanted_slot(serving.model.n_slots)?.or(hinted),
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
+        peer: arrival.peer,
     };
     Ok((form, submit(serving, draft)?))
 }
@@ -191,9 +195,9 @@ fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<()
 }
 
 /// Submits every choice to the engine; if one is refused, those before it end as their receivers are dropped.
-fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestError> {
+fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, RequestError> {
     let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
-    for prompt in draft.prompts {
+    for prompt in std::mem::take(&mut draft.prompts) {
         for k in 0..draft.n {
             let mut generation = draft.generation.clone();
             // The same seed would give the same text for each choice.
@@ -212,6 +216,8 @@ fn submit(serving: &Serving, draft: Draft) -> Result<Vec<Submitted>, RequestErro
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 last_message_token: prompt.last_message_token,
                 priority: draft.priority,
+                // Of several choices the others wait with the first.
+                peer: draft.peer.take(),
                 events,
             };
             let has_grammar = submission.generation.sampling.grammar.is_some();

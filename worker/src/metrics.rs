@@ -25,6 +25,9 @@ const REQUEST_BUCKETS: &[f64] =
 /// Buckets for one token: 1 ms to 1 s. Units: seconds.
 const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
+/// Buckets for a transfer: 1 ms to 30 s. Units: seconds.
+const TRANSFER_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
 /// Buckets for a share.
 const RATIO_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
 
@@ -152,6 +155,14 @@ metrics! {
     cache_tenants: IntGaugeVec = gauges("cache_tenants", &["tier"]);
     /// Bytes of the tenant with the most, pinned state not counted, by tier: ram, disk.
     cache_largest_tenant: IntGaugeVec = gauges("cache_largest_tenant_bytes", &["tier"]);
+    /// Runs of KV state that were exchanged with other workers, by direction (received, sent) and result.
+    kv_transfers: IntCounterVec = counters("kv_transfers_total", &["direction", "result"]);
+    /// Bytes of KV state that were exchanged with other workers, by direction.
+    kv_transfer_bytes: IntCounterVec = counters("kv_transfer_bytes_total", &["direction"]);
+    /// Blocks whose KV state was exchanged with other workers, by direction.
+    kv_transfer_blocks: IntCounterVec = counters("kv_transfer_blocks_total", &["direction"]);
+    /// Time of exchanging a run of KV state with another worker, from the request on, by direction.
+    kv_transfer: HistogramVec = histograms("kv_transfer_seconds", &["direction"], TRANSFER_BUCKETS);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
     /// Time from slot to first token, of requests with a response.
@@ -245,6 +256,10 @@ impl Metrics {
         for label in cached_share::LABELS {
             self.ttft.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
+        }
+        for direction in ["received", "sent"] {
+            self.kv_transfers.with_label_values(&[direction, "ok"]);
+            self.kv_transfer_bytes.with_label_values(&[direction]);
         }
     }
 

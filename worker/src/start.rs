@@ -33,6 +33,7 @@ use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConf
 use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::StartError;
 use crate::http::{App, admin_router, router};
+use crate::kv_transfer::Transfers;
 use crate::metrics::Metrics;
 use crate::model_kind::{Base, Served};
 use crate::store::{self, Reservation};
@@ -61,6 +62,9 @@ pub enum RunError {
     /// TLS cannot be set up.
     #[error("--tls-cert, --tls-key, --tls-client-ca")]
     Tls(#[source] TlsError),
+    /// TLS with other workers cannot be set up.
+    #[error("--peer-ca, --peer-cert, --peer-key")]
+    PeerTls(#[source] TlsError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Trace(TraceError),
@@ -106,6 +110,7 @@ pub struct Bound {
 struct Doors {
     tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
+    transfers: Option<Arc<Transfers>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
     /// Tasks that follow the files; they end with the worker.
@@ -115,7 +120,7 @@ struct Doors {
 impl Doors {
     /// Reads the files.
     ///
-    /// Errors: `Tls`, `Token`, `Trace`.
+    /// Errors: `Tls`, `Token`, `PeerTls`, `Trace`.
     fn open(config: &HttpConfig, trace: Option<&TraceConfig>) -> Result<Self, RunError> {
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
@@ -130,9 +135,16 @@ impl Doors {
             let (followed, counted) = (Arc::clone(tokens.insert(Arc::new(open))), Arc::clone(&metrics));
             tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
         }
+        let transfers = config.kv_transfer.as_ref().map(|files| {
+            let tls = files.open().map_err(RunError::PeerTls)?;
+            let (files, followed, counted) = (files.clone(), Arc::clone(&tls), Arc::clone(&metrics));
+            tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
+            Ok(Arc::new(Transfers::new(tls, tokens.clone(), Arc::clone(&metrics))))
+        });
+        let transfers = transfers.transpose()?;
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();
         let tracer = tracer.map_err(RunError::Trace)?.unwrap_or_default();
-        Ok(Self { tls, tokens, tracer, metrics, tasks })
+        Ok(Self { tls, tokens, transfers, tracer, metrics, tasks })
     }
 }
 
@@ -149,7 +161,7 @@ pub struct Identity {
 
 /// Checks a local model's files, the folder for stored state, and the files for TLS and tokens, and binds the address.
 ///
-/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `Trace`.
+/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `PeerTls`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let reservation = if config.source.local().is_some() { checked(&config).await? } else { None };
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
@@ -206,7 +218,7 @@ impl Bound {
     /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let Self { config, listener, admin, address, doors, reservation } = self;
-        let Doors { tls, tokens, tracer, metrics, tasks: _tasks } = doors;
+        let Doors { tls, tokens, transfers, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -224,6 +236,7 @@ impl Bound {
             admin_allowed_hosts: Arc::new(config.http.admin_allowed_hosts.clone()),
             slot_save_path: config.http.slot_save_path.clone(),
             tokens,
+            transfers,
             tracer: tracer.clone(),
             metrics,
             left_out_logged: Arc::default(),

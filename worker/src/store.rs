@@ -6,6 +6,7 @@
 //!
 //! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv_codec`).
 
+pub mod exchange;
 mod folder;
 mod format;
 mod queue;
@@ -55,6 +56,34 @@ pub struct Identity {
     pub kv: Fingerprint,
     /// Tokens per block.
     pub block_size_tokens: u32,
+}
+
+/// Release of llama-cpp-sys-2 whose llama.cpp computes, exports and imports the state. Another llama.cpp may compute
+/// or lay it out differently, so its state is another; a test compares it with `Cargo.lock`.
+pub const STATE_VERSION: &str = "0.1.161";
+
+impl Identity {
+    /// Returns the identity of the state of a model with this KV layout, which covers everything that decides its
+    /// bytes but the release.
+    pub fn new(model: Fingerprint, kv_layout: &str, block_size_tokens: u32) -> Self {
+        let kv = format!("{kv_layout} {STATE_VERSION}");
+        let kv = Fingerprint(blake3::derive_key("warmpath 2026 stored state v2", kv.as_bytes()));
+        Self { model, kv, block_size_tokens }
+    }
+
+    /// Returns one fingerprint for all of it and the format of records: workers with equal ones can exchange state.
+    pub fn fingerprint(&self) -> Fingerprint {
+        let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 exchanged state v1");
+        self.hash_into(&mut hasher);
+        Fingerprint(*hasher.finalize().as_bytes())
+    }
+
+    fn hash_into(&self, hasher: &mut blake3::Hasher) {
+        hasher.update(&self.model.0);
+        hasher.update(&self.kv.0);
+        hasher.update(&self.block_size_tokens.to_le_bytes());
+        hasher.update(&format::FORMAT_VERSION.to_le_bytes());
+    }
 }
 
 /// A file that was found when the store was opened.

@@ -30,6 +30,7 @@ mod engine {
     mod support;
     mod tenants;
     mod tiers;
+    mod transfers;
     mod traps;
     mod uncached;
 }

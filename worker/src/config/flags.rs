@@ -17,6 +17,7 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
+use super::kv_transfer::KvTransferFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
 use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
@@ -251,6 +252,10 @@ pub struct Flags {
     /// for health and metrics. Read again when it changes. Routers have it as --fleet-token-file.
     #[arg(long, visible_alias = "api-key-file", env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,
+
+    /// Flags of KV state from and for other workers.
+    #[command(flatten)]
+    pub kv_transfer: KvTransferFlags,
 
     /// Flags of TLS with routers and other clients.
     #[command(flatten)]

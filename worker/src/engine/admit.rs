@@ -19,6 +19,8 @@ use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 use super::api::{CachedTokens, Started};
 use super::config::PrefixCache;
 use super::handle::Admission;
+use super::kv_receiving::{Fetched, TransferId};
+use super::kv_store::Cache;
 use super::sequence::Sequence;
 use super::step::{Owner, Scheduler};
 
@@ -48,11 +50,25 @@ pub(super) struct Waiting {
     pub(super) shares_since: Option<Instant>,
     /// Start of its wait for the disk; `None` if it never waited.
     pub(super) reads_since: Option<Instant>,
+    /// Transfer from another worker that it waits for.
+    pub(super) transfer: Option<TransferId>,
+    /// Chunks that a transfer has brought, and those before them; they stay in place until it has started.
+    pub(super) received: Vec<ChunkId>,
+    /// Report of a transfer that has ended.
+    pub(super) fetched: Option<Fetched>,
+}
+
+impl Waiting {
+    /// Lets the chunks go that stay in place for it.
+    pub(super) fn let_go(&self, cache: &mut Cache) {
+        cache.let_go(&self.fetching);
+        cache.let_go(&self.received);
+    }
 }
 
 impl Scheduler<'_> {
     /// Puts a submission at the end of the queue.
-    pub(super) fn enqueue(&mut self, admission: Admission) {
+    pub(super) fn enqueue(&mut self, mut admission: Admission) {
         self.report.count(admission.promise.as_ref());
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         let n_usable = slot_plan::best_usable(&self.outlook(), &self.wish(&admission));
@@ -61,10 +77,18 @@ impl Scheduler<'_> {
             Reuse::Forbidden => 0,
         };
         let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
-        let n_uncached = n_prompt - n_usable;
-        let fetching = Vec::new();
-        let (shares_since, reads_since) = (None, None);
-        self.waiting.push_back(Waiting { admission, n_uncached, fetching, held_until, shares_since, reads_since });
+        let (transfer, n_reached) = self.await_transfer(&mut admission, n_usable).unzip();
+        self.waiting.push_back(Waiting {
+            admission,
+            n_uncached: n_prompt - n_reached.unwrap_or(n_usable),
+            fetching: Vec::new(),
+            held_until,
+            shares_since: None,
+            reads_since: None,
+            transfer,
+            received: Vec::new(),
+            fetched: None,
+        });
     }
 
     /// Returns whether a submission waits for another that has yet to arrive.
@@ -85,7 +109,7 @@ impl Scheduler<'_> {
         self.cache.learn(|costs| costs.learn_prefill(prefill_rate));
         let mut idx = 0;
         while idx < self.waiting.len() {
-            if self.cache.is_reading(&self.waiting[idx].fetching) {
+            if self.waiting[idx].transfer.is_some() || self.cache.is_reading(&self.waiting[idx].fetching) {
                 idx += 1;
                 continue;
             }
@@ -153,7 +177,7 @@ impl Scheduler<'_> {
     }
 
     /// Returns whether cached state can be reused: it has no logits for a prompt whose log probabilities are wanted.
-    fn reusable(&self, admission: &Admission) -> Reuse {
+    pub(super) fn reusable(&self, admission: &Admission) -> Reuse {
         let needs_logits = admission.submission.prompt_probabilities().is_some();
         if needs_logits || self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed }
     }
@@ -165,7 +189,7 @@ impl Scheduler<'_> {
     fn start(&mut self, waiting: Waiting, plan: SlotPlan) {
         let began = Instant::now();
         self.view.counters.waited(&waiting, began);
-        let Waiting { mut admission, fetching, .. } = waiting;
+        let Waiting { mut admission, fetching, received, fetched, .. } = waiting;
         let promise = admission.promise.take();
         let wish = self.wish(&admission);
         let left_answer_at = self.table.left_answer_at(wish.prompt, wish.root);
@@ -176,6 +200,7 @@ impl Scheduler<'_> {
         let restored = began.elapsed();
         let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
         self.cache.let_go(&fetching);
+        self.cache.let_go(&received);
         let submission = &admission.submission;
         self.table.acquire(Acquire {
             slot,
@@ -195,7 +220,7 @@ impl Scheduler<'_> {
         self.view.counters.admit(u64::from(n_prompt), cached);
         self.averages.prompt(n_prompt.saturating_sub(cached.total()));
         self.n_started += 1;
-        let started = Started { slot, cached, left_answer_at, restored };
+        let started = Started { slot, cached, left_answer_at, restored, fetched };
         let tenant = admission.tenant;
         self.table.set_tenant(slot, tenant.with_share());
         self.owners[usize::from(slot.0)] = Owner { tenant, priority: submission.priority, since: Instant::now() };

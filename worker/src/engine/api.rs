@@ -18,6 +18,7 @@ use warmpath_worker_core::tenants::TenantId;
 use super::config::ShiftObstacle;
 use super::events::EventSender;
 use super::json_schema::CompiledSchema;
+use super::kv_receiving::{Fetched, PeerOffer};
 use super::reasoning::ThoughtsFirst;
 use super::sampler_kind::SamplerKind;
 use super::tool_grammar::CallGrammar;
@@ -49,6 +50,8 @@ pub struct Submission {
     pub last_message_token: Option<u32>,
     /// Priority of the request's state in the cache; larger is more important, 0 is usual.
     pub priority: i32,
+    /// State that another worker holds for it; `None` if there is none.
+    pub peer: Option<PeerOffer>,
     /// Receives the events.
     pub events: EventSender,
 }
@@ -248,6 +251,8 @@ pub struct Started {
     pub left_answer_at: Option<u32>,
     /// Time of bringing their state into the slot.
     pub restored: Duration,
+    /// State that was fetched from another worker for it; `None` if it waited for none.
+    pub fetched: Option<Fetched>,
 }
 
 impl Started {

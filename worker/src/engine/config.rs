@@ -1,22 +1,21 @@
-//! The engine's configuration, the facts about the loaded model, and the errors of its start.
+//! The engine's configuration and the errors of its start.
 //!
-//! Not here: command-line flags (`crate::config`), loading (`llama`).
+//! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use warmpath_common::block_hash::block_hash;
-use warmpath_common::lora::AdapterInfo;
 use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
+use warmpath_worker_core::restore_costs::Costs;
 
-use super::SelfTestReport;
 use super::adapters::AdapterFile;
 use super::footprint::{Bytes, Fit};
 use super::metadata::MetadataOverride;
 use super::placement::Placement;
 use super::rope::RopeSettings;
-use crate::store::StoreError;
+use crate::store::{STATE_VERSION, StoreError};
 
 /// Largest default context of a slot.
 ///
@@ -108,12 +107,14 @@ pub struct StoreConfig {
 }
 
 /// Origin of the costs used by plans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CostSource {
     /// They are measured all the time.
     Measured,
     /// They keep their initial estimates, for tests that need the same plans on every machine.
     Assumed,
+    /// They are these, for tests of a machine that computes or moves state slowly.
+    Given(Costs),
 }
 
 /// When state is moved to other positions, which makes it approximate: docs/decisions/0012-shifts.md.
@@ -256,7 +257,7 @@ impl EngineConfig {
     pub fn state_settings(&self, model: Fingerprint) -> Fingerprint {
         let buffer = (self.flash_attn, self.kv_unified, &self.placement, self.context_tokens_total, self.n_slots);
         let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens, &self.rope, &self.metadata_overrides);
-        let settings = format!("{model} {buffer:?} {kv:?} {}", env!("CARGO_PKG_VERSION"));
+        let settings = format!("{model} {buffer:?} {kv:?} {STATE_VERSION}");
         Fingerprint(blake3::derive_key("warmpath 2026 state settings v1", settings.as_bytes()))
     }
 
@@ -357,45 +358,6 @@ impl CacheType {
     pub fn is_quantized(self) -> bool {
         !matches!(self, Self::Auto | Self::F32 | Self::F16 | Self::Bf16)
     }
-}
-
-/// Properties of the loaded model and its context.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EngineFacts {
-    /// Longest sequence, prompt and response together, of one slot; a prompt must be shorter.
-    pub context_tokens: u32,
-    /// Number of slots.
-    pub n_slots: u16,
-    /// How far a slot can be rewound, as a probe at start-up found it.
-    pub memory: MemoryKind,
-    /// Size of the vocabulary.
-    pub n_vocab: u32,
-    /// Context size in training.
-    pub n_ctx_train: u32,
-    /// Fingerprint of the model file.
-    pub model_fingerprint: Fingerprint,
-    /// Fingerprint of the KV layout.
-    pub kv_fingerprint: Fingerprint,
-    /// Whether flash attention is used.
-    pub flash_attn: bool,
-    /// Whether the slots share one KV buffer.
-    pub kv_unified: bool,
-    /// Tokens per block in summaries.
-    pub block_size_tokens: u32,
-    /// Most tokens of one micro-batch, as decided by llama.cpp.
-    pub ubatch_tokens: u32,
-    /// Description of the model: architecture, name and size label as far as the file has them.
-    pub description: String,
-    /// Number of the model's parameters.
-    pub n_params: u64,
-    /// Size of the model's tensors.
-    pub model_bytes: u64,
-    /// Reason why state cannot be moved to other positions; `None` if it can.
-    pub shift_obstacle: Option<ShiftObstacle>,
-    /// Loaded LoRA adapters.
-    pub adapters: Vec<AdapterInfo>,
-    /// Result of the self-test at start-up, if there was one.
-    pub self_test: Option<SelfTestReport>,
 }
 
 /// Reason why the engine could not start.

@@ -24,9 +24,10 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 use super::admin::{Asked, CacheTotals};
 use super::api::{EngineError, PromptFault, SlotView, Submission};
 use super::arrival_announcer::{ArrivalAnnouncer, Promise};
-use super::config::EngineFacts;
 use super::counters::{CounterValues, Counters};
+use super::facts::EngineFacts;
 use super::json_schema::{CompiledSchema, Compiler};
+use super::kv_sending::Sending;
 use super::output_constraint::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
 use crate::schema::{CallText, ValueGrammar};
@@ -50,6 +51,8 @@ pub(super) struct Shared {
     pub places: Arc<Places>,
     /// Places of waiting inquiries.
     pub inquiries: Arc<Places>,
+    /// Places of runs that are sent to other workers.
+    pub sends: Arc<Places>,
     pub view: Arc<View>,
     pub promiser: ArrivalAnnouncer,
     /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
@@ -85,6 +88,8 @@ pub(super) struct View {
 pub(super) enum Command {
     Submit(Box<Admission>),
     Inquire(Box<Asked>),
+    Send(Box<Sending>),
+    Wake,
     Drain { deadline: Instant },
 }
 

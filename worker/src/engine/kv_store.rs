@@ -21,6 +21,7 @@ use warmpath_worker_core::tenants::Tenant;
 use super::api::CachedTokens;
 use super::config::CostSource;
 use super::kv_codec::{Frame, Layout, Piece};
+use crate::store::exchange::Received;
 use crate::store::{DiskEvent, DiskStore, StoredFile};
 
 /// Store of one engine.
@@ -200,6 +201,40 @@ impl Cache {
         }
         self.obey();
         n_stored
+    }
+
+    /// Stores received state of the last blocks of a sequence whose other blocks are stored; returns the new chunks,
+    /// which stay in place until [`Self::let_go`].
+    pub(super) fn store_received(&mut self, received: &Received, kept: &Kept<'_>) -> Vec<ChunkId> {
+        let block_bytes = received.payload.len() / received.n_blocks.max(1);
+        let mut stored = Vec::new();
+        for blocks in self.index.missing(&kept.prefix) {
+            let Some(first) = blocks.start.checked_sub(received.first_block) else { break };
+            let bytes = first * block_bytes..(first + blocks.len()) * block_bytes;
+            let Some(payload) = received.payload.get(bytes) else { break };
+            let new = NewChunk {
+                prefix: kept.prefix,
+                blocks,
+                n_bytes: payload.len() as u64,
+                priority: kept.priority,
+                tenant: kept.tenant,
+                now_ms: self.clock.now_ms(),
+            };
+            match self.index.insert(&new) {
+                Ok(id) => {
+                    self.payloads.insert(id, payload.into());
+                    self.index.hold(id);
+                    stored.push(id);
+                }
+                Err(reason) => {
+                    debug!(%reason, "a received chunk is not stored");
+                    break;
+                }
+            }
+            self.obey();
+        }
+        self.obey();
+        stored
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.

@@ -30,7 +30,8 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 
 use super::SelfTestReport;
 use super::adapters::Adapters;
-use super::config::{CacheType, EngineConfig, EngineFacts, SLOTS_MAX, StartError};
+use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
+use super::facts::EngineFacts;
 use params::ModelParams;
 
 /// Callback that gets the loaded share of a model and returns whether to continue.
@@ -312,6 +313,7 @@ impl<'m> Llama<'m> {
             adapters: probed.adapters,
             shift_obstacle: shift_obstacle(model, config, probed.memory),
             self_test: probed.self_test,
+            exchange: None,
         }
     }
 }

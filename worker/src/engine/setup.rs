@@ -7,13 +7,14 @@ use std::sync::mpsc;
 
 use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
-use warmpath_common::model::{Fingerprint, MemoryKind};
+use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
 use warmpath_worker_core::decode_groups::Runs;
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 
-use super::config::{DiskConfig, EngineConfig, EngineFacts, PrefixCache, ShiftConfig, StartError};
+use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
+use super::facts::{EngineFacts, Exchange};
 use super::handle::View;
 use super::kv_store::{Cache, Codec, Disk};
 use super::llama::Llama;
@@ -72,7 +73,10 @@ pub(super) fn cache(
         chunk_blocks_max: chunk_blocks_max(config.block_size_tokens, (ram_bytes, codec.as_ref())),
         block_size_tokens: config.block_size_tokens,
     };
-    let costs = costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts);
+    let costs = match config.costs {
+        CostSource::Given(costs) => costs,
+        CostSource::Measured | CostSource::Assumed => costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts),
+    };
     let mut cache = Cache::new(limits, codec, (costs, config.costs));
     if let Some(disk) = disk {
         open_disk(&mut cache, (disk, ram_bytes), facts, view)?;
@@ -167,15 +171,16 @@ fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
     }
 }
 
-/// Returns the identity of stored state. A later release may have another llama.cpp, whose partial states are stored as
-/// they are, so each release has files of its own.
+/// Returns the identity of stored state.
 fn identity(cache: &Cache, facts: &EngineFacts) -> Identity {
-    let layout = format!("{} {} {:?}", facts.kv_fingerprint, env!("CARGO_PKG_VERSION"), cache.layout());
-    Identity {
-        model: facts.model_fingerprint,
-        kv: Fingerprint(blake3::derive_key("warmpath 2026 stored state v1", layout.as_bytes())),
-        block_size_tokens: facts.block_size_tokens,
-    }
+    let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
+    Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens)
+}
+
+/// Returns the state that other workers can use.
+pub(super) fn exchange(cache: &Cache, facts: &EngineFacts) -> Option<Exchange> {
+    let is_usable = facts.memory.stored_state_rewinds() && cache.stores();
+    is_usable.then(|| Exchange { identity: identity(cache, facts), token_bytes: cache.token_bytes() })
 }
 
 fn open_disk(

@@ -5,6 +5,7 @@
 //!
 //! Not here: starting from it (`admit`), the store itself (`cache`).
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -30,17 +31,28 @@ impl Scheduler<'_> {
     /// Exports the state of a slot and stores the part that is not stored yet.
     pub(super) fn save(&mut self, slot: SlotId) {
         self.unsaved.remove(&slot);
+        self.save_blocks(slot, (usize::MAX, u32::MAX));
+    }
+
+    /// Stores those of a slot's first `n_blocks` blocks that are not stored yet, as many as `n_tokens_max` tokens have
+    /// but at least one chunk, and returns the number of tokens that were stored.
+    ///
+    /// If every slot has its own buffer, llama.cpp exports the whole sequence whatever is stored of it.
+    pub(super) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
         let held = self.table.slot(slot);
-        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
         if self.table.memory() == MemoryKind::Recurrent || !held.lends() {
-            return;
+            return 0;
         }
         let chain = self.table.tree().chain_of(&root, tokens);
-        let prefix = Prefix { root, chain: &chain, tokens };
+        let prefix = Prefix { root, chain: &chain[..n_blocks.min(chain.len())], tokens };
         let missing = self.cache.index().missing(&prefix);
-        let (Some(first), Some(last)) = (missing.first(), missing.last()) else { return };
+        let Some(first) = missing.first() else { return 0 };
         let block_size = self.table.block_size_tokens();
-        let positions = first.start as u32 * block_size..last.end as u32 * block_size;
+        let fits = |blocks: &&Range<usize>| (blocks.end - first.start) as u32 * block_size <= n_tokens_max;
+        let end = missing[missing.iter().take_while(fits).count().saturating_sub(1)].end;
+        let prefix = Prefix { chain: &chain[..end], ..prefix };
+        let positions = first.start as u32 * block_size..end as u32 * block_size;
         let n_exported = match self.table.memory().stored_state_rewinds() && self.llama.n_streams() == 1 {
             true => positions.end - positions.start,
             false => self.n_held(slot),
@@ -50,18 +62,21 @@ impl Scheduler<'_> {
             true => self.llama.export_range(slot, positions),
             false => self.llama.export(slot),
         };
-        match state {
-            Ok(state) => {
-                let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
-                let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
-                // A prefix that was reused while it was in a slot counts as used in the store.
-                let reused = self.cache.index().find(&prefix);
-                self.cache.touch(&reused, self.table.take_reused(slot), tenant);
-                self.view.counters.saved(n_stored, began.elapsed());
-                self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
+        let state = match state {
+            Ok(state) => state,
+            Err(error) => {
+                warn!(%slot, %error, "the state of a slot cannot be exported");
+                return 0;
             }
-            Err(error) => warn!(%slot, %error, "the state of a slot cannot be exported"),
-        }
+        };
+        let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+        let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
+        // A prefix that was reused while it was in a slot counts as used in the store.
+        let reused = self.cache.index().find(&prefix);
+        self.cache.touch(&reused, self.table.take_reused(slot), tenant);
+        self.view.counters.saved(n_stored, began.elapsed());
+        self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
+        n_stored
     }
 
     /// Keeps the partial state of the slots whose sequences have reached a checkpoint.

@@ -30,7 +30,10 @@ use super::admit::Waiting;
 use super::api::{EngineError, Event, FinishReason, SlotView};
 use super::batch::{Batch, Planned};
 use super::config::{PrefixCache, ShiftConfig};
+use super::facts::Exchange;
 use super::handle::View;
+use super::kv_receiving::Receiving;
+use super::kv_sending::Sending;
 use super::kv_store::Cache;
 use super::llama::Llama;
 use super::saved_slot::Export;
@@ -80,6 +83,13 @@ pub(super) struct Scheduler<'m> {
     pub(super) planned: Planned,
     /// States of slots that wait for the disk.
     pub(super) exports: Vec<Export>,
+    /// Runs of blocks for other workers that are being looked up.
+    pub(super) sends: Vec<Sending>,
+    /// State that can be exchanged with other workers.
+    pub(super) exchange: Option<Exchange>,
+    /// Transfers that requests wait for.
+    pub(super) receiving: Vec<Receiving>,
+    pub(super) n_transfers: u64,
 }
 
 /// Owner of a slot's state, by the last request in it.
@@ -101,13 +111,14 @@ impl Owner {
 impl Scheduler<'_> {
     /// Returns whether nothing runs or waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.exports.is_empty() && self.running.iter().all(Option::is_none)
+        let is_asked = !self.exports.is_empty() || !self.sends.is_empty();
+        self.waiting.is_empty() && !is_asked && self.running.iter().all(Option::is_none)
     }
 
     /// Returns whether nothing runs, and all waiting submissions wait for the disk.
     pub(super) fn only_waits_for_disk(&self) -> bool {
         let is_reading = |waiting: &Waiting| self.cache.is_reading(&waiting.fetching);
-        let is_awaited = self.waiting.iter().any(is_reading) || self.is_export_reading();
+        let is_awaited = self.waiting.iter().any(is_reading) || self.is_export_reading() || self.is_send_reading();
         self.running.iter().all(Option::is_none) && is_awaited
     }
 
@@ -117,12 +128,14 @@ impl Scheduler<'_> {
         running.peek().is_some() && running.all(|is_unread| is_unread)
     }
 
-    /// Returns for how long nothing will start unless a request arrives: all waiting submissions wait for another one.
+    /// Returns for how long nothing will start unless a command arrives: all waiting submissions wait for another one,
+    /// or for another worker.
     pub(super) fn only_held_for(&self) -> Option<Duration> {
-        if self.running.iter().any(Option::is_some) {
+        if self.running.iter().any(Option::is_some) || !self.sends.is_empty() || !self.exports.is_empty() {
             return None;
         }
-        let until: Option<Vec<Instant>> = self.waiting.iter().map(|waiting| waiting.held_until).collect();
+        let until = |waiting: &Waiting| self.transfer_deadline(waiting.transfer).or(waiting.held_until);
+        let until: Option<Vec<Instant>> = self.waiting.iter().map(until).collect();
         Some(until?.into_iter().min()?.saturating_duration_since(Instant::now()))
     }
 
@@ -136,7 +149,9 @@ impl Scheduler<'_> {
     pub(super) fn step(&mut self) {
         self.cache.take_disk_events();
         self.finish_exports();
+        self.advance_sends();
         self.drop_abandoned();
+        self.take_received();
         self.admit();
         self.shift_full();
         self.count();
@@ -158,7 +173,7 @@ impl Scheduler<'_> {
     /// Fails every waiting submission.
     pub(super) fn refuse_waiting(&mut self, error: &EngineError) {
         for waiting in std::mem::take(&mut self.waiting) {
-            self.cache.let_go(&waiting.fetching);
+            waiting.let_go(&mut self.cache);
             waiting.admission.submission.events.send(Event::Failed(error.clone()));
             self.view.counters.failed.fetch_add(1, Relaxed);
         }
@@ -195,7 +210,7 @@ impl Scheduler<'_> {
             .partition(|waiting| waiting.admission.submission.events.is_closed());
         self.waiting = waiting;
         for waiting in gone {
-            self.cache.let_go(&waiting.fetching);
+            waiting.let_go(&mut self.cache);
             // A client that sees it counted finds its place free.
             drop(waiting);
             self.view.counters.cancelled.fetch_add(1, Relaxed);

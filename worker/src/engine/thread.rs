@@ -23,8 +23,10 @@ use super::admin::{Asked, INQUIRIES_MAX, PinNames};
 use super::api::{EngineError, EngineUpdate, Event};
 use super::arrival_announcer::ArrivalAnnouncer;
 use super::batch::Planned;
-use super::config::{EngineConfig, EngineFacts, PrefixCache, StartError};
+use super::config::{EngineConfig, PrefixCache, StartError};
+use super::facts::EngineFacts;
 use super::handle::{Command, EngineHandle, Places, Shared, View};
+use super::kv_sending::SENDS_MAX;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::output_constraint::KnownGrammars;
 use super::self_test;
@@ -36,7 +38,7 @@ use super::summary_events::Report;
 /// decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Queued commands besides submissions and inquiries: a drain, and another one of an impatient operator.
+/// Queued commands besides submissions, inquiries and runs to send: a drain, and another one of an impatient operator.
 const CONTROL_COMMANDS_MAX: usize = 2;
 
 /// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done.
@@ -80,7 +82,7 @@ pub(super) fn start(
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
     let (queue_max, block_hasher) = (config.queue_max, config.block_hasher);
-    let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + CONTROL_COMMANDS_MAX));
+    let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + SENDS_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
     let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
@@ -105,6 +107,7 @@ pub(super) fn start(
         commands,
         places: Arc::new(Places::new(n_places)),
         inquiries: Arc::new(Places::new(INQUIRIES_MAX)),
+        sends: Arc::new(Places::new(SENDS_MAX)),
         view,
         stopped,
         thread: Mutex::new(Some(thread)),
@@ -147,9 +150,10 @@ fn prepare<'m>(
     let memory = llama.probe_memory(model).map_err(unsupported)?;
     let self_test = self_test.clone();
     let probed = Probed { memory, model_fingerprint, rope_factors, adapters: infos, self_test };
-    let facts = llama.facts(model, config, probed);
+    let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
     let cache = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
+    facts.exchange = setup::exchange(&cache, &facts);
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let n_slots = usize::from(config.n_slots);
     let checkpoints = setup::checkpoint_rule(config, (&cache, memory));
@@ -193,6 +197,10 @@ fn prepare<'m>(
         last_adapter: None,
         planned: Planned::default(),
         exports: Vec::new(),
+        sends: Vec::new(),
+        exchange: facts.exchange,
+        receiving: Vec::new(),
+        n_transfers: 0,
     };
     Ok((stepper, facts))
 }
@@ -318,8 +326,8 @@ impl Loop<'_, '_> {
     }
 
     fn obey(&mut self, command: Command) {
-        // Frequent inquiries must not keep idle state from being stored.
-        if !matches!(command, Command::Inquire(_)) {
+        // Frequent inquiries and other workers must not keep idle state from being stored.
+        if !matches!(command, Command::Inquire(_) | Command::Send(_)) {
             self.idle_since = None;
         }
         match command {
@@ -328,6 +336,8 @@ impl Loop<'_, '_> {
             }
             Command::Submit(admission) => self.stepper.enqueue(*admission),
             Command::Inquire(asked) => self.deferred.push(*asked),
+            Command::Send(sending) => self.stepper.sends.push(*sending),
+            Command::Wake => {}
             Command::Drain { deadline } => {
                 self.stepper.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));

@@ -22,7 +22,7 @@ use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
 use crate::app_state::Serving;
-use crate::engine::Started;
+use crate::engine::{Fetched, Started};
 use crate::error::RequestError;
 use crate::lifecycle::message_stream::{Ending, Message, MessageStep, Messages};
 use crate::lifecycle::{self, Answer, Arrival};
@@ -63,7 +63,10 @@ pub async fn create(
 pub async fn start(app: &App, context: RequestContext, body: Body, read: Read) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
+    let serving = app.admitting()?;
+    let transfers = app.transfers.as_ref().zip(context.kv_peer.as_ref());
     let arrival = Arrival {
+        peer: transfers.and_then(|(transfers, hint)| transfers.offer(hint, &serving.engine)),
         span,
         id: context.id,
         at: context.arrived,
@@ -75,7 +78,7 @@ pub async fn start(app: &App, context: RequestContext, body: Body, read: Read) -
         body: body.0,
         read,
     };
-    Ok(Messages::new(lifecycle::start(&app.admitting()?, &app.metrics, arrival).await?))
+    Ok(Messages::new(lifecycle::start(&serving, &app.metrics, arrival).await?))
 }
 
 /// Longest list of tools in a header; further names are left out. Units: bytes.
@@ -109,6 +112,10 @@ impl Facts {
         headers.insert(HeaderName::from_static(headers::PROMPT_TOKENS), HeaderValue::from(self.prompt_tokens));
         let cached_tokens = self.started.cached_tokens();
         headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(cached_tokens));
+        if let Some(Fetched { n_bytes, took }) = self.started.fetched {
+            let fetched = HeaderValue::try_from(format!("{n_bytes};{}", took.as_millis()));
+            headers.insert(HeaderName::from_static(headers::KV_FETCHED), fetched.expect("numbers are plain"));
+        }
         if let Some(left_answer_at) = self.started.left_answer_at {
             headers.insert(HeaderName::from_static(headers::ANSWER_BREAK), HeaderValue::from(left_answer_at));
         }

@@ -21,6 +21,7 @@ use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::state::App;
+use crate::kv_transfer::PeerHint;
 
 /// Context string of tenants' identities.
 const TENANT_CONTEXT: &str = "warmpath 2026 tenant v1";
@@ -36,6 +37,8 @@ pub struct RequestContext {
     pub wanted_slot: Option<SlotId>,
     /// Reused tokens that the router predicts.
     pub predicted_cached_tokens: Option<u32>,
+    /// Worker that holds more of the prompt, from the router.
+    pub kv_peer: Option<PeerHint>,
     /// Headers that make the request part of a trace.
     pub trace: HeaderMap,
     /// Salt of the tenant, or why it cannot be used.
@@ -52,8 +55,9 @@ impl RequestContext {
         Self {
             id: id.unwrap_or_else(fresh_id),
             arrived: Instant::now(),
-            wanted_slot: number(headers, headers::SLOT).map(SlotId),
-            predicted_cached_tokens: number(headers, headers::PREDICTED_CACHED_TOKENS),
+            wanted_slot: parsed(headers, headers::SLOT).map(SlotId),
+            predicted_cached_tokens: parsed(headers, headers::PREDICTED_CACHED_TOKENS),
+            kv_peer: parsed(headers, headers::KV_PEER),
             trace: [TRACEPARENT, TRACESTATE]
                 .into_iter()
                 .filter_map(|name| Some((HeaderName::from_static(name), headers.get(name)?.clone())))
@@ -63,7 +67,7 @@ impl RequestContext {
             // An unreadable limit allows no more than the usual priority.
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
-                .then(|| number(headers, headers::PRIORITY_MAX).unwrap_or_default()),
+                .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
         }
     }
 }
@@ -79,7 +83,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn number<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
+fn parsed<T: FromStr>(headers: &HeaderMap, name: &str) -> Option<T> {
     text(headers, name)?.parse().ok()
 }
 

@@ -15,6 +15,7 @@ use warmpath_shell::trace::Tracer;
 use crate::app_state::{Phase, Serving};
 use crate::engine::EngineError;
 use crate::error::RequestError;
+use crate::kv_transfer::Transfers;
 use crate::metrics::Metrics;
 use crate::model_kind::Served;
 
@@ -39,6 +40,8 @@ pub struct App {
     pub slot_save_path: Option<PathBuf>,
     /// Tokens of which a request must present one; `None` if none is required.
     pub tokens: Option<Arc<FleetTokens>>,
+    /// Fetcher of KV state from other workers; `None` if none is exchanged.
+    pub transfers: Option<Arc<Transfers>>,
     /// Tracer.
     pub tracer: Tracer,
     /// Metrics.

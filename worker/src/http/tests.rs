@@ -30,6 +30,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
         admin_allowed_hosts: Arc::new(AllowedHosts::Any),
         slot_save_path: None,
         tokens: None,
+        transfers: None,
         tracer: Tracer::default(),
         metrics: Arc::new(Metrics::new()),
         left_out_logged: Arc::default(),

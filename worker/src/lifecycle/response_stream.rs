@@ -15,7 +15,7 @@ use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::{Arrival, Submitted};
-use crate::engine::{CachedTokens, EngineError, Event, FinishReason, Finished, Generation, Started};
+use crate::engine::{CachedTokens, EngineError, Event, Fetched, FinishReason, Finished, Generation, Started};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, Delivery};
@@ -207,6 +207,10 @@ impl Clock {
         let now = Instant::now();
         let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
         self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
+        if let Some(Fetched { n_bytes, took }) = started.fetched {
+            let end = (self.part_began + took).min(queue_ended);
+            self.part("worker.kv_transfer", end, vec![("bytes", Value::Count(n_bytes))]);
+        }
         self.part("worker.queue", queue_ended, Vec::new());
         let CachedTokens { resident, ram, disk, shifted } = started.cached;
         if started.cached.total() > 0 {

@@ -23,6 +23,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         cache_salt: None,
         tenant: None,
         priority_max: None,
+        peer: None,
         body: bytes::Bytes::new(),
         read: CompletionRequest::read,
     };

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 use warmpath_common::block_hash::HASH_VERSION;
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo, Pooling};
+use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo, Pooling};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_prompt::{PromptMaker, PromptOptions};
@@ -20,7 +20,7 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 use super::{Identity, RunError, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
 use crate::backends;
-use crate::config::{Config, EmbeddingConfig};
+use crate::config::{Config, EmbeddingConfig, HttpConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
@@ -219,6 +219,10 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
                 capabilities: capabilities(&parts.prompts),
                 adapters: facts.adapters.clone(),
                 adapter_in_force: config.adapter_in_force,
+                kv_transfer: facts.exchange.filter(|_| exchanges_state(&config.http)).map(|exchange| KvTransfer {
+                    layout: exchange.identity.fingerprint(),
+                    bytes_per_token: exchange.token_bytes,
+                }),
                 ..common
             }
         }
@@ -237,6 +241,13 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
             }
         }
     }
+}
+
+/// Returns whether the worker exchanges KV state with workers that a router names.
+///
+/// Without a token it follows hints only to its own machine, which is of use only if its fleet is there.
+fn exchanges_state(http: &HttpConfig) -> bool {
+    http.kv_transfer.is_some() && (http.token_file.is_some() || http.listen.ip().is_loopback())
 }
 
 /// Logs a warning if the configured context is larger than any prompt can use.

@@ -227,10 +227,7 @@ impl Folder {
 /// Returns the name of the folder: a short hash of the identity that all its files share.
 fn folder_name(identity: &Identity) -> String {
     let mut hasher = blake3::Hasher::new_derive_key(NAME_CONTEXT);
-    hasher.update(&identity.model.0);
-    hasher.update(&identity.kv.0);
-    hasher.update(&identity.block_size_tokens.to_le_bytes());
-    hasher.update(&FORMAT_VERSION.to_le_bytes());
+    identity.hash_into(&mut hasher);
     let hex = hasher.finalize().to_hex();
     hex[..2 * NAME_BYTES].to_owned()
 }

@@ -191,7 +191,7 @@ fn read_to(file: &mut impl Read, bytes: &mut Vec<u8>, wanted_bytes: usize) -> Re
 }
 
 /// Returns the end of the header, by the preamble at the start of `bytes`.
-fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
+pub(super) fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
     if !bytes.starts_with(&MAGIC) {
         return Err(Damage::Foreign);
     }
@@ -208,7 +208,7 @@ fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
 }
 
 /// Returns the header in `bytes`, which are preamble and header.
-fn decode(bytes: &[u8]) -> Result<Header, Damage> {
+pub(super) fn decode(bytes: &[u8]) -> Result<Header, Damage> {
     if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
         return Err(Damage::Header);
     }

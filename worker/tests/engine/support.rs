@@ -14,7 +14,7 @@ use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
-    Generation, Sampling, ShiftWish, Started, Submission, events,
+    Generation, PeerOffer, Sampling, ShiftWish, Started, Submission, events,
 };
 use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
@@ -124,6 +124,11 @@ pub fn tokens(seed: u32, n: usize) -> Vec<Token> {
 
 impl Ask {
     pub fn submit(&self, engine: &EngineHandle) -> Result<Answering, EngineError> {
+        self.submit_with(engine, None)
+    }
+
+    /// Submits with the offer of another worker's state.
+    pub fn submit_with(&self, engine: &EngineHandle, peer: Option<PeerOffer>) -> Result<Answering, EngineError> {
         let (sender, events) = events();
         engine.submit(Submission {
             request_id: RequestId::new(&self.id).unwrap(),
@@ -138,6 +143,7 @@ impl Ask {
             expected_tokens: self.expected_tokens,
             last_message_token: self.last_message_token,
             priority: self.priority,
+            peer,
             events: sender,
         })?;
         Ok(Answering { events, answer: Answer::default() })

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 use warmpath_worker::config::flags::Flags;
-use warmpath_worker::config::resolve;
+use warmpath_worker::config::{Config, resolve};
 use warmpath_worker::start::{RunError, bind};
 
 use crate::contract;
@@ -54,11 +54,18 @@ impl TestWorker {
 
     /// Starts a worker as [`Self::start`] does, with another model.
     pub async fn start_model(model: &Path, flags: &str) -> Self {
+        Self::start_changed(model, flags, |_| {}).await
+    }
+
+    /// Starts a worker as [`Self::start_model`] does, with a change that no flag makes.
+    pub async fn start_changed(model: &Path, flags: &str, change: impl FnOnce(&mut Config)) -> Self {
         // One thread each: many workers on few processors would wait for each other in every step.
         let fixed = "--listen 127.0.0.1:0 --alias tiny --threads 1";
         let command = format!("warmpath-worker --model {} {fixed} {flags}", model.display());
         let flags = Flags::from_command_line(command.split_whitespace().map(Into::into)).expect("the flags parse");
-        let bound = bind(resolve(flags).expect("the flags fit together")).await.expect("the worker binds");
+        let mut config = resolve(flags).expect("the flags fit together");
+        change(&mut config);
+        let bound = bind(config).await.expect("the worker binds");
         let base = format!("http://{}", bound.address());
         let stop = CancellationToken::new();
         let served = tokio::spawn(bound.serve(stop.clone().cancelled_owned()));
@@ -71,6 +78,11 @@ impl TestWorker {
     pub async fn stop(self) -> Result<(), RunError> {
         self.stop.cancel();
         tokio::time::timeout(PATIENCE, self.served).await.expect("the worker stops").expect("the worker does not panic")
+    }
+
+    /// Returns the worker's base URL.
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     /// Asks the worker to stop, and goes on.
@@ -160,9 +172,14 @@ impl TestWorker {
 
     /// Returns the value of a metric without labels.
     pub async fn metric(&self, name: &str) -> f64 {
+        self.try_metric(name).await.unwrap_or_else(|| panic!("{name} is not in the metrics"))
+    }
+
+    /// Returns the value of a metric with its labels, if it has one.
+    pub async fn try_metric(&self, name: &str) -> Option<f64> {
         let text = self.get("/metrics").await.text().await.expect("metrics are text");
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("warmpath_worker_{name} ")));
-        line.unwrap_or_else(|| panic!("{name} is not in {text}")).parse().expect("a metric is a number")
+        line.map(|value| value.parse().expect("a metric is a number"))
     }
 }
 

@@ -18,7 +18,7 @@ const CACHED_TOKENS: u32 = 16;
 
 fn started() -> Event {
     let cached = CachedTokens { resident: CACHED_TOKENS, ..CachedTokens::default() };
-    Event::Started(Started { slot: SlotId(0), cached, left_answer_at: None, restored: Duration::ZERO })
+    Event::Started(Started { slot: SlotId(0), cached, left_answer_at: None, restored: Duration::ZERO, fetched: None })
 }
 
 fn text(text: &str) -> Event {

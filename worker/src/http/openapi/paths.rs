@@ -30,6 +30,14 @@ const AFTER_ENTRY: Parameter = query(
     "The entry before the page.",
     r#"{"type": "integer", "minimum": 0, "maximum": 18446744073709551615}"#,
 );
+const LAST_BLOCK: Parameter =
+    path("key", "Chain hash of the last block.", r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#);
+const N_BLOCKS: Parameter = query("blocks", "The blocks of the run; required.", r#"{"type": "integer", "minimum": 1}"#);
+const STATE_LAYOUT: Parameter = query(
+    "layout",
+    "Identity of the state that the caller can use; required.",
+    r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#,
+);
 const AFTER_STAMP: Parameter = query("after", "The last stamp that the router has.", r#"{"type": "string"}"#);
 
 /// Returns every operation of a worker and a router.
@@ -240,6 +248,12 @@ fn internal() -> Vec<Operation> {
         Operation {
             summary: "The model's metadata, as a GGUF file without tensors.",
             ..get("/internal/v1/vocabulary", Answer::Bytes("application/octet-stream"))
+        },
+        Operation {
+            summary: "KV state of the blocks that end with the named one, as the disk tier's records.",
+            errors: &[400, 404, 500, 501, 503],
+            parameters: &[LAST_BLOCK, N_BLOCKS, STATE_LAYOUT],
+            ..get("/internal/v1/kv/{key}", Answer::Bytes("application/octet-stream"))
         },
     ]
 }

@@ -1,0 +1,249 @@
+//! The connection to another worker, what is known of its speed, and one fetch from it.
+//!
+//! A run is read record by record. The fetch ends as soon as computing the rest would be faster than receiving it, at
+//! the rate so far. Not here: whom to ask and for what (`kv_transfer`, the engine), the records (`store::exchange`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Request, StatusCode, header};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::client::legacy;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::ServerName;
+use url::Url;
+use warmpath_common::model::Fingerprint;
+use warmpath_common::summary::KV_PATH;
+use warmpath_shell::connect::{Connector, Secured};
+use warmpath_shell::fleet_token::FleetTokens;
+use warmpath_shell::tls::CurrentClient;
+
+use crate::engine::{EngineHandle, FetchOrder, PeerSpeed};
+use crate::store::exchange::{RunReader, Untrusted};
+
+/// Longest time for a connection to another worker.
+///
+/// Source: own choice: the workers of a fleet are near each other, and the request waits.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time after which an unused connection is closed; the other worker's listener closes it after 120 s.
+const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
+
+/// Time in which a worker is not asked after it failed or sent what cannot be used.
+///
+/// Source: own choice: a worker that is away costs the requests of ten seconds one wait.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Speed before the first fetch: a link of 1 Gbit/s and a step of the other worker's engine.
+const SPEED_AT_FIRST: PeerSpeed = PeerSpeed { ms_per_byte: 8e-6, latency_ms: 5.0 };
+
+/// Weight of the newest measurement in an average. Source: as in `restore_costs`.
+const NEWEST_WEIGHT: f64 = 0.3;
+
+/// Time after its first byte from which a run's rate is trusted.
+///
+/// Source: own choice: the first bytes come in bursts.
+const RATE_AFTER: Duration = Duration::from_millis(20);
+
+/// Reason why a run was not received completely.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// No response has begun.
+    #[error("no answer")]
+    Unreachable(#[source] legacy::Error),
+    /// The other worker refused.
+    #[error("it responded with {0}")]
+    Refused(StatusCode),
+    /// The connection broke.
+    #[error("the connection broke")]
+    Broken(#[source] axum::Error),
+    /// The response ended before the run's last block.
+    #[error("the response ended early")]
+    CutOff,
+    /// What was received cannot be used.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    /// Computing the rest is faster.
+    #[error("computing the rest is faster")]
+    Slow,
+    /// The time is over in which it would have been faster than computing.
+    #[error("it took too long")]
+    Late,
+    /// The engine does not wait for it any more.
+    #[error("nobody waits for it")]
+    NotWanted,
+}
+
+impl FetchError {
+    /// Returns its name in metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "unreachable",
+            Self::Refused(StatusCode::NOT_FOUND) => "missing",
+            Self::Refused(_) => "refused",
+            Self::Broken(_) | Self::CutOff => "cut_off",
+            Self::Untrusted(_) => "untrusted",
+            Self::Slow | Self::Late => "late",
+            Self::NotWanted => "cancelled",
+        }
+    }
+
+    /// Returns whether the other worker is at fault, so that it is left alone for a while.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Broken(_) | Self::Untrusted(_) | Self::Late => true,
+            Self::Refused(status) => !matches!(*status, StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE),
+            Self::CutOff | Self::Slow | Self::NotWanted => false,
+        }
+    }
+}
+
+/// What of a run has been received.
+#[derive(Debug)]
+pub struct Progress {
+    reader: RunReader,
+    n_bytes: u64,
+    /// Time from the request to the head of the response, and the time of that head.
+    head: Option<(Duration, Instant)>,
+}
+
+impl Progress {
+    /// Returns the progress of an order that has not begun.
+    pub fn new(order: &FetchOrder) -> Self {
+        Self { reader: RunReader::new(order.run.clone()), n_bytes: 0, head: None }
+    }
+
+    /// Returns the bytes that were received.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// Returns the number of blocks that were received and verified.
+    pub fn n_blocks(&self) -> usize {
+        self.reader.n_received()
+    }
+
+    /// Returns whether receiving the rest of the run would take longer than computing it.
+    fn is_slow(&self, order: &FetchOrder, now: Instant) -> bool {
+        let Some((_, head_at)) = self.head else { return false };
+        let elapsed = now.saturating_duration_since(head_at);
+        if elapsed < RATE_AFTER {
+            return false;
+        }
+        let n_left = self.reader.n_left() as f64;
+        let bytes_left = (n_left * order.run.block_bytes as f64).max(1.0);
+        let left_ms = elapsed.as_secs_f64() * 1e3 / self.n_bytes.max(1) as f64 * bytes_left;
+        left_ms > n_left * order.prefill_ms_per_block
+    }
+}
+
+/// Another worker.
+pub struct Peer {
+    base: Url,
+    client: legacy::Client<Connector, Empty<Bytes>>,
+    /// What is known of it. The lock is held for a few instructions.
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    speed: PeerSpeed,
+    paused_until: Option<Instant>,
+}
+
+impl Peer {
+    /// Returns the worker at a base URL; `None` if no certificate can have its name.
+    pub fn new(base: &Url, tls: &CurrentClient) -> Option<Self> {
+        let host = base.host_str()?.trim_matches(['[', ']']);
+        let secured = match base.scheme() {
+            "https" => Some(Secured { config: Arc::clone(tls), name: ServerName::try_from(host.to_owned()).ok()? }),
+            _ => None,
+        };
+        let mut pooled = legacy::Client::builder(TokioExecutor::new());
+        pooled.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
+        let client = pooled.build(Connector::new(secured, CONNECT_TIMEOUT));
+        let known = Mutex::new(Known { speed: SPEED_AT_FIRST, paused_until: None });
+        Some(Self { base: base.clone(), client, known })
+    }
+
+    /// Returns its base URL.
+    pub fn url(&self) -> &Url {
+        &self.base
+    }
+
+    /// Returns its measured speed; `None` while it is left alone.
+    pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.paused_until.is_none_or(|until| until <= now).then_some(known.speed)
+    }
+
+    /// Learns from the end of a fetch.
+    pub fn learn(&self, fetched: &Result<(), FetchError>, (progress, took): (&Progress, Duration), now: Instant) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if fetched.as_ref().is_err_and(FetchError::is_fault) {
+            known.paused_until = Some(now + PAUSE);
+        }
+        let Some((latency, _)) = progress.head.filter(|_| progress.n_bytes > 0) else { return };
+        let latency_ms = latency.as_secs_f64() * 1e3;
+        let ms_per_byte = (took.as_secs_f64() * 1e3 - latency_ms).max(0.0) / progress.n_bytes as f64;
+        known.speed.latency_ms += NEWEST_WEIGHT * (latency_ms - known.speed.latency_ms);
+        known.speed.ms_per_byte += NEWEST_WEIGHT * (ms_per_byte - known.speed.ms_per_byte);
+    }
+
+    /// Fetches a run and gives the engine each of its records.
+    ///
+    /// Errors: all but `Late` and `NotWanted`, which the caller decides.
+    pub async fn fetch(
+        &self,
+        (order, layout, tokens): (&FetchOrder, Fingerprint, Option<&FleetTokens>),
+        progress: &mut Progress,
+        engine: &EngineHandle,
+    ) -> Result<(), FetchError> {
+        let began = Instant::now();
+        let response = self.ask(&self.url_of(order, layout), tokens).await?;
+        if response.status() != StatusCode::OK {
+            return Err(FetchError::Refused(response.status()));
+        }
+        progress.head = Some((began.elapsed(), Instant::now()));
+        let mut body = response.into_body();
+        while progress.reader.n_left() > 0 {
+            let frame = body.frame().await.ok_or(FetchError::CutOff)?.map_err(FetchError::Broken)?;
+            // Trailers have no state.
+            let Ok(bytes) = frame.into_data() else { continue };
+            progress.n_bytes += bytes.len() as u64;
+            for received in progress.reader.push(&bytes)? {
+                order.inbox.push(received);
+                engine.wake();
+            }
+            if progress.is_slow(order, Instant::now()) {
+                return Err(FetchError::Slow);
+            }
+        }
+        Ok(())
+    }
+
+    fn url_of(&self, order: &FetchOrder, layout: Fingerprint) -> Url {
+        let mut url = self.base.clone();
+        let last = order.run.blocks.last().copied().unwrap_or(order.run.root);
+        // Joining would replace the path of the base URL.
+        url.set_path(&format!("{}{KV_PATH}/{last}", self.base.path().trim_end_matches('/')));
+        url.set_query(Some(&format!("blocks={}&layout={layout}", order.run.blocks.len())));
+        url
+    }
+
+    /// Sends the request, with the next token if one is refused: token files change at different times.
+    async fn ask(&self, url: &Url, tokens: Option<&FleetTokens>) -> Result<axum::http::Response<Body>, FetchError> {
+        let mut shown = tokens.map(FleetTokens::shown).unwrap_or_default().into_iter();
+        loop {
+            let token: Option<HeaderValue> = shown.next();
+            let mut request = Request::get(url.as_str()).body(Empty::new()).expect("a URL is a valid target");
+            request.headers_mut().extend(token.map(|token| (header::AUTHORIZATION, token)));
+            let response = self.client.request(request).await.map_err(FetchError::Unreachable)?;
+            if response.status() != StatusCode::UNAUTHORIZED || shown.len() == 0 {
+                return Ok(response.map(Body::new));
+            }
+        }
+    }
+}
