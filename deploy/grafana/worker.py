@@ -166,6 +166,18 @@ WORKER = page(
                 (f"sum by (instance) (rate({W}saved_tokens_total{{}}[]))", "{{instance}}"),
             ),
             lines(
+                "Transfers",
+                "Runs of KV state that workers sent each other and fetched from each other, by result, a second.",
+                "ops",
+                (f"sum by (direction, result) (rate({W}kv_transfers_total{{}}[]))", "{{direction}}: {{result}}"),
+            ),
+            lines(
+                "Bytes of transfers",
+                "Bytes of KV state that each worker sends and receives, a second.",
+                "Bps",
+                (f"sum by (instance, direction) (rate({W}kv_transfer_bytes_total{{}}[]))", "{{instance}}: {{direction}}"),
+            ),
+            lines(
                 "KV buffer", "Tokens whose state is in the KV buffer.", "short", (f"{W}kv_cache_tokens{{}}", "{{instance}}")
             ),
         ],
