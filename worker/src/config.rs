@@ -24,7 +24,7 @@ use warmpath_common::model::Pooling;
 use warmpath_common::names::is_pattern;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
 use warmpath_shell::listen::ConnectionLimits;
-use warmpath_shell::tls::{ClientFiles, ServerFiles};
+use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
 
 use crate::backends::BackendConfig;
@@ -37,6 +37,7 @@ use crate::engine::{
 };
 use crate::request;
 use flags::Flags;
+use kv_transfer::KvTransferConfig;
 
 /// Sequences that run at the same time. Source: llama-server.
 const SLOTS_DEFAULT: u16 = 4;
@@ -93,8 +94,8 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
     /// TLS files; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
-    /// TLS files for connections to other workers; `None` if no KV state is exchanged.
-    pub kv_transfer: Option<ClientFiles>,
+    /// Settings of KV state from and for other workers; `None` if none is exchanged.
+    pub kv_transfer: Option<KvTransferConfig>,
     /// Limits on client connections.
     pub connections: ConnectionLimits,
     /// Host names by which clients may address this worker.
@@ -245,7 +246,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         admin_listen: flags.admin_listen,
         token_file: flags.fleet_token_file.clone(),
         tls: flags.tls.clone().files(),
-        kv_transfer: flags.kv_transfer.files(),
+        kv_transfer: flags.kv_transfer.config()?,
         connections: flags.listener.limits(),
         allowed_hosts: flags.listener.allowed_hosts(flags.listen).map_err(host)?,
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,

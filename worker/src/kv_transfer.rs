@@ -12,6 +12,7 @@ mod peer;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::pki_types::ServerName;
 use tokio::sync::{Semaphore, oneshot};
 use tracing::{debug, warn};
 use warmpath_common::model::Fingerprint;
@@ -37,6 +38,8 @@ const PEERS_MAX: u64 = 256;
 /// Fetcher of KV state from other workers.
 pub struct Transfers {
     tls: CurrentClient,
+    /// Name that other workers' certificates bear; `None` for the host in their URLs.
+    peer_name: Option<ServerName<'static>>,
     tokens: Option<Arc<FleetTokens>>,
     metrics: Arc<Metrics>,
     peers: moka::sync::Cache<String, Arc<Peer>>,
@@ -45,9 +48,13 @@ pub struct Transfers {
 
 impl Transfers {
     /// Returns a fetcher with these TLS settings, which sends other workers one of `tokens`.
-    pub fn new(tls: CurrentClient, tokens: Option<Arc<FleetTokens>>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(
+        (tls, peer_name): (CurrentClient, Option<ServerName<'static>>),
+        tokens: Option<Arc<FleetTokens>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let peers = moka::sync::Cache::new(PEERS_MAX);
-        Self { tls, tokens, metrics, peers, places: Arc::new(Semaphore::new(FETCHES_MAX)) }
+        Self { tls, peer_name, tokens, metrics, peers, places: Arc::new(Semaphore::new(FETCHES_MAX)) }
     }
 
     /// Returns the offer of a router's hint for one submission, and fetches what the engine then orders.
@@ -77,7 +84,7 @@ impl Transfers {
         if let Some(peer) = self.peers.get(name) {
             return Some(peer);
         }
-        let peer = Arc::new(Peer::new(hint.url(), &self.tls)?);
+        let peer = Arc::new(Peer::new(hint.url(), (&self.tls, self.peer_name.clone()))?);
         self.peers.insert(name.to_owned(), Arc::clone(&peer));
         Some(peer)
     }

@@ -29,6 +29,7 @@ use warmpath_shell::trace::export::{TraceConfig, TraceError};
 
 use crate::app_state::Phase;
 use crate::backends::BackendError;
+use crate::config::kv_transfer::KvTransferConfig;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::StartError;
@@ -135,11 +136,11 @@ impl Doors {
             let (followed, counted) = (Arc::clone(tokens.insert(Arc::new(open))), Arc::clone(&metrics));
             tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
         }
-        let transfers = config.kv_transfer.as_ref().map(|files| {
+        let transfers = config.kv_transfer.clone().map(|KvTransferConfig { tls: files, peer_name }| {
             let tls = files.open().map_err(RunError::PeerTls)?;
-            let (files, followed, counted) = (files.clone(), Arc::clone(&tls), Arc::clone(&metrics));
+            let (followed, counted) = (Arc::clone(&tls), Arc::clone(&metrics));
             tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
-            Ok(Arc::new(Transfers::new(tls, tokens.clone(), Arc::clone(&metrics))))
+            Ok(Arc::new(Transfers::new((tls, peer_name), tokens.clone(), Arc::clone(&metrics))))
         });
         let transfers = transfers.transpose()?;
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();

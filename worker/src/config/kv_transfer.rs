@@ -5,7 +5,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rustls::pki_types::ServerName;
 use warmpath_shell::tls::{CertFiles, ClientFiles};
+
+use super::ConfigError;
 
 /// Flags of KV state from and for other workers.
 #[derive(Debug, Clone, Args)]
@@ -18,6 +21,11 @@ pub struct KvTransferFlags {
     #[arg(long, env = "WARMPATH_PEER_CA", value_name = "FILE")]
     peer_ca: Option<PathBuf>,
 
+    /// Name that the certificates of other workers bear, where it is not the host in their URLs: a router names pods by
+    /// their addresses.
+    #[arg(long, env = "WARMPATH_PEER_NAME", value_name = "NAME")]
+    peer_name: Option<String>,
+
     /// PEM file of the client certificate for other workers that request one, with the intermediate certificates.
     #[arg(long, env = "WARMPATH_PEER_CERT", value_name = "FILE", requires = "peer_key")]
     peer_cert: Option<PathBuf>,
@@ -27,10 +35,27 @@ pub struct KvTransferFlags {
     peer_key: Option<PathBuf>,
 }
 
+/// Settings of KV state from and for other workers.
+#[derive(Debug, Clone)]
+pub struct KvTransferConfig {
+    /// TLS files for connections to other workers.
+    pub tls: ClientFiles,
+    /// Name that their certificates bear; `None` for the host in their URLs.
+    pub peer_name: Option<ServerName<'static>>,
+}
+
 impl KvTransferFlags {
-    /// Returns the TLS files of a worker that exchanges state; `None` if it does not.
-    pub fn files(&self) -> Option<ClientFiles> {
+    /// Returns the settings of a worker that exchanges state; `None` if it does not.
+    ///
+    /// Errors: `Range` for a name that no certificate can bear.
+    pub fn config(&self) -> Result<Option<KvTransferConfig>, ConfigError> {
         let own = CertFiles::of(self.peer_cert.clone(), self.peer_key.clone());
-        (!self.no_kv_transfer).then(|| ClientFiles { ca: self.peer_ca.clone(), own })
+        let name = self.peer_name.clone().map(ServerName::try_from).transpose();
+        let peer_name = name.map_err(|_| ConfigError::Range {
+            flag: "peer-name".into(),
+            reason: "must be a host name or an address".to_owned(),
+        })?;
+        let tls = ClientFiles { ca: self.peer_ca.clone(), own };
+        Ok((!self.no_kv_transfer).then_some(KvTransferConfig { tls, peer_name }))
     }
 }

@@ -154,11 +154,15 @@ struct Known {
 }
 
 impl Peer {
-    /// Returns the worker at a base URL; `None` if no certificate can have its name.
-    pub fn new(base: &Url, tls: &CurrentClient) -> Option<Self> {
-        let host = base.host_str()?.trim_matches(['[', ']']);
+    /// Returns the worker at a base URL, whose certificate bears `name` or else the URL's host; `None` if no certificate
+    /// can.
+    pub fn new(base: &Url, (tls, name): (&CurrentClient, Option<ServerName<'static>>)) -> Option<Self> {
+        let host = base.host_str()?.trim_matches(['[', ']']).to_owned();
         let secured = match base.scheme() {
-            "https" => Some(Secured { config: Arc::clone(tls), name: ServerName::try_from(host.to_owned()).ok()? }),
+            "https" => {
+                let name = name.or_else(|| ServerName::try_from(host).ok())?;
+                Some(Secured { config: Arc::clone(tls), name })
+            }
             _ => None,
         };
         let mut pooled = legacy::Client::builder(TokioExecutor::new());

@@ -15,6 +15,7 @@ use warmpath_worker::engine::{
 };
 
 use super::support::{Answer, Answering, Ask, ask, start, stop, until};
+use super::transfers::{offer, slow};
 use super::uncached::{Past, Uncached, Verdict};
 
 const LIBRARY: &str = include_str!("../../../bench/src/demo/library.txt");
@@ -183,6 +184,33 @@ async fn real_weights_answer_the_same_whatever_way_their_state_takes() {
 async fn real_weights_with_a_sliding_window_answer_the_same_whatever_way_their_state_takes() {
     let subject = Subject::gemma3();
     check_all_ways(&subject, (Switch::Off, Switch::Off)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn real_weights_answer_the_same_with_state_of_another_engine() {
+    let subject = Subject::smollm2();
+    for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
+        // However busy the machine is, the state is waited for.
+        let config = EngineConfig { costs: slow(100.0), ..subject.config(kind) };
+        let mut uncached = Uncached::new(&config);
+        let (holder, _holder_updates) = start(config.clone());
+        let (other, _other_updates) = start(config);
+        ask(&subject.question(&subject.system, 0), 1).answer(&holder).await;
+        let mut running = ask(&subject.text(BICYCLES)[..150], 60).submit(&other).unwrap();
+        running.tokens(2).await;
+        for idx in 1..4 {
+            let prompt = subject.question(&subject.system, idx);
+            let peer = offer(&holder, &other, &subject.system);
+            let answer = listed(&prompt, ANSWER_TOKENS).submit_with(&other, peer).unwrap().answer().await;
+            assert!(answer.cached_tokens() >= subject.system.len() as u32 / 32 * 32, "{answer:?}");
+            assert_eq!(answer.started.unwrap().fetched.is_some(), idx == 1, "{answer:?}");
+            uncached.check(&Past::Prompt(prompt), &answer);
+        }
+        drop(running);
+        stop(holder).await;
+        stop(other).await;
+        assert_right(&format!("{} from another engine {kind:?}", subject.name), uncached.verdict());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

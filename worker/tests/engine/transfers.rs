@@ -52,8 +52,9 @@ fn cold(config: &EngineConfig) -> EngineConfig {
 }
 
 /// Returns the offer of a prompt's whole blocks at `from`, and brings what `to` orders of it.
-fn offer(from: &EngineHandle, to: &EngineHandle, prompt: &[Token]) -> Option<PeerOffer> {
+pub fn offer(from: &EngineHandle, to: &EngineHandle, prompt: &[Token]) -> Option<PeerOffer> {
     let (order, ordered) = oneshot::channel::<FetchOrder>();
+    let n_blocks = prompt.len() / to.facts().block_size_tokens as usize;
     let (from, to) = (from.clone(), to.clone());
     tokio::spawn(async move {
         let Ok(order) = ordered.await else { return };
@@ -62,7 +63,7 @@ fn offer(from: &EngineHandle, to: &EngineHandle, prompt: &[Token]) -> Option<Pee
         to.wake();
     });
     let speed = PeerSpeed { ms_per_byte: 0.0, latency_ms: 0.0 };
-    Some(PeerOffer { n_blocks: prompt.len() / BLOCK, speed, order })
+    Some(PeerOffer { n_blocks, speed, order })
 }
 
 async fn bring(from: &EngineHandle, order: &FetchOrder, to: &EngineHandle) {
