@@ -10,6 +10,7 @@ pub mod batch_plan;
 pub mod checkpoints;
 pub mod chunk_index;
 pub mod decode_groups;
+pub mod drafting;
 pub mod embedding_batch;
 pub mod grammar;
 pub mod infill;

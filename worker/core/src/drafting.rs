@@ -1,0 +1,173 @@
+//! Drafting: proposals for the next tokens of a sequence, which the model verifies in one step.
+//!
+//! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
+//! answer with the same chain root (suffix memory). How much of it is computed depends on its chances and on the
+//! measured time of a step (`lengths`). A wrong proposal costs time and changes no answer: the shell samples every token
+//! as without drafts and keeps only the tokens that it has chosen.
+//! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
+//! (arXiv 2411.04975).
+
+pub mod acceptance;
+pub mod lengths;
+pub mod ngram_index;
+pub mod step_costs;
+pub mod suffix_memory;
+
+use warmpath_common::ids::Token;
+
+use acceptance::Acceptance;
+use lengths::Possible;
+use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
+
+/// Most tokens of a sequence in which matches are looked for. Source: own choice: some 6 MB for each slot at most.
+const LOOKUP_TOKENS_MAX: usize = 1 << 17;
+
+/// Drafts from elsewhere for tests: it gets the sequence's tokens and the longest length.
+pub type ForcedDrafts = fn(&[Token], usize) -> Vec<Token>;
+
+/// Drafter of one sequence.
+#[derive(Debug, Clone)]
+pub struct Drafter {
+    text: NgramIndex,
+    /// Acceptance by origin.
+    acceptance: [Acceptance; 2],
+    proposal: Option<Proposal>,
+    limits: DraftLimits,
+    forced: Option<Forced>,
+}
+
+/// Limits of one draft. Units: tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DraftLimits {
+    /// Most tokens.
+    pub n_max: usize,
+    /// Fewest tokens; a shorter draft is not computed.
+    pub n_min: usize,
+}
+
+/// Where a proposal was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The sequence itself.
+    Text = 0,
+    /// Earlier answers.
+    Memory = 1,
+}
+
+#[derive(Debug, Clone)]
+struct Proposal {
+    tokens: Vec<Token>,
+    chances: Vec<f64>,
+    /// Origin and length of the match before it; `None` if it was forced.
+    found: Option<(Origin, usize)>,
+    /// Number of its tokens that the sequence has taken.
+    n_taken: usize,
+}
+
+/// Drafts of a test, and the tokens that they are made for.
+#[derive(Debug, Clone)]
+struct Forced {
+    drafts: ForcedDrafts,
+    tokens: Vec<Token>,
+}
+
+impl Drafter {
+    /// Returns the drafter of a sequence with this prompt. `predicted` is what its client expects to be answered.
+    ///
+    /// Cost: O(n) in the tokens.
+    pub fn new(prompt: &[Token], predicted: &[Token], limits: DraftLimits) -> Self {
+        let mut text = NgramIndex::new(LOOKUP_TOKENS_MAX);
+        if !predicted.is_empty() {
+            // An answer that begins as predicted is found by the prompt's end.
+            text.extend(&prompt[prompt.len().saturating_sub(MATCH_MAX)..]);
+            text.extend(predicted);
+            text.end_text();
+        }
+        text.extend(prompt);
+        Self { text, acceptance: Default::default(), proposal: None, limits, forced: None }
+    }
+
+    /// Makes the drafter propose the drafts of a test, which are computed whatever they cost.
+    #[must_use]
+    pub fn forced(self, drafts: ForcedDrafts, prompt: &[Token]) -> Self {
+        Self { forced: Some(Forced { drafts, tokens: prompt.to_vec() }), ..self }
+    }
+
+    /// Proposes up to `n_max` next tokens, from the sequence and from the earlier answers of its root.
+    ///
+    /// Cost: a microsecond, whatever the lengths of the texts.
+    pub fn propose(&mut self, memory: Option<&NgramIndex>, n_max: usize) -> Possible<'_> {
+        let n_max = n_max.min(self.limits.n_max);
+        self.proposal = match &self.forced {
+            Some(forced) => Some(forced.proposal(n_max)),
+            None => self.best(memory, n_max),
+        };
+        Possible { chances: self.proposal.as_ref().map_or(&[], |proposal| &proposal.chances), n_min: self.limits.n_min }
+    }
+
+    /// Returns whether drafts are computed whatever they cost.
+    pub fn is_forced(&self) -> bool {
+        self.forced.is_some()
+    }
+
+    /// Returns the first `n` proposed tokens.
+    pub fn draft(&self, n: usize) -> &[Token] {
+        let tokens = self.proposal.as_ref().map_or(&[][..], |proposal| &proposal.tokens);
+        &tokens[..n.min(tokens.len())]
+    }
+
+    /// Returns the last `n` tokens, a response, and the end of what is before it.
+    pub fn answer(&self, n: usize) -> (&[Token], &[Token]) {
+        let text = self.text.last(n.saturating_add(MATCH_MAX));
+        text.split_at(text.len().saturating_sub(n))
+    }
+
+    /// Takes the sequence's next token, drafted or not.
+    pub fn push(&mut self, token: Token) {
+        self.text.extend(&[token]);
+        if let Some(forced) = &mut self.forced {
+            forced.tokens.push(token);
+        }
+        let Some(proposal) = &mut self.proposal else { return };
+        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return };
+        let is_right = *proposed == token;
+        if let Some((origin, n_matched)) = proposal.found {
+            self.acceptance[origin as usize].record(n_matched + proposal.n_taken, is_right);
+        }
+        proposal.n_taken += 1;
+        if !is_right {
+            self.proposal = None;
+        }
+    }
+
+    fn best(&self, memory: Option<&NgramIndex>, n_max: usize) -> Option<Proposal> {
+        let own = self.found((&self.text, Origin::Text), n_max);
+        let other = memory.and_then(|memory| self.found((memory, Origin::Memory), n_max));
+        let expected = |proposal: &Proposal| lengths::expected(&proposal.chances);
+        match (own, other) {
+            (Some(own), Some(other)) if expected(&other) > expected(&own) => Some(other),
+            (own, other) => own.or(other),
+        }
+    }
+
+    fn found(&self, (index, origin): (&NgramIndex, Origin), n_max: usize) -> Option<Proposal> {
+        let occurrence: Occurrence = index.find(self.text.tail())?;
+        let tokens = index.continuation(occurrence, n_max);
+        let acceptance = &self.acceptance[origin as usize];
+        let chances = (occurrence.n_matched..).take(tokens.len()).map(|n_matched| acceptance.chance(n_matched));
+        let chances = chances.collect();
+        Some(Proposal { tokens, chances, found: Some((origin, occurrence.n_matched)), n_taken: 0 })
+    }
+}
+
+impl Forced {
+    fn proposal(&self, n_max: usize) -> Proposal {
+        let mut tokens = (self.drafts)(&self.tokens, n_max);
+        tokens.truncate(n_max);
+        let chances = vec![1.0; tokens.len()];
+        Proposal { tokens, chances, found: None, n_taken: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;
