@@ -12,6 +12,7 @@ pub mod llama_server;
 pub mod placement;
 pub mod rope;
 pub mod source;
+mod speculation;
 mod store;
 
 use std::borrow::Cow;
@@ -295,6 +296,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
+        speculation: speculation::config(flags),
         ..EngineConfig::default()
     })
 }

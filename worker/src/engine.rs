@@ -37,6 +37,7 @@ mod self_test;
 mod sequence;
 mod setup;
 mod shifts;
+mod speculation;
 mod state_saving;
 mod step;
 mod summary_events;
@@ -46,8 +47,8 @@ mod tool_grammar;
 pub use adapters::AdapterFile;
 pub use admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
 pub use api::{
-    CachedTokens, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, ProbabilitySource,
-    ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
+    CachedTokens, DraftWish, Drafted, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation,
+    ProbabilitySource, ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 pub use arguments::{ArgumentSchemas, Extent};
 pub(crate) use arrival_announcer::{ArrivalAnnouncer, Promise};
@@ -77,6 +78,7 @@ pub use rope::{RopeScaling, RopeSettings};
 pub use sampler_kind::SamplerKind;
 pub use saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, Setting, SuffixRounding};
+pub use speculation::SpeculationConfig;
 pub(crate) use summary_events::Report;
 pub use tool_grammar::{Begin, CallGrammar, CallStart};
 

@@ -10,6 +10,7 @@ mod engine {
     mod adapters;
     mod batching;
     mod by_hand;
+    mod drafts;
     mod endings;
     mod faults;
     mod grammars;
@@ -26,6 +27,7 @@ mod engine {
     mod sharing;
     mod shifts;
     mod soak;
+    mod speculation;
     mod splits;
     mod support;
     mod tenants;

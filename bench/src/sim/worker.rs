@@ -18,7 +18,7 @@ use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
 use warmpath_worker_core::pending_prefills::{PendingPrefills, PromiseId};
-use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::rates::{Averages, StepCounts};
 use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
 use warmpath_worker_core::unadmitted_requests::Arrivals;
 
@@ -350,7 +350,7 @@ impl Worker {
         let (decode, prefill): (Shares<'_>, Shares<'_>) = step.shares.iter().partition(|(slot, _)| is_decoding(*slot));
         let n_prefill = prefill.iter().map(|share| share.1).sum();
         for _ in 0..step.n_repeats {
-            self.averages.step(n_prefill, decode.len() as u32, step.one - step.restore);
+            self.averages.step(StepCounts::undrafted(n_prefill, decode.len() as u32), step.one - step.restore);
         }
     }
 

@@ -15,7 +15,7 @@ pub mod suffix_memory;
 
 use warmpath_common::ids::Token;
 
-use acceptance::Acceptance;
+use acceptance::{Acceptance, Outcome};
 use lengths::Possible;
 use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
 
@@ -130,12 +130,12 @@ impl Drafter {
         }
         let Some(proposal) = &mut self.proposal else { return };
         let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return };
-        let is_right = *proposed == token;
+        let outcome = if *proposed == token { Outcome::Right } else { Outcome::Wrong };
         if let Some((origin, n_matched)) = proposal.found {
-            self.acceptance[origin as usize].record(n_matched + proposal.n_taken, is_right);
+            self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
         }
         proposal.n_taken += 1;
-        if !is_right {
+        if outcome == Outcome::Wrong {
             self.proposal = None;
         }
     }

@@ -75,15 +75,37 @@ impl Batches {
     }
 }
 
+/// Tokens of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepCounts {
+    /// Prompt tokens that were computed.
+    pub n_prefill: u32,
+    /// Answer tokens that were computed, drafted ones included.
+    pub n_decode: u32,
+    /// Number of streams that these belong to.
+    pub n_streams: u32,
+    /// Tokens that these streams got, one each unless drafts were accepted.
+    pub n_chosen: u32,
+}
+
+impl StepCounts {
+    /// Returns those of a step without drafts.
+    pub fn undrafted(n_prefill: u32, n_decode: u32) -> Self {
+        Self { n_prefill, n_decode, n_streams: n_decode, n_chosen: n_decode }
+    }
+}
+
 impl Averages {
-    /// Records a step that computed `n_prefill` prompt tokens and `n_decode` answer tokens in the time `took`.
-    pub fn step(&mut self, n_prefill: u32, n_decode: u32, took: Duration) {
+    /// Records a step that took this time.
+    pub fn step(&mut self, counts: StepCounts, took: Duration) {
+        let StepCounts { n_prefill, n_decode, n_streams, n_chosen } = counts;
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
         if n_prefill + n_decode > 0 {
             self.batches.count(n_prefill + n_decode, took, decay);
         }
         if n_prefill == 0 && n_decode > 0 {
-            self.decode_steps = self.decode_steps * decay + 1.0;
+            // A stream that gets several tokens has as many steps' worth in one.
+            self.decode_steps = self.decode_steps * decay + f64::from(n_chosen.max(1)) / f64::from(n_streams.max(1));
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
         } else if n_prefill >= PREFILL_TOKENS_MIN {
             let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
@@ -142,18 +164,18 @@ mod tests {
     fn says_nothing_before_anything_was_measured() {
         assert_eq!(Averages::default().rates(), Rates::default());
         let mut averages = Averages::default();
-        averages.step(PREFILL_TOKENS_MIN - 1, 0, SECOND);
-        averages.step(0, 0, SECOND);
-        averages.step(100, 1, Duration::ZERO);
+        averages.step(StepCounts::undrafted(PREFILL_TOKENS_MIN - 1, 0), SECOND);
+        averages.step(StepCounts::undrafted(0, 0), SECOND);
+        averages.step(StepCounts::undrafted(100, 1), Duration::ZERO);
         assert_eq!(averages.rates(), Rates::default());
     }
 
     #[test]
     fn measures_prompts_and_decoding_apart() {
         let mut averages = Averages::default();
-        averages.step(0, 2, SECOND / 10);
-        averages.step(1000, 0, SECOND);
-        averages.step(1000, 2, SECOND + SECOND / 10);
+        averages.step(StepCounts::undrafted(0, 2), SECOND / 10);
+        averages.step(StepCounts::undrafted(1000, 0), SECOND);
+        averages.step(StepCounts::undrafted(1000, 2), SECOND + SECOND / 10);
         let rates = averages.rates();
         assert!((rates.prefill_tokens_per_s.unwrap() - 1000.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_step_ms.unwrap() - 100.0).abs() < 0.1, "{rates:?}");
@@ -164,7 +186,7 @@ mod tests {
         let mut averages = Averages::default();
         for speed in [100, 1000] {
             for _ in 0..120 {
-                averages.step(speed, 0, SECOND);
+                averages.step(StepCounts::undrafted(speed, 0), SECOND);
             }
         }
         let rate = averages.rates().prefill_tokens_per_s.unwrap();
@@ -174,9 +196,9 @@ mod tests {
     #[test]
     fn a_worker_that_slows_down_says_so_within_seconds_of_work() {
         let mut averages = Averages::default();
-        (0..60).for_each(|_| averages.step(1000, 0, SECOND));
+        (0..60).for_each(|_| averages.step(StepCounts::undrafted(1000, 0), SECOND));
         let mut rate_after = |seconds| {
-            (0..seconds).for_each(|_| averages.step(100, 0, SECOND));
+            (0..seconds).for_each(|_| averages.step(StepCounts::undrafted(100, 0), SECOND));
             averages.rates().prefill_tokens_per_s.unwrap()
         };
         assert!(rate_after(3) < 600.0, "half of the difference within a half-life");
@@ -193,16 +215,23 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_a_token_is_that_which_a_stream_waits_for_it_drafted_or_not() {
+        let mut averages = Averages::default();
+        averages.step(StepCounts { n_prefill: 0, n_decode: 18, n_streams: 2, n_chosen: 8 }, SECOND / 10);
+        assert!((averages.rates().decode_step_ms.unwrap() - 25.0).abs() < 0.1, "{:?}", averages.rates());
+    }
+
+    #[test]
     fn a_usual_prompt_takes_what_its_average_length_takes_at_the_measured_rate() {
         let mut averages = Averages::default();
         averages.prompt(100);
         assert_eq!(averages.pace(), Pace::default(), "no rate is known");
-        averages.step(1000, 0, SECOND);
+        averages.step(StepCounts::undrafted(1000, 0), SECOND);
         assert_eq!(averages.pace().usual_prompt, SECOND / 10);
         averages.prompt(200);
         assert!((averages.pace().usual_prompt.as_secs_f64() - 0.11).abs() < 1e-6, "{:?}", averages.pace());
         let mut no_prompt = Averages::default();
-        no_prompt.step(1000, 0, SECOND);
+        no_prompt.step(StepCounts::undrafted(1000, 0), SECOND);
         assert_eq!(no_prompt.pace().usual_prompt, Duration::ZERO);
     }
 
@@ -210,7 +239,10 @@ mod tests {
     fn a_batch_takes_a_fixed_part_and_one_for_each_token() {
         let mut averages = Averages::default();
         for (n_prefill, n_decode) in [(0, 4), (100, 4), (500, 0), (0, 1), (60, 2), (0, 4)] {
-            averages.step(n_prefill, n_decode, Duration::from_micros(10_000 + 250 * u64::from(n_prefill + n_decode)));
+            averages.step(
+                StepCounts::undrafted(n_prefill, n_decode),
+                Duration::from_micros(10_000 + 250 * u64::from(n_prefill + n_decode)),
+            );
         }
         let Pace { batch, token, .. } = averages.pace();
         assert!((batch.as_secs_f64() - 0.01).abs() < 1e-6, "{batch:?}");
@@ -220,11 +252,11 @@ mod tests {
     #[test]
     fn batches_of_one_size_or_without_sense_say_nothing_of_tokens() {
         let mut averages = Averages::default();
-        (0..100).for_each(|n| averages.step(0, 4, Duration::from_millis(10 + n % 3)));
+        (0..100).for_each(|n| averages.step(StepCounts::undrafted(0, 4), Duration::from_millis(10 + n % 3)));
         assert_eq!(averages.pace(), Pace::default());
         let mut shrinking = Averages::default();
-        shrinking.step(0, 1, SECOND);
-        shrinking.step(100, 0, SECOND / 2);
+        shrinking.step(StepCounts::undrafted(0, 1), SECOND);
+        shrinking.step(StepCounts::undrafted(100, 0), SECOND / 2);
         assert_eq!(shrinking.pace().token, Duration::ZERO);
     }
 }

@@ -156,10 +156,26 @@ pub const ROWS: &[Row] = &[
          -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft \
          --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -ctkd --cache-type-k-draft -ctvd \
          --cache-type-v-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft -ncmoed --n-cpu-moe-draft -devd \
-         --device-draft -ngld --gpu-layers-draft --n-gpu-layers-draft --draft --draft-n --draft-max --draft-min \
-         --draft-n-min --draft-p-split --draft-p-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic --spec-*",
+         --device-draft -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-hf --spec-draft-threads \
+         --spec-draft-threads-batch --spec-draft-cpu-* --spec-draft-prio --spec-draft-prio-batch --spec-draft-poll \
+         --spec-draft-poll-batch --spec-draft-type-k --spec-draft-type-v --spec-draft-override-tensor \
+         --spec-draft-n-cpu-moe --spec-draft-ncmoe --spec-draft-backend-sampling --spec-draft-sampling \
+         --spec-draft-device --spec-draft-ngl --spec-draft-model --spec-synth-len --spec-synth-rates",
         Value,
-        Refused("there is no speculative decoding"),
+        Refused("there are no draft models; --spec-type auto is speculative decoding without one"),
+    ),
+    row(
+        "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
+        Value,
+        Refused("drafts come from the sequence and earlier answers: --spec-type auto"),
+    ),
+    row("--draft --draft-n --draft-max", Value, Same("--spec-draft-n-max")),
+    row("--draft-min --draft-n-min", Value, Same("--spec-draft-n-min")),
+    row("--spec-default", Nothing, Same("--spec-type=auto")),
+    row(
+        "--spec-ngram-* --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min",
+        Value,
+        Ignored("the length of a draft follows its chances and the measured cost of a step"),
     ),
     row("--rpc", Value, Refused("devices of other machines are not used: start a worker there, and a router")),
     row(

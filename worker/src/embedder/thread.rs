@@ -14,7 +14,7 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
 use warmpath_worker_core::embedding_batch::{Place, Room, Step, Turn, plan, step_in_pieces};
-use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::rates::{Averages, StepCounts};
 
 use super::compute::Computer;
 use super::handle::{Command, EmbedHandle, Job, Shared};
@@ -298,7 +298,8 @@ impl Loop<'_> {
 
     /// Counts the tokens computed since `began`.
     fn end(&mut self, n_tokens: usize, began: Instant) {
-        self.averages.step(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0, began.elapsed());
+        let counts = StepCounts::undrafted(u32::try_from(n_tokens).unwrap_or(u32::MAX), 0);
+        self.averages.step(counts, began.elapsed());
         self.counters.steps.fetch_add(1, Relaxed);
         self.counters.prefill_tokens.fetch_add(n_tokens as u64, Relaxed);
         self.counters.busy_slots.store(0, Relaxed);

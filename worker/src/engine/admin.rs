@@ -369,6 +369,7 @@ impl Scheduler<'_> {
     fn clear_cache(&mut self) -> CacheTotals {
         let before = self.cache_totals();
         self.cache.clear();
+        self.forget_answers();
         let busy = self.busy_slots();
         let idle: Vec<SlotId> = self.table.iter().map(|(slot, _)| slot).filter(|slot| !busy.contains(slot)).collect();
         for slot in idle {

@@ -100,6 +100,19 @@ pub struct Generation {
     pub schema: Option<CompiledSchema>,
     /// Reasoning that may precede the text that follows the schema; `None` if there is none.
     pub thoughts: Option<ThoughtsFirst>,
+    /// What may be drafted.
+    pub drafts: DraftWish,
+}
+
+/// Requested drafts; without effect if the engine makes none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DraftWish {
+    /// Tokens that the client expects in the response.
+    pub predicted: Vec<Token>,
+    /// Most tokens of a draft, up to the engine's own limit; 0 for no drafts.
+    pub n_max: Option<u32>,
+    /// Fewest tokens of a draft.
+    pub n_min: Option<u32>,
 }
 
 /// Requested probabilities of a response's tokens.
@@ -273,10 +286,28 @@ pub struct Finished {
     pub truncated: bool,
     /// Number of tokens generated, including an end-of-generation token.
     pub completion_tokens: u32,
+    /// Tokens that were drafted for it.
+    pub drafted: Drafted,
     /// Time from the slot's start to the first token. Units: milliseconds.
     pub prompt_ms: f64,
     /// Time from the first token to the last. Units: milliseconds.
     pub predicted_ms: f64,
+}
+
+/// Drafted tokens of a response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Drafted {
+    /// Number of drafted tokens that were computed.
+    pub n: u32,
+    /// Number of them that became part of the response.
+    pub n_accepted: u32,
+}
+
+impl AddAssign for Drafted {
+    fn add_assign(&mut self, other: Self) {
+        self.n += other.n;
+        self.n_accepted += other.n_accepted;
+    }
 }
 
 /// Reason why a response ended.

@@ -49,6 +49,7 @@ pub(super) struct Batch {
     pub(super) shares: Vec<Share>,
     pub(super) outputs: Vec<(SlotId, Purpose, i32)>,
     pub(super) n_prefill: u32,
+    /// Tokens of streams, drafted ones included.
     pub(super) n_decode: u32,
 }
 
@@ -67,7 +68,7 @@ impl Scheduler<'_> {
             let n_held = self.n_held(share.slot);
             let Some(sequence) = &self.running[usize::from(share.slot.0)] else { continue };
             match sequence.work(n_held) {
-                Work::Decode => batch.n_decode += 1,
+                Work::Decode => batch.n_decode += share.n_tokens,
                 Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
             }
             let n_after = n_held + share.n_tokens;
@@ -119,6 +120,8 @@ impl Scheduler<'_> {
         let room = Room { batch_tokens, ..self.room };
         let shares = batch_plan::plan(&pending, room, self.averages.pace(), self.waiting.len());
         let for_whom = able().map(|(_, sequence)| sequence.order).collect();
+        let shares =
+            if pending.iter().all(|pending| pending.work == Work::Decode) { self.draft(shares) } else { shares };
         let rest = match &self.runs {
             Some(runs) => runs.arrange(&shares),
             None => shares,

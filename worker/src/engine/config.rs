@@ -15,6 +15,7 @@ use super::footprint::{Bytes, Fit};
 use super::metadata::MetadataOverride;
 use super::placement::Placement;
 use super::rope::RopeSettings;
+use super::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
 
 /// Largest default context of a slot.
@@ -87,6 +88,8 @@ pub struct EngineConfig {
     pub shifts: ShiftConfig,
     /// LoRA adapters to load.
     pub adapters: Vec<AdapterFile>,
+    /// How responses are drafted; `None` if they are not.
+    pub speculation: Option<SpeculationConfig>,
     /// Costs used by plans.
     pub costs: CostSource,
     /// Hash of blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
@@ -220,6 +223,7 @@ impl Default for EngineConfig {
             checkpoint_stride_tokens: 1024,
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),
+            speculation: None,
             costs: CostSource::Measured,
             block_hasher: block_hash,
         }
@@ -441,29 +445,4 @@ pub enum StartError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(config: &EngineConfig, expected: Option<&str>) {
-        let refusal = config.validate().err().map(|error| error.to_string());
-        match expected {
-            None => assert_eq!(refusal, None),
-            Some(words) => assert!(refusal.as_deref().is_some_and(|text| text.contains(words)), "{refusal:?}"),
-        }
-    }
-
-    #[test]
-    fn refuses_sizes_that_contradict_each_other() {
-        let base = EngineConfig::default();
-        check(&base, None);
-        check(&EngineConfig { n_slots: 0, ..base.clone() }, Some("slots"));
-        check(&EngineConfig { n_slots: 257, ..base.clone() }, Some("slots"));
-        check(&EngineConfig { block_size_tokens: 0, ..base.clone() }, Some("block size"));
-        check(&EngineConfig { n_slots: 8, ubatch_tokens: 8, ..base.clone() }, Some("micro-batch"));
-        check(&EngineConfig { batch_tokens: 256, ..base.clone() }, Some("batch"));
-        let quantized = EngineConfig { cache_type_v: CacheType::Q8_0, ..base };
-        check(&quantized, None);
-        assert!(quantized.flash_attn_settled());
-        check(&EngineConfig { flash_attn: Switch::Off, ..quantized }, Some("flash attention"));
-    }
-}
+mod tests;

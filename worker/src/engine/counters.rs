@@ -22,6 +22,9 @@ pub(crate) struct Counters {
     pub sequence_tokens_max: AtomicU64,
     pub prefill_tokens: AtomicU64,
     pub decode_tokens: AtomicU64,
+    pub drafts: AtomicU64,
+    pub drafted_tokens: AtomicU64,
+    pub accepted_tokens: AtomicU64,
     pub prompt_tokens: AtomicU64,
     pub cached_tokens: AtomicU64,
     pub passed_tokens_max: AtomicU64,
@@ -70,8 +73,14 @@ pub struct CounterValues {
     pub sequence_tokens_max: u64,
     /// Prompt tokens computed.
     pub prefill_tokens: u64,
-    /// Output tokens computed.
+    /// Output tokens computed, rejected ones included.
     pub decode_tokens: u64,
+    /// Drafts computed.
+    pub drafts: u64,
+    /// Tokens of these drafts.
+    pub drafted_tokens: u64,
+    /// Drafted tokens that became part of responses.
+    pub accepted_tokens: u64,
     /// Prompt tokens of requests that got a slot.
     pub prompt_tokens: u64,
     /// Those of them that were reused.
@@ -190,6 +199,9 @@ impl Counters {
             sequence_tokens_max: self.sequence_tokens_max.load(Relaxed),
             prefill_tokens: self.prefill_tokens.load(Relaxed),
             decode_tokens: self.decode_tokens.load(Relaxed),
+            drafts: self.drafts.load(Relaxed),
+            drafted_tokens: self.drafted_tokens.load(Relaxed),
+            accepted_tokens: self.accepted_tokens.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
             cached_tokens: self.cached_tokens.load(Relaxed),
             passed_tokens_max: self.passed_tokens_max.load(Relaxed),

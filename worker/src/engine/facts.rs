@@ -48,6 +48,8 @@ pub struct EngineFacts {
     pub self_test: Option<SelfTestReport>,
     /// State that other workers can use; `None` if nothing is stored, or it cannot be used block by block.
     pub exchange: Option<Exchange>,
+    /// Whether answers are drafted.
+    pub drafts: bool,
 }
 
 /// Stored state that other workers can use.

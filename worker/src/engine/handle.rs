@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 use warmpath_prompt::Separators;
+use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
@@ -30,6 +31,7 @@ use super::json_schema::{CompiledSchema, Compiler};
 use super::kv_sending::Sending;
 use super::output_constraint::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
+use super::speculation::SpeculationConfig;
 use crate::schema::{CallText, ValueGrammar};
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
@@ -43,6 +45,8 @@ pub(super) struct Shared {
     pub facts: EngineFacts,
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
+    /// How responses are drafted; `None` if they are not, or the model's memory cannot be rewound.
+    pub speculation: Option<SpeculationConfig>,
     pub model: Arc<LlamaModel>,
     /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<Compiler, String>>,
@@ -99,6 +103,8 @@ pub(super) struct Admission {
     /// Tenant to whom its cached state is attributed.
     pub tenant: Tenant,
     pub sampler: TokenSampler,
+    /// Drafter of the response's tokens; `None` if none are drafted.
+    pub drafter: Option<Drafter>,
     /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
     /// Early announcement of the submission; `None` once it has started.
@@ -188,7 +194,8 @@ impl EngineHandle {
         let rule = Rule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let tenant = shared.greet(&submission);
-        let admission = Box::new(Admission { submission, tenant, sampler, chain, promise, came, place });
+        let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
+        let admission = Box::new(Admission { submission, tenant, sampler, drafter, chain, promise, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

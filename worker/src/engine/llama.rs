@@ -314,6 +314,7 @@ impl<'m> Llama<'m> {
             shift_obstacle: shift_obstacle(model, config, probed.memory),
             self_test: probed.self_test,
             exchange: None,
+            drafts: config.speculation.is_some() && probed.memory.rewinds_anywhere(),
         }
     }
 }

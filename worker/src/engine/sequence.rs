@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
+use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::stream_decoder::Output;
 
-use super::api::{Event, FinishReason, Finished, Started, Submission};
+use super::api::{Drafted, Event, FinishReason, Finished, Started, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, Place};
 use super::sampler::TokenSampler;
@@ -29,13 +30,17 @@ pub(super) struct Sequence {
     pub(super) passed_tokens: u32,
     /// Next token of the response, chosen and not yet sent.
     pub(super) untold: Option<Chosen>,
+    /// Drafter of its next tokens; `None` if none are drafted.
+    pub(super) drafter: Option<Drafter>,
+    /// Drafted tokens that were computed, and how many of them were accepted.
+    pub(super) drafted: Drafted,
     output: Output,
     /// Log probabilities of the prompt's tokens, as far as they are computed; `None` if not requested or already sent.
     listed: Option<PromptProbabilities>,
     /// Log probabilities of tokens whose text is not sent yet, with the start of their text.
     held: VecDeque<(usize, TokenProbabilities)>,
-    /// Token that was chosen last, whose KV state is not computed yet.
-    chosen: Option<Token>,
+    /// Token that was chosen last, whose KV state is not computed yet, and the draft after it; empty for a prompt.
+    decoding: Vec<Token>,
     /// Numbers of tokens after which the partial state is kept, ascending, without past ones.
     checkpoints: Vec<u32>,
     times: Times,
@@ -70,7 +75,7 @@ pub(super) struct Chosen {
 impl Sequence {
     /// Starts a submission and notifies its client.
     pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
-        let Admission { mut submission, sampler, came, place, .. } = admission;
+        let Admission { mut submission, sampler, drafter, came, place, .. } = admission;
         submission.events.send(Event::Started(started));
         let stops = std::mem::take(&mut submission.generation.stop);
         let output = Output::new(stops).indented(submission.generation.n_indent);
@@ -88,10 +93,12 @@ impl Sequence {
             order,
             passed_tokens: 0,
             untold: None,
+            drafter,
+            drafted: Drafted::default(),
             output,
             listed,
             held: VecDeque::new(),
-            chosen: None,
+            decoding: Vec::new(),
             checkpoints,
             times,
             _place: place,
@@ -133,7 +140,7 @@ impl Sequence {
 
     /// Returns whether it has begun to respond.
     pub(super) fn is_stream(&self) -> bool {
-        self.chosen.is_some()
+        !self.decoding.is_empty()
     }
 
     /// Returns the next work, given how many of the sequence's tokens have their KV state: a prompt is computed up to
@@ -156,14 +163,17 @@ impl Sequence {
         let prompt = &self.submission.prompt;
         match self.work(n_held) {
             Work::Prefill { .. } => &prompt[n_held as usize..(n_held + n_tokens) as usize],
-            Work::Decode => self.chosen.as_slice(),
+            Work::Decode => &self.decoding[..n_tokens as usize],
         }
     }
 
     /// Returns the use of the logits of the token at `position`, if `n_held_after` tokens have their state after this
     /// step.
     pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<Purpose> {
-        let is_behind_prompt = self.is_stream() || position + 1 >= self.n_prompt();
+        if self.is_stream() {
+            return Some(Purpose::Choose);
+        }
+        let is_behind_prompt = position + 1 >= self.n_prompt();
         let decides = is_behind_prompt && position + 1 == n_held_after;
         if self.listed.is_some() && !is_behind_prompt {
             Some(Purpose::List)
@@ -197,6 +207,26 @@ impl Sequence {
         n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
     }
 
+    /// Puts the first `n` tokens of the drafter's proposal after the token to compute; returns how many there are.
+    pub(super) fn draft(&mut self, n: usize) -> u32 {
+        self.decoding.truncate(1);
+        if let Some(drafter) = &self.drafter {
+            self.decoding.extend_from_slice(drafter.draft(n));
+        }
+        u32::try_from(self.decoding.len().saturating_sub(1)).expect("a draft is shorter than a context, a u32")
+    }
+
+    /// Takes the draft after the token to compute.
+    pub(super) fn take_draft(&mut self) -> Vec<Token> {
+        self.decoding.split_off(1)
+    }
+
+    /// Returns how many tokens can still follow the next one.
+    pub(super) fn n_drafted_max(&self) -> usize {
+        let n_left = self.submission.generation.max_tokens.map(|n_max| n_max.saturating_sub(self.n_generated + 1));
+        n_left.map_or(usize::MAX, |n_left| n_left as usize)
+    }
+
     /// Takes the next token of the response, sends it to the client and returns the reason if the response ends here.
     ///
     /// Units: `room_tokens` is how many more tokens the context can have.
@@ -207,7 +237,11 @@ impl Sequence {
         self.times.last_token = Some(now);
         self.n_generated += 1;
         self.passed_tokens = 0;
-        self.chosen = Some(chosen.token);
+        self.decoding.clear();
+        self.decoding.push(chosen.token);
+        if let Some(drafter) = &mut self.drafter {
+            drafter.push(chosen.token);
+        }
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
         let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
@@ -240,6 +274,7 @@ impl Sequence {
             stopping_word: self.output.stop_text().map(str::to_owned),
             truncated: self.truncated,
             completion_tokens: self.n_generated,
+            drafted: self.drafted,
             prompt_ms: ms(self.times.started, prompt_end),
             predicted_ms: ms(prompt_end, self.times.last_token.unwrap_or(prompt_end)),
         }

@@ -8,9 +8,11 @@ use std::sync::mpsc;
 use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
 use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::batch_plan::Passes;
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
 use warmpath_worker_core::decode_groups::Runs;
+use warmpath_worker_core::drafting::step_costs::{Curve, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
@@ -19,6 +21,7 @@ use super::handle::View;
 use super::kv_store::{Cache, Codec, Disk};
 use super::llama::Llama;
 use super::self_test;
+use super::speculation::Speculation;
 use crate::store::{DiskStore, Identity};
 
 /// Most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
@@ -48,6 +51,13 @@ const READ_MS_PER_BYTE_AT_FIRST: f64 = 2e-6;
 ///
 /// Source: docs/decisions/0000-measured-before.md: 0.13 ms for 2,048 tokens.
 const SHARE_MS_PER_TOKEN: f64 = 0.13 / 2048.0;
+
+/// Time of a step by its tokens if it was not measured, on a CPU. Units: that of one token. Source:
+/// docs/decisions/0052-drafting.md.
+const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 5.0), (16, 7.7)];
+
+/// The same with a GPU, where the weights are read once for all tokens. Source: own choice.
+const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
 /// Returns the store of this engine, with the files of an earlier process.
 ///
@@ -132,6 +142,29 @@ pub(super) fn runs(facts: &EngineFacts) -> Runs {
 pub(super) fn idle_cell_ms(facts: &EngineFacts) -> f64 {
     let measured = facts.self_test.as_ref().and_then(|found| found.costs).filter(|_| facts.kv_unified);
     measured.map_or(0.0, |costs| costs.idle_cell_ms)
+}
+
+/// Returns the state of speculative decoding; `None` if nothing is drafted.
+pub(super) fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation> {
+    if !facts.drafts {
+        if config.speculation.is_some() {
+            warn!("answers are not drafted: the memory of this model cannot be rewound");
+        }
+        return None;
+    }
+    let report = facts.self_test.as_ref().filter(|report| report.is_calm());
+    let figures = report.and_then(|report| report.chosen()).map(|chosen| &chosen.figures);
+    let tokens = Curve::new(figures.map_or(Vec::new(), |figures| figures.tokens_ms()));
+    let decode_ms = figures.map_or(Vec::new(), |figures| figures.decode_ms());
+    let streams = Curve::new(decode_ms.into_iter().map(|(n, ms)| (n.into(), ms)));
+    let (tokens, streams) = match (tokens.is_measured(), streams.is_measured(), config.placement.is_offloaded()) {
+        (true, true, _) => (tokens, streams),
+        (true, false, _) => (tokens.clone(), tokens),
+        (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
+        (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
+    };
+    let passes = if facts.kv_unified { Passes::Together } else { Passes::Apart };
+    Some(Speculation::new(StepCosts { tokens, streams, passes }, facts))
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {

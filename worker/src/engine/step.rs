@@ -20,7 +20,7 @@ use warmpath_common::summary::Load;
 use warmpath_worker_core::batch_plan::Room;
 use warmpath_worker_core::checkpoints::CheckpointPolicy;
 use warmpath_worker_core::decode_groups::Runs;
-use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::rates::{Averages, StepCounts};
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -38,6 +38,7 @@ use super::kv_store::Cache;
 use super::llama::Llama;
 use super::saved_slot::Export;
 use super::sequence::{Chosen, Purpose, Sequence};
+use super::speculation::Speculation;
 use super::summary_events::Report;
 
 /// State owned by the engine thread.
@@ -81,6 +82,8 @@ pub(super) struct Scheduler<'m> {
     /// Adapter, or none, of the last batch's sequences; `None` before the first batch.
     pub(super) last_adapter: Option<Option<Applied>>,
     pub(super) planned: Planned,
+    /// State of speculative decoding; `None` if nothing is drafted.
+    pub(super) speculation: Option<Speculation>,
     /// States of slots that wait for the disk.
     pub(super) exports: Vec<Export>,
     /// Runs of blocks for other workers that are being looked up.
@@ -243,16 +246,14 @@ impl Scheduler<'_> {
         for share in &batch.shares {
             let n_held = self.n_held(share.slot);
             if let Some(sequence) = &self.running[usize::from(share.slot.0)] {
-                self.table.extend(share.slot, sequence.upcoming(n_held, share.n_tokens));
+                // A draft's tokens are held once they are chosen.
+                let n_tokens = if sequence.is_stream() { 1 } else { share.n_tokens };
+                self.table.extend(share.slot, sequence.upcoming(n_held, n_tokens));
             }
         }
         self.keep_checkpoints();
-        for (slot, purpose, idx) in &batch.outputs {
-            match purpose {
-                Purpose::Choose => self.choose(*slot, *idx),
-                Purpose::List => self.list(*slot, *idx),
-            }
-        }
+        let n_streams = batch.shares.iter().filter(|share| self.is_stream(share.slot)).count() as u32;
+        let n_chosen = self.use_logits(batch);
         if self.planned.is_over() {
             self.tell_chosen();
         }
@@ -263,7 +264,32 @@ impl Scheduler<'_> {
                 self.finish(share.slot, FinishReason::Length);
             }
         }
-        self.averages.step(batch.n_prefill, batch.n_decode, began.elapsed());
+        let counts = StepCounts { n_prefill: batch.n_prefill, n_decode: batch.n_decode, n_streams, n_chosen };
+        self.averages.step(counts, began.elapsed());
+    }
+
+    /// Chooses and lists tokens; returns how many were chosen for streams.
+    fn use_logits(&mut self, batch: &Batch) -> u32 {
+        let mut n_chosen = 0;
+        for outputs in batch.outputs.chunk_by(|(a, ..), (b, ..)| a == b) {
+            let is_stream = self.is_stream(outputs[0].0);
+            if is_stream && outputs.len() > 1 {
+                n_chosen += self.verify(outputs[0].0, outputs);
+                continue;
+            }
+            n_chosen += u32::from(is_stream);
+            for (slot, purpose, idx) in outputs {
+                match purpose {
+                    Purpose::Choose => self.choose(*slot, *idx),
+                    Purpose::List => self.list(*slot, *idx),
+                }
+            }
+        }
+        n_chosen
+    }
+
+    fn is_stream(&self, slot: SlotId) -> bool {
+        self.running[usize::from(slot.0)].as_ref().is_some_and(Sequence::is_stream)
     }
 
     /// Counts for each stream the prompt tokens computed since its last token.
@@ -276,7 +302,7 @@ impl Scheduler<'_> {
     }
 
     /// Chooses the next token of a slot's sequence, which is sent at the end of the batch.
-    fn choose(&mut self, slot: SlotId, idx: i32) {
+    pub(super) fn choose(&mut self, slot: SlotId, idx: i32) {
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let logits = self.llama.logits(idx);
         let mut chosen = match sequence.sampler.choose(self.model, logits) {
@@ -307,7 +333,7 @@ impl Scheduler<'_> {
         }
     }
 
-    fn finish(&mut self, slot: SlotId, reason: FinishReason) {
+    pub(super) fn finish(&mut self, slot: SlotId, reason: FinishReason) {
         let mut sequence = self.release(slot);
         sequence.tell_prompt();
         self.averages.answer(sequence.n_generated);
@@ -335,6 +361,11 @@ impl Scheduler<'_> {
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.report.touch();
         self.planned.leave(slot);
+        self.remember(slot);
+        if !self.drop_rejected(slot) {
+            self.llama.clear(slot);
+            self.table.forget(slot);
+        }
         match self.table.release(slot) {
             AfterUse::Keep => drop(self.unsaved.insert(slot)),
             AfterUse::Forget => self.llama.clear(slot),

@@ -81,7 +81,7 @@ pub(super) fn start(
     let config = super::settle(config)?;
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
-    let (queue_max, block_hasher) = (config.queue_max, config.block_hasher);
+    let (queue_max, block_hasher, speculation) = (config.queue_max, config.block_hasher, config.speculation);
     let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + SENDS_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
@@ -98,6 +98,7 @@ pub(super) fn start(
     Ok(EngineHandle::new(Shared {
         tenants: Mutex::default(),
         promiser: if keeps_prefixes && facts.memory.rewinds_anywhere() { promiser.filling() } else { promiser },
+        speculation: speculation.filter(|_| facts.drafts),
         facts,
         queue_max,
         block_hasher,
@@ -196,6 +197,7 @@ fn prepare<'m>(
         adapters,
         last_adapter: None,
         planned: Planned::default(),
+        speculation: setup::speculation(config, &facts),
         exports: Vec::new(),
         sends: Vec::new(),
         exchange: facts.exchange,

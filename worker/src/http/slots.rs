@@ -40,7 +40,8 @@ struct FileRequest {
 pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestError> {
     let serving = app.serving()?;
     let n_ctx = serving.model.context_tokens;
-    Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, n_ctx)).collect()))
+    let drafts = serving.engine.facts().drafts;
+    Ok(Json(serving.engine.slots().iter().map(|slot| describe(slot, (n_ctx, drafts))).collect()))
 }
 
 /// Saves, restores or erases the state of one slot, once it is idle.
@@ -139,11 +140,11 @@ fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> 
     Ok((filename, path))
 }
 
-fn describe(slot: &SlotView, n_ctx: u32) -> Value {
+fn describe(slot: &SlotView, (n_ctx, drafts): (u32, bool)) -> Value {
     json!({
         "id": slot.id,
         "n_ctx": n_ctx,
-        "speculative": false,
+        "speculative": drafts,
         "is_processing": slot.request_id.is_some(),
         "request_id": slot.request_id,
         "n_prompt_tokens": slot.prompt_tokens,

@@ -9,6 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
+use super::drafts::{forced, half_right, know, right, wrong};
 use super::support::{Answer, Ask, N_TEXT_TOKENS, adapter, applied, ask, config, model, start, stop, tokens, until};
 
 /// Number of groups of up to five requests in one run.
@@ -187,6 +188,8 @@ pub struct Used {
     pub checkpoint_uses: u64,
     pub prefix_waits: u64,
     pub failed_starts: u64,
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
 }
 
 impl Used {
@@ -202,6 +205,8 @@ impl Used {
         self.checkpoint_uses += counters.checkpoint_uses;
         self.prefix_waits += counters.prefix_waits;
         self.failed_starts += counters.failed_starts;
+        self.drafted_tokens += counters.drafted_tokens;
+        self.accepted_tokens += counters.accepted_tokens;
     }
 }
 
@@ -215,6 +220,7 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
         n_slots: 1,
         context_tokens_total: 1024,
         prefix_cache: PrefixCache::Disabled,
+        speculation: None,
         ..warm_config.clone()
     };
     let (mut warm, mut updates) = start(warm_config.clone());
@@ -224,10 +230,16 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     let mut used = Used::default();
     for n_wave in 1..=life.n_waves {
         let wave = traffic.wave();
+        let mut expected = Vec::new();
+        for request in &wave {
+            let answer = request.ask.answer(&cold).await;
+            know(&request.ask.prompt, &answer.tokens);
+            expected.push(answer);
+        }
         let answers = run_wave(&warm, &wave).await;
-        for (request, answer) in wave.iter().zip(answers) {
+        for ((request, answer), expected) in wave.iter().zip(answers).zip(&expected) {
             let Some(answer) = answer else { continue };
-            check_answer(&life, (request, &answer), &request.ask.answer(&cold).await);
+            check_answer(&life, (request, &answer), expected);
             if let Some(oracle) = &oracle
                 && is_plain(&request.ask)
             {
@@ -323,6 +335,41 @@ async fn answers_stay_the_same_with_a_sliding_window() {
 async fn answers_stay_the_same_where_only_the_end_can_be_resumed() {
     check(Preset::TinyRecurrent, 7, |_| {}).await;
     check(Preset::TinyHybrid, 8, |_| {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_whatever_is_drafted() {
+    let drafting = |preset, seed, change: fn(&mut EngineConfig)| compare(Life::short(preset, seed), change);
+    let half = drafting(Preset::Tiny, 1, |config| config.speculation = forced(half_right)).await;
+    assert!(half.accepted_tokens > 100 && half.drafted_tokens > half.accepted_tokens + 50, "{half:?}");
+    let unified = drafting(Preset::Tiny, 2, |config| {
+        config.speculation = forced(half_right);
+        config.kv_unified = Switch::On;
+        config.flash_attn = Switch::On;
+        config.batch_tokens = 40;
+        config.ubatch_tokens = 16;
+    });
+    assert!(unified.await.accepted_tokens > 100);
+    let all = drafting(Preset::Tiny, 3, |config| config.speculation = forced(right)).await;
+    assert!(all.accepted_tokens > 200, "{all:?}");
+    let none = drafting(Preset::Tiny, 4, |config| config.speculation = forced(wrong)).await;
+    assert!(none.drafted_tokens > 1000 && none.accepted_tokens < 10, "{none:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_with_drafts_and_adapters_or_a_sliding_window() {
+    let adapters = compare(Life::short(Preset::Tiny, 1), |config| {
+        config.speculation = forced(half_right);
+        config.adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+    });
+    assert!(adapters.await.accepted_tokens > 100);
+    for kv_unified in [Switch::Off, Switch::On] {
+        let sliding = compare(Life::short(Preset::TinySwa, 5), |config| {
+            config.speculation = forced(half_right);
+            config.kv_unified = kv_unified;
+        });
+        assert!(sliding.await.accepted_tokens > 50);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

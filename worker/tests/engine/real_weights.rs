@@ -11,9 +11,10 @@ use warmpath_common::ids::Token;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, PromptOptions};
 use warmpath_worker::engine::{
     AtContextEnd, CachedTokens, CostSource, DiskConfig, EngineConfig, EngineHandle, ProbabilitySource, ProbabilityWish,
-    ShiftConfig, ShiftWish, StoreConfig, Switch,
+    ShiftConfig, ShiftWish, SpeculationConfig, StoreConfig, Switch,
 };
 
+use super::drafts::{forced, half_right, know};
 use super::support::{Answer, Answering, Ask, ask, start, stop, until};
 use super::transfers::{offer, slow};
 use super::uncached::{Past, Uncached, Verdict};
@@ -254,6 +255,35 @@ async fn real_weights_outgrow_their_context_as_by_hand() {
     uncached.check(&Past::Outgrown { prompt, context_tokens: 256 }, &answer);
     assert_right("outgrown", uncached.verdict());
     stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn real_weights_answer_the_same_with_drafts() {
+    let subject = Subject::smollm2();
+    let prompt = subject.text(&format!("{LIBRARY}\n\nThe same text again, word for word:\n\n"));
+    let (plain, _updates) = start(subject.config((Switch::Off, Switch::Off)));
+    let answer = listed(&prompt, 60).answer(&plain).await;
+    stop(plain).await;
+    know(&prompt, &answer.tokens);
+    let auto = Some(SpeculationConfig::default());
+    for speculation in [auto, forced(half_right)] {
+        let config = EngineConfig { speculation, ..subject.config((Switch::Off, Switch::Off)) };
+        let mut uncached = Uncached::new(&config);
+        let (engine, _updates) = start(config);
+        let drafted = listed(&prompt, 60).answer(&engine).await;
+        let counters = engine.counters();
+        println!("{} of {} drafted tokens were accepted", counters.accepted_tokens, counters.drafted_tokens);
+        assert!(counters.accepted_tokens > 0, "{counters:?}");
+        uncached.check(&Past::Prompt(prompt.clone()), &drafted);
+        assert_right("drafted", uncached.verdict());
+        // What was kept is the state of the answer's tokens.
+        let next = subject.question(&[&prompt[..], &drafted.tokens].concat(), 0);
+        let after = listed(&next, ANSWER_TOKENS).answer(&engine).await;
+        assert!(after.cached_tokens() as usize >= prompt.len() + drafted.tokens.len() - 1);
+        uncached.check(&Past::Prompt(next), &after);
+        assert_right("after a drafted answer", uncached.verdict());
+        stop(engine).await;
+    }
 }
 
 /// Shows that the other tests of this file can fail.

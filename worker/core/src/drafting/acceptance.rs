@@ -24,6 +24,15 @@ pub struct Acceptance {
     seen: [Seen; CLASSES.len()],
 }
 
+/// Outcome of a proposed token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The sequence has it.
+    Right,
+    /// The sequence has another one.
+    Wrong,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     n: f64,
@@ -38,14 +47,14 @@ impl Acceptance {
         (PRIOR_TOKENS * CLASSES[class].1 + n_right) / (PRIOR_TOKENS + n)
     }
 
-    /// Records whether the token after a match of `n_matched` tokens was the proposed one.
-    pub fn record(&mut self, n_matched: usize, is_right: bool) {
+    /// Records the token after a match of `n_matched` tokens.
+    pub fn record(&mut self, n_matched: usize, outcome: Outcome) {
         let seen = &mut self.seen[class(n_matched)];
         if seen.n >= SEEN_MAX {
             *seen = Seen { n: seen.n / 2.0, n_right: seen.n_right / 2.0 };
         }
         seen.n += 1.0;
-        seen.n_right += f64::from(u8::from(is_right));
+        seen.n_right += if outcome == Outcome::Right { 1.0 } else { 0.0 };
     }
 }
 
@@ -62,18 +71,18 @@ mod tests {
         let mut acceptance = Acceptance::default();
         let at_first: Vec<f64> = [0, 4, 7, 8, 16, 31, 32, 99].map(|n| acceptance.chance(n)).to_vec();
         assert_eq!(at_first, [0.5, 0.5, 0.5, 0.75, 0.9, 0.9, 0.95, 0.95]);
-        (0..10).for_each(|_| acceptance.record(5, true));
+        (0..10).for_each(|_| acceptance.record(5, Outcome::Right));
         assert!(acceptance.chance(4) > 0.9 && acceptance.chance(8) == 0.75, "{acceptance:?}");
-        (0..10).for_each(|_| acceptance.record(5, false));
+        (0..10).for_each(|_| acceptance.record(5, Outcome::Wrong));
         assert!((0.4..0.6).contains(&acceptance.chance(4)), "{acceptance:?}");
     }
 
     #[test]
     fn what_was_long_ago_counts_little() {
         let mut acceptance = Acceptance::default();
-        (0..10_000).for_each(|_| acceptance.record(4, false));
+        (0..10_000).for_each(|_| acceptance.record(4, Outcome::Wrong));
         assert!(acceptance.chance(4) < 0.05);
-        (0..100).for_each(|_| acceptance.record(4, true));
+        (0..100).for_each(|_| acceptance.record(4, Outcome::Right));
         assert!(acceptance.chance(4) > 0.75, "{acceptance:?}");
     }
 }

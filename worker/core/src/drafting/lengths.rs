@@ -89,8 +89,8 @@ impl Step {
         self.n_single + self.drafted.iter().sum::<u32>()
     }
 
-    /// Returns the best length of another draft of at most `left` tokens, with the step that has it; `None` if the draft
-    /// does not pay.
+    /// Returns the best length of another draft of at most `left` tokens, with the step that has it; `None` if it does
+    /// not pay.
     fn with(&self, possible: Possible<'_>, left: u32, costs: &StepCosts) -> Option<(usize, Self)> {
         let n_single = self.n_single.checked_sub(1)?;
         let mut best: Option<(usize, f64, f64)> = None;

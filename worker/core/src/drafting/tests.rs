@@ -109,3 +109,58 @@ proptest! {
         }
     }
 }
+
+/// Times of steps by their tokens: SmolLM2 Q8_0 on one CPU thread, and weights that are read once for all tokens.
+const CPU: [(u32, f64); 6] = [(1, 10.8), (2, 29.0), (4, 39.0), (8, 54.0), (16, 83.0), (32, 140.0)];
+const GPU: [(u32, f64); 3] = [(1, 10.0), (8, 11.0), (32, 14.0)];
+
+/// Returns numbers below `n` that look random.
+fn numbers(seed: u64, n: u64) -> impl Iterator<Item = u64> {
+    let step =
+        |state: &u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+    std::iter::successors(Some(seed), step).skip(1).map(move |state| (state >> 33) % n)
+}
+
+/// Returns how many times as fast an answer comes as without drafts, if steps take these times.
+fn speed((prompt, answer): (&[Token], &[Token]), times: &[(u32, f64)]) -> f64 {
+    let tokens = step_costs::Curve::new(times.iter().copied());
+    let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes: crate::batch_plan::Passes::Together };
+    let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1 };
+    let mut drafter = Drafter::new(prompt, &[], DraftLimits { n_max: 31, n_min: 0 });
+    let (mut time, mut n_said) = (0.0, 1);
+    drafter.push(answer[0]);
+    while n_said < answer.len() {
+        let possible = drafter.propose(None, answer.len() - n_said);
+        let n = lengths::lengths(&[possible], room, &costs)[0];
+        let draft = drafter.draft(n).to_vec();
+        let n_accepted = draft.iter().zip(&answer[n_said..]).take_while(|(drafted, said)| drafted == said).count();
+        let n_chosen = (n_accepted + 1).min(answer.len() - n_said);
+        answer[n_said..n_said + n_chosen].iter().for_each(|token| drafter.push(*token));
+        n_said += n_chosen;
+        time += costs.step(0, std::iter::once(1 + draft.len() as u32));
+    }
+    times[0].1 * (answer.len() - 1) as f64 / time
+}
+
+#[test]
+fn a_text_that_is_copied_with_changes_comes_faster_on_every_machine() {
+    let prompt: Vec<Token> = numbers(1, 5000).take(400).map(|token| token as Token).collect();
+    let mut answer = prompt.clone();
+    answer.iter_mut().skip(25).step_by(30).for_each(|token| *token += 5000);
+    let speeds = (speed((&prompt, &answer), &CPU), speed((&prompt, &answer), &GPU));
+    assert!(speeds.0 > 1.4 && speeds.1 > 5.0, "{speeds:?}");
+    let repeated = [&prompt[..], &prompt].concat();
+    assert!(speed((&prompt, &repeated), &CPU) > 2.5, "{}", speed((&prompt, &repeated), &CPU));
+}
+
+#[test]
+fn a_free_text_whose_phrases_recur_is_not_slowed() {
+    // Phrases of 5 tokens, of which any may follow any.
+    let phrases = numbers(2, 30).take(200);
+    let answer: Vec<Token> = phrases.flat_map(|phrase| count_up(100 * phrase as Token, 5)).collect();
+    let speeds = (speed((&[1, 2, 3], &answer), &CPU), speed((&[1, 2, 3], &answer), &GPU));
+    assert!(speeds.0 > 0.98 && speeds.1 > 0.98, "{speeds:?}");
+    let random: Vec<Token> = numbers(3, 1000).take(1000).map(|token| token as Token).collect();
+    let unrepeated = speed((&[1, 2, 3], &random), &CPU);
+    assert!((unrepeated - 1.0).abs() < 1e-9, "{unrepeated}");
+}

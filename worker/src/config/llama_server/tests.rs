@@ -49,6 +49,11 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
         "w --device CUDA0 --tensor-split 3,1 --cpu-moe --load-mode=none --numa distribute",
         &["--swa-full"],
     );
+    check(
+        "w --spec-type ngram-mod --draft-max 8 --draft-min=2 --spec-ngram-mod-n-match 24 --spec-default",
+        "w --spec-type ngram-mod --spec-draft-n-max 8 --spec-draft-n-min=2 --spec-type=auto",
+        &["--spec-ngram-mod-n-match"],
+    );
     check("w -c4096 --seed -1 -n -1 --name -", "w -c4096 --seed -1 -n -1 --name -", &[]);
 }
 
@@ -57,7 +62,7 @@ fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
     check_refused("w -dr user/model:Q4", "--hf-repo");
     check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
     check_refused("w -m a.gguf -md x", "speculative");
-    check_refused("w -m a.gguf --spec_draft_n_max 3", "speculative");
+    check_refused("w -m a.gguf --spec_draft_ngl 3", "--spec-type auto");
     check_refused("w -m a.gguf --rpc a:1", "start a worker there");
     check_refused("w -m a.gguf --host 0.0.0.0 --port 80", "--listen ADDR:PORT");
     check_refused("w -m a.gguf --api-key=secret", "--api-key-file");

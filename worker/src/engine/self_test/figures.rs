@@ -34,6 +34,9 @@ pub struct Figures {
     /// A step in which this many slots with consecutive numbers decode, for some numbers between one and all.
     #[serde(default)]
     pub decode_some_ms: BTreeMap<u16, f64>,
+    /// A step of this many tokens of one slot, each with its logits; empty if nothing is drafted.
+    #[serde(default)]
+    pub draft_ms: BTreeMap<u32, f64>,
     /// Prefill of 48 tokens after cached ones.
     pub suffix_ms: Option<f64>,
     /// Prefill of [`Self::cold_tokens`] in the middle of a new prompt.
@@ -53,6 +56,12 @@ impl Figures {
         let all = self.decode_all_ms.map(|ms| (self.n_slots, ms));
         let some = self.decode_some_ms.iter().map(|(&n, &ms)| (n, ms));
         one.into_iter().chain(some).chain(all).collect()
+    }
+
+    /// Returns the time of a step by the number of one slot's tokens.
+    pub fn tokens_ms(&self) -> Vec<(u32, f64)> {
+        let one = self.decode_one_ms.map(|ms| (1, ms)).filter(|_| !self.draft_ms.is_empty());
+        one.into_iter().chain(self.draft_ms.iter().map(|(&n, &ms)| (n, ms))).collect()
     }
 
     /// Returns the expected cost of a request; missing measurements count as zero.

@@ -28,6 +28,8 @@ const ROOM_TOKENS: u32 = 160;
 const ROOM_TOKENS_KEPT: u32 = 512;
 /// Length of the stretch of a new prompt that is computed.
 const COLD_TOKENS: u32 = 128;
+/// Tokens of a step with a draft; a longer one is estimated.
+const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
 /// Most measurements of a step, time allowing; the fastest counts.
 const N_RUNS_MAX: u32 = 6;
 /// Largest difference between the two fastest runs for the fastest to be trusted.
@@ -42,6 +44,13 @@ pub(super) struct Limit {
     pub cost_ms: f64,
     /// Time at which repetitions end.
     pub until: Instant,
+}
+
+/// Tokens of a step whose logits are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outputs {
+    Last,
+    All,
 }
 
 /// Reason why measuring stopped.
@@ -66,6 +75,8 @@ struct Bench<'m> {
     rewinds: bool,
     /// Whether every slot has its own cells, so that the slots computed together can be chosen.
     splits: bool,
+    /// Whether responses are drafted.
+    drafts: bool,
     /// Whether suffixes that are shorter than a tile may be slow, and can be made longer.
     rounds_suffixes: bool,
     tile_ms: f64,
@@ -136,6 +147,7 @@ impl<'m> Bench<'m> {
             n_cached,
             rewinds: rewinds(model),
             splits: rewinds(model) && !config.kv_unified_settled(),
+            drafts: rewinds(model) && config.speculation.is_some(),
             rounds_suffixes: rewinds(model) && config.flash_attn_settled() && config.ubatch_tokens >= TILE_TOKENS,
             tile_ms: 0.0,
             layout,
@@ -188,6 +200,7 @@ impl<'m> Bench<'m> {
         }
         self.check()?;
         self.measure_runs()?;
+        self.measure_drafts()?;
         self.measure_cold()?;
         self.check()
     }
@@ -205,7 +218,8 @@ impl<'m> Bench<'m> {
         }
         self.figures.cold_tokens = COLD_TOKENS.min(self.llama.batch_limits().1);
         let work = [(last, self.figures.cold_tokens)];
-        self.figures.cold_ms = Some(if is_in_middle { self.best_ms(&work)? } else { self.step_ms(&work)? });
+        self.figures.cold_ms =
+            Some(if is_in_middle { self.best_ms(&work)? } else { self.step_ms(&work, Outputs::Last)? });
         self.llama.clear(last);
         Ok(())
     }
@@ -218,6 +232,17 @@ impl<'m> Bench<'m> {
             self.figures.decode_some_ms.insert(n, ms);
             self.check_undisturbed()?;
             n *= 2;
+        }
+        Ok(())
+    }
+
+    /// Measures steps with drafts of one slot.
+    fn measure_drafts(&mut self) -> Result<(), Stop> {
+        let drafts = if self.drafts { &DRAFT_TOKENS[..] } else { &[] };
+        for &n in drafts {
+            let ms = self.best_of(&[(SlotId(0), n)], Outputs::All)?;
+            self.figures.draft_ms.insert(n, ms);
+            self.check_undisturbed()?;
         }
         Ok(())
     }
@@ -308,9 +333,13 @@ impl<'m> Bench<'m> {
 
     /// Returns the fastest of some runs of a step: at least two, then until the two fastest agree or the time is over.
     fn best_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
+        self.best_of(work, Outputs::Last)
+    }
+
+    fn best_of(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
         let (mut best, mut second) = (f64::MAX, f64::MAX);
         for n_runs in 1..=N_RUNS_MAX {
-            let took_ms = self.step_ms(work)?;
+            let took_ms = self.step_ms(work, outputs)?;
             (best, second) = (best.min(took_ms), second.min(took_ms.max(best)));
             let is_over = second <= best * (1.0 + SPREAD_MAX) || Instant::now() >= self.limit.until;
             if is_over && (n_runs > 1 || Instant::now() >= self.limit.until) {
@@ -321,7 +350,7 @@ impl<'m> Bench<'m> {
     }
 
     /// Decodes this many tokens after each slot, takes them back if possible, and returns the time of the step.
-    fn step_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
+    fn step_ms(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
         let held: Vec<u32> =
             work.iter().map(|(slot, _)| self.llama.last_position(*slot).map_or(0, |last| last + 1)).collect();
         self.llama.reset_batch();
@@ -330,7 +359,8 @@ impl<'m> Bench<'m> {
         for (&(slot, n_tokens), &start) in work.iter().zip(&held) {
             let n_tokens = n_tokens.min(ubatch_tokens);
             for position in start..start + n_tokens {
-                let logits = if position + 1 == start + n_tokens { Logits::Wanted } else { Logits::Unwanted };
+                let is_wanted = outputs == Outputs::All || position + 1 == start + n_tokens;
+                let logits = if is_wanted { Logits::Wanted } else { Logits::Unwanted };
                 idx = self.llama.push(slot, (position, 1), logits);
             }
         }

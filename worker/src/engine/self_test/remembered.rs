@@ -43,10 +43,11 @@ impl Key {
         let (placement, metadata) = (&config.placement, &config.metadata_overrides);
         let devices = llama::devices::described(placement);
         let (k, v) = (config.cache_type_k, config.cache_type_v);
+        let drafts = if config.speculation.is_some() { " drafts" } else { "" };
         let context = context_tokens_total.checked_ilog2().map_or("default".to_owned(), |log| format!("2^{log}"));
         Self(format!(
             "model {model} | slots {n_slots} context {context} threads {threads}/{threads_batch} devices \
-             [{devices}] {placement:?} {metadata:?} ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?} | {} | warmpath {} measuring \
+             [{devices}] {placement:?} {metadata:?} ubatch {ubatch_tokens} block {} k {k:?} v {v:?} flash attention {:?} unified {:?}{drafts} | {} | warmpath {} measuring \
              {VERSION}",
             config.block_size_tokens,
             config.flash_attn,

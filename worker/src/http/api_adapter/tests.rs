@@ -9,7 +9,7 @@ use warmpath_common::ids::SlotId;
 use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
-use crate::engine::{CachedTokens, EngineError, Event, EventSender, Finished, Started};
+use crate::engine::{CachedTokens, Drafted, EngineError, Event, EventSender, Finished, Started};
 use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
@@ -30,6 +30,7 @@ fn finished(reason: FinishReason) -> Finished {
         reason,
         stopping_word: (reason == FinishReason::StopText).then(|| "END".to_owned()),
         truncated: false,
+        drafted: Drafted::default(),
         completion_tokens: 3,
         prompt_ms: 1.0,
         predicted_ms: 2.0,
