@@ -23,6 +23,12 @@ WORKER = page(
                 (f"sum by (instance) (rate({W}decode_tokens_total{{}}[]))", "{{instance}}"),
             ),
             lines(
+                "Drafted tokens",
+                "Drafted tokens that are accepted and rejected, a second; none without --spec-type.",
+                "short",
+                (f"sum by (outcome) (rate({W}draft_tokens_total{{}}[]))", "{{outcome}}"),
+            ),
+            lines(
                 "Sequences",
                 "How sequences ended, a second.",
                 "cps",

@@ -228,7 +228,12 @@ fn the_api_page_and_the_document_know_the_same_fields_and_defaults() -> anyhow::
 
     let mut named = BTreeSet::new();
     for row in rows(honoured).into_iter().chain(rows(own)) {
-        let names = quoted(row[0]).into_iter().map(|name| name.split('.').next().unwrap_or_default().to_owned());
+        // A field of an object stands for the object, unless its name has the dot itself.
+        let field = |name: String| match described.contains_key(&name) {
+            true => name,
+            false => name.split('.').next().unwrap_or_default().to_owned(),
+        };
+        let names = quoted(row[0]).into_iter().map(field);
         let names: Vec<String> = names.collect();
         let defaults = row.get(2).map_or(Vec::new(), |cell| cell.split(", ").collect::<Vec<_>>());
         for (name, default) in names.iter().zip(&defaults).filter(|_| names.len() == defaults.len()) {

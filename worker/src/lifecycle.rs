@@ -112,7 +112,11 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     let leaves_ignore_eos = wanted.leaves_ignore_eos();
     let tokenize = |text: &str| serving.tokenize_plain(text);
     let n_vocab = serving.model.n_vocab;
+    // A prediction costs its tokenization, and only drafts use it.
+    let tokenize_predicted = |text: &str| if serving.engine.facts().drafts { tokenize(text) } else { Vec::new() };
+    let drafts = wanted.draft_wish(&tokenize_predicted)?;
     let mut generation = wanted.resolve(&Basis { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
+    generation.drafts = drafts;
     let n = options.n_choices()?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
     let mut prompts = prompts::read(serving, prompt, salt)?;

@@ -132,6 +132,10 @@ metrics! {
     save: Counter = total_seconds("save_seconds_total");
     /// Tokens whose state was stored.
     saved_tokens: IntCounter = counter("saved_tokens_total");
+    /// Drafted tokens that were computed, by outcome: accepted or rejected.
+    draft_tokens: IntCounterVec = counters("draft_tokens_total", &["outcome"]);
+    /// Drafts that were computed, each of several tokens.
+    drafts: IntCounter = counter("drafts_total");
     /// Checkpoints of partial state that were made.
     checkpoints_made: IntCounter = counter("checkpoints_made_total");
     /// Starts from a checkpoint.
@@ -291,6 +295,7 @@ impl Metrics {
             (&self.prompt_tokens, values.prompt_tokens),
             (&self.prefill_tokens, values.prefill_tokens),
             (&self.decode_tokens, values.decode_tokens),
+            (&self.drafts, values.drafts),
             (&self.steps, values.steps),
             (&self.decode_failures, values.decode_failures),
             (&self.finished, values.finished),
@@ -340,6 +345,13 @@ impl Metrics {
         ];
         for (tier, n_tokens) in reused {
             raise(&self.prefix_cache_tokens.with_label_values(&[tier]), n_tokens);
+        }
+        let drafted = [
+            ("accepted", values.accepted_tokens),
+            ("rejected", values.drafted_tokens.saturating_sub(values.accepted_tokens)),
+        ];
+        for (outcome, n_tokens) in drafted {
+            raise(&self.draft_tokens.with_label_values(&[outcome]), n_tokens);
         }
         let failed = [
             ("read", values.disk_read_failures),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
-use crate::engine::{CachedTokens, FinishReason};
+use crate::engine::{CachedTokens, Drafted, FinishReason};
 use crate::lifecycle::Totals;
 use crate::lifecycle::message_stream::{self, Ending};
 
@@ -179,7 +179,8 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Details of the prompts' tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Details of the choices' tokens; absent if the model's reasoning cannot be separated from its response.
+    /// Details of the choices' tokens; absent if the model's reasoning cannot be separated from its response and nothing
+    /// was drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
@@ -187,8 +188,28 @@ pub struct Usage {
 /// Details of the choices' tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CompletionTokensDetails {
-    /// Number of reasoning tokens.
-    pub reasoning_tokens: u32,
+    /// Number of reasoning tokens; absent if they cannot be separated from the response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_tokens: Option<u32>,
+    /// Number of drafted tokens that became part of the response; absent if nothing was drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_prediction_tokens: Option<u32>,
+    /// Number of drafted tokens that did not; absent if nothing was drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rejected_prediction_tokens: Option<u32>,
+}
+
+impl CompletionTokensDetails {
+    fn of(totals: &Totals) -> Option<Self> {
+        let Drafted { n, n_accepted } = totals.drafted;
+        let drafted = (n > 0).then_some(n_accepted);
+        let details = Self {
+            reasoning_tokens: totals.reasoning_tokens,
+            accepted_prediction_tokens: drafted,
+            rejected_prediction_tokens: drafted.map(|n_accepted| n - n_accepted),
+        };
+        (totals.reasoning_tokens.is_some() || n > 0).then_some(details)
+    }
 }
 
 /// Details of the prompts' tokens.
@@ -212,6 +233,12 @@ pub struct Timings {
     predicted_ms: f64,
     predicted_per_token_ms: f64,
     predicted_per_second: f64,
+    /// Number of drafted tokens; absent if there were none, as in llama-server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<u32>,
+    /// Number of drafted tokens that became part of the response.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<u32>,
 }
 
 impl From<Totals> for Usage {
@@ -221,9 +248,7 @@ impl From<Totals> for Usage {
             prompt_tokens: totals.prompt_tokens,
             completion_tokens: totals.completion_tokens,
             total_tokens: totals.prompt_tokens + totals.completion_tokens,
-            completion_tokens_details: totals
-                .reasoning_tokens
-                .map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens }),
+            completion_tokens_details: CompletionTokensDetails::of(&totals),
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
         }
     }
@@ -247,6 +272,8 @@ impl From<Totals> for Timings {
             predicted_ms: totals.predicted_ms,
             predicted_per_token_ms: ratio(totals.predicted_ms, predicted_n),
             predicted_per_second: ratio(1000.0 * predicted_n, totals.predicted_ms),
+            draft_n: Some(totals.drafted.n).filter(|n| *n > 0),
+            draft_n_accepted: (totals.drafted.n > 0).then_some(totals.drafted.n_accepted),
         }
     }
 }

@@ -15,7 +15,7 @@ use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::{Arrival, Submitted};
-use crate::engine::{CachedTokens, EngineError, Event, Fetched, FinishReason, Finished, Generation, Started};
+use crate::engine::{CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, Started};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, Delivery};
@@ -92,6 +92,8 @@ pub struct Totals {
     pub completion_tokens: u32,
     /// Number of these that were reasoning; `None` if it was not determined.
     pub reasoning_tokens: Option<u32>,
+    /// Tokens that were drafted for all choices.
+    pub drafted: Drafted,
     /// Number of choices with a token.
     pub n_begun: u32,
     /// Prompt tokens computed for all choices.
@@ -146,6 +148,7 @@ impl Choice {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached().total(),
             completion_tokens: finished.completion_tokens,
+            drafted: finished.drafted,
             n_begun: finished.completion_tokens.min(1),
             computed_tokens: self.prompt_tokens - self.cached().total(),
             reused: self.cached(),
@@ -368,6 +371,8 @@ impl Answer {
             prefix_cache_shifted_tokens = totals.reused.shifted,
             prefix_cache_ratio = totals.prefix_cache_ratio(),
             completion_tokens = totals.completion_tokens,
+            drafted_tokens = totals.drafted.n,
+            accepted_tokens = totals.drafted.n_accepted,
             seconds = self.clock.elapsed_s(),
             "answered"
         );
@@ -383,6 +388,7 @@ impl Answer {
                 totals.cached_tokens += of_choice.cached_tokens;
             }
             totals.completion_tokens += of_choice.completion_tokens;
+            totals.drafted += of_choice.drafted;
             totals.n_begun += of_choice.n_begun;
             totals.computed_tokens += of_choice.computed_tokens;
             totals.reused += of_choice.reused;

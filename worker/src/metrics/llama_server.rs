@@ -42,16 +42,18 @@ pub const LINES: &[Line] = &[
     }),
     counter("n_decode_total", "Batches that were computed.", |n| n.steps as f64),
     counter("n_tokens_max", "Most tokens that a slot ever held.", |n| n.sequence_tokens_max as f64),
-    counter("spec_decode_num_draft_tokens_total", "Always 0: there is no speculative decoding.", |_| 0.0),
-    counter("spec_decode_num_accepted_tokens_total", "Always 0: there is no speculative decoding.", |_| 0.0),
-    counter("spec_decode_num_drafts_total", "Always 0: there is no speculative decoding.", |_| 0.0),
+    counter("spec_decode_num_draft_tokens_total", "Drafted tokens that were computed.", |n| n.drafted_tokens as f64),
+    counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that became part of answers.", |n| {
+        n.accepted_tokens as f64
+    }),
+    counter("spec_decode_num_drafts_total", "Drafts that were computed.", |n| n.drafts as f64),
     rate("prompt_tokens_seconds", "Prompt tokens a second of one request, since the last look at the metrics.", |n| {
         (n.prefill_tokens, n.prompt_us)
     }),
     rate(
         "predicted_tokens_seconds",
         "Answer tokens a second of one request, since the last look at the metrics.",
-        |n| (n.decode_tokens, n.generation_us),
+        |n| ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us),
     ),
     gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),
     gauge("requests_deferred", "Requests that wait for a slot.", |n| n.queued as f64),

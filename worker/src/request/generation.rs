@@ -4,6 +4,7 @@
 //! instead of being clamped. Not here: the fields that decide the prompt (`warmpath_common::openai`), sampling (the
 //! engine).
 
+mod drafts;
 mod samplers;
 pub mod schemas;
 mod whole;
@@ -16,11 +17,13 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
+use warmpath_common::fields;
 use warmpath_common::ids::Token;
 
-use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
+use crate::engine::{DraftWish, Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
+use drafts::DraftFields;
 use samplers::SamplersField;
 use whole::Whole;
 
@@ -129,6 +132,8 @@ pub struct GenerationFields {
     n_probs: Option<i64>,
     /// Returns the probabilities that a token was drawn with instead of the model's own.
     post_sampling_probs: Option<bool>,
+    #[serde(flatten, deserialize_with = "fields::part")]
+    drafts: DraftFields,
 }
 
 /// `stop` in its two forms.
@@ -216,6 +221,13 @@ impl GenerationFields {
             );
         }
         Ok(Some(wanted))
+    }
+
+    /// Returns what may be drafted for the response; `tokenize` returns the tokens of a text.
+    ///
+    /// Errors: `Field`.
+    pub fn draft_wish(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
+        self.drafts.resolve(tokenize)
     }
 
     /// Returns the most tokens of an answer that the request names, -1 for no limit.

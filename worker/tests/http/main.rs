@@ -14,6 +14,7 @@ mod contract;
 mod dialect_tools;
 mod dialects;
 mod document;
+mod drafts;
 mod editors;
 mod embeddings;
 mod evil_peers;

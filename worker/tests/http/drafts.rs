@@ -1,0 +1,82 @@
+//! Drafts as clients and operators see them: counts in an answer, metrics, and answers that stay the same.
+//!
+//! Not here: whether drafts change a token (the engine's own tests).
+
+use serde_json::{Value, json};
+
+use crate::harness::{TestWorker, user};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat() -> Value {
+    json!({"messages": user("Hello there"), "max_tokens": 60, "temperature": 0, "ignore_eos": true})
+}
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().expect("there is a text")
+}
+
+/// Returns the accepted and rejected tokens that an answer counts.
+fn counts(answer: &Value) -> (u64, u64) {
+    let details = &answer["usage"]["completion_tokens_details"];
+    let count = |name: &str| details[name].as_u64().unwrap_or_else(|| panic!("no {name}: {answer}"));
+    let (accepted, rejected) = (count("accepted_prediction_tokens"), count("rejected_prediction_tokens"));
+    assert_eq!(answer["timings"]["draft_n"], accepted + rejected);
+    assert_eq!(answer["timings"]["draft_n_accepted"], accepted);
+    (accepted, rejected)
+}
+
+#[tokio::test]
+async fn an_answer_counts_its_drafts_and_the_metrics_those_of_all() {
+    let worker = TestWorker::start("--slots 1 --spec-type auto").await;
+    let first = worker.ask(CHAT, chat()).await;
+    assert!(first["timings"].get("draft_n").is_none(), "nothing was drafted: {first}");
+    let again = worker.ask(CHAT, chat()).await;
+    assert_eq!(text(&again), text(&first));
+    let (accepted, rejected) = counts(&again);
+    assert!(accepted >= 30, "{again}");
+    let mut predicted = chat();
+    predicted["cache_salt"] = json!("another");
+    predicted["prediction"] = json!({"type": "content", "content": [{"type": "text", "text": text(&first)}]});
+    let with_prediction = worker.ask(CHAT, predicted.clone()).await;
+    assert_eq!(text(&with_prediction), text(&first));
+    let (more_accepted, more_rejected) = counts(&with_prediction);
+    predicted["speculative.n_max"] = json!(0);
+    assert!(worker.ask(CHAT, predicted).await["timings"].get("draft_n").is_none());
+
+    let metrics = worker.get("/metrics").await.text().await.expect("metrics are text");
+    for (name, n) in [
+        ("warmpath_worker_draft_tokens_total{outcome=\"accepted\"}", accepted + more_accepted),
+        ("warmpath_worker_draft_tokens_total{outcome=\"rejected\"}", rejected + more_rejected),
+        ("llamacpp:spec_decode_num_accepted_tokens_total", accepted + more_accepted),
+        ("llamacpp:spec_decode_num_draft_tokens_total", accepted + rejected + more_accepted + more_rejected),
+    ] {
+        assert!(metrics.lines().any(|line| line == format!("{name} {n}")), "{name} {n}: {metrics}");
+    }
+    assert_eq!(worker.get_json("/slots").await[0]["speculative"], true);
+}
+
+#[tokio::test]
+async fn a_prediction_has_no_effect_where_nothing_is_drafted_and_is_checked_all_the_same() {
+    let worker = TestWorker::start("--slots 1").await;
+    let first = worker.ask(CHAT, chat()).await;
+    let mut predicted = chat();
+    predicted["prediction"] = json!({"type": "content", "content": text(&first)});
+    let answer = worker.ask(CHAT, predicted.clone()).await;
+    assert_eq!(text(&answer), text(&first));
+    assert!(answer["timings"].get("draft_n").is_none(), "{answer}");
+    assert!(answer["usage"]["completion_tokens_details"].get("accepted_prediction_tokens").is_none(), "{answer}");
+    assert_eq!(worker.get_json("/slots").await[0]["speculative"], false);
+    for (field, value) in [
+        ("prediction", json!({"type": "other", "content": "a"})),
+        ("prediction", json!("a")),
+        ("speculative.n_max", json!(-1)),
+        ("speculative.n_min", json!("a")),
+    ] {
+        let mut body = chat();
+        body[field] = value;
+        let (status, error) = worker.try_ask(CHAT, &body).await;
+        assert_eq!(status, 400, "{error}");
+        assert!(error["error"]["message"].as_str().is_some_and(|message| message.contains(field)), "{field}: {error}");
+    }
+}
