@@ -19,4 +19,5 @@ pub mod replicas;
 pub mod report;
 pub mod resync;
 pub mod sim;
+pub mod speculation;
 pub mod worker_bench;

@@ -2,7 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, worker_bench,
+    agents, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, speculation,
+    worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -41,6 +42,8 @@ enum Command {
     Resync(resync::ResyncArgs),
     /// Measures the worker's prompt-state cache, beside llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
+    /// Measures the speed of answers with and without drafts, beside llama-server on the same model.
+    Speculation(speculation::SpeculationArgs),
     /// Sends the requests of coding agents and shows what is reused of them, beside llama-server on the same model.
     Agents(agents::AgentsArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
@@ -61,6 +64,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Replicas(args) => replicas::run(&args).await,
         Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
+        Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }
