@@ -149,7 +149,7 @@ fn column(rates: &Rates) -> Vec<f64> {
     medians
 }
 
-#[allow(clippy::print_stdout, reason = "the tables are what the command is for")]
+#[expect(clippy::print_stdout, reason = "the tables are what the command is for")]
 fn print_table(n_streams: u16, contenders: &[Contender], rates: &[Rates]) {
     let columns: Vec<Vec<f64>> = rates.iter().map(column).collect();
     println!("\n{n_streams} at a time; tokens/s, and in brackets the ratio to the worker without drafts:\n");
