@@ -150,7 +150,7 @@ fn a_text_that_is_copied_with_changes_comes_faster_on_every_machine() {
     let speeds = (speed((&prompt, &answer), &CPU), speed((&prompt, &answer), &GPU));
     assert!(speeds.0 > 1.4 && speeds.1 > 5.0, "{speeds:?}");
     let repeated = [&prompt[..], &prompt].concat();
-    assert!(speed((&prompt, &repeated), &CPU) > 2.5, "{}", speed((&prompt, &repeated), &CPU));
+    assert!(speed((&prompt, &repeated), &CPU) > 2.0, "{}", speed((&prompt, &repeated), &CPU));
 }
 
 #[test]
