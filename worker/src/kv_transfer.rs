@@ -59,8 +59,8 @@ impl Transfers {
 
     /// Returns the offer of a router's hint for one submission, and fetches what the engine then orders.
     ///
-    /// Returns `None` if the hint is not followed: it is not to be trusted, its worker has just failed, or too many runs
-    /// are being fetched.
+    /// Returns `None` if the hint is not followed: it is not to be trusted, its worker has just failed, or too many
+    /// runs are being fetched.
     pub fn offer(&self, hint: &PeerHint, engine: &EngineHandle) -> Option<PeerOffer> {
         let exchange = engine.facts().exchange?;
         // Without a token anybody may have sent the hint: it must not reach out to other machines.

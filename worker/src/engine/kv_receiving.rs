@@ -2,8 +2,8 @@
 //!
 //! When a request arrives, the engine decides which blocks of its prompt to fetch (`transfer_plan` in the core) and
 //! sends the order to the fetching task. The request keeps its place in the queue and blocks no other. Between two
-//! steps received state is stored, as if it came from a slot. At the deadline, or when the task ends, the request starts
-//! from what is there. Requests with the same prefix wait for the same transfer.
+//! steps received state is stored, as if it came from a slot. At the deadline, or when the task ends, the request
+//! starts from what is there. Requests with the same prefix wait for the same transfer.
 //!
 //! Not here: the connection and the verification (`crate::kv_transfer`), state for others (`kv_sending`).
 

@@ -154,8 +154,7 @@ struct Known {
 }
 
 impl Peer {
-    /// Returns the worker at a base URL, whose certificate bears `name` or else the URL's host; `None` if no certificate
-    /// can.
+    /// Returns the worker at a base URL, whose certificate bears `name` or else the URL's host; `None` if none can.
     pub fn new(base: &Url, (tls, name): (&CurrentClient, Option<ServerName<'static>>)) -> Option<Self> {
         let host = base.host_str()?.trim_matches(['[', ']']).to_owned();
         let secured = match base.scheme() {
