@@ -42,5 +42,14 @@ pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
 pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
 /// Names of tools whose arguments may break their schemas in the answer.
 pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
+/// Identity of the response, from router to worker: asks a stream for the tokens behind its events, so that another
+/// worker can continue it. In the worker's response, `exact` or `approximate`: what such a continuation would be.
+pub const JOURNAL: &str = "x-warmpath-journal";
+/// Length of the journal that follows the request's own body, from router to worker, which continues that response.
+/// Units: bytes.
+pub const JOURNAL_BYTES: &str = "x-warmpath-journal-bytes";
+/// Number of times that a stream was continued at another worker; the name in a comment of the stream, since headers
+/// come before.
+pub const FAILOVERS: &str = "x-warmpath-failovers";
 /// Number of prompt tokens before the place where a prompt leaves an answer that the worker gave before.
 pub const ANSWER_BREAK: &str = "x-warmpath-answer-break";

@@ -48,7 +48,7 @@ pub use adapters::AdapterFile;
 pub use admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
 pub use api::{
     CachedTokens, DraftWish, Drafted, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation,
-    ProbabilitySource, ProbabilityWish, PromptFault, Sampling, ShiftWish, SlotView, Started, Submission,
+    ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 pub use arguments::{ArgumentSchemas, Extent};
 pub(crate) use arrival_announcer::{ArrivalAnnouncer, Promise};

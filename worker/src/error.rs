@@ -266,6 +266,11 @@ impl RequestError {
         }
     }
 
+    /// Returns whether the request may succeed at another worker: this worker is at fault, or leaves.
+    pub fn may_succeed_elsewhere(&self) -> bool {
+        matches!(self.class(), Class::Internal | Class::Unavailable | Class::Overload)
+    }
+
     /// Returns the path of the field at fault, if there is one.
     pub fn param(&self) -> Option<String> {
         match self {

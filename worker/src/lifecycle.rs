@@ -6,6 +6,7 @@
 
 mod arguments;
 pub mod chat;
+pub mod journal;
 pub mod message_stream;
 mod output_parser;
 pub mod prompts;
@@ -28,9 +29,10 @@ use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::Basis;
-use crate::request::{PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
+use crate::request::{Delivery, PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
 use crate::response_format::WantedSchema;
 
+use journal::{Past, Wanted};
 use prompts::ReadPrompt;
 pub use response_stream::{Answer, Form, Step, Totals};
 use response_stream::{Choice, Clock};
@@ -55,6 +57,8 @@ pub struct Arrival {
     pub priority_max: Option<i32>,
     /// State that another worker holds for it.
     pub peer: Option<PeerOffer>,
+    /// What the router said about the response.
+    pub wanted: Wanted,
     /// Body.
     pub body: Bytes,
     /// Reader of the endpoint's bodies.
@@ -77,6 +81,7 @@ struct Draft {
     wanted_slot: Option<SlotId>,
     expected_tokens: u32,
     peer: Option<PeerOffer>,
+    past: Past,
 }
 
 /// A choice in the engine, and the receiver of its events.
@@ -129,8 +134,22 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
     }
+    let Wanted { identity, is_journaled, past } = arrival.wanted;
+    if let Some(past) = &past {
+        past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
+    }
+    // Log probabilities of the last tokens would need their logits.
+    let is_journaled = is_journaled && generation.probabilities.is_none() && options.delivery() != Delivery::Whole;
+    if is_journaled {
+        // llama.cpp replaces its default seed by a random one, as if there were none.
+        let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
+        generation.sampling.seed = Some(seed.unwrap_or_else(|| identity.seed()));
+    }
     let form = Form {
         delivery: options.delivery(),
+        identity,
+        is_journaled,
+        past: past.clone(),
         silence_max: options.silence_max(serving.silence_max)?,
         fields,
         generation: generation.clone(),
@@ -154,6 +173,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         expected_tokens: arrival.expected_tokens,
         request_id: arrival.id,
         peer: arrival.peer,
+        past: past.unwrap_or_default(),
     };
     Ok((form, submit(serving, draft)?))
 }
@@ -207,9 +227,12 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
             // The same seed would give the same text for each choice.
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed.wrapping_add(k));
             let (events, receiver) = engine::events();
+            let past = draft.past.tokens(submitted.len());
+            let said = past.iter().map(|sampled| sampled.token);
             let submission = Submission {
                 request_id: draft.request_id.clone(),
-                prompt: prompt.tokens.clone(),
+                prompt: prompt.tokens.iter().copied().chain(said).collect(),
+                past: past.to_vec(),
                 chain_root: draft.chain_root,
                 tenant: draft.tenant,
                 adapter: draft.adapter,
@@ -224,6 +247,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 peer: draft.peer.take(),
                 events,
             };
+            let n_past = submission.past.len();
             let has_grammar = submission.generation.sampling.grammar.is_some();
             let has_calls = submission.generation.calls.is_some();
             serving.engine.submit(submission).map_err(|error| match error {
@@ -232,7 +256,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;
-            submitted.push((Choice::new(prompt.tokens.len(), k), receiver));
+            submitted.push((Choice::new((prompt.tokens.len(), n_past), k), receiver));
         }
     }
     Ok(submitted)

@@ -16,12 +16,12 @@ use warmpath_worker_core::chunk_index::{ChunkId, Found};
 use warmpath_worker_core::slot_plan::{self, Decision, Reuse, Save, SlotPlan, Start, Wish};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
-use super::api::{CachedTokens, Started};
+use super::api::{CachedTokens, EngineError, FinishReason, PromptFault, Started};
 use super::config::PrefixCache;
 use super::handle::Admission;
 use super::kv_receiving::{Fetched, TransferId};
 use super::kv_store::Cache;
-use super::sequence::Sequence;
+use super::sequence::{Chosen, Sequence};
 use super::step::{Owner, Scheduler};
 
 /// Longest wait of a submission for the request that computes the blocks which its sender counts on. Two requests that
@@ -225,8 +225,25 @@ impl Scheduler<'_> {
         self.table.set_tenant(slot, tenant.with_share());
         self.owners[usize::from(slot.0)] = Owner { tenant, priority: submission.priority, since: Instant::now() };
         let stops = self.checkpoint_stops(&admission, cached.total());
-        let sequence = Sequence::start(admission, started, self.n_started);
-        self.running[usize::from(slot.0)] = Some(sequence.with_checkpoints(stops));
+        let past = std::mem::take(&mut admission.past);
+        let mut sequence = Sequence::start(admission, started, self.n_started).with_checkpoints(stops);
+        let ended = self.replay(&mut sequence, past);
+        self.running[usize::from(slot.0)] = Some(sequence);
+        if let Some(reason) = ended {
+            self.finish(slot, reason);
+        } else if n_prompt > self.context_tokens {
+            let (n_tokens, context_tokens) = (n_prompt as usize, self.context_tokens);
+            self.fail(slot, &EngineError::InvalidPrompt(PromptFault::TooLong { n_tokens, context_tokens }));
+        }
+    }
+
+    /// Sends what a response so far gave; returns the reason if it ends there.
+    fn replay(&self, sequence: &mut Sequence, past: Vec<Chosen>) -> Option<FinishReason> {
+        let n_prompt = sequence.submission.prompt.len() - past.len();
+        (n_prompt..).zip(past).find_map(|(n_held, sampled)| {
+            let room_tokens = self.room_of(sequence, u32::try_from(n_held).unwrap_or(u32::MAX));
+            sequence.replay(sampled, room_tokens)
+        })
     }
 
     /// Records how far slots can be cut back: llama.cpp reuses cells that a sliding window has left behind.

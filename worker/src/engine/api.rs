@@ -23,13 +23,25 @@ use super::reasoning::ThoughtsFirst;
 use super::sampler_kind::SamplerKind;
 use super::tool_grammar::CallGrammar;
 
+/// A token of a response, with what its choice took of the random numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SampledToken {
+    /// The token.
+    pub token: Token,
+    /// Number of random numbers drawn: 1, or 0 where the response could only end, or 2 where a grammar refused the
+    /// first choice.
+    pub n_draws: u8,
+}
+
 /// A request for one response to one prompt.
 #[derive(Debug)]
 pub struct Submission {
     /// Id of the HTTP request; several submissions of one request share it.
     pub request_id: RequestId,
-    /// The prompt. Shape: `[1..context_tokens)`, checked before it is submitted.
+    /// The prompt, and behind it the response so far. Shape: `[1..context_tokens)`, checked before it is submitted.
     pub prompt: Vec<Token>,
+    /// The response so far, which another worker has sampled; empty for a new response.
+    pub past: Vec<SampledToken>,
     /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
     /// Tenant from the router; `None` if there is none, and the root stands for it.
@@ -242,6 +254,8 @@ pub enum Event {
         text: String,
         /// The token.
         token: Token,
+        /// Number of random numbers that its choice took.
+        n_draws: u8,
         /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as
         /// one within a stop text, has no entry.
         probabilities: Vec<TokenProbabilities>,

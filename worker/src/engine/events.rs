@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn text(n_bytes: usize) -> Event {
-        Event::Text { text: "x".repeat(n_bytes), token: 1, probabilities: Vec::new() }
+        Event::Text { text: "x".repeat(n_bytes), token: 1, n_draws: 1, probabilities: Vec::new() }
     }
 
     #[tokio::test]
@@ -130,7 +130,7 @@ mod tests {
     fn alternatives_count() {
         let likely = TokenLogprob { token: 1, logprob: -1.0 };
         let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
-        let event = |probabilities| Event::Text { text: String::new(), token: 1, probabilities };
+        let event = |probabilities| Event::Text { text: String::new(), token: 1, n_draws: 1, probabilities };
         let alternatives = size_bytes(&event(vec![probabilities; 3])) - size_bytes(&event(Vec::new()));
         assert!(alternatives >= 3 * 20 * size_of::<TokenLogprob>(), "{alternatives}");
     }

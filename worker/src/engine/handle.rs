@@ -31,7 +31,9 @@ use super::json_schema::{CompiledSchema, Compiler};
 use super::kv_sending::Sending;
 use super::output_constraint::{KnownGrammars, Rule};
 use super::sampler::TokenSampler;
+use super::sequence::Chosen;
 use super::speculation::SpeculationConfig;
+use super::step::look_up;
 use crate::schema::{CallText, ValueGrammar};
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
@@ -100,6 +102,8 @@ pub(super) enum Command {
 /// A submission with everything that the caller could prepare.
 pub(super) struct Admission {
     pub submission: Submission,
+    /// The response so far.
+    pub past: Vec<Chosen>,
     /// Tenant to whom its cached state is attributed.
     pub tenant: Tenant,
     pub sampler: TokenSampler,
@@ -180,7 +184,9 @@ impl EngineHandle {
         if shared.view.draining.load(Ordering::Acquire) {
             return Err(EngineError::Draining);
         }
-        self.check_prompt(&submission.prompt).map_err(EngineError::InvalidPrompt)?;
+        // The last tokens of a response may fill the context; one more ends it.
+        let n_needing_room = submission.prompt.len() - submission.past.len().min(2);
+        self.check_prompt(&submission.prompt[..n_needing_room]).map_err(EngineError::InvalidPrompt)?;
         if let (Some(1..), Some(obstacle)) = (submission.shifts.cache_reuse_tokens, shared.facts.shift_obstacle) {
             return Err(EngineError::Shift(obstacle));
         }
@@ -195,7 +201,9 @@ impl EngineHandle {
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let tenant = shared.greet(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
-        let admission = Box::new(Admission { submission, tenant, sampler, drafter, chain, promise, came, place });
+        let spelled = &submission.generation.spelled;
+        let past = submission.past.iter().map(|sampled| look_up(&shared.model, *sampled, spelled)).collect();
+        let admission = Box::new(Admission { submission, past, tenant, sampler, drafter, chain, promise, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

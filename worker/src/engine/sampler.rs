@@ -17,7 +17,7 @@ use warmpath_common::ids::Token;
 use warmpath_worker_core::infill::{self, Kept};
 use warmpath_worker_core::logprobs::{self, TokenLogprob, TokenProbabilities};
 
-use super::api::{EngineError, Generation, ProbabilitySource, ProbabilityWish, Sampling, Submission};
+use super::api::{EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission};
 use super::grammar::Followed;
 use super::json_schema::Allowed;
 use super::output_constraint::{Rule, unfollowed};
@@ -68,15 +68,32 @@ impl TokenSampler {
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);
         let end = infill_end(model, generation);
-        Ok(Self { rule, chooser: Sampler { chains, end, biases, candidates } })
+        let mut sampler = Self { rule, chooser: Sampler { chains, end, biases, candidates, n_draws: 0 } };
+        sampler.replay(model, submission)?;
+        Ok(sampler)
+    }
+
+    /// Brings the rule and the random numbers to their state behind the response so far; the penalties know it already.
+    ///
+    /// Mirostat's and XTC's own state depends on logits, and begins anew. Errors: `Sampler` if a token breaks the rule.
+    fn replay(&mut self, model: &LlamaModel, submission: &Submission) -> Result<(), EngineError> {
+        let draws_once = submission.generation.sampling.mirostat == 0;
+        for sampled in &submission.past {
+            self.rule.take(model, sampled.token)?;
+            for _ in 0..if draws_once { sampled.n_draws } else { 0 } {
+                self.chooser.skip_draw();
+            }
+        }
+        Ok(())
     }
 
     /// Chooses the next token by the logits of the last one and records the choice.
     ///
     /// Errors: `Sampler` if no token may be chosen: the rule or the biases exclude every token, or determining the
     /// allowed ones takes too much work.
-    pub(super) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<Token, EngineError> {
+    pub(super) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<SampledToken, EngineError> {
         let chooser = &mut self.chooser;
+        chooser.n_draws = 0;
         let source = Source { model, logits };
         let id = match &mut self.rule {
             Rule::Free | Rule::Waiting(_) => chooser.choose_free(source),
@@ -93,7 +110,7 @@ impl TokenSampler {
         let token = id.0.unsigned_abs();
         self.rule.take(model, token)?;
         accept(&mut chooser.chains, id)?;
-        Ok(token)
+        Ok(SampledToken { token, n_draws: chooser.n_draws })
     }
 
     /// Returns the log probability of the last chosen token.
@@ -120,6 +137,8 @@ struct Sampler {
     /// Added to the logits before the chain.
     biases: Vec<LlamaLogitBias>,
     candidates: LlamaTokenDataArray,
+    /// Number of draws for the present choice.
+    n_draws: u8,
 }
 
 /// Input of a choice.
@@ -225,11 +244,20 @@ impl Sampler {
         }
     }
 
+    /// Takes one random number without a choice: llama.cpp draws one also if there is a single candidate.
+    fn skip_draw(&mut self) {
+        self.fill(|data| data.push(LlamaTokenData::new(LlamaToken(0), 0.0, 0.0)));
+        if let Some(chain) = self.chains.last_mut() {
+            self.candidates.apply_sampler(chain);
+        }
+    }
+
     /// Runs the samplers on the candidates; the infill sampler may choose `end` instead.
     fn draw(&mut self, model: &LlamaModel, end: Option<LlamaToken>) -> Result<LlamaToken, EngineError> {
         if self.candidates.data.is_empty() {
             return Err(refuse("no token is left to choose".to_owned()));
         }
+        self.n_draws += 1;
         let candidates = &mut self.candidates;
         for (idx, chain) in self.chains.iter_mut().enumerate() {
             if idx > 0 {

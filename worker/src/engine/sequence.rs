@@ -70,6 +70,8 @@ pub(super) struct Chosen {
     pub(super) piece: Vec<u8>,
     pub(super) ends_generation: bool,
     pub(super) probabilities: Option<TokenProbabilities>,
+    /// Number of random numbers that its choice took.
+    pub(super) n_draws: u8,
 }
 
 impl Sequence {
@@ -230,23 +232,36 @@ impl Sequence {
     /// Takes the next token of the response, sends it to the client and returns the reason if the response ends here.
     ///
     /// Units: `room_tokens` is how many more tokens the context can have.
-    pub(super) fn take(&mut self, mut chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
+    pub(super) fn take(&mut self, chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
         let first_token = *self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
-        self.n_generated += 1;
         self.passed_tokens = 0;
         self.decoding.clear();
         self.decoding.push(chosen.token);
         if let Some(drafter) = &mut self.drafter {
             drafter.push(chosen.token);
         }
+        let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
+        self.send(chosen, room_tokens, |text| (is_late && text.contains('\n')).then_some(FinishReason::Length))
+    }
+
+    /// Takes a token that another worker has sampled, like [`Self::take`]; its state is computed with the prompt's.
+    pub(super) fn replay(&mut self, sampled: Chosen, room_tokens: u32) -> Option<FinishReason> {
+        self.send(sampled, room_tokens, |_| None)
+    }
+
+    fn send(
+        &mut self,
+        mut chosen: Chosen,
+        room_tokens: u32,
+        late: impl FnOnce(&str) -> Option<FinishReason>,
+    ) -> Option<FinishReason> {
+        self.n_generated += 1;
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
-        let is_late = self.submission.generation.predict_max.is_some_and(|most| now - first_token > most);
-        let late = (is_late && text.contains('\n')).then_some(FinishReason::Length);
-        let reason = self.end(&chosen, room_tokens).or(late);
+        let reason = self.end(&chosen, room_tokens).or_else(|| late(&text));
         self.truncated |= room_tokens == 0;
         if reason.is_some() {
             text.push_str(&self.output.finish());
@@ -254,7 +269,7 @@ impl Sequence {
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
-        self.submission.events.send(Event::Text { text, token: chosen.token, probabilities });
+        self.submission.events.send(Event::Text { text, token: chosen.token, n_draws: chosen.n_draws, probabilities });
         // Text that was held back may complete a stop text at the very end, as when an invalid byte becomes a
         // character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })

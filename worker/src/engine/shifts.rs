@@ -14,6 +14,7 @@ use warmpath_worker_core::slot_plan::{SlotPlan, Wish};
 
 use super::api::{CachedTokens, ShiftWish};
 use super::config::AtContextEnd;
+use super::sequence::Sequence;
 use super::step::Scheduler;
 
 impl Scheduler<'_> {
@@ -44,9 +45,14 @@ impl Scheduler<'_> {
 
     /// Returns how many more tokens the sequence in a slot may have.
     pub(super) fn room_tokens(&self, slot: SlotId) -> u32 {
-        let Some(sequence) = &self.running[usize::from(slot.0)] else { return 0 };
+        let sequence = self.running[usize::from(slot.0)].as_ref();
+        sequence.map_or(0, |sequence| self.room_of(sequence, self.n_held(slot)))
+    }
+
+    /// Returns how many more tokens a sequence may have once `n_held` are in its context.
+    pub(super) fn room_of(&self, sequence: &Sequence, n_held: u32) -> u32 {
         match (self.shifts.at_context_end, sequence.submission.generation.max_tokens) {
-            (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(self.n_held(slot)),
+            (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(n_held),
             (AtContextEnd::Shift, Some(_)) => u32::MAX,
             // Nothing else ends a response that neither the client nor the model ends.
             (AtContextEnd::Shift, None) => self.unasked_tokens_max.saturating_sub(sequence.n_generated + 1),

@@ -27,7 +27,7 @@ use warmpath_worker_core::tenants::{Tenant, TenantId};
 use super::adapters::Adapters;
 use super::admin::PinNames;
 use super::admit::Waiting;
-use super::api::{EngineError, Event, FinishReason, SlotView};
+use super::api::{EngineError, Event, FinishReason, SampledToken, SlotView};
 use super::batch::{Batch, Planned};
 use super::config::{PrefixCache, ShiftConfig};
 use super::facts::Exchange;
@@ -306,7 +306,7 @@ impl Scheduler<'_> {
         let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return };
         let logits = self.llama.logits(idx);
         let mut chosen = match sequence.sampler.choose(self.model, logits) {
-            Ok(token) => look_up(self.model, token, &sequence.submission.generation.spelled),
+            Ok(sampled) => look_up(self.model, sampled, &sequence.submission.generation.spelled),
             Err(error) => return self.fail(slot, &error),
         };
         let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
@@ -342,7 +342,7 @@ impl Scheduler<'_> {
         self.tell_end(sequence, Event::Finished(finished));
     }
 
-    fn fail(&mut self, slot: SlotId, error: &EngineError) {
+    pub(super) fn fail(&mut self, slot: SlotId, error: &EngineError) {
         let sequence = self.release(slot);
         self.view.counters.failed.fetch_add(1, Relaxed);
         self.tell_end(sequence, Event::Failed(error.clone()));
@@ -476,7 +476,8 @@ impl Scheduler<'_> {
 }
 
 /// Returns a token with its properties; `spelled` has the control tokens that are text.
-fn look_up(model: &LlamaModel, token: Token, spelled: &[Token]) -> Chosen {
+pub(super) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> Chosen {
+    let SampledToken { token, n_draws } = sampled;
     let vocab = model.vocab();
     let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
     Chosen {
@@ -484,5 +485,6 @@ fn look_up(model: &LlamaModel, token: Token, spelled: &[Token]) -> Chosen {
         piece: vocab.token_to_piece(llama_token, spelled.binary_search(&token).is_ok(), None),
         ends_generation: vocab.is_eog(llama_token),
         probabilities: None,
+        n_draws,
     }
 }

@@ -3,7 +3,6 @@
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
 use std::sync::{Arc, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::http::{HeaderName, HeaderValue};
@@ -24,6 +23,7 @@ use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, f
 use crate::app_state::Serving;
 use crate::engine::{Fetched, Started};
 use crate::error::RequestError;
+use crate::lifecycle::journal::{self, Identity, Wanted};
 use crate::lifecycle::message_stream::{Ending, Message, MessageStep, Messages};
 use crate::lifecycle::{self, Answer, Arrival};
 use crate::request::{Delivery, Read};
@@ -40,14 +40,15 @@ pub struct Endpoint {
 pub async fn create(
     app: &App,
     endpoint: Endpoint,
-    context: RequestContext,
-    body: Body,
+    mut context: RequestContext,
+    mut body: Body,
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
-    let messages = start(app, context, body, endpoint.read).await?;
+    let wanted = context.take_journal(&mut body)?;
+    let messages = start(app, (context, wanted), body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().form().left_out.clone();
-    let head = Head::new(endpoint.shape, serving);
+    let head = Head::new(endpoint.shape, serving, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => whole(&head, messages).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
@@ -60,7 +61,12 @@ pub async fn create(
 /// Returns the response to a request once its first choice has a slot.
 ///
 /// Errors: any [`RequestError`] before the first token.
-pub async fn start(app: &App, context: RequestContext, body: Body, read: Read) -> Result<Messages, RequestError> {
+pub async fn start(
+    app: &App,
+    (context, wanted): (RequestContext, Wanted),
+    body: Body,
+    read: Read,
+) -> Result<Messages, RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
     span.name("warmpath.request_id", context.id.as_str());
     let serving = app.admitting()?;
@@ -75,6 +81,7 @@ pub async fn start(app: &App, context: RequestContext, body: Body, read: Read) -
         cache_salt: context.cache_salt?,
         tenant: context.tenant,
         priority_max: context.priority_max,
+        wanted,
         body: body.0,
         read,
     };
@@ -168,11 +175,11 @@ struct Head {
 }
 
 impl Head {
-    fn new(shape: Shape, serving: Arc<Serving>) -> Self {
+    fn new(shape: Shape, serving: Arc<Serving>, identity: &Identity) -> Self {
         Self {
             shape,
-            id: format!("{}{}", shape.id_prefix(), uuid::Uuid::new_v4().simple()),
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            id: format!("{}{}", shape.id_prefix(), identity.id()),
+            created: identity.created,
             model: serving.model.names.first().cloned().unwrap_or_default(),
             system_fingerprint: serving.system_fingerprint(),
             serving,
@@ -251,14 +258,32 @@ fn stream(head: Head, messages: Messages) -> Response {
     let ends = vec![TextEnd::default(); n_choices];
     let custom_tools = custom_tools(messages.answer());
     let calls = (0..n_choices).map(|_| GrowingCalls::new(Arc::clone(&custom_tools))).collect();
-    let events = Events { usage, ends, calls, head, messages, is_begun: false };
+    let is_journaled = messages.answer().form().is_journaled;
+    let is_exact = journal::is_exact(&messages.answer().form().generation.sampling);
+    // A response that is continued has begun.
+    let is_begun = messages.answer().form().past.is_some();
+    let events = Events { usage, ends, calls, head, messages, is_begun };
     let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
         let mut bytes = Vec::new();
-        let goes_on = events.write_next(&mut bytes).await;
+        let mut goes_on = true;
+        while goes_on && bytes.is_empty() {
+            goes_on = events.write_next(&mut bytes).await;
+        }
         Some((Ok(Bytes::from(bytes)), goes_on.then_some(events)))
     });
-    sse::response(sse::kept_alive(events, silence_max))
+    let comment = if is_journaled { sse::JOURNALED_COMMENT } else { sse::COMMENT };
+    let mut response = sse::response(sse::kept_alive(events, silence_max, comment));
+    if is_journaled {
+        tell_journal(&mut response, is_exact);
+    }
+    response
+}
+
+/// Tells a router that a response has a journal, and whether its continuation is exact.
+pub fn tell_journal(response: &mut Response, is_exact: bool) {
+    let value = if is_exact { "exact" } else { "approximate" };
+    response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(value));
 }
 
 /// Writer of a response as server-sent events.
@@ -313,6 +338,7 @@ impl Events {
                     let told = Told { prompt: None, answer: &probabilities };
                     let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
                     self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
+                    self.messages.end_write(Some(choice), out);
                     return true;
                 }
                 Ok(Some(MessageStep::Prompt { choice, probabilities })) => {
@@ -323,15 +349,20 @@ impl Events {
                 Ok(Some(MessageStep::Finished { choice, ending })) => {
                     self.write_start(out);
                     self.write_end_of_choice(out, choice, ending);
+                    self.messages.end_write(Some(choice), out);
                     return true;
                 }
                 Ok(None) => {
                     self.write_end(out);
+                    self.messages.end_write(None, out);
                     return false;
                 }
                 Err(error) => {
                     log_error(&error);
                     write_event(out, &error_body(&error));
+                    if !error.may_succeed_elsewhere() {
+                        self.messages.end_write(None, out);
+                    }
                     return false;
                 }
             }

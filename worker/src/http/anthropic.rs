@@ -86,7 +86,7 @@ impl Writer for MessageWriter {
     }
 
     fn new(beginning: Beginning, (): ()) -> Self {
-        Self { id: format!("msg_{}", uuid::Uuid::new_v4().simple()), beginning }
+        Self { id: format!("msg_{}", beginning.identity.id()), beginning }
     }
 
     fn whole(self, message: &Message<'_>) -> Vec<u8> {

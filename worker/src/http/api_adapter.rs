@@ -25,6 +25,7 @@ use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::Totals;
+use crate::lifecycle::journal::{self, Identity};
 use crate::lifecycle::message_stream::{Ending, MessageDelta, MessageStep, Messages};
 use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::tools::ToolFields;
@@ -73,8 +74,8 @@ pub trait Writer: Send + Sized + 'static {
 pub struct Beginning {
     /// First name of the model.
     pub model: String,
-    /// Present time. Units: seconds since 1970.
-    pub created: u64,
+    /// Identity of the response.
+    pub identity: Identity,
     /// Length of the prompt. Units: tokens.
     pub prompt_tokens: u32,
     /// Number of these that were reused.
@@ -106,21 +107,26 @@ pub enum PartEnd {
 }
 
 /// Responds to a request of a dialect.
-pub async fn create<W: Writer>(app: &App, context: RequestContext, body: Body) -> Result<Response, RequestError> {
+pub async fn create<W: Writer>(
+    app: &App,
+    mut context: RequestContext,
+    mut body: Body,
+) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
+    let wanted = context.take_journal(&mut body)?;
     serving.check_room()?;
     let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
     let (Converted { body, spelling, tools }, repeated) = read.await?;
-    let messages = answer::start(app, context, Body(body.into()), ChatRequest::read).await;
+    let messages = answer::start(app, (context, wanted), Body(body.into()), ChatRequest::read).await;
     let messages = messages.map_err(|error| error.respelled(&spelling))?;
     let left_out = tools.left_out().to_vec();
     let answer = messages.answer();
     let (facts, delivery) = (Facts::of(answer), answer.form().delivery);
     let beginning = Beginning {
         model: serving.model.names.first().cloned().unwrap_or_default(),
-        created: now_s(),
+        identity: answer.form().identity.clone(),
         prompt_tokens: answer.prompt_tokens(),
-        cached_tokens: answer.started().cached_tokens(),
+        cached_tokens: answer.cached_tokens(),
         tools,
     };
     let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
@@ -188,8 +194,16 @@ impl<W: Writer> Writing<W> {
     }
 
     fn stream(mut self) -> Response {
+        let form = self.messages.answer().form();
+        let (is_journaled, is_exact) = (form.is_journaled, journal::is_exact(&form.generation.sampling));
+        let is_continued = form.past.is_some();
         let mut first = Vec::new();
         self.writer.begin(&mut first);
+        if is_continued {
+            first.clear();
+        } else {
+            self.messages.end_write(None, &mut first);
+        }
         let first = futures::stream::once(std::future::ready(Ok::<_, Infallible>(Bytes::from(first))));
         let rest = futures::stream::unfold(Some(self), |writing| async {
             let mut writing = writing?;
@@ -197,7 +211,11 @@ impl<W: Writer> Writing<W> {
             let goes_on = writing.write_next(&mut bytes).await;
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
         });
-        sse::response(first.chain(rest.fuse()))
+        let mut response = sse::response(first.chain(rest.fuse()));
+        if is_journaled {
+            answer::tell_journal(&mut response, is_exact);
+        }
+        response
     }
 
     /// Writes the next events; returns whether others follow.
@@ -205,21 +223,31 @@ impl<W: Writer> Writing<W> {
         while out.is_empty() {
             let silence_max = self.messages.answer().form().silence_max;
             match sse::unless_silent(silence_max, self.messages.next()).await {
-                Err(sse::Silent) => self.writer.keep_alive(out),
+                Err(sse::Silent) => {
+                    self.writer.keep_alive(out);
+                    self.messages.end_write(None, out);
+                }
                 Ok(Ok(Some(MessageStep::Delta { delta, .. }))) => {
                     for piece in pieces(&delta) {
                         self.write_piece(out, piece);
+                    }
+                    if !out.is_empty() {
+                        self.messages.end_write(Some(0), out);
                     }
                 }
                 Ok(Ok(Some(MessageStep::Finished { ending, .. }))) => self.ending = Some(ending),
                 Ok(Ok(Some(MessageStep::Prompt { .. }))) => {}
                 Ok(Ok(None)) => {
                     self.write_end(out);
+                    self.messages.end_write(None, out);
                     return false;
                 }
                 Ok(Err(error)) => {
                     log_error(&error);
                     self.writer.fail(out, self.parts.list(), &error);
+                    if !error.may_succeed_elsewhere() {
+                        self.messages.end_write(None, out);
+                    }
                     return false;
                 }
             }

@@ -20,8 +20,16 @@ use warmpath_shell::dialect_errors::as_anthropic;
 use warmpath_shell::trace::{TRACEPARENT, TRACESTATE};
 use warmpath_worker_core::tenants::TenantId;
 
+use super::body::Body;
 use super::state::App;
+use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
+use crate::lifecycle::journal::{Identity, Past, Wanted};
+
+/// Most choices that a journal may name.
+///
+/// Source: more than a worker has slots and places in its queue.
+const CHOICES_MAX: usize = 4096;
 
 /// Context string of tenants' identities.
 const TENANT_CONTEXT: &str = "warmpath 2026 tenant v1";
@@ -47,6 +55,12 @@ pub struct RequestContext {
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows.
     pub priority_max: Option<i32>,
+    /// Identity of the response, if the router keeps its journal.
+    pub journal: Option<Identity>,
+    /// Length of the journal behind the body. Units: bytes.
+    pub journal_bytes: Option<usize>,
+    /// Reused prompt tokens that the client of a continued response was told.
+    pub told_cached_tokens: Option<u32>,
 }
 
 impl RequestContext {
@@ -68,7 +82,26 @@ impl RequestContext {
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
+            journal: text(headers, headers::JOURNAL).and_then(Identity::parse),
+            journal_bytes: parsed(headers, headers::JOURNAL_BYTES),
+            told_cached_tokens: parsed(headers, headers::CACHED_TOKENS),
         }
+    }
+}
+
+impl RequestContext {
+    /// Returns what the router said about the response; takes the journal off the body's end.
+    ///
+    /// Errors: `Field` if there is no such journal.
+    pub fn take_journal(&mut self, body: &mut Body) -> Result<Wanted, RequestError> {
+        let Some(identity) = self.journal.take() else { return Ok(Wanted::nothing()) };
+        let past = self.journal_bytes.take().map(|n_bytes| {
+            let start = body.0.len().checked_sub(n_bytes);
+            let start = start.ok_or_else(|| RequestError::field(headers::JOURNAL_BYTES, "the body is shorter"))?;
+            let past = Past::parse(&body.0.split_off(start), CHOICES_MAX)?;
+            Ok::<_, RequestError>(Past { cached_tokens: self.told_cached_tokens, ..past })
+        });
+        Ok(Wanted { identity, is_journaled: true, past: past.transpose()? })
     }
 }
 

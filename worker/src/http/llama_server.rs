@@ -21,6 +21,7 @@ use super::{answer, logprobs, props, sse};
 use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
+use crate::lifecycle::journal::Wanted;
 use crate::lifecycle::{Answer, Step};
 use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
 
@@ -36,7 +37,7 @@ pub async fn infill(State(app): State<App>, context: RequestContext, body: Body)
 
 async fn create(app: App, context: RequestContext, body: Body, read: Read) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
-    let answer = answer::start(&app, context, body, read).await?.into_answer();
+    let answer = answer::start(&app, (context, Wanted::nothing()), body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
     let writing = Writing { serving, answer, choices };
@@ -107,7 +108,7 @@ impl Writing {
             let goes_on = writing.write_next(&mut bytes).await;
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
         });
-        sse::response(sse::kept_alive(events, silence_max))
+        sse::response(sse::kept_alive(events, silence_max, sse::COMMENT))
     }
 
     /// Writes the event of the next step that has one; returns whether another follows.

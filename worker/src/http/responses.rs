@@ -69,7 +69,7 @@ impl ResponseWriter {
         ResponseObject {
             id: &self.id,
             object: "response",
-            created_at: self.beginning.created,
+            created_at: self.beginning.identity.created,
             completed_at: (stage == Stage::Completed).then(now_s),
             status: stage.word(),
             error: None,
@@ -117,7 +117,8 @@ impl ResponseWriter {
             Kind::Call { .. } if self.is_custom(part) => "ctc",
             Kind::Call { .. } => "fc",
         };
-        self.item_ids.push(format!("{prefix}_{}", uuid::Uuid::new_v4().simple()));
+        let id = self.beginning.identity.part_id("item", self.item_ids.len());
+        self.item_ids.push(format!("{prefix}_{id}"));
     }
 
     /// Writes an event under the next number.
@@ -143,7 +144,7 @@ impl Writer for ResponseWriter {
     }
 
     fn new(beginning: Beginning, repeated: Repeated) -> Self {
-        let id = format!("resp_{}", uuid::Uuid::new_v4().simple());
+        let id = format!("resp_{}", beginning.identity.id());
         Self {
             id,
             beginning,

@@ -31,6 +31,9 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, content: &impl Serialize
 /// A comment, which clients ignore; it keeps the connection alive.
 pub const COMMENT: &[u8] = b": the answer goes on\n\n";
 
+/// The same in a stream with a journal.
+pub const JOURNALED_COMMENT: &[u8] = b": the answer goes on\n\n:wp\n";
+
 /// Nothing came for as long as a stream may be silent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Silent;
@@ -46,13 +49,17 @@ pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<O
 }
 
 /// Returns these events, with comments wherever they are silent for too long.
-pub fn kept_alive<E>(events: E, silence_max: Option<Duration>) -> impl Stream<Item = E::Item> + Send + 'static
+pub fn kept_alive<E>(
+    events: E,
+    silence_max: Option<Duration>,
+    comment: &'static [u8],
+) -> impl Stream<Item = E::Item> + Send + 'static
 where
     E: Stream<Item = Result<Bytes, Infallible>> + Send + 'static,
 {
     futures::stream::unfold(Box::pin(events), move |mut events| async move {
         let next = unless_silent(silence_max, events.next()).await;
-        let piece = next.unwrap_or(Some(Ok(Bytes::from_static(COMMENT))))?;
+        let piece = next.unwrap_or(Some(Ok(Bytes::from_static(comment))))?;
         Some((piece, events))
     })
     .fuse()
@@ -79,7 +86,7 @@ mod tests {
         let (events, received) = mpsc::unbounded_channel();
         let event = |text: &'static str| Ok(Bytes::from_static(text.as_bytes()));
         let silence = Duration::from_secs(15);
-        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), Some(silence)));
+        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), Some(silence), COMMENT));
         let began = Instant::now();
         for n in 1..=3 {
             assert_eq!(stream.next().await, Some(Ok(Bytes::from_static(COMMENT))));
@@ -102,7 +109,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn without_a_limit_a_stream_may_be_silent_for_ever() {
         let (_events, received) = mpsc::unbounded_channel();
-        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), None));
+        let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), None, COMMENT));
         assert!(tokio::time::timeout(Duration::from_secs(1_000_000), stream.next()).await.is_err());
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
+use super::journal::Identity;
 use super::output_parser::{Pace, Reading};
 use super::response_stream::{Answer, Step, Totals};
 use crate::engine::FinishReason;
@@ -145,15 +146,22 @@ impl Messages {
     pub fn new(answer: Answer) -> Self {
         let pace = if answer.form().delivery == Delivery::Whole { Pace::AtEnd } else { Pace::Growing };
         let n_choices = answer.n_choices();
-        let reading = |format: &Arc<ChatAnswer>| Reading::new(Arc::clone(format), pace, fresh_id());
+        let identity = answer.form().identity.clone();
+        let reading =
+            |(idx, format): (usize, &Arc<ChatAnswer>)| Reading::new(Arc::clone(format), pace, call_ids(&identity, idx));
         let formats = answer.form().answer.iter().flat_map(|format| std::iter::repeat_n(format, n_choices));
-        let readings = formats.map(reading).collect();
+        let readings = formats.enumerate().map(reading).collect();
         Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
     }
 
     /// Returns the underlying response: its form, its start.
     pub fn answer(&self) -> &Answer {
         &self.answer
+    }
+
+    /// Ends a write of the stream, as [`Answer::end_write`] does.
+    pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
+        self.answer.end_write(choice, out);
     }
 
     /// Returns the tokens and times of the choices that are complete.
@@ -210,11 +218,11 @@ impl Messages {
     }
 }
 
-/// Returns the prefix of the ids of a response's calls.
+/// Returns the prefix of the ids of a choice's calls.
 ///
 /// Source: with a digit after it, it has the nine letters and digits that Mistral's templates require.
-fn fresh_id() -> String {
-    let mut id = uuid::Uuid::new_v4().simple().to_string();
+fn call_ids(identity: &Identity, choice: usize) -> String {
+    let mut id = identity.part_id("call", choice);
     id.truncate(8);
     id
 }

@@ -14,8 +14,11 @@ use warmpath_shell::trace::{Span, Value};
 use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
+use super::journal::{self, Identity, Journal, Past};
 use super::{Arrival, Submitted};
-use crate::engine::{CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, Started};
+use crate::engine::{
+    CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, SampledToken, Started,
+};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, Delivery};
@@ -37,6 +40,12 @@ pub struct Form {
     pub answer: Option<Arc<ChatAnswer>>,
     /// Kinds of tools in the request that no part of this worker executes.
     pub left_out: Vec<&'static str>,
+    /// Identity of the response.
+    pub identity: Identity,
+    /// Whether the stream has a journal.
+    pub is_journaled: bool,
+    /// Response so far, which this one continues; `None` for a new one.
+    pub past: Option<Past>,
 }
 
 /// A response that has begun: its first choice has a slot.
@@ -49,6 +58,8 @@ pub struct Answer {
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
     n_open: usize,
     clock: Clock,
+    /// Journal; `None` if there is none.
+    journal: Option<Journal>,
 }
 
 /// A step of a response.
@@ -94,7 +105,7 @@ pub struct Totals {
     pub reasoning_tokens: Option<u32>,
     /// Tokens that were drafted for all choices.
     pub drafted: Drafted,
-    /// Number of choices with a token.
+    /// Tokens that came out of a prefill: the first of each choice, and those that another worker has sampled.
     pub n_begun: u32,
     /// Prompt tokens computed for all choices.
     pub computed_tokens: u32,
@@ -119,6 +130,10 @@ impl Totals {
 /// State of one choice.
 pub(super) struct Choice {
     prompt_tokens: u32,
+    /// Number of its tokens that another worker has sampled.
+    past_tokens: u32,
+    /// Number of these that are not replayed yet.
+    n_to_replay: u32,
     /// Whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
     started: Option<Started>,
@@ -128,13 +143,18 @@ pub(super) struct Choice {
 impl Choice {
     fn start(&mut self, started: Started, metrics: &Metrics) {
         self.started = Some(started);
-        metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.prompt_tokens.max(1)));
+        metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.filled_tokens().max(1)));
         metrics.reused(started.cached_tokens());
     }
 
     /// Returns the label for the reused share of its prompt.
     fn share(&self) -> &'static str {
-        cached_share::label(self.cached().total(), self.prompt_tokens)
+        cached_share::label(self.cached().total(), self.filled_tokens())
+    }
+
+    /// Returns the number of tokens that are computed or reused before the first new one.
+    fn filled_tokens(&self) -> u32 {
+        self.prompt_tokens + self.past_tokens
     }
 
     fn cached(&self) -> CachedTokens {
@@ -146,11 +166,11 @@ impl Choice {
         let finished = self.finished.as_ref()?;
         Some(Totals {
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: self.cached().total(),
+            cached_tokens: self.cached().total().min(self.prompt_tokens),
             completion_tokens: finished.completion_tokens,
             drafted: finished.drafted,
-            n_begun: finished.completion_tokens.min(1),
-            computed_tokens: self.prompt_tokens - self.cached().total(),
+            n_begun: finished.completion_tokens.min(self.past_tokens + 1),
+            computed_tokens: self.filled_tokens() - self.cached().total(),
             reused: self.cached(),
             truncated: finished.truncated,
             prompt_ms: finished.prompt_ms,
@@ -159,10 +179,12 @@ impl Choice {
         })
     }
 
-    /// Returns the `k`-th choice of a prompt of `prompt_tokens`.
-    pub(super) fn new(prompt_tokens: usize, k: u32) -> Self {
-        let prompt_tokens = u32::try_from(prompt_tokens).expect("a prompt is shorter than the context");
-        Self { prompt_tokens, first_of_prompt: k == 0, started: None, finished: None }
+    /// Returns the `k`-th choice of a prompt of `prompt_tokens`, `past_tokens` of which another worker has sampled.
+    pub(super) fn new((prompt_tokens, past_tokens): (usize, usize), k: u32) -> Self {
+        let count = |n: usize| u32::try_from(n).expect("a sequence is shorter than the context");
+        let (prompt_tokens, past_tokens) = (count(prompt_tokens), count(past_tokens));
+        let (first_of_prompt, n_to_replay) = (k == 0, past_tokens);
+        Self { prompt_tokens, past_tokens, n_to_replay, first_of_prompt, started: None, finished: None }
     }
 }
 
@@ -239,9 +261,10 @@ impl Clock {
         }
     }
 
-    fn finished(&self, finished: &Finished, share: &str) {
-        if finished.completion_tokens > 1 {
-            let tokens = f64::from(finished.completion_tokens - 1);
+    fn finished(&self, finished: &Finished, choice: &Choice) {
+        let tokens = finished.completion_tokens.saturating_sub(choice.past_tokens + 1);
+        if tokens > 0 {
+            let (tokens, share) = (f64::from(tokens), choice.share());
             self.metrics.tpot.with_label_values(&[share]).observe(finished.predicted_ms / 1000.0 / tokens);
         }
     }
@@ -283,7 +306,25 @@ impl Answer {
         };
         choices[0].start(started, &clock.metrics);
         clock.started(&started);
-        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock })
+        let journal = form.is_journaled.then(|| Journal::new(choices.len(), form.past.as_ref()));
+        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal })
+    }
+
+    /// Ends a write of the stream with its line in the journal, if there is one; empties it if the client has had it.
+    ///
+    /// `choice` is the choice to which it belongs; `None` if it belongs to none.
+    pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
+        match (&mut self.journal, choice) {
+            (None, _) => {}
+            (Some(journal), Some(choice)) => journal.end_write_of(choice, out),
+            (Some(_), None) => journal::end_write(out),
+        }
+    }
+
+    /// Returns the number of reused prompt tokens for the client: of a continued response that which it was told.
+    pub fn cached_tokens(&self) -> u32 {
+        let told = self.form.past.as_ref().and_then(|past| past.cached_tokens);
+        told.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
     }
 
     /// Returns the form of the response.
@@ -329,8 +370,16 @@ impl Answer {
             match event {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),
-                Event::Text { text, token, probabilities } => {
-                    self.clock.token(self.choices[choice].share());
+                Event::Text { text, token, n_draws, probabilities } => {
+                    if let Some(journal) = &mut self.journal {
+                        journal.sampled(choice, SampledToken { token, n_draws });
+                    }
+                    let replays = &mut self.choices[choice].n_to_replay;
+                    if *replays > 0 {
+                        *replays -= 1;
+                    } else {
+                        self.clock.token(self.choices[choice].share());
+                    }
                     return Ok(Some(Step::Text { choice, text, token, probabilities }));
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
@@ -344,7 +393,7 @@ impl Answer {
     }
 
     fn finish(&mut self, choice: usize, finished: Finished) -> Step {
-        self.clock.finished(&finished, self.choices[choice].share());
+        self.clock.finished(&finished, &self.choices[choice]);
         let reason = finished.reason;
         self.choices[choice].finished = Some(finished);
         self.n_open -= 1;
@@ -395,6 +444,10 @@ impl Answer {
             totals.truncated |= of_choice.truncated;
             totals.prompt_ms += of_choice.prompt_ms;
             totals.predicted_ms += of_choice.predicted_ms;
+        }
+        let n_prompts = self.choices.iter().filter(|choice| choice.first_of_prompt).count();
+        if n_prompts == 1 && totals.prompt_tokens > 0 {
+            totals.cached_tokens = self.cached_tokens();
         }
         totals
     }

@@ -7,6 +7,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
 use super::Arrival;
+use super::journal::{Identity, Wanted};
 use super::response_stream::{Answer, Choice, Clock, Form};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
@@ -24,6 +25,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         tenant: None,
         priority_max: None,
         peer: None,
+        wanted: Wanted::nothing(),
         body: bytes::Bytes::new(),
         read: CompletionRequest::read,
     };
@@ -36,6 +38,9 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         prompt_texts: Vec::new(),
         answer: None,
         left_out: Vec::new(),
+        identity: Identity::fresh(),
+        is_journaled: false,
+        past: None,
     };
-    Answer::begin(form, vec![(Choice::new(prompt_tokens, 0), events)], clock).await.expect("the script begins")
+    Answer::begin(form, vec![(Choice::new((prompt_tokens, 0), 0), events)], clock).await.expect("the script begins")
 }

@@ -14,7 +14,7 @@ use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
-    Generation, PeerOffer, Sampling, ShiftWish, Started, Submission, events,
+    Generation, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
 };
 use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
@@ -77,6 +77,7 @@ pub fn adapter(preset: Preset, adapter_seed: u64) -> AdapterFile {
 pub struct Ask {
     pub id: String,
     pub prompt: Vec<Token>,
+    pub past: Vec<SampledToken>,
     pub salt: u8,
     pub tenant: Option<TenantId>,
     pub priority: i32,
@@ -93,6 +94,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
     Ask {
         id: "test".to_owned(),
         prompt: prompt.to_vec(),
+        past: Vec::new(),
         salt: 0,
         tenant: None,
         priority: 0,
@@ -132,7 +134,8 @@ impl Ask {
         let (sender, events) = events();
         engine.submit(Submission {
             request_id: RequestId::new(&self.id).unwrap(),
-            prompt: self.prompt.clone(),
+            prompt: self.prompt.iter().copied().chain(self.past.iter().map(|sampled| sampled.token)).collect(),
+            past: self.past.clone(),
             chain_root: root_with(self.salt, self.adapter),
             tenant: self.tenant,
             adapter: self.adapter,
@@ -167,6 +170,7 @@ pub struct Answer {
     pub started: Option<Started>,
     pub text: String,
     pub tokens: Vec<Token>,
+    pub sampled: Vec<SampledToken>,
     pub prompt: Option<PromptProbabilities>,
     pub probabilities: Vec<TokenProbabilities>,
     pub finished: Option<Finished>,
@@ -180,7 +184,8 @@ impl Answering {
         match event {
             Some(Event::Started(started)) => self.answer.started = Some(started),
             Some(Event::Prompt(probabilities)) => self.answer.prompt = Some(probabilities),
-            Some(Event::Text { text, token, probabilities }) => {
+            Some(Event::Text { text, token, n_draws, probabilities }) => {
+                self.answer.sampled.push(SampledToken { token, n_draws });
                 self.answer.text.push_str(&text);
                 self.answer.tokens.push(token);
                 self.answer.probabilities.extend(probabilities);

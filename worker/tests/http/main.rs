@@ -10,6 +10,7 @@ mod bad_input;
 mod cache;
 mod codings;
 mod command_line;
+mod continuations;
 mod contract;
 mod dialect_tools;
 mod dialects;

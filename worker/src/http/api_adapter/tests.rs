@@ -10,6 +10,7 @@ use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
 use crate::engine::{CachedTokens, Drafted, EngineError, Event, EventSender, Finished, Started};
+use crate::lifecycle::journal::Identity;
 use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
@@ -22,7 +23,7 @@ fn started() -> Event {
 }
 
 fn text(text: &str) -> Event {
-    Event::Text { text: text.to_owned(), token: 5, probabilities: Vec::new() }
+    Event::Text { text: text.to_owned(), token: 5, n_draws: 1, probabilities: Vec::new() }
 }
 
 fn finished(reason: FinishReason) -> Finished {
@@ -50,7 +51,7 @@ async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, Eve
     let body = Body(body.to_string().into());
     let beginning = Beginning {
         model: "tiny".to_owned(),
-        created: 7,
+        identity: Identity::parse("0123456789abcdef0123456789abcdef.7").expect("an identity"),
         prompt_tokens: u32::try_from(PROMPT_TOKENS).expect("a small number"),
         cached_tokens: CACHED_TOKENS,
         tools: W::convert(&body.0).map(|converted| converted.tools).unwrap_or_default(),

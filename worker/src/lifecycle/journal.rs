@@ -1,0 +1,272 @@
+//! The journal of a streamed response: the tokens behind its events, from which another worker can continue it.
+//!
+//! Every write of a stream ends with a line that names the choice and the tokens since its last write. A router keeps
+//! these lines and never passes them on. The worker that continues gets them behind the request's body, replays the
+//! tokens through the same sampler, decoder and parsers, and leaves out as many writes of each choice as the client
+//! has had. Ids and, without a seed, random numbers follow from the response's identity, so both workers write the
+//! same.
+//!
+//! Not here: the replay of a sequence (`engine`), the events (`http`).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use warmpath_common::headers;
+use warmpath_common::ids::Token;
+use warmpath_common::journal::{LINE_START, MARK_ALONE};
+
+use crate::engine::{SampledToken, Sampling};
+use crate::error::RequestError;
+
+/// Identity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    id: String,
+    /// Time of its start. Units: seconds since 1970.
+    pub created: u64,
+}
+
+impl Identity {
+    /// Returns a new identity.
+    pub fn fresh() -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { id: uuid::Uuid::new_v4().simple().to_string(), created }
+    }
+
+    /// Returns the identity that a router gave: 32 hexadecimal digits, a dot, seconds since 1970.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (id, created) = text.split_once('.')?;
+        let is_id = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_id.then_some(Self { id: id.to_owned(), created: created.parse().ok()? })
+    }
+
+    /// Returns the response's own id, without a dialect's prefix.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the id of one of its parts. Shape: 32 hexadecimal digits.
+    pub fn part_id(&self, kind: &str, idx: usize) -> String {
+        let mut id = self.hash(kind, idx).to_hex().to_string();
+        id.truncate(32);
+        id
+    }
+
+    /// Returns the seed of its random numbers; never the one that llama.cpp replaces by another.
+    pub fn seed(&self) -> u32 {
+        let hash = self.hash("seed", 0);
+        let seed = u32::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
+        seed >> 1
+    }
+
+    fn hash(&self, kind: &str, idx: usize) -> blake3::Hash {
+        blake3::Hasher::new()
+            .update(self.id.as_bytes())
+            .update(kind.as_bytes())
+            .update(&(idx as u64).to_le_bytes())
+            .finalize()
+    }
+}
+
+/// What a router said about the response to a request.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// Its identity.
+    pub identity: Identity,
+    /// Whether the router keeps a journal.
+    pub is_journaled: bool,
+    /// Response so far, which is continued; `None` for a new one.
+    pub past: Option<Past>,
+}
+
+impl Wanted {
+    /// Returns what is wanted where no router said anything.
+    pub fn nothing() -> Self {
+        Self { identity: Identity::fresh(), is_journaled: false, past: None }
+    }
+}
+
+/// A response so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Past {
+    /// Its choices, as far as they have begun.
+    pub choices: Vec<PastChoice>,
+    /// Reused prompt tokens that the client was told; `None` if it was told none.
+    pub cached_tokens: Option<u32>,
+}
+
+/// A choice so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PastChoice {
+    /// Number of writes that the client has.
+    pub n_writes: u32,
+    /// Tokens behind them.
+    pub tokens: Vec<SampledToken>,
+}
+
+impl Past {
+    /// Reads a journal's lines; `n_choices_max` limits the choices that it may name.
+    ///
+    /// Errors: `Field`, naming the header.
+    pub fn parse(lines: &[u8], n_choices_max: usize) -> Result<Self, RequestError> {
+        let refuse = || RequestError::field(headers::JOURNAL_BYTES, "the journal cannot be read");
+        let text = std::str::from_utf8(lines).map_err(|_| refuse())?;
+        let mut past = Self::default();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            let (choice, tokens) = line.split_once(' ').ok_or_else(refuse)?;
+            let choice: usize = choice.parse().map_err(|_| refuse())?;
+            if choice >= n_choices_max {
+                return Err(refuse());
+            }
+            if choice >= past.choices.len() {
+                past.choices.resize_with(choice + 1, PastChoice::default);
+            }
+            let choice = &mut past.choices[choice];
+            choice.n_writes += 1;
+            for token in tokens.split(',').filter(|token| !token.is_empty()) {
+                choice.tokens.push(sampled(token).ok_or_else(refuse)?);
+            }
+        }
+        Ok(past)
+    }
+
+    /// Returns the tokens of a choice so far.
+    pub fn tokens(&self, choice: usize) -> &[SampledToken] {
+        self.choices.get(choice).map_or(&[], |choice| &choice.tokens)
+    }
+
+    /// Checks that the past fits a request of `n_choices` and a vocabulary.
+    ///
+    /// Errors: `Field`, naming the header.
+    pub fn check(&self, n_choices: usize, n_vocab: u32) -> Result<(), RequestError> {
+        let is_known = |sampled: &SampledToken| sampled.token < n_vocab;
+        let fits =
+            self.choices.len() <= n_choices && self.choices.iter().flat_map(|choice| &choice.tokens).all(is_known);
+        let reason = "the journal does not fit the request or the model";
+        if fits { Ok(()) } else { Err(RequestError::field(headers::JOURNAL_BYTES, reason)) }
+    }
+}
+
+/// Reads a token: its number, and behind an `x` the number of draws unless that is 1.
+fn sampled(text: &str) -> Option<SampledToken> {
+    let (token, n_draws) = text.split_once('x').unwrap_or((text, "1"));
+    let token: Token = token.parse().ok()?;
+    let n_draws: u8 = n_draws.parse().ok()?;
+    (n_draws <= 2).then_some(SampledToken { token, n_draws })
+}
+
+/// Returns whether a continuation gives what the uninterrupted response would have given: the state of these samplers
+/// follows from tokens.
+pub fn is_exact(sampling: &Sampling) -> bool {
+    let draws_apart = sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5;
+    sampling.mirostat == 0 && !draws_apart
+}
+
+/// Writer of a response's journal.
+#[derive(Debug)]
+pub struct Journal {
+    choices: Vec<Untold>,
+}
+
+/// What is to be told of a choice.
+#[derive(Debug, Clone, Default)]
+struct Untold {
+    /// Number of next writes that the client has had.
+    n_had: u32,
+    /// Tokens since the last write, as the line lists them.
+    tokens: String,
+}
+
+impl Journal {
+    /// Returns the journal of a response with `n_choices`, which may continue another.
+    pub fn new(n_choices: usize, past: Option<&Past>) -> Self {
+        let n_had = |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
+        let untold = |idx| Untold { n_had: n_had(idx), tokens: String::new() };
+        Self { choices: (0..n_choices).map(untold).collect() }
+    }
+
+    /// Records a token of a choice.
+    pub fn sampled(&mut self, choice: usize, sampled: SampledToken) {
+        use std::fmt::Write as _;
+        let tokens = &mut self.choices[choice].tokens;
+        if !tokens.is_empty() {
+            tokens.push(',');
+        }
+        let _ = match sampled.n_draws {
+            1 => write!(tokens, "{}", sampled.token),
+            n_draws => write!(tokens, "{}x{n_draws}", sampled.token),
+        };
+    }
+
+    /// Ends a write of a choice with its line, or empties it if the client has had it.
+    pub fn end_write_of(&mut self, choice: usize, out: &mut Vec<u8>) {
+        let untold = &mut self.choices[choice];
+        if untold.n_had > 0 {
+            untold.n_had -= 1;
+            out.clear();
+        } else {
+            out.extend_from_slice(format!("{LINE_START} {choice} {}\n", untold.tokens).as_bytes());
+        }
+        untold.tokens.clear();
+    }
+}
+
+/// Ends a write that belongs to no choice.
+pub fn end_write(out: &mut Vec<u8>) {
+    out.extend_from_slice(MARK_ALONE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(token: Token, n_draws: u8) -> SampledToken {
+        SampledToken { token, n_draws }
+    }
+
+    #[test]
+    fn what_a_journal_tells_is_read_back_and_its_writes_are_left_out() {
+        let mut journal = Journal::new(2, None);
+        let mut lines = Vec::new();
+        let mut write = |journal: &mut Journal, choice, tokens: &[SampledToken]| {
+            tokens.iter().for_each(|sampled| journal.sampled(choice, *sampled));
+            let mut out = b"data: 1\n\n".to_vec();
+            journal.end_write_of(choice, &mut out);
+            let line = out.strip_prefix(b"data: 1\n\n:wp ").expect("a line").to_vec();
+            lines.extend(line);
+        };
+        write(&mut journal, 1, &[token(7, 1), token(8, 0)]);
+        write(&mut journal, 0, &[token(70_000, 2)]);
+        write(&mut journal, 1, &[]);
+        let past = Past::parse(&lines, 2).expect("it can be read");
+        let choice = |n_writes, tokens: &[SampledToken]| PastChoice { n_writes, tokens: tokens.to_vec() };
+        assert_eq!(past.choices, [choice(1, &[token(70_000, 2)]), choice(2, &[token(7, 1), token(8, 0)])]);
+        let mut again = Journal::new(2, Some(&past));
+        for (choice, is_had) in [(1, true), (1, true), (0, true), (0, false), (1, false)] {
+            let mut out = b"data: 1\n\n".to_vec();
+            again.end_write_of(choice, &mut out);
+            assert_eq!(out.is_empty(), is_had);
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_none_is_refused() {
+        for lines in ["x", "0", "2 1", "0 1,x", "0 -1", "0 1x3", "0 1x", "18446744073709551616 1", "0 99999999999"] {
+            assert!(Past::parse(lines.as_bytes(), 2).is_err(), "{lines}");
+        }
+        assert!(Past::parse(b"\xff", 2).is_err());
+        let past = Past::parse(b"1 9\n", 2).expect("it can be read");
+        assert!(past.check(2, 10).is_ok() && past.check(1, 10).is_err() && past.check(2, 9).is_err());
+    }
+
+    #[test]
+    fn what_follows_from_an_identity_is_always_the_same_and_differs_by_part() {
+        let identity = Identity::parse("0123456789abcdef0123456789abcdef.17").expect("it is one");
+        assert_eq!((identity.part_id("item", 1), identity.seed()), (identity.part_id("item", 1), identity.seed()));
+        assert_ne!(identity.part_id("item", 1), identity.part_id("item", 2));
+        assert_ne!(identity.part_id("item", 1), identity.part_id("call", 1));
+        assert_eq!((identity.part_id("item", 1).len(), identity.created), (32, 17));
+        for text in ["", "0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdex.1", "01.1", "."] {
+            assert_eq!(Identity::parse(text), None, "{text}");
+        }
+    }
+}
