@@ -171,7 +171,7 @@ FLEET = page(
             ),
             lines(
                 "Refused and failed",
-                "Requests refused after waiting, attempts that failed, answers that broke off, a second.",
+                "Requests refused after waiting, attempts that failed, answers that broke off or went on at another worker, a second.",
                 "cps",
                 (
                     f'sum by (outcome) (rate({R}queue_outcomes_total{{outcome=~"timed_out|evicted|rejected|no_worker"}}[]))',
@@ -179,6 +179,7 @@ FLEET = page(
                 ),
                 (f"sum by (failure) (rate({R}failed_attempts_total{{}}[]))", "attempt: {{failure}}"),
                 (f"sum(rate({R}broken_responses_total{{}}[]))", "broken off"),
+                (f"sum by (result) (rate({R}failovers_total{{}}[]))", "failover: {{result}}"),
             ),
         ],
     ),

@@ -113,6 +113,11 @@ pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Source: the longest events repeat a request's tools and instructions, or a whole response: some hundred KiB.
 pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 
+/// Most memory of one stream's journal; a stream with a longer one is not continued elsewhere. Units: bytes.
+///
+/// Source: a token that is an event of its own takes some 10 bytes, so this is enough for 200,000 of them.
+pub const JOURNAL_BYTES_MAX: usize = 2 << 20;
+
 /// Longest time for the body of a worker's refusal after its status; later than that the request goes on without it.
 ///
 /// Source: an error object arrives with its head. A server that takes longer is in trouble, and the request can go
@@ -351,6 +356,8 @@ pub struct RequestConfig {
     pub retry: RetryOptions,
     /// Limits on the retries of all requests together.
     pub retry_budget: BudgetOptions,
+    /// Most times that a stream is continued at another worker.
+    pub failover_max: u32,
     /// Most requests of one model that wait in the router.
     pub queue_max: usize,
     /// Longest time after its arrival that a request may wait there.
@@ -414,6 +421,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 elapsed_max: seconds("--retry-timeout", flags.retry_timeout)?,
             },
             retry_budget: BudgetOptions { per_request: flags.retry_budget, ..BudgetOptions::default() },
+            failover_max: flags.failover_max,
             queue_max: flags.queue_max,
             queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
             wait: seconds("--wait", flags.wait)?,

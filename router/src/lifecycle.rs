@@ -8,8 +8,10 @@
 
 pub mod attempt_target;
 mod events;
+mod failover;
 mod headers;
 mod hold;
+mod journal;
 mod keepalive;
 mod prefix_break_header;
 pub mod queue;
@@ -43,6 +45,7 @@ use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
 use attempt_target::{Choice, ask, choose, find_matches};
+use failover::{Failover, Past};
 use hold::Hold;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
@@ -76,6 +79,8 @@ pub struct IncomingRequest {
     pub key: Option<Arc<Key>>,
     /// Salt in its headers.
     pub salt: Salt,
+    /// Identity of its response, if that may be continued at another worker.
+    pub identity: Option<String>,
     /// Its place among the running requests.
     pub place: Place,
 }
@@ -85,6 +90,7 @@ pub struct IncomingRequest {
 /// Errors: any [`RequestError`] before the first byte of a response.
 pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response, RequestError> {
     let mut hold = Hold::new(app);
+    arrival.identity = failover::identity(app, arrival.shape, &arrival.path);
     let mut prepared = prepare(app, &mut arrival, &mut hold).await?;
     observe_phases(app, &prepared, arrival.shape);
     let diagnosis = PrefixBreakHeader::of(app, &arrival.headers, &mut prepared);
@@ -139,47 +145,75 @@ async fn attempt_until_answered(
     app.deposit_retry();
     back_off(app, &arrival, &prepared).await;
     let mut trail = RetryState::default();
-    loop {
-        let mut choice = match take_turn(app, &arrival, &prepared, &mut trail).await {
-            Ok(choice) => choice,
-            Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
-                let start = Instant::now();
-                if !hold.until_changed(app, &mut arrival, prepared.model_name.as_deref()).await? {
-                    return trail.give_up().unwrap_or(Err(error));
+    let attempts = Attempts { app, prepared: &prepared, comments, past: None };
+    let (choice, answer) = match attempts.run(&mut arrival, &mut hold, &mut trail).await {
+        Ok(begun) => begun,
+        Err(instead) => return *instead,
+    };
+    observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
+    remember(app, &prepared, choice.n_matched_blocks);
+    // A worker that can count tokens may still be unable to generate.
+    if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
+        choice.booking.answered(&trail.failures);
+    }
+    Ok(respond(app, (arrival, prepared), choice, answer))
+}
+
+/// The attempts at one request, or at the rest of its response.
+struct Attempts<'a> {
+    app: &'a App,
+    prepared: &'a Prepared,
+    comments: &'a Keepalive,
+    /// Response so far, if it is continued.
+    past: Option<&'a Past>,
+}
+
+impl Attempts<'_> {
+    /// Attempts the request until a worker begins to respond.
+    ///
+    /// Errors: what the client gets instead.
+    async fn run(
+        &self,
+        arrival: &mut IncomingRequest,
+        hold: &mut Hold,
+        trail: &mut RetryState,
+    ) -> Result<(Choice, Answer), Box<Result<Response, RequestError>>> {
+        let Self { app, prepared, comments, past } = *self;
+        loop {
+            let mut choice = match take_turn(app, arrival, prepared, trail).await {
+                Ok(choice) => choice,
+                Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
+                    let start = Instant::now();
+                    let changed = hold.until_changed(app, arrival, prepared.model_name.as_deref()).await;
+                    if !changed.map_err(|error| Box::new(Err(error)))? {
+                        return Err(Box::new(trail.give_up().unwrap_or(Err(error))));
+                    }
+                    trail.waited += start.elapsed();
+                    continue;
                 }
-                trail.waited += start.elapsed();
-                continue;
+                Err(error) => return Err(Box::new(Err(error))),
+            };
+            if trail.n_attempts > 0 {
+                app.metrics.retries.inc();
             }
-            Err(error) => return Err(error),
-        };
-        if trail.n_attempts > 0 {
-            app.metrics.retries.inc();
-        }
-        let worker = choice.decision.worker;
-        let member = app.fleet.member(worker);
-        let upstream = Upstream { member: &member, limits: &app.requests, comments };
-        let AttemptError { failure, refusal, retry_after } = match upstream.attempt(&arrival, &choice).await {
-            Ok(answer) => {
-                observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
-                remember(app, prepared, choice.n_matched_blocks);
-                // A worker that can count tokens may still be unable to generate.
-                if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
-                    choice.booking.answered(&trail.failures);
-                }
-                return Ok(respond(app, arrival, choice, answer));
+            let worker = choice.decision.worker;
+            let member = app.fleet.member(worker);
+            let upstream = Upstream { member: &member, limits: &app.requests, comments, past };
+            let AttemptError { failure, refusal, retry_after } = match upstream.attempt(arrival, &choice).await {
+                Ok(answer) => return Ok((choice, answer)),
+                Err(error) => error,
+            };
+            let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
+            note_failure(app, arrival, &mut choice, (failure, terms));
+            trail.failed(worker, failure, refusal);
+            let may_repeat = may_repeat(app, failure, trail);
+            if !may_repeat && failure != Failure::Full {
+                let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
+                return Err(Box::new(trail.give_up().unwrap_or_else(none)));
             }
-            Err(error) => error,
-        };
-        let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
-        note_failure(app, &arrival, &mut choice, (failure, terms));
-        trail.failed(worker, failure, refusal);
-        let may_repeat = may_repeat(app, failure, &trail);
-        if !may_repeat && failure != Failure::Full {
-            let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
-            return trail.give_up().unwrap_or_else(none);
+            // A full worker is no failure: a request without a retry left waits in the queue.
+            trail.begin = if may_repeat { Begin::AtOnce } else { Begin::AfterPause };
         }
-        // A full worker is no failure: a request without a retry left waits in the queue.
-        trail.begin = if may_repeat { Begin::AtOnce } else { Begin::AfterPause };
     }
 }
 
@@ -220,6 +254,8 @@ struct RetryState {
     n_attempts: u32,
     /// Workers that failed it, and how. A worker that was only full is paused instead, and may get the request later.
     failures: Vec<(WorkerIdx, Failure)>,
+    /// Workers that cannot take it.
+    excluded: Vec<WorkerIdx>,
     last: Option<(Failure, Option<Refusal>)>,
     begin: Begin,
     /// Its place in the queue, if it has waited.
@@ -242,9 +278,9 @@ impl RetryState {
     }
 
     /// Returns the response after failed attempts: the last worker's own error, if it sent one.
-    fn give_up(self) -> Option<Result<Response, RequestError>> {
+    fn give_up(&mut self) -> Option<Result<Response, RequestError>> {
         let n_attempts = self.n_attempts;
-        let (last, refusal) = self.last?;
+        let (last, refusal) = self.last.take()?;
         Some(refusal.map(Refusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
     }
 }
@@ -326,12 +362,13 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
 
 /// Marks the matched blocks as used, so that the index drops them late, and records the conversation, in the
 /// background.
-fn remember(app: &App, prepared: Prepared, n_matched_blocks: u32) {
+fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
     let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, .. } = prepared else { return };
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
     let app = app.clone();
+    let (root, keys, marks) = (*root, keys.clone(), marks.clone());
     // This takes microseconds, less than moving it to the thread pool.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
@@ -350,7 +387,12 @@ fn look(booking: &mut InFlightGuard, answer: &Answer) -> Option<u32> {
 }
 
 /// Returns a worker's response with the router's headers; its body is relayed as it arrives.
-fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answer) -> Response {
+fn respond(
+    app: &App,
+    (arrival, prepared): (IncomingRequest, Prepared),
+    mut choice: Choice,
+    answer: Answer,
+) -> Response {
     let cached_tokens = look(&mut choice.booking, &answer);
     let head = answer.head();
     let status = head.status;
@@ -381,7 +423,8 @@ fn respond(app: &App, arrival: IncomingRequest, mut choice: Choice, answer: Answ
                 event_stream::keep_flowing(&mut headers);
             }
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
-            let relay = Relay::new(app, arrival, (choice.booking, choice.span), name.to_string());
+            let failover = Failover::of(app, prepared, (&rest, &headers));
+            let relay = Relay::new(app, (arrival, failover), choice, name.to_string());
             Body::from_stream(relay.stream((first, rest), pace))
         }
     };

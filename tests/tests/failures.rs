@@ -34,7 +34,7 @@ async fn events(response: reqwest::Response) -> Vec<String> {
 
 #[tokio::test]
 async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
-    let mut rig = Rig::start(3, &[]).await?;
+    let mut rig = Rig::start(3, &["--failover-max", "0"]).await?;
     // Long streams on several workers: the worker with the block that starts every chat may get the first ones, up to
     // its slots.
     let url = format!("{}/v1/chat/completions", rig.router_url());

@@ -101,6 +101,10 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_RETRY_BUDGET", value_name = "RATIO", default_value_t = 0.2)]
     pub retry_budget: f64,
 
+    /// Most times that a stream is continued at another worker when its worker fails in the middle; 0 turns it off.
+    #[arg(long, env = "WARMPATH_FAILOVER_MAX", value_name = "N", default_value_t = 2)]
+    pub failover_max: u32,
+
     /// Predicted queue delay in seconds up to which a worker without a free slot gets requests; other requests wait in
     /// the router.
     #[arg(long, env = "WARMPATH_WORKER_WAIT_MAX", value_name = "SECONDS", default_value_t = 2.0)]

@@ -123,6 +123,7 @@ async fn answer(app: App, context: Context, request: Request, shape: Shape) -> R
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());
     let arrival = IncomingRequest {
+        identity: None,
         span,
         id: context.id,
         at: context.arrived,

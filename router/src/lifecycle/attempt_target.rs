@@ -85,7 +85,8 @@ pub(super) fn choose(
     }
     let start = Instant::now();
     let view = app.fleet.view();
-    let tried: Vec<_> = trail.failures.iter().map(|(worker, _)| *worker).collect();
+    let tried: Vec<_> =
+        trail.failures.iter().map(|(worker, _)| *worker).chain(trail.excluded.iter().copied()).collect();
     let ask = RouteRequest { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
     let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
     let mut booking = app.fleet.booking(decision.worker, ticket);

@@ -6,6 +6,7 @@
 //! Not here: the parser of events (`warmpath_router_core::event_stream`), the error event for a broken stream
 //! (`relay`).
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -14,8 +15,9 @@ use tokio::time::{Instant, timeout_at};
 use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Says, Splitter, Told, is_whole};
 use warmpath_router_core::overload::retry::Failure;
 
+use super::journal::{JournalLimits, JournalReader};
 use super::upstream::Pieces;
-use crate::config::EVENT_HELD_BYTES_MAX;
+use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
 use crate::prompt::Shape;
 
 /// A worker's stream of events.
@@ -32,6 +34,10 @@ pub(super) struct Events {
     /// Time limit for the next part of the response; `None` if the last piece was one.
     deadline: Option<Instant>,
     idle_timeout: Duration,
+    /// Reader of the journal; `None` if the worker tells none.
+    journal: Option<JournalReader>,
+    /// Pieces without the journal that come next.
+    unread: VecDeque<Bytes>,
 }
 
 /// A piece that is passed on.
@@ -70,7 +76,33 @@ impl Events {
             is_overlong: false,
             deadline: Some(deadline),
             idle_timeout,
+            journal: None,
+            unread: VecDeque::new(),
         }
+    }
+
+    /// Takes the journal out of the stream, after these lines of it.
+    pub(super) fn with_journal(self, lines: Vec<u8>) -> Self {
+        let limits = JournalLimits { journal_bytes_max: JOURNAL_BYTES_MAX, held_bytes_max: EVENT_HELD_BYTES_MAX };
+        Self { journal: Some(JournalReader::new(limits, lines)), ..self }
+    }
+
+    /// Returns whether the worker tells a journal.
+    pub(super) fn has_journal(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// Takes the lines of the journal so far; `None` if the response cannot be continued.
+    pub(super) fn take_lines(&mut self) -> Option<Vec<u8>> {
+        self.journal.as_mut()?.take_lines()
+    }
+
+    /// Returns the worker's own error event, if it ended the stream with one after which another worker may continue.
+    pub(super) fn last_words(&self) -> Option<Bytes> {
+        let rest = self.journal.as_ref()?.rest();
+        let mut reader = self.reader.clone();
+        reader.read(rest);
+        (rest.ends_with(b"\n\n") && reader.told().has_failed).then(|| Bytes::copy_from_slice(rest))
     }
 
     /// Returns the next piece; `None` once the response has ended as its dialect defines.
@@ -105,9 +137,15 @@ impl Events {
     async fn take_piece(&mut self) -> Result<Option<Passed>, Failure> {
         loop {
             let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.idle_timeout);
-            let piece = timeout_at(deadline, self.pieces.next()).await.map_err(|_| Failure::Timeout)?;
-            let Some(piece) = piece.transpose()? else { return self.end() };
-            let passed = self.cut(piece);
+            if self.unread.is_empty() {
+                let piece = timeout_at(deadline, self.pieces.next()).await.map_err(|_| Failure::Timeout)?;
+                let Some(piece) = piece.transpose()? else { return self.end() };
+                match &mut self.journal {
+                    Some(journal) => self.unread.extend(journal.push(piece)),
+                    None => self.unread.push_back(piece),
+                }
+            }
+            let passed = self.unread.pop_front().and_then(|piece| self.cut(piece));
             let is_content = passed.as_ref().is_some_and(|passed| passed.says == Says::Content);
             // During a flood of comments the timeout above never fires.
             if !is_content && Instant::now() >= deadline {
@@ -176,6 +214,7 @@ impl Events {
     fn failed(&mut self, failure: Failure) -> Option<Result<Passed, Failure>> {
         self.pieces = futures::stream::empty().boxed();
         self.held.clear();
+        self.unread.clear();
         if self.reader.may_end() && !self.is_overlong { None } else { Some(Err(failure)) }
     }
 }

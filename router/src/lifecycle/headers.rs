@@ -11,6 +11,7 @@ use warmpath_common::headers;
 use warmpath_shell::bearer;
 use warmpath_shell::trace::TRACEPARENT;
 
+use super::failover::Past;
 use super::{Choice, IncomingRequest};
 
 /// Hop-by-hop headers (RFC 9110, section 7.6.1).
@@ -85,7 +86,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 
 /// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker salt, tenant and
 /// hints.
-pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice) -> HeaderMap {
+pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice, past: Option<&Past>) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
     let is_stock = choice.booking.is_visit();
     // A stock server may require a key of its own.
@@ -100,6 +101,15 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice) -> HeaderMap
     }
     if is_stock {
         return headers;
+    }
+    if let Some(identity) = &arrival.identity {
+        set(&mut headers, headers::JOURNAL, identity);
+    }
+    if let Some(past) = past {
+        set(&mut headers, headers::JOURNAL_BYTES, &past.lines.len().to_string());
+        if let Some(cached_tokens) = past.cached_tokens {
+            set(&mut headers, headers::CACHED_TOKENS, &cached_tokens.to_string());
+        }
     }
     if let Some(salt) = arrival.salt.header() {
         headers.insert(HeaderName::from_static(headers::CACHE_SALT), salt);

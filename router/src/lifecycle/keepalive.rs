@@ -25,13 +25,18 @@ use crate::http::error::failed_stream_event;
 use crate::prompt::Shape;
 
 /// A comment, which clients ignore; it keeps the connection alive.
-const COMMENT: &[u8] = b": the answer goes on\n\n";
+pub(super) const COMMENT: &[u8] = b": the answer goes on\n\n";
 
 /// Sender of keep-alive signals. A signal is dropped if the last one has not been read.
 #[derive(Debug, Clone)]
 pub(super) struct Keepalive(mpsc::Sender<()>);
 
 impl Keepalive {
+    /// Returns the sender of a channel.
+    pub(super) fn new(signals: mpsc::Sender<()>) -> Self {
+        Self(signals)
+    }
+
     /// Returns the first events of a stream that are not keep-alive comments.
     ///
     /// Errors: `Broken` if the stream ends before, `Timeout` if none comes in time.

@@ -7,19 +7,22 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::http::HeaderMap;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use prometheus::Histogram;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::IncomingRequest;
+use super::attempt_target::Choice;
+use super::failover::Failover;
+use super::keepalive::COMMENT;
 use super::upstream::Rest;
 use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
-use crate::http::state::{App, Place};
+use crate::http::state::App;
 use crate::metrics::Metrics;
-use crate::prompt::Shape;
-use warmpath_common::ids::RequestId;
+use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::Told;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::trace::Span;
@@ -32,14 +35,19 @@ pub(super) struct BrokenOff;
 /// The relay of one response.
 pub(super) struct Relay {
     metrics: Arc<Metrics>,
-    request_id: RequestId,
+    /// Name of the worker for the client.
     worker: String,
-    arrived: Instant,
     booking: InFlightGuard,
-    shape: Shape,
-    /// Spans of the attempt and of the request, in the order in which they end.
-    spans: (Span, Span),
-    _place: Place,
+    /// Index of the worker.
+    worker_idx: WorkerIdx,
+    /// Span of the attempt, which ends before that of the request.
+    attempt: Span,
+    /// The request, with its body if the response may be continued elsewhere.
+    arrival: IncomingRequest,
+    /// What it takes to continue elsewhere; `None` if the response cannot be.
+    failover: Option<Failover>,
+    /// Events that the client has from workers before the present one.
+    n_events_before: u32,
     /// End of the time in which running responses may finish.
     cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
     outcome: Outcome,
@@ -53,22 +61,26 @@ enum Outcome {
 }
 
 impl Relay {
-    /// Returns the relay of a response that has begun; the request's body is no longer needed.
+    /// Returns the relay of a response that has begun; unless it may be continued elsewhere, the request's body is no
+    /// longer needed.
     pub(super) fn new(
         app: &App,
-        arrival: IncomingRequest,
-        (booking, attempt): (InFlightGuard, Span),
+        (mut arrival, failover): (IncomingRequest, Option<Failover>),
+        choice: Choice,
         worker: String,
     ) -> Self {
+        if failover.is_none() {
+            (arrival.body, arrival.headers) = (Bytes::new(), HeaderMap::new());
+        }
         Self {
             metrics: Arc::clone(&app.metrics),
-            request_id: arrival.id,
             worker,
-            arrived: arrival.at,
-            booking,
-            shape: arrival.shape,
-            spans: (attempt, arrival.span),
-            _place: arrival.place,
+            worker_idx: choice.decision.worker,
+            booking: choice.booking,
+            attempt: choice.span,
+            arrival,
+            failover,
+            n_events_before: 0,
             cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
             outcome: Outcome::Open,
         }
@@ -81,7 +93,8 @@ impl Relay {
         pace: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let pace = pace.filter(|_| matches!(rest, Rest::Events(_))).map(|histogram| Pace { histogram, times: None });
-        futures::stream::unfold(State { relay: self, first: Some(first), rest, pace }, State::next).fuse()
+        let state = State { relay: self, first: Some(first), rest, pace, failed: None };
+        futures::stream::unfold(state, State::next).fuse()
     }
 }
 
@@ -113,12 +126,16 @@ struct State {
     first: Option<Bytes>,
     rest: Rest,
     pace: Option<Pace>,
+    /// Failure of the worker, after which the response is to continue elsewhere.
+    failed: Option<Failure>,
 }
 
 /// Reason why a response breaks off.
 enum Break {
     /// The worker failed.
     Failed(Failure),
+    /// The worker failed, which is recorded, and no other worker could continue.
+    Stranded(Failure),
     /// The router's time to finish responses is over.
     CutOff,
 }
@@ -144,6 +161,11 @@ impl State {
         if !matches!(self.relay.outcome, Outcome::Open) {
             return None;
         }
+        if let Some(failure) = self.failed.take()
+            && let Err(cause) = self.continue_elsewhere(failure).await
+        {
+            return Some((self.broken(&cause), self));
+        }
         let next = match self.first.take() {
             Some(first) => Some(Ok(first)),
             None => tokio::select! {
@@ -153,6 +175,13 @@ impl State {
             },
         };
         match next {
+            Some(Err(Break::Failed(failure))) if self.relay.failover.as_ref().is_some_and(Failover::may_go_on) => {
+                self.failed = Some(failure);
+                self.relay.booking.failed(failure);
+                self.relay.attempt.fail(failure.label());
+                // The client hears something while another worker is sought.
+                Some((Ok(Bytes::from_static(COMMENT)), self))
+            }
             Some(Ok(piece)) => {
                 let told = self.rest.told();
                 if let Some(visit) = self.relay.booking.visit() {
@@ -174,6 +203,32 @@ impl State {
         }
     }
 
+    /// Continues the response at another worker.
+    ///
+    /// Errors: the failure if no worker can, or the end of the router's time.
+    async fn continue_elsewhere(&mut self, failure: Failure) -> Result<(), Break> {
+        let Self { relay, rest, .. } = self;
+        let (Rest::Events(events), Some(failover)) = (rest, &mut relay.failover) else {
+            return Err(Break::Stranded(failure));
+        };
+        let Some(lines) = events.take_lines() else { return Err(Break::Stranded(failure)) };
+        let n_events = events.told().n_events;
+        // Apart, since few streams ever need the room of it.
+        let elsewhere = Box::pin(failover.go_on(&mut relay.arrival, (relay.worker_idx, failure), lines));
+        let continued = tokio::select! {
+            biased;
+            () = &mut relay.cut_off => return Err(Break::CutOff),
+            continued = elsewhere => continued.ok_or(Break::Stranded(failure))?,
+        };
+        relay.n_events_before += n_events;
+        relay.worker = continued.name;
+        relay.worker_idx = continued.choice.decision.worker;
+        relay.booking = continued.choice.booking;
+        relay.attempt = continued.choice.span;
+        (self.first, self.rest, self.pace) = (Some(continued.first), continued.rest, None);
+        Ok(())
+    }
+
     /// Ends an event stream with an error event; for any other response the client sees the connection break.
     fn broken(&mut self, cause: &Break) -> Result<Bytes, BrokenOff> {
         let relay = &mut self.relay;
@@ -184,24 +239,27 @@ impl State {
                 relay.booking.failed(*failure);
                 failure.label()
             }
+            Break::Stranded(failure) => failure.label(),
             Break::CutOff => "cut_off",
         };
-        relay.spans.0.fail(label);
+        relay.attempt.fail(label);
         tracing::warn!(
-            request_id = %relay.request_id,
-            trace_id = relay.spans.1.trace_id(),
+            request_id = %relay.arrival.id,
+            trace_id = relay.arrival.span.trace_id(),
             worker = %relay.worker,
             failure = label,
             "answer broke off"
         );
         match &self.rest {
             Rest::Events(events) if !events.is_within_event() => {
-                let n_events = events.told().n_events;
+                let n_events = relay.n_events_before + events.told().n_events;
+                let shape = relay.arrival.shape;
                 let event = match cause {
-                    Break::Failed(_) => broken_stream_event(&relay.worker, relay.shape, n_events),
-                    Break::CutOff => {
-                        failed_stream_event(("the router is shutting down", "draining"), relay.shape, n_events)
-                    }
+                    Break::Failed(_) | Break::Stranded(_) => match events.last_words() {
+                        Some(words) => return Ok(words),
+                        None => broken_stream_event(&relay.worker, shape, n_events),
+                    },
+                    Break::CutOff => failed_stream_event(("the router is shutting down", "draining"), shape, n_events),
                 };
                 Ok(Bytes::from(event))
             }
@@ -212,7 +270,7 @@ impl State {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.metrics.request.observe(self.arrived.elapsed().as_secs_f64());
+        self.metrics.request.observe(self.arrival.at.elapsed().as_secs_f64());
         if matches!(self.outcome, Outcome::Open) {
             self.metrics.abandoned_responses.inc();
         }

@@ -19,6 +19,7 @@ use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, end_mark};
+use super::failover::{Past, with_journal};
 use super::keepalive::Keepalive;
 use super::{Choice, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
@@ -31,6 +32,8 @@ pub(super) struct Upstream<'a> {
     pub(super) member: &'a Member,
     pub(super) limits: &'a RequestConfig,
     pub(super) comments: &'a Keepalive,
+    /// Response so far, if it is continued.
+    pub(super) past: Option<&'a Past>,
 }
 
 /// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
@@ -101,7 +104,7 @@ impl Upstream<'_> {
         let mut url = client.url(&arrival.path);
         url.set_query(arrival.query.as_deref());
         let target = (arrival.method.clone(), &url);
-        let call = client.call(target, headers::to_worker(arrival, choice), arrival.body.clone());
+        let call = client.call(target, headers::to_worker(arrival, choice, self.past), self.body(arrival));
         let deadline = Instant::now() + self.limits.response_timeout;
         let mut loss = self.member.loss();
         let response = tokio::select! {
@@ -148,6 +151,14 @@ impl Upstream<'_> {
         }
     }
 
+    /// Returns the request's body, behind which comes the journal of a response that is continued.
+    fn body(&self, arrival: &IncomingRequest) -> Bytes {
+        match self.past {
+            None => arrival.body.clone(),
+            Some(past) => [&arrival.body[..], &past.lines].concat().into(),
+        }
+    }
+
     /// Returns the mark that completes a stream of this server: a stock server may omit a chat's last event, and if
     /// there is only one choice, its `finish_reason` tells whether the response is complete.
     fn mark_of_server(&self, mark: EndMark, choice: &Choice) -> EndMark {
@@ -170,6 +181,9 @@ impl Upstream<'_> {
             return Ok(Answer::Stream { head, first, rest: Rest::Other(pieces) });
         };
         let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
+        if self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL) {
+            events = with_journal(events, self.past);
+        }
         let first = self.comments.skip(&mut events).await?;
         Ok(Answer::Stream { head, first, rest: Rest::Events(Box::new(events)) })
     }

@@ -1,7 +1,7 @@
 //! A fake worker: speaks the summary protocol and responds to requests by its script, in a separate runtime, so that it
 //! can be killed with all its connections.
 
-mod answers;
+pub mod answers;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +31,8 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::opening::{self, Opening};
 use super::{VOCABULARY, end, serve_apart, under};
-use answers::{Left, late_break, refusal, trickle, vocabulary};
+use answers::End;
+use answers::{Left, comment_first, journaled, kind_of, late_break, refusal, trickle, vocabulary};
 
 /// How the worker responds to chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub enum Behaviour {
     Silent,
     /// With one event after the other, without end.
     Trickle,
+    /// As a stream with a journal, until it has sent so many writes.
+    Journaled(usize, End),
 }
 
 /// A request as the worker saw it.
@@ -441,8 +444,8 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
 }
 
 async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let seen = Seen { target: uri.to_string(), headers, body: body.clone() };
-    shared.seen.lock().expect("no test panics here").push(seen);
+    let asked = Seen { target: uri.to_string(), headers, body: body.clone() };
+    shared.seen.lock().expect("no test panics here").push(asked.clone());
     let (behaviour, uid, retry_after) = {
         let script = shared.script.lock().expect("no test panics here");
         let text = String::from_utf8_lossy(&body);
@@ -456,7 +459,8 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
     } else {
         vec!["{\"answer\":", " 42}"]
     };
-    let kind = if wants_stream { "text/event-stream" } else { "application/json" };
+    // A journal behind the body hides its JSON.
+    let kind = kind_of(wants_stream || matches!(behaviour, Behaviour::Journaled(..)));
     let headers = [("content-type", kind.to_owned()), ("x-warmpath-worker", uid.to_string())];
     let chunks = |n: usize| pieces.clone().into_iter().take(n).map(|piece| Ok(Bytes::from_static(piece.as_bytes())));
     match behaviour {
@@ -475,14 +479,8 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
             let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
             (headers, Body::from_stream(comment.chain(late_break()))).into_response()
         }
-        Behaviour::CommentFirst => {
-            let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
-            let events = futures::stream::once(async move {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                Ok::<_, std::io::Error>(Bytes::from(pieces.concat()))
-            });
-            (headers, Body::from_stream(comment.chain(events))).into_response()
-        }
+        Behaviour::CommentFirst => (headers, Body::from_stream(comment_first(pieces.concat()))).into_response(),
+        Behaviour::Journaled(n_writes, end) => (headers, journaled(shared, &asked, (n_writes, end))).into_response(),
         Behaviour::Trickle => (headers, Body::from_stream(trickle())).into_response(),
         Behaviour::Silent => {
             let _guard = Left(shared);

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, IntoResponseParts, Response};
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use serde_json::json;
 
-use super::Shared;
+use super::{Seen, Shared};
 
 /// Returns a refusal as the script has it.
 pub(super) fn refusal(status: u16, retry_after: Option<String>, headers: impl IntoResponseParts) -> Response {
@@ -22,6 +22,69 @@ pub(super) fn refusal(status: u16, retry_after: Option<String>, headers: impl In
         response.headers_mut().insert("retry-after", after.parse().expect("a header"));
     }
     response
+}
+
+/// Returns the content type of a response.
+pub(super) fn kind_of(is_stream: bool) -> &'static str {
+    if is_stream { "text/event-stream" } else { "application/json" }
+}
+
+/// Number of tokens of a response with a journal.
+pub const N_TOKENS: usize = 8;
+
+/// How a response with a journal ends before its last token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The connection breaks within the next write.
+    Break,
+    /// The connection is closed in order.
+    Close,
+    /// Nothing comes; records when the client disconnects.
+    Hang,
+    /// With an error event after which another worker may continue.
+    Error,
+}
+
+/// Returns a stream with a journal that continues after that in the request, if there is one.
+pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, (n_writes, end): (usize, End)) -> Response {
+    let number = |name: &str| asked.headers.get(name)?.to_str().ok()?.parse::<usize>().ok();
+    let n_had = number("x-warmpath-journal-bytes").map_or(0, |length| {
+        let lines = &asked.body[asked.body.len() - length..];
+        String::from_utf8_lossy(lines).matches('\n').count()
+    });
+    let write = |n: usize| format!("data: {{\"n\": {n}}}\n\n:wp 0 {n}\n");
+    let until = N_TOKENS.min(n_had + n_writes);
+    let mut writes: Vec<_> = (n_had..until).map(write).collect();
+    if until == N_TOKENS {
+        writes.push("data: [DONE]\n\n:wp\n".to_owned());
+    } else if end == End::Error {
+        writes.push("data: {\"error\": {\"message\": \"my own words\"}}\n\n".to_owned());
+    } else if end == End::Break {
+        writes.push("data: {\"n\": \"half\"}\n\n:wp".to_owned());
+    }
+    let writes = futures::stream::iter(writes.into_iter().map(|write| Ok::<_, std::io::Error>(Bytes::from(write))));
+    let body = match end {
+        End::Break if until < N_TOKENS => Body::from_stream(writes.chain(late_break())),
+        End::Hang if until < N_TOKENS => {
+            let guard = Left(shared);
+            let never = futures::stream::once(async move {
+                let _guard = guard;
+                std::future::pending().await
+            });
+            Body::from_stream(writes.chain(never))
+        }
+        _ => Body::from_stream(writes),
+    };
+    ([("x-warmpath-journal", "exact"), ("x-warmpath-cached-tokens", "32")], body).into_response()
+}
+
+/// Returns a comment and then, after a moment, these events.
+pub(super) fn comment_first(events: String) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
+    let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
+    comment.chain(futures::stream::once(async move {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Ok(Bytes::from(events))
+    }))
 }
 
 /// Returns endless events.

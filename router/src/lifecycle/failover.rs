@@ -1,0 +1,145 @@
+//! A stream that outlives its worker: the answer continues at another worker, from the tokens that its journal tells.
+//!
+//! The request is sent again with the journal behind its body. The other worker replays the tokens and sends what the
+//! client has not had, under the same id. Only Warmpath workers tell a journal and take one. Not here: taking the
+//! journal out of a stream (`journal`), the relay that goes on (`relay`).
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use warmpath_common::headers::JOURNAL;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
+use warmpath_router_core::event_stream::EndMark;
+use warmpath_router_core::overload::retry::Failure;
+
+use super::attempt_target::Choice;
+use super::events::{Events, end_mark};
+use super::hold::Hold;
+use super::keepalive::Keepalive;
+use super::upstream::{Answer, Rest};
+use super::{Attempts, IncomingRequest, RetryState, headers};
+use crate::http::state::App;
+use crate::prompt::{Prepared, Shape};
+
+/// A response so far, for the worker that continues it.
+#[derive(Debug, Clone)]
+pub(super) struct Past {
+    /// Lines of its journal.
+    pub(super) lines: Vec<u8>,
+    /// Reused prompt tokens that the client was told.
+    pub(super) cached_tokens: Option<u32>,
+}
+
+/// What it takes to continue a stream elsewhere.
+pub(super) struct Failover {
+    app: App,
+    prepared: Prepared,
+    cached_tokens: Option<u32>,
+    /// Workers that failed this stream.
+    failures: Vec<(WorkerIdx, Failure)>,
+    /// Number of continuations so far.
+    n_done: u32,
+}
+
+/// A stream that goes on at another worker.
+pub(super) struct Continued {
+    pub(super) choice: Choice,
+    pub(super) first: Bytes,
+    pub(super) rest: Rest,
+    /// Name of its worker for the client.
+    pub(super) name: String,
+}
+
+/// Returns the identity that a request's response gets, from which its ids follow; `None` if it would not be continued
+/// elsewhere.
+pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
+    let has_journal = matches!(end_mark(shape, path), Some(EndMark::Done | EndMark::MessageStop | EndMark::Response));
+    if !has_journal || app.requests.failover_max == 0 {
+        return None;
+    }
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Some(format!("{}.{now_s}", uuid::Uuid::new_v4().simple()))
+}
+
+impl Failover {
+    /// Returns what it takes to continue the stream of this worker; `None` if it has no journal.
+    pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&Rest, &HeaderMap)) -> Option<Self> {
+        let has_journal = matches!(rest, Rest::Events(events) if events.has_journal());
+        has_journal.then(|| Self {
+            app: app.clone(),
+            prepared,
+            cached_tokens: headers::number(head, warmpath_common::headers::CACHED_TOKENS),
+            failures: Vec::new(),
+            n_done: 0,
+        })
+    }
+
+    /// Returns whether the stream may be continued once more.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.n_done < self.app.requests.failover_max
+    }
+
+    /// Continues a stream that failed at a worker, after these lines of its journal; `None` if no worker could.
+    pub(super) async fn go_on(
+        &mut self,
+        arrival: &mut IncomingRequest,
+        (worker, failure): (WorkerIdx, Failure),
+        lines: Vec<u8>,
+    ) -> Option<Continued> {
+        let start = Instant::now();
+        self.n_done += 1;
+        self.failures.push((worker, failure));
+        // It waits for a worker like a request that has just arrived.
+        arrival.queued_from = start;
+        let past = Past { lines, cached_tokens: self.cached_tokens };
+        let continued = self.attempt(arrival, &past, start).await;
+        arrival.span.part("router.failover", (start, Instant::now()), Vec::new());
+        let result = if continued.is_some() { "continued" } else { "failed" };
+        self.app.metrics.failovers.with_label_values(&[result]).inc();
+        continued
+    }
+
+    async fn attempt(&self, arrival: &mut IncomingRequest, past: &Past, start: Instant) -> Option<Continued> {
+        let app = &self.app;
+        let mut trail = RetryState { excluded: self.excluded(), ..RetryState::default() };
+        let (comments, _heard) = tokio::sync::mpsc::channel(1);
+        let comments = Keepalive::new(comments);
+        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, past: Some(past) };
+        let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut trail).await.ok()?;
+        let head = answer.head();
+        let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);
+        let cached_tokens = headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS);
+        choice.note.came(Came::Answered { status, ttft_ms, cached_tokens });
+        match answer {
+            Answer::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
+                choice.booking.answered(&self.failures);
+                let member = app.fleet.member(choice.decision.worker);
+                tracing::info!(request_id = %arrival.id, worker = %member.url, "answer continues at another worker");
+                let name = member.shown_name().to_string();
+                let exactness = headers::text(&head.headers, JOURNAL).unwrap_or_default();
+                let first = [&self.comment(exactness), &first[..]].concat().into();
+                Some(Continued { choice, first, rest, name })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the workers that cannot continue the stream: those that failed it, and stock servers.
+    fn excluded(&self) -> Vec<WorkerIdx> {
+        let view = self.app.fleet.view();
+        let stock = view.workers.iter().filter(|worker| self.app.fleet.member(worker.idx).stock.is_some());
+        self.failures.iter().map(|(worker, _)| *worker).chain(stock.map(|worker| worker.idx)).collect()
+    }
+
+    /// Returns the comment that tells a client how often its stream was continued; headers are long gone.
+    fn comment(&self, exactness: &str) -> Vec<u8> {
+        format!(": {}: {}; {exactness}\n\n", warmpath_common::headers::FAILOVERS, self.n_done).into_bytes()
+    }
+}
+
+/// Returns the events of a stream whose worker tells a journal.
+pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
+    events.with_journal(past.map(|past| past.lines.clone()).unwrap_or_default())
+}
