@@ -259,7 +259,7 @@ fn stream(head: Head, messages: Messages) -> Response {
     let custom_tools = custom_tools(messages.answer());
     let calls = (0..n_choices).map(|_| GrowingCalls::new(Arc::clone(&custom_tools))).collect();
     let is_journaled = messages.answer().form().is_journaled;
-    let is_exact = journal::is_exact(&messages.answer().form().generation.sampling);
+    let exactness = journal::exactness(&messages.answer().form().generation.sampling);
     // A response that is continued has begun.
     let is_begun = messages.answer().form().past.is_some();
     let events = Events { usage, ends, calls, head, messages, is_begun };
@@ -275,15 +275,14 @@ fn stream(head: Head, messages: Messages) -> Response {
     let comment = if is_journaled { sse::JOURNALED_COMMENT } else { sse::COMMENT };
     let mut response = sse::response(sse::kept_alive(events, silence_max, comment));
     if is_journaled {
-        tell_journal(&mut response, is_exact);
+        tell_journal(&mut response, exactness);
     }
     response
 }
 
-/// Tells a router that a response has a journal, and whether its continuation is exact.
-pub fn tell_journal(response: &mut Response, is_exact: bool) {
-    let value = if is_exact { "exact" } else { "approximate" };
-    response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(value));
+/// Tells a router that a response has a journal, and how exact its continuation is.
+pub fn tell_journal(response: &mut Response, exactness: &'static str) {
+    response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(exactness));
 }
 
 /// Writer of a response as server-sent events.

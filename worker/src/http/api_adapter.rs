@@ -195,7 +195,7 @@ impl<W: Writer> Writing<W> {
 
     fn stream(mut self) -> Response {
         let form = self.messages.answer().form();
-        let (is_journaled, is_exact) = (form.is_journaled, journal::is_exact(&form.generation.sampling));
+        let (is_journaled, exactness) = (form.is_journaled, journal::exactness(&form.generation.sampling));
         let is_continued = form.past.is_some();
         let mut first = Vec::new();
         self.writer.begin(&mut first);
@@ -213,7 +213,7 @@ impl<W: Writer> Writing<W> {
         });
         let mut response = sse::response(first.chain(rest.fuse()));
         if is_journaled {
-            answer::tell_journal(&mut response, is_exact);
+            answer::tell_journal(&mut response, exactness);
         }
         response
     }

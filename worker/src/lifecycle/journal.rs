@@ -154,11 +154,11 @@ fn sampled(text: &str) -> Option<SampledToken> {
     (n_draws <= 2).then_some(SampledToken { token, n_draws })
 }
 
-/// Returns whether a continuation gives what the uninterrupted response would have given: the state of these samplers
-/// follows from tokens.
-pub fn is_exact(sampling: &Sampling) -> bool {
+/// Returns `exact` if a continuation gives what the uninterrupted response would have given, since the state of its
+/// samplers follows from tokens; else `approximate`.
+pub fn exactness(sampling: &Sampling) -> &'static str {
     let draws_apart = sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5;
-    sampling.mirostat == 0 && !draws_apart
+    if sampling.mirostat == 0 && !draws_apart { "exact" } else { "approximate" }
 }
 
 /// Writer of a response's journal.
