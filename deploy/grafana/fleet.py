@@ -188,7 +188,7 @@ FLEET = page(
         [
             lines(
                 "Predictions",
-                "Share of predictions by what came of them. `less`: the worker reused less than was counted on.",
+                "Share of predictions by what came of them. `less`: the worker did not reuse its own state. `unfetched`: it did not fetch state from another worker.",
                 "percentunit",
                 (
                     f"sum by (outcome) (rate({R}predictions_total{{}}[])) / on () group_left () sum(rate({R}predictions_total{{}}[]))",

@@ -73,6 +73,9 @@ pub const STEADY_AFTER: Duration = Duration::from_secs(5);
 /// Source: the most names that are accepted, each with some adapters, at a usual length.
 pub const LOADING_BYTES_MAX: usize = 1 << 20;
 
+/// Bytes per millisecond of a bandwidth of 1 Gbit/s.
+const BYTES_PER_MS_OF_GBIT: f64 = 125_000.0;
+
 /// Longest vocabulary that is downloaded. Units: bytes.
 ///
 /// Source: the largest of llama.cpp's vocabularies has 16 MB.
@@ -380,6 +383,9 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     if !(0.0..=1.0).contains(&flags.retry_budget) {
         return Err(ConfigError::Range { flag: "--retry-budget", range: "a share, 0 to 1" });
     }
+    if flags.kv_gbits.is_some_and(|gbits| !gbits.is_finite() || gbits <= 0.0) {
+        return Err(ConfigError::Range { flag: "--kv-gbits", range: "a bandwidth, more than 0" });
+    }
     let admission = AdmissionOptions { wait_max: seconds("--worker-wait-max", flags.worker_wait_max)? };
     let index_bytes_max = flags.index_max.checked_mul(1 << 20);
     Ok(Config {
@@ -392,7 +398,12 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max
                 .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
-            dispatch: LedgerOptions { policy: flags.policy, admission: Some(admission), ..LedgerOptions::default() },
+            dispatch: LedgerOptions {
+                policy: flags.policy,
+                admission: Some(admission),
+                kv_bytes_per_ms: flags.kv_gbits.map(|gbits| gbits * BYTES_PER_MS_OF_GBIT),
+                ..LedgerOptions::default()
+            },
             first_look_max: FIRST_LOOK_MAX,
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
             worker_keys: flags.worker_key_files.iter().map(|text| worker_key_file(text)).collect::<Result<_, _>>()?,

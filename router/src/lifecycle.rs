@@ -13,6 +13,7 @@ mod headers;
 mod hold;
 mod journal;
 mod keepalive;
+mod kv_transfer;
 mod prefix_break_header;
 pub mod queue;
 mod relay;
@@ -150,6 +151,7 @@ async fn attempt_until_answered(
         Ok(begun) => begun,
         Err(instead) => return *instead,
     };
+    kv_transfer::observe(app, &choice, &answer.head().headers);
     observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
     remember(app, &prepared, choice.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate.
@@ -455,6 +457,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
         worker: choice.decision.worker,
         keys,
         expected_blocks: blocks(predicted),
+        fetched_blocks: blocks(choice.decision.fetched_tokens),
         actual_blocks: blocks(actual),
         chosen_at: choice.chosen_at,
     };

@@ -80,6 +80,8 @@ metrics! {
     decision: HistogramVec = histograms("decision_seconds", &["phase"], DECISION_BUCKETS);
     /// Routing decisions by reason.
     routes: IntCounterVec = counters("routes_total", &["reason"]);
+    /// Requests whose worker was told to fetch KV state from another worker.
+    kv_transfer_hints: IntCounter = counter("kv_transfer_hints_total");
     /// Prompts that the router could not tokenize and routed by load, by cause.
     untokenized_prompts: IntCounterVec = counters("untokenized_prompts_total", &["cause"]);
     /// Prompt tokens of requests whose worker reported its reuse.
@@ -93,7 +95,8 @@ metrics! {
     cached_tokens: IntCounter = counter("cached_tokens_total");
     /// Actual minus predicted reuse of a request, in whole blocks.
     prediction_error: Histogram = histogram("prediction_error_blocks", ERROR_BUCKETS);
-    /// Predictions of reuse by result, in whole blocks: exact, less (the worker reused less) or more.
+    /// Predictions of reuse by result, in whole blocks: exact, more, unfetched (state was not fetched from another
+    /// worker) or less (the worker did not reuse its own).
     predictions: IntCounterVec = counters("predictions_total", &["outcome"]);
     /// Blocks that a worker announced but did not reuse; they are not counted on until it announces them again.
     stale_blocks: IntGauge = gauge("stale_blocks");

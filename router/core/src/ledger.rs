@@ -18,6 +18,7 @@ pub mod pending_prefixes;
 pub mod recent_work;
 pub mod reuse_ratio;
 pub mod stale_blocks;
+mod transfer_rates;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -39,10 +40,12 @@ use crate::ledger::pending_prefixes::{PendingBlocks, PendingPrefixes};
 use crate::ledger::recent_work::RecentWork;
 use crate::ledger::reuse_ratio::ReuseRatio;
 use crate::ledger::stale_blocks::StaleBlocks;
+use crate::ledger::transfer_rates::TransferRates;
 use crate::overload::admission::AdmissionOptions;
 use crate::overload::breaker::BreakerOptions;
 use crate::routing::choose::{Candidate, Policy, PromptView, Reason, TieBreak, choose, reason};
 use crate::routing::cost::{Cost, Unreported, WorkerLoad};
+use crate::routing::transfer::Transfer;
 
 /// Weight of the newest request in the average service time.
 ///
@@ -64,6 +67,9 @@ pub struct LedgerOptions {
     pub suspicion: Duration,
     /// Limits on the work queued at workers; `None` to never hold requests back for that.
     pub admission: Option<AdmissionOptions>,
+    /// Assumed bandwidth of KV transfers between two workers until it is measured; `None` for no transfers. Units: bytes
+    /// per millisecond.
+    pub kv_bytes_per_ms: Option<f64>,
 }
 
 impl Default for LedgerOptions {
@@ -78,6 +84,7 @@ impl Default for LedgerOptions {
             full_pause: Duration::from_millis(250),
             suspicion: BreakerOptions::default().open_min,
             admission: None,
+            kv_bytes_per_ms: None,
         }
     }
 }
@@ -112,8 +119,12 @@ pub struct Decision {
     pub slot: Option<SlotId>,
     /// Last block whose reuse is expected.
     pub expected_block: Option<BlockKey>,
-    /// Expected reuse, in whole blocks. Units: tokens.
+    /// Expected reuse, in whole blocks, of the worker's own and of fetched state. Units: tokens.
     pub cached_tokens: u32,
+    /// State that the worker is to fetch from another one.
+    pub transfer: Option<Transfer>,
+    /// Part of the expected reuse that it is to fetch. Units: tokens.
+    pub fetched_tokens: u32,
     /// Reason of the choice.
     pub reason: Reason,
     /// The cost that decided.
@@ -218,6 +229,7 @@ pub struct Ledger {
     reuse: ReuseRatio,
     recent_work: RecentWork,
     peer_routers: PeerRouters,
+    transfer_rates: TransferRates,
 }
 
 impl Ledger {
@@ -236,6 +248,7 @@ impl Ledger {
             reuse: ReuseRatio::default(),
             recent_work: RecentWork::default(),
             peer_routers: PeerRouters::default(),
+            transfer_rates: TransferRates::default(),
         }
     }
 
@@ -261,18 +274,20 @@ impl Ledger {
         request: &RouteRequest<'_>,
         pick: impl for<'c, 'a> FnOnce(&'c [Candidate<'a>], TieBreak) -> Option<&'c Candidate<'a>>,
     ) -> Result<(Decision, Ticket), NoWorker> {
-        let corrected_matches = self.corrected_matches(request.prompt);
-        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
+        let held = self.holdings(fleet, request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
         self.expire(request.now);
         self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), WorkerLedger::default);
-        let candidates = self.candidates(fleet, request)?;
+        let candidates = self.candidates(fleet, (request, &held.peers))?;
         let chosen = pick(&candidates, self.turn(request)).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, request.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
             slot: chosen.found.filter(|_| chosen.cached_blocks > 0).and_then(|found| found.slot),
             expected_block: expected_block(request.prompt, chosen.cached_blocks),
-            cached_tokens: chosen.work.cached_tokens,
+            cached_tokens: chosen.work.reused_tokens(),
+            transfer: chosen.transfer,
+            fetched_tokens: chosen.work.fetched_tokens,
             reason: if request.tried.is_empty() { why } else { Reason::Retry },
             cost: chosen.cost,
             service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.load),
@@ -280,8 +295,9 @@ impl Ledger {
         let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
-        let prefill_tokens = u64::from(chosen.work.prompt_tokens.saturating_sub(chosen.work.cached_tokens));
-        self.reuse.count(u64::from(chosen.work.cached_tokens), prefill_tokens);
+        let prefill_tokens = u64::from(chosen.work.computed_tokens());
+        // What is fetched is stored like what is computed.
+        self.reuse.count(u64::from(chosen.work.cached_tokens), chosen.work.uncached_tokens() as u64);
         self.recent_work.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of several requests that arrive while it is being computed.
         let is_lent = chosen.worker.stock.is_none();
@@ -346,6 +362,15 @@ impl Ledger {
         self.recent_work.fill(worker, tokens);
     }
 
+    /// Records what a worker fetched from a peer for a request that it was to fetch state for: bytes and milliseconds,
+    /// or `None` if it fetched nothing.
+    pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Instant) {
+        match measured {
+            Some(measured) => self.transfer_rates.fetched(pair, measured, now),
+            None => self.transfer_rates.failed(pair, now),
+        }
+    }
+
     /// Records that a request has left its worker, however it ended.
     pub fn ended(&mut self, ticket: Ticket) {
         self.withdraw(ticket.number);
@@ -361,6 +386,7 @@ impl Ledger {
         }
         self.stale_blocks.left(worker);
         self.recent_work.left(worker);
+        self.transfer_rates.left(worker);
     }
 
     /// Returns the number of this router's requests at a worker.

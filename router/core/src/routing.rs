@@ -2,3 +2,4 @@
 
 pub mod choose;
 pub mod cost;
+pub mod transfer;

@@ -76,6 +76,11 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
     pub policy: Policy,
 
+    /// Lets workers fetch KV state from each other, over a network of this bandwidth in Gbit/s, which counts until
+    /// transfers have measured their own. Without it every worker computes what it does not hold.
+    #[arg(long, env = "WARMPATH_KV_GBITS", value_name = "GBITS")]
+    pub kv_gbits: Option<f64>,
+
     /// Most memory of the prefix index.
     #[arg(long, env = "WARMPATH_INDEX_MAX", value_name = "MIB", default_value_t = 1024)]
     pub index_max: usize,

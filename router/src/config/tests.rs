@@ -49,6 +49,7 @@ fn bad_values_are_named() {
             "--allowed-host http://a: it must be a host name or an address, without a scheme or a port, or *",
         ),
         ("--worker http://a:1 --retry-budget 1.5", "--retry-budget must be a share, 0 to 1"),
+        ("--worker http://a:1 --kv-gbits 0", "--kv-gbits must be a bandwidth, more than 0"),
         ("--worker http://a:1 --queue-timeout=-1", "--queue-timeout must be a number of seconds, 0 or more"),
     ] {
         assert_eq!(resolve_line(line).expect_err(line).to_string(), expected);

@@ -44,6 +44,7 @@ fn describe(entry: &Entry) -> Value {
         "model": chosen.model.names.first(),
         "worker": chosen.worker,
         "reason": chosen.reason.to_string(),
+        "kv_peer": chosen.kv_peer,
         "prompt_tokens": chosen.prompt_tokens,
         "predicted_cached_tokens": chosen.predicted_cached_tokens,
         "cached_tokens": cached_tokens,

@@ -91,7 +91,7 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
 fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &scored.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
+    let Cost { wait_ms, transfer_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
     let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
@@ -101,7 +101,11 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
         "has_room": scored.has_capacity,
         "claimed_blocks": claimed,
         "matched_blocks": candidate.found.map_or(0, |found| found.blocks),
-        "cached_tokens": candidate.work.cached_tokens,
+        "cached_tokens": candidate.work.reused_tokens(),
+        "transfer": candidate.transfer.map(|transfer| json!({
+            "peer": app.fleet.member(transfer.peer).name(),
+            "tokens": candidate.work.fetched_tokens,
+        })),
         "tier": candidate.found.map(|found| found.tier),
         "state": candidate.found.map(|found| found.state),
         "slot": candidate.found.and_then(|found| found.slot),
@@ -109,6 +113,7 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
         "age_seconds": app.fleet.age(&app.fleet.member(worker.idx)).map(|age| age.as_secs_f64()),
         "cost_ms": {
             "wait": wait_ms,
+            "transfer": transfer_ms,
             "prefill": prefill_ms,
             "pressure": pressure_ms,
             "surplus": surplus_ms,

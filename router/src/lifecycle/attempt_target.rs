@@ -13,7 +13,7 @@ use warmpath_router_core::routing::choose::{PromptView, Reason};
 use warmpath_router_core::stock::SentRequest;
 use warmpath_shell::trace::{Kind, Span};
 
-use super::{IncomingRequest, RetryState};
+use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
 use crate::fleet::InFlightGuard;
 use crate::http::state::App;
@@ -31,6 +31,8 @@ pub(super) struct Choice {
     pub(super) prompt_tokens: Option<u32>,
     /// Predicted reuse; `None` if the prompt is not known.
     pub(super) predicted_cached_tokens: Option<u32>,
+    /// Hint for the worker: a peer from which it can fetch state.
+    pub(super) kv_peer: Option<String>,
     /// Time when the worker was chosen.
     pub(super) chosen_at: Instant,
     /// Longest match of any worker.
@@ -96,6 +98,10 @@ pub(super) fn choose(
     }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
+    let kv_peer = decision.transfer.map(|transfer| kv_transfer::hint(app, transfer));
+    if kv_peer.is_some() {
+        app.metrics.kv_transfer_hints.inc();
+    }
     let known = match ask.prompt {
         PromptView::Known { n_tokens, .. } => Some(n_tokens),
         PromptView::Estimated { .. } => None,
@@ -107,6 +113,7 @@ pub(super) fn choose(
         reason = %decision.reason,
         prompt_tokens = known,
         predicted_cached_tokens = decision.cached_tokens,
+        kv_peer,
         cost_ms = decision.cost.total_ms(),
         "chose worker"
     );
@@ -119,6 +126,7 @@ pub(super) fn choose(
     }
     Ok(Choice {
         note: app.recent.write(chosen(app, arrival, prepared, &decision)),
+        kv_peer,
         decision,
         booking,
         span,
@@ -143,6 +151,7 @@ fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &
         model: Arc::clone(&prepared.model),
         worker: app.fleet.member(decision.worker).name(),
         reason: decision.reason,
+        kv_peer: decision.transfer.map(|transfer| app.fleet.member(transfer.peer).name()),
         prompt_tokens,
         predicted_cached_tokens,
     }

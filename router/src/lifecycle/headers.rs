@@ -127,6 +127,9 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice, past: Option
     if let Some(predicted) = choice.predicted_cached_tokens {
         set(&mut headers, headers::PREDICTED_CACHED_TOKENS, &predicted.to_string());
     }
+    if let Some(peer) = &choice.kv_peer {
+        set(&mut headers, headers::KV_PEER, peer);
+    }
     headers
 }
 

@@ -25,6 +25,8 @@ pub struct Chosen {
     pub worker: String,
     /// Reason for the choice.
     pub reason: Reason,
+    /// Worker from which it was to fetch KV state; absent where it was to fetch none.
+    pub kv_peer: Option<String>,
     /// Length of the prompt, or an estimate of it. Units: tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens that were expected to be reused; absent where the prompt is not known. Units: tokens.
@@ -122,6 +124,7 @@ mod tests {
             model: Arc::new(model()),
             worker: "http://worker-0".to_owned(),
             reason: Reason::Cold,
+            kv_peer: None,
             prompt_tokens: 1,
             predicted_cached_tokens: None,
         }

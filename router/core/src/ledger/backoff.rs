@@ -70,9 +70,9 @@ impl Ledger {
         if !self.may_back_off(fleet, request) {
             return Duration::ZERO;
         }
-        let corrected_matches = self.corrected_matches(request.prompt);
-        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
-        let field = self.candidates(fleet, request).unwrap_or_default();
+        let held = self.holdings(fleet, request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
+        let field = self.candidates(fleet, (request, &held.peers)).unwrap_or_default();
         of_least_cost(&field).map_or(Duration::ZERO, |cheapest| backoff_of(cheapest.cost.prefill_ms))
     }
 }

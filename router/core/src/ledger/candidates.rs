@@ -16,14 +16,28 @@ use crate::ledger::recent_work::WorkSenders;
 use crate::overload::admission::Capacity;
 use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
+use crate::routing::transfer::{self, Peer};
+
+/// What workers hold of a prompt.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// Matches without stale blocks and with the blocks that this router's requests are prefilling; `None` if that
+    /// changes nothing.
+    pub(super) matches: Option<Vec<Match>>,
+    /// Workers from which others can fetch state of the prompt.
+    pub(super) peers: Vec<Peer>,
+}
 
 impl Ledger {
-    /// Returns the matches without stale blocks and with the blocks that this router's requests are prefilling; `None`
-    /// if that changes nothing.
-    pub(super) fn corrected_matches(&self, prompt: PromptView<'_>) -> Option<Vec<Match>> {
-        let PromptView::Known { keys, matches, .. } = prompt else { return None };
+    /// Returns what workers hold of a prompt, corrected by what this router knows.
+    pub(super) fn holdings(&self, fleet: &FleetView, prompt: PromptView<'_>) -> Holdings {
+        let PromptView::Known { keys, matches, .. } = prompt else { return Holdings::default() };
         let corrected = self.stale_blocks.correct(keys, matches);
-        self.pending.extend(keys, corrected.as_deref().unwrap_or(matches)).or(corrected)
+        let announced = corrected.as_deref().unwrap_or(matches);
+        // What is being prefilled cannot be fetched yet.
+        let peers = self.options.kv_bytes_per_ms.map(|_| transfer::peers(fleet, announced)).unwrap_or_default();
+        let matches = self.pending.extend(keys, announced).or(corrected);
+        Holdings { matches, peers }
     }
 
     /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
@@ -32,7 +46,7 @@ impl Ledger {
     pub(super) fn candidates<'a>(
         &self,
         fleet: &'a FleetView,
-        request: &RouteRequest<'_>,
+        (request, peers): (&RouteRequest<'_>, &[Peer]),
     ) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
@@ -51,7 +65,7 @@ impl Ledger {
                 continue;
             }
             let trust = health.trust(request.now);
-            let (candidate, capacity) = self.score(worker, request, assumed);
+            let (candidate, capacity) = self.score(worker, request, (assumed, peers));
             field.push((candidate, capacity, trust));
         }
         let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
@@ -82,11 +96,17 @@ impl Ledger {
         &self,
         worker: &'a WorkerView,
         request: &RouteRequest<'_>,
-        assumed: Speeds,
+        (assumed, peers): (Speeds, &[Peer]),
     ) -> (Candidate<'a>, Capacity) {
         let givers = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
         let worker_load = worker_load(worker, self.account(worker.idx).unreported, assumed, request.now);
-        let mut candidate = Candidate::score(worker, request.prompt, request.model.block_size_tokens, worker_load);
+        let block_size_tokens = request.model.block_size_tokens;
+        let mut candidate = Candidate::score(worker, request.prompt, block_size_tokens, worker_load);
+        if let Some(assumed) = self.options.kv_bytes_per_ms {
+            let rates = &self.transfer_rates;
+            let bytes_per_ms = |peer| rates.bytes_per_ms((worker.idx, peer), assumed, request.now);
+            candidate = candidate.with_transfer(block_size_tokens, peers, bytes_per_ms);
+        }
         candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
         let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
         if capacity == Capacity::No {

@@ -43,19 +43,19 @@ impl Ledger {
     /// Returns the choice that a request would get now.
     pub fn dry_run<'a>(&self, fleet: &'a FleetView, request: &RouteRequest<'_>, rng: &mut impl Rng) -> DryRun<'a> {
         let backoff_max = self.backoff_max(fleet, request);
-        let corrected_matches = self.corrected_matches(request.prompt);
-        let request = &RouteRequest { prompt: request.prompt.with_matches(corrected_matches.as_deref()), ..*request };
+        let held = self.holdings(fleet, request.prompt);
+        let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let score = |worker| {
-            let (candidate, capacity) = self.score(worker, request, assumed);
+            let (candidate, capacity) = self.score(worker, request, (assumed, &held.peers));
             let is_failing = self.account(worker.idx).health.trust(request.now) == Trust::Failing;
             let failing = is_failing.then_some(Unavailable::BreakerOpen);
             let unavailable = self.unavailable(worker, request).or(failing);
             Scored { candidate, unavailable, has_capacity: capacity == Capacity::Yes }
         };
         let mut workers: Vec<Scored<'_>> = serving.into_iter().map(score).collect();
-        let choice = self.candidates(fleet, request).and_then(|candidates| {
+        let choice = self.candidates(fleet, (request, &held.peers)).and_then(|candidates| {
             // The delay of other requests depends on all candidates.
             for candidate in &candidates {
                 let same = workers.iter_mut().find(|scored| scored.candidate.worker.idx == candidate.worker.idx);

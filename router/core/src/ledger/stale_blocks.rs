@@ -1,7 +1,7 @@
 //! Stale blocks: blocks that workers have announced and did not reuse.
 //!
-//! Every response reports the actual reuse. If it is less than predicted, the first block that was not reused is
-//! *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An announcement may
+//! Every response reports the actual reuse. If it is less than what the worker has announced, the first block that was
+//! not reused is *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An announcement may
 //! overtake the response, so the latest announcements are kept: a block announced after the choice does not become
 //! stale. The index itself keeps the worker's announcements, block by block.
 //!
@@ -35,6 +35,8 @@ pub struct Outcome<'a> {
     pub keys: &'a [BlockKey],
     /// Predicted reuse.
     pub expected_blocks: u32,
+    /// Part of it that the worker was to fetch from another one.
+    pub fetched_blocks: u32,
     /// Actual reuse.
     pub actual_blocks: u32,
     /// Time when the worker was chosen.
@@ -42,9 +44,15 @@ pub struct Outcome<'a> {
 }
 
 impl Outcome<'_> {
+    /// Returns the predicted reuse of the worker's own blocks.
+    fn own_blocks(&self) -> u32 {
+        self.expected_blocks.saturating_sub(self.fetched_blocks)
+    }
+
     /// Returns the relation of actual to predicted reuse, for metrics.
     pub fn label(&self) -> &'static str {
         match self.actual_blocks.cmp(&self.expected_blocks) {
+            Ordering::Less if self.actual_blocks >= self.own_blocks() => "unfetched",
             Ordering::Less => "less",
             Ordering::Equal => "exact",
             Ordering::Greater => "more",
@@ -94,12 +102,12 @@ impl StaleBlocks {
 
     /// Records the result of a prediction; returns whether a block became stale.
     pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
-        let Outcome { worker, keys, expected_blocks, actual_blocks, chosen_at } = outcome;
+        let Outcome { worker, keys, actual_blocks, chosen_at, .. } = outcome;
         let actual = (actual_blocks as usize).min(keys.len());
         if !self.doubted.is_empty() {
             self.settle(worker, &keys[..actual]);
         }
-        let Some(&key) = keys.get(actual).filter(|_| actual_blocks < expected_blocks) else { return false };
+        let Some(&key) = keys.get(actual).filter(|_| actual_blocks < outcome.own_blocks()) else { return false };
         if self.was_announced(worker, key, chosen_at) || !self.doubted.insert((worker, key)) {
             return false;
         }
@@ -186,12 +194,14 @@ mod tests {
 
     struct World {
         stale_blocks: StaleBlocks,
+        /// Blocks of a prediction that the worker was to fetch.
+        fetched: u32,
         now: Instant,
     }
 
     impl World {
         fn new() -> Self {
-            Self { stale_blocks: StaleBlocks::default(), now: Instant::now() }
+            Self { stale_blocks: StaleBlocks::default(), fetched: 0, now: Instant::now() }
         }
 
         fn later(&mut self) -> Instant {
@@ -202,8 +212,14 @@ mod tests {
         /// Predicts `expected` of eight blocks and gets `actual`; returns whether a block became stale.
         fn observe(&mut self, expected: u32, actual: u32, chosen_at: Instant) -> bool {
             let keys = keys(8);
-            let outcome =
-                Outcome { worker: WORKER, keys: &keys, expected_blocks: expected, actual_blocks: actual, chosen_at };
+            let outcome = Outcome {
+                worker: WORKER,
+                keys: &keys,
+                expected_blocks: expected,
+                fetched_blocks: self.fetched,
+                actual_blocks: actual,
+                chosen_at,
+            };
             self.stale_blocks.observe(outcome)
         }
 
@@ -233,6 +249,24 @@ mod tests {
             world.stale_blocks.correct(&keys(8), &other),
             Some(vec![other[1]]),
             "peer_routers are corrected_matches"
+        );
+    }
+
+    #[test]
+    fn what_was_not_fetched_makes_no_block_stale() {
+        let mut world = World { fetched: 4, ..World::new() };
+        let now = world.later();
+        assert!(!world.observe(6, 2, now), "it reused its own");
+        assert!(world.observe(6, 1, now));
+        assert_eq!(world.corrected_matches(), 1);
+        let label = |actual_blocks| {
+            let chosen_at = now;
+            Outcome { worker: WORKER, keys: &[], expected_blocks: 6, fetched_blocks: 4, actual_blocks, chosen_at }
+                .label()
+        };
+        assert_eq!(
+            [label(1), label(2), label(5), label(6), label(7)],
+            ["less", "unfetched", "unfetched", "exact", "more"]
         );
     }
 
@@ -284,7 +318,14 @@ mod tests {
         let now = world.later();
         for n in 0..2 * DOUBTS_MAX as u64 {
             let keys = [BlockKey(n)];
-            let outcome = Outcome { worker: WORKER, keys: &keys, expected_blocks: 1, actual_blocks: 0, chosen_at: now };
+            let outcome = Outcome {
+                worker: WORKER,
+                keys: &keys,
+                expected_blocks: 1,
+                fetched_blocks: 0,
+                actual_blocks: 0,
+                chosen_at: now,
+            };
             assert!(world.stale_blocks.observe(outcome));
         }
         assert_eq!((world.stale_blocks.len(), world.stale_blocks.order.len()), (DOUBTS_MAX, DOUBTS_MAX));

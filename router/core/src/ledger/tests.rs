@@ -1,5 +1,7 @@
 //! Tests of requests in flight: each is booked and removed once, bursts spread, unavailable workers get nothing.
 
+mod transfers;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

@@ -20,6 +20,7 @@ use crate::WorkerIdx;
 use crate::fleet::WorkerView;
 use crate::index::Match;
 use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad, concurrency};
+use crate::routing::transfer::{Gap, Peer, Transfer};
 
 /// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
 /// (Not of its cost: the pressure is many times larger, and would make seconds of waiting equal.) Also the difference
@@ -92,6 +93,8 @@ pub enum Reason {
     Prefix,
     /// The worker is ready first, although another one holds more, or the prompt is not tokenized.
     Load,
+    /// The worker is ready first with state that it fetches from another one.
+    Transfer,
     /// No worker has any of the prompt cached.
     Cold,
     /// The policy does not compare prefixes and load together.
@@ -106,6 +109,7 @@ impl fmt::Display for Reason {
             Self::Only => f.write_str("only"),
             Self::Prefix => f.write_str("prefix"),
             Self::Load => f.write_str("load"),
+            Self::Transfer => f.write_str("transfer"),
             Self::Cold => f.write_str("cold"),
             Self::Policy(policy) => write!(f, "policy:{policy}"),
             Self::Retry => f.write_str("retry"),
@@ -174,7 +178,9 @@ pub struct Candidate<'a> {
     pub found: Option<Match>,
     /// Number of its blocks that would be reused.
     pub cached_blocks: u32,
-    /// Prompt tokens, cached and uncached.
+    /// State that the worker would fetch from another one; absent where it would compute the rest.
+    pub transfer: Option<Transfer>,
+    /// Prompt tokens: cached, fetched and computed.
     pub work: PrefillWork,
     /// Cost there.
     pub cost: Cost,
@@ -196,8 +202,33 @@ impl<'a> Candidate<'a> {
         };
         let blocks_max = n_tokens.saturating_sub(1) / block_size_tokens.max(1);
         let cached_blocks = found.map_or(0, |found| found.blocks.min(blocks_max));
-        let work = PrefillWork { prompt_tokens: n_tokens, cached_tokens: cached_blocks * block_size_tokens };
-        Self { worker, found, cached_blocks, work, cost: Cost::of(work, load), load, recent_tokens: 0.0 }
+        let work = PrefillWork {
+            prompt_tokens: n_tokens,
+            cached_tokens: cached_blocks * block_size_tokens,
+            fetched_tokens: 0,
+        };
+        let cost = Cost::of(work, load);
+        Self { worker, found, cached_blocks, transfer: None, work, cost, load, recent_tokens: 0.0 }
+    }
+
+    /// Returns the candidate with the transfer that saves it most time, if one does.
+    pub(crate) fn with_transfer(
+        self,
+        block_size_tokens: u32,
+        peers: &[Peer],
+        bytes_per_ms: impl Fn(WorkerIdx) -> f64,
+    ) -> Self {
+        let gap = Gap {
+            own_blocks: self.cached_blocks,
+            blocks_max: self.work.prompt_tokens.saturating_sub(1) / block_size_tokens.max(1),
+            block_size_tokens,
+            prefill_tokens_per_ms: self.load.speeds.prefill_tokens_per_ms,
+        };
+        let Some(transfer) = Transfer::best(self.worker, gap, peers, bytes_per_ms) else { return self };
+        let fetched_tokens = (transfer.blocks - self.cached_blocks) * block_size_tokens;
+        let work = PrefillWork { fetched_tokens, ..self.work };
+        let cost = Cost { transfer_ms: transfer.ms, ..Cost::of(work, self.load) };
+        Self { transfer: Some(transfer), work, cost, ..self }
     }
 
     /// Orders by the recent tokens, then by the time of the start, then by free cells, then by a hash.
@@ -316,6 +347,7 @@ pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'
     let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max().unwrap_or(0);
     match prompt {
         PromptView::Estimated { .. } => Reason::Load,
+        PromptView::Known { .. } if chosen.transfer.is_some() => Reason::Transfer,
         PromptView::Known { .. } if longest == 0 => Reason::Cold,
         PromptView::Known { .. } if chosen.cached_blocks == longest => Reason::Prefix,
         PromptView::Known { .. } => Reason::Load,

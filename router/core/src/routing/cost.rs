@@ -1,18 +1,19 @@
 //! The cost of a request at a worker, in milliseconds: all of the formula (docs/routing-cost.md has it on one page).
 //!
-//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of five times. The request
-//! itself waits for two of them:
+//! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of six times. The request
+//! itself waits for three of them:
 //!
 //! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is
 //!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
 //!   in proportion to its own prefill: at most three times that for each request ahead of it.
-//! - **prefill**: the uncached part of the prompt, at the worker's prefill rate.
+//! - **transfer**: the part of the prompt that the worker fetches from another one (`transfer`).
+//! - **prefill**: the part that it computes, neither cached nor fetched, at the worker's prefill rate.
 //!
 //! Others wait for the other three:
 //!
-//! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. Uncached work
-//!   delays the requests beside and behind it, and evicts cached tokens that would have been reused. Without this term
-//!   prefixes spread over all workers. The rate is the fleet's: the multiple would make large differences of small ones
+//! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. What is
+//!   computed delays the requests beside and behind it; what is computed or fetched evicts cached tokens that would have
+//!   been reused. Without this term prefixes spread over all workers. The rate is the fleet's: the multiple would make large differences of small ones
 //!   between two measured rates, and a slow worker's own prefill time is in the sum already.
 //! - **surplus**: the e prompts by which this worker exceeds the fleet's mean n are delayed as well: 1 + n times the
 //!   uncached part's time for each, but no more than the work that is ahead. Both the number of prompts and their work
@@ -30,6 +31,8 @@
 //!   worker's own prompts with this one.
 //! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its
 //!   eviction, so it is lost with each token that the new ones evict; nothing is lost where there are free cells.
+//!   What a fetched token evicts is charged as what it takes to compute that again, concurrency included: a copy brings
+//!   the fleet nothing that it did not have.
 
 use std::time::Duration;
 
@@ -52,12 +55,12 @@ const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
 /// 2-core machine.
 pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0 };
 
-/// Time for which a measured prefill rate counts in full while its worker computes no prompts.
+/// Time for which a measured rate counts in full while its worker computes no prompts, or fetches nothing.
 ///
 /// Source: own choice: a worker with traffic computes prompts more often, so its own measurement counts.
 const RATE_FRESH: Duration = Duration::from_secs(30);
 
-/// Time after that in which a measured prefill rate comes half as close to the best rate of the fleet.
+/// Time after that in which a measured rate comes half as close to the assumed one.
 ///
 /// Source: own choice: a worker of a sixth of the best rate is tried again after a minute without prompts, and one that
 /// is as slow as it was then gets one request for each such pause.
@@ -90,10 +93,8 @@ impl Speeds {
     ///
     /// An idle worker measures nothing, so a low rate from its last burst would keep requests away from it for ever.
     pub fn faded(self, assumed: Speeds, age: Duration) -> Self {
-        let half_lives = age.saturating_sub(RATE_FRESH).as_secs_f64() / RATE_HALF_LIFE.as_secs_f64();
-        let faded = 1.0 - 0.5_f64.powf(half_lives);
         let lacking = assumed.prefill_tokens_per_ms - self.prefill_tokens_per_ms;
-        Self { prefill_tokens_per_ms: self.prefill_tokens_per_ms + faded * lacking, ..self }
+        Self { prefill_tokens_per_ms: self.prefill_tokens_per_ms + faded_share(age) * lacking, ..self }
     }
 
     /// Returns the speeds to assume of a worker that has measured nothing: the best that any of `fleet` has measured.
@@ -109,6 +110,12 @@ impl Speeds {
         let best = Rates { prefill_tokens_per_s: best[0], decode_step_ms: best[1], answer_tokens: best[2] };
         Self::measured_or(&best, SPEEDS_DEFAULT)
     }
+}
+
+/// Returns the share of a measured rate that has given way to the assumed one, 0 to 1, by the age of the measurement.
+pub(crate) fn faded_share(age: Duration) -> f64 {
+    let half_lives = age.saturating_sub(RATE_FRESH).as_secs_f64() / RATE_HALF_LIFE.as_secs_f64();
+    1.0 - 0.5_f64.powf(half_lives)
 }
 
 /// Requests that the router has sent to a worker and that the worker's reported load does not include yet.
@@ -138,14 +145,26 @@ pub struct WorkerLoad<'a> {
 pub struct PrefillWork {
     /// Length of the prompt.
     pub prompt_tokens: u32,
-    /// Part of the prompt that the worker is expected to reuse.
+    /// Part of the prompt that the worker has cached.
     pub cached_tokens: u32,
+    /// Part that it fetches from another worker.
+    pub fetched_tokens: u32,
 }
 
 impl PrefillWork {
-    /// Returns the part of the prompt that the worker has to compute.
+    /// Returns the part of the prompt that the worker does not have, and computes or fetches.
     pub fn uncached_tokens(self) -> f64 {
         f64::from(self.prompt_tokens.saturating_sub(self.cached_tokens))
+    }
+
+    /// Returns the part of the prompt that the worker computes.
+    pub fn computed_tokens(self) -> u32 {
+        self.prompt_tokens.saturating_sub(self.reused_tokens())
+    }
+
+    /// Returns the part of the prompt that is reused, wherever it was cached.
+    pub fn reused_tokens(self) -> u32 {
+        self.cached_tokens.saturating_add(self.fetched_tokens)
     }
 }
 
@@ -187,7 +206,9 @@ pub fn concurrency<'a>(workers: impl ExactSizeIterator<Item = &'a WorkerLoad<'a>
 pub struct Cost {
     /// Time before its prefill starts.
     pub wait_ms: f64,
-    /// Time to compute the uncached part of the prompt.
+    /// Time to fetch a part of the prompt from another worker.
+    pub transfer_ms: f64,
+    /// Time to compute the rest.
     pub prefill_ms: f64,
     /// Time that other requests lose by the uncached part.
     pub pressure_ms: f64,
@@ -198,14 +219,14 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the cost of `work` at a worker, without the terms that depend on the whole fleet
+    /// Returns the cost of `work` at a worker, without the transfer and the terms that depend on the whole fleet
     /// ([`Cost::add_pressure`]).
     pub fn of(work: PrefillWork, worker: WorkerLoad<'_>) -> Self {
         let WorkerLoad { load, speeds, .. } = worker;
-        let uncached = work.uncached_tokens();
-        let prefill_ms = uncached / speeds.prefill_tokens_per_ms;
+        let prefill_ms = f64::from(work.computed_tokens()) / speeds.prefill_tokens_per_ms;
         Self {
             wait_ms: worker.prefill_wait_ms(prefill_ms) + worker.slot_wait_ms(),
+            transfer_ms: 0.0,
             prefill_ms,
             pressure_ms: 0.0,
             surplus_ms: 0.0,
@@ -219,19 +240,20 @@ impl Cost {
         let n_by_work = if fleet.prompt_ms > 0.0 { ahead_ms / fleet.prompt_ms } else { 0.0 };
         let surplus = (n_by_work.min(n_own) - fleet.concurrency).max(0.0);
         let concurrency = fleet.concurrency.min(CONCURRENCY_MULTIPLE_MAX * (1.0 + n_own));
-        let uncached = work.uncached_tokens();
+        let (computed, uncached) = (f64::from(work.computed_tokens()), work.uncached_tokens());
+        let own_ms = computed / fleet.prefill_tokens_per_ms;
+        let fetched_ms = f64::from(work.fetched_tokens) / fleet.prefill_tokens_per_ms;
         let free_cells = worker.load.free_cells as f64;
         let evicting = if uncached > 0.0 { (1.0 - free_cells / uncached).max(0.0) } else { 0.0 };
-        let own_ms = uncached / fleet.prefill_tokens_per_ms;
         let weight = 1.0 + concurrency;
-        let multiple = concurrency * weight * weight + fleet.reuse_ratio * evicting;
-        self.pressure_ms = multiple * own_ms;
+        let multiple = concurrency * weight * weight;
+        self.pressure_ms = multiple * own_ms + fleet.reuse_ratio * evicting * (own_ms + (1.0 + multiple) * fetched_ms);
         self.surplus_ms = (surplus * own_ms).min(ahead_ms) * weight;
     }
 
     /// Returns the predicted time to first token.
     pub fn ttft_ms(&self) -> f64 {
-        self.wait_ms + self.prefill_ms
+        self.wait_ms + self.transfer_ms + self.prefill_ms
     }
 
     /// Returns the sum of all terms.
@@ -309,7 +331,7 @@ mod tests {
 
     const FLEET: FleetMeans =
         FleetMeans { concurrency: 2.0, prompt_ms: 1e6, prefill_tokens_per_ms: 1.0, reuse_ratio: 0.5 };
-    const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0 };
+    const COLD: PrefillWork = PrefillWork { prompt_tokens: 1000, cached_tokens: 0, fetched_tokens: 0 };
 
     #[test]
     fn an_idle_worker_in_an_idle_fleet_costs_its_prefill() {
@@ -374,6 +396,18 @@ mod tests {
     fn what_is_cached_is_not_computed() {
         let hit = PrefillWork { cached_tokens: 800, ..COLD };
         assert_eq!(cost(hit, &idle(), Unreported::default()), Cost { prefill_ms: 200.0, ..Cost::default() });
+    }
+
+    #[test]
+    fn what_is_fetched_is_not_computed_and_evicts_all_the_same() {
+        let fetched = PrefillWork { fetched_tokens: 800, ..COLD };
+        assert_eq!(cost(fetched, &idle(), Unreported::default()), Cost { prefill_ms: 200.0, ..Cost::default() });
+        let full = Load { free_cells: 0, ..idle() };
+        let at = |load, work| pressure(work, &worker_load(load, Unreported::default()), FLEET);
+        // 18 times what is computed, and half of what is evicted, of which a copy costs 19 times as much.
+        assert_eq!(at(&full, fetched), 18.0 * 200.0 + 0.5 * (200.0 + 19.0 * 800.0));
+        assert_eq!(at(&full, PrefillWork { cached_tokens: 800, ..COLD }), 18.0 * 200.0 + 0.5 * 200.0);
+        assert_eq!(at(&idle(), fetched), 18.0 * 200.0);
     }
 
     #[test]

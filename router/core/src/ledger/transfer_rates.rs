@@ -1,0 +1,144 @@
+//! The measured bandwidth of KV transfers, for each pair of workers.
+//!
+//! Workers report the bytes and the time of what they fetched. A pair that was never measured counts as being as fast
+//! as the operator says, so that it is tried; so does, after a while, one that was slow or failed. Not here: what a
+//! transfer is worth (`routing::transfer`).
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crate::WorkerIdx;
+use crate::routing::cost::faded_share;
+
+/// Weight of the newest transfer in the average.
+///
+/// Source: own choice: the last few transfers of a pair count, as a network's load changes within seconds.
+const NEWEST_WEIGHT: f64 = 0.3;
+
+/// Most pairs of workers whose bandwidth is kept.
+///
+/// Source: own choice: 4 MB; each worker of a hundred with each of half of the others.
+const PAIRS_MAX: usize = 1 << 16;
+
+/// Age at which a measurement is dropped to make room; by then it has faded.
+///
+/// Source: own choice, as `RATE_HALF_LIFE`: after ten minutes less than a millionth of it counts.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+
+/// Bandwidths by the worker that fetches and the one that sends.
+#[derive(Debug, Default)]
+pub struct TransferRates {
+    by_pair: HashMap<(WorkerIdx, WorkerIdx), Measured>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    bytes_per_ms: f64,
+    at: Instant,
+}
+
+impl TransferRates {
+    /// Returns the bandwidth with which `worker` fetches from `peer`: the measured one, which approaches the assumed
+    /// one as it ages. Units: bytes per millisecond.
+    pub fn bytes_per_ms(&self, (worker, peer): (WorkerIdx, WorkerIdx), assumed: f64, now: Instant) -> f64 {
+        let Some(measured) = self.by_pair.get(&(worker, peer)) else { return assumed };
+        let faded = faded_share(now.saturating_duration_since(measured.at));
+        measured.bytes_per_ms + faded * (assumed - measured.bytes_per_ms)
+    }
+
+    /// Records that `worker` has fetched this many bytes from `peer` in this time.
+    pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), (bytes, ms): (u64, f64), now: Instant) {
+        // No transfer is shorter than what a worker can report.
+        let newest = bytes as f64 / ms.max(1.0);
+        let average = self.by_pair.get(&pair).filter(|measured| measured.bytes_per_ms > 0.0);
+        let bytes_per_ms =
+            average.map_or(newest, |measured| measured.bytes_per_ms + NEWEST_WEIGHT * (newest - measured.bytes_per_ms));
+        self.record(pair, Measured { bytes_per_ms, at: now });
+    }
+
+    /// Records that `worker` did not fetch from `peer` what it was told to: none is expected until that has faded.
+    pub fn failed(&mut self, pair: (WorkerIdx, WorkerIdx), now: Instant) {
+        self.record(pair, Measured { bytes_per_ms: 0.0, at: now });
+    }
+
+    /// Removes a worker that has left.
+    pub fn left(&mut self, worker: WorkerIdx) {
+        self.by_pair.retain(|(to, from), _| *to != worker && *from != worker);
+    }
+
+    fn record(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Measured) {
+        if self.by_pair.len() >= PAIRS_MAX && !self.by_pair.contains_key(&pair) {
+            self.by_pair.retain(|_, old| measured.at.saturating_duration_since(old.at) < FORGOTTEN_AFTER);
+            if self.by_pair.len() >= PAIRS_MAX {
+                return;
+            }
+        }
+        self.by_pair.insert(pair, measured);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAIR: (WorkerIdx, WorkerIdx) = (WorkerIdx(1), WorkerIdx(2));
+    const ASSUMED: f64 = 1000.0;
+
+    #[test]
+    fn a_pair_is_as_fast_as_it_was_and_an_unmeasured_one_as_assumed() {
+        let (mut rates, now) = (TransferRates::default(), Instant::now());
+        assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), ASSUMED);
+        rates.fetched(PAIR, (4000, 10.0), now);
+        assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), 400.0);
+        rates.fetched(PAIR, (5000, 10.0), now);
+        assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), 430.0);
+        assert_eq!(rates.bytes_per_ms((PAIR.1, PAIR.0), ASSUMED, now), ASSUMED, "the way back is another");
+        rates.fetched(PAIR, (0, 0.0), now);
+        assert!(rates.bytes_per_ms(PAIR, ASSUMED, now).is_finite());
+        rates.left(PAIR.1);
+        assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), ASSUMED);
+    }
+
+    #[test]
+    fn a_pair_that_failed_is_tried_again_after_a_while() {
+        let (mut rates, now) = (TransferRates::default(), Instant::now());
+        rates.failed(PAIR, now);
+        let after = |seconds| rates.bytes_per_ms(PAIR, ASSUMED, now + Duration::from_secs(seconds));
+        assert_eq!([after(0), after(30), after(60)], [0.0, 0.0, ASSUMED / 2.0]);
+        let mut rates = TransferRates::default();
+        rates.failed(PAIR, now);
+        rates.fetched(PAIR, (100, 1.0), now);
+        assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), 100.0, "a success replaces the failure");
+    }
+
+    #[test]
+    fn of_many_pairs_no_more_than_the_limit_is_kept() {
+        let (mut rates, now) = (TransferRates::default(), Instant::now());
+        let pair = |n: usize| (WorkerIdx(n as u32), WorkerIdx(0));
+        (0..=PAIRS_MAX).for_each(|n| rates.fetched(pair(n), (10, 1.0), now));
+        assert_eq!(rates.by_pair.len(), PAIRS_MAX);
+        rates.fetched(pair(PAIRS_MAX), (10, 1.0), now + FORGOTTEN_AFTER);
+        assert_eq!(rates.by_pair.len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_bandwidth_is_between_the_measured_ones_and_the_assumed_one(
+            transfers in prop::collection::vec((1u64..1_000_000, 1u32..1000), 1..20),
+            age_s in 0u64..1000,
+        ) {
+            let (mut rates, now) = (TransferRates::default(), Instant::now());
+            let mut measured = vec![ASSUMED];
+            for (bytes, ms) in transfers {
+                rates.fetched(PAIR, (bytes, f64::from(ms)), now);
+                measured.push(bytes as f64 / f64::from(ms));
+            }
+            let rate = rates.bytes_per_ms(PAIR, ASSUMED, now + Duration::from_secs(age_s));
+            let least = measured.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = measured.iter().copied().fold(0.0, f64::max);
+            prop_assert!(least - 1e-6 <= rate && rate <= most + 1e-6);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! KV state from another worker: from which peer a worker would fetch a part of the prompt, and how long that takes.
+//!
+//! A worker that holds less of a prompt than a peer can fetch the difference instead of computing it. Fetching takes
+//! time, but nothing of the worker's prefill capacity. Whether a request is better off at a worker that fetches or at
+//! one that holds more is decided by the cost (`cost`) and the choice (`choose`). Not here: measured bandwidths
+//! (`ledger::transfer_rates`), the transfer itself (the workers).
+
+use warmpath_common::model::{Fingerprint, KvTransfer};
+use warmpath_common::summary::RunState;
+
+use crate::WorkerIdx;
+use crate::fleet::{Connection, FleetView, WorkerView};
+use crate::index::Match;
+
+/// Most peers that are compared for each worker, the ones that hold most.
+///
+/// Source: own choice: all workers of a large fleet hold the common start of all chats, and comparing each with each
+/// would take a millisecond.
+const PEERS_MAX: usize = 4;
+
+/// Time of a transfer besides that of its bytes. Units: milliseconds.
+///
+/// Source: own choice: a request between two workers takes one round trip, and the peer's engine looks at it when its
+/// step ends; a transfer that saves less is not worth its risk.
+const LATENCY_MS: f64 = 5.0;
+
+/// A worker whose state of a prompt others can fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// The worker.
+    pub worker: WorkerIdx,
+    /// Leading blocks of the prompt that it holds, computed.
+    pub blocks: u32,
+    /// Identity of its state.
+    pub layout: Fingerprint,
+}
+
+/// State that a worker would fetch for a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Transfer {
+    /// Worker that has the state.
+    pub peer: WorkerIdx,
+    /// Leading blocks of the prompt that the worker has afterwards.
+    pub blocks: u32,
+    /// Predicted time. Units: milliseconds.
+    pub ms: f64,
+}
+
+/// A request's prompt at a worker that may fetch a part of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Gap {
+    /// Leading blocks that the worker has itself.
+    pub own_blocks: u32,
+    /// Leading blocks that can be reused, whoever has them.
+    pub blocks_max: u32,
+    /// Tokens per block.
+    pub block_size_tokens: u32,
+    /// Prefill rate of the worker. Units: prompt tokens per millisecond.
+    pub prefill_tokens_per_ms: f64,
+}
+
+/// Returns the state that a worker exchanges with others; `None` if it does not, or its connection is lost.
+///
+/// A worker that drains still sends its state.
+fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
+    let is_live = worker.link == Connection::Live && worker.excluded.is_none() && worker.stock.is_none();
+    worker.model.as_ref().filter(|_| is_live)?.kv_transfer
+}
+
+/// Returns the workers that can send state of a prompt, longest first, at most [`PEERS_MAX`].
+///
+/// `matches` are what workers hold, longest first; blocks that are still being computed cannot be sent.
+pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<Peer> {
+    let computed = matches.iter().filter(|found| found.state == RunState::Ready);
+    let peer = |found: &Match| {
+        let layout = exchanged(fleet.worker(found.worker)?)?.layout;
+        Some(Peer { worker: found.worker, blocks: found.blocks, layout })
+    };
+    computed.filter_map(peer).take(PEERS_MAX).collect()
+}
+
+impl Transfer {
+    /// Returns the transfer that saves a worker most time; `None` if computing takes no longer.
+    ///
+    /// `bytes_per_ms` is the bandwidth from a peer to the worker. Of equal peers the first one is taken.
+    pub fn best(
+        worker: &WorkerView,
+        gap: Gap,
+        peers: &[Peer],
+        bytes_per_ms: impl Fn(WorkerIdx) -> f64,
+    ) -> Option<Self> {
+        let own = exchanged(worker)?;
+        let usable = peers.iter().filter(|peer| peer.worker != worker.idx && peer.layout == own.layout);
+        let saving = |peer: &Peer| {
+            let blocks = peer.blocks.min(gap.blocks_max);
+            let tokens = f64::from(blocks.checked_sub(gap.own_blocks)?) * f64::from(gap.block_size_tokens);
+            let ms = LATENCY_MS + tokens * own.bytes_per_token as f64 / bytes_per_ms(peer.worker);
+            Some((Self { peer: peer.worker, blocks, ms }, tokens / gap.prefill_tokens_per_ms - ms))
+        };
+        let worthwhile = usable.filter_map(saving).filter(|(_, saved_ms)| *saved_ms > 0.0);
+        let best = worthwhile.reduce(|best, other| if other.1 > best.1 { other } else { best });
+        best.map(|(transfer, _)| transfer)
+    }
+}
+
+#[cfg(test)]
+mod tests;

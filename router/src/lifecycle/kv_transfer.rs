@@ -1,0 +1,63 @@
+//! KV state from other workers: the hint that tells a worker where to fetch it, and what comes of it.
+//!
+//! The hint is private to router and worker: a client's own is dropped, and no client sees the report. Not here: the
+//! choice of the peer (the core's `routing::transfer`), the transfer itself (the workers).
+
+use std::time::Instant;
+
+use axum::http::HeaderMap;
+use warmpath_common::headers::{CACHED_TOKENS, KV_FETCHED};
+use warmpath_router_core::routing::transfer::Transfer;
+
+use super::{Choice, headers};
+use crate::http::state::App;
+
+/// Returns the hint's header: the peer's URL and the number of the prompt's first blocks that it holds.
+pub(super) fn hint(app: &App, transfer: Transfer) -> String {
+    format!("{};blocks={}", app.fleet.member(transfer.peer).name(), transfer.blocks)
+}
+
+/// Records what a worker fetched from the peer that it was told of; nothing if it was told of none.
+///
+/// A transfer after which less is reused than predicted has failed: the peer had less, or the worker could not keep what
+/// came. A worker that reuses as much without fetching found the state in the meantime, which tells nothing of the peer.
+pub(super) fn observe(app: &App, choice: &Choice, answered: &HeaderMap) {
+    let Some(transfer) = choice.decision.transfer else { return };
+    let fetched = headers::text(answered, KV_FETCHED).and_then(fetched);
+    let cached_tokens: Option<u32> = headers::number(answered, CACHED_TOKENS);
+    let is_less = cached_tokens.is_some_and(|cached_tokens| cached_tokens < choice.decision.cached_tokens);
+    if fetched.is_some() || is_less {
+        let measured = fetched.filter(|_| !is_less);
+        app.fleet.ledger().fetched((choice.decision.worker, transfer.peer), measured, Instant::now());
+    }
+}
+
+/// Returns the bytes and milliseconds of [`KV_FETCHED`]; `None` if it is malformed or nothing was fetched.
+fn fetched(text: &str) -> Option<(u64, f64)> {
+    let (bytes, ms) = text.split_once(';')?;
+    let (bytes, ms): (u64, f64) = (bytes.parse().ok()?, ms.parse().ok()?);
+    (bytes > 0 && ms.is_finite() && ms >= 0.0).then_some((bytes, ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_fetched_is_read_and_anything_else_is_nothing() {
+        for (text, expected) in [
+            ("23040;7", Some((23_040, 7.0))),
+            ("23040;0.5", Some((23_040, 0.5))),
+            ("0;7", None),
+            ("5;-1", None),
+            ("5;NaN", None),
+            ("5;inf", None),
+            ("-5;1", None),
+            ("5", None),
+            ("5;1;2", None),
+            ("", None),
+        ] {
+            assert_eq!(fetched(text), expected, "{text}");
+        }
+    }
+}
