@@ -7,6 +7,7 @@
 
 pub mod ablation;
 pub mod lru;
+pub mod network;
 pub mod outcome;
 pub mod policy;
 pub mod rivals;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use self::network::Network;
 use self::outcome::Outcome;
 use self::policy::Policy;
 use self::shapes::TraceShape;
@@ -98,6 +100,12 @@ pub struct SimArgs {
     /// Lets a worker die with all that it has: `WORKER@SECOND`.
     #[arg(long, value_name = "W@S", value_parser = worker_at)]
     pub die: Vec<(usize, f64)>,
+    /// Bandwidth of the network over which workers fetch KV state from each other, in Gbit/s; none for no transfers.
+    #[arg(long, value_name = "GBITS")]
+    pub kv_gbits: Option<f64>,
+    /// KV state of a token, in bytes; the default is that of an 8B model with 8 KV heads at f16.
+    #[arg(long, default_value_t = 131_072)]
+    pub kv_token_bytes: u64,
     /// Time to first token within which an answer counts as good, in milliseconds.
     #[arg(long, default_value_t = 5000.0)]
     pub ttft_limit_ms: f64,
@@ -146,6 +154,7 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
             view_age: Duration::try_from_secs_f64(args.view_age)?,
             load_age: Duration::try_from_secs_f64(args.load_age)?,
             changes: changes(args)?,
+            network: network(args)?,
             seed: args.seed,
         })
     };
@@ -178,6 +187,12 @@ fn fleet(args: &SimArgs, trace: &Trace) -> anyhow::Result<Vec<worker::Shape>> {
         decode_step_ms: args.decode_step_ms / speed,
     };
     Ok((0..args.workers).zip(args.speeds.iter().cycle()).map(shape).collect())
+}
+
+fn network(args: &SimArgs) -> anyhow::Result<Option<Network>> {
+    let Some(gbits) = args.kv_gbits else { return Ok(None) };
+    anyhow::ensure!(gbits.is_finite() && gbits > 0.0, "a bandwidth is more than 0");
+    Ok(Some(Network { bytes_per_ms: gbits * 1e9 / 8.0 / 1e3, bytes_per_token: args.kv_token_bytes }))
 }
 
 fn changes(args: &SimArgs) -> anyhow::Result<Vec<FleetChange>> {

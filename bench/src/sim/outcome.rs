@@ -27,6 +27,8 @@ pub struct Outcome {
     pub token_hit_ratio: f64,
     /// Reused blocks / those that one LRU cache of the same total size would reuse.
     pub lru_share: f64,
+    /// Prompt tokens of which another worker sent the state / all prompt tokens.
+    pub fetched_ratio: f64,
     /// Computed prompt tokens.
     pub computed_tokens: u64,
     /// Mean TTFT. Units: milliseconds.
@@ -81,6 +83,8 @@ pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits)
         block_hit_ratio: hit_blocks as f64 / n_blocks as f64,
         token_hit_ratio: cached_tokens as f64 / trace.prompt_tokens() as f64,
         lru_share: ratio(hit_blocks as f64, lru.n_blocks as f64),
+        fetched_ratio: served.iter().map(|served| f64::from(served.fetched_tokens)).sum::<f64>()
+            / trace.prompt_tokens() as f64,
         computed_tokens,
         ttft_ms_mean: ttft_ms.iter().sum::<f64>() / ttft_ms.len().max(1) as f64,
         ttft_ms_p50: quantile(&ttft_ms, 0.5),
@@ -106,6 +110,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
         "blocks hit",
         "tokens hit",
         "of LRU",
+        "fetched",
         "computed",
         "TTFT mean s",
         "p50 s",
@@ -125,6 +130,7 @@ pub fn table(outcomes: &[Outcome]) -> Table {
             percent(outcome.block_hit_ratio),
             percent(outcome.token_hit_ratio),
             percent(outcome.lru_share),
+            percent(outcome.fetched_ratio),
             format!("{:.1}M", outcome.computed_tokens as f64 / 1e6),
             seconds(outcome.ttft_ms_mean),
             seconds(outcome.ttft_ms_p50),

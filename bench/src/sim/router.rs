@@ -11,15 +11,17 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng as _;
 use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::ids::{RequestId, WorkerUid};
-use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
+use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
-use warmpath_router_core::ledger::{Ledger, LedgerOptions, RouteRequest, Ticket};
+use warmpath_router_core::ledger::{Decision, Ledger, LedgerOptions, RouteRequest, Ticket};
 use warmpath_router_core::routing::choose::{Policy as Offered, PromptView};
+use warmpath_router_core::routing::transfer::Transfer;
 
 use super::ablation::{self, Term};
+use super::network::Network;
 use super::policy::Policy;
 use super::rivals::{Rival, Seen};
 use super::trace::{Request, mix};
@@ -57,6 +59,8 @@ pub struct FleetShape {
     pub n_slots: u16,
     /// Length of a block. Units: tokens.
     pub block_tokens: u32,
+    /// Network between the workers; absent where they exchange no KV state.
+    pub network: Option<Network>,
 }
 
 /// Receipt for a request that was sent.
@@ -75,6 +79,8 @@ pub struct Sent {
     pub worker: WorkerIdx,
     /// Prompt tokens that are expected to be reused. Units: tokens.
     pub cached_tokens: u32,
+    /// State that the worker is to fetch.
+    pub transfer: Option<Transfer>,
     /// Receipt, which must be returned to [`Router::ended`].
     pub receipt: Receipt,
 }
@@ -104,7 +110,8 @@ impl Router {
         let writer = IndexWriter::new(IndexOptions { bytes_max: INDEX_BYTES_MAX, seed });
         let index = writer.reader();
         let own = |policy: Offered, affinity_blocks, without| {
-            let options = LedgerOptions { policy, ..LedgerOptions::default() };
+            let kv_bytes_per_ms = shape.network.map(|network| network.bytes_per_ms);
+            let options = LedgerOptions { policy, kv_bytes_per_ms, ..LedgerOptions::default() };
             Books::Own { dispatch: Box::new(Ledger::new(options)), affinity_blocks, without }
         };
         let books = match policy {
@@ -156,13 +163,13 @@ impl Router {
                     None => dispatch.choose(&self.fleet, &ask, &mut self.rng),
                 };
                 let (decision, ticket) = choice.ok()?;
-                let cached_tokens = decision.cached_tokens;
-                Some(Sent { worker: decision.worker, cached_tokens, receipt: Receipt::Own(ticket) })
+                let Decision { worker, cached_tokens, transfer, .. } = decision;
+                Some(Sent { worker, cached_tokens, transfer, receipt: Receipt::Own(ticket) })
             }
             Books::Rival(rival) => {
                 let seen = Seen { fleet: &self.fleet, request, id, prompt, tried, now: self.start + now };
                 let (worker, cached_tokens) = rival.choose(&seen)?;
-                Some(Sent { worker, cached_tokens, receipt: Receipt::Rival(worker) })
+                Some(Sent { worker, cached_tokens, transfer: None, receipt: Receipt::Rival(worker) })
             }
         }
     }
@@ -172,6 +179,13 @@ impl Router {
         match &mut self.books {
             Books::Own { dispatch, .. } => dispatch.answered(worker, &[], self.start),
             Books::Rival(rival) => rival.first_token(worker, id),
+        }
+    }
+
+    /// Records the bytes and milliseconds of what a worker fetched from a peer; `None` if it fetched nothing.
+    pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Duration) {
+        if let Books::Own { dispatch, .. } = &mut self.books {
+            dispatch.fetched(pair, measured, self.start + now);
         }
     }
 
@@ -246,7 +260,9 @@ fn model(shape: FleetShape) -> ModelInfo {
         embedding: None,
         adapters: Vec::new(),
         adapter_in_force: None,
-        kv_transfer: None,
+        kv_transfer: shape
+            .network
+            .map(|network| KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: network.bytes_per_token }),
     }
 }
 

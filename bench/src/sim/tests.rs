@@ -23,6 +23,7 @@ fn scene(policy: &str, n_workers: usize) -> Scene {
         view_age: Duration::from_millis(5),
         load_age: Duration::from_millis(5),
         changes: Vec::new(),
+        network: None,
         seed: 1,
     }
 }
@@ -114,9 +115,42 @@ fn args(shape: TraceShape) -> SimArgs {
         decode_step_ms: 10.0,
         join: Vec::new(),
         die: Vec::new(),
+        kv_gbits: None,
+        kv_token_bytes: 131_072,
         ttft_limit_ms: 1000.0,
         json: false,
     }
+}
+
+#[test]
+fn a_worker_fetches_what_another_holds_and_computes_what_is_lost() {
+    // 1,000 bytes a token at 1 MB a millisecond.
+    let network = Some(network::Network { bytes_per_ms: 1e6, bytes_per_token: 1000 });
+    let lines = || vec![line(0.0, 1000, 0..10), line(5000.0, 1100, 0..11)];
+    let figures = |scene: Scene| {
+        let second = served(lines(), &scene)[1].expect("it was answered");
+        (ttft_ms(Some(second)), second.worker, second.cached_tokens, second.fetched_tokens)
+    };
+    let turns = || Scene { network, ..scene("round-robin", 2) };
+    // 5 ms of latency, 1 ms for a megabyte, 1.5 ms into the slot, and 100 tokens to compute.
+    assert_eq!(figures(turns()), (107.5, 1, 1000, 1000));
+    assert_eq!(figures(Scene { network: None, ..turns() }), (1100.0, 1, 0, 0));
+    let dies = FleetChange { worker: 0, at: Duration::from_secs(3), what: Presence::Dies };
+    assert_eq!(figures(Scene { changes: vec![dies], ..turns() }), (1100.0, 1, 0, 0));
+    // The holder has lost it, and the router hears of that too late.
+    let workers = vec![worker::Shape { n_blocks_max: 1, ..WORKER }; 2];
+    let late = Scene { workers, view_age: Duration::from_secs(60), ..turns() };
+    assert_eq!(figures(late).3, 0);
+}
+
+#[test]
+fn transfers_lose_no_request() {
+    let args = SimArgs { kv_gbits: Some(10.0), kv_token_bytes: 23_040, load: 1.3, ..args(TraceShape::Agent) };
+    let outcome = &simulate(&args, &[args.policy]).expect("the fleet is well formed")[0];
+    assert_eq!(outcome.n_answered, 300);
+    assert!(outcome.fetched_ratio > 0.0, "{outcome:?}");
+    let endless = SimArgs { kv_gbits: Some(0.0), ..args };
+    assert!(simulate(&endless, &[endless.policy]).is_err());
 }
 
 #[test]
@@ -175,7 +209,7 @@ fn an_outcome_is_counted_from_what_was_served() {
     let trace = Trace::new(lines, BLOCK_TOKENS).expect("the trace is well formed");
     let answer = |worker, ttft_ms, cached_tokens| {
         let ttft = Duration::from_millis(ttft_ms);
-        Some(Served { worker, ttft, cached_tokens, predicted_tokens: 0, n_retries: 1 })
+        Some(Served { worker, ttft, cached_tokens, fetched_tokens: 0, predicted_tokens: 0, n_retries: 1 })
     };
     let history = History { served: vec![answer(0, 1000, 0), answer(1, 100, 900)], ended: Duration::from_secs(2) };
     let lru = lru::hits(&trace, 100);

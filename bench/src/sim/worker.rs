@@ -10,13 +10,14 @@
 
 mod cache;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
+use warmpath_worker_core::chunk_index::ChunkId;
 use warmpath_worker_core::pending_prefills::{PendingPrefills, PromiseId};
 use warmpath_worker_core::rates::{Averages, StepCounts};
 use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
@@ -55,6 +56,10 @@ pub struct Worker {
     block_tokens: u32,
     cache: Cache,
     averages: Averages,
+    /// Requests that wait for state from another worker.
+    fetching: Vec<usize>,
+    /// Chunks that stay in place for the requests that fetched them, until these start.
+    held: HashMap<usize, Vec<ChunkId>>,
     /// Requests that have arrived since the running step began.
     inbox: Vec<(usize, Duration)>,
     /// The same requests, as the load counts them.
@@ -133,6 +138,8 @@ impl Worker {
             block_tokens,
             cache: Cache::new(shape, block_tokens),
             averages: Averages::default(),
+            fetching: Vec::new(),
+            held: HashMap::new(),
             inbox: Vec::new(),
             arrivals: Arrivals::default(),
             queue: VecDeque::new(),
@@ -149,8 +156,34 @@ impl Worker {
     /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
         let (request, id) = request;
-        self.promise(trace, request);
+        self.promise(trace, request, 0);
         self.accepted.push(Change::Accepted(id));
+        self.enter(trace, request, now)
+    }
+
+    /// Takes a request that waits for state of its first `n_blocks` from another worker ([`Worker::fetched`]).
+    pub fn fetch(&mut self, trace: &Trace, (request, id): (usize, RequestId), n_blocks: usize) {
+        self.promise(trace, request, n_blocks);
+        self.accepted.push(Change::Accepted(id));
+        self.fetching.push(request);
+    }
+
+    /// Takes the state of a request's first `n_blocks`, which may then start; returns the end of the running step if
+    /// that has changed.
+    pub fn fetched(&mut self, trace: &Trace, (request, n_blocks): (usize, usize), now: Duration) -> Option<Duration> {
+        self.fetching.retain(|waiting| *waiting != request);
+        let held = self.cache.bring(&trace.requests[request], n_blocks, millis(now));
+        self.held.insert(request, held);
+        self.pass_changes();
+        self.enter(trace, request, now)
+    }
+
+    /// Returns how many of the request's leading blocks the worker could send.
+    pub fn n_held_blocks(&self, trace: &Trace, request: usize) -> usize {
+        self.cache.n_usable(&trace.requests[request])
+    }
+
+    fn enter(&mut self, trace: &Trace, request: usize, now: Duration) -> Option<Duration> {
         self.inbox.push((request, now));
         if let Some(step) = &mut self.step {
             // A sequence of decoding steps ends with the one that runs now.
@@ -196,7 +229,7 @@ impl Worker {
         let running = self.running.iter().map(|running| running.request);
         let waiting =
             self.queue.iter().map(|queued| queued.request).chain(self.inbox.iter().map(|(request, ..)| *request));
-        let lost = running.chain(waiting).collect();
+        let lost = running.chain(waiting).chain(self.fetching.iter().copied()).collect();
         *self = Self::new(self.shape, self.block_tokens);
         lost
     }
@@ -255,12 +288,13 @@ impl Worker {
         }
     }
 
-    /// Announces the blocks that a new request will compute.
-    fn promise(&mut self, trace: &Trace, request: usize) {
+    /// Announces the blocks that a new request will compute or fetch; it fetches the first `n_fetched`.
+    fn promise(&mut self, trace: &Trace, request: usize, n_fetched: usize) {
         self.pass_changes();
         let asked = &trace.requests[request];
         let n_said = asked.keys.iter().take_while(|key| self.said.contains(*key)).count();
-        let n_cached_tokens = n_said.min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
+        let n_cached_tokens =
+            n_said.max(n_fetched).min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
         self.arrivals.come(promise_id(request), asked.prompt_tokens - n_cached_tokens);
         let changes = self.promises.make(promise_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
         self.say(changes);
@@ -288,6 +322,7 @@ impl Worker {
     fn start(&mut self, trace: &Trace, (queued, plan): (Queued, &SlotPlan), now: Duration) {
         let Queued { request, came, .. } = queued;
         self.cache.start(&trace.requests[request], plan, millis(now));
+        self.cache.let_go(self.held.remove(&request).unwrap_or_default());
         self.pass_changes();
         let settled = self.promises.settle(promise_id(request));
         self.say(settled);

@@ -15,7 +15,9 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::BACKOFF_POLL;
+use warmpath_router_core::routing::transfer::Transfer;
 
+use super::network::{Links, Network};
 use super::policy::Policy;
 use super::router::{FleetShape, Receipt, Router};
 use super::trace::Trace;
@@ -42,6 +44,8 @@ pub struct Scene {
     pub load_age: Duration,
     /// Workers that join or die, in the order of time.
     pub changes: Vec<FleetChange>,
+    /// Network between the workers; absent where they exchange no KV state.
+    pub network: Option<Network>,
     /// Seed of everything that is random.
     pub seed: u64,
 }
@@ -75,6 +79,8 @@ pub struct Served {
     pub ttft: Duration,
     /// Prompt tokens that were reused. Units: tokens.
     pub cached_tokens: u32,
+    /// Prompt tokens of which another worker sent the state. Units: tokens.
+    pub fetched_tokens: u32,
     /// Prompt tokens that the router expected to be reused. Units: tokens.
     pub predicted_tokens: u32,
     /// Number of workers that died while they had it.
@@ -93,6 +99,7 @@ pub struct History {
 enum Event {
     Arrive { request: usize },
     StepEnds { worker: usize },
+    Fetched { worker: usize, life: u64, request: usize, n_blocks: usize },
     Push { worker: usize },
     HearChanges { worker: usize, life: u64, changes: Rc<Vec<Change>> },
     HearLoad { worker: usize, life: u64, load: Rc<(Load, Vec<Change>)> },
@@ -133,13 +140,24 @@ struct Errand {
     receipt: Option<Receipt>,
     worker: usize,
     predicted_tokens: u32,
+    hinted: Option<Transfer>,
+    fetched: Option<Fetched>,
     /// Time until which it is held back; absent before that is decided.
     listens_until: Option<Duration>,
     tried: Vec<WorkerIdx>,
 }
 
+/// A transfer for a request.
+#[derive(Clone, Copy)]
+struct Fetched {
+    n_tokens: u32,
+    /// Bytes and milliseconds.
+    measured: (u64, f64),
+}
+
 struct Post {
     worker: Worker,
+    links: Links,
     is_there: bool,
     /// Number of the worker's life, so that announcements from an earlier life are ignored.
     life: u64,
@@ -167,12 +185,14 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         n_workers: scene.workers.len() as u32,
         n_slots: scene.workers.first().map_or(1, |worker| worker.n_slots),
         block_tokens: trace.block_tokens,
+        network: scene.network,
     };
     let joins = |idx: usize| scene.changes.iter().any(|c| c.worker == idx && c.what == Presence::Joins);
     let dies_first =
         |idx: usize| scene.changes.iter().find(|c| c.worker == idx).is_some_and(|c| c.what == Presence::Dies);
     let post = |(idx, shape): (usize, &worker::Shape)| Post {
         worker: Worker::new(*shape, trace.block_tokens),
+        links: Links::default(),
         is_there: !joins(idx) || dies_first(idx),
         life: 0,
         pushed: None,
@@ -231,7 +251,11 @@ impl World<'_> {
                 let now = self.now;
                 self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(worker), (load, counted), now));
             }
-            Event::HearChanges { .. } | Event::HearLoad { .. } => {}
+            Event::Fetched { worker, life, request, n_blocks } if self.posts[worker].life == life => {
+                let ends = self.posts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
+                self.went_on(worker, ends);
+            }
+            Event::HearChanges { .. } | Event::HearLoad { .. } | Event::Fetched { .. } => {}
             Event::Fleet(change) => self.change(change),
         }
     }
@@ -260,10 +284,41 @@ impl World<'_> {
         errand.receipt = Some(sent.receipt);
         errand.worker = worker;
         errand.predicted_tokens = sent.cached_tokens;
-        if let Some(ends) = self.posts[worker].worker.submit(self.trace, (request, id), self.now) {
+        (errand.hinted, errand.fetched) = (sent.transfer, None);
+        if let Some(n_blocks) = sent.transfer.and_then(|transfer| self.begin_fetch(request, transfer)) {
+            self.posts[worker].worker.fetch(self.trace, (request, id), n_blocks);
+            return self.want_push(worker);
+        }
+        let ends = self.posts[worker].worker.submit(self.trace, (request, id), self.now);
+        self.went_on(worker, ends);
+    }
+
+    fn went_on(&mut self, worker: usize, ends: Option<Duration>) {
+        if let Some(ends) = ends {
             self.schedule(ends, Event::StepEnds { worker });
         }
         self.want_push(worker);
+    }
+
+    /// Begins the transfer of a request's state to its worker; returns the number of the prompt's first blocks that
+    /// the worker then has, `None` if the peer has no more of them.
+    fn begin_fetch(&mut self, request: usize, transfer: Transfer) -> Option<usize> {
+        let (worker, peer) = (self.errands[request].worker, transfer.peer.0 as usize);
+        let n_held = |idx: usize| self.posts[idx].worker.n_held_blocks(self.trace, request);
+        let n_own = n_held(worker);
+        let n_there = if self.posts[peer].is_there { n_held(peer) } else { 0 };
+        let n_blocks = n_there.min(transfer.blocks as usize);
+        let network = self.scene.network.filter(|_| n_blocks > n_own)?;
+        let n_tokens = (n_blocks - n_own) as u32 * self.trace.block_tokens;
+        let bytes = network.bytes(u64::from(n_tokens));
+        let (mut to, mut from) = (self.posts[worker].links, self.posts[peer].links);
+        let at = network.transfer((&mut to, &mut from), bytes, self.now);
+        (self.posts[worker].links, self.posts[peer].links) = (to, from);
+        let measured = (bytes, (at - self.now).as_secs_f64() * 1e3);
+        self.errands[request].fetched = Some(Fetched { n_tokens, measured });
+        let life = self.posts[worker].life;
+        self.schedule(at, Event::Fetched { worker, life, request, n_blocks });
+        Some(n_blocks)
     }
 
     fn step_ends(&mut self, worker: usize) {
@@ -287,8 +342,18 @@ impl World<'_> {
     fn first_token(&mut self, request: usize, cached_tokens: u32) {
         let errand = &self.errands[request];
         let ttft = self.now.saturating_sub(Duration::from_secs_f64(self.trace.requests[request].at_s));
-        let (worker, predicted_tokens, n_retries) = (errand.worker, errand.predicted_tokens, errand.tried.len());
-        self.served[request] = Some(Served { worker, ttft, cached_tokens, predicted_tokens, n_retries });
+        let Errand { worker, predicted_tokens, fetched, router, .. } = *errand;
+        let n_retries = errand.tried.len();
+        let fetched_tokens = fetched.map_or(0, |fetched| fetched.n_tokens);
+        self.served[request] =
+            Some(Served { worker, ttft, cached_tokens, fetched_tokens, predicted_tokens, n_retries });
+        if let Some(Transfer { peer, .. }) = errand.hinted {
+            let is_less = cached_tokens < predicted_tokens;
+            let measured = fetched.map(|fetched| fetched.measured).filter(|_| !is_less);
+            if measured.is_some() || is_less {
+                self.routers[router].fetched((worker_idx(worker), peer), measured, self.now);
+            }
+        }
         self.routers[errand.router].first_token(worker_idx(worker), &name(request));
     }
 

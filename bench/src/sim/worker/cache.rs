@@ -117,24 +117,49 @@ impl Cache {
     /// Stores the blocks of a sequence that has ended.
     pub(super) fn end(&mut self, request: &Request, slot: SlotId, now_ms: u64) {
         let _ = self.table.release(slot);
+        self.store(prefix(request), now_ms);
+        // Blocks that others started from in the slot count as used in the store.
+        let n_reused = self.table.take_reused(slot);
+        self.touch(request, n_reused, now_ms);
+        self.hear();
+        self.table.forget(slot);
+    }
+
+    /// Stores a request's first `n_blocks`, which another worker has sent; the returned chunks stay in place until
+    /// [`Cache::let_go`].
+    pub(super) fn bring(&mut self, request: &Request, n_blocks: usize, now_ms: u64) -> Vec<ChunkId> {
         let whole = prefix(request);
-        for blocks in self.index.missing(&whole) {
+        let first = Prefix { chain: &whole.chain[..n_blocks], tokens: &whole.tokens[..n_blocks], ..whole };
+        self.store(first, now_ms);
+        self.hear();
+        let held: Vec<ChunkId> = self.index.find(&first).first(n_blocks).map(|(id, _)| id).collect();
+        held.iter().for_each(|id| self.index.hold(*id));
+        held
+    }
+
+    /// Lets chunks of [`Cache::bring`] be evicted again.
+    pub(super) fn let_go(&mut self, held: Vec<ChunkId>) {
+        held.into_iter().for_each(|id| self.index.let_go(id));
+    }
+
+    fn store(&mut self, prefix: Prefix<'_>, now_ms: u64) {
+        for blocks in self.index.missing(&prefix) {
             let n_bytes = blocks.len() as u64;
-            let new = NewChunk { prefix: whole, blocks, n_bytes, priority: 0, tenant: TENANT, now_ms };
+            let new = NewChunk { prefix, blocks, n_bytes, priority: 0, tenant: TENANT, now_ms };
             if self.index.insert(&new).is_err() {
                 break;
             }
         }
-        // Blocks that others started from in the slot count as used in the store.
-        let n_reused = self.table.take_reused(slot);
-        self.touch(request, n_reused, now_ms);
+    }
+
+    /// Takes what the store has kept and evicted.
+    fn hear(&mut self) {
         for order in self.index.take_orders() {
             debug_assert!(matches!(order, Order::DropRam(_)), "there is no disk");
         }
         for news in self.index.take_news() {
             self.table.apply(news);
         }
-        self.table.forget(slot);
     }
 
     /// Takes the changes that must be announced to routers.
