@@ -140,8 +140,8 @@ fn document(text: &str) -> String {
 fn agent_loop(idx: usize) -> Vec<Message> {
     let call = |n: usize| {
         format!(
-            "{{\"tool\": \"read_file\", \"arguments\": {{\"path\": \"src/part_{idx}/module_{n}.py\", \"first_line\": 1, \
-             \"last_line\": 200}}}}"
+            "{{\"tool\": \"read_file\", \"arguments\": {{\"path\": \"src/part_{idx}/module_{n}.py\", \
+             \"first_line\": 1, \"last_line\": 200}}}}"
         )
     };
     let system = "You read files one after the other. Answer only with the next call, as JSON, in the same form.";

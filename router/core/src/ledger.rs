@@ -67,8 +67,8 @@ pub struct LedgerOptions {
     pub suspicion: Duration,
     /// Limits on the work queued at workers; `None` to never hold requests back for that.
     pub admission: Option<AdmissionOptions>,
-    /// Assumed bandwidth of KV transfers between two workers until it is measured; `None` for no transfers. Units: bytes
-    /// per millisecond.
+    /// Assumed bandwidth of KV transfers between two workers until it is measured; `None` for no transfers. Units:
+    /// bytes per millisecond.
     pub kv_bytes_per_ms: Option<f64>,
 }
 

@@ -1,9 +1,9 @@
 //! Stale blocks: blocks that workers have announced and did not reuse.
 //!
 //! Every response reports the actual reuse. If it is less than what the worker has announced, the first block that was
-//! not reused is *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An announcement may
-//! overtake the response, so the latest announcements are kept: a block announced after the choice does not become
-//! stale. The index itself keeps the worker's announcements, block by block.
+//! not reused is *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An
+//! announcement may overtake the response, so the latest announcements are kept: a block announced after the choice
+//! does not become stale. The index itself keeps the worker's announcements, block by block.
 //!
 //! Not here: announcements (`index`), predictions and choices (`ledger`).
 

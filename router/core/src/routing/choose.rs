@@ -1,11 +1,11 @@
 //! The choice: which of the candidates gets the request, and why.
 //!
 //! Which workers are candidates is decided in `ledger`, their costs in `cost`. The smallest cost says how much of the
-//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so costs
-//! that differ by little are equal. Of equal workers the one wins that got the least to compute recently from any router,
-//! which spreads work and new state; then the one that can start first; then the one with the most free cells; then one
-//! by a hash of the prompt's first new block: routers that see all workers equal send prompts with one new prefix to one
-//! worker, and others to several. The same inputs always give the same choice.
+//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so
+//! costs that differ by little are equal. Of equal workers the one wins that got the least to compute recently from
+//! any router, which spreads work and new state; then the one that can start first; then the one with the most free
+//! cells; then one by a hash of the prompt's first new block: routers that see all workers equal send prompts with one
+//! new prefix to one worker, and others to several. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;

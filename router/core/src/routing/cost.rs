@@ -12,9 +12,10 @@
 //! Others wait for the other three:
 //!
 //! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. What is
-//!   computed delays the requests beside and behind it; what is computed or fetched evicts cached tokens that would have
-//!   been reused. Without this term prefixes spread over all workers. The rate is the fleet's: the multiple would make large differences of small ones
-//!   between two measured rates, and a slow worker's own prefill time is in the sum already.
+//!   computed delays the requests beside and behind it; what is computed or fetched evicts cached tokens that would
+//!   have been reused. Without this term prefixes spread over all workers. The rate is the fleet's: the multiple would
+//!   make large differences of small ones between two measured rates, and a slow worker's own prefill time is in the
+//!   sum already.
 //! - **surplus**: the e prompts by which this worker exceeds the fleet's mean n are delayed as well: 1 + n times the
 //!   uncached part's time for each, but no more than the work that is ahead. Both the number of prompts and their work
 //!   must exceed the mean: neither one long prompt nor many short remainders are a surplus.

@@ -101,7 +101,8 @@ proptest! {
         let peers: Vec<Peer> = held.iter().map(|&(worker, blocks, same, _)| Peer {
             worker: WorkerIdx(worker), blocks, layout: if same { LAYOUT } else { OTHER },
         }).collect();
-        let rates: std::collections::HashMap<u32, f64> = held.iter().map(|&(worker, .., rate)| (worker, rate)).collect();
+        let rates = held.iter().map(|&(worker, .., rate)| (worker, rate));
+        let rates: std::collections::HashMap<u32, f64> = rates.collect();
         let gap = Gap { blocks_max: 25, ..gap(own_blocks) };
         let best = Transfer::best(&worker(0, Some(LAYOUT)), gap, &peers, |peer| rates[&peer.0]);
         let saved = |blocks: u32, peer: u32| {
