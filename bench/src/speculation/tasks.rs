@@ -98,7 +98,7 @@ impl Task {
             Self::Rewrite => format!("Write this text again, with \"book\" replaced by \"film\":\n\n{library}"),
             Self::Repeat => format!("Repeat this text word for word:\n\n{bicycles}"),
             Self::JsonEdit => {
-                let document = document(&library);
+                let document = document(&library, idx);
                 format!("Set \"open\" of section 2 to false and write the whole JSON again:\n\n{document}")
             }
             Self::Extraction => format!("Copy every sentence of this text that has a number:\n\n{library}"),
@@ -129,10 +129,10 @@ fn turned(text: &str, idx: usize) -> String {
     sentences.concat()
 }
 
-fn document(text: &str) -> String {
+fn document(text: &str, idx: usize) -> String {
     let sections = text.lines().filter(|line| !line.trim().is_empty()).take(6).enumerate();
     let section = |(n, line): (usize, &str)| json!({"id": n + 1, "text": line.trim(), "open": true});
-    let document = json!({"name": "rules", "sections": sections.map(section).collect::<Vec<_>>()});
+    let document = json!({"name": format!("rules {idx}"), "sections": sections.map(section).collect::<Vec<_>>()});
     serde_json::to_string_pretty(&document).unwrap_or_default()
 }
 
