@@ -46,7 +46,8 @@ async fn a_repeated_update_is_cut_off_and_resynced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_no_frame_are_cut_off_and_resynced() {
-    check_cut_off("malformed", |worker| worker.send_raw(&framed(b"\x04nonsense"))).await;
+    let bytes = [&[PROTOCOL_VERSION], &b"nonsense"[..]].concat();
+    check_cut_off("malformed", |worker| worker.send_raw(&framed(&bytes))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
