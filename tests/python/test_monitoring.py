@@ -20,7 +20,7 @@ RULES = ROOT / "deploy/prometheus/rules.yaml"
 DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 PROMTOOL = shutil.which("promtool") or ROOT / "target/tools/debian/usr/bin/promtool"
 LINTER = shutil.which("dashboard-linter")
-UNITS = {"percentunit", "short", "s", "bytes", "reqps", "cps", "ops"}
+UNITS = {"percentunit", "short", "s", "bytes", "Bps", "reqps", "cps", "ops"}
 # What Prometheus gives series besides their metric's own labels, and what rules give to theirs.
 COMMON_LABELS = {"job", "instance", "namespace", "pod", "le", "__name__"}
 
