@@ -1,8 +1,8 @@
 //! Policies that the router does not offer: published rules of others.
 //!
-//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`. Every rival sees what our
-//! router sees (the same matches, the same reported loads, its own requests recorded immediately), so that only the rule
-//! differs.
+//! The router's own policies are in `warmpath-router-core`, ours without a term in `ablation`. Every rival sees what
+//! our router sees (the same matches, the same reported loads, its own requests recorded immediately), so that only
+//! the rule differs.
 
 use std::collections::HashMap;
 use std::time::Instant;

@@ -20,7 +20,8 @@ pub(super) fn hint(app: &App, transfer: Transfer) -> String {
 /// Records what a worker fetched from the peer that it was told of; nothing if it was told of none.
 ///
 /// A transfer after which less is reused than predicted has failed: the peer had less, or the worker could not keep
-/// what came. A worker that reuses as much without fetching found the state in the meantime, which tells nothing of the peer.
+/// what came. A worker that reuses as much without fetching found the state in the meantime, which tells nothing of the
+/// peer.
 pub(super) fn observe(app: &App, choice: &Choice, answered: &HeaderMap) {
     let Some(transfer) = choice.decision.transfer else { return };
     let fetched = headers::text(answered, KV_FETCHED).and_then(fetched);

@@ -2,8 +2,8 @@
 //!
 //! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
 //! answer with the same chain root (suffix memory). How much of it is computed depends on its chances and on the
-//! measured time of a step (`lengths`). A wrong proposal costs time and changes no answer: the shell samples every token
-//! as without drafts and keeps only the tokens that it has chosen.
+//! measured time of a step (`lengths`). A wrong proposal costs time and changes no answer: the shell samples every
+//! token as without drafts and keeps only the tokens that it has chosen.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
 //! (arXiv 2411.04975).
 

@@ -42,6 +42,21 @@ const GAIN_MIN: f64 = 0.1;
 /// Processor feature with which bf16 is multiplied natively, as llama.cpp names it.
 const BF16_FEATURE: &str = "AVX512_BF16 = 1";
 
+/// How a processor multiplies bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bf16 {
+    /// By instructions of its own.
+    Native,
+    /// By way of another type.
+    Converted,
+}
+
+impl Bf16 {
+    fn of_this_machine() -> Self {
+        if backends::cpu_features().contains(BF16_FEATURE) { Self::Native } else { Self::Converted }
+    }
+}
+
 /// Settings that the self-test compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Setting {
@@ -151,7 +166,7 @@ fn measure_and_keep(
 /// Measures every setting that the configuration leaves open.
 fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     let began = Instant::now();
-    let settings = settings(config, backends::cpu_features().contains(BF16_FEATURE));
+    let settings = settings(config, Bf16::of_this_machine());
     let mut candidates: Vec<Candidate> = Vec::new();
     for &setting in &settings {
         let best = candidates.iter().filter(|tried| tried.outcome == Outcome::Whole).map(|tried| tried.cost_ms);
@@ -193,7 +208,7 @@ fn expected(config: &EngineConfig) -> Setting {
 }
 
 /// Returns the settings that are left open; the one expected to be best comes first.
-fn settings(config: &EngineConfig, has_bf16: bool) -> Vec<Setting> {
+fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
     let first = expected(config);
     let open = |switch: Switch, expected: bool| match switch {
         Switch::Auto => vec![expected, !expected],
@@ -209,7 +224,7 @@ fn settings(config: &EngineConfig, has_bf16: bool) -> Vec<Setting> {
         _ => open(config.kv_unified, first.kv_unified),
     };
     let mut settings = Vec::new();
-    for types in cache_types(config, has_bf16) {
+    for types in cache_types(config, bf16) {
         for &flash_attn in &flash_attn {
             let of = |&kv_unified| Setting { flash_attn, kv_unified, cache_type_k: types.0, cache_type_v: types.1 };
             settings.extend(kv_unified.iter().map(of));
@@ -219,13 +234,14 @@ fn settings(config: &EngineConfig, has_bf16: bool) -> Vec<Setting> {
 }
 
 /// Returns the types of keys and values that are left open. Keys that are shifted must not be bf16.
-fn cache_types(config: &EngineConfig, has_bf16: bool) -> Vec<(CacheType, CacheType)> {
+fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)> {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let is_open = [k, v].contains(&CacheType::Auto);
-    let may_be_bf16 = has_bf16 && !config.placement.is_offloaded() && config.shifts == ShiftConfig::default();
-    let bf16 = |kind: CacheType| if kind == CacheType::Auto { CacheType::Bf16 } else { kind };
+    let may_be_bf16 =
+        bf16 == Bf16::Native && !config.placement.is_offloaded() && config.shifts == ShiftConfig::default();
+    let other = |kind: CacheType| if kind == CacheType::Auto { CacheType::Bf16 } else { kind };
     let mut types = vec![(k.settled(), v.settled())];
-    types.extend((is_open && may_be_bf16).then(|| (bf16(k), bf16(v))));
+    types.extend((is_open && may_be_bf16).then(|| (other(k), other(v))));
     types
 }
 

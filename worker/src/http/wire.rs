@@ -179,8 +179,8 @@ pub struct Usage {
     pub total_tokens: u32,
     /// Details of the prompts' tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Details of the choices' tokens; absent if the model's reasoning cannot be separated from its response and nothing
-    /// was drafted.
+    /// Details of the choices' tokens; absent if the model's reasoning cannot be separated from its response and
+    /// nothing was drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }

@@ -1,5 +1,5 @@
-//! Speculative decoding: with drafts that are right, wrong or half right, every answer is the one without drafts, and so
-//! is whatever comes after it.
+//! Speculative decoding: with drafts that are right, wrong or half right, every answer is the one without drafts, and
+//! so is whatever comes after it.
 //!
 //! Not here: random traffic with drafts (`property`), real weights (`real_weights`), what is proposed and what it costs
 //! (the core's tests).

@@ -51,7 +51,7 @@ pub struct Transfer {
 pub struct Gap {
     /// Leading blocks that the worker has itself.
     pub own_blocks: u32,
-    /// Leading blocks that can be reused, whoever has them.
+    /// Leading blocks that can be reused, whichever worker has them.
     pub blocks_max: u32,
     /// Tokens per block.
     pub block_size_tokens: u32,

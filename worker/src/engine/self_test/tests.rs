@@ -64,7 +64,7 @@ fn tries_only_what_is_left_open() {
     let on_gpu = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
     let switches = |setting: &Setting| (setting.flash_attn, setting.kv_unified);
     let check = |config: &EngineConfig, expected: &[(bool, bool)]| {
-        assert_eq!(settings(config, true).iter().map(switches).collect::<Vec<_>>(), expected)
+        assert_eq!(settings(config, Bf16::Native).iter().map(switches).collect::<Vec<_>>(), expected)
     };
     check(&base, &[(false, false), (false, true), (true, false), (true, true)]);
     check(
@@ -80,21 +80,22 @@ fn tries_only_what_is_left_open() {
 
 #[test]
 fn tries_bf16_only_where_it_is_asked_for_and_native() {
-    use CacheType::{Auto, Bf16, F16, Q8_0};
+    use super::Bf16::{Converted, Native};
+    use CacheType::{Auto, Bf16 as B16, F16, Q8_0};
     let base = EngineConfig { flash_attn: Switch::Off, n_slots: 1, ..EngineConfig::default() };
     let of = |k, v| EngineConfig { cache_type_k: k, cache_type_v: v, ..base.clone() };
-    let types = |config: &EngineConfig, has_bf16| {
-        let found = settings(config, has_bf16);
+    let types = |config: &EngineConfig, bf16| {
+        let found = settings(config, bf16);
         found.iter().map(|setting| (setting.cache_type_k, setting.cache_type_v)).collect::<Vec<_>>()
     };
-    assert_eq!(types(&of(Auto, Auto), true), [(F16, F16), (Bf16, Bf16)]);
-    assert_eq!(types(&of(Auto, Q8_0), true), [(F16, Q8_0), (Bf16, Q8_0)]);
-    assert_eq!(types(&of(F16, F16), true), [(F16, F16)]);
-    assert_eq!(types(&of(Auto, Auto), false), [(F16, F16)]);
+    assert_eq!(types(&of(Auto, Auto), Native), [(F16, F16), (B16, B16)]);
+    assert_eq!(types(&of(Auto, Q8_0), Native), [(F16, Q8_0), (B16, Q8_0)]);
+    assert_eq!(types(&of(F16, F16), Native), [(F16, F16)]);
+    assert_eq!(types(&of(Auto, Auto), Converted), [(F16, F16)]);
     let shifts = ShiftConfig { cache_reuse_tokens: 256, ..ShiftConfig::default() };
-    assert_eq!(types(&EngineConfig { shifts, ..of(Auto, Auto) }, true), [(F16, F16)]);
+    assert_eq!(types(&EngineConfig { shifts, ..of(Auto, Auto) }, Native), [(F16, F16)]);
     let placement = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
-    assert_eq!(types(&EngineConfig { placement, ..of(Auto, Auto) }, true), [(F16, F16)]);
+    assert_eq!(types(&EngineConfig { placement, ..of(Auto, Auto) }, Native), [(F16, F16)]);
 }
 
 #[test]
