@@ -67,7 +67,7 @@ fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
     worker.model.as_ref().filter(|_| is_live)?.kv_transfer
 }
 
-/// Returns the workers that can send state of a prompt, longest first, at most [`PEERS_MAX`].
+/// Returns the workers that can send state of a prompt, longest first, at most `PEERS_MAX`.
 ///
 /// `matches` are what workers hold, longest first; blocks that are still being computed cannot be sent.
 pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<Peer> {

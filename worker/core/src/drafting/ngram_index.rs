@@ -1,7 +1,7 @@
 //! Index of a growing text's n-grams: where its last tokens occurred before, and what followed there.
 //!
 //! Every run of [`GRAM_TOKENS`] tokens leads to its last occurrence, and each occurrence to the one before it. So a
-//! token costs one insertion, and a search walks over at most [`OCCURRENCES_MAX`] occurrences. Beyond its limit the
+//! token costs one insertion, and a search walks over at most `OCCURRENCES_MAX` occurrences. Beyond its limit the
 //! index forgets the older half of its text.
 
 use hashbrown::HashMap;
