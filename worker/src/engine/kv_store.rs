@@ -7,6 +7,7 @@
 //! (`kv_codec`), the start of a request (`warmpath_worker_core::slot_plan`).
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -181,20 +182,8 @@ impl Cache {
             let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
             let n_tokens = tokens.end - tokens.start;
             let Ok(payload) = export.cut(tokens) else { break };
-            let new = NewChunk {
-                prefix: kept.prefix,
-                blocks,
-                n_bytes: payload.len() as u64,
-                priority: kept.priority,
-                tenant: kept.tenant,
-                now_ms: self.clock.now_ms(),
-            };
-            match self.index.insert(&new) {
-                Ok(id) => drop(self.payloads.insert(id, payload.into())),
-                Err(reason) => {
-                    debug!(%reason, "a chunk is not stored");
-                    break;
-                }
+            if self.insert(blocks, payload.into(), kept).is_none() {
+                break;
             }
             n_stored += n_tokens;
             self.obey();
@@ -212,29 +201,35 @@ impl Cache {
             let Some(first) = blocks.start.checked_sub(received.first_block) else { break };
             let bytes = first * block_bytes..(first + blocks.len()) * block_bytes;
             let Some(payload) = received.payload.get(bytes) else { break };
-            let new = NewChunk {
-                prefix: kept.prefix,
-                blocks,
-                n_bytes: payload.len() as u64,
-                priority: kept.priority,
-                tenant: kept.tenant,
-                now_ms: self.clock.now_ms(),
-            };
-            match self.index.insert(&new) {
-                Ok(id) => {
-                    self.payloads.insert(id, payload.into());
-                    self.index.hold(id);
-                    stored.push(id);
-                }
-                Err(reason) => {
-                    debug!(%reason, "a received chunk is not stored");
-                    break;
-                }
-            }
+            let Some(id) = self.insert(blocks, payload.into(), kept) else { break };
+            self.index.hold(id);
+            stored.push(id);
             self.obey();
         }
         self.obey();
         stored
+    }
+
+    /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
+    fn insert(&mut self, blocks: Range<usize>, payload: Arc<[u8]>, kept: &Kept<'_>) -> Option<ChunkId> {
+        let new = NewChunk {
+            prefix: kept.prefix,
+            blocks,
+            n_bytes: payload.len() as u64,
+            priority: kept.priority,
+            tenant: kept.tenant,
+            now_ms: self.clock.now_ms(),
+        };
+        match self.index.insert(&new) {
+            Ok(id) => {
+                self.payloads.insert(id, payload);
+                Some(id)
+            }
+            Err(reason) => {
+                debug!(%reason, "a chunk is not stored");
+                None
+            }
+        }
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
