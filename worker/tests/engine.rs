@@ -2,7 +2,7 @@
 //!
 //! The generated models' greedy responses depend on every token of the context and survive numeric noise, so any KV
 //! state that differs from the engine's records shows in the response. Not here: HTTP (the worker's other tests), the
-//! pure plans (`warmpath-worker-core`).
+//! pure plans (`warmpath-worker-core`, `warmpath-worker-output`).
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Finding;
 
 /// Crates of the tree that each crate may use; dependencies point one way.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("warmpath-common", &[]),
     ("warmpath-gguf", &["warmpath-common"]),
     ("warmpath-llama-chat", &[]),
@@ -18,6 +18,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ),
     ("warmpath-cli", &["warmpath-shell"]),
     ("warmpath-worker-core", &["warmpath-common"]),
+    ("warmpath-worker-output", &["warmpath-common"]),
     (
         "warmpath-worker",
         &[
@@ -27,6 +28,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
             "warmpath-prompt",
             "warmpath-shell",
             "warmpath-worker-core",
+            "warmpath-worker-output",
         ],
     ),
     (
@@ -59,7 +61,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 ];
 
 /// Pure crates.
-const PURE: [&str; 3] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core"];
+const PURE: [&str; 4] = ["warmpath-common", "warmpath-router-core", "warmpath-worker-core", "warmpath-worker-output"];
 /// External crates that a pure crate may use: none of them does IO, reads a clock or runs async code.
 const PURE_MAY_USE: [&str; 12] = [
     "arc-swap",

@@ -16,7 +16,7 @@ const EMPTY_WORDS: [&str; 7] = ["manager", "helper", "helpers", "util", "utils",
 /// Function names without meaning.
 const EMPTY_FUNCTIONS: [&str; 3] = ["process", "handle_stuff", "do_it"];
 /// Folders with pure code.
-const PURE_FOLDERS: [&str; 3] = ["common/src", "router/core/src", "worker/core/src"];
+const PURE_FOLDERS: [&str; 4] = ["common/src", "router/core/src", "worker/core/src", "worker/output/src"];
 /// Names that pure code does not use: IO, clocks, globals, the environment, async.
 const IMPURE: [&str; 11] = [
     "std::fs",

@@ -11,7 +11,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::pending_prefills::PromiseId;
 use warmpath_worker_core::tenants::TenantId;
 

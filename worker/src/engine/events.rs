@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use futures::Stream;
 use tokio::sync::mpsc;
-use warmpath_worker_core::logprobs::{TokenLogprob, TokenProbabilities};
+use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
 use super::api::Event;
 

@@ -12,7 +12,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::grammar::{ByName, Exhausted, Follower, Grammar, Place};
+use warmpath_worker_output::grammar::{ByName, Exhausted, Follower, Grammar, Place};
 
 use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
 use super::json_schema::CompiledSchema;

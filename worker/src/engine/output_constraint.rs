@@ -11,7 +11,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::grammar::{Grammar, Tokens};
+use warmpath_worker_output::grammar::{Grammar, Tokens};
 
 use super::api::{EngineError, Generation};
 use super::arguments::FollowedArguments;

@@ -8,7 +8,7 @@
 //! Not here: how reasoning is separated from content for the client (`lifecycle::output_parser`).
 
 use warmpath_common::ids::Token;
-use warmpath_worker_core::tool_call_detector::{Seen, Start, Thoughts, ToolCallDetector};
+use warmpath_worker_output::tool_call_detector::{Seen, Start, Thoughts, ToolCallDetector};
 
 use super::output_constraint::Rule;
 use super::schema_or_call::SchemaOrCall;

@@ -14,8 +14,8 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::infill::{self, Kept};
-use warmpath_worker_core::logprobs::{self, TokenLogprob, TokenProbabilities};
+use warmpath_worker_output::infill::{self, Kept};
+use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 
 use super::api::{EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission};
 use super::grammar::Followed;

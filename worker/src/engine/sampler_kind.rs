@@ -1,6 +1,6 @@
 //! The samplers that a request may name, by llama-server's names and letters.
 //!
-//! Not here: their effect (llama.cpp and `warmpath_worker_core::infill`), their parameters (`Sampling`).
+//! Not here: their effect (llama.cpp and `warmpath_worker_output::infill`), their parameters (`Sampling`).
 
 use schemars::JsonSchema;
 use serde::Serialize;

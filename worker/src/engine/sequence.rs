@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::drafting::Drafter;
-use warmpath_worker_core::logprobs::{self, PromptProbabilities, TokenProbabilities};
-use warmpath_worker_core::stream_decoder::Output;
+use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::stream_decoder::Output;
 
 use super::api::{Drafted, Event, FinishReason, Finished, Started, Submission};
 use super::events::EventSender;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
-use warmpath_worker_core::tool_call_detector::{Pattern, Seen, Start, Thoughts, ToolCallDetector};
+use warmpath_worker_output::tool_call_detector::{Pattern, Seen, Start, Thoughts, ToolCallDetector};
 
 use super::arguments::ArgumentSchemas;
 use super::grammar::Followed;

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tracing::info;
 use warmpath_common::headers;
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::body::Body;
 use super::calls::GrowingCalls;

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::logprobs::TokenProbabilities;
+use warmpath_worker_output::logprobs::TokenProbabilities;
 
 use super::answer::Facts;
 use super::body::Body;

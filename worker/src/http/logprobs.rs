@@ -1,12 +1,12 @@
 //! Log probabilities in responses: OpenAI's form for chats and its older one for completions.
 //!
-//! Not here: the numbers (`warmpath_worker_core::logprobs`).
+//! Not here: the numbers (`warmpath_worker_output::logprobs`).
 
 use schemars::JsonSchema;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenLogprob, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenLogprob, TokenProbabilities};
 
 use super::wire::Shape;
 use crate::engine::ProbabilitySource;

@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ToolChoice, Trigger};
 use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial};
-use warmpath_worker_core::tool_call_detector;
+use warmpath_worker_output::tool_call_detector;
 
 use super::arguments::{self, Calls, KeptArguments};
 use super::prompts::ReadPrompt;

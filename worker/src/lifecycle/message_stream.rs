@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::journal::Identity;

@@ -11,7 +11,7 @@ use futures::stream::{BoxStream, SelectAll};
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_shell::trace::{Span, Value};
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
 use super::journal::{self, Identity, Journal, Past};

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use warmpath_llama_chat::{ChatTemplates, FormatInputs};
-use warmpath_worker_core::grammar::{Grammar, Tokens};
+use warmpath_worker_output::grammar::{Grammar, Tokens};
 
 use super::*;
 

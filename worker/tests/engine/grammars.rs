@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
-use warmpath_worker_core::grammar::{Follower, Grammar, Tokens};
+use warmpath_worker_output::grammar::{Follower, Grammar, Tokens};
 
 use super::support::{Answer, ask, config, start, stop, tokens};
 

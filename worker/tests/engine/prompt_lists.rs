@@ -3,7 +3,7 @@
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenLogprob, of_logits};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenLogprob, of_logits};
 
 use super::by_hand::ByHand;
 use super::support::{Ask, ask, config, start, stop, tokens};

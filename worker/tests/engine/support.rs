@@ -16,7 +16,7 @@ use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
     Generation, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
 };
-use warmpath_worker_core::logprobs::{PromptProbabilities, TokenProbabilities};
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
 
 /// Time after which anything in these tests counts as stuck.
