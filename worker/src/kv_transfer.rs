@@ -4,7 +4,7 @@
 //! queue meanwhile. What arrives is verified here and stored by the engine. Whatever goes wrong, the rest of the prompt
 //! is computed. A worker that failed is left alone for a while.
 //!
-//! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv_receiving`), the connection (`peer`).
+//! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv::receiving`), the connection (`peer`).
 
 mod hint;
 mod peer;

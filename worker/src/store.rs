@@ -4,7 +4,7 @@
 //! is written under a temporary name, flushed and renamed, and its checksums are verified when it is read. So a crash
 //! at any point leaves a usable store.
 //!
-//! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv_codec`).
+//! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv::codec`).
 
 pub mod exchange;
 mod folder;

@@ -23,7 +23,7 @@ use warmpath_worker_core::tenants::TenantId;
 
 use super::api::EngineError;
 use super::handle::{Command, EngineHandle, Place};
-use super::saved_slot::SlotState;
+use super::kv::saved_slot::SlotState;
 use super::step::Scheduler;
 
 /// Most inquiries that wait for the engine; further ones are refused.
@@ -163,10 +163,10 @@ pub struct NewPin {
 }
 
 /// Sender of the answer to the caller.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 
 /// An inspection or change.
-pub(super) enum AdminQuery {
+pub(crate) enum AdminQuery {
     Look(Page, Reply<CacheView>),
     Clear(Reply<CacheTotals>),
     Pin(NewPin, Vec<BlockHash>, Reply<NamedPin>),
@@ -177,7 +177,7 @@ pub(super) enum AdminQuery {
 }
 
 /// An inquiry with its place among those that wait.
-pub(super) struct Asked {
+pub(crate) struct Asked {
     pub inquiry: AdminQuery,
     pub _place: Place,
 }
@@ -206,7 +206,7 @@ impl Asked {
 
 /// Names of the pins.
 #[derive(Debug, Default)]
-pub(super) struct PinNames {
+pub(crate) struct PinNames {
     names: BTreeMap<PinId, String>,
     n_named: u64,
 }

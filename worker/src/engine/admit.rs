@@ -4,7 +4,7 @@
 //! keeps its place but blocks no other. A plan is executed step by step and checked at the end: if a slot's state does
 //! not end where the plan says, the slot is cleared and the whole prompt computed.
 //!
-//! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`cache`), computing the rest (`step`).
+//! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`kv::store`), computing the rest (`step`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 use super::api::{CachedTokens, EngineError, FinishReason, PromptFault, Started};
 use super::config::PrefixCache;
 use super::handle::Admission;
-use super::kv_receiving::{Fetched, TransferId};
-use super::kv_store::Cache;
+use super::kv::receiving::{Fetched, TransferId};
+use super::kv::store::Cache;
 use super::sequence::{Chosen, Sequence};
 use super::step::{Owner, Scheduler};
 
@@ -37,7 +37,7 @@ const SIBLING_WAIT_MAX: Duration = Duration::from_millis(25);
 const QUIET_AFTER: Duration = Duration::from_hours(1);
 
 /// A submission that waits for a slot.
-pub(super) struct Waiting {
+pub(crate) struct Waiting {
     pub(super) admission: Admission,
     /// Prompt tokens to compute, as estimated at its arrival.
     pub(super) n_uncached: u32,

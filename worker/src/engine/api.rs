@@ -11,17 +11,17 @@ use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::pending_prefills::PromiseId;
 use warmpath_worker_core::tenants::TenantId;
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::config::ShiftObstacle;
 use super::events::EventSender;
-use super::json_schema::CompiledSchema;
-use super::kv_receiving::{Fetched, PeerOffer};
-use super::reasoning::ThoughtsFirst;
-use super::sampler_kind::SamplerKind;
-use super::tool_grammar::CallGrammar;
+use super::kv::receiving::{Fetched, PeerOffer};
+use super::output::json_schema::CompiledSchema;
+use super::output::reasoning::ThoughtsFirst;
+use super::output::sampler_kind::SamplerKind;
+use super::output::tool_grammar::CallGrammar;
 
 /// A token of a response, with what its choice took of the random numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,6 +2,13 @@
 //!
 //! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
+pub(crate) mod footprint;
+pub(crate) mod metadata;
+pub(crate) mod placement;
+pub(crate) mod rope;
+#[cfg(test)]
+mod tests;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,13 +17,13 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 
-use super::adapters::AdapterFile;
-use super::footprint::{Bytes, Fit};
-use super::metadata::MetadataOverride;
-use super::placement::Placement;
-use super::rope::RopeSettings;
-use super::speculation::SpeculationConfig;
+use super::llama::adapters::AdapterFile;
+use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
+use footprint::{Bytes, Fit};
+use metadata::MetadataOverride;
+use placement::Placement;
+use rope::RopeSettings;
 
 /// Largest default context of a slot.
 ///
@@ -443,6 +450,3 @@ pub enum StartError {
         reason: String,
     },
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@
 //! by the caller here. The number of submissions in the engine is limited by places, one per slot and per queue
 //! position. A place is free again when its submission has left, however it ended.
 //!
-//! Not here: running a submission (`thread`), inspecting and changing the cache (`inspect`).
+//! Not here: running a submission (`thread`), inspecting and changing the cache (`admin`).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -24,15 +24,15 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::admin::{Asked, CacheTotals};
 use super::api::{EngineError, PromptFault, SlotView, Submission};
-use super::arrival_announcer::{ArrivalAnnouncer, Promise};
-use super::counters::{CounterValues, Counters};
 use super::facts::EngineFacts;
-use super::json_schema::{CompiledSchema, Compiler};
-use super::kv_sending::Sending;
-use super::output_constraint::{KnownGrammars, Rule};
-use super::sampler::TokenSampler;
+use super::kv::sending::Sending;
+use super::output::constraint::{KnownGrammars, Rule};
+use super::output::json_schema::{CompiledSchema, Compiler};
+use super::output::sampler::TokenSampler;
+use super::output::speculation::SpeculationConfig;
+use super::publish::arrival_announcer::{ArrivalAnnouncer, Promise};
+use super::publish::counters::{CounterValues, Counters};
 use super::sequence::Chosen;
-use super::speculation::SpeculationConfig;
 use super::step::look_up;
 use crate::schema::{CallText, ValueGrammar};
 
@@ -43,7 +43,7 @@ pub struct EngineHandle {
 }
 
 /// State shared by the handles and the thread.
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub facts: EngineFacts,
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
@@ -81,7 +81,7 @@ impl Shared {
 
 /// State that the thread shows to others.
 #[derive(Default)]
-pub(super) struct View {
+pub(crate) struct View {
     pub counters: Counters,
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
@@ -91,7 +91,7 @@ pub(super) struct View {
 }
 
 /// Command for the engine thread.
-pub(super) enum Command {
+pub(crate) enum Command {
     Submit(Box<Admission>),
     Inquire(Box<Asked>),
     Send(Box<Sending>),
@@ -100,7 +100,7 @@ pub(super) enum Command {
 }
 
 /// A submission with everything that the caller could prepare.
-pub(super) struct Admission {
+pub(crate) struct Admission {
     pub submission: Submission,
     /// The response so far.
     pub past: Vec<Chosen>,
@@ -119,7 +119,7 @@ pub(super) struct Admission {
 }
 
 /// Number of submissions or inquiries in the engine, and its limit.
-pub(super) struct Places {
+pub(crate) struct Places {
     n_taken: AtomicUsize,
     n_max: usize,
 }
@@ -137,7 +137,7 @@ impl Places {
 }
 
 /// Place of one submission or inquiry in the engine, free again once it is dropped.
-pub(super) struct Place(Arc<Places>);
+pub(crate) struct Place(Arc<Places>);
 
 impl Drop for Place {
     fn drop(&mut self) {

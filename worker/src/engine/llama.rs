@@ -2,9 +2,10 @@
 //!
 //! Not here: the tokens to decode (`warmpath_worker_core::batch_plan`), sampling (`sampler`).
 
-pub(super) mod devices;
+pub(crate) mod adapters;
+pub(crate) mod devices;
 mod layout;
-pub(super) mod measure;
+pub(crate) mod measure;
 mod params;
 mod shift;
 mod state;
@@ -29,9 +30,9 @@ use warmpath_common::lora::{AdapterInfo, Applied};
 use warmpath_common::model::{Fingerprint, MemoryKind};
 
 use super::SelfTestReport;
-use super::adapters::Adapters;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
+use adapters::Adapters;
 use params::ModelParams;
 
 /// Callback that gets the loaded share of a model and returns whether to continue.
@@ -105,7 +106,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
 
 /// Properties of a model besides those that llama.cpp reports.
 #[derive(Debug, Clone)]
-pub(super) struct Probed {
+pub(crate) struct Probed {
     /// How far a slot can be rewound.
     pub(super) memory: MemoryKind,
     /// Fingerprint of the model file.
@@ -120,7 +121,7 @@ pub(super) struct Probed {
 
 /// Whether a token's logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Logits {
+pub(crate) enum Logits {
     /// They are: the next token is to be chosen.
     Wanted,
     /// They are not.
@@ -141,7 +142,7 @@ impl Spare {
 }
 
 /// Runner of batches on one context; sequence ids are slot ids.
-pub(super) struct Llama<'m> {
+pub(crate) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
     n_slots: u16,

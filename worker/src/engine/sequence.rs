@@ -14,10 +14,10 @@ use warmpath_worker_output::stream_decoder::Output;
 use super::api::{Drafted, Event, FinishReason, Finished, Started, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, Place};
-use super::sampler::TokenSampler;
+use super::output::sampler::TokenSampler;
 
 /// A sequence in a slot.
-pub(super) struct Sequence {
+pub(crate) struct Sequence {
     pub(super) submission: Submission,
     pub(super) sampler: TokenSampler,
     pub(super) n_cached: u32,
@@ -56,7 +56,7 @@ struct Times {
 
 /// Use of a token's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     /// To choose the next token.
     Choose,
     /// For the log probability of the prompt's next token.
@@ -64,7 +64,7 @@ pub(super) enum Purpose {
 }
 
 /// A token with its properties in the vocabulary.
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     pub(super) token: Token,
     /// Bytes of its text; empty for a control token.
     pub(super) piece: Vec<u8>,

@@ -18,10 +18,10 @@ use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
 use super::handle::View;
-use super::kv_store::{Cache, Codec, Disk};
+use super::kv::store::{Cache, Codec, Disk};
 use super::llama::Llama;
+use super::output::speculation::Speculation;
 use super::self_test;
-use super::speculation::Speculation;
 use crate::store::{DiskStore, Identity};
 
 /// Most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.

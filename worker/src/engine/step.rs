@@ -24,25 +24,25 @@ use warmpath_worker_core::rates::{Averages, StepCounts};
 use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
-use super::adapters::Adapters;
 use super::admin::PinNames;
 use super::admit::Waiting;
 use super::api::{EngineError, Event, FinishReason, SampledToken, SlotView};
-use super::batch::{Batch, Planned};
 use super::config::{PrefixCache, ShiftConfig};
 use super::facts::Exchange;
 use super::handle::View;
-use super::kv_receiving::Receiving;
-use super::kv_sending::Sending;
-use super::kv_store::Cache;
+use super::kv::receiving::Receiving;
+use super::kv::saved_slot::Export;
+use super::kv::sending::Sending;
+use super::kv::store::Cache;
 use super::llama::Llama;
-use super::saved_slot::Export;
+use super::llama::adapters::Adapters;
+use super::output::speculation::Speculation;
+use super::publish::summary_events::Report;
+use super::schedule::batch::{Batch, Planned};
 use super::sequence::{Chosen, Purpose, Sequence};
-use super::speculation::Speculation;
-use super::summary_events::Report;
 
 /// State owned by the engine thread.
-pub(super) struct Scheduler<'m> {
+pub(crate) struct Scheduler<'m> {
     pub(super) model: &'m LlamaModel,
     pub(super) llama: Llama<'m>,
     pub(super) table: SlotTable,
@@ -97,7 +97,7 @@ pub(super) struct Scheduler<'m> {
 
 /// Owner of a slot's state, by the last request in it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Owner {
+pub(crate) struct Owner {
     pub(super) tenant: Tenant,
     pub(super) priority: i32,
     /// Start of that request.

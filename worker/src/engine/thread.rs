@@ -18,21 +18,21 @@ use warmpath_worker_core::batch_plan::{Passes, Room};
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
-use super::adapters::Adapters;
 use super::admin::{Asked, INQUIRIES_MAX, PinNames};
 use super::api::{EngineError, EngineUpdate, Event};
-use super::arrival_announcer::ArrivalAnnouncer;
-use super::batch::Planned;
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
 use super::handle::{Command, EngineHandle, Places, Shared, View};
-use super::kv_sending::SENDS_MAX;
+use super::kv::sending::SENDS_MAX;
+use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
-use super::output_constraint::KnownGrammars;
+use super::output::constraint::KnownGrammars;
+use super::publish::arrival_announcer::ArrivalAnnouncer;
+use super::publish::summary_events::Report;
+use super::schedule::batch::Planned;
 use super::self_test;
 use super::setup;
 use super::step::{Owner, Scheduler};
-use super::summary_events::Report;
 
 /// Stack of the thread. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server
 /// decodes.

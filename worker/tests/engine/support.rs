@@ -16,8 +16,8 @@ use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
     Generation, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
 };
-use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use warmpath_worker_core::tenants::TenantId;
+use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 /// Time after which anything in these tests counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(300);

@@ -13,8 +13,8 @@ use tracing::{info, warn};
 
 use super::measure::raw;
 use super::params::ModelParams;
+use crate::engine::config::placement::{GpuLayers, Numa, Placement, TensorOverride};
 use crate::engine::config::{EngineConfig, StartError};
-use crate::engine::placement::{GpuLayers, Numa, Placement, TensorOverride};
 
 /// Memory of each device that stays free. Units: bytes. Source: the default of llama-server's `--fit-target`.
 const MARGIN_BYTES: usize = 1 << 30;

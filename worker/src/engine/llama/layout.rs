@@ -10,8 +10,8 @@ use warmpath_common::model::Fingerprint;
 use warmpath_gguf::Model;
 
 use crate::engine::config::EngineConfig;
-use crate::engine::metadata::MetadataOverride;
-use crate::engine::rope::RopeSettings;
+use crate::engine::config::metadata::MetadataOverride;
+use crate::engine::config::rope::RopeSettings;
 
 /// Variable that disables llama.cpp's rotation of quantized keys and values.
 ///
@@ -99,9 +99,9 @@ fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::config::metadata::MetadataValue;
+    use crate::engine::config::rope::RopeScaling;
     use crate::engine::config::{CacheType, Switch};
-    use crate::engine::metadata::MetadataValue;
-    use crate::engine::rope::RopeScaling;
 
     #[test]
     fn every_setting_that_changes_the_state_s_bytes_changes_the_layout_s_name() {

@@ -13,7 +13,7 @@ use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_me
 use super::context_params;
 use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
-use crate::engine::footprint::{Asked, Taken};
+use crate::engine::config::footprint::{Asked, Taken};
 
 /// Longest value of the metadata that is read, with the final byte. Source: architectures and types have some twenty
 /// bytes.

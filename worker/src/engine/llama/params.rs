@@ -11,10 +11,10 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 
 use super::{Progress, devices};
+use crate::engine::config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
+use crate::engine::config::placement::{GpuLayers, LoadMode, SplitMode};
+use crate::engine::config::rope::{RopeScaling, RopeSettings};
 use crate::engine::config::{EngineConfig, StartError};
-use crate::engine::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_BYTES_MAX};
-use crate::engine::placement::{GpuLayers, LoadMode, SplitMode};
-use crate::engine::rope::{RopeScaling, RopeSettings};
 
 /// Parameters of a model, with the data that they point to.
 pub(super) struct ModelParams {

@@ -4,7 +4,7 @@
 //! slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's copy of a
 //! buffer is not used if that works, because it copies the unused cells, too, and only at the next decode.
 //!
-//! Not here: the meaning of the bytes (`kv_codec`), the choice of state (`warmpath_worker_core`).
+//! Not here: the meaning of the bytes (`kv::codec`), the choice of state (`warmpath_worker_core`).
 
 mod check;
 
@@ -19,7 +19,7 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::SlotId;
 
 use super::{Llama, Spare};
-use crate::engine::kv_codec::{CodecError, Frame};
+use crate::engine::kv::codec::{CodecError, Frame};
 
 /// Reason why a sequence's state could not be moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -13,7 +13,7 @@ use warmpath_common::ids::SlotId;
 use super::figures::{Costs, Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding};
 use super::{Candidate, Outcome};
 use crate::engine::config::{EngineConfig, StartError};
-use crate::engine::kv_codec::{Layout, Piece, Sections};
+use crate::engine::kv::codec::{Layout, Piece, Sections};
 use crate::engine::llama::{Llama, Logits, StateError};
 
 /// Most cached tokens of each slot.

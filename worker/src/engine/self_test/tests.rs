@@ -10,8 +10,8 @@ use warmpath_bench::model::cache::cached_model;
 use super::figures::rounding;
 use super::*;
 use crate::engine::config::CacheType;
+use crate::engine::config::placement::{GpuLayers, Placement};
 use crate::engine::llama::load;
-use crate::engine::placement::{GpuLayers, Placement};
 
 fn setting((flash_attn, kv_unified): (bool, bool)) -> Setting {
     Setting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }

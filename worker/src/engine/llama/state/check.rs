@@ -2,14 +2,14 @@
 //!
 //! Two blocks of tokens go through the whole cycle: decoded, exported, cut, assembled, imported into another sequence,
 //! and back again. The result must equal the original byte by byte; this also determines the layout. Not here: the
-//! codec (`engine::kv_codec`).
+//! codec (`engine::kv::codec`).
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
 use super::super::{Llama, Logits};
 use super::StateError;
-use crate::engine::kv_codec::{CodecError, Export, Layout, Piece, Sections};
+use crate::engine::kv::codec::{CodecError, Export, Layout, Piece, Sections};
 
 /// Length of the check. Units: blocks.
 const N_BLOCKS: u32 = 2;

@@ -2,7 +2,7 @@
 //!
 //! A slot whose state was moved must continue exactly like one that computed its tokens itself. The digital models
 //! respond with wide margins and reveal a wrong value; the one with ordinary keys reveals a wrong key. Not here: the
-//! bytes alone (`engine::kv_codec`).
+//! bytes alone (`engine::kv::codec`).
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
 use crate::engine::config::{CacheType, EngineConfig, Switch};
-use crate::engine::kv_codec::{Layout, Piece, Sections};
+use crate::engine::kv::codec::{Layout, Piece, Sections};
 use crate::engine::llama::{Logits, load};
 
 const BLOCK: u32 = 32;
@@ -149,7 +149,7 @@ impl Bed<'_> {
         let layout = self.layout.clone();
         let export = layout.parse(self.llama.export(slot).unwrap()).unwrap();
         let whole = export.n_tokens() / BLOCK * BLOCK;
-        (export.cut(0..whole).unwrap(), export.partial_section().to_vec())
+        (export.cut(0..whole).unwrap(), export.partial.to_vec())
     }
 
     fn partial(&mut self, slot: SlotId) -> Option<Vec<u8>> {
@@ -318,7 +318,7 @@ fn the_check_tells_the_layout_and_leaves_nothing_behind() {
             };
             assert_eq!(bed.layout.sections(), expected);
             let transposed = setting.flash_attn == Switch::Off && expected != Sections::PartialOnly;
-            assert_eq!(bed.layout.values_transposed(), transposed, "{setting:?}");
+            assert_eq!(bed.layout.values_transposed, transposed, "{setting:?}");
             for slot in [A, B, C] {
                 assert_eq!(bed.llama.last_position(slot), None);
             }

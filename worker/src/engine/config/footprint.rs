@@ -1,0 +1,366 @@
+//! The memory that a worker will take, whether it is available, and how large a context fits; determined before
+//! anything is loaded.
+//!
+//! llama.cpp itself reports what a context of a size would take, without allocating it. Beyond a size that is cheap to
+//! ask about, the sizes grow in proportion to the cells. Memory mapped from the model's file is not counted: the system
+//! reclaims it when needed.
+//!
+//! Not here: the machine's memory (`machine`), the calls into llama.cpp (`llama::measure`).
+
+use std::fmt;
+
+use serde::Serialize;
+use warmpath_llama_chat::DeviceMemory;
+
+use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
+use crate::engine::llama;
+
+/// Largest context that llama.cpp is asked about; sizes of larger ones are extrapolated. Units: cells.
+///
+/// Source: own choice: llama.cpp keeps 48 bytes for each cell even if it allocates nothing else, and from here on the
+/// buffers of the computation grow in proportion.
+const ASKED_CELLS_MAX: u64 = 1 << 16;
+
+/// Memory of llama.cpp for each cell besides keys and values. Units: bytes.
+///
+/// Source: the fields of its `llama_kv_cells`, and a node of the maps of used cells.
+const CELL_BYTES: u64 = 96;
+
+/// Memory of a context. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Cells of all slots together.
+    pub(crate) n_cells: u64,
+    /// KV cache and recurrent state.
+    pub(crate) context: u64,
+    /// Buffers of the computation.
+    pub(crate) compute: u64,
+}
+
+/// Memory that llama.cpp reports for a model and configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Cells that the configuration wants.
+    pub(crate) wanted_cells: u64,
+    /// Weights that are mapped from the file.
+    pub(crate) mapped: u64,
+    /// Weights that are copied, and adapters.
+    pub(crate) copied: u64,
+    /// Memory on each device that is not the CPU, for all wanted cells.
+    pub(crate) devices: Vec<DeviceMemory>,
+    /// Report for at most [`ASKED_CELLS_MAX`] cells.
+    pub(crate) large: Taken,
+    /// Report for half as many.
+    pub(crate) small: Taken,
+}
+
+/// How a default context is fitted to the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fit {
+    /// Memory that stays free. Units: bytes.
+    pub spare_bytes: u64,
+    /// Smallest context of a slot. Units: tokens.
+    pub slot_tokens_min: u32,
+}
+
+/// Memory that a worker takes, as `/props` shows it. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryUse {
+    /// Weights that are mapped from the file; the system reclaims their memory when needed.
+    #[serde(rename = "weights_mapped_bytes")]
+    pub mapped: u64,
+    /// Weights that are copied, and adapters.
+    #[serde(rename = "weights_copied_bytes")]
+    pub copied: u64,
+    /// KV cache and recurrent state.
+    #[serde(rename = "kv_cache_bytes")]
+    pub context: u64,
+    /// Buffers of the computation.
+    #[serde(rename = "compute_bytes")]
+    pub compute: u64,
+    /// Most memory for state stored beyond the slots.
+    #[serde(rename = "cache_ram_bytes")]
+    pub stored: u64,
+    /// Memory that was available before anything was loaded.
+    #[serde(rename = "available_bytes")]
+    pub available: u64,
+}
+
+impl MemoryUse {
+    /// Logs the memory in one line.
+    pub fn log(&self) {
+        tracing::info!(
+            weights_mapped = %Bytes(self.mapped),
+            weights_copied = %Bytes(self.copied),
+            kv_cache = %Bytes(self.context),
+            compute = %Bytes(self.compute),
+            cache_ram = %Bytes(self.stored),
+            available = %Bytes(self.available),
+            "memory"
+        );
+    }
+}
+
+/// Memory that a worker will take, and the fitted size of its context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Memory that will be taken.
+    pub memory: MemoryUse,
+    /// Cells of all slots together, if fewer fit than wanted.
+    pub fitted_cells: Option<u32>,
+}
+
+/// Memory that a worker takes. Units: bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    mapped: u64,
+    copied: u64,
+    taken: Taken,
+    stored: u64,
+    /// Memory of a further cell, KV and computation together.
+    cell: u64,
+    /// Slots that share the cells.
+    n_slots: u64,
+}
+
+impl Footprint {
+    fn new(asked: &Asked, (stored, n_slots): (u64, u16)) -> Self {
+        let Asked { large, small, wanted_cells, .. } = *asked;
+        let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
+        let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
+        let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
+        // Recurrent state has no cells.
+        let kept = if context > 0 { CELL_BYTES } else { 0 };
+        let n_more = wanted_cells.saturating_sub(large.n_cells);
+        let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
+        let taken = Taken {
+            n_cells: wanted_cells,
+            context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept)),
+            compute: grown(large.compute, compute),
+        };
+        let cell = context + compute + kept;
+        Self { mapped: asked.mapped, copied: asked.copied, taken, stored, cell, n_slots: n_slots.into() }
+    }
+
+    /// Returns the memory that cannot be reclaimed.
+    fn needed(&self) -> u64 {
+        [self.copied, self.taken.context, self.taken.compute, self.stored].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Returns the largest context that fits into `available` bytes, a multiple of llama.cpp's step; `None` if none
+    /// does.
+    fn cells_that_fit(&self, available: u64) -> Option<u64> {
+        let excess = self.needed().saturating_sub(available);
+        let step = u64::from(SLOT_CELLS_STEP) * self.n_slots;
+        let fitting = self.taken.n_cells.saturating_sub(excess.div_ceil(self.cell.max(1)));
+        Some(fitting / step * step).filter(|cells| *cells > 0)
+    }
+
+    /// Returns the cells of all slots together that leave memory free beside everything, the weights too; `None` if the
+    /// wanted cells do. No slot gets fewer than the minimum.
+    fn fitted(&self, available: u64, fit: Fit) -> Option<u64> {
+        let room = available.saturating_sub(fit.spare_bytes).saturating_sub(self.mapped);
+        if self.needed() <= room {
+            return None;
+        }
+        let step = u64::from(SLOT_CELLS_STEP);
+        let least = u64::from(fit.slot_tokens_min).next_multiple_of(step) * self.n_slots;
+        let cells = self.cells_that_fit(room).unwrap_or(0).max(least);
+        (cells < self.taken.n_cells).then_some(cells)
+    }
+
+    fn shown(&self, available: u64) -> MemoryUse {
+        let Self { mapped, copied, stored, taken: Taken { context, compute, .. }, .. } = *self;
+        MemoryUse { mapped, copied, context, compute, stored, available }
+    }
+
+    /// Checks that the needed memory is available.
+    ///
+    /// Errors: `Memory` if it is not.
+    fn check(&self, available: u64) -> Result<(), StartError> {
+        if self.needed() <= available {
+            return Ok(());
+        }
+        let fits = match self.cells_that_fit(available) {
+            Some(cells) => format!("--ctx-size {cells} would fit"),
+            None => "no --ctx-size would fit: a smaller --cache-ram, --ubatch-size or model may".to_owned(),
+        };
+        Err(StartError::Memory {
+            needed: Bytes(self.needed()),
+            available: Bytes(available),
+            parts: self.to_string(),
+            fits,
+        })
+    }
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Taken { n_cells, context, compute } = self.taken;
+        write!(
+            out,
+            "{} for the KV cache of {n_cells} tokens (--ctx-size, --cache-type-k, --cache-type-v)",
+            Bytes(context)
+        )?;
+        write!(out, ", {} for computing (--ubatch-size)", Bytes(compute))?;
+        write!(out, ", {} for stored state (--cache-ram)", Bytes(self.stored))?;
+        write!(out, ", {} for weights that are copied", Bytes(self.copied))?;
+        write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
+    }
+}
+
+/// A size, formatted in a suitable unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / f64::from(1 << 20);
+        if mib < 1024.0 { write!(out, "{mib:.1} MiB") } else { write!(out, "{:.1} GiB", mib / 1024.0) }
+    }
+}
+
+/// Refuses a model that does not fit on a device.
+///
+/// Errors: `DeviceMemory`.
+pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> {
+    for DeviceMemory { name, available, weights, context, compute } in devices {
+        let needed = [*weights, *context, *compute].into_iter().fold(0, u64::saturating_add);
+        tracing::debug!(device = name, needed = %Bytes(needed), available = %Bytes(*available), "memory");
+        if needed > *available {
+            let parts = format!(
+                "{} for weights (--n-gpu-layers, --override-tensor), {} for the KV cache (--ctx-size, --no-kv-offload), {} for \
+                 computing (--ubatch-size)",
+                Bytes(*weights),
+                Bytes(*context),
+                Bytes(*compute)
+            );
+            let (needed, available) = (Bytes(needed), Bytes(*available));
+            return Err(StartError::DeviceMemory { device: name.clone(), needed, available, parts });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the memory of a model's weights, context, computation and stored state; `None` if llama.cpp cannot tell:
+/// then loading will report the error. A default context that does not fit is made smaller.
+///
+/// Cost: reads the model's metadata, twice if the context is made smaller. Errors: `Memory`, `DeviceMemory` if they
+/// need more memory than is available.
+pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
+    let Some((mut footprint, mut devices)) = ask(config) else { return Ok(None) };
+    let wanted_cells = footprint.taken.n_cells;
+    let fit = config.fit.filter(|_| config.context_tokens_total == 0);
+    let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
+    if let Some(cells) = fitted_cells {
+        // Extrapolation is accurate enough for a choice; the values that are shown and checked are asked for.
+        let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
+        (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
+        let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
+        tracing::warn!(
+            slot_tokens,
+            wanted,
+            "each slot gets a smaller context, as the memory has no room for more (--fit)"
+        );
+    }
+    check_devices(&devices)?;
+    let memory = footprint.shown(available);
+    memory.log();
+    if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
+        let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
+        tracing::warn!(%model, %left, "the model's file does not fit into the memory that is left: it is read again and again");
+    }
+    footprint.check(available)?;
+    Ok(Some(MemoryPlan { memory, fitted_cells }))
+}
+
+fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
+    // With half of the cells each slot has another size.
+    let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
+    let asked = llama::measure::ask(config, asked_cells_max)?;
+    Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn asked(wanted_cells: u64) -> Asked {
+        let taken = |n_cells: u64| Taken { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
+        let n_cells = wanted_cells.min(ASKED_CELLS_MAX);
+        let (large, small) = (taken(n_cells), taken(n_cells / 2));
+        Asked { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, devices: Vec::new(), large, small }
+    }
+
+    fn footprint(wanted_cells: u64) -> Footprint {
+        Footprint::new(&asked(wanted_cells), (2 * MIB, 2))
+    }
+
+    #[test]
+    fn sizes_beyond_what_was_asked_for_grow_with_the_cells() {
+        for n_cells in [1024, ASKED_CELLS_MAX, 1 << 24, u64::from(u32::MAX)] {
+            let expected = 3 * MIB + 2 * MIB + MIB + (100 + CELL_BYTES + 4) * n_cells;
+            assert_eq!(footprint(n_cells).needed(), expected, "{n_cells}");
+        }
+        assert_eq!(
+            Footprint { taken: Taken { context: u64::MAX, ..asked(1024).large }, ..footprint(1024) }.needed(),
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers_and_what_would() {
+        let large = footprint(1 << 24);
+        assert!(large.check(large.needed()).is_ok());
+        let refused = large.check(large.needed() - 1).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("would fit") && refused.contains("500.0 MiB of weights are mapped"), "{refused}");
+        let fits = large.cells_that_fit(100 * MIB).expect("a smaller one fits");
+        assert_eq!(fits % (2 * 256), 0);
+        assert!(footprint(fits).needed() <= 100 * MIB && footprint(fits + 2 * 512).needed() > 100 * MIB, "{fits}");
+        let nothing = large.check(4 * MIB).expect_err("nothing fits").to_string();
+        assert!(nothing.contains("no --ctx-size would fit"), "{nothing}");
+    }
+
+    #[test]
+    fn a_context_that_is_not_given_leaves_memory_free_beside_the_weights() {
+        let fit = Fit { spare_bytes: 64 * MIB, slot_tokens_min: 4096 };
+        let large = footprint(1 << 24);
+        let all = large.needed() + 500 * MIB + 64 * MIB;
+        assert_eq!(large.fitted(all, fit), None);
+        for available in [all - 1, all / 2, 700 * MIB] {
+            let cells = large.fitted(available, fit).expect("it is made smaller");
+            assert_eq!(cells % (2 * u64::from(SLOT_CELLS_STEP)), 0);
+            assert!(footprint(cells).needed() + 564 * MIB <= available, "{available}");
+            assert!(footprint(cells + 1024).needed() + 564 * MIB > available, "{available}");
+        }
+        // The minimum is taken even if it leaves less free; whether it fits at all is checked separately.
+        assert_eq!(large.fitted(100 * MIB, fit), Some(2 * 4096));
+        assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
+        let odd = Fit { slot_tokens_min: 4000, ..fit };
+        assert_eq!(large.fitted(0, odd), Some(2 * 4096));
+    }
+
+    #[test]
+    fn a_device_without_room_is_named_with_the_numbers() {
+        let device = |available| DeviceMemory {
+            name: "CUDA0".to_owned(),
+            available,
+            weights: 5 * MIB,
+            context: 2 * MIB,
+            compute: MIB,
+        };
+        assert!(check_devices(&[]).is_ok());
+        assert!(check_devices(&[device(8 * MIB), device(u64::MAX)]).is_ok());
+        let refused =
+            check_devices(&[device(8 * MIB), device(8 * MIB - 1)]).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("8.0 MiB of CUDA0's memory") && refused.contains("2.0 MiB for the KV"), "{refused}");
+    }
+
+    #[test]
+    fn sizes_are_told_in_the_unit_that_suits_them() {
+        assert_eq!(Bytes(0).to_string(), "0.0 MiB");
+        assert_eq!(Bytes(1536 * MIB).to_string(), "1.5 GiB");
+    }
+}

@@ -1,0 +1,101 @@
+//! The metadata of a model's file, with the replacements of the command line.
+//!
+//! llama.cpp applies replacements while it loads, but returns the file's own value afterwards. Code that needs metadata
+//! reads it from `Metadata`, which knows both. Not here: flags (`crate::config::rope`).
+
+use crate::engine::config::EngineConfig;
+
+/// Longest key. Source: llama.cpp's `llama_model_kv_override`, less the byte at its end.
+pub const KEY_BYTES_MAX: usize = 127;
+
+/// Longest text. Source: as above.
+pub const TEXT_BYTES_MAX: usize = 127;
+
+/// Replacement for a value in the model's file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MetadataOverride {
+    /// Name of the value.
+    pub key: String,
+    /// The value.
+    pub value: MetadataValue,
+}
+
+/// A value of a type that llama.cpp can replace.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MetadataValue {
+    /// Whole number.
+    Int(i64),
+    /// Number.
+    Float(f64),
+    /// Yes or no.
+    Bool(bool),
+    /// Text, of at most [`TEXT_BYTES_MAX`] bytes.
+    Str(String),
+}
+
+impl std::fmt::Display for MetadataValue {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Int(value) => write!(out, "{value}"),
+            Self::Float(value) => write!(out, "{value}"),
+            Self::Bool(value) => write!(out, "{value}"),
+            Self::Str(value) => out.write_str(value),
+        }
+    }
+}
+
+/// Metadata as llama.cpp uses it.
+#[derive(Clone, Copy)]
+pub(crate) struct Metadata<'a> {
+    overrides: &'a [MetadataOverride],
+    /// Returns the value of a key of the file.
+    file: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl<'a> Metadata<'a> {
+    pub(crate) fn new(overrides: &'a [MetadataOverride], file: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        Self { overrides, file }
+    }
+
+    /// Returns the value of a key; the first replacement counts, as in llama.cpp.
+    pub(crate) fn text(&self, key: &str) -> Option<String> {
+        let replaced = self.overrides.iter().find(|one| one.key == key);
+        replaced.map(|one| one.value.to_string()).or_else(|| (self.file)(key))
+    }
+
+    /// Returns the value of a key of the model's architecture.
+    pub(crate) fn of_architecture(&self, key: &str) -> Option<String> {
+        self.text(&format!("{}.{key}", self.text("general.architecture")?))
+    }
+
+    /// Returns the same if it is a whole number.
+    pub(crate) fn number(&self, key: &str) -> Option<u32> {
+        self.of_architecture(key)?.parse().ok()
+    }
+}
+
+impl EngineConfig {
+    /// Returns metadata as llama.cpp uses it, given the model's file.
+    pub(crate) fn metadata<'a>(&'a self, file: &'a dyn Fn(&str) -> Option<String>) -> Metadata<'a> {
+        Metadata::new(&self.metadata_overrides, file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_replaces_a_value_counts() {
+        let file = |key: &str| match key {
+            "general.architecture" => Some("llama".to_owned()),
+            "llama.context_length" => Some("4096".to_owned()),
+            _ => None,
+        };
+        let int = |key: &str, value| MetadataOverride { key: key.to_owned(), value: MetadataValue::Int(value) };
+        let overrides = [int("llama.context_length", 512), int("llama.context_length", 7)];
+        assert_eq!(Metadata::new(&[], &file).number("context_length"), Some(4096));
+        assert_eq!(Metadata::new(&overrides, &file).number("context_length"), Some(512));
+        assert_eq!(Metadata::new(&overrides, &file).number("attention.sliding_window"), None);
+    }
+}

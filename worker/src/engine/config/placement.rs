@@ -1,0 +1,294 @@
+//! Devices of a model and how its file is read: which layers and tensors are on which devices.
+//!
+//! The flags are checked against the existing devices, and completed to llama.cpp's settings, before anything is
+//! loaded. Not here: flags (`crate::config::placement`), the calls into llama.cpp (`llama::params`, `llama::devices`).
+
+use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType};
+
+/// Buffer of tensors that stay in the machine's memory.
+pub const CPU_BUFFER: &str = "CPU";
+
+/// Tensors of a mixture of experts. Source: llama.cpp's `common.h`, `LLM_FFN_EXPS_REGEX`.
+const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
+
+/// Tensors of a feed-forward network without experts. Source: as above, `LLM_FFN_DENSE_REGEX`.
+const DENSE: &str = r"\.ffn_(up|down|gate)\.";
+
+/// Devices of a model and how its file is read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Layers in the memory of GPUs.
+    pub n_gpu_layers: GpuLayers,
+    /// Names of the devices that may be used, empty for the CPU alone; `None` for every GPU.
+    pub devices: Option<Vec<String>>,
+    /// How the model is split among several devices.
+    pub split_mode: SplitMode,
+    /// Device that is used alone, or for everything that is not split. Units: index among the devices in use.
+    pub main_gpu: u32,
+    /// Shares of the devices; empty if llama.cpp chooses them by their free memory.
+    pub tensor_split: Vec<f32>,
+    /// Tensors on another device than their layer.
+    pub overrides: Vec<TensorOverride>,
+    /// Whether the KV cache of a layer is on the layer's device.
+    pub kv_offload: bool,
+    /// Whether a device computes large products of weights that it does not have.
+    pub op_offload: bool,
+    /// Whether weights are repacked for the processor's kernels.
+    pub repack: bool,
+    /// Whether weights for the CPU are kept out of a device's host buffer.
+    pub no_host: bool,
+    /// Whether every tensor is checked for invalid numbers.
+    pub check_tensors: bool,
+    /// How the file is read.
+    pub load_mode: LoadMode,
+    /// Placement of threads on a machine with several memories.
+    pub numa: Option<Numa>,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self {
+            n_gpu_layers: GpuLayers::Auto,
+            devices: None,
+            split_mode: SplitMode::Layer,
+            main_gpu: 0,
+            tensor_split: Vec::new(),
+            overrides: Vec::new(),
+            kv_offload: true,
+            op_offload: true,
+            repack: true,
+            no_host: false,
+            check_tensors: false,
+            load_mode: LoadMode::Auto,
+            numa: None,
+        }
+    }
+}
+
+/// Layers in the memory of GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// As many as fit.
+    Auto,
+    /// All of them.
+    All,
+    /// This many, counted from the last one.
+    Count(u32),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = &'static str;
+
+    /// Errors: the accepted values.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" | "-1" => Ok(Self::Auto),
+            "all" | "-2" => Ok(Self::All),
+            number => number.parse().map(Self::Count).map_err(|_| "must be auto, all or a number of layers"),
+        }
+    }
+}
+
+/// How a model is split among several devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SplitMode {
+    /// Not at all: one device is used.
+    None,
+    /// Layers and their KV cache.
+    Layer,
+    /// Rows of weights.
+    Row,
+    /// Weights and KV cache, computed at the same time.
+    Tensor,
+}
+
+/// How a model's file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoadMode {
+    /// Mapped, unless a device cannot use that.
+    Auto,
+    /// Read into memory.
+    None,
+    /// Mapped.
+    Mmap,
+    /// Read into memory that is never swapped out.
+    Mlock,
+    /// Mapped, and never swapped out.
+    MmapMlock,
+    /// Read past the system's page cache.
+    DirectIo,
+}
+
+impl LoadMode {
+    /// Returns whether the system can reclaim the memory of weights, because it can read them again.
+    pub(crate) fn gives_back(self) -> bool {
+        matches!(self, Self::Auto | Self::Mmap)
+    }
+}
+
+/// Placement of threads on a machine with several memories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Numa {
+    /// Spread over all of them.
+    Distribute,
+    /// Beside the memory where the program began.
+    Isolate,
+    /// As set by `numactl`.
+    Numactl,
+}
+
+/// Tensors on another device than their layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorOverride {
+    /// Regular expression that a part of the tensor's name matches.
+    pub pattern: String,
+    /// Name of the buffer type, in the device's own terms.
+    pub buffer: String,
+}
+
+impl TensorOverride {
+    fn on_cpu(pattern: String) -> Self {
+        Self { pattern, buffer: CPU_BUFFER.to_owned() }
+    }
+
+    /// Returns the override that keeps every expert of a model in the machine's memory.
+    pub fn all_experts_on_cpu() -> Self {
+        Self::on_cpu(EXPERTS.to_owned())
+    }
+
+    /// Returns the overrides that keep the experts of the first layers in the machine's memory.
+    pub fn experts_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
+        (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{EXPERTS}")))
+    }
+
+    /// Returns the overrides that keep the feed-forward networks of the first layers in the machine's memory.
+    pub fn dense_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
+        (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{DENSE}")))
+    }
+}
+
+impl Placement {
+    /// Returns whether a device computes; valid for a completed placement.
+    pub(crate) fn is_offloaded(&self) -> bool {
+        match self.n_gpu_layers {
+            GpuLayers::Auto => false,
+            GpuLayers::All => true,
+            GpuLayers::Count(n_layers) => n_layers > 0,
+        }
+    }
+
+    /// Returns whether the KV cache of layers on a device is there, too.
+    pub(crate) fn offloads_kv(&self) -> bool {
+        self.is_offloaded() && self.kv_offload
+    }
+
+    /// Returns whether a device computes products of weights that it does not have.
+    pub(crate) fn offloads_products(&self) -> bool {
+        self.is_offloaded() && self.op_offload
+    }
+
+    /// Returns the devices for layers.
+    ///
+    /// Errors: names the flag whose device does not exist. Source: llama.cpp's choice in `llama_prepare_model_devices`.
+    pub(crate) fn used<'d>(&self, devices: &'d [LlamaBackendDevice]) -> Result<Vec<&'d LlamaBackendDevice>, String> {
+        let of_kind = |kind| devices.iter().filter(|device| device.device_type == kind).collect::<Vec<_>>();
+        let used = match &self.devices {
+            Some(names) => names.iter().map(|name| named(name, devices)).collect::<Result<Vec<_>, _>>()?,
+            None => match of_kind(LlamaBackendDeviceType::Gpu) {
+                // A device built into the processor is used if there is no better one.
+                none if none.is_empty() => of_kind(LlamaBackendDeviceType::IntegratedGpu),
+                gpus => gpus,
+            },
+        };
+        if used.is_empty() {
+            return Ok(used);
+        }
+        if self.main_gpu as usize >= used.len() {
+            return Err(format!("--main-gpu {}: the devices in use are {}", self.main_gpu, numbered(&used)));
+        }
+        if self.tensor_split.len() > used.len() {
+            let n_shares = self.tensor_split.len();
+            return Err(format!("--tensor-split has {n_shares} shares; the devices in use are {}", numbered(&used)));
+        }
+        Ok(match self.split_mode {
+            SplitMode::None => vec![used[self.main_gpu as usize]],
+            _ => used,
+        })
+    }
+
+    /// Returns whether a flag requests something that only a device can do.
+    pub(crate) fn asks_for_device(&self) -> bool {
+        matches!(self.n_gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
+            || self.main_gpu > 0
+            || !self.tensor_split.is_empty()
+    }
+}
+
+fn named<'d>(name: &str, devices: &'d [LlamaBackendDevice]) -> Result<&'d LlamaBackendDevice, String> {
+    let found = devices.iter().find(|device| device.name.eq_ignore_ascii_case(name));
+    match found {
+        Some(device) if device.device_type != LlamaBackendDeviceType::Cpu => Ok(device),
+        Some(_) => Err(format!("--device {name}: the CPU is always used; --device none uses nothing else")),
+        None => Err(format!("--device {name}: this build and machine have {}", described(devices))),
+    }
+}
+
+fn described(devices: &[LlamaBackendDevice]) -> String {
+    let one = |device: &LlamaBackendDevice| format!("{} ({})", device.name, device.description);
+    devices.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn numbered(devices: &[&LlamaBackendDevice]) -> String {
+    let one = |(idx, device): (usize, &&LlamaBackendDevice)| format!("{idx}: {}", device.name);
+    devices.iter().enumerate().map(one).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, device_type: LlamaBackendDeviceType) -> LlamaBackendDevice {
+        LlamaBackendDevice {
+            index: 0,
+            name: name.to_owned(),
+            description: format!("a {name}"),
+            backend: name.to_owned(),
+            memory_total: 8 << 30,
+            memory_free: 7 << 30,
+            device_type,
+        }
+    }
+
+    #[track_caller]
+    fn check(placement: &Placement, devices: &[LlamaBackendDevice], expected: Result<&str, &str>) {
+        let used = placement.used(devices);
+        let names = used.map(|used| used.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(" "));
+        assert_eq!(names, expected.map(str::to_owned).map_err(str::to_owned));
+    }
+
+    #[test]
+    fn a_device_is_used_that_is_there_and_no_cpu() {
+        let cpu = device("CPU", LlamaBackendDeviceType::Cpu);
+        let gpu = |name: &str| device(name, LlamaBackendDeviceType::Gpu);
+        let all = [gpu("CUDA0"), gpu("CUDA1"), device("iGPU", LlamaBackendDeviceType::IntegratedGpu), cpu.clone()];
+        let base = Placement::default();
+        let on = |names: &[&str]| Placement {
+            devices: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+            ..base.clone()
+        };
+        check(&base, &all, Ok("CUDA0 CUDA1"));
+        check(&base, &all[2..], Ok("iGPU"));
+        check(&base, &all[3..], Ok(""));
+        check(&on(&[]), &all, Ok(""));
+        check(&on(&["cuda1", "iGPU"]), &all, Ok("CUDA1 iGPU"));
+        check(&on(&["CUDA0"]), &all[3..], Err("--device CUDA0: this build and machine have CPU (a CPU)"));
+        check(&on(&["CPU"]), &all, Err("--device CPU: the CPU is always used; --device none uses nothing else"));
+        let one = Placement { split_mode: SplitMode::None, main_gpu: 1, ..base.clone() };
+        check(&one, &all, Ok("CUDA1"));
+        let third = Placement { main_gpu: 2, ..base.clone() };
+        check(&third, &all, Err("--main-gpu 2: the devices in use are 0: CUDA0, 1: CUDA1"));
+        let shares = Placement { tensor_split: vec![1.0; 3], ..base };
+        check(&shares, &all, Err("--tensor-split has 3 shares; the devices in use are 0: CUDA0, 1: CUDA1"));
+        check(&shares, &all[3..], Ok(""));
+    }
+}

@@ -1,0 +1,323 @@
+//! Parses an export and cuts it into blocks.
+//!
+//! The parser keeps slices, one for each layer's keys and values. Cells are in the buffer's order, which in a shared
+//! buffer may differ from that of the positions; runs of cells map consecutive positions. Not here: the way back
+//! (`assemble`).
+
+use std::ops::Range;
+
+use super::layout::{Layer, Layout, Rows, Sections, Value};
+use super::reader::Reader;
+use super::{CodecError, HEADER_BYTES, MAGIC, STREAMS_MAX};
+
+/// Size of a cell's optional data besides position and sequence. Source: `llama_kv_cell_ext`.
+const EXTRA_BYTES: usize = 12;
+/// Size of a cell's record without optional data: position, number of sequences, sequence.
+const CELL_BYTES: usize = 12;
+/// Offset of the optional data in a cell's record.
+const EXTRA_AT: usize = 8;
+
+/// One sequence's state, parsed but not copied.
+#[derive(Debug, Clone)]
+pub struct Export<'a> {
+    layout: Layout,
+    pub(crate) first_position: u32,
+    n_tokens: u32,
+    runs: Vec<Run>,
+    cells: &'a [u8],
+    /// Keys and values of each layer. Shape: `[n_layers]`.
+    tensors: Vec<(&'a [u8], &'a [u8])>,
+    sequence: i32,
+    /// Bytes of the part that cannot be cut; empty if the layout has none.
+    pub(crate) partial: &'a [u8],
+}
+
+/// Consecutive positions in consecutive cells.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    /// Index of its first token, from the export's first position.
+    token: usize,
+    cell: usize,
+    n: usize,
+}
+
+/// Differences between the ways in which a model may write its attention.
+#[derive(Debug, Clone, Copy)]
+struct Variant {
+    extra_bytes: usize,
+    has_values: bool,
+}
+
+const VARIANTS: [Variant; 4] = [
+    Variant { extra_bytes: 0, has_values: true },
+    Variant { extra_bytes: EXTRA_BYTES, has_values: true },
+    Variant { extra_bytes: 0, has_values: false },
+    Variant { extra_bytes: EXTRA_BYTES, has_values: false },
+];
+
+impl<'a> Export<'a> {
+    /// Parses llama.cpp's export of one sequence, to be cut into blocks of `block_tokens`.
+    ///
+    /// Cost: linear in the cells; no state is copied.
+    /// Errors: if the bytes are not a state of these sections, or its positions are not consecutive.
+    pub fn parse(bytes: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
+        if block_tokens == 0 {
+            return Err(CodecError::Impossible { what: "block size" });
+        }
+        let mut reader = Reader::new(bytes);
+        if reader.u32()? != MAGIC {
+            return Err(CodecError::Magic);
+        }
+        let sequence = reader.i32()?;
+        if sections == Sections::PartialOnly {
+            return Ok(Self::of_partial(reader.rest(), sequence, block_tokens));
+        }
+        let mut first_error = None;
+        for variant in VARIANTS {
+            let mut reader = reader.clone();
+            let read = Self::attention(&mut reader, sequence, variant);
+            match read.and_then(|export| export.with_rest(reader.rest(), sections, block_tokens)) {
+                Ok(export) => return Ok(export),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(first_error.unwrap_or(CodecError::Empty))
+    }
+
+    /// Returns the layout of its tokens' state.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the number of its tokens; 0 if the whole state is one part that cannot be cut.
+    pub fn n_tokens(&self) -> u32 {
+        self.n_tokens
+    }
+
+    /// Returns the part that cannot be cut, as llama.cpp exports it alone; empty if the layout has none.
+    pub fn partial(&self) -> Vec<u8> {
+        if self.layout.sections == Sections::AttentionOnly {
+            return Vec::new();
+        }
+        let mut partial = Vec::with_capacity(HEADER_BYTES + self.partial.len());
+        partial.extend_from_slice(&MAGIC.to_ne_bytes());
+        partial.extend_from_slice(&self.sequence.to_ne_bytes());
+        partial.extend_from_slice(self.partial);
+        partial
+    }
+
+    /// Returns the payload of the whole blocks at these positions, block after block.
+    ///
+    /// Cost: one copy of the payload.
+    /// Errors: [`CodecError::Range`] if the tokens are not all there or not whole blocks.
+    pub fn cut(&self, positions: Range<u32>) -> Result<Vec<u8>, CodecError> {
+        let refused = CodecError::Range { start: positions.start, end: positions.end };
+        let end = self.first_position.saturating_add(self.n_tokens);
+        let n_tokens = positions.end.checked_sub(positions.start).ok_or(refused.clone())?;
+        if positions.start < self.first_position || positions.end > end || n_tokens % self.layout.block_tokens != 0 {
+            return Err(refused);
+        }
+        let block = self.layout.block_tokens as usize;
+        let start = (positions.start - self.first_position) as usize;
+        let mut payload = Vec::with_capacity(self.layout.payload_bytes(n_tokens));
+        for token in (start..start + n_tokens as usize).step_by(block) {
+            self.cut_block(&self.cells_of(token..token + block), &mut payload);
+        }
+        Ok(payload)
+    }
+
+    fn cut_block(&self, cells: &[Range<usize>], payload: &mut Vec<u8>) {
+        let record_bytes = CELL_BYTES + self.layout.extra_bytes;
+        if self.layout.extra_bytes > 0 {
+            for cell in cells.iter().cloned().flatten() {
+                payload.extend_from_slice(&self.cells[cell * record_bytes + EXTRA_AT..][..self.layout.extra_bytes]);
+            }
+        }
+        for (layer, (keys, values)) in self.layout.layers.iter().zip(&self.tensors) {
+            push_rows(keys, layer.key.row_bytes, cells, payload);
+            match &layer.value {
+                Value::None => {}
+                Value::Rows(rows) => push_rows(values, rows.row_bytes, cells, payload),
+                Value::Columns { element_bytes, .. } => {
+                    for column in values.chunks_exact(self.n_tokens as usize * element_bytes) {
+                        push_rows(column, *element_bytes, cells, payload);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the cells of tokens, counted from the first.
+    fn cells_of(&self, tokens: Range<usize>) -> Vec<Range<usize>> {
+        let from = self.runs.partition_point(|run| run.token + run.n <= tokens.start);
+        let within = self.runs[from..].iter().take_while(|run| run.token < tokens.end);
+        within
+            .map(|run| {
+                let start = tokens.start.max(run.token) - run.token;
+                let end = tokens.end.min(run.token + run.n) - run.token;
+                run.cell + start..run.cell + end
+            })
+            .collect()
+    }
+
+    fn of_partial(partial: &'a [u8], sequence: i32, block_tokens: u32) -> Self {
+        let layout = Layout {
+            sections: Sections::PartialOnly,
+            block_tokens,
+            extra_bytes: 0,
+            values_transposed: false,
+            n_rot_k: 0,
+            n_rot_v: 0,
+            layers: Vec::new(),
+        };
+        Self {
+            layout,
+            first_position: 0,
+            n_tokens: 0,
+            runs: Vec::new(),
+            cells: &[],
+            tensors: Vec::new(),
+            sequence,
+            partial,
+        }
+    }
+
+    fn with_rest(mut self, rest: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
+        if sections == Sections::AttentionOnly && !rest.is_empty() {
+            return Err(CodecError::Trailing { n_bytes: rest.len() });
+        }
+        self.layout.sections = sections;
+        self.layout.block_tokens = block_tokens;
+        self.partial = rest;
+        Ok(self)
+    }
+
+    /// Parses the attention's section, in which one stream has cells.
+    fn attention(reader: &mut Reader<'a>, sequence: i32, variant: Variant) -> Result<Self, CodecError> {
+        let n_streams = reader.u32()?;
+        if n_streams == 0 || n_streams > STREAMS_MAX {
+            return Err(CodecError::Impossible { what: "number of streams" });
+        }
+        let mut found = None;
+        for _ in 0..n_streams {
+            let n_cells = reader.u32()?;
+            if n_cells > 0 && found.is_some() {
+                return Err(CodecError::Impossible { what: "second stream" });
+            }
+            if n_cells > 0 {
+                found = Some(Self::stream(reader, (n_cells, sequence), variant)?);
+            }
+        }
+        found.ok_or(CodecError::Empty)
+    }
+
+    fn stream(reader: &mut Reader<'a>, (n_cells, sequence): (u32, i32), variant: Variant) -> Result<Self, CodecError> {
+        let n = n_cells as usize;
+        let cells = reader.rows(n, CELL_BYTES + variant.extra_bytes)?;
+        let (first_position, runs) = runs(&positions(cells, variant.extra_bytes, sequence)?)?;
+        let values_transposed = match reader.u32()? {
+            0 => false,
+            1 => true,
+            _ => return Err(CodecError::Impossible { what: "transposition of values" }),
+        };
+        let n_layers = reader.u32()?;
+        let (n_rot_k, n_rot_v) = (reader.u32()?, reader.u32()?);
+        // No capacity is reserved: the number of layers comes from untrusted bytes.
+        let (mut layers, mut tensors) = (Vec::new(), Vec::new());
+        for _ in 0..n_layers {
+            let (key, keys) = rows(reader, n)?;
+            layers.push(Layer { key, value: Value::None });
+            tensors.push((keys, &[][..]));
+        }
+        if variant.has_values {
+            for (layer, (_, values)) in layers.iter_mut().zip(&mut tensors) {
+                (layer.value, *values) = if values_transposed { columns(reader, n)? } else { value_rows(reader, n)? };
+            }
+        }
+        let layout = Layout {
+            sections: Sections::AttentionOnly,
+            block_tokens: 1,
+            extra_bytes: variant.extra_bytes,
+            values_transposed,
+            n_rot_k,
+            n_rot_v,
+            layers,
+        };
+        Ok(Self { layout, first_position, n_tokens: n_cells, runs, cells, tensors, sequence, partial: &[] })
+    }
+}
+
+impl Layout {
+    /// Parses an export that must have this layout.
+    ///
+    /// Errors: like [`Export::parse`], and `Changed` if the layout differs.
+    pub fn parse<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
+        let export = Export::parse(bytes, self.sections, self.block_tokens)?;
+        if export.layout != *self {
+            return Err(CodecError::Changed { what: "layout" });
+        }
+        Ok(export)
+    }
+}
+
+fn rows<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Rows, &'a [u8]), CodecError> {
+    let kind = reader.i32()?;
+    let row_bytes = usize::try_from(reader.u64()?).map_err(|_| CodecError::Short)?;
+    Ok((Rows { kind, row_bytes }, reader.rows(n, row_bytes)?))
+}
+
+fn value_rows<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Value, &'a [u8]), CodecError> {
+    rows(reader, n).map(|(rows, bytes)| (Value::Rows(rows), bytes))
+}
+
+fn columns<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Value, &'a [u8]), CodecError> {
+    let kind = reader.i32()?;
+    let (element_bytes, n_elements) = (reader.u32()? as usize, reader.u32()? as usize);
+    if element_bytes == 0 {
+        return Err(CodecError::Impossible { what: "element size" });
+    }
+    let token_bytes = element_bytes.checked_mul(n_elements).ok_or(CodecError::Short)?;
+    Ok((Value::Columns { kind, element_bytes, n_elements }, reader.rows(n, token_bytes)?))
+}
+
+/// Returns the cells' positions.
+fn positions(cells: &[u8], extra_bytes: usize, sequence: i32) -> Result<Vec<u32>, CodecError> {
+    let position = |record: &[u8]| {
+        let mut reader = Reader::new(record);
+        let position = u32::try_from(reader.i32()?).map_err(|_| CodecError::Positions)?;
+        let n_sequences = reader.u32()?;
+        reader.take(extra_bytes)?;
+        if n_sequences != 1 || reader.i32()? != sequence {
+            return Err(CodecError::Cell);
+        }
+        Ok(position)
+    };
+    cells.chunks_exact(CELL_BYTES + extra_bytes).map(position).collect()
+}
+
+/// Returns the first position, and the runs of the positions from it on.
+fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
+    let mut order: Vec<usize> = (0..positions.len()).collect();
+    if !positions.is_sorted() {
+        order.sort_unstable_by_key(|&cell| positions[cell]);
+    }
+    let first = order.first().map_or(0, |&cell| positions[cell]);
+    let mut runs: Vec<Run> = Vec::new();
+    for (token, &cell) in order.iter().enumerate() {
+        if (positions[cell] - first) as usize != token {
+            return Err(CodecError::Positions);
+        }
+        match runs.last_mut() {
+            Some(run) if run.cell + run.n == cell => run.n += 1,
+            _ => runs.push(Run { token, cell, n: 1 }),
+        }
+    }
+    Ok((first, runs))
+}
+
+/// Appends the rows of these cells.
+fn push_rows(rows: &[u8], row_bytes: usize, cells: &[Range<usize>], payload: &mut Vec<u8>) {
+    for cells in cells {
+        payload.extend_from_slice(&rows[cells.start * row_bytes..cells.end * row_bytes]);
+    }
+}

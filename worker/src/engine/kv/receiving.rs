@@ -1,0 +1,269 @@
+//! Requests that wait for KV state from another worker.
+//!
+//! When a request arrives, the engine decides which blocks of its prompt to fetch (`transfer_plan` in the core) and
+//! sends the order to the fetching task. The request keeps its place in the queue and blocks no other. Between two
+//! steps received state is stored, as if it came from a slot. At the deadline, or when the task ends, the request
+//! starts from what is there. Requests with the same prefix wait for the same transfer.
+//!
+//! Not here: the connection and the verification (`crate::kv_transfer`), state for others (`sending`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
+use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::slot_plan::Reuse;
+use warmpath_worker_core::tenants::Tenant;
+use warmpath_worker_core::transfer_plan::{self, Offer, Own};
+
+use super::store::Kept;
+use crate::engine::handle::{Admission, Command, EngineHandle};
+use crate::engine::step::Scheduler;
+use crate::store::exchange::{Received, WantedRun};
+
+/// Longest wait of a request for another worker, however slow this one computes.
+///
+/// Source: own choice: a fetch that takes longer has met a fault.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Speed of another worker.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PeerSpeed {
+    /// Time to receive a byte. Units: milliseconds.
+    pub ms_per_byte: f64,
+    /// Time until the first byte. Units: milliseconds.
+    pub latency_ms: f64,
+}
+
+/// State that another worker holds for a submission.
+#[derive(Debug)]
+pub struct PeerOffer {
+    /// Number of the prompt's first blocks.
+    pub n_blocks: usize,
+    /// Its speed.
+    pub speed: PeerSpeed,
+    /// Takes the order; dropped if nothing is wanted.
+    pub order: oneshot::Sender<FetchOrder>,
+}
+
+/// Order of the engine to fetch state.
+#[derive(Debug)]
+pub struct FetchOrder {
+    /// Wanted blocks.
+    pub run: WantedRun,
+    /// Time to compute a block. Units: milliseconds.
+    pub prefill_ms_per_block: f64,
+    /// Time at which the engine stops waiting.
+    pub deadline: Instant,
+    /// Takes what has been verified.
+    pub inbox: Arc<Inbox>,
+}
+
+/// Verified state on its way to the engine thread.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    /// The lock is held for a few instructions, never across `.await`.
+    state: Mutex<InboxState>,
+    closed: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    received: Vec<Received>,
+    /// Time that the transfer took; `None` until it has ended.
+    took: Option<Duration>,
+}
+
+impl Inbox {
+    /// Adds state that was verified.
+    pub fn push(&self, received: Received) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).received.push(received);
+    }
+
+    /// Records that nothing more comes.
+    pub fn end(&self, took: Duration) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).took = Some(took);
+    }
+
+    /// Returns once the engine no longer waits.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    fn take(&self) -> (Vec<Received>, Option<Duration>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        (std::mem::take(&mut state.received), state.took)
+    }
+}
+
+/// State that was fetched for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fetched {
+    /// Size of the verified state. Units: bytes.
+    pub n_bytes: u64,
+    /// Time from the order to the end.
+    pub took: Duration,
+}
+
+/// Identifier of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TransferId(u64);
+
+/// A transfer that requests wait for.
+pub(crate) struct Receiving {
+    id: TransferId,
+    inbox: Arc<Inbox>,
+    root: BlockHash,
+    /// Hashes of the prompt's first blocks, to the last wanted one.
+    chain: Vec<BlockHash>,
+    tokens: Vec<Token>,
+    /// Chunks of the prefix that stay in place meanwhile.
+    held: Vec<ChunkId>,
+    n_bytes: u64,
+    ordered: Instant,
+    pub(crate) deadline: Instant,
+    tenant: Tenant,
+    priority: i32,
+}
+
+impl Drop for Receiving {
+    /// Ends the fetching task.
+    fn drop(&mut self) {
+        self.inbox.closed.cancel();
+    }
+}
+
+impl EngineHandle {
+    /// Makes the engine look at what has been fetched.
+    pub fn wake(&self) {
+        // If the queue is full, the engine takes a step anyway.
+        let _ = self.shared.commands.try_send(Command::Wake);
+    }
+}
+
+impl Scheduler<'_> {
+    /// Returns the transfer that a new request waits for, and the number of prompt tokens that it will have then.
+    ///
+    /// It is one in progress that brings the request at least a block, or one that is ordered now.
+    pub(crate) fn await_transfer(&mut self, admission: &mut Admission, n_usable: u32) -> Option<(TransferId, u32)> {
+        let offer = admission.submission.peer.take();
+        if self.reusable(admission) == Reuse::Forbidden {
+            return None;
+        }
+        let block_size = self.table.block_size_tokens() as usize;
+        let n_last = admission.submission.prompt.len().saturating_sub(1);
+        let reach = |receiving: &Receiving| {
+            let n_common = receiving.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
+            (receiving.id, (n_common * block_size).min(n_last) as u32)
+        };
+        let found = self.receiving.iter().map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
+        if found.is_some() {
+            return found;
+        }
+        self.order(admission, offer?, n_usable)?;
+        self.receiving.last().map(reach)
+    }
+
+    /// Orders the blocks that are faster to fetch than to compute, if there are any, as the last transfer.
+    fn order(&mut self, admission: &Admission, offer: PeerOffer, n_usable: u32) -> Option<()> {
+        let exchange = self.exchange?;
+        let submission = &admission.submission;
+        let prefix = Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt };
+        let found = self.cache.index().find(&prefix);
+        let block_size = self.table.block_size_tokens();
+        let own = Own {
+            n_prompt: u32::try_from(submission.prompt.len()).ok()?,
+            n_prompt_blocks: admission.chain.len(),
+            n_usable,
+            n_stored_blocks: found.n_blocks,
+            block_size_tokens: block_size,
+            block_bytes: exchange.token_bytes * u64::from(block_size),
+            room_bytes: self.cache.index().limits().ram_bytes,
+        };
+        let PeerSpeed { ms_per_byte, latency_ms } = offer.speed;
+        let offered = Offer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
+        let transfer = transfer_plan::plan(&offered, &own, self.cache.costs())?;
+        let (start, end) = (transfer.blocks.start, transfer.blocks.end);
+        let tokens = &submission.prompt[..end * block_size as usize];
+        let run = WantedRun {
+            identity: exchange.identity,
+            root: submission.chain_root,
+            first_block: start,
+            parent: start.checked_sub(1).map(|before| admission.chain[before]),
+            blocks: admission.chain[start..end].to_vec(),
+            tokens: tokens[start * block_size as usize..].to_vec(),
+            block_bytes: own.block_bytes,
+        };
+        let wait = Duration::try_from_secs_f64(transfer.time_max_ms / 1e3).unwrap_or(WAIT_MAX).min(WAIT_MAX);
+        let (ordered, inbox) = (Instant::now(), Arc::new(Inbox::default()));
+        let deadline = ordered + wait;
+        let prefill_ms_per_block = transfer.prefill_ms_per_block;
+        let order = FetchOrder { run, prefill_ms_per_block, deadline, inbox: Arc::clone(&inbox) };
+        offer.order.send(order).ok()?;
+        let held: Vec<ChunkId> = found.first(start).map(|(chunk, _)| chunk).collect();
+        held.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
+        self.n_transfers += 1;
+        self.receiving.push(Receiving {
+            id: TransferId(self.n_transfers),
+            inbox,
+            root: submission.chain_root,
+            chain: admission.chain[..end].to_vec(),
+            tokens: tokens.to_vec(),
+            held,
+            n_bytes: 0,
+            ordered,
+            deadline,
+            tenant: admission.tenant,
+            priority: submission.priority,
+        });
+        Some(())
+    }
+
+    /// Stores what has arrived, and lets the requests go on whose transfer has ended or is late.
+    pub(crate) fn take_received(&mut self) {
+        for mut receiving in std::mem::take(&mut self.receiving) {
+            let is_awaited = self.waiting.iter().any(|waiting| waiting.transfer == Some(receiving.id));
+            let (received, took) = receiving.inbox.take();
+            for received in received.into_iter().filter(|_| is_awaited) {
+                self.store_received(&mut receiving, received);
+            }
+            if is_awaited && took.is_none() && Instant::now() < receiving.deadline {
+                self.receiving.push(receiving);
+                continue;
+            }
+            self.end_transfer(&receiving, took);
+        }
+    }
+
+    fn store_received(&mut self, receiving: &mut Receiving, received: Received) {
+        receiving.n_bytes += received.payload.len() as u64;
+        let end = received.first_block + received.n_blocks;
+        let prefix = Prefix { root: receiving.root, chain: &receiving.chain[..end], tokens: &receiving.tokens };
+        let kept = Kept { prefix, tenant: receiving.tenant, priority: receiving.priority };
+        receiving.held.extend(self.cache.store_received(&received, &kept));
+    }
+
+    /// Lets the requests go on that wait for a transfer; what it has brought stays in place until they start.
+    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>) {
+        let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
+        let mut fetched = Some(Fetched { n_bytes: receiving.n_bytes, took });
+        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.transfer == Some(receiving.id)) {
+            waiting.transfer = None;
+            // The first one in the queue reports it.
+            waiting.fetched = fetched.take();
+            // The cache may have been cleared meanwhile.
+            let stored = receiving.held.iter().filter(|chunk| self.cache.index().record(**chunk).is_some());
+            waiting.received = stored.copied().collect();
+            waiting.received.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
+        }
+        self.cache.let_go(&receiving.held);
+    }
+
+    /// Returns the time until which a request waits for another worker at most; `None` if it does not.
+    pub(crate) fn transfer_deadline(&self, transfer: Option<TransferId>) -> Option<Instant> {
+        self.receiving.iter().find(|receiving| Some(receiving.id) == transfer).map(|receiving| receiving.deadline)
+    }
+}

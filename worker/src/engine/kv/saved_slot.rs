@@ -1,0 +1,177 @@
+//! Export and import of a slot's state, with the checkpoints before its end.
+//!
+//! If memory cannot be cut back, its export serves only the next turn. So the checkpoints of the slot's tokens are
+//! exported with it, and enter the store when it is imported: the same prompt, and one that branches off earlier,
+//! resume there. Those only on disk are read first; meanwhile the slot is free for other requests, because its own
+//! state has been taken.
+//!
+//! Not here: the file (`crate::store::slot_file`), when a slot is idle (`thread`).
+
+use std::sync::Arc;
+
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_worker_core::checkpoints;
+use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
+
+use super::store::Kept;
+use crate::engine::admin::{CacheError, Reply};
+use crate::engine::step::{Owner, Scheduler};
+
+/// Most checkpoints exported with a slot's state.
+///
+/// Source: llama-server's own `--ctx-checkpoints` was 8 at first; for a sliding window each takes as much as the final
+/// state.
+pub const CHECKPOINTS_MAX: usize = 8;
+
+/// The whole state of a slot, for a later import.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotState {
+    /// Root of the tokens' chain.
+    pub root: BlockHash,
+    /// Tokens.
+    pub tokens: Vec<Token>,
+    /// Number of first tokens whose state is exact; all unless there was a shift.
+    pub n_exact: usize,
+    /// Their state as llama.cpp exports it.
+    pub state: Vec<u8>,
+    /// Partial states at the ends of whole blocks of the exact tokens, the first one first; none if the state can be
+    /// cut back.
+    pub checkpoints: Vec<SlotCheckpoint>,
+}
+
+/// Partial state after a slot's first tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotCheckpoint {
+    /// Number of the tokens before it, whole blocks.
+    pub n_tokens: usize,
+    /// The state as llama.cpp exports it.
+    pub partial: Arc<[u8]>,
+}
+
+/// A slot's state that waits for those of its checkpoints that are only on disk.
+pub(crate) struct Export {
+    taken: SlotState,
+    /// Tokens before each of these checkpoints, and the chunk that is being read.
+    awaited: Vec<(usize, ChunkId)>,
+    reply: Reply<SlotState>,
+}
+
+impl Export {
+    fn chunks(&self) -> Vec<ChunkId> {
+        self.awaited.iter().map(|(_, chunk)| *chunk).collect()
+    }
+}
+
+impl Scheduler<'_> {
+    /// Takes a slot's state and sends it once all of it is in memory.
+    pub(crate) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
+        match self.export_slot(slot) {
+            Ok((taken, awaited)) => {
+                let export = Export { taken, awaited, reply };
+                self.cache.fetch(&export.chunks());
+                self.exports.push(export);
+                self.finish_exports();
+            }
+            Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Returns whether a slot's state waits for the disk.
+    pub(crate) fn is_export_reading(&self) -> bool {
+        self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
+    }
+
+    /// Sends the complete exports; a checkpoint that could not be read is left out.
+    pub(crate) fn finish_exports(&mut self) {
+        let cache = &self.cache;
+        let is_complete = |export: &mut Export| !cache.is_reading(&export.chunks());
+        let complete: Vec<Export> = self.exports.extract_if(.., is_complete).collect();
+        for Export { mut taken, awaited, reply } in complete {
+            let read = awaited.iter().filter_map(|(n_tokens, chunk)| {
+                Some(SlotCheckpoint { n_tokens: *n_tokens, partial: self.cache.payload(*chunk)? })
+            });
+            taken.checkpoints.extend(read);
+            taken.checkpoints.sort_by_key(|checkpoint| checkpoint.n_tokens);
+            let chunks: Vec<ChunkId> = awaited.iter().map(|(_, chunk)| *chunk).collect();
+            self.cache.let_go(&chunks);
+            // A caller that is gone needs no answer.
+            drop(reply.send(Ok(taken)));
+        }
+    }
+
+    /// Returns a slot's state with the checkpoints in memory, and the further ones to export with it.
+    fn export_slot(&mut self, slot: SlotId) -> Result<(SlotState, Vec<(usize, ChunkId)>), CacheError> {
+        let held = self.table.slot(slot);
+        let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
+            return Err(CacheError::SlotEmpty { slot });
+        };
+        let state = self.llama.export(slot).map(<[u8]>::to_vec);
+        let state = state.map_err(|error| CacheError::Export { slot, reason: error.to_string() })?;
+        let (tokens, n_exact) = (held.tokens().to_vec(), held.exact_tokens().len());
+        let (mut checkpoints, mut awaited) = (Vec::new(), Vec::new());
+        for (n_tokens, chunk) in self.checkpoints_of(&root, &tokens[..n_exact]) {
+            match self.cache.payload(chunk) {
+                Some(partial) => checkpoints.push(SlotCheckpoint { n_tokens, partial }),
+                None => awaited.push((n_tokens, chunk)),
+            }
+        }
+        Ok((SlotState { root, tokens, n_exact, state, checkpoints }, awaited))
+    }
+
+    /// Returns the checkpoints from which a sequence with these tokens could continue, up to the limit, each with the
+    /// number of tokens before it.
+    fn checkpoints_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<(usize, ChunkId)> {
+        if self.table.memory().stored_state_rewinds() {
+            return Vec::new();
+        }
+        let chain = self.table.tree().chain_of(root, tokens);
+        let stored = self.cache.index().checkpoints(&Prefix { root: *root, chain: &chain, tokens });
+        let block_size = self.table.block_size_tokens() as usize;
+        let places = stored.iter().map(|stored| (stored.n_blocks * block_size, stored.chunk));
+        checkpoints::spread(places.collect(), CHECKPOINTS_MAX)
+    }
+
+    pub(crate) fn import_slot(&mut self, slot: SlotId, saved: &SlotState) -> Result<u32, CacheError> {
+        let unfit = |reason: String| CacheError::Unfit { slot, reason };
+        let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
+        if n_tokens == 0 || n_tokens > self.context_tokens || saved.n_exact > saved.tokens.len() {
+            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {}", self.context_tokens)));
+        }
+        self.save(slot);
+        self.erase_slot(slot);
+        self.llama.import(slot, &saved.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
+        let (last, before) = saved.tokens.split_last().expect("there is at least one token");
+        self.table.acquire(Acquire {
+            slot,
+            prompt: &saved.tokens,
+            n_start_tokens: before.len() as u32,
+            // The export of a sliding window has only the part that is needed to continue.
+            rewinds_to_tokens: if self.table.memory().stored_state_rewinds() { 0 } else { n_tokens },
+            root: saved.root,
+            prompt_chain: &[],
+            after_use: AfterUse::Keep,
+        });
+        self.table.extend(slot, &[*last]);
+        self.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
+        let after_use = self.table.release(slot);
+        debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
+        self.owners[usize::from(slot.0)] = Owner::nobody();
+        self.unsaved.insert(slot);
+        self.store_checkpoints(saved);
+        Ok(n_tokens)
+    }
+
+    fn store_checkpoints(&mut self, saved: &SlotState) {
+        let tokens = &saved.tokens[..saved.n_exact];
+        let chain = self.table.tree().chain_of(&saved.root, tokens);
+        let Owner { tenant, priority, .. } = Owner::nobody();
+        for SlotCheckpoint { n_tokens, partial } in &saved.checkpoints {
+            let n_blocks = n_tokens / self.table.block_size_tokens() as usize;
+            let (Some(tokens), Some(chain)) = (tokens.get(..*n_tokens), chain.get(..n_blocks)) else { continue };
+            let prefix = Prefix { root: saved.root, chain, tokens };
+            self.cache.store_checkpoint(Arc::clone(partial), &Kept { prefix, tenant, priority });
+        }
+    }
+}

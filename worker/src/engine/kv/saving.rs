@@ -1,0 +1,196 @@
+//! Keeping sequences' state: in slots, in the store, across a restart.
+//!
+//! The state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
+//! requires it, when the engine has been idle for long, when it slows running sequences, and before the worker ends.
+//!
+//! Not here: starting from it (`admit`), the store itself (`store`).
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use warmpath_common::ids::SlotId;
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::chunk_index::Prefix;
+use warmpath_worker_core::slot_shares::SlotShares;
+
+use super::store::Kept;
+use crate::engine::step::{Owner, Scheduler};
+
+/// Idle time before the engine makes an export on its own, as a multiple of the export's time.
+///
+/// Source: a request that comes during the export waits for it; so it is delayed by at most a twentieth of the time in
+/// which there was none.
+const IDLE_PER_EXPORT: f64 = 20.0;
+
+/// Shortest idle time before the engine exports anything on its own.
+const IDLE_MIN: Duration = Duration::from_millis(250);
+
+impl Scheduler<'_> {
+    /// Exports the state of a slot and stores the part that is not stored yet.
+    pub(crate) fn save(&mut self, slot: SlotId) {
+        self.unsaved.remove(&slot);
+        self.save_blocks(slot, (usize::MAX, u32::MAX));
+    }
+
+    /// Stores those of a slot's first `n_blocks` blocks that are not stored yet, as many as `n_tokens_max` tokens have
+    /// but at least one chunk, and returns the number of tokens that were stored.
+    ///
+    /// If every slot has its own buffer, llama.cpp exports the whole sequence whatever is stored of it.
+    pub(crate) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
+        let held = self.table.slot(slot);
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
+        if self.table.memory() == MemoryKind::Recurrent || !held.lends() {
+            return 0;
+        }
+        let chain = self.table.tree().chain_of(&root, tokens);
+        let prefix = Prefix { root, chain: &chain[..n_blocks.min(chain.len())], tokens };
+        let missing = self.cache.index().missing(&prefix);
+        let Some(first) = missing.first() else { return 0 };
+        let block_size = self.table.block_size_tokens();
+        let fits = |blocks: &&Range<usize>| (blocks.end - first.start) as u32 * block_size <= n_tokens_max;
+        let end = missing[missing.iter().take_while(fits).count().saturating_sub(1)].end;
+        let prefix = Prefix { chain: &chain[..end], ..prefix };
+        let positions = first.start as u32 * block_size..end as u32 * block_size;
+        let n_exported = match self.table.memory().stored_state_rewinds() && self.llama.n_streams() == 1 {
+            true => positions.end - positions.start,
+            false => self.n_held(slot),
+        };
+        let began = Instant::now();
+        let state = match self.table.memory().stored_state_rewinds() {
+            true => self.llama.export_range(slot, positions),
+            false => self.llama.export(slot),
+        };
+        let state = match state {
+            Ok(state) => state,
+            Err(error) => {
+                warn!(%slot, %error, "the state of a slot cannot be exported");
+                return 0;
+            }
+        };
+        let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+        let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
+        // A prefix that was reused while it was in a slot counts as used in the store.
+        let reused = self.cache.index().find(&prefix);
+        self.cache.touch(&reused, self.table.take_reused(slot), tenant);
+        self.view.counters.saved(n_stored, began.elapsed());
+        self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
+        n_stored
+    }
+
+    /// Keeps the partial state of the slots whose sequences have reached a checkpoint.
+    pub(crate) fn keep_checkpoints(&mut self) {
+        for slot in self.busy_slots() {
+            let n_held = self.n_held(slot);
+            let sequence = self.running[usize::from(slot.0)].as_mut();
+            if sequence.is_some_and(|sequence| sequence.reaches_checkpoint(n_held)) {
+                self.keep_checkpoint(slot);
+            }
+        }
+    }
+
+    fn keep_checkpoint(&mut self, slot: SlotId) {
+        let held = self.table.slot(slot);
+        let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
+        let chain = self.table.tree().chain_of(&root, tokens);
+        match self.llama.partial(slot) {
+            Ok(partial) => {
+                let prefix = Prefix { root, chain: &chain, tokens };
+                let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+                self.cache.store_checkpoint(partial.into(), &Kept { prefix, tenant, priority });
+                self.view.counters.checkpoints_made.fetch_add(1, Relaxed);
+            }
+            Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),
+        }
+    }
+
+    /// Returns the time that the engine must stay idle before it exports something on its own; `None` if there is
+    /// nothing.
+    pub(crate) fn unasked_due_in(&self, idle_since: Instant) -> Option<Duration> {
+        let slot = *self.unsaved.first()?;
+        let export_ms = self.cache.costs().export_ms(self.n_held(slot) as usize)?;
+        let after = Duration::from_secs_f64(export_ms * IDLE_PER_EXPORT / 1e3).max(IDLE_MIN);
+        Some(after.saturating_sub(idle_since.elapsed()))
+    }
+
+    /// Does one piece of work that no request needs yet.
+    pub(crate) fn work_unasked(&mut self) {
+        if let Some(slot) = self.unsaved.first().copied() {
+            self.save(slot);
+        }
+    }
+
+    /// Moves idle slots' state out of the buffer if there is too much of it or it slows running sequences.
+    ///
+    /// A step pays for every idle cell of a shared buffer. The cost of a slot's cells since it became idle is added up.
+    /// Once it exceeds the cost of an export and an import, the state leaves: the total is at worst twice that of the
+    /// best choice.
+    pub(crate) fn make_way(&mut self) {
+        // Recurrent state has one size whatever came before, and the part after its last checkpoint is not stored.
+        if self.table.memory() == MemoryKind::Recurrent {
+            return;
+        }
+        let n_idle: u64 = self.idle_slots().map(|(_, n_held)| n_held).sum();
+        if n_idle > self.prefix_tokens_max
+            && let Some(slot) = self.first_to_move_out()
+        {
+            self.move_out(slot);
+            return;
+        }
+        let idle: Vec<(SlotId, u64)> = self.idle_slots().collect();
+        for (slot, n_held) in idle {
+            self.idle_ms[usize::from(slot.0)] += self.idle_cell_ms * n_held as f64;
+            let export_ms = self.cache.costs().export_ms(usize::try_from(n_held).unwrap_or(usize::MAX));
+            // An import takes no longer than an export.
+            if export_ms.is_some_and(|export_ms| self.idle_ms[usize::from(slot.0)] > 2.0 * export_ms) {
+                self.move_out(slot);
+                return;
+            }
+        }
+    }
+
+    /// Returns the least recently used idle slot of those that no tenant keeps as its share of the idle cells.
+    fn first_to_move_out(&self) -> Option<SlotId> {
+        let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
+        let shares = SlotShares::new(self.prefix_tokens_max, idle);
+        let order = |slot: &SlotId| {
+            let held = self.table.slot(*slot);
+            (shares.keeps(held.tenant()), held.last_used())
+        };
+        self.idle_slots().map(|(slot, _)| slot).min_by_key(order)
+    }
+
+    fn idle_slots(&self) -> impl Iterator<Item = (SlotId, u64)> {
+        let idle = self.table.iter().filter(|(_, slot)| !slot.is_busy() && !slot.tokens().is_empty());
+        idle.map(|(id, slot)| (id, slot.tokens().len() as u64))
+    }
+
+    pub(crate) fn move_out(&mut self, slot: SlotId) {
+        self.save(slot);
+        self.llama.clear(slot);
+        self.table.forget(slot);
+        self.idle_ms[usize::from(slot.0)] = 0.0;
+        self.view.counters.moved_out.fetch_add(1, Relaxed);
+    }
+
+    /// Stores the state of the slots and waits until it is on disk, at most until `deadline`.
+    pub(crate) fn leave(&mut self, deadline: Instant) {
+        if !self.cache.has_disk() {
+            return;
+        }
+        let mut slots: Vec<SlotId> = self.unsaved.iter().copied().collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(self.table.slot(*slot).last_used()));
+        for slot in slots {
+            if Instant::now() < deadline {
+                self.save(slot);
+            }
+        }
+        let n_left = self.cache.flush(deadline);
+        if n_left > 0 {
+            warn!(n_chunks = n_left, "not everything was written to disk before the worker had to leave");
+        } else {
+            info!("stored state is on disk");
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! The chunk store of the engine: the stored chunks, their bytes in memory, their files on the disk thread.
+//!
+//! The index decides, and this module executes its orders, in order. Nothing here waits for the disk: reads and writes
+//! are requested, and their events are handled between two steps.
+//!
+//! Not here: eviction (`warmpath_worker_core::chunk_index`), the files (`crate::store`), cutting and assembling state
+//! (`codec`), the start of a request (`warmpath_worker_core::slot_plan`).
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tracing::{debug, info, warn};
+use warmpath_common::model::MemoryKind;
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
+use warmpath_worker_core::restore_costs::Costs;
+use warmpath_worker_core::slot_plan::{SlotPlan, Start};
+use warmpath_worker_core::tenants::Tenant;
+
+use super::codec::{Frame, Layout, Piece};
+use crate::engine::api::CachedTokens;
+use crate::engine::config::CostSource;
+use crate::store::exchange::Received;
+use crate::store::{DiskEvent, DiskStore, StoredFile};
+
+/// Store of one engine.
+pub(crate) struct Cache {
+    index: ChunkIndex,
+    /// Payloads of the chunks in RAM, and of those that were read for a request and did not fit there.
+    payloads: HashMap<ChunkId, Arc<[u8]>>,
+    /// Chunks whose payload is in memory although the index has them on disk only.
+    passing: HashSet<ChunkId>,
+    reading: HashSet<ChunkId>,
+    disk: Option<Disk>,
+    codec: Option<Codec>,
+    costs: Costs,
+    costs_at_first: Costs,
+    cost_source: CostSource,
+    /// Time until which costs above the initial estimate have decayed.
+    faded_at: Instant,
+    clock: Clock,
+}
+
+/// The disk tier and the channel of its events.
+pub(crate) struct Disk {
+    pub store: DiskStore,
+    pub events: Receiver<DiskEvent>,
+}
+
+/// How this context's state is cut and assembled.
+pub(crate) struct Codec {
+    pub layout: Layout,
+    /// 1 if all slots share one buffer, else the number of sequences.
+    pub n_streams: u32,
+    pub memory: MemoryKind,
+}
+
+/// Clock in milliseconds since 1970 that never goes back.
+struct Clock {
+    started: Instant,
+    started_ms: u64,
+}
+
+impl Clock {
+    fn start() -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), started_ms: to_ms(since_1970) }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started_ms + to_ms(self.started.elapsed())
+    }
+}
+
+/// A sequence whose state is to be stored.
+pub(crate) struct Kept<'a> {
+    pub prefix: Prefix<'a>,
+    pub tenant: Tenant,
+    pub priority: i32,
+}
+
+impl Cache {
+    /// Returns a store with nothing in memory. Without a codec nothing is ever stored.
+    pub(crate) fn new(limits: Limits, codec: Option<Codec>, (costs, cost_source): (Costs, CostSource)) -> Self {
+        Self {
+            index: ChunkIndex::new(limits),
+            payloads: HashMap::new(),
+            passing: HashSet::new(),
+            reading: HashSet::new(),
+            disk: None,
+            codec,
+            costs,
+            costs_at_first: costs,
+            cost_source,
+            faded_at: Instant::now(),
+            clock: Clock::start(),
+        }
+    }
+
+    /// Adds the files that an earlier process has left on disk.
+    pub(crate) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
+        let used_ms = |file: &StoredFile| to_ms(file.used_at.duration_since(UNIX_EPOCH).unwrap_or_default());
+        let records: Vec<(Record, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
+        let n_bytes: u64 = files.iter().map(|file| file.record.n_bytes).sum();
+        let mut n_adopted = 0;
+        for (file, outcome) in files.into_iter().zip(self.index.adopt(&records)) {
+            match outcome {
+                Ok(_) => n_adopted += 1,
+                Err(reason) => {
+                    debug!(%reason, "a stored chunk is of no use");
+                    disk.store.delete(ChunkId(u64::MAX), Arc::new(file.record));
+                }
+            }
+        }
+        info!(n_chunks = n_adopted, mib = n_bytes >> 20, folder = %disk.store.folder().display(), "found stored state");
+        self.disk = Some(disk);
+        self.obey();
+    }
+
+    /// Returns the layout of a token's state; `None` if it cannot be cut.
+    pub(crate) fn layout(&self) -> Option<&Layout> {
+        self.codec.as_ref().map(|codec| &codec.layout)
+    }
+
+    pub(crate) fn index(&self) -> &ChunkIndex {
+        &self.index
+    }
+
+    pub(crate) fn index_mut(&mut self) -> &mut ChunkIndex {
+        &mut self.index
+    }
+
+    pub(crate) fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// Updates the costs by a measurement, if costs are measured.
+    pub(crate) fn learn(&mut self, take_in: impl FnOnce(&mut Costs)) {
+        if self.cost_source == CostSource::Measured {
+            let elapsed = self.faded_at.elapsed();
+            self.faded_at += elapsed;
+            self.costs.fade(&self.costs_at_first, elapsed.as_secs_f64());
+            take_in(&mut self.costs);
+        }
+    }
+
+    /// Returns whether there is a tier for stored state.
+    pub(crate) fn stores(&self) -> bool {
+        self.codec.is_some() && self.costs.export_ms_per_token.is_some()
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    /// Returns the chunks in memory that the index has on disk only.
+    pub(crate) fn passing(&self) -> &HashSet<ChunkId> {
+        &self.passing
+    }
+
+    /// Returns a chunk's bytes if they are in memory.
+    pub(crate) fn payload(&self, id: ChunkId) -> Option<Arc<[u8]>> {
+        self.payloads.get(&id).cloned()
+    }
+
+    /// Stores the missing part of a sequence whose whole state was exported, and returns its number of tokens.
+    pub(crate) fn store(&mut self, state: &[u8], kept: &Kept<'_>) -> u32 {
+        let Some(codec) = &self.codec else { return 0 };
+        let missing = self.index.missing(&kept.prefix);
+        let export = match codec.layout.parse(state) {
+            Ok(export) => export,
+            Err(error) => {
+                warn!(%error, "an exported state is not laid out as the first one was; it is not stored");
+                return 0;
+            }
+        };
+        let block_tokens = codec.layout.block_tokens();
+        let mut n_stored = 0;
+        for blocks in missing {
+            let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
+            let n_tokens = tokens.end - tokens.start;
+            let Ok(payload) = export.cut(tokens) else { break };
+            if self.insert(blocks, payload.into(), kept).is_none() {
+                break;
+            }
+            n_stored += n_tokens;
+            self.obey();
+        }
+        self.obey();
+        n_stored
+    }
+
+    /// Stores received state of the last blocks of a sequence whose other blocks are stored; returns the new chunks,
+    /// which stay in place until [`Self::let_go`].
+    pub(crate) fn store_received(&mut self, received: &Received, kept: &Kept<'_>) -> Vec<ChunkId> {
+        let block_bytes = received.payload.len() / received.n_blocks.max(1);
+        let mut stored = Vec::new();
+        for blocks in self.index.missing(&kept.prefix) {
+            let Some(first) = blocks.start.checked_sub(received.first_block) else { break };
+            let bytes = first * block_bytes..(first + blocks.len()) * block_bytes;
+            let Some(payload) = received.payload.get(bytes) else { break };
+            let Some(id) = self.insert(blocks, payload.into(), kept) else { break };
+            self.index.hold(id);
+            stored.push(id);
+            self.obey();
+        }
+        self.obey();
+        stored
+    }
+
+    /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
+    fn insert(&mut self, blocks: Range<usize>, payload: Arc<[u8]>, kept: &Kept<'_>) -> Option<ChunkId> {
+        let new = NewChunk {
+            prefix: kept.prefix,
+            blocks,
+            n_bytes: payload.len() as u64,
+            priority: kept.priority,
+            tenant: kept.tenant,
+            now_ms: self.clock.now_ms(),
+        };
+        match self.index.insert(&new) {
+            Ok(id) => {
+                self.payloads.insert(id, payload);
+                Some(id)
+            }
+            Err(reason) => {
+                debug!(%reason, "a chunk is not stored");
+                None
+            }
+        }
+    }
+
+    /// Stores the partial state at the end of a sequence of whole blocks.
+    pub(crate) fn store_checkpoint(&mut self, partial: Arc<[u8]>, kept: &Kept<'_>) {
+        let new = NewChunk {
+            prefix: kept.prefix,
+            blocks: 0..kept.prefix.chain.len(),
+            n_bytes: partial.len() as u64,
+            priority: kept.priority,
+            tenant: kept.tenant,
+            now_ms: self.clock.now_ms(),
+        };
+        match self.index.insert_checkpoint(&new) {
+            Ok(id) => drop(self.payloads.insert(id, partial)),
+            Err(reason) => debug!(%reason, "a checkpoint is not stored"),
+        }
+        self.obey();
+    }
+
+    /// Returns the state of a prompt's first tokens, assembled from the store, and their number: whole blocks.
+    pub(crate) fn state(
+        &self,
+        found: &Found,
+        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+    ) -> Option<(Vec<u8>, u32)> {
+        let codec = self.codec.as_ref()?;
+        let block_tokens = codec.layout.block_tokens();
+        let pieces = self
+            .pieces(found, n_tokens)
+            .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
+        let pieces: Vec<(Arc<[u8]>, u32)> = pieces.collect::<Option<_>>()?;
+        let pieces: Vec<Piece<'_>> = pieces.iter().map(|(payload, n)| Piece { payload, n_tokens: *n }).collect();
+        let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
+        let state = match checkpoint {
+            None => codec.assemble(&pieces, None)?,
+            Some(checkpoint) => codec.assemble(&pieces, Some(&*self.payload(checkpoint)?))?,
+        };
+        Some((state, if codec.memory == MemoryKind::Recurrent { n_tokens } else { n_whole }))
+    }
+
+    /// Returns another slot's exported state cut back to its first tokens, which end at a checkpoint.
+    pub(crate) fn cut_back(&self, state: &[u8], (n_tokens, checkpoint): (u32, ChunkId)) -> Option<Vec<u8>> {
+        let codec = self.codec.as_ref()?;
+        let payload = codec.layout.parse(state).ok()?.cut(0..n_tokens).ok()?;
+        let partial = self.payload(checkpoint)?;
+        codec.assemble(&[Piece { payload: &payload, n_tokens }], Some(&*partial))
+    }
+
+    /// Returns the bytes of one token's state, without the part that cannot be cut; 0 if nothing can be stored.
+    pub(crate) fn token_bytes(&self) -> u64 {
+        self.codec.as_ref().map_or(0, |codec| codec.layout.token_bytes() as u64)
+    }
+
+    /// Returns the bytes of a prompt's first tokens in the store, a checkpoint's included.
+    pub(crate) fn payload_bytes(&self, found: &Found, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
+        let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
+        let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
+        n_blocks as u64 * block_bytes
+            + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
+    }
+
+    /// Returns the chunks with a prompt's first tokens, each with the number of its blocks that are used.
+    fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
+        let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
+        let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
+        found.first(if needs_tokens { n_blocks } else { 0 })
+    }
+
+    /// Keeps the chunks of a plan in place until [`Self::let_go`].
+    pub(crate) fn hold(&mut self, found: &Found, plan: &SlotPlan) -> Vec<ChunkId> {
+        let n_imported = match plan.start {
+            Start::Import { n_tokens } => n_tokens,
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => 0,
+        };
+        let pieces = self.pieces(found, n_imported).map(|(id, _)| id);
+        let held: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
+        for id in &held {
+            self.index.hold(*id);
+        }
+        held
+    }
+
+    pub(crate) fn let_go(&mut self, held: &[ChunkId]) {
+        for id in held {
+            self.index.let_go(*id);
+            if !self.index.is_held(*id) && self.passing.remove(id) {
+                self.payloads.remove(id);
+            }
+        }
+    }
+
+    /// Requests chunks from disk and keeps them in place until [`Self::let_go`].
+    pub(crate) fn fetch(&mut self, chunks: &[ChunkId]) {
+        for id in chunks {
+            self.index.hold(*id);
+            let (Some(disk), Some(record)) = (&self.disk, self.index.record(*id)) else { continue };
+            if self.reading.insert(*id) {
+                disk.store.read(*id, Arc::clone(record));
+            }
+        }
+    }
+
+    /// Returns whether any of these chunks is still being read.
+    pub(crate) fn is_reading(&self, chunks: &[ChunkId]) -> bool {
+        chunks.iter().any(|id| self.reading.contains(id))
+    }
+
+    /// Returns whether there is a disk tier.
+    pub(crate) fn has_disk(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// Waits for an event of the disk, at most this long, and handles it.
+    pub(crate) fn wait_for_disk(&mut self, at_most: Duration) {
+        let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
+        if let Some(event) = event {
+            self.take_disk_event(event);
+        }
+    }
+
+    /// Records that a tenant's request starts from a prompt's first stored tokens.
+    pub(crate) fn touch(&mut self, found: &Found, n_tokens: u32, tenant: Tenant) {
+        let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
+        self.index.touch(&used, (tenant, self.clock.now_ms()));
+    }
+
+    pub(crate) fn touch_checkpoint(&mut self, checkpoint: ChunkId, tenant: Tenant) {
+        self.index.touch_checkpoint(checkpoint, (tenant, self.clock.now_ms()));
+    }
+
+    /// Returns the tiers of a prompt's first tokens, given the chunks that were read from disk for it.
+    pub(crate) fn origin(
+        &self,
+        found: &Found,
+        (n_tokens, checkpoint): (u32, Option<ChunkId>),
+        fetched: &[ChunkId],
+    ) -> CachedTokens {
+        let mut cached = CachedTokens::default();
+        let mut n_left = n_tokens;
+        // Recurrent state has no pieces: its tokens come with the checkpoint.
+        let block_tokens = self.index.limits().block_size_tokens as usize;
+        let pieces = self.pieces(found, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
+        for (id, n) in pieces.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
+            let n = n_left.min(u32::try_from(n).unwrap_or(u32::MAX));
+            n_left -= n;
+            match fetched.contains(&id) {
+                true => cached.disk += n,
+                false => cached.ram += n,
+            }
+        }
+        cached
+    }
+
+    /// Handles the disk's events since the last call.
+    pub(crate) fn take_disk_events(&mut self) {
+        let Some(disk) = &self.disk else { return };
+        let events: Vec<DiskEvent> = disk.events.try_iter().collect();
+        for event in events {
+            self.take_disk_event(event);
+        }
+    }
+
+    fn take_disk_event(&mut self, event: DiskEvent) {
+        let now_ms = self.clock.now_ms();
+        match event {
+            DiskEvent::Written { id, .. } => self.index.written(id, now_ms),
+            DiskEvent::WriteFailed { id, .. } => self.index.write_failed(id),
+            DiskEvent::Read { id, payload } => {
+                self.reading.remove(&id);
+                if self.index.read_back(id, now_ms) {
+                    self.passing.remove(&id);
+                } else if self.index.is_held(id) {
+                    self.passing.insert(id);
+                } else {
+                    return;
+                }
+                self.payloads.insert(id, payload);
+            }
+            DiskEvent::ReadFailed { id, reason } => {
+                warn!(%reason, "stored state cannot be read; it will be computed");
+                self.reading.remove(&id);
+                self.index.lost(id);
+            }
+        }
+        self.obey();
+    }
+
+    /// Waits until all writes are on disk, at most until `deadline`, and returns the number of chunks that are not.
+    pub(crate) fn flush(&mut self, deadline: Instant) -> usize {
+        let n_left = self.disk.as_ref().map_or(0, |disk| disk.store.flush(deadline));
+        self.take_disk_events();
+        n_left
+    }
+
+    /// Removes everything that is stored.
+    pub(crate) fn clear(&mut self) {
+        self.index.clear();
+        self.obey();
+    }
+
+    /// Returns the changes for routers since the last call, in order.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        self.index.take_news()
+    }
+
+    /// Executes the orders of the index.
+    pub(crate) fn obey(&mut self) {
+        for order in self.index.take_orders() {
+            match order {
+                Order::DropRam(id) => drop(self.payloads.remove(&id)),
+                Order::Write(id) => self.write(id),
+                Order::DropFile(id, record) => {
+                    if let Some(disk) = &self.disk {
+                        disk.store.delete(id, record);
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, id: ChunkId) {
+        match (&self.disk, self.index.record(id), self.payloads.get(&id)) {
+            (Some(disk), Some(record), Some(payload)) => {
+                disk.store.write(id, Arc::clone(record), Arc::clone(payload));
+            }
+            _ => self.index.write_failed(id),
+        }
+    }
+}
+
+impl Codec {
+    fn assemble(&self, pieces: &[Piece<'_>], partial: Option<&[u8]>) -> Option<Vec<u8>> {
+        let frame = Frame { n_streams: self.n_streams, sequence: 0 };
+        let assembled = self.layout.assemble(frame, pieces, partial);
+        assembled.map_err(|error| warn!(%error, "stored state cannot be put together")).ok()
+    }
+}
+
+fn to_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

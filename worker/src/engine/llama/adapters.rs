@@ -1,0 +1,87 @@
+//! LoRA adapters in the engine: loading them, and applying one to the context.
+//!
+//! A batch is computed with one adapter. State computed with another one is never mixed with it, because the root of
+//! its chain differs. The context only has to be told before a batch which adapter applies.
+//!
+//! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
+//! (`warmpath_worker_core::adapter_schedule`).
+
+use std::path::PathBuf;
+
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
+use warmpath_common::lora::{AdapterInfo, Applied, Scale};
+
+use crate::engine::config::StartError;
+
+/// An adapter to load.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterFile {
+    /// Its name, after the model's.
+    pub name: String,
+    /// Path of the GGUF file.
+    pub path: PathBuf,
+    /// Scale at which it is applied to requests that name it.
+    pub scale: Scale,
+}
+
+/// Loaded adapters, and the one that the context applies.
+pub(crate) struct Adapters {
+    loaded: Vec<LlamaLoraAdapter>,
+    applied: Option<Applied>,
+}
+
+impl Adapters {
+    /// Loads adapters for `model`, which keeps them as long as it lives.
+    ///
+    /// Errors: `Adapter` if a file is missing, is no adapter, or is one for another model.
+    pub(crate) fn load(model: &mut LlamaModel, files: &[AdapterFile]) -> Result<(Self, Vec<AdapterInfo>), StartError> {
+        let mut loaded = Vec::with_capacity(files.len());
+        let mut infos = Vec::with_capacity(files.len());
+        for AdapterFile { name, path, scale } in files {
+            let refuse = |reason: String| StartError::Adapter { path: path.clone(), reason };
+            let header = warmpath_gguf::check(path).map_err(|error| refuse(error.to_string()))?;
+            if header.text("adapter.type").as_deref() != Some("lora") {
+                return Err(refuse("it holds no LoRA adapter".to_owned()));
+            }
+            if header.keys().iter().any(|key| key == INVOCATION_TOKENS) {
+                return Err(refuse(
+                    "it is an activated LoRA, which only some of a prompt's tokens run with".to_owned(),
+                ));
+            }
+            let fingerprint = warmpath_gguf::fingerprint(path).map_err(|error| refuse(error.to_string()))?;
+            let adapter = model.lora_adapter_init(path);
+            let adapter =
+                adapter.map_err(|_| refuse("llama.cpp refuses it for this model; its log says why".to_owned()))?;
+            loaded.push(adapter);
+            infos.push(AdapterInfo { name: name.clone(), fingerprint, scale: *scale });
+        }
+        Ok((Self { loaded, applied: None }, infos))
+    }
+
+    /// Makes the context compute with `wanted` from now on.
+    ///
+    /// Cost: none if it does already, otherwise that of planning a batch's graph again. Errors: a description of the
+    /// failure.
+    pub(crate) fn apply(&mut self, context: &mut LlamaContext<'_>, wanted: Option<Applied>) -> Result<(), String> {
+        if wanted == self.applied {
+            return Ok(());
+        }
+        match wanted {
+            Some(Applied { adapter, scale }) => {
+                let adapter = self.loaded.get_mut(usize::from(adapter)).ok_or("there is no such adapter")?;
+                context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
+            }
+            None => {
+                // This removes all of them, whichever is passed.
+                let any = self.loaded.first_mut().ok_or("no adapter is loaded")?;
+                context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
+            }
+        }
+        self.applied = wanted;
+        Ok(())
+    }
+}
+
+/// Key of an adapter that applies only after some tokens. Source: llama.cpp's `LLM_KV_ADAPTER_ALORA_INVOCATION_TOKENS`.
+const INVOCATION_TOKENS: &str = "adapter.alora.invocation_tokens";

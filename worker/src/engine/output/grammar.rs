@@ -1,0 +1,398 @@
+//! Grammars over a model's vocabulary: whether a token may come next, and which ones may.
+//!
+//! A token that the model would choose anyway is checked alone, which costs as many steps as it has bytes. Only if it
+//! is refused all tokens are checked, by a walk over the trie of the vocabulary. Both have their work limited.
+//!
+//! Not here: the meaning of a grammar (`grammar` of the core), the choice of a token (`sampler`), when it applies
+//! (`rule`).
+
+use std::sync::Arc;
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
+use warmpath_common::ids::Token;
+use warmpath_worker_output::grammar::{ByName, Exhausted, Follower, Grammar, Place};
+
+use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
+use super::json_schema::CompiledSchema;
+
+/// Most work for taking a token. Source: docs/decisions/0032; some 4 ms.
+const TOKEN_FUEL: u64 = 500_000;
+
+/// Most work for checking all tokens. Source: as above; a vocabulary of 150,000 tokens takes a third of it if all of it
+/// is allowed.
+const MASK_FUEL: u64 = 1_500_000;
+
+/// Number of masks that a response caches. Source: a JSON document returns to as many places; a mask has 19 kB for
+/// 150,000 tokens.
+const MASKS_MAX: usize = 8;
+
+/// Control tokens that count by their spelling, with it, ascending: they are part of the response's text.
+#[derive(Default)]
+pub(crate) struct Spelled(Vec<(Token, Vec<u8>)>);
+
+impl Spelled {
+    /// Returns these tokens with their spelling, without those that are text anyway.
+    pub(crate) fn new(model: &LlamaModel, tokens: &[Token]) -> Self {
+        let vocab = model.vocab();
+        let spelled = tokens.iter().map(|token| (*token, LlamaToken(token.cast_signed())));
+        let control = spelled.filter(|(_, id)| vocab.is_control(*id) && !vocab.is_eog(*id));
+        Self(control.map(|(token, id)| (token, vocab.token_to_piece(id, true, None))).collect())
+    }
+
+    fn of(&self, token: Token) -> Option<&[u8]> {
+        let idx = self.0.binary_search_by_key(&token, |(token, _)| *token).ok()?;
+        Some(&self.0[idx].1)
+    }
+}
+
+/// Grammar state of one response.
+pub(crate) struct Followed {
+    follower: Follower,
+    vocabulary: TokEnv,
+    spelled: Spelled,
+    arguments: FollowedArguments,
+    /// Masks of the places that were checked last, the latest at the end.
+    masks: Vec<(Vec<Place>, SimpleVob)>,
+    /// Count of the follower's trims for which these places are valid.
+    n_trimmed: u32,
+    /// Mask of a place where a single argument may begin, as it was last computed.
+    value_mask: Option<SimpleVob>,
+}
+
+impl Followed {
+    /// Returns a grammar at the start of a response; `spelled` has control tokens that it may name by their spelling.
+    ///
+    /// Errors: it takes too much work, for the client.
+    pub(crate) fn begin(
+        grammar: &Arc<Grammar>,
+        vocabulary: &TokEnv,
+        spelled: Spelled,
+        arguments: FollowedArguments,
+    ) -> Result<Self, String> {
+        let follower = Follower::new(grammar, MASK_FUEL).map_err(described)?;
+        let vocabulary = Arc::clone(vocabulary);
+        Ok(Self { follower, vocabulary, spelled, arguments, masks: Vec::new(), n_trimmed: 0, value_mask: None })
+    }
+
+    /// Takes text that the prompt already has, and returns whether the grammar allows it.
+    ///
+    /// Errors: it takes too much work, for the client.
+    pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
+        self.follower.refuel(MASK_FUEL);
+        self.follower.take_text(text).map_err(described)
+    }
+
+    /// Takes the part, within the grammar, of a token that was chosen before it applied; returns whether it is allowed.
+    pub(crate) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
+        let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
+        !is_end && (bytes.is_empty() || self.go_on(token, bytes) == Ok(true))
+    }
+
+    /// Returns whether a token may come next.
+    ///
+    /// Errors: it takes too much work.
+    pub(crate) fn allows(&mut self, token: Token) -> Result<bool, String> {
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let trie = vocabulary.tok_trie();
+        self.look_for_value();
+        if let Some(value) = &mut self.arguments.value
+            && (value.is_begun || !trie.eos_tokens().contains(&token))
+        {
+            let is_allowed = value.allows(token, self.spelled.of(token))?;
+            if is_allowed || value.is_begun {
+                return Ok(is_allowed);
+            }
+        }
+        if trie.eos_tokens().contains(&token) {
+            return Ok(self.follower.accepts());
+        }
+        self.follower.refuel(TOKEN_FUEL);
+        let bytes = self.spelled.of(token).unwrap_or(trie.token(token));
+        if !self.follower.allows(token, bytes).map_err(described)? {
+            return Ok(false);
+        }
+        match &mut self.arguments.begun {
+            Some(begun) => begun.allows(token, bytes),
+            None => self.may_begin(trie.token(token)),
+        }
+    }
+
+    /// Records the single argument that may begin here, if one may.
+    fn look_for_value(&mut self) {
+        if self.arguments.value.is_some() || self.arguments.schemas.schemas.is_empty() {
+            return;
+        }
+        let named = self.follower.places().iter().flat_map(|place| self.follower.named_at(*place));
+        let schemas = &self.arguments.schemas;
+        let found = named.filter_map(|token| Some((token, schemas.value(token)?))).next();
+        self.arguments.value = found.map(|(token, schema)| FollowedValue::at_start(token, schema));
+    }
+
+    /// Returns the tokens that may come next if a single argument may begin or continue; `None` elsewhere.
+    ///
+    /// Errors: it takes too much work.
+    fn allowed_of_value(&mut self) -> Result<Option<SimpleVob>, String> {
+        self.look_for_value();
+        let Some(value) = &mut self.arguments.value else { return Ok(None) };
+        let mut mask = value.allowed()?.clone();
+        let control = self.spelled.0.iter().filter(|(_, bytes)| value.fits(bytes));
+        control.for_each(|(token, _)| mask.allow_token(*token));
+        if !value.is_begun {
+            let places = self.follower.places().to_vec();
+            mask.or(&self.grammar_mask(&places).map_err(described)?);
+        }
+        Ok(Some(mask))
+    }
+
+    /// Takes bytes of a single argument that the response is within, or begins one; returns whether they are its bytes.
+    ///
+    /// Errors: it takes too much work, for the client.
+    fn go_on_in_value(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+        self.look_for_value();
+        let Some(value) = &mut self.arguments.value else { return Ok(false) };
+        let is_whole = self.vocabulary.tok_trie().token(token) == bytes;
+        let fits = if is_whole { value.allows(token, None)? } else { value.fits(bytes) };
+        if !fits && !value.is_begun {
+            self.arguments.value = None;
+            return Ok(false);
+        }
+        if !fits {
+            return Err("the grammar refuses the token that was chosen".to_owned());
+        }
+        if value.take(is_whole.then_some(token), bytes)? {
+            let named = value.named;
+            self.arguments.value = None;
+            self.follower.refuel(TOKEN_FUEL);
+            self.follower.take(named, &[]).map_err(described)?;
+        }
+        Ok(true)
+    }
+
+    /// Returns whether the arguments that begin in these bytes, if any do, may begin so.
+    ///
+    /// Errors: it takes too much work.
+    fn may_begin(&mut self, bytes: &[u8]) -> Result<bool, String> {
+        let Some((start, schema)) = self.beginning(bytes).map_err(described)? else { return Ok(true) };
+        Ok(Begun::with(&schema, &bytes[start..]).is_ok())
+    }
+
+    /// Returns where arguments begin in the next bytes, and their schema; `None` if none do.
+    fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
+        let schemas = &self.arguments.schemas;
+        if schemas.schemas.is_empty() || schemas.extent != Extent::Object || !bytes.contains(&b'{') {
+            return Ok(None);
+        }
+        for idx in 0..self.follower.places().len() {
+            let mut place = self.follower.places()[idx];
+            for (start, byte) in bytes.iter().enumerate() {
+                let mut named = self.follower.named_at(place);
+                if *byte == b'{'
+                    && let Some(schema) = named.find_map(|token| self.arguments.schemas.object(token))
+                {
+                    return Ok(Some((start, schema.clone())));
+                }
+                drop(named);
+                match self.follower.push(place, *byte)? {
+                    Some(next) => place = next,
+                    None => break,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the tokens that may come next; they include those that end a response if it may end.
+    ///
+    /// Errors: it takes too much work.
+    pub(crate) fn allowed(&mut self) -> Result<&SimpleVob, String> {
+        if let Some(mask) = self.allowed_of_value()? {
+            return Ok(self.value_mask.insert(mask));
+        }
+        if self.arguments.begun.is_some() {
+            self.permit_what_goes_on_behind()?;
+            let begun = self.arguments.begun.as_mut().ok_or_else(String::new)?;
+            return begun.allowed().map(|mask| &*mask);
+        }
+        if std::mem::replace(&mut self.n_trimmed, self.follower.n_trimmed()) != self.n_trimmed {
+            self.masks.clear();
+        }
+        let places = self.follower.places();
+        if let Some(idx) = self.masks.iter().position(|(known, _)| known == places) {
+            let known = self.masks.remove(idx);
+            self.masks.push(known);
+        } else {
+            let places = places.to_vec();
+            let mask = self.mask(&places)?;
+            self.masks.drain(..(self.masks.len() + 1).saturating_sub(MASKS_MAX));
+            self.masks.push((places, mask));
+        }
+        self.masks.last().map(|(_, mask)| mask).ok_or_else(|| described(Exhausted))
+    }
+
+    /// Adds to the tokens that arguments allow those that close them and continue as the grammar does.
+    fn permit_what_goes_on_behind(&mut self) -> Result<(), String> {
+        let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
+        let Some(begun) = &mut self.arguments.begun else { return Ok(()) };
+        self.follower.refuel(MASK_FUEL);
+        for token in bracketed.iter().copied() {
+            let bytes = vocabulary.tok_trie().token(token);
+            if begun.own_part(bytes).is_some()
+                && self.follower.allows(token, bytes).map_err(described)?
+                && begun.allows(token, bytes)?
+            {
+                begun.allowed()?.allow_token(token);
+            }
+        }
+        Ok(())
+    }
+
+    fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, String> {
+        let mut mask = self.grammar_mask(places).map_err(described)?;
+        let schemas = &self.arguments.schemas;
+        if schemas.schemas.is_empty() || schemas.extent != Extent::Object {
+            return Ok(mask);
+        }
+        let vocabulary = Arc::clone(&self.vocabulary);
+        let bracketed = Arc::clone(&self.arguments.bracketed);
+        self.follower.refuel(MASK_FUEL);
+        for token in bracketed.iter().copied() {
+            if mask.is_allowed(token) && !self.may_begin(vocabulary.tok_trie().token(token))? {
+                mask.disallow_token(token);
+            }
+        }
+        Ok(mask)
+    }
+
+    fn n_vocab(&self) -> Token {
+        Token::try_from(self.vocabulary.tok_trie().vocab_size()).expect("tokens are numbered by a u32")
+    }
+
+    fn grammar_mask(&mut self, places: &[Place]) -> Result<SimpleVob, Exhausted> {
+        let trie = self.vocabulary.tok_trie();
+        let mut mask = trie.alloc_token_set();
+        self.follower.refuel(MASK_FUEL);
+        for place in places {
+            let mut walk = Walk { follower: &mut self.follower, places: vec![*place], is_exhausted: false };
+            trie.add_bias(&mut walk, &mut mask, &[]);
+            if walk.is_exhausted {
+                return Err(Exhausted);
+            }
+        }
+        for (token, bytes) in &self.spelled.0 {
+            if self.follower.allows(*token, bytes)? {
+                mask.allow_token(*token);
+            }
+        }
+        // The placeholder of arguments is no token.
+        let n_vocab = self.n_vocab();
+        let is_token = |by_name: &ByName| !matches!(by_name, ByName::Only(token) if *token >= n_vocab);
+        for by_name in self.follower.by_name().filter(is_token) {
+            allow(&mut mask, by_name, trie);
+        }
+        let ends = trie.eos_token_set();
+        if self.follower.accepts() {
+            mask.or(&ends);
+        } else {
+            mask.sub(&ends);
+        }
+        Ok(mask)
+    }
+
+    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
+    ///
+    /// Errors: why the response cannot continue, for the client.
+    pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
+        let trie = self.vocabulary.tok_trie();
+        if trie.eos_tokens().contains(&token) {
+            return Ok(());
+        }
+        let bytes = self.spelled.of(token).unwrap_or(trie.token(token)).to_vec();
+        match self.go_on(token, &bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the grammar refuses the token that was chosen".to_owned()),
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// Takes a token; returns whether the grammar and the arguments' schema allow it.
+    ///
+    /// Errors: it takes too much work, for the client.
+    fn go_on(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
+        if self.go_on_in_value(token, bytes)? {
+            return Ok(true);
+        }
+        self.follower.refuel(TOKEN_FUEL);
+        let begins = match self.arguments.begun {
+            Some(_) => None,
+            None => self.beginning(bytes).map_err(described)?,
+        };
+        if !self.follower.take(token, bytes).map_err(described)? {
+            return Ok(false);
+        }
+        if let Some(begun) = &mut self.arguments.begun {
+            if begun.take(token, bytes)? {
+                self.arguments.begun = None;
+            }
+        } else if let Some((start, schema)) = begins {
+            match Begun::with(&schema, &bytes[start..]) {
+                Ok(begun) => self.arguments.begun = begun,
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Returns the message that a grammar takes too much work, for the client.
+pub(crate) fn described(exhausted: Exhausted) -> String {
+    exhausted.to_string()
+}
+
+fn allow(mask: &mut SimpleVob, by_name: ByName, trie: &TokTrie) {
+    let n_vocab = Token::try_from(trie.vocab_size()).expect("tokens are numbered by a u32");
+    match by_name {
+        ByName::Only(token) => mask.allow_token(token),
+        ByName::Except(token) => {
+            for range in [0..token, token + 1..n_vocab].into_iter().filter(|range| !range.is_empty()) {
+                mask.allow_range(range.start..=range.end - 1);
+            }
+        }
+    }
+}
+
+/// A walk over the vocabulary's trie.
+struct Walk<'a> {
+    follower: &'a mut Follower,
+    /// Places after the bytes from the trie's root to the present node.
+    places: Vec<Place>,
+    is_exhausted: bool,
+}
+
+impl Recognizer for Walk<'_> {
+    fn pop_bytes(&mut self, num: usize) {
+        self.places.truncate(self.places.len() - num);
+    }
+
+    fn collapse(&mut self) {
+        self.places.drain(..self.places.len() - 1);
+    }
+
+    fn trie_finished(&mut self) {
+        self.places.truncate(1);
+    }
+
+    fn try_push_byte(&mut self, byte: u8) -> bool {
+        if self.is_exhausted {
+            return false;
+        }
+        let place = self.places[self.places.len() - 1];
+        match self.follower.push(place, byte) {
+            Ok(Some(next)) => self.places.push(next),
+            Ok(None) => return false,
+            Err(Exhausted) => self.is_exhausted = true,
+        }
+        !self.is_exhausted
+    }
+}

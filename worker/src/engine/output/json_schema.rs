@@ -1,0 +1,356 @@
+//! JSON schemas as masks over the vocabulary: llguidance's parser, compiled by the caller and stepped by the engine.
+//!
+//! The vocabulary becomes a trie once per model, in the background. A schema is compiled on a separate thread with a
+//! deep stack; each choice of a response then has a copy of the fresh parser. The cost of a step is limited, and a step
+//! that needs more, or panics, fails only its own response.
+//!
+//! Not here: the accepted schemas (`schema`), the choice among the allowed tokens (`sampler`).
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use llama_cpp_2::model::LlamaModel;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{ParserFactory, TokenParser};
+use moka::sync::Cache;
+use serde_json::{Value, json};
+use warmpath_common::ids::Token;
+use warmpath_prompt::Separators;
+
+use super::arguments::bracketed;
+use crate::schema::{CallText, ValueGrammar, check_meetings};
+
+/// White space between the parts of a response: none, a space, or a line break with indentation.
+///
+/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may continue with blanks for
+/// ever.
+const WHITESPACE: &str = r" |\n{1,2}[ \t]{0,20}";
+
+/// Characters that may follow a backslash. `u` is excluded, because its digits could spell a property's name a second
+/// way.
+const ESCAPES: &str = "nrbtf\\\"";
+
+/// Stack on which a schema is compiled. Source: 6 kB for each of the 10,000 schemas that `schema` allows.
+const STACK_BYTES: usize = 128 << 20;
+
+/// Most work of the lexer for one mask. Source: docs/decisions/0023; some 14,000 a millisecond.
+const STEP_LEXER_FUEL: u64 = 100_000;
+
+/// Most items of the parser for one mask. Source: as above; some 20,000 a millisecond.
+const STEP_ITEMS_MAX: usize = 30_000;
+
+/// Most items that the parser keeps for one token of a response. Source: an object has four for each optional property.
+const ROW_ITEMS_MAX: usize = 2500;
+
+/// Most states of one response's lexer: a string of a limited length has one for each of its characters.
+const LEXER_STATES_MAX: usize = 50_000;
+
+/// Most memory of one response's lexer, checked every [`LOOK_TOKENS`]. Units: bytes.
+const LEXER_BYTES_MAX: usize = 48 << 20;
+
+/// Most compiled schemas of arguments that are cached. Source: own choice: four for each tool that a request may have.
+const ARGUMENTS_KEPT_MAX: u64 = 1024;
+
+/// Number of tokens between two checks of the lexer's memory.
+const LOOK_TOKENS: u32 = 32;
+
+/// Compiler of schemas for one model's vocabulary.
+pub(crate) struct Compiler {
+    factory: ParserFactory,
+    /// Tokens with a curly bracket, ascending.
+    bracketed: Arc<[Token]>,
+    /// Compiled schemas of arguments.
+    arguments: Cache<blake3::Hash, CompiledSchema>,
+}
+
+impl Compiler {
+    /// Builds the trie of a vocabulary.
+    ///
+    /// Cost: some 0.6 s and 60 MB for 150,000 tokens. Errors: the vocabulary has no token that ends a response.
+    pub(crate) fn new(model: &LlamaModel) -> Result<Self, String> {
+        let vocab = model.vocab();
+        let ends: Vec<Token> =
+            vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
+        // Control tokens and those that end a response have no bytes here, so no schema ever allows them by their text.
+        let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
+            true => Vec::new(),
+            false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
+        };
+        Self::of(&vocab.tokens().map(spelled).collect::<Vec<_>>(), &ends)
+    }
+
+    /// Builds the trie of tokens by their texts; `ends` are those that end a response.
+    ///
+    /// Errors: there are none of these.
+    fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
+        let Some(first_end) = ends.first().copied() else {
+            return Err("the model's vocabulary has no token that ends an answer".to_owned());
+        };
+        let n_vocab = Token::try_from(words.len()).expect("tokens are numbered by a u32");
+        let info = TokRxInfo::new(n_vocab, first_end);
+        let build = || {
+            let trie = TokTrie::from(&info, words).with_eos_tokens(ends);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let slices = SlicedBiasComputer::json_slices();
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(described)
+        };
+        let unusable = "the model's vocabulary cannot be made into a trie";
+        let mut factory = guarded(build).map_err(|_| unusable.to_owned())?;
+        *factory.quiet().limits_mut() = limits();
+        let bracketed = bracketed(factory.tok_env().tok_trie());
+        Ok(Self { factory, bracketed, arguments: Cache::new(ARGUMENTS_KEPT_MAX) })
+    }
+
+    /// Returns the tokens with a curly bracket, ascending.
+    pub(crate) fn bracketed(&self) -> &Arc<[Token]> {
+        &self.bracketed
+    }
+
+    /// Returns the vocabulary, with its trie.
+    pub(crate) fn vocabulary(&self) -> &TokEnv {
+        self.factory.tok_env()
+    }
+
+    /// Returns a normalized schema of arguments, compiled like in [`Self::compile`], and caches it: clients send their
+    /// tools with every request.
+    ///
+    /// `separators` separate its parts.
+    pub(crate) fn compile_arguments(&self, schema: &Value, separators: Separators) -> Result<CompiledSchema, String> {
+        let with_options = with_options(schema, Some(separators));
+        let key = blake3::hash(with_options.to_string().as_bytes());
+        let compile = || self.compile_grammar(TopLevelGrammar::from_json_schema(with_options.clone()), schema);
+        let compiled = self.arguments.try_get_with(key, compile);
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+    }
+
+    /// Returns the compiled constraint of a single argument, or the reason for the client; it is cached.
+    pub(crate) fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
+        self.compile_lark(value.lark(|schema| with_options(schema, Some(separators)).to_string()), &value.schema)
+    }
+
+    /// Returns the compiled constraint of all arguments of a call, or the reason for the client; it is cached.
+    pub(crate) fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
+        self.compile_lark(call.lark(|schema| with_options(schema, Some(separators)).to_string()), &call.schema)
+    }
+
+    fn compile_lark(&self, lark: String, schema: &Value) -> Result<CompiledSchema, String> {
+        let key = blake3::hash(lark.as_bytes());
+        let compile = || self.compile_grammar(TopLevelGrammar::from_lark(lark), schema);
+        let compiled = self.arguments.try_get_with(key, compile);
+        compiled.map_err(|reason: Arc<String>| String::clone(&reason))
+    }
+
+    /// Returns a normalized schema compiled, or the reason why it cannot be, for the client.
+    pub(crate) fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
+        self.compile_grammar(TopLevelGrammar::from_json_schema(with_options(schema, None)), schema)
+    }
+
+    /// Returns the compiled grammar of a normalized schema.
+    fn compile_grammar(&self, grammar: TopLevelGrammar, schema: &Value) -> Result<CompiledSchema, String> {
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
+            let job = thread.spawn_scoped(scope, || {
+                guarded(|| {
+                    check_meetings(schema)?;
+                    let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
+                    fresh.start_without_prompt();
+                    // The first mask shows whether there is a response at all, and warms the lexer.
+                    let mut tried = fresh.deep_clone();
+                    tried.compute_mask().map_err(described)?;
+                    Ok(fresh)
+                })
+            });
+            job.map(|job| job.join())
+        });
+        match compiled {
+            Ok(Ok(Ok(fresh))) => Ok(CompiledSchema(Arc::new(fresh))),
+            Ok(Ok(Err(reason))) => Err(format!("the schema cannot be followed: {reason}")),
+            Ok(Err(_)) => Err("the schema cannot be followed: its compiler failed".to_owned()),
+            Err(error) => Err(format!("there is no thread to compile the schema: {error}")),
+        }
+    }
+}
+
+/// Returns whether a token's bytes can be part of a text: 0xFF never is, and marks tokens to the trie.
+fn is_text(bytes: &[u8]) -> bool {
+    !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER)
+}
+
+fn limits() -> ParserLimits {
+    ParserLimits {
+        step_lexer_fuel: STEP_LEXER_FUEL,
+        max_items_in_row: ROW_ITEMS_MAX,
+        step_max_items: STEP_ITEMS_MAX,
+        max_lexer_states: LEXER_STATES_MAX,
+        // Errors would otherwise repeat the response so far, and they are logged.
+        verbose_errors: false,
+        ..ParserLimits::default()
+    }
+}
+
+/// Returns the schema with the compiler's own options in it, where it reads them.
+fn with_options(schema: &Value, separators: Option<Separators>) -> Value {
+    let options = match separators {
+        None => json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES }),
+        Some(Separators { item, key }) => json!({
+            "whitespace_flexible": false, "item_separator": item, "key_separator": key, "json_allowed_escapes": ESCAPES,
+        }),
+    };
+    let mut keywords = match schema {
+        Value::Object(keywords) => keywords.clone(),
+        Value::Bool(true) => serde_json::Map::new(),
+        _ => return schema.clone(),
+    };
+    keywords.insert("x-guidance".to_owned(), options);
+    Value::Object(keywords)
+}
+
+fn described(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Runs work that may panic on an unexpected schema; the reason is one line, for the client.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let error = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => return Ok(value),
+        Ok(Err(error)) => error,
+        Err(_) => String::new(),
+    };
+    // Errors of patterns show the pattern in a line of its own, a caret below it, and the reason last.
+    let is_word = |line: &&str| !line.is_empty() && !line.chars().all(|c| c == '^');
+    let line = error.lines().map(str::trim).filter(is_word).collect::<Vec<_>>().join(" ");
+    if line.is_empty() || line.starts_with("panic") {
+        return Err("it is beyond what can be computed".to_owned());
+    }
+    Err(line.chars().take(REASON_CHARS_MAX).collect())
+}
+
+/// Longest reason for a client; it may repeat a part of the schema.
+const REASON_CHARS_MAX: usize = 300;
+
+/// A schema compiled for a model, ready for any number of responses; cheap to clone.
+#[derive(Clone)]
+pub struct CompiledSchema(Arc<TokenParser>);
+
+impl CompiledSchema {
+    /// Returns a constraint at the start of a response. Cost: microseconds, milliseconds for the largest schemas.
+    pub(crate) fn begin(&self) -> Constraint {
+        Constraint { parser: self.0.deep_clone(), n_tokens: 0 }
+    }
+}
+
+impl fmt::Debug for CompiledSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CompiledSchema")
+    }
+}
+
+impl PartialEq for CompiledSchema {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// What may come next.
+pub(crate) enum Allowed {
+    /// Any of these tokens; they include those that end a response if it may end.
+    Tokens(SimpleVob),
+    /// Only the end: the response is complete.
+    Ends(SimpleVob),
+}
+
+impl Allowed {
+    /// Returns the tokens.
+    pub(crate) fn into_mask(self) -> SimpleVob {
+        let (Self::Tokens(mask) | Self::Ends(mask)) = self;
+        mask
+    }
+}
+
+/// Constraint of one response.
+pub(crate) struct Constraint {
+    parser: TokenParser,
+    n_tokens: u32,
+}
+
+impl Constraint {
+    /// Returns what may come next.
+    ///
+    /// Errors: why that cannot be determined within the limits, for the client.
+    pub(crate) fn allowed(&mut self) -> Result<Allowed, String> {
+        if self.parser.stopped() {
+            return Ok(Allowed::Ends(self.parser.token_env.tok_trie().eos_token_set()));
+        }
+        guarded(|| self.parser.compute_mask().map_err(described)).map(Allowed::Tokens)
+    }
+
+    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
+    ///
+    /// Errors: like [`Constraint::allowed`].
+    pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
+        if self.parser.stopped() || self.parser.token_env.tok_trie().eos_tokens().contains(&token) {
+            return Ok(());
+        }
+        self.n_tokens += 1;
+        let parser = &mut self.parser;
+        guarded(|| {
+            parser.consume_token(token).map_err(described)?;
+            parser.check_stop().map_err(described)
+        })?;
+        if self.n_tokens.is_multiple_of(LOOK_TOKENS) {
+            return self.check_memory();
+        }
+        Ok(())
+    }
+
+    /// Takes text that is already part of the response.
+    ///
+    /// Errors: like [`Constraint::allowed`], or the schema does not allow it.
+    pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
+        for token in self.parser.token_env.tokenize_bytes(text) {
+            match self.allowed()? {
+                Allowed::Tokens(mask) if mask.is_allowed(token) => self.take(token)?,
+                Allowed::Tokens(_) | Allowed::Ends(_) => {
+                    return Err("what stands right behind the thoughts does not fit it".to_owned());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a text may come next.
+    pub(crate) fn fits(&self, text: &[u8]) -> bool {
+        Self { parser: self.parser.deep_clone(), n_tokens: self.n_tokens }.take_text(text).is_ok()
+    }
+
+    /// Returns whether the text so far is a complete response.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        self.parser.is_accepting()
+    }
+
+    /// Returns whether a token is neither a response's end nor white space.
+    pub(crate) fn begins_text(&self, token: Token) -> bool {
+        let trie = self.parser.token_env.tok_trie();
+        let begins_with_space = trie.token(token).first().is_some_and(u8::is_ascii_whitespace);
+        !begins_with_space && !trie.eos_tokens().contains(&token)
+    }
+
+    /// Returns the tokens that end a response.
+    pub(crate) fn ends(&self) -> &[Token] {
+        self.parser.token_env.tok_trie().eos_tokens()
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        let n_bytes = self.parser.parser.lexer_stats().num_bytes;
+        if n_bytes > LEXER_BYTES_MAX {
+            return Err(format!("its patterns take more than {LEXER_BYTES_MAX} bytes"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

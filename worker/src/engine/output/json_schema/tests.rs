@@ -1,0 +1,238 @@
+//! Arguments in a form of a template's own: what their grammar allows is read by llama.cpp's reader of the template as
+//! arguments that their schema allows.
+//!
+//! The vocabulary has a token for each byte, and each that is allowed is equally likely. The templates are downloaded
+//! (`make fixtures`).
+
+use std::sync::LazyLock;
+
+use jsonschema::validator_for;
+use proptest::prelude::*;
+use rand::SeedableRng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
+use serde_json::Map;
+use warmpath_llama_chat::{ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
+
+use super::*;
+use crate::schema::Form;
+use crate::tools::{arguments, forms};
+
+#[path = "../../../../tests/engine/random_schema.rs"]
+mod random_schema;
+
+/// Most bytes of a call.
+const CALL_BYTES_MAX: usize = 4000;
+
+const SEPARATORS: Separators = Separators { item: ", ", key: ": " };
+
+/// Template with a form of its own, and what of an answer stands around the arguments of the tool `f`.
+struct Case {
+    form: Form,
+    template: &'static str,
+    before: &'static str,
+    behind: &'static str,
+}
+
+const CASES: [Case; 6] = [
+    Case {
+        form: Form::Gemma4,
+        template: "google-gemma-4-31B-it",
+        before: "<|tool_call>call:f",
+        behind: "<tool_call|>",
+    },
+    Case {
+        form: Form::KimiK3,
+        template: "Kimi-K3",
+        before: "<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\"",
+        behind: "<|close|>tools<|sep|>",
+    },
+    Case { form: Form::Lfm2, template: "LFM2-8B-A1B", before: "<|tool_call_start|>[f(", behind: "]<|tool_call_end|>" },
+    Case {
+        form: Form::Lfm2,
+        template: "LFM2.5-8B-A1B",
+        before: "<|tool_call_start|>[f(",
+        behind: "]<|tool_call_end|>",
+    },
+    Case { form: Form::MiniCpm5, template: "openbmb-MiniCPM5-1B", before: "<function name=\"f\">", behind: "" },
+    Case {
+        form: Form::MiniMaxM3,
+        template: "MiniMax-M3",
+        before: "</mm:think>]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">",
+        behind: "]<]minimax[>[</tool_call>",
+    },
+];
+
+static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
+    let bytes = (0..=u8::MAX).map(|byte| if byte == TokTrie::SPECIAL_TOKEN_MARKER { Vec::new() } else { vec![byte] });
+    Compiler::of(&bytes.chain([Vec::new()]).collect::<Vec<_>>(), &[256]).expect("there is an end")
+});
+
+/// Returns the format of calls to the tool `f` with these parameters.
+fn format(case: &Case, parameters: &Value) -> ChatFormat {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixtures/templates");
+    let source = std::fs::read_to_string(folder.join(format!("{}.jinja", case.template)));
+    let source = source.expect("run `make fixtures` to fetch the templates");
+    let templates = ChatTemplates::compile(&source, ("<s>", "</s>")).expect("the template compiles");
+    let function = json!({"name": "f", "description": "", "parameters": parameters});
+    let inputs = FormatInputs {
+        messages: &[json!({"role": "user", "content": "question"})],
+        tools: &[json!({"type": "function", "function": function})],
+        tool_choice: ToolChoice::Required,
+        parallel_tool_calls: false,
+        reasoning_format: ReasoningFormat::Auto,
+        enable_thinking: false,
+        continues: false,
+        kwargs: &Map::new(),
+    };
+    templates.format(&inputs.to_json()).expect("there is a format")
+}
+
+/// Returns a text that a constraint allows; absent where it is too long or takes too much.
+fn walk(compiled: &CompiledSchema, random: &mut ChaCha8Rng) -> Option<Vec<u8>> {
+    let mut constraint = compiled.begin();
+    let mut text = Vec::new();
+    while !constraint.is_complete() {
+        let tokens: Vec<Token> = constraint.allowed().ok()?.into_mask().iter().collect();
+        let token = *tokens.choose(random).unwrap_or_else(|| panic!("stuck behind {}", String::from_utf8_lossy(&text)));
+        constraint.take(token).ok()?;
+        text.push(u8::try_from(token).expect("a byte"));
+        if text.len() > CALL_BYTES_MAX {
+            return None;
+        }
+    }
+    Some(text)
+}
+
+/// Returns the arguments that llama.cpp reads out of a call whose arguments are these.
+fn read(case: &Case, format: &ChatFormat, text: &str) -> Value {
+    let answer = format!("{}{text}{}", case.before, case.behind);
+    let answer = if format.generation_prompt.contains("</think>") || case.form != Form::MiniCpm5 {
+        answer
+    } else {
+        format!("<think>\n\n</think>\n\n{answer}")
+    };
+    let mut reader = format.reader(&format.generation_prompt).expect("there is a reader");
+    let read = reader.finish(&answer, "id").unwrap_or_else(|error| panic!("{error}: {answer}"));
+    assert_eq!(read.tool_calls.len(), 1, "{answer}: {read:?}");
+    assert_eq!(read.content.trim(), "", "{answer}");
+    let arguments = &read.tool_calls[0].arguments;
+    serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments} of {answer}"))
+}
+
+/// Lets a model call with these parameters; returns whether a whole call came of it.
+///
+/// Errors: they are not kept.
+fn check(case: &Case, schema: &Value, random: &mut ChaCha8Rng) -> Result<bool, String> {
+    let normalized = arguments::schema(schema.as_object().expect("an object")).map_err(|error| error.to_string())?;
+    crate::schema::check_apart(normalized.as_object().expect("an object")).map_err(|error| error.to_string())?;
+    let call = CallText::new(normalized, case.form).map_err(|error| error.to_string())?;
+    let compiled = COMPILER.compile_call(&call, SEPARATORS)?;
+    let Some(text) = walk(&compiled, random) else { return Ok(false) };
+    let text = String::from_utf8(text).expect("a grammar allows text alone");
+    let arguments = read(case, &format(case, &call.told), &text);
+    let validator = validator_for(schema).expect("the schema is one");
+    assert!(validator.is_valid(&arguments), "{:?}: {schema}: {arguments} of {text}", case.form);
+    Ok(true)
+}
+
+/// Returns an object with one or two properties of a schema, whose definitions stay at the root.
+fn object_of(mut schema: Value, is_required: bool) -> Value {
+    let defs = schema.as_object_mut().and_then(|keywords| keywords.remove("$defs"));
+    let required = if is_required { json!(["b"]) } else { json!([]) };
+    let mut object = json!({"type": "object", "properties": {"b": schema, "A": schema}, "required": required});
+    if let Some(defs) = defs {
+        object["$defs"] = defs;
+    }
+    object
+}
+
+#[test]
+fn each_template_s_own_form_is_found_in_its_grammar() {
+    for case in &CASES {
+        let tools = [json!({"type": "function", "function": {"name": "f", "description": "", "parameters": {}}})];
+        let format = format(case, &json!({"type": "object", "properties": {}}));
+        assert_eq!(forms::form(&format.grammar, &tools), Some(case.form), "{}", format.grammar);
+        let filled = forms::fill(&format.grammar, case.form, (&tools, &[0]), 7).expect("it is found");
+        assert!(filled.contains("<[7]>\n"), "{filled}");
+    }
+}
+
+#[test]
+fn what_tools_commonly_have_is_kept_in_every_form() {
+    let place = json!({"type": "object", "properties": {"x": {"type": "number", "minimum": 0, "maximum": 9}, "on": {"type": "boolean"}}, "required": ["x"]});
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "pattern": "^\\d{3}-\\d{2}$"},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "share": {"type": "number", "minimum": 0.25, "exclusiveMaximum": 0.5},
+            "list": {"type": "array", "items": {"type": "integer", "multipleOf": 5, "maximum": 10}, "minItems": 2, "maxItems": 3},
+            "words": {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 2},
+            "note": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 4}, {"type": "null"}]},
+            "count": {"anyOf": [{"type": "integer", "maximum": 5}, {"type": "null"}]},
+            "place": place,
+            "places": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2}, {"type": "null"}]},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["code", "unit", "share", "list", "place", "day"],
+        "$defs": {"place": place},
+    });
+    for case in &CASES {
+        let mut n_whole = 0;
+        for seed in 0..20 {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            n_whole +=
+                u32::from(check(case, &schema, &mut random).unwrap_or_else(|error| panic!("{:?}: {error}", case.form)));
+        }
+        assert!(n_whole > 10, "{:?}: {n_whole} whole calls", case.form);
+    }
+}
+
+#[test]
+fn texts_may_hold_what_looks_like_a_mark() {
+    let texts = ["<", "<|\"", "</param", "]]>", "<![CDATA[", "]<]minimax[>[", "<|close|>argument", "a\"b\\c'd\ne"];
+    let schema = json!({"type": "object", "properties": {"a": {"enum": texts}}, "required": ["a"]});
+    for case in &CASES {
+        for seed in 0..30 {
+            let mut random = ChaCha8Rng::seed_from_u64(seed);
+            let is_whole = check(case, &schema, &mut random);
+            assert_eq!(is_whole, Ok(true), "{:?}", case.form);
+        }
+    }
+}
+
+#[test]
+fn what_a_form_cannot_write_is_refused_by_its_path() {
+    let refused = |form: Form, property: Value| {
+        let schema = json!({"type": "object", "properties": {"a": property}});
+        CallText::new(schema, form).map(|_| ()).map_err(|error| error.path)
+    };
+    let tuple = json!({"type": "array", "prefixItems": [{"type": "integer"}]});
+    assert_eq!(refused(Form::Gemma4, tuple.clone()), Err("properties.a.prefixItems".to_owned()));
+    let all =
+        json!({"allOf": [{"type": "object", "properties": {"b": {}}}, {"type": "object", "properties": {"c": {}}}]});
+    assert_eq!(refused(Form::Gemma4, all.clone()), Err("properties.a".to_owned()));
+    assert_eq!(refused(Form::KimiK3, json!(false)), Err("properties.a".to_owned()));
+    for form in [Form::KimiK3, Form::Lfm2, Form::MiniCpm5, Form::MiniMaxM3] {
+        assert_eq!((refused(form, tuple.clone()), refused(form, all.clone())), (Ok(()), Ok(())), "{form:?}");
+    }
+    let itself = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}},
+        "$defs": {"0": {"type": "object", "properties": {"next": {"$ref": "#/$defs/0"}, "n": {"type": "integer"}}}}});
+    for form in [Form::Gemma4, Form::MiniMaxM3] {
+        CallText::new(itself.clone(), form).unwrap_or_else(|error| panic!("{form:?}: {error}"));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn arguments_of_random_schemas_are_read_as_valid_in_every_form(at in 0..CASES.len(), seed in any::<u64>(), is_required in any::<bool>()) {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let schema = random_schema::random_schema(&mut random);
+        if schema.is_bounded {
+                    let _ = check(&CASES[at], &object_of(schema.schema, is_required), &mut random);
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Sampling of one sequence: llama.cpp's samplers in llama-server's order, and the rule that the response must follow.
+//!
+//! As in llama-server, the chain chooses first and a grammar only judges the choice. If it refuses, the choice is made
+//! again among the tokens that the grammar allows. Under a schema the chain only ever sees allowed tokens. No client
+//! input may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here first.
+//!
+//! Not here: the rules (`rule`), the end of a response (`sequence`), token to text.
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::sampling::LlamaSampler;
+use llama_cpp_2::token::LlamaToken;
+use llama_cpp_2::token::data::LlamaTokenData;
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
+use llama_cpp_2::token::logit_bias::LlamaLogitBias;
+use llguidance::toktrie::SimpleVob;
+use warmpath_common::ids::Token;
+use warmpath_worker_output::infill::{self, Kept};
+use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
+
+use super::constraint::{Rule, unfollowed};
+use super::grammar::Followed;
+use super::json_schema::Allowed;
+use super::sampler_kind::SamplerKind;
+use crate::engine::api::{
+    EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission,
+};
+
+/// Most texts that break a repetition for DRY; each costs a walk over the vocabulary.
+const DRY_BREAKERS_MAX: usize = 16;
+
+/// Most tokens with a bias; each is looked up for every token of a response.
+const LOGIT_BIASES_MAX: usize = 1024;
+
+/// Number of most likely tokens that are checked one by one if checking all of them takes too much work.
+///
+/// Source: own choice; the chain considers 40 of them by default. One takes some microseconds.
+const LIKELIEST_MAX: usize = 256;
+
+/// Seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
+const SEED_RANDOM: u32 = u32::MAX;
+
+/// The `m` of mirostat's first version, as llama.cpp sets it.
+const MIROSTAT_M: i32 = 100;
+
+/// Sampler of one response.
+pub(crate) struct TokenSampler {
+    rule: Rule,
+    chooser: Sampler,
+}
+
+impl TokenSampler {
+    /// Builds the sampler of a submission, its penalties knowing the prompt, with the response's rule at its start.
+    ///
+    /// Errors: `Sampler` for a parameter out of range or parameters that cannot be combined.
+    pub(crate) fn build(
+        model: &LlamaModel,
+        (submission, rule): (&Submission, Rule),
+        context_tokens: u32,
+    ) -> Result<Self, EngineError> {
+        let generation = &submission.generation;
+        let windows = Windows::of(&generation.sampling, context_tokens);
+        check(&generation.sampling, model.n_vocab())?;
+        let biases = biases(model, generation);
+        let mut chains: Vec<_> =
+            links(model, generation, windows).into_iter().map(|links| LlamaSampler::chain(links, true)).collect();
+        let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
+        let prompt = &submission.prompt;
+        for token in &prompt[prompt.len() - n_seen.min(prompt.len())..] {
+            accept(&mut chains, to_llama(*token))?;
+        }
+        let candidates = LlamaTokenDataArray::new(Vec::new(), false);
+        let end = infill_end(model, generation);
+        let mut sampler = Self { rule, chooser: Sampler { chains, end, biases, candidates, n_draws: 0 } };
+        sampler.replay(model, submission)?;
+        Ok(sampler)
+    }
+
+    /// Brings the rule and the random numbers to their state behind the response so far; the penalties know it already.
+    ///
+    /// Mirostat's and XTC's own state depends on logits, and begins anew. Errors: `Sampler` if a token breaks the rule.
+    fn replay(&mut self, model: &LlamaModel, submission: &Submission) -> Result<(), EngineError> {
+        let draws_once = submission.generation.sampling.mirostat == 0;
+        for sampled in &submission.past {
+            self.rule.take(model, sampled.token)?;
+            for _ in 0..if draws_once { sampled.n_draws } else { 0 } {
+                self.chooser.skip_draw();
+            }
+        }
+        Ok(())
+    }
+
+    /// Chooses the next token by the logits of the last one and records the choice.
+    ///
+    /// Errors: `Sampler` if no token may be chosen: the rule or the biases exclude every token, or determining the
+    /// allowed ones takes too much work.
+    pub(crate) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<SampledToken, EngineError> {
+        let chooser = &mut self.chooser;
+        chooser.n_draws = 0;
+        let source = Source { model, logits };
+        let id = match &mut self.rule {
+            Rule::Free | Rule::Waiting(_) => chooser.choose_free(source),
+            Rule::Schema(constraint) => {
+                chooser.choose_allowed(constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))?, None, source)
+            }
+            Rule::SchemaOrCall(either) => chooser.choose_allowed(either.allowed().map_err(refuse)?, None, source),
+            Rule::Grammar(followed) => chooser.choose_followed(followed, source),
+            Rule::Thinking(thinking) if thinking.opening.is_some() => {
+                chooser.choose_allowed(thinking.then.allowed().map_err(refuse)?, thinking.opening, source)
+            }
+            Rule::Thinking(thinking) => chooser.choose_unending(thinking.then.ends(), source),
+        }?;
+        let token = id.0.unsigned_abs();
+        self.rule.take(model, token)?;
+        accept(&mut chooser.chains, id)?;
+        Ok(SampledToken { token, n_draws: chooser.n_draws })
+    }
+
+    /// Returns the log probability of the last chosen token.
+    pub(crate) fn probabilities(&self, wish: ProbabilityWish, logits: &[f32], chosen: Token) -> TokenProbabilities {
+        if wish.source == ProbabilitySource::Model {
+            return logprobs::of_logits(logits, chosen, wish.n_top);
+        }
+        let drawn = self.chooser.candidates.data.iter();
+        let likely =
+            |drawn: &LlamaTokenData| TokenLogprob { token: drawn.id().0.unsigned_abs(), logprob: drawn.p().ln() };
+        let all: Vec<TokenLogprob> = drawn.map(likely).collect();
+        let of_chosen = all.iter().find(|likely| likely.token == chosen).copied();
+        let chosen = of_chosen.unwrap_or(TokenLogprob { token: chosen, logprob: f32::NEG_INFINITY });
+        TokenProbabilities { chosen, top: logprobs::likeliest(all, wish.n_top) }
+    }
+}
+
+/// Choice among candidates.
+struct Sampler {
+    /// llama.cpp's samplers in their order; the infill sampler precedes each of them but the first.
+    chains: Vec<LlamaSampler>,
+    /// Token with which the infill sampler ends a response that may end anywhere; `None` if it may not.
+    end: Option<LlamaToken>,
+    /// Added to the logits before the chain.
+    biases: Vec<LlamaLogitBias>,
+    candidates: LlamaTokenDataArray,
+    /// Number of draws for the present choice.
+    n_draws: u8,
+}
+
+/// Input of a choice.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    model: &'a LlamaModel,
+    /// Logits of the last token. Shape: `[n_vocab]`.
+    logits: &'a [f32],
+}
+
+impl Sampler {
+    fn choose_free(&mut self, source: Source<'_>) -> Result<LlamaToken, EngineError> {
+        self.fill_all(source.logits);
+        self.draw(source.model, self.end)
+    }
+
+    /// Chooses the next token, but none that ends the response.
+    fn choose_unending(&mut self, ends: &[Token], source: Source<'_>) -> Result<LlamaToken, EngineError> {
+        self.fill_all(source.logits);
+        self.candidates.data.retain(|candidate| !ends.contains(&candidate.id().0.unsigned_abs()));
+        self.draw(source.model, None)
+    }
+
+    /// Chooses the next token among `also` and the allowed ones: the end if the response is complete, and only then.
+    fn choose_allowed(
+        &mut self,
+        allowed: Allowed,
+        also: Option<Token>,
+        source: Source<'_>,
+    ) -> Result<LlamaToken, EngineError> {
+        match allowed {
+            Allowed::Tokens(mut mask) => {
+                also.into_iter().for_each(|token| mask.allow_token(token));
+                self.fill_masked(source.logits, &mask);
+                self.draw(source.model, None)
+            }
+            Allowed::Ends(mask) => {
+                let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), source.logits[id], 0.0);
+                let ends = mask.iter().map(|id| data(id as usize));
+                let end = ends.max_by(|a, b| a.logit().total_cmp(&b.logit()));
+                let end = end.ok_or_else(|| refuse("there is no token that ends an answer".to_owned()))?;
+                self.fill(|candidates| candidates.push(LlamaTokenData::new(end.id(), end.logit(), 1.0)));
+                Ok(end.id())
+            }
+        }
+    }
+
+    /// Chooses the next token, judges the choice by a grammar and, if refused, chooses again among the allowed tokens.
+    fn choose_followed(&mut self, followed: &mut Followed, source: Source<'_>) -> Result<LlamaToken, EngineError> {
+        let mut token = self.choose_free(source)?;
+        if !followed.allows(token.0.unsigned_abs()).map_err(refuse)? {
+            match followed.allowed() {
+                Ok(mask) => self.fill_masked(source.logits, mask),
+                Err(reason) => {
+                    self.fill_all(source.logits);
+                    self.keep_likeliest(followed);
+                    if self.candidates.data.is_empty() {
+                        return Err(refuse(reason));
+                    }
+                }
+            }
+            token = self
+                .draw(source.model, None)
+                .map_err(|_| refuse("the grammar leaves no token to choose".to_owned()))?;
+        }
+        Ok(token)
+    }
+
+    /// Keeps those of the most likely candidates that a grammar allows.
+    fn keep_likeliest(&mut self, followed: &mut Followed) {
+        let data = &mut self.candidates.data;
+        if data.len() > LIKELIEST_MAX {
+            data.select_nth_unstable_by(LIKELIEST_MAX, |a, b| b.logit().total_cmp(&a.logit()));
+            data.truncate(LIKELIEST_MAX);
+        }
+        data.retain(|candidate| followed.allows(candidate.id().0.unsigned_abs()) == Ok(true));
+    }
+
+    /// Starts a choice among the tokens of a mask.
+    fn fill_masked(&mut self, logits: &[f32], mask: &SimpleVob) {
+        let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
+        self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
+    }
+
+    /// Starts a choice among all tokens.
+    fn fill_all(&mut self, logits: &[f32]) {
+        let all = (0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0));
+        self.fill(|data| data.extend(all));
+    }
+
+    /// Starts a choice among the tokens that `push` adds, by ascending token, the biases added.
+    fn fill(&mut self, push: impl FnOnce(&mut Vec<LlamaTokenData>)) {
+        let candidates = &mut self.candidates;
+        candidates.data.clear();
+        push(&mut candidates.data);
+        candidates.sorted = false;
+        candidates.selected = None;
+        for bias in &self.biases {
+            if let Ok(idx) = candidates.data.binary_search_by_key(&bias.token().0, |data| data.id().0) {
+                let data = &mut candidates.data[idx];
+                data.set_logit(data.logit() + bias.bias());
+            }
+        }
+    }
+
+    /// Takes one random number without a choice: llama.cpp draws one also if there is a single candidate.
+    fn skip_draw(&mut self) {
+        self.fill(|data| data.push(LlamaTokenData::new(LlamaToken(0), 0.0, 0.0)));
+        if let Some(chain) = self.chains.last_mut() {
+            self.candidates.apply_sampler(chain);
+        }
+    }
+
+    /// Runs the samplers on the candidates; the infill sampler may choose `end` instead.
+    fn draw(&mut self, model: &LlamaModel, end: Option<LlamaToken>) -> Result<LlamaToken, EngineError> {
+        if self.candidates.data.is_empty() {
+            return Err(refuse("no token is left to choose".to_owned()));
+        }
+        self.n_draws += 1;
+        let candidates = &mut self.candidates;
+        for (idx, chain) in self.chains.iter_mut().enumerate() {
+            if idx > 0 {
+                keep_infill(candidates, model, end);
+            }
+            candidates.apply_sampler(chain);
+        }
+        let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
+        let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
+        possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
+    }
+}
+
+/// Number of last tokens that the penalties and DRY consider.
+#[derive(Clone, Copy)]
+struct Windows {
+    penalties: i32,
+    dry: i32,
+}
+
+impl Windows {
+    fn of(sampling: &Sampling, context_tokens: u32) -> Self {
+        let whole = i32::try_from(context_tokens).unwrap_or(i32::MAX);
+        let clamp = |n: i32| if n < 0 { whole } else { n.min(whole) };
+        let dry_in_use = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0;
+        let penalties_in_use =
+            sampling.repeat_penalty != 1.0 || sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        Self {
+            penalties: if penalties_in_use { clamp(sampling.repeat_last_n) } else { 0 },
+            dry: if dry_in_use { clamp(sampling.dry_penalty_last_n) } else { 0 },
+        }
+    }
+}
+
+/// Informs every chain of the chosen token.
+fn accept(chains: &mut [LlamaSampler], token: LlamaToken) -> Result<(), EngineError> {
+    chains.iter_mut().try_for_each(|chain| chain.try_accept(token)).map_err(|error| refuse(error.to_string()))
+}
+
+/// Returns the token with which the infill sampler ends a response: that of a turn, else that of a text.
+fn infill_end(model: &LlamaModel, generation: &Generation) -> Option<LlamaToken> {
+    let vocab = model.vocab();
+    [vocab.eot(), vocab.eos()].into_iter().find(|token| token.0 >= 0).filter(|_| !generation.ignore_eos)
+}
+
+/// Keeps the candidates that fill a gap well; `end` alone, or else the most likely one, if none does.
+fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Option<LlamaToken>) {
+    let vocab = model.vocab();
+    let data = &mut candidates.data;
+    data.retain(|candidate| candidate.logit() > f32::NEG_INFINITY);
+    data.sort_by(|a, b| b.logit().total_cmp(&a.logit()));
+    candidates.sorted = true;
+    if data.is_empty() {
+        return;
+    }
+    let weighed = |data: &LlamaTokenData| infill::Candidate { logit: data.logit(), is_end: vocab.is_eog(data.id()) };
+    let weighed: Vec<infill::Candidate> = data.iter().map(weighed).collect();
+    match (infill::keep(&weighed, |idx| vocab.token_to_piece(data[idx].id(), false, None)), end) {
+        (Kept::Candidates(kept), _) => *data = kept.into_iter().map(|idx| data[idx]).collect(),
+        (Kept::End, Some(end)) => *data = vec![LlamaTokenData::new(end, 1.0, 1.0)],
+        (Kept::End, None) => data.truncate(1),
+    }
+}
+
+/// Returns the samplers after the biases, a list for each stretch without the infill sampler, the last with the draw.
+///
+/// Source: `common_sampler_init` of llama.cpp.
+fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<Vec<LlamaSampler>> {
+    let sampling = &generation.sampling;
+    let seed = sampling.seed.unwrap_or(SEED_RANDOM);
+    let n_vocab = model.n_vocab();
+    match sampling.mirostat {
+        1 => vec![vec![
+            LlamaSampler::temp(sampling.temperature),
+            LlamaSampler::mirostat(n_vocab, seed, sampling.mirostat_tau, sampling.mirostat_eta, MIROSTAT_M),
+        ]],
+        2 => vec![vec![
+            LlamaSampler::temp(sampling.temperature),
+            LlamaSampler::mirostat_v2(seed, sampling.mirostat_tau, sampling.mirostat_eta),
+        ]],
+        _ => {
+            let stretches = sampling.samplers.split(|kind| *kind == SamplerKind::Infill);
+            let link = |kind: &SamplerKind| link(*kind, model, sampling, windows);
+            let mut links: Vec<Vec<LlamaSampler>> =
+                stretches.map(|stretch| stretch.iter().filter_map(link).collect()).collect();
+            links.last_mut().expect("split gives at least one part").push(LlamaSampler::dist(seed));
+            links
+        }
+    }
+}
+
+/// Returns a sampler of llama.cpp, if `kind` is one.
+fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Windows) -> Option<LlamaSampler> {
+    let min_keep = sampling.min_keep as usize;
+    Some(match kind {
+        SamplerKind::Penalties => LlamaSampler::penalties(
+            model.n_vocab(),
+            windows.penalties,
+            sampling.repeat_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        ),
+        SamplerKind::Dry => LlamaSampler::dry(
+            model,
+            sampling.dry_multiplier,
+            sampling.dry_base,
+            sampling.dry_allowed_length,
+            windows.dry,
+            &sampling.dry_sequence_breakers,
+        ),
+        SamplerKind::TopNSigma => LlamaSampler::top_n_sigma(sampling.top_n_sigma),
+        SamplerKind::TopK => LlamaSampler::top_k(sampling.top_k),
+        SamplerKind::Typical => LlamaSampler::typical(sampling.typical_p, min_keep),
+        SamplerKind::TopP => LlamaSampler::top_p(sampling.top_p, min_keep),
+        SamplerKind::MinP => LlamaSampler::min_p(sampling.min_p, min_keep),
+        SamplerKind::Xtc => {
+            let seed = sampling.seed.unwrap_or(SEED_RANDOM);
+            LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, min_keep, seed)
+        }
+        SamplerKind::Temperature => {
+            LlamaSampler::temp_ext(sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
+        }
+        SamplerKind::Infill | SamplerKind::AdaptiveP => return None,
+    })
+}
+
+/// Returns the client's biases, the tokens that the model itself never generates and, if requested, the ends of
+/// generation.
+fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
+    let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
+    let vocab = model.vocab();
+    let wished =
+        generation.sampling.logit_bias.iter().map(|(token, bias)| LlamaLogitBias::new(to_llama(*token), *bias));
+    let mut biases: Vec<_> = wished.collect();
+    biases.extend(vocab.suppress_tokens().iter().copied().map(never));
+    if generation.ignore_eos {
+        biases.extend(vocab.tokens().filter(|token| vocab.is_eog(*token)).map(never));
+    }
+    biases
+}
+
+fn check(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
+    let numbers = [
+        ("temperature", sampling.temperature),
+        ("dynatemp_range", sampling.dynatemp_range),
+        ("dynatemp_exponent", sampling.dynatemp_exponent),
+        ("top_p", sampling.top_p),
+        ("min_p", sampling.min_p),
+        ("typical_p", sampling.typical_p),
+        ("top_n_sigma", sampling.top_n_sigma),
+        ("xtc_probability", sampling.xtc_probability),
+        ("xtc_threshold", sampling.xtc_threshold),
+        ("repeat_penalty", sampling.repeat_penalty),
+        ("presence_penalty", sampling.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty),
+        ("dry_multiplier", sampling.dry_multiplier),
+        ("dry_base", sampling.dry_base),
+        ("mirostat_tau", sampling.mirostat_tau),
+        ("mirostat_eta", sampling.mirostat_eta),
+    ];
+    if let Some((name, _)) = numbers.iter().find(|(_, value)| !value.is_finite()) {
+        return Err(refuse(format!("{name} must be a finite number")));
+    }
+    if sampling.repeat_penalty <= 0.0 || !sampling.repeat_penalty.recip().is_finite() {
+        return Err(refuse("repeat_penalty must be greater than 0".to_owned()));
+    }
+    if sampling.mirostat > 2 {
+        return Err(refuse("mirostat must be 0, 1 or 2".to_owned()));
+    }
+    check_lists(sampling, n_vocab)
+}
+
+fn check_lists(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
+    let breakers = &sampling.dry_sequence_breakers;
+    if breakers.len() > DRY_BREAKERS_MAX || breakers.iter().any(|text| text.contains('\0')) {
+        return Err(refuse(format!("dry_sequence_breakers must be at most {DRY_BREAKERS_MAX} texts without NUL")));
+    }
+    if sampling.logit_bias.len() > LOGIT_BIASES_MAX {
+        return Err(refuse(format!("logit_bias must name at most {LOGIT_BIASES_MAX} tokens")));
+    }
+    for (token, bias) in &sampling.logit_bias {
+        if i64::from(*token) >= i64::from(n_vocab) {
+            return Err(refuse(format!("logit_bias names token {token}, the vocabulary has {n_vocab}")));
+        }
+        // Minus infinity excludes the token; plus infinity would make the softmax undefined.
+        if bias.is_nan() || *bias == f32::INFINITY {
+            return Err(refuse(format!("logit_bias of token {token} must be a finite number")));
+        }
+    }
+    Ok(())
+}
+
+fn to_llama(token: Token) -> LlamaToken {
+    LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary, whose size is an i32"))
+}
+
+fn refuse(reason: String) -> EngineError {
+    EngineError::Sampler { reason }
+}

@@ -1,0 +1,69 @@
+//! Early announcement of requests: from their arrival until they start, or end without a start.
+//!
+//! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
+//! announcement is a guard, so that none outlives its request, however that ends.
+//!
+//! Not here: the published state (`warmpath_worker_core::pending_prefills`), its stream (`crate::summary`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
+use warmpath_common::block_hash::{BlockHash, BlockKey};
+use warmpath_common::ids::RequestId;
+use warmpath_worker_core::pending_prefills::PromiseId;
+
+use crate::engine::api::EngineUpdate;
+
+/// Maker of early announcements.
+pub(crate) struct ArrivalAnnouncer {
+    /// A weak sender, because the publisher's task ends when the thread's own sender is dropped.
+    updates: WeakUnboundedSender<EngineUpdate>,
+    n_made: AtomicU64,
+    is_filling: bool,
+}
+
+/// An early announcement, withdrawn once it is dropped.
+pub(crate) struct Promise {
+    updates: WeakUnboundedSender<EngineUpdate>,
+    id: PromiseId,
+}
+
+impl ArrivalAnnouncer {
+    /// Returns a maker that sends to the reader of these updates.
+    pub(crate) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
+        Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }
+    }
+
+    /// Returns a maker that announces blocks, too, because running sequences are announced.
+    pub(crate) fn filling(self) -> Self {
+        Self { is_filling: true, ..self }
+    }
+
+    /// Announces a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
+    pub(crate) fn promise(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> Promise {
+        let id = PromiseId(self.n_made.fetch_add(1, Ordering::Relaxed));
+        let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
+        let is_filling = self.is_filling;
+        let promised = EngineUpdate::Promised { id, request: request.clone(), n_tokens, keys, is_filling };
+        // Without the thread there is no publisher to notify.
+        if let Some(updates) = self.updates.upgrade() {
+            let _ = updates.send(promised);
+        }
+        Promise { updates: self.updates.clone(), id }
+    }
+}
+
+impl Promise {
+    /// Returns its id.
+    pub(crate) fn id(&self) -> PromiseId {
+        self.id
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(updates) = self.updates.upgrade() {
+            let _ = updates.send(EngineUpdate::Settled(self.id));
+        }
+    }
+}

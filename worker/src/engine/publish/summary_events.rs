@@ -1,0 +1,76 @@
+//! Reports of the engine thread: updates for routers, and the view of its slots.
+//!
+//! Not here: the cached blocks (`warmpath_worker_core::prefix_tree`), the stream to routers (`crate::summary`).
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::UnboundedSender;
+use warmpath_common::summary::{Change, Load};
+use warmpath_worker_core::pending_prefills::PromiseId;
+
+use super::arrival_announcer::Promise;
+use crate::engine::api::EngineUpdate;
+
+/// Shortest time between two updates with only the load.
+///
+/// Source: a load that is seconds old costs p99 (docs/decisions/0000-measured-before.md); a push costs nothing.
+const LOAD_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Sender of updates, with a rate limit on those without changes.
+pub(crate) struct Report {
+    updates: UnboundedSender<EngineUpdate>,
+    /// Requests that the load counts since the last update.
+    counted: Vec<PromiseId>,
+    /// Early announcements of submissions that have started since the last update.
+    settled: Vec<Promise>,
+    sent: Option<(Instant, Load)>,
+    /// Whether something happened since the last update.
+    is_stale: bool,
+}
+
+impl Report {
+    pub(crate) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
+        Self { updates, counted: Vec::new(), settled: Vec::new(), sent: None, is_stale: true }
+    }
+
+    /// Records that the load counts a request from now on.
+    pub(crate) fn count(&mut self, promise: Option<&Promise>) {
+        self.counted.extend(promise.map(Promise::id));
+        self.is_stale = true;
+    }
+
+    /// Records that a submission has started, so that its blocks are reported from now on.
+    pub(crate) fn settle(&mut self, promise: Option<Promise>) {
+        self.settled.extend(promise);
+    }
+
+    /// Records that a step was taken.
+    pub(crate) fn touch(&mut self) {
+        self.is_stale = true;
+    }
+
+    /// Returns how long the present changes may wait until they are sent; `None` if there are none.
+    pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
+        let since = |sent: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent));
+        self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent, _)| since(*sent)))
+    }
+
+    /// Returns whether an update must be sent at once.
+    pub(crate) fn is_urgent(&self) -> bool {
+        !self.counted.is_empty() || !self.settled.is_empty()
+    }
+
+    /// Sends the changes and the load.
+    pub(crate) fn send(&mut self, changes: Vec<Change>, load: Load, now: Instant) {
+        let counted = std::mem::take(&mut self.counted);
+        self.is_stale = false;
+        let is_news =
+            !changes.is_empty() || !counted.is_empty() || self.sent.as_ref().is_none_or(|(_, said)| *said != load);
+        if is_news {
+            self.sent = Some((now, load.clone()));
+            let _ = self.updates.send(EngineUpdate::Step { changes, load, counted });
+        }
+        // The announced blocks are in the changes, so the announcements are withdrawn after them.
+        self.settled.clear();
+    }
+}

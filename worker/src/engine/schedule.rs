@@ -1,0 +1,3 @@
+//! Scheduling: which sequences the next batch computes.
+
+pub(crate) mod batch;
