@@ -2,11 +2,13 @@
 //! table.
 //!
 //! The load itself is in `chat_load`. Every policy gets a fleet of its own, so that none reuses what another left
-//! behind; all run on the same machine one after the other.
+//! behind; all run on the same machine one after the other. A round runs all policies once; the rounds are shown one by
+//! one.
 
 use anyhow::Context as _;
 use clap::Args;
 use comfy_table::{Table, presets};
+use serde::Serialize;
 use warmpath_router_core::routing::choose::Policy;
 
 use crate::chat_load::{Outcome, Shape, drive};
@@ -20,40 +22,57 @@ pub struct PoliciesArgs {
     fleet: FleetArgs,
     #[command(flatten)]
     shape: Shape,
+    /// Policies to compare.
+    #[arg(long, value_name = "POLICIES", value_delimiter = ',', default_values_t = Policy::ALL)]
+    policies: Vec<Policy>,
+    /// Rounds, each with other texts and with the policies in the opposite order.
+    #[arg(long, default_value_t = 1)]
+    rounds: u64,
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Runs the load once under each policy and prints the results.
+/// Result of one policy in one round.
+#[derive(Debug, Serialize)]
+struct Row {
+    round: u64,
+    policy: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+/// Runs the load under each policy, once a round, and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 pub async fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
-    let mut outcomes = Vec::new();
-    for policy in Policy::ALL {
-        outcomes.push((policy, measure(args, policy).await.with_context(|| format!("under {policy}"))?));
+    let mut rows = Vec::new();
+    let mut policies = args.policies.clone();
+    for round in 0..args.rounds.max(1) {
+        let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
+        for policy in &policies {
+            let outcome = measure(args, (*policy, &shape)).await.with_context(|| format!("under {policy}"))?;
+            rows.push(Row { round, policy: policy.to_string(), outcome });
+        }
+        policies.reverse();
     }
     if args.json {
-        let named: serde_json::Map<_, _> = outcomes
-            .iter()
-            .map(|(policy, outcome)| Ok((policy.to_string(), serde_json::to_value(outcome)?)))
-            .collect::<anyhow::Result<_>>()?;
-        println!("{}", serde_json::to_string_pretty(&named)?);
+        println!("{}", serde_json::to_string_pretty(&rows)?);
         return Ok(());
     }
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["policy"].into_iter().chain(Outcome::HEADER));
-    for (policy, outcome) in &outcomes {
-        table.add_row([policy.to_string()].into_iter().chain(outcome.row()));
+    table.set_header(["round", "policy"].into_iter().chain(Outcome::HEADER));
+    for Row { round, policy, outcome } in &rows {
+        table.add_row([round.to_string(), policy.clone()].into_iter().chain(outcome.row()));
     }
     println!("{table}");
     Ok(())
 }
 
-async fn measure(args: &PoliciesArgs, policy: Policy) -> anyhow::Result<Outcome> {
+async fn measure(args: &PoliciesArgs, (policy, shape): (Policy, &Shape)) -> anyhow::Result<Outcome> {
     let router_args = ["--policy".to_owned(), policy.to_string()].to_vec();
     let fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
-    drive(&ChatClient::new(&fleet.router.base_url(), None)?, &args.shape).await
+    drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await
 }
