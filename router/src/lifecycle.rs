@@ -258,6 +258,8 @@ struct RetryState {
     failures: Vec<(WorkerIdx, Failure)>,
     /// Workers that cannot take it.
     excluded: Vec<WorkerIdx>,
+    /// Whether it is the rest of a stream that has begun at another worker.
+    is_continuation: bool,
     last: Option<(Failure, Option<Refusal>)>,
     begin: Begin,
     /// Its place in the queue, if it has waited.
@@ -299,6 +301,7 @@ async fn take_turn(
         entrant: Waiter {
             tenant: app.turns.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
             deadline: arrival.queued_from + app.requests.queue_timeout,
+            is_continuation: trail.is_continuation,
         },
         begin: trail.begin,
         place: trail.place,

@@ -8,8 +8,10 @@ use futures::StreamExt;
 use serde_json::Value;
 use support::raw::{RawServer, events};
 use support::worker::answers::{End, N_TOKENS};
-use support::worker::{Behaviour, FakeWorker, Seen};
+use support::worker::{Behaviour, FakeWorker, Seen, full};
 use support::{TestRouter, chat_body, eventually, long_text};
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::Load;
 
 const COMPLETE: Behaviour = Behaviour::Journaled(N_TOKENS, End::Close);
 const CONTINUED: &str = "warmpath_router_failovers_total{result=\"continued\"}";
@@ -181,6 +183,41 @@ async fn a_client_that_leaves_while_its_stream_changes_workers_frees_the_other()
     eventually("the second worker is asked", || async { second.seen().len() == 1 }).await;
     drop(stream);
     eventually("it sees the client leave", || async { second.n_left() == 1 }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_continuation_goes_before_the_requests_that_wait() {
+    let [mut first, second] = workers([Behaviour::Journaled(2, End::Hang), COMPLETE]);
+    let router = router(&[&first, &second], &[]).await;
+    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
+    let mut text = String::new();
+    while !text.contains("\"n\": 1") {
+        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
+    }
+    for worker in [&first, &second] {
+        worker.update(Vec::new(), Some(full(10_000)));
+    }
+    let is_full = |page: &Value, idx: usize| page["workers"][idx]["load"]["queued_prefill_tokens"] == 10_000;
+    eventually("both are full", || async {
+        let page = router.fleet().await;
+        is_full(&page, 0) && is_full(&page, 1)
+    })
+    .await;
+    let new = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));
+    let new = tokio::spawn(async move { new.send().await });
+    let waiting = async |n: f64| router.metric("warmpath_router_queue_requests").await == n;
+    eventually("the new request waits", || waiting(1.0)).await;
+    first.kill();
+    eventually("the rest of the stream waits, too", || waiting(2.0)).await;
+    // One slot is free, and nobody could start soon without it.
+    let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
+    second.update(Vec::new(), Some(one_slot));
+    while let Some(piece) = stream.next().await {
+        text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
+    }
+    assert_eq!(without_comments(&text).0, whole());
+    assert!(header(&second.seen()[0], "x-warmpath-journal-bytes").is_some(), "the new request came first");
+    new.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

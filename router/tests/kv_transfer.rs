@@ -3,7 +3,8 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::worker::{FakeWorker, chat_keys, full, model};
+use support::worker::answers::{End, N_TOKENS};
+use support::worker::{Behaviour, FakeWorker, chat_keys, full, model};
 use support::{TestRouter, chat_body, eventually, header, long_text};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::{Fingerprint, KvTransfer, ModelInfo};
@@ -132,6 +133,41 @@ async fn a_pair_of_workers_is_as_fast_as_its_transfers_were() {
             ask(&router, &text, "").await;
             assert_eq!(router.metric(N_HINTS).await, n_hints, "{report}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_stream_s_second_worker_fetched_counts_too() {
+    for (report, is_told_again) in [("10000000;20", true), ("1000;2000", false)] {
+        let [mut first, second, holder] =
+            [(1, None), (2, Some(LAYOUT)), (3, Some(LAYOUT))].map(|(uid, kv)| worker(uid, kv));
+        first.with(|script| script.behaviour = Behaviour::Journaled(2, End::Break));
+        second.with(|script| {
+            script.behaviour = Behaviour::Journaled(N_TOKENS, End::Close);
+            script.headers = vec![("x-warmpath-kv-fetched", report)];
+        });
+        let text = long_text("bread");
+        // The script reuses 32 tokens: two blocks.
+        let keys = chat_keys(&text, "")[..2].to_vec();
+        let router = TestRouter::ready(&[&first, &second, &holder], &NETWORK).await;
+        for worker in [&first, &holder] {
+            worker.hold_keys(keys.clone(), 2);
+        }
+        holder.update(Vec::new(), Some(full(100_000)));
+        eventually("the router knows", || async {
+            let workers = &router.fleet().await["workers"];
+            let is_full = workers[2]["load"]["queued_prefill_tokens"] == json!(100_000);
+            workers[0]["blocks"] == json!(2) && workers[2]["blocks"] == json!(2) && is_full
+        })
+        .await;
+        let stream = router.chat_stream(&text).await.text().await.expect("the stream ends in order");
+        assert!(stream.contains("x-warmpath-failovers: 1"), "{stream}");
+        assert_eq!(hints(&second).len(), 1, "{report}");
+        first.kill();
+        eventually("it is lost", || async { router.state_of(0).await != "live" }).await;
+        second.with(|script| script.behaviour = Behaviour::Answer);
+        ask(&router, &text, "").await;
+        assert_eq!(router.metric(N_HINTS).await, 1.0 + f64::from(u8::from(is_told_again)), "{report}");
     }
 }
 

@@ -11,7 +11,6 @@ use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
-use warmpath_router_core::event_stream::EndMark;
 use warmpath_router_core::overload::retry::Failure;
 
 use super::attempt_target::Choice;
@@ -19,7 +18,7 @@ use super::events::{Events, end_mark};
 use super::hold::Hold;
 use super::keepalive::Keepalive;
 use super::upstream::{Answer, Rest};
-use super::{Attempts, IncomingRequest, RetryState, headers};
+use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
 use crate::http::state::App;
 use crate::prompt::{Prepared, Shape};
 
@@ -55,10 +54,7 @@ pub(super) struct Continued {
 /// Returns the identity that a request's response gets, from which its ids follow; `None` if it would not be continued
 /// elsewhere.
 pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
-    let has_journal = matches!(end_mark(shape, path), Some(EndMark::Done | EndMark::MessageStop | EndMark::Response));
-    if !has_journal || app.requests.failover_max == 0 {
-        return None;
-    }
+    end_mark(shape, path).filter(|_| app.requests.failover_max > 0)?;
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Some(format!("{}.{now_s}", uuid::Uuid::new_v4().simple()))
 }
@@ -91,7 +87,7 @@ impl Failover {
         let start = Instant::now();
         self.n_done += 1;
         self.failures.push((worker, failure));
-        // It waits for a worker like a request that has just arrived.
+        // It has the time of a request that has just arrived.
         arrival.queued_from = start;
         let past = Past { lines, cached_tokens: self.cached_tokens };
         let continued = self.attempt(arrival, &past, start).await;
@@ -103,12 +99,13 @@ impl Failover {
 
     async fn attempt(&self, arrival: &mut IncomingRequest, past: &Past, start: Instant) -> Option<Continued> {
         let app = &self.app;
-        let mut trail = RetryState { excluded: self.excluded(), ..RetryState::default() };
+        let mut trail = RetryState { excluded: self.excluded(), is_continuation: true, ..RetryState::default() };
         let (comments, _heard) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
         let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, past: Some(past) };
         let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut trail).await.ok()?;
         let head = answer.head();
+        kv_transfer::observe(app, &choice, &head.headers);
         let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);
         let cached_tokens = headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS);
         choice.note.came(Came::Answered { status, ttft_ms, cached_tokens });

@@ -8,6 +8,9 @@
 //! a request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
 //! so that a flood evicts its own requests.
 //!
+//! The rest of a stream that its worker has broken off goes before every new request: its client is already reading.
+//! It takes no place, since there are no more of these than running streams, and its tenant has been charged for it.
+//!
 //! Source: Goyal, Vin and Cheng, "Start-time fair queuing" (1996), by tenant; "longest queue drop" for the full queue
 //! (Suter et al., 1998).
 
@@ -29,6 +32,8 @@ pub struct Waiter {
     pub tenant: TenantKey,
     /// Time until which it may wait.
     pub deadline: Instant,
+    /// Whether it is the rest of a stream that has begun elsewhere.
+    pub is_continuation: bool,
 }
 
 /// Place of a request in the queue.
@@ -49,6 +54,8 @@ pub struct QueueFull {
 }
 
 /// Queue of waiting requests.
+///
+/// `waiting_max` limits new requests only.
 #[derive(Debug, Clone)]
 pub struct AdmissionQueue {
     waiting_max: usize,
@@ -58,6 +65,8 @@ pub struct AdmissionQueue {
     tenants: HashMap<TenantKey, Tenant>,
     waiting: HashMap<WaiterId, Waiter>,
     deadlines: BTreeSet<(Instant, WaiterId)>,
+    /// Waiting rests of streams, which belong to no tenant here.
+    continuations: BTreeSet<WaiterId>,
     /// Waiting tenants, ordered by tag and then by oldest request.
     order: BTreeSet<(u64, WaiterId, TenantKey)>,
 }
@@ -84,6 +93,7 @@ impl AdmissionQueue {
             tenants: HashMap::new(),
             waiting: HashMap::new(),
             deadlines: BTreeSet::new(),
+            continuations: BTreeSet::new(),
             order: BTreeSet::new(),
         }
     }
@@ -105,7 +115,7 @@ impl AdmissionQueue {
 
     /// Returns the request that is to start next.
     pub fn head(&self) -> Option<WaiterId> {
-        self.order.first().map(|&(_, id, _)| id)
+        self.continuations.first().copied().or_else(|| self.order.first().map(|&(_, id, _)| id))
     }
 
     /// Adds a request to the queue.
@@ -121,11 +131,16 @@ impl AdmissionQueue {
     /// Errors: [`QueueFull`], as [`AdmissionQueue::enter`].
     pub fn re_enter(&mut self, id: WaiterId, entrant: Waiter) -> Result<Entered, QueueFull> {
         let id = if self.contains(id) { WaiterId(self.next_id) } else { id };
-        let displaced = if self.waiting.len() < self.waiting_max { None } else { Some(self.displace(entrant.tenant)?) };
+        let has_place = entrant.is_continuation || self.waiting.len() - self.continuations.len() < self.waiting_max;
+        let displaced = if has_place { None } else { Some(self.displace(entrant.tenant)?) };
         let served_us = self.served_us;
         self.next_id = self.next_id.max(id.0 + 1);
         self.waiting.insert(id, entrant);
         self.deadlines.insert((entrant.deadline, id));
+        if entrant.is_continuation {
+            self.continuations.insert(id);
+            return Ok(Entered { id, displaced });
+        }
         self.change(entrant.tenant, |tenant| {
             if tenant.waiting.is_empty() {
                 tenant.tag_us = tenant.tag_us.max(served_us);
@@ -142,7 +157,7 @@ impl AdmissionQueue {
         if self.head() != Some(id) {
             return false;
         }
-        let Some(entrant) = self.remove(id) else { return false };
+        let Some(entrant) = self.remove(id).filter(|entrant| !entrant.is_continuation) else { return true };
         if let Some(tenant) = self.tenants.get(&entrant.tenant) {
             self.served_us = tenant.tag_us;
         }
@@ -183,6 +198,9 @@ impl AdmissionQueue {
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
         let entrant = self.waiting.remove(&id)?;
         self.deadlines.remove(&(entrant.deadline, id));
+        if self.continuations.remove(&id) {
+            return Some(entrant);
+        }
         self.change(entrant.tenant, |tenant| {
             tenant.waiting.remove(&id);
         });

@@ -19,12 +19,20 @@ struct Naive {
 
 impl Naive {
     fn n_of(&self, tenant: TenantKey) -> usize {
-        self.waiting.iter().filter(|(_, entrant)| entrant.tenant == tenant).count()
+        self.new_ones().filter(|(_, entrant)| entrant.tenant == tenant).count()
+    }
+
+    /// Returns the requests that begin, without the rests of streams.
+    fn new_ones(&self) -> impl Iterator<Item = &(WaiterId, Waiter)> {
+        self.waiting.iter().filter(|(_, entrant)| !entrant.is_continuation)
     }
 
     fn head(&self) -> Option<WaiterId> {
-        let oldest =
-            |tenant: TenantKey| self.waiting.iter().filter(|(_, e)| e.tenant == tenant).map(|(id, _)| *id).min();
+        let continued = self.waiting.iter().filter(|(_, entrant)| entrant.is_continuation).map(|(id, _)| *id).min();
+        if continued.is_some() {
+            return continued;
+        }
+        let oldest = |tenant: TenantKey| self.new_ones().filter(|(_, e)| e.tenant == tenant).map(|(id, _)| *id).min();
         let tenants = self.tags.iter().filter_map(|(&tenant, &tag)| Some((tag, oldest(tenant)?)));
         tenants.min().map(|(_, id)| id)
     }
@@ -36,21 +44,27 @@ impl Naive {
 
     /// Returns the request that gives its place to one of `tenant`; `None` where no tenant has enough more of them.
     fn victim(&self, tenant: TenantKey) -> Option<WaiterId> {
-        let newest = |of| self.waiting.iter().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
-        let longest = self.waiting.iter().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;
+        let newest = |of| self.new_ones().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
+        let longest = self.new_ones().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;
         (longest.0 > self.n_of(tenant) + 1).then_some(longest.1).flatten()
     }
 
     fn enter(&mut self, id: WaiterId, entrant: Waiter) {
-        let tag = self.tags.entry(entrant.tenant).or_default();
-        if !self.waiting.iter().any(|(_, other)| other.tenant == entrant.tenant) {
-            *tag = (*tag).max(self.served_us);
+        if !entrant.is_continuation {
+            let is_first = self.n_of(entrant.tenant) == 0;
+            let tag = self.tags.entry(entrant.tenant).or_default();
+            if is_first {
+                *tag = (*tag).max(self.served_us);
+            }
         }
         self.waiting.push((id, entrant));
     }
 
     fn start(&mut self, id: WaiterId, service_us: u64) {
         let entrant = self.remove(id).expect("the head waits");
+        if entrant.is_continuation {
+            return;
+        }
         let tag = self.tags.entry(entrant.tenant).or_default();
         self.served_us = *tag;
         *tag += service_us;
@@ -59,7 +73,7 @@ impl Naive {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Enter { tenant: u64, patience_ms: u64 },
+    Enter { tenant: u64, patience_ms: u64, is_continuation: bool },
     Start { service_us: u64 },
     StartInVain { service_us: u64 },
     Leave(usize),
@@ -68,7 +82,9 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => (0u64..4, 0u64..50).prop_map(|(tenant, patience_ms)| Op::Enter { tenant, patience_ms }),
+        6 => (0u64..4, 0u64..50, prop::bool::weighted(0.2)).prop_map(|(tenant, patience_ms, is_continuation)| {
+            Op::Enter { tenant, patience_ms, is_continuation }
+        }),
         3 => (0u64..1000).prop_map(|service_us| Op::Start { service_us }),
         1 => (0u64..1000).prop_map(|service_us| Op::StartInVain { service_us }),
         1 => (0usize..PLACES).prop_map(Op::Leave),
@@ -94,9 +110,9 @@ impl Pair {
 
     fn apply(&mut self, op: Op) -> Result<(), TestCaseError> {
         match op {
-            Op::Enter { tenant, patience_ms } => {
+            Op::Enter { tenant, patience_ms, is_continuation } => {
                 let deadline = self.now + Duration::from_millis(patience_ms);
-                self.enter(Waiter { tenant: TenantKey(tenant), deadline }, None)?;
+                self.enter(Waiter { tenant: TenantKey(tenant), deadline, is_continuation }, None)?;
             }
             Op::Start { service_us } => drop(self.start(service_us)?),
             Op::StartInVain { service_us } => {
@@ -129,7 +145,7 @@ impl Pair {
 
     fn enter(&mut self, entrant: Waiter, id: Option<WaiterId>) -> Result<(), TestCaseError> {
         let victim = self.naive.victim(entrant.tenant);
-        let is_full = self.naive.waiting.len() == PLACES;
+        let is_full = !entrant.is_continuation && self.naive.new_ones().count() == PLACES;
         let entered = match id {
             Some(id) => self.queue.re_enter(id, entrant),
             None => self.queue.enter(entrant),
@@ -165,7 +181,7 @@ impl Pair {
     fn check(&self) -> Result<(), TestCaseError> {
         prop_assert_eq!(self.queue.head(), self.naive.head());
         prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
-        prop_assert!(self.queue.len() <= PLACES, "the bound");
+        prop_assert!(self.naive.new_ones().count() <= PLACES, "the bound");
         prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "nobody is lost");
         prop_assert!(self.naive.waiting.iter().all(|(id, _)| self.queue.contains(*id)));
         prop_assert_eq!(self.queue.deadlines.len(), self.queue.len());
@@ -196,7 +212,7 @@ proptest! {
         for tenant in (0..n_tenants).map(TenantKey) {
             // The first tenant sends all its requests at once, the others one by one.
             for _ in 0..if tenant.0 == 0 { 20 } else { 1 } {
-                owner.insert(queue.enter(Waiter { tenant, deadline }).expect("a place").id, tenant);
+                owner.insert(queue.enter(Waiter { deadline, ..entrant(tenant.0) }).expect("a place").id, tenant);
             }
         }
         for service_us in services_us {
@@ -204,7 +220,7 @@ proptest! {
             let tenant = owner[&id];
             prop_assert!(queue.start(id, service_us));
             given_us[tenant.0 as usize] += service_us;
-            owner.insert(queue.enter(Waiter { tenant, deadline }).expect("a place").id, tenant);
+            owner.insert(queue.enter(Waiter { deadline, ..entrant(tenant.0) }).expect("a place").id, tenant);
             let (least, most) = (given_us.iter().min(), given_us.iter().max());
             prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "no more apart than two of the longest: {:?}", given_us);
         }
@@ -212,7 +228,21 @@ proptest! {
 }
 
 fn entrant(tenant: u64) -> Waiter {
-    Waiter { tenant: TenantKey(tenant), deadline: Instant::now() }
+    Waiter { tenant: TenantKey(tenant), deadline: Instant::now(), is_continuation: false }
+}
+
+#[test]
+fn the_rest_of_a_stream_goes_before_new_requests_and_takes_no_place() {
+    let mut queue = AdmissionQueue::new(1);
+    let new = queue.enter(entrant(0)).expect("a place").id;
+    let rest = Waiter { is_continuation: true, ..entrant(0) };
+    let rests: Vec<_> = (0..2).map(|_| queue.enter(rest).expect("it needs none")).collect();
+    assert!(rests.iter().all(|rest| rest.displaced.is_none()) && queue.len() == 3);
+    assert_eq!(queue.enter(entrant(0)), Err(QueueFull { waiting_max: 1 }));
+    assert!(!queue.start(new, 10), "it is not its turn");
+    assert!(queue.start(rests[0].id, 1000) && queue.leave(rests[1].id));
+    assert_eq!(queue.head(), Some(new));
+    assert_eq!(queue.served_us, 0, "it was charged for when it began");
 }
 
 #[test]
