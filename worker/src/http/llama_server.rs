@@ -21,7 +21,7 @@ use super::{answer, logprobs, props, sse};
 use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
-use crate::lifecycle::journal::Wanted;
+use crate::lifecycle::journal;
 use crate::lifecycle::{Answer, Step};
 use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
 
@@ -35,9 +35,10 @@ pub async fn infill(State(app): State<App>, context: RequestContext, body: Body)
     create(app, context, body, InfillRequest::read).await
 }
 
-async fn create(app: App, context: RequestContext, body: Body, read: Read) -> Result<Response, RequestError> {
+async fn create(app: App, mut context: RequestContext, mut body: Body, read: Read) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
-    let answer = answer::start(&app, (context, Wanted::nothing()), body, read).await?.into_answer();
+    let wanted = context.take_journal(&mut body)?;
+    let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
     let writing = Writing { serving, answer, choices };
@@ -102,16 +103,26 @@ impl Writing {
 
     fn stream(self) -> Response {
         let silence_max = self.answer.form().silence_max;
+        let is_journaled = self.answer.form().is_journaled;
+        let exactness = journal::exactness(&self.answer.form().generation.sampling);
         let events = futures::stream::unfold(Some(self), |writing| async {
             let mut writing = writing?;
             let mut bytes = Vec::new();
-            let goes_on = writing.write_next(&mut bytes).await;
+            let mut goes_on = true;
+            while goes_on && bytes.is_empty() {
+                goes_on = writing.write_next(&mut bytes).await;
+            }
             Some((Ok(Bytes::from(bytes)), goes_on.then_some(writing)))
         });
-        sse::response(sse::kept_alive(events, silence_max, sse::COMMENT))
+        let comment = if is_journaled { sse::JOURNALED_COMMENT } else { sse::COMMENT };
+        let mut response = sse::response(sse::kept_alive(events, silence_max, comment));
+        if is_journaled {
+            answer::tell_journal(&mut response, exactness);
+        }
+        response
     }
 
-    /// Writes the event of the next step that has one; returns whether another follows.
+    /// Writes the event of the next step that has one, unless the client has had it; returns whether another follows.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
             match self.answer.next().await {
@@ -119,6 +130,7 @@ impl Writing {
                     self.choices[choice].take(&text, token, probabilities);
                     if !text.is_empty() {
                         sse::write_event(out, &self.part(choice));
+                        self.answer.end_write(Some(choice), out);
                         return true;
                     }
                 }
@@ -127,12 +139,16 @@ impl Writing {
                     let ended = std::mem::take(&mut self.choices[choice]);
                     let unsent = Choice { content: String::new(), tokens: Vec::new(), ..ended };
                     sse::write_event(out, &self.last(choice, &unsent, reason));
+                    self.answer.end_write(Some(choice), out);
                     return !self.answer.is_complete();
                 }
                 Ok(None) => return false,
                 Err(error) => {
                     log_error(&error);
                     sse::write_event(out, &error_body(&error));
+                    if !error.may_succeed_elsewhere() {
+                        self.answer.end_write(None, out);
+                    }
                     return false;
                 }
             }

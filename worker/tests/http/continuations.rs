@@ -12,6 +12,8 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
+const NATIVE: &str = "/completion";
+const INFILL: &str = "/infill";
 const IDENTITY: &str = "0123456789abcdef0123456789abcdef.1700000000";
 
 /// A stream with a journal.
@@ -63,11 +65,12 @@ fn events(writes: &[(String, Option<String>)]) -> BTreeMap<String, Vec<Value>> {
         let mut object: Value = serde_json::from_str(data).unwrap_or_else(|_| json!(data));
         if let Some(fields) = object.as_object_mut() {
             fields.remove("timings");
+            fields.remove("id_slot");
         }
         if let Some(response) = object.get_mut("response").and_then(Value::as_object_mut) {
             response.remove("completed_at");
         }
-        let choice = object["choices"][0]["index"].to_string();
+        let choice = format!("{}{}", object["choices"][0]["index"], object["index"]);
         events.entry(choice).or_default().push(object);
     }
     events
@@ -126,6 +129,23 @@ async fn a_stream_continues_the_same_from_every_cut() {
         .await;
     check(both, MESSAGES, json!({"messages": user("Go on"), "max_tokens": 10, "temperature": 0})).await;
     check(both, RESPONSES, json!({"input": "Go on", "max_output_tokens": 10, "temperature": 0})).await;
+}
+
+#[tokio::test]
+async fn streams_of_llama_server_s_endpoints_continue_from_every_cut() {
+    let (worker, elsewhere) = two().await;
+    let both = (&worker, &elsewhere);
+    let penalties = json!({"prompt": "It was", "n_predict": 24, "temperature": 1.2, "seed": 5, "repeat_penalty": 1.4,
+        "return_tokens": true});
+    check(both, NATIVE, penalties).await;
+    check(both, NATIVE, json!({"prompt": "It was", "n_predict": 16, "temperature": 1.5, "top_k": 0})).await;
+    check(both, NATIVE, json!({"prompt": "It was", "n_predict": 8, "temperature": 1, "n_cmpl": 2, "seed": 3})).await;
+    let greek =
+        json!({"prompt": "It was", "n_predict": 31, "temperature": 1, "seed": 9, "grammar": "root ::= [α-ω]{9}"});
+    check(both, NATIVE, greek).await;
+    let middle = json!({"input_prefix": "fn main() {\n", "input_suffix": "}\n", "prompt": "", "n_predict": 12,
+        "temperature": 0});
+    check(both, INFILL, middle).await;
 }
 
 #[tokio::test]
@@ -222,6 +242,11 @@ async fn only_streams_have_journals_and_only_journals_that_fit_are_continued() {
     let (status, _, text) = sent(json!({"grammar": "root ::= [0-9]+"}), Some("5"), "0 70\n").await;
     assert_eq!(status, 400, "{text}");
     assert_eq!(sent(json!({}), None, "0 70\n").await.0, 400);
+    // Nor do probabilities of llama-server's endpoint have one.
+    let native = json!({"prompt": "It was", "n_predict": 4, "stream": true, "n_probs": 1});
+    let native = worker.post(NATIVE, &native).header("x-warmpath-journal", IDENTITY);
+    let native = native.send().await.expect("the worker responds");
+    assert!(native.status() == 200 && !native.headers().contains_key("x-warmpath-journal"));
     // Without the router's word there is no journal.
     let plain = worker.post(COMPLETIONS, &body).send().await.expect("the worker responds");
     assert!(!plain.headers().contains_key("x-warmpath-journal"));
