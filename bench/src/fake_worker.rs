@@ -13,16 +13,17 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures::{StreamExt as _, stream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use warmpath_common::block_hash::BlockKey;
-use warmpath_common::headers::REQUEST_ID;
+use warmpath_common::headers::{JOURNAL, REQUEST_ID};
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
+use warmpath_common::journal::{LINE_START, MARK_ALONE};
 use warmpath_common::summary::{
     self, Body as FrameBody, Change, Digest, Frame, Resume, Run, RunState, SNAPSHOT_PATH, STREAM_PATH, Snapshot, Stamp,
     Tier, VOCABULARY_PATH,
@@ -75,6 +76,8 @@ pub struct FakeWorker {
     likeness: Likeness,
     uid: WorkerUid,
     n_blocks: usize,
+    /// Tokens of a streamed answer, each with a write of its own; 0 if answers are whole.
+    stream_tokens: u32,
     /// Number of the last update; a later stream never goes back.
     seq: AtomicU64,
     round: AtomicU64,
@@ -86,12 +89,14 @@ pub struct FakeWorker {
 }
 
 impl FakeWorker {
-    /// Returns a worker that holds `n_blocks` blocks of no real prompt.
-    pub fn new(uid: u64, n_blocks: usize, likeness: &Likeness) -> Arc<Self> {
+    /// Returns a worker that holds `n_blocks` blocks of no real prompt and streams answers of `stream_tokens`, or
+    /// returns them whole if that is 0.
+    pub fn new(uid: u64, (n_blocks, stream_tokens): (usize, u32), likeness: &Likeness) -> Arc<Self> {
         Arc::new(Self {
             likeness: likeness.clone(),
             uid: WorkerUid(uid),
             n_blocks,
+            stream_tokens,
             seq: AtomicU64::new(0),
             round: AtomicU64::new(0),
             n_streams: AtomicUsize::new(0),
@@ -204,5 +209,32 @@ async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: 
         fake.unnamed().push(id);
         fake.came.notify_one();
     }
-    ([(CONTENT_TYPE, "application/json")], ANSWER).into_response()
+    match fake.stream_tokens {
+        0 => ([(CONTENT_TYPE, "application/json")], ANSWER).into_response(),
+        n_tokens => streamed(n_tokens, headers.contains_key(JOURNAL)),
+    }
+}
+
+/// Returns a stream of one write for each token, with the journal if the router asked for it.
+fn streamed(n_tokens: u32, is_journaled: bool) -> Response {
+    const TOKEN: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
+    const LAST: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+    let write = move |n: u32| {
+        let (event, line) = match n {
+            n if n < n_tokens => (TOKEN, format!("{LINE_START} 0 {}\n", 10_000 + n)),
+            n if n == n_tokens => (LAST, format!("{LINE_START} 0 \n")),
+            _ => ("data: [DONE]", String::from_utf8_lossy(MARK_ALONE).into_owned()),
+        };
+        format!("{event}\n\n{}", if is_journaled { line.as_str() } else { "" })
+    };
+    let writes = stream::iter(0..n_tokens + 2).then(move |n| async move {
+        // Each write leaves by itself, as a token does that takes time.
+        tokio::task::yield_now().await;
+        Ok::<_, std::convert::Infallible>(Bytes::from(write(n)))
+    });
+    let mut response = ([(CONTENT_TYPE, "text/event-stream")], Body::from_stream(writes)).into_response();
+    if is_journaled {
+        response.headers_mut().insert(JOURNAL, HeaderValue::from_static("exact"));
+    }
+    response
 }

@@ -3,7 +3,8 @@
 //!
 //! Routing quality is measured in `sim` and `fleets`. wrk holds some connections and sends chats of a few sizes as fast
 //! as they are answered. Each chat is new in its last message only (*seen*), like the turns of a conversation, or in
-//! every message (*new*). All programs share one machine's processors, so only figures of one run can be compared with
+//! every message (*new*). With streamed answers the router is measured with and without what failover needs: the tokens
+//! behind each event. All programs share one machine's processors, so only figures of one run can be compared with
 //! each other.
 
 use std::fmt;
@@ -27,6 +28,8 @@ const N_WORKERS: u64 = 3;
 const MESSAGE_BYTES: usize = 2048;
 /// Size of a word of our texts with the space after it. Units: bytes.
 const WORD_BYTES: usize = 7;
+/// Flags of a router whose streams are not continued at another worker.
+const WITHOUT_FAILOVER: [&str; 2] = ["--failover-max", "0"];
 /// Placeholder in a body for the new text of each request.
 const MARK: &str = "\u{1}";
 
@@ -45,6 +48,9 @@ pub struct OverheadArgs {
     /// Sizes of a chat, in KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32, 128])]
     sizes: Vec<usize>,
+    /// Tokens of each answer, which is then a stream. The default is whole answers.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    stream_tokens: u32,
     /// Connections of wrk.
     #[arg(long, default_value_t = 8)]
     connections: u16,
@@ -116,9 +122,13 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let mut workers = Vec::new();
     for uid in 1..=N_WORKERS {
-        workers.push(FakeWorker::new(uid, 0, &likeness).serve(&mut tasks).await?);
+        workers.push(FakeWorker::new(uid, (0, args.stream_tokens), &likeness).serve(&mut tasks).await?);
     }
-    let router = start_router(&bin_dir, &workers).await?;
+    let router = start_router(&bin_dir, &workers, &[]).await?;
+    let without_failover = match args.stream_tokens {
+        0 => None,
+        _ => Some(start_router(&bin_dir, &workers, &WITHOUT_FAILOVER).await?),
+    };
     let addresses = workers.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
     let mut gateways = Vec::new();
     for gateway in &args.against {
@@ -126,6 +136,9 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     }
     let mut targets =
         vec![("nothing".to_owned(), workers[0].clone()), ("warmpath-router".to_owned(), router.base_url())];
+    if let Some(router) = &without_failover {
+        targets.push((format!("warmpath-router {}", WITHOUT_FAILOVER.join(" ")), router.base_url()));
+    }
     targets.extend(gateways.iter().map(|(gateway, running)| (gateway.to_string(), running.base_url())));
     let measured = measure_all(args, &targets, (likeness.model_name(), folder.path())).await;
     for (_, running) in gateways {
@@ -144,8 +157,9 @@ fn address(url: &str) -> anyhow::Result<SocketAddr> {
     url.strip_prefix("http://").unwrap_or(url).parse().with_context(|| format!("reading the address of {url}"))
 }
 
-async fn start_router(bin_dir: &Path, workers: &[String]) -> anyhow::Result<Server> {
-    let mut router_args = ["--listen", "127.0.0.1:0"].map(str::to_owned).to_vec();
+async fn start_router(bin_dir: &Path, workers: &[String], flags: &[&str]) -> anyhow::Result<Server> {
+    let mut router_args: Vec<String> =
+        ["--listen", "127.0.0.1:0"].iter().chain(flags).map(|&flag| flag.to_owned()).collect();
     router_args.extend(workers.iter().flat_map(|url| ["--worker".to_owned(), url.clone()]));
     let mut router = Server::start("router", &bin_dir.join("warmpath-router"), &router_args).await?;
     router.ready(std::time::Duration::from_secs(60)).await?;
@@ -161,7 +175,7 @@ async fn measure_all(
     for &kib in &args.sizes {
         for history in [Freshness::Seen, Freshness::New] {
             let script = folder.join(format!("{kib}-{history}.lua"));
-            std::fs::write(&script, lua_script(&body(model, (kib << 10, history))))?;
+            std::fs::write(&script, lua_script(&body((model, args.stream_tokens), (kib << 10, history))))?;
             let mut rounds: Vec<Vec<Measured>> = vec![Vec::new(); targets.len()];
             for _ in 0..args.rounds.max(1) {
                 for (idx, (name, url)) in targets.iter().enumerate() {
@@ -191,8 +205,9 @@ async fn wrk(args: &OverheadArgs, script: &Path, url: &str) -> anyhow::Result<Me
     Ok(serde_json::from_str(line)?)
 }
 
-/// Returns a chat of about `n_bytes`, with a placeholder where each request has new text.
-fn body(model: &str, (n_bytes, history): (usize, Freshness)) -> String {
+/// Returns a chat of about `n_bytes`, with a placeholder where each request has new text; its answer is a stream of
+/// `stream_tokens` unless that is 0.
+fn body((model, stream_tokens): (&str, u32), (n_bytes, history): (usize, Freshness)) -> String {
     let n_messages = (n_bytes / MESSAGE_BYTES).max(2);
     let bytes_each = n_bytes / n_messages;
     let message = |n: usize| {
@@ -206,7 +221,9 @@ fn body(model: &str, (n_bytes, history): (usize, Freshness)) -> String {
         format!(r#"{{"role":"{role}","content":"{mark} {}"}}"#, words(n as u64, bytes_each / WORD_BYTES))
     };
     let messages: Vec<String> = (0..n_messages).map(message).collect();
-    format!(r#"{{"model":"{model}","messages":[{}],"max_tokens":1,"temperature":0}}"#, messages.join(","))
+    let (max_tokens, stream) = (stream_tokens.max(1), stream_tokens > 0);
+    let options = format!(r#""max_tokens":{max_tokens},"temperature":0,"stream":{stream}"#);
+    format!(r#"{{"model":"{model}","messages":[{}],{options}}}"#, messages.join(","))
 }
 
 /// Returns wrk's script: each request is the body with a new number in place of every placeholder; the last output is a
@@ -259,7 +276,7 @@ mod tests {
     #[test]
     fn a_chat_is_json_of_about_its_size_and_new_where_it_says() {
         for (history, n_new) in [(Freshness::Seen, 1), (Freshness::New, 16)] {
-            let body = body("m", (32 << 10, history));
+            let body = body(("m", 0), (32 << 10, history));
             assert_eq!(body.matches(MARK).count(), n_new);
             assert!((24 << 10..36 << 10).contains(&body.len()), "{}", body.len());
             let body: Value = serde_json::from_str(&body.replace(MARK, "17")).expect("JSON");

@@ -106,7 +106,7 @@ pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
 async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Arc<FakeWorker>, Server)> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let likeness = Likeness::of(&bin_dir, &args.model).await?;
-    let (large, small) = (FakeWorker::new(1, args.blocks, &likeness), FakeWorker::new(2, 0, &likeness));
+    let (large, small) = (FakeWorker::new(1, (args.blocks, 0), &likeness), FakeWorker::new(2, (0, 0), &likeness));
     let mut router_args: Vec<String> =
         ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"].map(str::to_owned).into();
     for fake in [&large, &small] {
