@@ -5,6 +5,9 @@ CARGO ?= cargo
 MODEL ?=
 # How many inputs of each kind `make fuzz` makes.
 CASES ?= 20000
+# How long faults happen in `make chaos`, and its other flags.
+MINUTES ?= 10
+CHAOS_FLAGS ?=
 # Kind of GPU that the worker is built for, in a folder of its own: make build GPU=cuda, metal, vulkan or rocm
 GPU ?=
 WITH_GPU := $(if $(GPU),scripts/gpu.sh $(GPU))
@@ -16,7 +19,7 @@ DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
+.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +63,9 @@ test-k8s: build deploy-tools ## Try chart and discovery on a real API server (th
 	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh
 	@$(STAGE) chart-installed target/venv/bin/python -B tests/python/test_chart_installed.py
 	@$(STAGE) endpoints-followed target/venv/bin/python -B tests/python/test_endpoints_followed.py
+
+chaos: build ## Kill, freeze, restart and cut off workers and routers under load for MINUTES, checking every answer; not in CI
+	@$(STAGE) chaos $(BIN)/warmpath-bench chaos --minutes $(MINUTES) $(CHAOS_FLAGS)
 
 image-files: setup ## Build router and worker for any processor, as images have them, into target/image/files (half an hour)
 	@$(STAGE) image-files scripts/image-files.sh target/image/files

@@ -211,14 +211,15 @@ async fn answer(State(fake): State<Arc<FakeWorker>>, headers: HeaderMap, _body: 
     }
     match fake.stream_tokens {
         0 => ([(CONTENT_TYPE, "application/json")], ANSWER).into_response(),
-        n_tokens => streamed(n_tokens, headers.contains_key(JOURNAL)),
+        n_tokens => streamed(n_tokens, &headers),
     }
 }
 
-/// Returns a stream of one write for each token, with the journal if the router asked for it.
-fn streamed(n_tokens: u32, is_journaled: bool) -> Response {
+/// Returns a stream of one write for each token, with the journal if the request's headers ask for it.
+fn streamed(n_tokens: u32, asked: &HeaderMap) -> Response {
     const TOKEN: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#;
     const LAST: &str = r#"data: {"id":"1","object":"chat.completion.chunk","created":0,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+    let is_journaled = asked.contains_key(JOURNAL);
     let write = move |n: u32| {
         let (event, line) = match n {
             n if n < n_tokens => (TOKEN, format!("{LINE_START} 0 {}\n", 10_000 + n)),

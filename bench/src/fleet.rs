@@ -122,9 +122,7 @@ impl Server {
         let http = reqwest::Client::builder().no_proxy().timeout(timeout).build()?;
         let started = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended with {status}; its log:\n{}", self.name, self.log());
-            }
+            self.ensure_alive()?;
             if http.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {
                 return Ok(());
             }
@@ -140,15 +138,33 @@ impl Server {
         self.child.kill().await.with_context(|| format!("killing {}", self.name))
     }
 
+    /// Sends a signal, such as `STOP`, to the process.
+    ///
+    /// Errors: the process has ended, or the signal cannot be sent.
+    pub async fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        let pid = self.pid().with_context(|| format!("{} has ended before", self.name))?;
+        let sent = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().await?;
+        if !sent.success() {
+            bail!("cannot send SIG{signal} to {}: kill ended with {sent}", self.name);
+        }
+        Ok(())
+    }
+
+    /// Checks that the process runs.
+    ///
+    /// Errors: it has ended; its log is in the message.
+    pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended with {status}; its log:\n{}", self.name, self.log()),
+        }
+    }
+
     /// Sends SIGTERM to the process and waits until it ends.
     ///
     /// Errors: the signal cannot be sent, or the process has not ended after `timeout`; its log is in the message.
     pub async fn terminate(&mut self, timeout: Duration) -> anyhow::Result<ExitStatus> {
-        let pid = self.pid().with_context(|| format!("{} has ended before", self.name))?;
-        let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status().await?;
-        if !sent.success() {
-            bail!("cannot send SIGTERM to {}: kill ended with {sent}", self.name);
-        }
+        self.signal("TERM").await?;
         match tokio::time::timeout(timeout, self.child.wait()).await {
             Ok(status) => Ok(status?),
             Err(_) => bail!("{} had not ended {timeout:?} after SIGTERM; its log:\n{}", self.name, self.log()),

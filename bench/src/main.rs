@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, speculation,
+    agents, chaos, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, speculation,
     worker_bench,
 };
 
@@ -46,6 +46,8 @@ enum Command {
     Speculation(speculation::SpeculationArgs),
     /// Sends the requests of coding agents and shows what is reused of them, beside llama-server on the same model.
     Agents(agents::AgentsArgs),
+    /// Kills, freezes, restarts and cuts off workers and routers under load, and checks every answer.
+    Chaos(chaos::ChaosArgs),
     /// Starts a router and three workers, holds conversations through them and shows what was reused.
     Demo(demo::DemoArgs),
 }
@@ -66,6 +68,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
+        Command::Chaos(args) => chaos::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

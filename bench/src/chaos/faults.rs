@@ -1,0 +1,158 @@
+//! The faults of a chaos run: what is done to the fleet, one fault after the other.
+//!
+//! Not here: which of them come, and when (`chaos`). At most one worker or router, or one link, is faulty at a time,
+//! so every request always has candidates.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rand::RngExt as _;
+use rand_chacha::ChaCha8Rng;
+
+use super::network::{Network, Place};
+use super::site::{Fleet, Served};
+
+/// Kind of fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
+pub enum Fault {
+    /// A worker is killed, and started again seconds later.
+    Kill,
+    /// A worker is frozen for some seconds.
+    Freeze,
+    /// A worker is told to end, and started again.
+    Drain,
+    /// A worker's address accepts connections and never answers.
+    Mute,
+    /// A worker is started with another model under the same name, and later with the right one.
+    OtherModel,
+    /// A worker computes at a tenth of its speed.
+    Slow,
+    /// Every worker is told to end and started again, one after the other.
+    RollWorkers,
+    /// A router is killed, and started again.
+    KillRouter,
+    /// Every router is told to end and started again, one after the other.
+    RollRouters,
+    /// No packet passes between a router and a worker; only with namespaces.
+    Partition,
+    /// A worker's packets are late, and some are lost; only with namespaces and netem.
+    Loss,
+}
+
+/// Time that a killed worker or router is away.
+const DOWN: Duration = Duration::from_secs(3);
+/// Time for which a fault lasts that ends by itself, longer than the 3.5 s after which a router gives a worker up.
+const LASTS: Duration = Duration::from_secs(7);
+/// Times in which a slow worker is stopped and runs, in turn.
+const SLOW_STOPPED: Duration = Duration::from_millis(180);
+const SLOW_RUNNING: Duration = Duration::from_millis(20);
+
+impl Fault {
+    /// Returns the fault's name, as `--faults` takes it.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Returns why the fault cannot be had here; `None` if it can.
+    pub fn obstacle(self, network: &Network, n_routers: usize) -> Option<&'static str> {
+        match self {
+            Self::Partition if !network.can_cut() => Some("needs network namespaces"),
+            Self::Loss if !network.can_lose() => Some("needs network namespaces and the kernel's netem"),
+            Self::KillRouter | Self::RollRouters if n_routers < 2 => Some("needs two routers"),
+            _ => None,
+        }
+    }
+
+    /// Does it to the fleet, and returns once it is over, with its target.
+    ///
+    /// Errors: a process does not end or does not come back.
+    pub async fn strike(self, fleet: &mut Fleet, rng: &mut ChaCha8Rng) -> anyhow::Result<String> {
+        let worker = rng.random_range(0..fleet.workers.len());
+        let router = rng.random_range(0..fleet.routers.len());
+        let place = Place::Worker(worker);
+        match self {
+            Self::Kill => {
+                fleet.kill_worker(worker).await?;
+                tokio::time::sleep(DOWN).await;
+                fleet.restart_worker(worker, Served::Fleets).await?;
+            }
+            Self::Freeze => {
+                fleet.signal_worker(worker, "STOP").await?;
+                tokio::time::sleep(LASTS).await;
+                fleet.signal_worker(worker, "CONT").await?;
+            }
+            Self::Drain => {
+                fleet.drain_worker(worker).await?;
+                fleet.restart_worker(worker, Served::Fleets).await?;
+            }
+            Self::Mute => {
+                fleet.kill_worker(worker).await?;
+                let listener = fleet.site.network.listen(place, fleet.workers[worker].address())?;
+                stay_mute(listener).await?;
+                fleet.restart_worker(worker, Served::Fleets).await?;
+            }
+            Self::OtherModel => {
+                for served in [Served::Other, Served::Fleets] {
+                    fleet.drain_worker(worker).await?;
+                    fleet.restart_worker(worker, served).await?;
+                    tokio::time::sleep(DOWN).await;
+                }
+            }
+            Self::Slow => {
+                let until = tokio::time::Instant::now() + LASTS;
+                while tokio::time::Instant::now() < until {
+                    fleet.signal_worker(worker, "STOP").await?;
+                    tokio::time::sleep(SLOW_STOPPED).await;
+                    fleet.signal_worker(worker, "CONT").await?;
+                    tokio::time::sleep(SLOW_RUNNING).await;
+                }
+            }
+            Self::RollWorkers => return roll_workers(fleet).await,
+            Self::KillRouter => {
+                fleet.kill_router(router, DOWN).await?;
+                return Ok(Place::Router(router).name());
+            }
+            Self::RollRouters => {
+                for router in 0..fleet.routers.len() {
+                    fleet.roll_router(router).await?;
+                }
+                return Ok("every router".to_owned());
+            }
+            Self::Partition => {
+                let places = [Place::Router(router), place];
+                fleet.site.network.cut(places)?;
+                tokio::time::sleep(LASTS).await;
+                fleet.site.network.heal(places)?;
+                return Ok(places.map(Place::name).join(" and "));
+            }
+            Self::Loss => {
+                fleet.site.network.impair(place)?;
+                tokio::time::sleep(LASTS).await;
+                fleet.site.network.restore(place)?;
+            }
+        }
+        Ok(place.name())
+    }
+}
+
+/// Restarts every worker, each once the routers use the one before.
+async fn roll_workers(fleet: &mut Fleet) -> anyhow::Result<String> {
+    for worker in 0..fleet.workers.len() {
+        fleet.drain_worker(worker).await?;
+        fleet.restart_worker(worker, Served::Fleets).await?;
+        tokio::time::sleep(DOWN).await;
+    }
+    Ok("every worker".to_owned())
+}
+
+/// Accepts connections, reads nothing and writes nothing.
+async fn stay_mute(listener: std::net::TcpListener) -> anyhow::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut connections = Vec::new();
+    let until = tokio::time::Instant::now() + LASTS;
+    while let Ok(accepted) = tokio::time::timeout_at(until, listener.accept()).await {
+        connections.push(accepted?.0);
+    }
+    Ok(())
+}

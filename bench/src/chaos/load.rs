@@ -1,0 +1,342 @@
+//! The clients of a chaos run: they play scripts one after the other and judge every answer.
+//!
+//! Not here: the scripts (`cases`), what counts as broken in the end (`verdict`). A client does what one behind a load
+//! balancer does: a request that a router did not take, because it is being restarted, goes to the next router. It
+//! forgives nothing else.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use indicatif::ProgressBar;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use reqwest::header::HeaderMap;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::timeout;
+use warmpath_common::headers;
+
+use super::cases::{Case, Kind, Script};
+use super::reply::{Said, StreamReader};
+use super::site::Standing;
+
+/// Time in which every request must have its answer or its error.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Pause of a client before it tries another router.
+const NEXT_ROUTER_PAUSE: Duration = Duration::from_millis(50);
+/// Most events that a client reads before it leaves in the middle.
+const EVENTS_BEFORE_LEAVING_MAX: usize = 60;
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The answer is that of the reference.
+    Right,
+    /// The client left; what it had is a beginning of the reference.
+    Left,
+    /// The router was killed in the middle of the answer.
+    RouterKilled,
+    /// The answer differs from that of the reference.
+    Wrong,
+    /// The answer broke off, or is no valid response.
+    Broken,
+    /// No answer began: an error, or no response at all.
+    Refused,
+    /// An error that no client can read.
+    Unclear,
+    /// Nothing came within the deadline.
+    Late,
+}
+
+impl Outcome {
+    /// All outcomes.
+    pub const ALL: [Self; 8] = [
+        Self::Right,
+        Self::Left,
+        Self::RouterKilled,
+        Self::Wrong,
+        Self::Broken,
+        Self::Refused,
+        Self::Unclear,
+        Self::Late,
+    ];
+
+    /// Returns whether it keeps to the invariants.
+    pub fn is_good(self) -> bool {
+        matches!(self, Self::Right | Self::Left | Self::RouterKilled)
+    }
+}
+
+/// A request that is over.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// Kind of its script.
+    pub kind: Kind,
+    /// Time when it was sent.
+    pub sent: Instant,
+    /// Outcome.
+    pub outcome: Outcome,
+    /// What was wrong; empty if nothing was.
+    pub fault: String,
+    /// Id and router of the request, for their logs.
+    pub trail: String,
+    /// Prompt tokens, and how many of them were reused, as the response's headers tell.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were reused.
+    pub cached_tokens: u64,
+    /// Pauses of its stream before it went on at another worker, with their ends. Units: milliseconds.
+    pub pauses: Vec<(Instant, f64)>,
+    /// Time from sending to the first event. Units: milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// Number of routers that did not take it.
+    pub n_passed_on: u32,
+}
+
+impl Record {
+    /// Returns what was wrong, for people; `start` is that of the run.
+    pub fn complaint(&self, start: Instant) -> String {
+        let at_s = self.sent.saturating_duration_since(start).as_secs_f64();
+        format!("{at_s:.1} s: {} {:?}, {}: {}", self.kind.name(), self.outcome, self.trail, self.fault)
+    }
+}
+
+/// The requests so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// The lock is held for one entry or a copy.
+    records: Mutex<Vec<Record>>,
+    n_bad: AtomicU64,
+    n: AtomicU64,
+}
+
+impl Tally {
+    fn add(&self, record: Record) {
+        self.n.fetch_add(1, Ordering::Relaxed);
+        self.n_bad.fetch_add(u64::from(!record.outcome.is_good()), Ordering::Relaxed);
+        self.lock().push(record);
+    }
+
+    /// Returns the number of requests, and of those that break an invariant.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.n.load(Ordering::Relaxed), self.n_bad.load(Ordering::Relaxed))
+    }
+
+    /// Returns the records so far.
+    pub fn records(&self) -> Vec<Record> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Record>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What all clients share.
+#[derive(Debug)]
+pub struct Load {
+    /// Scripts to choose from.
+    pub scripts: Vec<Script>,
+    /// The routers.
+    pub standing: Arc<Standing>,
+    /// Where records go.
+    pub tally: Arc<Tally>,
+    /// Whether the clients end after their present request.
+    pub is_over: AtomicBool,
+    /// Start of the run.
+    pub start: Instant,
+    /// Bar above which bad requests are shown.
+    pub bar: ProgressBar,
+}
+
+/// How an exchange with one router ended.
+enum Exchange {
+    /// No response began.
+    NoResponse(String),
+    /// An error status.
+    Status(u16, String),
+    /// A response that ended.
+    Done(Said),
+    /// A response that the client left.
+    Left(Said),
+    /// A response that broke off.
+    Broken(String),
+}
+
+impl Load {
+    /// Plays scripts until the load is over; the client's number and the seed choose them.
+    ///
+    /// Errors: no HTTP client can be made.
+    pub async fn client(self: Arc<Self>, (seed, number): (u64, usize)) -> anyhow::Result<()> {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(1_000).wrapping_add(number as u64));
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        while !self.is_over.load(Ordering::Relaxed) {
+            let script = &self.scripts[rng.random_range(0..self.scripts.len())];
+            for case in &script.cases {
+                let n_events = rng.random_range(1..=EVENTS_BEFORE_LEAVING_MAX);
+                let leaves_after = if script.kind == Kind::Cancelled { n_events } else { usize::MAX };
+                let first_router = rng.random_range(0..self.standing.routers.len());
+                let record = self.ask(&http, (script.kind, case), (leaves_after, first_router)).await;
+                let is_good = record.outcome.is_good();
+                if !is_good {
+                    self.bar.suspend(|| eprintln!("{}", record.complaint(self.start)));
+                }
+                self.tally.add(record);
+                if !is_good || self.is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request to the routers in turn until one takes it, and judges what comes.
+    async fn ask(
+        &self,
+        http: &reqwest::Client,
+        (kind, case): (Kind, &Case),
+        (leaves_after, first_router): (usize, usize),
+    ) -> Record {
+        let sent = Instant::now();
+        let mut record = Record {
+            kind,
+            sent,
+            outcome: Outcome::Late,
+            fault: String::new(),
+            trail: String::new(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            pauses: Vec::new(),
+            ttft_ms: None,
+            n_passed_on: 0,
+        };
+        loop {
+            let router = (first_router + record.n_passed_on as usize) % self.standing.routers.len();
+            let life = self.standing.life(router);
+            let url = self.standing.routers[router].as_str();
+            let exchanging = exchange(http, (url, case), leaves_after, &mut record);
+            let exchanged = timeout(DEADLINE.saturating_sub(sent.elapsed()), exchanging).await;
+            let now = self.standing.life(router);
+            let is_killed = now.n_kills != life.n_kills;
+            let is_leaving = life.is_leaving || now.is_leaving || is_killed;
+            record.trail = format!("{} through router-{router}", record.trail);
+            (record.outcome, record.fault) = match exchanged {
+                Err(_) => (Outcome::Late, format!("no end after {:.1} s", sent.elapsed().as_secs_f64())),
+                Ok(Exchange::NoResponse(_) | Exchange::Status(503, _)) if is_leaving => {
+                    record.n_passed_on += 1;
+                    tokio::time::sleep(NEXT_ROUTER_PAUSE).await;
+                    continue;
+                }
+                Ok(Exchange::Broken(_)) if is_killed => (Outcome::RouterKilled, String::new()),
+                Ok(other) => judge(other, &case.expected),
+            };
+            return record;
+        }
+    }
+}
+
+/// Returns the outcome of an exchange, and what was wrong.
+fn judge(exchange: Exchange, expected: &Said) -> (Outcome, String) {
+    match exchange {
+        Exchange::NoResponse(error) => (Outcome::Refused, error),
+        Exchange::Status(status, text) => {
+            let body: Value = serde_json::from_str(&text).unwrap_or_default();
+            let is_clear = body.pointer("/error/message").is_some_and(Value::is_string);
+            (if is_clear { Outcome::Refused } else { Outcome::Unclear }, format!("{status}: {text}"))
+        }
+        Exchange::Broken(error) => (Outcome::Broken, error),
+        Exchange::Done(said) if said == *expected => (Outcome::Right, String::new()),
+        Exchange::Left(said) if said.begins(expected) => (Outcome::Left, String::new()),
+        Exchange::Done(said) | Exchange::Left(said) => (Outcome::Wrong, format!("{said:?} instead of {expected:?}")),
+    }
+}
+
+/// Sends a request to one router and reads what comes.
+async fn exchange(
+    http: &reqwest::Client,
+    (router, case): (&str, &Case),
+    leaves_after: usize,
+    record: &mut Record,
+) -> Exchange {
+    let sent = http.post(format!("{router}{}", case.path)).json(&case.body).send().await;
+    let response = match sent {
+        Ok(response) => response,
+        Err(error) => return Exchange::NoResponse(chain(&error)),
+    };
+    let status = response.status();
+    describe(record, response.headers());
+    if !status.is_success() {
+        return match response.text().await {
+            Ok(text) => Exchange::Status(status.as_u16(), text),
+            Err(error) => Exchange::Broken(chain(&error)),
+        };
+    }
+    if !record.kind.is_streamed() {
+        let whole = response.json::<Value>().await;
+        return whole.map_or_else(
+            |error| Exchange::Broken(chain(&error)),
+            |whole| Exchange::Done(Said::of_whole(case.path, &whole)),
+        );
+    }
+    let mut reader = StreamReader::new(case.path);
+    let mut pieces = response.bytes_stream();
+    let mut last_event = Instant::now();
+    while let Some(piece) = pieces.next().await {
+        let (n_events, n_failovers) = (reader.n_events(), reader.n_failovers());
+        let pushed = piece.map_err(anyhow::Error::from).and_then(|piece| reader.push(&piece));
+        if let Err(error) = pushed {
+            return Exchange::Broken(format!("{error:#}, after {n_events} events"));
+        }
+        if reader.n_events() == n_events {
+            continue;
+        }
+        record.ttft_ms.get_or_insert_with(|| record.sent.elapsed().as_secs_f64() * 1e3);
+        if reader.n_failovers() > n_failovers {
+            record.pauses.push((Instant::now(), last_event.elapsed().as_secs_f64() * 1e3));
+        }
+        last_event = Instant::now();
+        if reader.n_events() >= leaves_after {
+            return Exchange::Left(reader.so_far().clone());
+        }
+    }
+    reader.finish().map_or_else(|error| Exchange::Broken(format!("{error:#}")), Exchange::Done)
+}
+
+fn describe(record: &mut Record, told: &HeaderMap) {
+    let text = |name: &str| told.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let count = |name: &str| text(name).parse::<u64>().unwrap_or_default();
+    record.trail = format!("{} at {}", text(headers::REQUEST_ID), text(headers::WORKER));
+    record.prompt_tokens = count(headers::PROMPT_TOKENS);
+    record.cached_tokens = count(headers::CACHED_TOKENS);
+}
+
+fn chain(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_judged_by_the_reference() {
+        let said = |text: &str| Said { texts: vec![text.to_owned()], output_tokens: 2, end: "length".to_owned() };
+        let expected = said("a b");
+        let outcome = |exchange| judge(exchange, &expected).0;
+        assert_eq!(outcome(Exchange::Done(said("a b"))), Outcome::Right);
+        assert_eq!(outcome(Exchange::Done(said("a"))), Outcome::Wrong);
+        assert_eq!(outcome(Exchange::Left(said("a"))), Outcome::Left);
+        assert_eq!(outcome(Exchange::Left(said("b"))), Outcome::Wrong);
+        assert_eq!(outcome(Exchange::Broken(String::new())), Outcome::Broken);
+        assert_eq!(outcome(Exchange::Status(503, r#"{"error": {"message": "full"}}"#.to_owned())), Outcome::Refused);
+        assert_eq!(outcome(Exchange::Status(502, "<html>".to_owned())), Outcome::Unclear);
+    }
+}
