@@ -17,6 +17,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
 use futures::{StreamExt as _, stream};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -112,6 +113,10 @@ impl FakeWorker {
     pub async fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> anyhow::Result<String> {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
+        // Without it the second of two small writes waits for the first one's acknowledgement, 40 ms.
+        let listener = listener.tap_io(|connection| {
+            let _ = connection.set_nodelay(true);
+        });
         let routes = Router::new()
             .route(STREAM_PATH, get(summary_stream))
             .route(VOCABULARY_PATH, get(async |State(fake): State<Arc<Self>>| fake.likeness.vocabulary.clone()))

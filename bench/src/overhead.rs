@@ -158,8 +158,11 @@ fn address(url: &str) -> anyhow::Result<SocketAddr> {
 }
 
 async fn start_router(bin_dir: &Path, workers: &[String], flags: &[&str]) -> anyhow::Result<Server> {
-    let mut router_args: Vec<String> =
-        ["--listen", "127.0.0.1:0"].iter().chain(flags).map(|&flag| flag.to_owned()).collect();
+    let mut router_args: Vec<String> = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+        .iter()
+        .chain(flags)
+        .map(|&flag| flag.to_owned())
+        .collect();
     router_args.extend(workers.iter().flat_map(|url| ["--worker".to_owned(), url.clone()]));
     let mut router = Server::start("router", &bin_dir.join("warmpath-router"), &router_args).await?;
     router.ready(std::time::Duration::from_secs(60)).await?;
