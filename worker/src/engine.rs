@@ -1,11 +1,11 @@
 //! The engine: one OS thread that owns the model and the context and runs submissions.
 //!
 //! Commands come in through a bounded queue; events go out through each submission's own channel. A step is admit ->
-//! slot plan -> batch plan -> decode -> sample -> emit; `warmpath-worker-core` makes the decisions. Not here: HTTP,
-//! prompts as text, the summary stream.
+//! slot plan -> batch plan -> decode -> sample -> emit; `warmpath-worker-core` makes the decisions. The thread's state
+//! has four owners, which `step` composes: `schedule`, `kv`, `output` and `publish`. Not here: HTTP, prompts as text,
+//! the summary stream.
 
 mod admin;
-mod admit;
 mod api;
 mod config;
 mod events;

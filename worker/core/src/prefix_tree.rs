@@ -34,7 +34,7 @@ use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
 use crate::chunk_index::{Kind, News};
-use crate::slot_table::{Acquire, AfterUse, SlotTable};
+use crate::slot_table::{Acquire, AfterUse, Slot, SlotTable};
 
 /// Function that hashes one block behind its parent, as [`warmpath_common::block_hash::block_hash`] does; tests may use
 /// a worse one.
@@ -227,14 +227,16 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    pub(crate) fn release(&mut self, slot: SlotId, tokens: &[Token]) {
+    pub(crate) fn release(&mut self, slot: SlotId, left: &Slot) {
         let mut held = self.held[&Holder::Slot(slot)].clone();
         let Some(root) = held.root else { return };
+        let tokens = left.exact_tokens();
         let chain = Arc::make_mut(&mut held.chain);
         self.lengthen(chain, &root, tokens);
         chain.truncate(tokens.len() / self.block_size_tokens as usize);
         held.n_ready = chain.len();
         held.is_running = false;
+        held.rewinds_to = left.rewinds_to();
         self.set(Holder::Slot(slot), held);
     }
 

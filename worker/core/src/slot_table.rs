@@ -163,6 +163,14 @@ impl Slot {
         self.common(&self.prompt, prompt, root)
     }
 
+    fn forget(&mut self) {
+        self.tokens.clear();
+        self.n_exact = 0;
+        self.n_reused = 0;
+        self.rewinds_to = 0;
+        self.prompt = Vec::new();
+    }
+
     fn common(&self, held: &[Token], prompt: &[Token], root: &BlockHash) -> usize {
         if self.root.as_ref() != Some(root) || !self.lends() {
             return 0;
@@ -183,6 +191,11 @@ impl SlotTable {
             block_size_tokens,
             tick: 0,
         }
+    }
+
+    /// Returns the most tokens of one slot.
+    pub fn context_tokens(&self) -> u32 {
+        self.context_tokens
     }
 
     /// Returns the number of tokens in a block.
@@ -208,6 +221,11 @@ impl SlotTable {
     /// Returns one slot. Panics: when `slot` is not one of the table's.
     pub fn slot(&self, slot: SlotId) -> &Slot {
         &self.slots[usize::from(slot.0)]
+    }
+
+    /// Returns the number of tokens whose KV state a slot has. Panics: when `slot` is not one of the table's.
+    pub fn n_held(&self, slot: SlotId) -> u32 {
+        u32::try_from(self.slot(slot).tokens.len()).expect("a slot holds at most a context, a u32")
     }
 
     /// Returns how far slots can be rewound.
@@ -338,24 +356,16 @@ impl SlotTable {
         entry.state = State::Idle;
         entry.last_used = self.tick;
         entry.prompt = Vec::new();
-        match after_use {
-            AfterUse::Keep => self.tree.release(slot, entry.exact_tokens()),
-            AfterUse::Forget => {
-                self.tree.release(slot, &[]);
-                self.forget(slot);
-            }
+        if after_use == AfterUse::Forget {
+            entry.forget();
         }
+        self.tree.release(slot, entry);
         after_use
     }
 
     /// Forgets a slot's tokens, as after its KV state was lost; a busy slot stays busy.
     pub fn forget(&mut self, slot: SlotId) {
-        let entry = &mut self.slots[usize::from(slot.0)];
-        entry.tokens.clear();
-        entry.n_exact = 0;
-        entry.n_reused = 0;
-        entry.rewinds_to = 0;
-        entry.prompt = Vec::new();
+        self.slots[usize::from(slot.0)].forget();
         self.tree.forget(slot);
     }
 

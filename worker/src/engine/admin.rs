@@ -3,10 +3,8 @@
 //! An inquiry is a command like any other, executed between two steps and answered over its own channel. An inquiry
 //! that needs an idle slot waits until its slot is idle. No bytes are read from or written to a disk here.
 //!
-//! Not here: the endpoints (`crate::http`), a slot's state (`saved_slot`), the store's own work
-//! (`warmpath_worker_core::chunk_index`).
+//! Not here: the endpoints (`crate::http`), the look at the cache (`kv::contents`), a slot's state (`kv::saved_slot`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::TrySendError;
@@ -15,16 +13,13 @@ use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{
-    ChunkId, EntryView, Evicted, Limits, PIN_MAX, PinId, PinView, Prefix, ShareTotals, ShareView, Totals,
-};
+use warmpath_worker_core::chunk_index::{EntryView, Evicted, Limits, PIN_MAX, PinView, ShareTotals, ShareView, Totals};
 use warmpath_worker_core::prefix_tree::chain_of;
-use warmpath_worker_core::tenants::TenantId;
 
 use super::api::EngineError;
 use super::handle::{Command, EngineHandle, Place};
 use super::kv::saved_slot::SlotState;
-use super::step::Scheduler;
+use super::step::EngineState;
 
 /// Most inquiries that wait for the engine; further ones are refused.
 ///
@@ -204,23 +199,6 @@ impl Asked {
     }
 }
 
-/// Names of the pins.
-#[derive(Debug, Default)]
-pub(crate) struct PinNames {
-    names: BTreeMap<PinId, String>,
-    n_named: u64,
-}
-
-impl PinNames {
-    fn find(&self, name: &str) -> Option<PinId> {
-        self.names.iter().find(|(_, other)| *other == name).map(|(pin, _)| *pin)
-    }
-
-    fn show(&self, view: PinView) -> NamedPin {
-        NamedPin { name: self.names.get(&view.pin).cloned().unwrap_or_default(), view }
-    }
-}
-
 impl EngineHandle {
     /// Returns the content of each tier after the last step.
     pub fn cache_totals(&self) -> Arc<CacheTotals> {
@@ -291,124 +269,25 @@ impl EngineHandle {
     }
 }
 
-impl Scheduler<'_> {
+impl EngineState<'_> {
     /// Executes an inquiry and sends the answer; a caller that is gone needs none.
     pub(super) fn answer(&mut self, asked: Asked) {
+        let kv = &mut self.kv;
+        let is_change = matches!(asked.inquiry, AdminQuery::Clear(_) | AdminQuery::Import(..) | AdminQuery::Erase(..));
         match asked.inquiry {
-            AdminQuery::Look(page, reply) => drop(reply.send(Ok(self.look(page)))),
-            AdminQuery::Clear(reply) => drop(reply.send(Ok(self.clear_cache()))),
-            AdminQuery::Pin(pin, chain, reply) => drop(reply.send(self.pin(pin, &chain))),
-            AdminQuery::Unpin(name, reply) => drop(reply.send(Ok(self.unpin(&name)))),
-            AdminQuery::Export(slot, reply) => self.begin_export(slot, reply),
-            AdminQuery::Import(slot, state, reply) => drop(reply.send(self.import_slot(slot, &state))),
-            AdminQuery::Erase(slot, reply) => drop(reply.send(Ok(self.erase_slot(slot)))),
+            AdminQuery::Look(page, reply) => drop(reply.send(Ok(kv.look(page)))),
+            AdminQuery::Clear(reply) => {
+                self.generator.forget_answers();
+                drop(reply.send(Ok(kv.clear())));
+            }
+            AdminQuery::Pin(pin, chain, reply) => drop(reply.send(kv.pin(pin, &chain))),
+            AdminQuery::Unpin(name, reply) => drop(reply.send(Ok(kv.unpin(&name)))),
+            AdminQuery::Export(slot, reply) => kv.begin_export(slot, reply),
+            AdminQuery::Import(slot, state, reply) => drop(reply.send(kv.import_slot(slot, &state))),
+            AdminQuery::Erase(slot, reply) => drop(reply.send(Ok(kv.erase(slot)))),
         }
-    }
-
-    /// Publishes the content of each tier, if it has changed.
-    pub(super) fn show_cache(&self) {
-        let totals = self.cache_totals();
-        if **self.view.cache.load() != totals {
-            self.view.cache.store(Arc::new(totals));
+        if is_change {
+            self.publisher.report.touch();
         }
-    }
-
-    fn cache_totals(&self) -> CacheTotals {
-        let held = self.table.iter().map(|(_, slot)| slot.tokens().len() as u64).filter(|n_tokens| *n_tokens > 0);
-        let (n_slots, n_tokens) = held.fold((0, 0), |(n_slots, sum), n_tokens| (n_slots + 1, sum + n_tokens));
-        let index = self.cache.index();
-        CacheTotals {
-            resident: Totals { n_chunks: n_slots, n_tokens, n_bytes: n_tokens * self.cache.token_bytes() },
-            ram: index.totals(Tier::Ram),
-            disk: index.totals(Tier::Disk),
-            evicted: index.evicted(),
-            ram_shares: index.share_totals(Tier::Ram),
-            disk_shares: index.share_totals(Tier::Disk),
-        }
-    }
-
-    fn look(&self, page: Page) -> CacheView {
-        let index = self.cache.index();
-        let mut entries = if page.entries_max > 0 { index.entries() } else { Vec::new() };
-        entries.retain(|entry| page.after.is_none_or(|after| entry.chunk > ChunkId(after)));
-        let is_last = entries.len() <= page.entries_max;
-        entries.truncate(page.entries_max);
-        CacheView {
-            totals: self.cache_totals(),
-            limits: *index.limits(),
-            resident_tokens_max: self.prefix_tokens_max,
-            tenants: self.tenants(),
-            pins: index.pins().into_iter().map(|view| self.pins.show(view)).collect(),
-            next_after: entries.last().filter(|_| !is_last).map(|entry| entry.chunk.0),
-            entries,
-            now_ms: self.cache.now_ms(),
-        }
-    }
-
-    /// Returns the tenants with the most cached state.
-    fn tenants(&self) -> Vec<TenantView> {
-        let stored = self.cache.index().shares();
-        let view = |stored: ShareView| (stored.tenant, TenantView { resident_tokens: 0, stored });
-        let mut tenants: BTreeMap<TenantId, TenantView> = stored.into_iter().map(view).collect();
-        for (slot, held) in self.table.iter().filter(|(_, slot)| !slot.tokens().is_empty()) {
-            let tenant = self.owners[usize::from(slot.0)].tenant.id;
-            let stored = ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
-            let view = tenants.entry(tenant).or_insert(TenantView { resident_tokens: 0, stored });
-            view.resident_tokens += held.tokens().len() as u64;
-        }
-        let mut tenants: Vec<TenantView> = tenants.into_values().collect();
-        let token_bytes = self.cache.token_bytes();
-        tenants.sort_by_key(|view| {
-            let resident_bytes = view.resident_tokens * token_bytes;
-            std::cmp::Reverse(view.stored.ram_bytes + view.stored.disk_bytes + resident_bytes)
-        });
-        tenants.truncate(TENANTS_SHOWN_MAX);
-        tenants
-    }
-
-    fn clear_cache(&mut self) -> CacheTotals {
-        let before = self.cache_totals();
-        self.cache.clear();
-        self.forget_answers();
-        let busy = self.busy_slots();
-        let idle: Vec<SlotId> = self.table.iter().map(|(slot, _)| slot).filter(|slot| !busy.contains(slot)).collect();
-        for slot in idle {
-            self.erase_slot(slot);
-        }
-        let left = self.cache_totals().resident;
-        let resident = Totals {
-            n_chunks: before.resident.n_chunks - left.n_chunks,
-            n_tokens: before.resident.n_tokens - left.n_tokens,
-            n_bytes: before.resident.n_bytes - left.n_bytes,
-        };
-        CacheTotals { resident, evicted: Vec::new(), ..before }
-    }
-
-    fn pin(&mut self, pin: NewPin, chain: &[BlockHash]) -> Result<NamedPin, CacheError> {
-        if !self.cache.stores() {
-            return Err(CacheError::NoStore);
-        }
-        let id = self.pins.find(&pin.name).unwrap_or(PinId(self.pins.n_named));
-        let prefix = Prefix { root: pin.root, chain, tokens: &pin.tokens };
-        let view = self.cache.index_mut().pin(id, &prefix).map_err(|_| CacheError::TooManyPins)?;
-        self.pins.n_named += 1;
-        self.pins.names.insert(id, pin.name);
-        Ok(self.pins.show(view))
-    }
-
-    fn unpin(&mut self, name: &str) -> bool {
-        let Some(id) = self.pins.find(name) else { return false };
-        self.pins.names.remove(&id);
-        self.cache.index_mut().unpin(id)
-    }
-
-    pub(super) fn erase_slot(&mut self, slot: SlotId) -> u32 {
-        let n_tokens = self.n_held(slot);
-        self.llama.clear(slot);
-        self.table.forget(slot);
-        self.unsaved.remove(&slot);
-        self.idle_ms[usize::from(slot.0)] = 0.0;
-        self.report.touch();
-        n_tokens
     }
 }

@@ -28,12 +28,12 @@ use super::facts::EngineFacts;
 use super::kv::sending::Sending;
 use super::output::constraint::{KnownGrammars, Rule};
 use super::output::json_schema::{CompiledSchema, Compiler};
+use super::output::look_up;
 use super::output::sampler::TokenSampler;
 use super::output::speculation::SpeculationConfig;
 use super::publish::arrival_announcer::{ArrivalAnnouncer, Promise};
 use super::publish::counters::{CounterValues, Counters};
 use super::sequence::Chosen;
-use super::step::look_up;
 use crate::schema::{CallText, ValueGrammar};
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
@@ -82,7 +82,7 @@ impl Shared {
 /// State that the thread shows to others.
 #[derive(Default)]
 pub(crate) struct View {
-    pub counters: Counters,
+    pub counters: Arc<Counters>,
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,

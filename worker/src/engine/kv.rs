@@ -1,9 +1,248 @@
 //! KV state: of slots, in the store, from and for other workers.
+//!
+//! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store. The table records which
+//! tokens' state is where, and every method here keeps it true. State that cannot be trusted is cleared before the slot
+//! is used again.
+//!
+//! Not here: which sequence runs (`schedule`), the choice of its tokens (`output`).
 
 pub(crate) mod codec;
+mod contents;
 pub(crate) mod receiving;
+mod restoring;
 pub(crate) mod saved_slot;
 mod saving;
 pub(crate) mod sending;
 mod shifts;
 pub(crate) mod store;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::model::MemoryKind;
+use warmpath_common::summary::Change;
+use warmpath_worker_core::checkpoints::CheckpointPolicy;
+use warmpath_worker_core::slot_plan::{PlanInputs, Reuse, Wish};
+use warmpath_worker_core::slot_table::{AfterUse, SlotTable};
+use warmpath_worker_core::tenants::{Tenant, TenantId};
+
+use crate::engine::config::{PrefixCache, ShiftConfig};
+use crate::engine::handle::Admission;
+use crate::engine::llama::Llama;
+use crate::engine::publish::counters::Counters;
+use contents::PinNames;
+use receiving::Transfers;
+use saved_slot::Export;
+use sending::Sending;
+use store::Cache;
+
+/// Time after the start of its last request from which an idle slot is reserved for no tenant.
+///
+/// Source: like a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
+const QUIET_AFTER: Duration = Duration::from_hours(1);
+
+/// State of slots and of the store.
+pub(crate) struct KvState<'m> {
+    pub(crate) llama: Llama<'m>,
+    pub(crate) table: SlotTable,
+    pub(crate) cache: Cache,
+    rules: Rules,
+    /// Owner of each slot's state.
+    owners: Vec<Owner>,
+    /// Idle slots whose state may not be stored completely.
+    unsaved: BTreeSet<SlotId>,
+    /// Time that each idle slot's cells have cost running sequences since. Units: milliseconds.
+    idle_ms: Vec<f64>,
+    pins: PinNames,
+    /// States of slots that wait for the disk.
+    exports: Vec<Export>,
+    /// Runs of blocks for other workers that are being looked up.
+    sends: Vec<Sending>,
+    /// State from other workers that requests wait for.
+    transfers: Transfers,
+    counters: Arc<Counters>,
+}
+
+/// What is kept, and where.
+pub(crate) struct Rules {
+    pub prefix_cache: PrefixCache,
+    pub checkpoints: CheckpointPolicy,
+    pub shifts: ShiftConfig,
+    /// Most tokens that idle slots keep in the buffer.
+    pub prefix_tokens_max: u64,
+    /// Time that one idle cell adds to a step; 0 if slots do not share a buffer. Units: milliseconds.
+    pub idle_cell_ms: f64,
+}
+
+/// Owner of a slot's state, by the last request in it.
+#[derive(Debug, Clone, Copy)]
+struct Owner {
+    tenant: Tenant,
+    priority: i32,
+    /// Start of that request.
+    since: Instant,
+}
+
+impl Owner {
+    /// Returns the owner of a slot that no request has used.
+    fn nobody() -> Self {
+        Self { tenant: Tenant::stranger(TenantId(0)), priority: 0, since: Instant::now() }
+    }
+}
+
+impl<'m> KvState<'m> {
+    /// Returns empty slots beside a store.
+    pub(crate) fn new(
+        (llama, table): (Llama<'m>, SlotTable),
+        (cache, transfers): (Cache, Transfers),
+        rules: Rules,
+        counters: Arc<Counters>,
+    ) -> Self {
+        let n_slots = table.iter().count();
+        Self {
+            llama,
+            table,
+            cache,
+            rules,
+            owners: vec![Owner::nobody(); n_slots],
+            unsaved: BTreeSet::new(),
+            idle_ms: vec![0.0; n_slots],
+            pins: PinNames::default(),
+            exports: Vec::new(),
+            sends: Vec::new(),
+            transfers,
+            counters,
+        }
+    }
+}
+
+impl KvState<'_> {
+    /// Returns the number of tokens whose state a slot has.
+    pub(crate) fn n_held(&self, slot: SlotId) -> u32 {
+        self.table.n_held(slot)
+    }
+
+    /// Returns the state on which the start of a request depends.
+    pub(crate) fn outlook(&self) -> PlanInputs<'_> {
+        PlanInputs {
+            table: &self.table,
+            index: self.cache.index(),
+            at_hand: self.cache.passing(),
+            costs: self.cache.costs(),
+        }
+    }
+
+    /// Returns a request as far as its start depends on it.
+    pub(crate) fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
+        let submission = &admission.submission;
+        Wish {
+            prompt: &submission.prompt,
+            chain: &admission.chain,
+            root: &submission.chain_root,
+            tenant: admission.tenant.with_share(),
+            reuse: self.reusable(admission),
+            wanted: submission.wanted_slot,
+        }
+    }
+
+    /// Returns whether cached state can be reused: it has no logits for a prompt whose log probabilities are wanted.
+    pub(crate) fn reusable(&self, admission: &Admission) -> Reuse {
+        let needs_logits = admission.submission.prompt_probabilities().is_some();
+        if needs_logits || self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed }
+    }
+
+    /// Returns whether a request leaves nothing in the cache.
+    fn leaves_nothing(&self, admission: &Admission) -> bool {
+        !admission.submission.cache_prompt || self.rules.prefix_cache == PrefixCache::Disabled
+    }
+
+    /// Adds tokens whose state a batch has just computed.
+    pub(crate) fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
+        self.table.extend(slot, tokens);
+    }
+
+    /// Frees a slot; its state is kept or cleared as its request wished.
+    pub(crate) fn release(&mut self, slot: SlotId) {
+        match self.table.release(slot) {
+            AfterUse::Keep => drop(self.unsaved.insert(slot)),
+            AfterUse::Forget => self.llama.clear(slot),
+        }
+        self.idle_ms[usize::from(slot.0)] = 0.0;
+    }
+
+    /// Removes a slot's state; a busy slot stays busy.
+    pub(crate) fn clear_slot(&mut self, slot: SlotId) {
+        self.llama.clear(slot);
+        self.table.forget(slot);
+        self.unsaved.remove(&slot);
+        self.idle_ms[usize::from(slot.0)] = 0.0;
+    }
+
+    /// Removes the state of drafted tokens that were not chosen; returns whether the rest is complete.
+    pub(crate) fn drop_rejected(&mut self, slot: SlotId) -> bool {
+        let is_cut = self.rewind(slot, self.n_held(slot));
+        if !is_cut {
+            warn!(%slot, "the state of rejected tokens cannot be removed");
+        }
+        is_cut
+    }
+
+    /// Cuts a slot's state back; returns whether the state to keep is complete.
+    fn rewind(&mut self, slot: SlotId, n_tokens: u32) -> bool {
+        self.llama.last_position(slot) == n_tokens.checked_sub(1) || self.llama.rewind(slot, n_tokens)
+    }
+
+    /// Records how far slots can be cut back: llama.cpp reuses cells that a sliding window has left behind.
+    pub(crate) fn look_at_windows(&mut self) {
+        if self.table.memory() == MemoryKind::Sliding {
+            for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
+                self.table.set_rewinds_to(slot, self.llama.rewinds_to(slot));
+            }
+        }
+    }
+
+    /// Lets the slots of tenants without recent requests be taken first.
+    pub(crate) fn end_shares(&mut self) {
+        let quiet: Vec<SlotId> = self
+            .table
+            .iter()
+            .filter(|(slot, held)| !held.is_busy() && self.owners[usize::from(slot.0)].since.elapsed() > QUIET_AFTER)
+            .map(|(slot, _)| slot)
+            .collect();
+        quiet.into_iter().for_each(|slot| self.table.set_tenant(slot, None));
+    }
+
+    /// Returns the changes of held blocks for routers since the last call, in order.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        self.look_at_windows();
+        for news in self.cache.take_news() {
+            self.table.apply(news);
+        }
+        self.table.take_changes()
+    }
+
+    /// Returns the tenant to which a slot's state is attributed.
+    pub(crate) fn tenant(&self, slot: SlotId) -> TenantId {
+        self.owners[usize::from(slot.0)].tenant.id
+    }
+
+    /// Returns whether an inquiry or another worker waits for state.
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.exports.is_empty() || !self.sends.is_empty()
+    }
+
+    /// Returns whether an inquiry or another worker waits for the disk.
+    pub(crate) fn is_asked_reading(&self) -> bool {
+        self.is_export_reading() || self.is_send_reading()
+    }
+
+    /// Handles what the disk and other workers wait for: events, exports, runs to send.
+    pub(crate) fn advance(&mut self) {
+        self.cache.take_disk_events();
+        self.finish_exports();
+        self.advance_sends();
+    }
+}

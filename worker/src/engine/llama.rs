@@ -145,6 +145,7 @@ impl Spare {
 pub(crate) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
+    adapters: Adapters,
     n_slots: u16,
     kv_unified: bool,
     spare: Spare,
@@ -168,6 +169,7 @@ impl<'m> Llama<'m> {
         Ok(Self {
             context,
             batch,
+            adapters: Adapters::default(),
             n_slots: config.n_slots,
             kv_unified: config.kv_unified_settled(),
             spare: Spare::of(config),
@@ -176,6 +178,11 @@ impl<'m> Llama<'m> {
             n_shared: vec![0; usize::from(config.n_slots) + 1],
             scratch: Vec::new(),
         })
+    }
+
+    /// Returns it with the adapters that its batches may use.
+    pub(super) fn with_adapters(self, adapters: Adapters) -> Self {
+        Self { adapters, ..self }
     }
 
     /// Returns how far sequences can be rewound, tried with two tokens; this also warms the model up.
@@ -270,8 +277,8 @@ impl<'m> Llama<'m> {
     /// Makes batches compute with `adapter` from now on.
     ///
     /// Errors: a description of the failure.
-    pub(super) fn apply(&mut self, adapters: &mut Adapters, adapter: Option<Applied>) -> Result<(), String> {
-        adapters.apply(&mut self.context, adapter)
+    pub(super) fn apply(&mut self, adapter: Option<Applied>) -> Result<(), String> {
+        self.adapters.apply(&mut self.context, adapter)
     }
 
     /// Computes the batch; it stays in place until [`Self::reset_batch`].

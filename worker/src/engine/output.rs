@@ -1,4 +1,9 @@
-//! The output of sequences: sampling, grammars and schemas that it follows, drafts.
+//! The output of sequences: sampling, the grammars and schemas that it follows, drafts.
+//!
+//! [`Generator`] chooses each sequence's next tokens from their logits and sends them to its client.
+//!
+//! Not here: which sequence runs (`schedule`), the state of its tokens (`kv`), text and grammars by themselves
+//! (`warmpath_worker_output`).
 
 pub(crate) mod arguments;
 pub(crate) mod constraint;
@@ -10,3 +15,105 @@ pub(crate) mod sampler_kind;
 mod schema_or_call;
 pub(crate) mod speculation;
 pub(crate) mod tool_grammar;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use warmpath_common::ids::Token;
+
+use super::api::{EngineError, FinishReason, SampledToken};
+use super::config::AtContextEnd;
+use super::publish::counters::Counters;
+use super::sequence::{Chosen, Sequence};
+use speculation::Speculation;
+
+/// Chooser and sender of tokens.
+pub(crate) struct Generator<'m> {
+    model: &'m LlamaModel,
+    context: ContextEnd,
+    /// State of speculative decoding; `None` if nothing is drafted.
+    speculation: Option<Speculation>,
+    counters: Arc<Counters>,
+}
+
+/// End of a response by its context.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ContextEnd {
+    pub context_tokens: u32,
+    pub at_end: AtContextEnd,
+    /// Longest response to a request that sets no limit, if a response may outgrow its context.
+    pub unasked_tokens_max: u32,
+}
+
+impl ContextEnd {
+    /// Returns how many more tokens a sequence may have once `n_held` are in its context.
+    fn room(self, sequence: &Sequence, n_held: u32) -> u32 {
+        match (self.at_end, sequence.submission.generation.max_tokens) {
+            (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(n_held),
+            (AtContextEnd::Shift, Some(_)) => u32::MAX,
+            // Nothing else ends a response that neither the client nor the model ends.
+            (AtContextEnd::Shift, None) => self.unasked_tokens_max.saturating_sub(sequence.n_generated + 1),
+        }
+    }
+}
+
+impl<'m> Generator<'m> {
+    pub(crate) fn new(
+        model: &'m LlamaModel,
+        context: ContextEnd,
+        speculation: Option<Speculation>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self { model, context, speculation, counters }
+    }
+
+    /// Returns whether sequences with `n_held` tokens move their tokens to go on.
+    pub(crate) fn shifts(&self, n_held: u32) -> bool {
+        self.context.at_end == AtContextEnd::Shift && n_held >= self.context.context_tokens
+    }
+
+    /// Chooses a sequence's next token by its logits; [`Self::send_chosen`] sends it.
+    ///
+    /// Errors: `Sampler`.
+    pub(crate) fn choose(&self, sequence: &mut Sequence, logits: &[f32]) -> Result<(), EngineError> {
+        let sampled = sequence.sampler.choose(self.model, logits)?;
+        let mut chosen = look_up(self.model, sampled, &sequence.submission.generation.spelled);
+        let wish = sequence.submission.generation.probabilities.filter(|_| !chosen.ends_generation);
+        chosen.probabilities = wish.map(|wish| sequence.sampler.probabilities(wish, logits, chosen.token));
+        sequence.untold = Some(chosen);
+        Ok(())
+    }
+
+    /// Sends a sequence's chosen token, if there is one; returns the reason if the response ends with it.
+    pub(crate) fn send_chosen(&self, sequence: &mut Sequence, n_held: u32) -> Option<FinishReason> {
+        let chosen = sequence.untold.take()?;
+        self.counters.generated_tokens.fetch_add(1, Relaxed);
+        let room_tokens = self.context.room(sequence, n_held);
+        sequence.take(chosen, room_tokens)
+    }
+
+    /// Sends what a response so far gave; returns the reason if it ends there.
+    pub(crate) fn replay(&self, sequence: &mut Sequence, past: Vec<Chosen>) -> Option<FinishReason> {
+        let n_prompt = sequence.submission.prompt.len() - past.len();
+        (n_prompt..).zip(past).find_map(|(n_held, sampled)| {
+            let room_tokens = self.context.room(sequence, u32::try_from(n_held).unwrap_or(u32::MAX));
+            sequence.replay(sampled, room_tokens)
+        })
+    }
+}
+
+/// Returns a token with its properties; `spelled` has the control tokens that are text.
+pub(crate) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> Chosen {
+    let SampledToken { token, n_draws } = sampled;
+    let vocab = model.vocab();
+    let llama_token = LlamaToken(i32::try_from(token).expect("llama.cpp's tokens are i32"));
+    Chosen {
+        token,
+        piece: vocab.token_to_piece(llama_token, spelled.binary_search(&token).is_ok(), None),
+        ends_generation: vocab.is_eog(llama_token),
+        probabilities: None,
+        n_draws,
+    }
+}

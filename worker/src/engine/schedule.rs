@@ -1,3 +1,106 @@
-//! Scheduling: which sequences the next batch computes.
+//! Scheduling: which sequences run, and which of their tokens the next batch computes.
+//!
+//! [`Scheduler`] owns the queue, the running sequences and the batch in progress. It decides from what the slots hold,
+//! and changes nothing there.
+//!
+//! Not here: the state of slots (`kv`), the choice of tokens (`output`), computing a batch (`step`).
 
 pub(crate) mod batch;
+pub(crate) mod queue;
+pub(crate) mod running;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use warmpath_common::lora::Applied;
+use warmpath_common::summary::Load;
+use warmpath_worker_core::batch_plan::Room;
+use warmpath_worker_core::decode_groups::Runs;
+use warmpath_worker_core::rates::Averages;
+use warmpath_worker_core::slot_table::SlotTable;
+
+use super::api::Started;
+use super::handle::Admission;
+use super::publish::counters::Counters;
+use super::sequence::Sequence;
+use batch::Planned;
+use queue::Waiting;
+use running::Running;
+
+/// Queue, running sequences and the batch in progress.
+pub(crate) struct Scheduler {
+    /// Submissions without a slot, in the order of arrival.
+    pub(crate) queue: VecDeque<Waiting>,
+    pub(crate) running: Running,
+    pub(crate) averages: Averages,
+    limits: Limits,
+    planned: Planned,
+    /// Adapter, or none, of the last batch's sequences; `None` before the first batch.
+    last_adapter: Option<Option<Applied>>,
+    n_started: u64,
+    counters: Arc<Counters>,
+}
+
+/// Limits of batches.
+pub(crate) struct Limits {
+    pub room: Room,
+    /// Groups of a batch that are computed together; `None` if slots share their cells, because then all are.
+    pub runs: Option<Runs>,
+    /// Most prompt tokens in one step whose logits are all wanted.
+    pub listed_tokens_max: usize,
+    /// Longest wait of an idle engine for requests on their way.
+    pub gather_max: Duration,
+}
+
+impl Scheduler {
+    /// Returns a scheduler of `n_slots` slots without a request.
+    pub(crate) fn new(n_slots: u16, limits: Limits, counters: Arc<Counters>) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            running: Running::new(n_slots),
+            averages: Averages::default(),
+            limits,
+            planned: Planned::default(),
+            last_adapter: None,
+            n_started: 0,
+            counters,
+        }
+    }
+
+    /// Returns how long to wait for requests on their way: no longer than the step that it saves them.
+    pub(crate) fn gather_max(&self) -> Duration {
+        let gather_max = self.limits.gather_max;
+        let step_ms = self.averages.rates().decode_step_ms.map(f64::from);
+        step_ms.map_or(gather_max, |step_ms| gather_max.min(Duration::from_secs_f64(step_ms.max(0.0) / 1e3)))
+    }
+
+    /// Runs a submission in its slot; `checkpoints` are the numbers of prompt tokens after which the partial state is
+    /// kept.
+    pub(crate) fn start(&mut self, admission: Admission, started: Started, checkpoints: Vec<u32>) -> &mut Sequence {
+        let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
+        self.counters.admit(u64::from(n_prompt), started.cached);
+        self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
+        self.n_started += 1;
+        let sequence = Sequence::start(admission, started, self.n_started).with_checkpoints(checkpoints);
+        self.running.put(started.slot, sequence)
+    }
+
+    /// Returns the load for routers.
+    pub(crate) fn load(&self, table: &SlotTable) -> Load {
+        let left = |(slot, sequence): (_, &Sequence)| u64::from(sequence.n_prompt_left(table.n_held(slot)));
+        let n_running = self.running.iter().count();
+        let prefills: Vec<u64> = self.running.iter().map(left).filter(|n_left| *n_left > 0).collect();
+        Load {
+            queued_prefill_tokens: self.queue.iter().map(|waiting| u64::from(waiting.n_uncached)).sum(),
+            running_prefill_tokens: prefills.iter().sum(),
+            n_queued: u32::try_from(self.queue.len()).unwrap_or(u32::MAX),
+            n_decoding: u32::try_from(n_running - prefills.len()).unwrap_or(u32::MAX),
+            busy_slots: self.running.slots(),
+            free_cells: table.free_cells(),
+            // The publisher knows.
+            draining: false,
+            rates: self.averages.rates(),
+        }
+    }
+}

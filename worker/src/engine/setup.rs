@@ -1,6 +1,6 @@
-//! Set-up of the caches: the codec's check, the store and its folder, the initial costs of moving state.
+//! Set-up of the engine's parts: their limits and initial costs, the codec's check, the store and its folder.
 //!
-//! Not here: their use (`admit`, `keep`), loading the model (`llama`).
+//! Not here: their use (`step`), loading the model (`llama`).
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -8,19 +8,25 @@ use std::sync::mpsc;
 use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::batch_plan::Passes;
+use warmpath_worker_core::batch_plan::{Passes, Room};
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
 use warmpath_worker_core::decode_groups::Runs;
 use warmpath_worker_core::drafting::step_costs::{Curve, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
+use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
 use super::handle::View;
+use super::kv::receiving::Transfers;
 use super::kv::store::{Cache, Codec, Disk};
+use super::kv::{self, KvState};
 use super::llama::Llama;
 use super::output::speculation::Speculation;
+use super::output::{ContextEnd, Generator};
+use super::publish::counters::Counters;
+use super::schedule::{self, Scheduler};
 use super::self_test;
 use crate::store::{DiskStore, Identity};
 
@@ -59,7 +65,60 @@ const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 
 /// The same with a GPU, where the weights are read once for all tokens. Source: own choice.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
-/// Returns the store of this engine, with the files of an earlier process.
+/// Returns the scheduler of this engine.
+pub(super) fn scheduler(
+    llama: &Llama<'_>,
+    (config, facts): (&EngineConfig, &EngineFacts),
+    counters: &Arc<Counters>,
+) -> Scheduler {
+    let (batch_tokens, ubatch_tokens) = llama.batch_limits();
+    let limits = schedule::Limits {
+        room: Room { batch_tokens, ubatch_tokens, passes: passes(facts) },
+        runs: (!facts.kv_unified).then(|| runs(facts)),
+        listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
+        gather_max: config.gather_max,
+    };
+    Scheduler::new(facts.n_slots, limits, Arc::clone(counters))
+}
+
+/// Returns the chooser of tokens of this engine.
+pub(super) fn generator<'m>(
+    model: &'m LlamaModel,
+    (config, facts): (&EngineConfig, &EngineFacts),
+    counters: &Arc<Counters>,
+) -> Generator<'m> {
+    let context = ContextEnd {
+        context_tokens: facts.context_tokens,
+        at_end: config.shifts.at_context_end,
+        unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
+    };
+    Generator::new(model, context, speculation(config, facts), Arc::clone(counters))
+}
+
+/// Returns the KV state of this engine: empty slots beside the store.
+pub(super) fn kv<'m>(
+    (llama, cache): (Llama<'m>, Cache),
+    (config, facts): (&EngineConfig, &EngineFacts),
+    counters: &Arc<Counters>,
+) -> KvState<'m> {
+    let table = SlotTable::new(Shape {
+        n_slots: facts.n_slots,
+        context_tokens: facts.context_tokens,
+        block_size_tokens: facts.block_size_tokens,
+        memory: facts.memory,
+        hasher: config.block_hasher,
+    });
+    let rules = kv::Rules {
+        prefix_cache: config.prefix_cache,
+        checkpoints: checkpoint_rule(config, (&cache, facts.memory)),
+        shifts: config.shifts,
+        prefix_tokens_max: prefix_tokens_max(config, facts),
+        idle_cell_ms: idle_cell_ms(facts),
+    };
+    KvState::new((llama, table), (cache, Transfers::new(facts.exchange)), rules, Arc::clone(counters))
+}
+
+/// Returns the store of this engine, with the files of an earlier process, and the identity of its state.
 ///
 /// Errors: `Store` if the folder cannot be used.
 pub(super) fn cache(
@@ -67,7 +126,7 @@ pub(super) fn cache(
     llama: &mut Llama<'_>,
     (config, facts): (&EngineConfig, &EngineFacts),
     view: &Arc<View>,
-) -> Result<Cache, StartError> {
+) -> Result<(Cache, Identity), StartError> {
     let codec = match config.prefix_cache {
         PrefixCache::Enabled => codec(model, llama, (config, facts)),
         PrefixCache::Disabled => None,
@@ -88,10 +147,12 @@ pub(super) fn cache(
         CostSource::Measured | CostSource::Assumed => costs_at_first(codec.as_ref().filter(|_| ram_bytes > 0), facts),
     };
     let mut cache = Cache::new(limits, codec, (costs, config.costs));
+    let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
+    let identity = Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens);
     if let Some(disk) = disk {
-        open_disk(&mut cache, (disk, ram_bytes), facts, view)?;
+        open_disk(&mut cache, (disk, ram_bytes), identity, view)?;
     }
-    Ok(cache)
+    Ok((cache, identity))
 }
 
 /// Returns the most blocks of a chunk: fewer if the memory is so small that it would hold few chunks, or not even one.
@@ -114,7 +175,7 @@ pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(
 }
 
 /// Returns where partial state is kept.
-pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointPolicy {
+fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointPolicy {
     let is_needed = !memory.stored_state_rewinds() && cache.stores();
     CheckpointPolicy {
         stride_tokens: config.checkpoint_stride_tokens,
@@ -125,27 +186,32 @@ pub(super) fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, M
 
 /// Returns the most tokens that idle slots keep: half of a shared buffer's cells. If every slot has its own cells, no
 /// other slot could use them, and there is no limit.
-pub(super) fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
+fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
     config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
 }
 
+/// Returns whether sequences are computed together or one after the other.
+fn passes(facts: &EngineFacts) -> Passes {
+    if facts.kv_unified { Passes::Together } else { Passes::Apart }
+}
+
 /// Returns the groups in which single tokens are computed; all together unless a self-test has measured it on a quiet
 /// machine.
-pub(super) fn runs(facts: &EngineFacts) -> Runs {
+fn runs(facts: &EngineFacts) -> Runs {
     let report = facts.self_test.as_ref().filter(|report| report.is_calm());
     let chosen = report.and_then(|report| report.chosen());
     Runs::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
 /// Returns the time that an idle cell adds to a step: zero if every slot has its own cells.
-pub(super) fn idle_cell_ms(facts: &EngineFacts) -> f64 {
+fn idle_cell_ms(facts: &EngineFacts) -> f64 {
     let measured = facts.self_test.as_ref().and_then(|found| found.costs).filter(|_| facts.kv_unified);
     measured.map_or(0.0, |costs| costs.idle_cell_ms)
 }
 
 /// Returns the state of speculative decoding; `None` if nothing is drafted.
-pub(super) fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation> {
+fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation> {
     if !facts.drafts {
         if config.speculation.is_some() {
             warn!("answers are not drafted: the memory of this model cannot be rewound");
@@ -163,8 +229,7 @@ pub(super) fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<
         (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
-    let passes = if facts.kv_unified { Passes::Together } else { Passes::Apart };
-    Some(Speculation::new(StepCosts { tokens, streams, passes }, facts))
+    Some(Speculation::new(StepCosts { tokens, streams, passes: passes(facts) }, facts))
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {
@@ -204,25 +269,18 @@ fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
     }
 }
 
-/// Returns the identity of stored state.
-fn identity(cache: &Cache, facts: &EngineFacts) -> Identity {
-    let layout = format!("{} {:?}", facts.kv_fingerprint, cache.layout());
-    Identity::new(facts.model_fingerprint, &layout, facts.block_size_tokens)
-}
-
 /// Returns the state that other workers can use.
-pub(super) fn exchange(cache: &Cache, facts: &EngineFacts) -> Option<Exchange> {
+pub(super) fn exchange(cache: &Cache, identity: Identity, facts: &EngineFacts) -> Option<Exchange> {
     let is_usable = facts.memory.stored_state_rewinds() && cache.stores();
-    is_usable.then(|| Exchange { identity: identity(cache, facts), token_bytes: cache.token_bytes() })
+    is_usable.then(|| Exchange { identity, token_bytes: cache.token_bytes() })
 }
 
 fn open_disk(
     cache: &mut Cache,
     (disk, queued_bytes_max): (&DiskConfig, u64),
-    facts: &EngineFacts,
+    identity: Identity,
     view: &Arc<View>,
 ) -> Result<(), StartError> {
-    let identity = identity(cache, facts);
     let (sender, events) = mpsc::channel();
     let view = Arc::clone(view);
     let opened = DiskStore::open(&disk.dir, identity, queued_bytes_max, move |event| {

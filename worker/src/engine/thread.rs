@@ -4,7 +4,6 @@
 //! nothing runs and there is nothing to report; otherwise it reads its commands between two steps. Not here: a step
 //! (`step`).
 
-use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,11 +13,8 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::batch_plan::{Passes, Room};
-use warmpath_worker_core::rates::Averages;
-use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
-use super::admin::{Asked, INQUIRIES_MAX, PinNames};
+use super::admin::{Asked, INQUIRIES_MAX};
 use super::api::{EngineError, EngineUpdate, Event};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
@@ -27,12 +23,12 @@ use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::output::constraint::KnownGrammars;
+use super::publish::Publisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::Report;
-use super::schedule::batch::Planned;
 use super::self_test;
 use super::setup;
-use super::step::{Owner, Scheduler};
+use super::step::EngineState;
 
 /// Stack of the thread. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server
 /// decodes.
@@ -124,15 +120,15 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Ok(loaded) => loaded,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let (mut stepper, facts) = match prepare((&model, adapters), config, &inside) {
+    let (mut engine, facts) = match prepare((&model, adapters), config, &inside) {
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
     // A caller that learns that the engine is ready may read its slots.
-    stepper.tell();
+    engine.publish();
     if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
         let commands = &inside.commands;
-        Loop { stepper, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
+        Loop { engine, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
@@ -140,7 +136,7 @@ fn prepare<'m>(
     (model, (adapters, infos)): (&'m LlamaModel, (Adapters, Vec<AdapterInfo>)),
     config: &EngineConfig,
     inside: &Inside,
-) -> Result<(Scheduler<'m>, EngineFacts), StartError> {
+) -> Result<(EngineState<'m>, EngineFacts), StartError> {
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
@@ -153,63 +149,21 @@ fn prepare<'m>(
     let probed = Probed { memory, model_fingerprint, rope_factors, adapters: infos, self_test };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
-    let cache = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
-    facts.exchange = setup::exchange(&cache, &facts);
-    let (batch_tokens, ubatch_tokens) = llama.batch_limits();
-    let n_slots = usize::from(config.n_slots);
-    let checkpoints = setup::checkpoint_rule(config, (&cache, memory));
-    let stepper = Scheduler {
-        model,
-        llama,
-        table: SlotTable::new(Shape {
-            n_slots: config.n_slots,
-            context_tokens: facts.context_tokens,
-            block_size_tokens: config.block_size_tokens,
-            memory,
-            hasher: config.block_hasher,
-        }),
-        room: Room {
-            batch_tokens,
-            ubatch_tokens,
-            passes: if facts.kv_unified { Passes::Together } else { Passes::Apart },
-        },
-        runs: (!facts.kv_unified).then(|| setup::runs(&facts)),
-        context_tokens: facts.context_tokens,
-        prefix_cache: config.prefix_cache,
-        shifts: config.shifts,
-        unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
-        report: Report::new(inside.updates.clone()),
-        view: Arc::clone(&inside.view),
-        waiting: VecDeque::new(),
-        running: (0..config.n_slots).map(|_| None).collect(),
-        averages: Averages::default(),
-        n_started: 0,
-        gather_max: config.gather_max,
-        listed_logits_max: config.listed_logits_max,
-        cache,
-        checkpoints,
-        unsaved: BTreeSet::new(),
-        owners: vec![Owner::nobody(); n_slots],
-        prefix_tokens_max: setup::prefix_tokens_max(config, &facts),
-        idle_cell_ms: setup::idle_cell_ms(&facts),
-        idle_ms: vec![0.0; n_slots],
-        pins: PinNames::default(),
-        adapters,
-        last_adapter: None,
-        planned: Planned::default(),
-        speculation: setup::speculation(config, &facts),
-        exports: Vec::new(),
-        sends: Vec::new(),
-        exchange: facts.exchange,
-        receiving: Vec::new(),
-        n_transfers: 0,
+    let (cache, identity) = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
+    facts.exchange = setup::exchange(&cache, identity, &facts);
+    let counters = &inside.view.counters;
+    let engine = EngineState {
+        schedule: setup::scheduler(&llama, (config, &facts), counters),
+        generator: setup::generator(model, (config, &facts), counters),
+        kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
+        publisher: Publisher { report: Report::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
     };
-    Ok((stepper, facts))
+    Ok((engine, facts))
 }
 
 /// The thread's loop.
 struct Loop<'a, 'm> {
-    stepper: Scheduler<'m>,
+    engine: EngineState<'m>,
     commands: &'a Receiver<Command>,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
@@ -226,25 +180,25 @@ impl Loop<'_, '_> {
                 break;
             }
             self.answer_deferred();
-            self.stepper.step();
+            self.engine.step();
         }
-        self.stepper.refuse_waiting(&EngineError::Draining);
-        self.stepper.fail_running(&EngineError::Draining);
-        self.stepper.step();
-        self.stepper.leave(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
+        self.engine.refuse_waiting(&EngineError::Draining);
+        self.engine.fail_running(&EngineError::Draining);
+        self.engine.step();
+        self.engine.kv.leave(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }
 
     /// Takes every waiting command, waits for one if nothing runs, and returns whether to continue.
     fn take_commands(&mut self) -> bool {
-        if self.stepper.only_waits_for_disk() {
-            self.stepper.cache.wait_for_disk(DISK_LOOK);
+        if self.engine.only_waits_for_disk() {
+            self.engine.kv.cache.wait_for_disk(DISK_LOOK);
         }
-        if let Some(left) = self.stepper.only_held_for()
+        if let Some(left) = self.engine.only_held_for()
             && let Ok(command) = self.commands.recv_timeout(left)
         {
             self.obey(command);
         }
-        if self.stepper.only_waits_for_readers() {
+        if self.engine.only_waits_for_readers() {
             match self.commands.recv_timeout(READER_LOOK) {
                 Ok(command) => self.obey(command),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -252,7 +206,7 @@ impl Loop<'_, '_> {
             }
         }
         // Inquiries that waited for a slot are answered at once when nothing runs any more.
-        if self.stepper.is_idle() && self.deferred.is_empty() {
+        if self.engine.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() {
                 return false;
             }
@@ -270,7 +224,7 @@ impl Loop<'_, '_> {
                 Ok(command) => self.obey(command),
                 Err(TryRecvError::Empty) => return true,
                 // No further request can come; running ones are finished all the same.
-                Err(TryRecvError::Disconnected) => return !self.stepper.is_idle(),
+                Err(TryRecvError::Disconnected) => return !self.engine.is_idle(),
             }
         }
     }
@@ -278,15 +232,15 @@ impl Loop<'_, '_> {
     /// Sleeps until there is a command, or something to report or to export; the latter is done before it returns.
     fn wait(&mut self) -> Result<Option<Command>, NoHandles> {
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
-        let unasked = self.stepper.unasked_due_in(idle_since);
-        let due = self.stepper.report.due_in(Instant::now()).into_iter().chain(unasked).min();
+        let unasked = self.engine.kv.unasked_due_in(idle_since);
+        let due = self.engine.publisher.report.due_in(Instant::now()).into_iter().chain(unasked).min();
         let Some(due) = due else { return self.commands.recv().map(Some).map_err(|_| NoHandles) };
         match self.commands.recv_timeout(due) {
             Ok(command) => Ok(Some(command)),
             Err(RecvTimeoutError::Disconnected) => Err(NoHandles),
             Err(RecvTimeoutError::Timeout) => {
                 if unasked.is_some_and(|unasked| unasked <= due) {
-                    self.stepper.work_unasked();
+                    self.engine.kv.work_unasked();
                 }
                 Ok(None)
             }
@@ -297,8 +251,8 @@ impl Loop<'_, '_> {
     ///
     /// Otherwise the first of several that come together runs a step alone, and the others wait for that step.
     fn gather(&mut self) {
-        let deadline = Instant::now() + self.stepper.gather_max();
-        while self.stepper.view.n_coming.load(Ordering::Acquire) > 0 {
+        let deadline = Instant::now() + self.engine.schedule.gather_max();
+        while self.engine.publisher.view.n_coming.load(Ordering::Acquire) > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -317,12 +271,12 @@ impl Loop<'_, '_> {
         if self.deferred.is_empty() {
             return;
         }
-        let busy = self.stepper.busy_slots();
+        let busy = self.engine.schedule.running.slots();
         for asked in std::mem::take(&mut self.deferred) {
             match asked.wants_idle() {
                 _ if asked.is_abandoned() => {}
                 Some(slot) if busy.contains(&slot) => self.deferred.push(asked),
-                _ => self.stepper.answer(asked),
+                _ => self.engine.answer(asked),
             }
         }
     }
@@ -336,14 +290,14 @@ impl Loop<'_, '_> {
             Command::Submit(admission) if self.deadline.is_some() => {
                 admission.submission.events.send(Event::Failed(EngineError::Draining));
             }
-            Command::Submit(admission) => self.stepper.enqueue(*admission),
+            Command::Submit(admission) => self.engine.enqueue(*admission),
             Command::Inquire(asked) => self.deferred.push(*asked),
-            Command::Send(sending) => self.stepper.sends.push(*sending),
+            Command::Send(sending) => self.engine.kv.send(*sending),
             Command::Wake => {}
             Command::Drain { deadline } => {
-                self.stepper.view.draining.store(true, Ordering::Release);
+                self.engine.publisher.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
-                self.stepper.refuse_waiting(&EngineError::Draining);
+                self.engine.refuse_waiting(&EngineError::Draining);
             }
         }
     }

@@ -7,6 +7,7 @@
 //!
 //! Not here: the connection and the verification (`crate::kv_transfer`), state for others (`sending`).
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,9 +20,11 @@ use warmpath_worker_core::slot_plan::Reuse;
 use warmpath_worker_core::tenants::Tenant;
 use warmpath_worker_core::transfer_plan::{self, Offer, Own};
 
+use super::KvState;
 use super::store::Kept;
+use crate::engine::facts::Exchange;
 use crate::engine::handle::{Admission, Command, EngineHandle};
-use crate::engine::step::Scheduler;
+use crate::engine::schedule::queue::Waiting;
 use crate::store::exchange::{Received, WantedRun};
 
 /// Longest wait of a request for another worker, however slow this one computes.
@@ -113,7 +116,7 @@ pub struct Fetched {
 pub(crate) struct TransferId(u64);
 
 /// A transfer that requests wait for.
-pub(crate) struct Receiving {
+struct Receiving {
     id: TransferId,
     inbox: Arc<Inbox>,
     root: BlockHash,
@@ -124,9 +127,25 @@ pub(crate) struct Receiving {
     held: Vec<ChunkId>,
     n_bytes: u64,
     ordered: Instant,
-    pub(crate) deadline: Instant,
+    deadline: Instant,
     tenant: Tenant,
     priority: i32,
+}
+
+/// Transfers from other workers.
+pub(crate) struct Transfers {
+    /// State that can be exchanged with other workers.
+    exchange: Option<Exchange>,
+    /// Transfers that requests wait for.
+    receiving: Vec<Receiving>,
+    n_ordered: u64,
+}
+
+impl Transfers {
+    /// Returns no transfers of state that can be exchanged, if there is such state.
+    pub(crate) fn new(exchange: Option<Exchange>) -> Self {
+        Self { exchange, receiving: Vec::new(), n_ordered: 0 }
+    }
 }
 
 impl Drop for Receiving {
@@ -144,7 +163,7 @@ impl EngineHandle {
     }
 }
 
-impl Scheduler<'_> {
+impl KvState<'_> {
     /// Returns the transfer that a new request waits for, and the number of prompt tokens that it will have then.
     ///
     /// It is one in progress that brings the request at least a block, or one that is ordered now.
@@ -159,17 +178,18 @@ impl Scheduler<'_> {
             let n_common = receiving.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
             (receiving.id, (n_common * block_size).min(n_last) as u32)
         };
-        let found = self.receiving.iter().map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
+        let found =
+            self.transfers.receiving.iter().map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
         if found.is_some() {
             return found;
         }
         self.order(admission, offer?, n_usable)?;
-        self.receiving.last().map(reach)
+        self.transfers.receiving.last().map(reach)
     }
 
     /// Orders the blocks that are faster to fetch than to compute, if there are any, as the last transfer.
     fn order(&mut self, admission: &Admission, offer: PeerOffer, n_usable: u32) -> Option<()> {
-        let exchange = self.exchange?;
+        let exchange = self.transfers.exchange?;
         let submission = &admission.submission;
         let prefix = Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt };
         let found = self.cache.index().find(&prefix);
@@ -205,9 +225,9 @@ impl Scheduler<'_> {
         offer.order.send(order).ok()?;
         let held: Vec<ChunkId> = found.first(start).map(|(chunk, _)| chunk).collect();
         held.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
-        self.n_transfers += 1;
-        self.receiving.push(Receiving {
-            id: TransferId(self.n_transfers),
+        self.transfers.n_ordered += 1;
+        self.transfers.receiving.push(Receiving {
+            id: TransferId(self.transfers.n_ordered),
             inbox,
             root: submission.chain_root,
             chain: admission.chain[..end].to_vec(),
@@ -223,18 +243,18 @@ impl Scheduler<'_> {
     }
 
     /// Stores what has arrived, and lets the requests go on whose transfer has ended or is late.
-    pub(crate) fn take_received(&mut self) {
-        for mut receiving in std::mem::take(&mut self.receiving) {
-            let is_awaited = self.waiting.iter().any(|waiting| waiting.transfer == Some(receiving.id));
+    pub(crate) fn take_received(&mut self, queue: &mut VecDeque<Waiting>) {
+        for mut receiving in std::mem::take(&mut self.transfers.receiving) {
+            let is_awaited = queue.iter().any(|waiting| waiting.transfer == Some(receiving.id));
             let (received, took) = receiving.inbox.take();
             for received in received.into_iter().filter(|_| is_awaited) {
                 self.store_received(&mut receiving, received);
             }
             if is_awaited && took.is_none() && Instant::now() < receiving.deadline {
-                self.receiving.push(receiving);
+                self.transfers.receiving.push(receiving);
                 continue;
             }
-            self.end_transfer(&receiving, took);
+            self.end_transfer(&receiving, took, queue);
         }
     }
 
@@ -247,10 +267,10 @@ impl Scheduler<'_> {
     }
 
     /// Lets the requests go on that wait for a transfer; what it has brought stays in place until they start.
-    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>) {
+    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>, queue: &mut VecDeque<Waiting>) {
         let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
         let mut fetched = Some(Fetched { n_bytes: receiving.n_bytes, took });
-        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.transfer == Some(receiving.id)) {
+        for waiting in queue.iter_mut().filter(|waiting| waiting.transfer == Some(receiving.id)) {
             waiting.transfer = None;
             // The first one in the queue reports it.
             waiting.fetched = fetched.take();
@@ -264,6 +284,10 @@ impl Scheduler<'_> {
 
     /// Returns the time until which a request waits for another worker at most; `None` if it does not.
     pub(crate) fn transfer_deadline(&self, transfer: Option<TransferId>) -> Option<Instant> {
-        self.receiving.iter().find(|receiving| Some(receiving.id) == transfer).map(|receiving| receiving.deadline)
+        self.transfers
+            .receiving
+            .iter()
+            .find(|receiving| Some(receiving.id) == transfer)
+            .map(|receiving| receiving.deadline)
     }
 }

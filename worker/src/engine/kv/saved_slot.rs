@@ -16,8 +16,8 @@ use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 
 use super::store::Kept;
+use super::{KvState, Owner};
 use crate::engine::admin::{CacheError, Reply};
-use crate::engine::step::{Owner, Scheduler};
 
 /// Most checkpoints exported with a slot's state.
 ///
@@ -64,7 +64,7 @@ impl Export {
     }
 }
 
-impl Scheduler<'_> {
+impl KvState<'_> {
     /// Takes a slot's state and sends it once all of it is in memory.
     pub(crate) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
         match self.export_slot(slot) {
@@ -79,12 +79,12 @@ impl Scheduler<'_> {
     }
 
     /// Returns whether a slot's state waits for the disk.
-    pub(crate) fn is_export_reading(&self) -> bool {
+    pub(super) fn is_export_reading(&self) -> bool {
         self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
     }
 
     /// Sends the complete exports; a checkpoint that could not be read is left out.
-    pub(crate) fn finish_exports(&mut self) {
+    pub(super) fn finish_exports(&mut self) {
         let cache = &self.cache;
         let is_complete = |export: &mut Export| !cache.is_reading(&export.chunks());
         let complete: Vec<Export> = self.exports.extract_if(.., is_complete).collect();
@@ -136,11 +136,12 @@ impl Scheduler<'_> {
     pub(crate) fn import_slot(&mut self, slot: SlotId, saved: &SlotState) -> Result<u32, CacheError> {
         let unfit = |reason: String| CacheError::Unfit { slot, reason };
         let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
-        if n_tokens == 0 || n_tokens > self.context_tokens || saved.n_exact > saved.tokens.len() {
-            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {}", self.context_tokens)));
+        let context_tokens = self.table.context_tokens();
+        if n_tokens == 0 || n_tokens > context_tokens || saved.n_exact > saved.tokens.len() {
+            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {context_tokens}")));
         }
         self.save(slot);
-        self.erase_slot(slot);
+        self.clear_slot(slot);
         self.llama.import(slot, &saved.state, n_tokens).map_err(|error| unfit(error.to_string()))?;
         let (last, before) = saved.tokens.split_last().expect("there is at least one token");
         self.table.acquire(Acquire {

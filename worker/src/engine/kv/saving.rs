@@ -3,7 +3,7 @@
 //! The state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
 //! requires it, when the engine has been idle for long, when it slows running sequences, and before the worker ends.
 //!
-//! Not here: starting from it (`admit`), the store itself (`store`).
+//! Not here: starting from it (`restoring`), the store itself (`store`).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use warmpath_worker_core::chunk_index::Prefix;
 use warmpath_worker_core::slot_shares::SlotShares;
 
 use super::store::Kept;
-use crate::engine::step::{Owner, Scheduler};
+use super::{KvState, Owner};
 
 /// Idle time before the engine makes an export on its own, as a multiple of the export's time.
 ///
@@ -27,9 +27,9 @@ const IDLE_PER_EXPORT: f64 = 20.0;
 /// Shortest idle time before the engine exports anything on its own.
 const IDLE_MIN: Duration = Duration::from_millis(250);
 
-impl Scheduler<'_> {
+impl KvState<'_> {
     /// Exports the state of a slot and stores the part that is not stored yet.
-    pub(crate) fn save(&mut self, slot: SlotId) {
+    pub(super) fn save(&mut self, slot: SlotId) {
         self.unsaved.remove(&slot);
         self.save_blocks(slot, (usize::MAX, u32::MAX));
     }
@@ -38,7 +38,7 @@ impl Scheduler<'_> {
     /// but at least one chunk, and returns the number of tokens that were stored.
     ///
     /// If every slot has its own buffer, llama.cpp exports the whole sequence whatever is stored of it.
-    pub(crate) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
+    pub(super) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
         let held = self.table.slot(slot);
         let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
         if self.table.memory() == MemoryKind::Recurrent || !held.lends() {
@@ -74,23 +74,13 @@ impl Scheduler<'_> {
         // A prefix that was reused while it was in a slot counts as used in the store.
         let reused = self.cache.index().find(&prefix);
         self.cache.touch(&reused, self.table.take_reused(slot), tenant);
-        self.view.counters.saved(n_stored, began.elapsed());
+        self.counters.saved(n_stored, began.elapsed());
         self.cache.learn(|costs| costs.learn_export(n_exported, began.elapsed().as_secs_f64() * 1e3));
         n_stored
     }
 
-    /// Keeps the partial state of the slots whose sequences have reached a checkpoint.
-    pub(crate) fn keep_checkpoints(&mut self) {
-        for slot in self.busy_slots() {
-            let n_held = self.n_held(slot);
-            let sequence = self.running[usize::from(slot.0)].as_mut();
-            if sequence.is_some_and(|sequence| sequence.reaches_checkpoint(n_held)) {
-                self.keep_checkpoint(slot);
-            }
-        }
-    }
-
-    fn keep_checkpoint(&mut self, slot: SlotId) {
+    /// Keeps the partial state of a slot.
+    pub(crate) fn keep_checkpoint(&mut self, slot: SlotId) {
         let held = self.table.slot(slot);
         let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
         let chain = self.table.tree().chain_of(&root, tokens);
@@ -99,7 +89,7 @@ impl Scheduler<'_> {
                 let prefix = Prefix { root, chain: &chain, tokens };
                 let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
                 self.cache.store_checkpoint(partial.into(), &Kept { prefix, tenant, priority });
-                self.view.counters.checkpoints_made.fetch_add(1, Relaxed);
+                self.counters.checkpoints_made.fetch_add(1, Relaxed);
             }
             Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),
         }
@@ -132,7 +122,7 @@ impl Scheduler<'_> {
             return;
         }
         let n_idle: u64 = self.idle_slots().map(|(_, n_held)| n_held).sum();
-        if n_idle > self.prefix_tokens_max
+        if n_idle > self.rules.prefix_tokens_max
             && let Some(slot) = self.first_to_move_out()
         {
             self.move_out(slot);
@@ -140,7 +130,7 @@ impl Scheduler<'_> {
         }
         let idle: Vec<(SlotId, u64)> = self.idle_slots().collect();
         for (slot, n_held) in idle {
-            self.idle_ms[usize::from(slot.0)] += self.idle_cell_ms * n_held as f64;
+            self.idle_ms[usize::from(slot.0)] += self.rules.idle_cell_ms * n_held as f64;
             let export_ms = self.cache.costs().export_ms(usize::try_from(n_held).unwrap_or(usize::MAX));
             // An import takes no longer than an export.
             if export_ms.is_some_and(|export_ms| self.idle_ms[usize::from(slot.0)] > 2.0 * export_ms) {
@@ -150,10 +140,17 @@ impl Scheduler<'_> {
         }
     }
 
+    /// Moves the idle slot's state out of the buffer that was used longest ago; returns its slot, if there is one.
+    pub(crate) fn move_out_oldest(&mut self) -> Option<SlotId> {
+        let slot = self.idle_slots().map(|(slot, _)| slot).min_by_key(|slot| self.table.slot(*slot).last_used())?;
+        self.move_out(slot);
+        Some(slot)
+    }
+
     /// Returns the least recently used idle slot of those that no tenant keeps as its share of the idle cells.
     fn first_to_move_out(&self) -> Option<SlotId> {
         let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
-        let shares = SlotShares::new(self.prefix_tokens_max, idle);
+        let shares = SlotShares::new(self.rules.prefix_tokens_max, idle);
         let order = |slot: &SlotId| {
             let held = self.table.slot(*slot);
             (shares.keeps(held.tenant()), held.last_used())
@@ -166,12 +163,10 @@ impl Scheduler<'_> {
         idle.map(|(id, slot)| (id, slot.tokens().len() as u64))
     }
 
-    pub(crate) fn move_out(&mut self, slot: SlotId) {
+    fn move_out(&mut self, slot: SlotId) {
         self.save(slot);
-        self.llama.clear(slot);
-        self.table.forget(slot);
-        self.idle_ms[usize::from(slot.0)] = 0.0;
-        self.view.counters.moved_out.fetch_add(1, Relaxed);
+        self.clear_slot(slot);
+        self.counters.moved_out.fetch_add(1, Relaxed);
     }
 
     /// Stores the state of the slots and waits until it is on disk, at most until `deadline`.

@@ -14,9 +14,9 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::chunk_index::{ChunkId, Part};
 
+use super::KvState;
 use crate::engine::api::EngineError;
 use crate::engine::handle::{Command, EngineHandle, Place};
-use crate::engine::step::Scheduler;
 use crate::store::exchange::SentPart;
 
 /// Most runs that are sent at a time, those that are being looked up included.
@@ -87,14 +87,19 @@ impl EngineHandle {
     }
 }
 
-impl Scheduler<'_> {
+impl KvState<'_> {
+    /// Looks a run up for another worker, from the next step on.
+    pub(crate) fn send(&mut self, sending: Sending) {
+        self.sends.push(sending);
+    }
+
     /// Returns whether a run waits for the disk.
-    pub(crate) fn is_send_reading(&self) -> bool {
+    pub(super) fn is_send_reading(&self) -> bool {
         self.sends.iter().any(|sending| self.cache.is_reading(&sending.chunks()))
     }
 
     /// Looks the runs up, stores a part of what only slots hold, and answers the callers whose runs are in memory.
-    pub(crate) fn advance_sends(&mut self) {
+    pub(super) fn advance_sends(&mut self) {
         let mut export = Export::Allowed;
         for mut sending in std::mem::take(&mut self.sends) {
             let is_wanted = !sending.reply.is_closed();

@@ -26,6 +26,7 @@ pub struct AdapterFile {
 }
 
 /// Loaded adapters, and the one that the context applies.
+#[derive(Default)]
 pub(crate) struct Adapters {
     loaded: Vec<LlamaLoraAdapter>,
     applied: Option<Applied>,

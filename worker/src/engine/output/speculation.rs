@@ -10,19 +10,22 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use tracing::warn;
-use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::batch_plan::Share;
 use warmpath_worker_core::drafting::lengths::{self, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
 use warmpath_worker_core::drafting::{DraftLimits, Drafter, ForcedDrafts};
+use warmpath_worker_core::slot_table::{Slot, SlotTable};
+use warmpath_worker_core::tenants::TenantId;
 
-use crate::engine::api::Submission;
+use super::Generator;
+use crate::engine::api::{EngineError, FinishReason, Submission};
 use crate::engine::facts::EngineFacts;
-use crate::engine::sequence::Purpose;
-use crate::engine::step::Scheduler;
+use crate::engine::kv::KvState;
+use crate::engine::schedule::running::Running;
+use crate::engine::sequence::Sequence;
 
 /// Most tokens of earlier answers that are searched. Source: own choice: some 15 MB.
 const MEMORY_TOKENS_MAX: usize = 1 << 18;
@@ -75,6 +78,23 @@ impl Speculation {
     }
 }
 
+/// Outcome of a draft.
+pub(crate) struct Verified {
+    /// Number of tokens that were chosen.
+    pub(crate) n_chosen: u32,
+    pub(crate) end: DraftEnd,
+}
+
+/// Reason why no more tokens of a draft are chosen.
+pub(crate) enum DraftEnd {
+    /// The last token differs from the draft, or none was drafted there.
+    Rejected,
+    /// The response is complete.
+    Finished(FinishReason),
+    /// No token could be chosen.
+    Failed(EngineError),
+}
+
 /// Returns the lengths of whole drafts, as far as a step has room for them.
 fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<usize> {
     let mut left = room.tokens_max.saturating_sub(room.n_streams) as usize;
@@ -86,22 +106,26 @@ fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<usize> {
     possible.iter().take(room.drafts_max as usize).map(whole).collect()
 }
 
-impl Scheduler<'_> {
-    /// Adds drafts to the shares of a batch in which all sequences decode.
-    pub(crate) fn draft(&mut self, mut shares: Vec<Share>) -> Vec<Share> {
+impl Generator<'_> {
+    /// Adds drafts to the shares of a batch in which all sequences decode; a step computes at most `tokens_max` tokens.
+    pub(crate) fn draft(
+        &mut self,
+        mut shares: Vec<Share>,
+        running: &mut Running,
+        (table, tokens_max): (&SlotTable, u32),
+    ) -> Vec<Share> {
         let Some(speculation) = &mut self.speculation else { return shares };
         let room = StepRoom {
             n_streams: u32::try_from(shares.len()).unwrap_or(u32::MAX),
-            tokens_max: self.room.ubatch_tokens,
+            tokens_max,
             drafts_max: speculation.drafts_max,
         };
         let mut possible = Vec::new();
         let mut is_forced = false;
-        for (slot, sequence) in (0..).map(SlotId).zip(&mut self.running) {
+        for (slot, sequence) in running.iter_mut() {
             let Some(share) = shares.iter().position(|share| share.slot == slot) else { continue };
-            let Some(sequence) = sequence else { continue };
-            let held = self.table.slot(slot);
-            let n_context = (self.context_tokens as usize).saturating_sub(held.tokens().len() + 1);
+            let held = table.slot(slot);
+            let n_context = (self.context.context_tokens as usize).saturating_sub(held.tokens().len() + 1);
             let n_max = sequence.n_drafted_max().min(n_context);
             let root = held.root().copied().filter(|_| held.lends());
             let Some(drafter) = &mut sequence.drafter else { continue };
@@ -115,81 +139,60 @@ impl Scheduler<'_> {
             false => lengths::lengths(&possible, room, &speculation.costs),
         };
         for (share, n) in of_shares.into_iter().zip(lengths) {
-            let slot = shares[share].slot;
-            if let Some(sequence) = &mut self.running[usize::from(slot.0)] {
+            if let Some(sequence) = running.get_mut(shares[share].slot) {
                 shares[share].n_tokens += sequence.draft(n);
             }
         }
         shares
     }
 
-    /// Chooses the next tokens of a stream with a draft and returns their number.
+    /// Chooses and sends the next tokens of a stream with a draft; `rows` are the places of their logits.
     ///
     /// It goes row by row, up to the first token that differs from the draft. The tokens are sent at once: a batch with
     /// a draft is computed in one step.
-    pub(crate) fn verify(&mut self, slot: SlotId, rows: &[(SlotId, Purpose, i32)]) -> u32 {
+    pub(crate) fn verify(
+        &self,
+        (slot, sequence): (SlotId, &mut Sequence),
+        rows: &[i32],
+        kv: &mut KvState<'_>,
+    ) -> Verified {
         // The first row's token was chosen before, and its state is held.
-        let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return 0 };
         let n_drafted = rows.len() as u32 - 1;
-        let mut draft: Vec<Token> = sequence.take_draft();
+        let mut draft = sequence.take_draft();
         draft.truncate(n_drafted as usize);
         sequence.drafted.n += n_drafted;
-        let counters = &self.view.counters;
-        counters.drafts.fetch_add(1, Relaxed);
-        counters.drafted_tokens.fetch_add(n_drafted.into(), Relaxed);
-        for (n_chosen, (_, _, idx)) in (1..).zip(rows) {
-            self.choose(slot, *idx);
-            let drafted = draft.get(n_chosen as usize - 1).copied();
-            let room_tokens = self.room_tokens(slot);
-            let Some(sequence) = &mut self.running[usize::from(slot.0)] else { return n_chosen };
-            let Some(chosen) = sequence.untold.take() else { return n_chosen };
-            let accepted = drafted.filter(|drafted| *drafted == chosen.token);
+        self.counters.drafts.fetch_add(1, Relaxed);
+        self.counters.drafted_tokens.fetch_add(n_drafted.into(), Relaxed);
+        for (n_chosen, idx) in (1..).zip(rows) {
+            let end = |end: DraftEnd| Verified { n_chosen, end };
+            if let Err(error) = self.choose(sequence, kv.llama.logits(*idx)) {
+                return end(DraftEnd::Failed(error));
+            }
+            let chosen = sequence.untold.as_ref().map(|chosen| chosen.token);
+            let accepted = draft.get(n_chosen as usize - 1).filter(|drafted| Some(**drafted) == chosen);
             sequence.drafted.n_accepted += u32::from(accepted.is_some());
-            self.view.counters.generated_tokens.fetch_add(1, Relaxed);
-            self.view.counters.accepted_tokens.fetch_add(accepted.is_some().into(), Relaxed);
-            if let Some(reason) = sequence.take(chosen, room_tokens) {
-                self.finish(slot, reason);
-                return n_chosen;
+            self.counters.accepted_tokens.fetch_add(accepted.is_some().into(), Relaxed);
+            if let Some(reason) = self.send_chosen(sequence, kv.n_held(slot)) {
+                return end(DraftEnd::Finished(reason));
             }
-            match accepted {
-                Some(token) => self.table.extend(slot, &[token]),
-                None => {
-                    self.end_draft(slot);
-                    return n_chosen;
-                }
-            }
+            let Some(accepted) = accepted else { return end(DraftEnd::Rejected) };
+            kv.extend(slot, &[*accepted]);
         }
-        0
+        Verified { n_chosen: rows.len() as u32, end: DraftEnd::Rejected }
     }
 
-    fn end_draft(&mut self, slot: SlotId) {
-        if !self.drop_rejected(slot) {
-            self.abort(slot, "the state of rejected tokens cannot be removed");
-        }
+    /// Returns whether slots may hold the state of drafted tokens that were not chosen.
+    pub(crate) fn drafts(&self) -> bool {
+        self.speculation.is_some()
     }
 
-    /// Removes the state of drafted tokens that were not chosen; returns whether the rest is complete.
-    pub(crate) fn drop_rejected(&mut self, slot: SlotId) -> bool {
-        let n_held = self.n_held(slot);
-        if self.speculation.is_none() || self.llama.last_position(slot) == n_held.checked_sub(1) {
-            return true;
-        }
-        let is_cut = self.llama.rewind(slot, n_held);
-        if !is_cut {
-            warn!(%slot, "the state of rejected tokens cannot be removed");
-        }
-        is_cut
-    }
-
-    /// Adds the response in a slot to the answers from which later ones are drafted, unless it leaves nothing behind.
-    pub(crate) fn remember(&mut self, slot: SlotId) {
+    /// Adds a response to the answers from which later ones are drafted, unless it leaves nothing behind.
+    pub(crate) fn remember(&mut self, sequence: &Sequence, (held, tenant): (&Slot, TenantId)) {
         let Some(speculation) = &mut self.speculation else { return };
-        let held = self.table.slot(slot);
         let Some(root) = held.root().filter(|_| held.lends()) else { return };
-        let Some(sequence) = &self.running[usize::from(slot.0)] else { return };
         let Some(drafter) = &sequence.drafter else { return };
         let (before, answer) = drafter.answer(sequence.n_generated as usize);
-        speculation.memory.learn((root, self.owners[usize::from(slot.0)].tenant.id), before, answer);
+        speculation.memory.learn((root, tenant), before, answer);
     }
 
     /// Forgets the answers from which later ones would be drafted.

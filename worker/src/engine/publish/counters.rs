@@ -7,8 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::engine::admit::Waiting;
 use crate::engine::api::{CachedTokens, Finished};
+use crate::engine::schedule::queue::Waiting;
 use crate::store::{DiskEvent, WriteFailure};
 
 /// Counters of the engine.

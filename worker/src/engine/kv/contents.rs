@@ -1,0 +1,131 @@
+//! What the cache holds, for inquiries: totals, tenants, entries, pins.
+//!
+//! Not here: the inquiries (`admin`), a slot's state (`saved_slot`), the store's own work
+//! (`warmpath_worker_core::chunk_index`).
+
+use std::collections::BTreeMap;
+
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::SlotId;
+use warmpath_common::summary::Tier;
+use warmpath_worker_core::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareView, Totals};
+use warmpath_worker_core::tenants::TenantId;
+
+use super::KvState;
+use crate::engine::admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TENANTS_SHOWN_MAX, TenantView};
+
+/// Names of the pins.
+#[derive(Debug, Default)]
+pub(super) struct PinNames {
+    names: BTreeMap<PinId, String>,
+    n_named: u64,
+}
+
+impl PinNames {
+    fn find(&self, name: &str) -> Option<PinId> {
+        self.names.iter().find(|(_, other)| *other == name).map(|(pin, _)| *pin)
+    }
+
+    fn show(&self, view: PinView) -> NamedPin {
+        NamedPin { name: self.names.get(&view.pin).cloned().unwrap_or_default(), view }
+    }
+}
+
+impl KvState<'_> {
+    /// Returns the content of each tier.
+    pub(crate) fn totals(&self) -> CacheTotals {
+        let held = self.table.iter().map(|(_, slot)| slot.tokens().len() as u64).filter(|n_tokens| *n_tokens > 0);
+        let (n_slots, n_tokens) = held.fold((0, 0), |(n_slots, sum), n_tokens| (n_slots + 1, sum + n_tokens));
+        let index = self.cache.index();
+        CacheTotals {
+            resident: Totals { n_chunks: n_slots, n_tokens, n_bytes: n_tokens * self.cache.token_bytes() },
+            ram: index.totals(Tier::Ram),
+            disk: index.totals(Tier::Disk),
+            evicted: index.evicted(),
+            ram_shares: index.share_totals(Tier::Ram),
+            disk_shares: index.share_totals(Tier::Disk),
+        }
+    }
+
+    /// Returns the cache with a page of its entries.
+    pub(crate) fn look(&self, page: Page) -> CacheView {
+        let index = self.cache.index();
+        let mut entries = if page.entries_max > 0 { index.entries() } else { Vec::new() };
+        entries.retain(|entry| page.after.is_none_or(|after| entry.chunk > ChunkId(after)));
+        let is_last = entries.len() <= page.entries_max;
+        entries.truncate(page.entries_max);
+        CacheView {
+            totals: self.totals(),
+            limits: *index.limits(),
+            resident_tokens_max: self.rules.prefix_tokens_max,
+            tenants: self.tenants(),
+            pins: index.pins().into_iter().map(|view| self.pins.show(view)).collect(),
+            next_after: entries.last().filter(|_| !is_last).map(|entry| entry.chunk.0),
+            entries,
+            now_ms: self.cache.now_ms(),
+        }
+    }
+
+    /// Returns the tenants with the most cached state.
+    fn tenants(&self) -> Vec<TenantView> {
+        let stored = self.cache.index().shares();
+        let view = |stored: ShareView| (stored.tenant, TenantView { resident_tokens: 0, stored });
+        let mut tenants: BTreeMap<TenantId, TenantView> = stored.into_iter().map(view).collect();
+        for (slot, held) in self.table.iter().filter(|(_, slot)| !slot.tokens().is_empty()) {
+            let tenant = self.tenant(slot);
+            let stored = ShareView { tenant, ram_bytes: 0, disk_bytes: 0 };
+            let view = tenants.entry(tenant).or_insert(TenantView { resident_tokens: 0, stored });
+            view.resident_tokens += held.tokens().len() as u64;
+        }
+        let mut tenants: Vec<TenantView> = tenants.into_values().collect();
+        let token_bytes = self.cache.token_bytes();
+        tenants.sort_by_key(|view| {
+            let resident_bytes = view.resident_tokens * token_bytes;
+            std::cmp::Reverse(view.stored.ram_bytes + view.stored.disk_bytes + resident_bytes)
+        });
+        tenants.truncate(TENANTS_SHOWN_MAX);
+        tenants
+    }
+
+    /// Removes everything that is stored and the state of idle slots, and returns how much that was.
+    pub(crate) fn clear(&mut self) -> CacheTotals {
+        let before = self.totals();
+        self.cache.clear();
+        let idle: Vec<SlotId> = self.table.iter().filter(|(_, held)| !held.is_busy()).map(|(slot, _)| slot).collect();
+        idle.into_iter().for_each(|slot| self.clear_slot(slot));
+        let left = self.totals().resident;
+        let resident = Totals {
+            n_chunks: before.resident.n_chunks - left.n_chunks,
+            n_tokens: before.resident.n_tokens - left.n_tokens,
+            n_bytes: before.resident.n_bytes - left.n_bytes,
+        };
+        CacheTotals { resident, evicted: Vec::new(), ..before }
+    }
+
+    /// Pins a prefix; one of the same name is replaced.
+    pub(crate) fn pin(&mut self, pin: NewPin, chain: &[BlockHash]) -> Result<NamedPin, CacheError> {
+        if !self.cache.stores() {
+            return Err(CacheError::NoStore);
+        }
+        let id = self.pins.find(&pin.name).unwrap_or(PinId(self.pins.n_named));
+        let prefix = Prefix { root: pin.root, chain, tokens: &pin.tokens };
+        let view = self.cache.index_mut().pin(id, &prefix).map_err(|_| CacheError::TooManyPins)?;
+        self.pins.n_named += 1;
+        self.pins.names.insert(id, pin.name);
+        Ok(self.pins.show(view))
+    }
+
+    /// Ends a pin; returns whether there was one.
+    pub(crate) fn unpin(&mut self, name: &str) -> bool {
+        let Some(id) = self.pins.find(name) else { return false };
+        self.pins.names.remove(&id);
+        self.cache.index_mut().unpin(id)
+    }
+
+    /// Removes the state of an idle slot and returns how many tokens that was.
+    pub(crate) fn erase(&mut self, slot: SlotId) -> u32 {
+        let n_tokens = self.n_held(slot);
+        self.clear_slot(slot);
+        n_tokens
+    }
+}

@@ -1,0 +1,154 @@
+//! The start of a request in a slot, with the part of its prompt that can be reused.
+//!
+//! A plan is executed step by step and checked at the end: if a slot's state does not end where the plan says, the slot
+//! is cleared and the whole prompt computed.
+//!
+//! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`store`), computing the rest (`step`).
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use warmpath_worker_core::chunk_index::{ChunkId, Found};
+use warmpath_worker_core::slot_plan::{Save, SlotPlan, Start};
+use warmpath_worker_core::slot_table::{Acquire, AfterUse};
+
+use super::{KvState, Owner};
+use crate::engine::api::{CachedTokens, Started};
+use crate::engine::handle::Admission;
+
+impl KvState<'_> {
+    /// Gives a request the slot of its plan, with the state that can be reused; returns the start, and after how many
+    /// prompt tokens the partial state is kept.
+    ///
+    /// `fetched` are the chunks that were read from disk for it.
+    pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched: &[ChunkId]) -> (Started, Vec<u32>) {
+        let began = Instant::now();
+        let submission = &admission.submission;
+        let left_answer_at = self.table.left_answer_at(&submission.prompt, &submission.chain_root);
+        let (slot, cached) = match self.reuse(&self.wish(admission), plan, submission.shifts) {
+            Some(reused) => (reused.slot, self.prepare_moved(&reused)),
+            None => (plan.slot, self.prepare((admission, fetched), plan)),
+        };
+        let restored = began.elapsed();
+        let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
+        self.table.acquire(Acquire {
+            slot,
+            prompt: &submission.prompt,
+            n_start_tokens: cached.exact(),
+            rewinds_to_tokens,
+            root: submission.chain_root,
+            prompt_chain: &admission.chain,
+            after_use: if self.leaves_nothing(admission) { AfterUse::Forget } else { AfterUse::Keep },
+        });
+        if cached.shifted > 0 {
+            self.table.extend_moved(slot, &submission.prompt[cached.exact() as usize..cached.total() as usize]);
+        }
+        self.unsaved.remove(&slot);
+        self.table.set_tenant(slot, admission.tenant.with_share());
+        let owner = Owner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
+        self.owners[usize::from(slot.0)] = owner;
+        let started = Started { slot, cached, left_answer_at, restored, fetched: None };
+        (started, self.checkpoint_stops(admission, cached.total()))
+    }
+
+    /// Returns where a prompt's partial state is kept: nowhere if the request leaves nothing in the cache.
+    fn checkpoint_stops(&self, admission: &Admission, n_held: u32) -> Vec<u32> {
+        if self.leaves_nothing(admission) {
+            return Vec::new();
+        }
+        let submission = &admission.submission;
+        let n_prompt = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
+        self.rules.checkpoints.stops(n_held..n_prompt, submission.last_message_token)
+    }
+
+    /// Brings the slot's KV state to the start of the plan and returns what was reached.
+    ///
+    /// Takes the request with the chunks that were read from disk for it.
+    fn prepare(&mut self, (admission, fetched): (&Admission, &[ChunkId]), plan: &SlotPlan) -> CachedTokens {
+        let found = self.cache.index().find(&self.wish(admission).prefix());
+        let held = self.cache.hold(&found, plan);
+        if plan.save == Save::First {
+            self.save(plan.slot);
+        }
+        let n_tokens = plan.start.n_tokens();
+        let began = Instant::now();
+        let brought = n_tokens > 0 && self.bring(plan, &found);
+        self.cache.let_go(&held);
+        if !brought || self.llama.last_position(plan.slot) != n_tokens.checked_sub(1) {
+            if n_tokens > 0 {
+                warn!(slot = %plan.slot, start = ?plan.start, "the KV state cannot be brought there; computing the prompt");
+                self.counters.failed_starts.fetch_add(1, Relaxed);
+            }
+            self.llama.clear(plan.slot);
+            return CachedTokens::default();
+        }
+        self.learn(plan, (&found, began.elapsed()));
+        if let Some(checkpoint) = plan.checkpoint {
+            self.counters.checkpoint_uses.fetch_add(1, Relaxed);
+            self.cache.touch_checkpoint(checkpoint, admission.tenant);
+        }
+        self.cache.touch(&found, n_tokens, admission.tenant);
+        if found.n_tokens < n_tokens as usize {
+            self.lend(plan);
+        }
+        match plan.start {
+            Start::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
+            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => {
+                CachedTokens { resident: n_tokens, ..CachedTokens::default() }
+            }
+        }
+    }
+
+    /// Records that a plan starts from the state of a slot.
+    fn lend(&mut self, plan: &SlotPlan) {
+        match plan.start {
+            Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
+            Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
+            Start::Cold | Start::Import { .. } => {}
+        }
+    }
+
+    /// Moves the state that a plan starts from; returns whether that succeeded.
+    fn bring(&mut self, plan: &SlotPlan, found: &Found) -> bool {
+        let slot = plan.slot;
+        let n_tokens = plan.start.n_tokens();
+        match plan.start {
+            Start::Cold => false,
+            Start::Keep { .. } => match plan.checkpoint.map(|checkpoint| self.cache.payload(checkpoint)) {
+                None => self.rewind(slot, n_tokens),
+                Some(partial) => partial.is_some_and(|p| self.llama.restore_partial(slot, &p, n_tokens).is_ok()),
+            },
+            Start::Copy { from, .. } => match plan.checkpoint {
+                None => self.llama.copy_prefix(from, slot, n_tokens).is_ok(),
+                Some(checkpoint) => {
+                    let exported = self.llama.export(from).ok();
+                    let state = exported.and_then(|state| self.cache.cut_back(state, (n_tokens, checkpoint)));
+                    state.is_some_and(|state| self.llama.import(slot, &state, n_tokens).is_ok())
+                }
+            },
+            Start::Import { .. } => {
+                let stored = self.cache.state(found, (n_tokens, plan.checkpoint));
+                stored.is_some_and(|(state, n_whole)| self.llama.import(slot, &state, n_whole).is_ok())
+                    && self.rewind(slot, n_tokens)
+            }
+        }
+    }
+
+    /// Updates the measured cost of restoring state into a slot.
+    fn learn(&mut self, plan: &SlotPlan, (found, took): (&Found, Duration)) {
+        let ms = took.as_secs_f64() * 1e3;
+        match plan.start {
+            Start::Cold | Start::Keep { .. } => return,
+            Start::Copy { from, .. } => {
+                let n_held = self.n_held(from);
+                self.cache.learn(|costs| costs.learn_copy(n_held, ms));
+            }
+            Start::Import { n_tokens } => {
+                let n_bytes = self.cache.payload_bytes(found, (n_tokens, plan.checkpoint));
+                self.cache.learn(|costs| costs.learn_import(n_bytes, ms));
+            }
+        }
+        self.counters.restored(took);
+    }
+}
