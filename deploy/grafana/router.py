@@ -71,8 +71,8 @@ ROUTER = page(
                 )
             ),
             lines(
-                "Doubted blocks",
-                "Blocks that workers say they hold and did not reuse.",
+                "Stale blocks",
+                "Blocks that workers announced and twice did not reuse.",
                 "short",
                 (f"{R}stale_blocks{{}}", "{{instance}}"),
             ),

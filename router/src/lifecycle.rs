@@ -462,7 +462,6 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
         expected_blocks: blocks(predicted),
         fetched_blocks: blocks(choice.decision.fetched_tokens),
         actual_blocks: blocks(actual),
-        chosen_at: choice.chosen_at,
     };
     app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
     app.metrics.predictions.with_label_values(&[outcome.label()]).inc();

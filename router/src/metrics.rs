@@ -98,7 +98,7 @@ metrics! {
     /// Predictions of reuse by result, in whole blocks: exact, more, unfetched (state was not fetched from another
     /// worker) or less (the worker did not reuse its own).
     predictions: IntCounterVec = counters("predictions_total", &["outcome"]);
-    /// Blocks that a worker announced but did not reuse; they are not counted on until it announces them again.
+    /// Blocks that a worker announced and twice did not reuse; they are not counted on until it announces them again.
     stale_blocks: IntGauge = gauge("stale_blocks");
     /// Chats by their relation to earlier chats: new, intact (continues a conversation) or broken.
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);

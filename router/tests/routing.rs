@@ -46,7 +46,7 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_holds_and_does_not_reuse_is_not_counted_on_until_it_is_announced_again() {
+async fn what_a_worker_holds_and_does_not_reuse_twice_is_not_counted_on_until_it_is_announced_again() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let text = long_text("bread");
@@ -55,14 +55,14 @@ async fn what_a_worker_holds_and_does_not_reuse_is_not_counted_on_until_it_is_an
     knows_blocks(&router, 1, n_blocks).await;
     let outcomes = |outcome| format!("warmpath_router_predictions_total{{outcome=\"{outcome}\"}}");
     // The script always reuses 32 tokens: two blocks.
-    for (predicted, n_doubted) in [(n_blocks * 16, 1.0), (32, 1.0)] {
+    for (predicted, n_stale) in [(n_blocks * 16, 0.0), (n_blocks * 16, 1.0), (32, 1.0)] {
         let response = router.chat(&text).await;
         assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), predicted.to_string());
-        assert_eq!(router.metric("warmpath_router_stale_blocks").await, n_doubted);
+        assert_eq!(router.metric("warmpath_router_stale_blocks").await, n_stale);
     }
-    assert_eq!((router.metric(&outcomes("less")).await, router.metric(&outcomes("exact")).await), (1.0, 1.0));
+    assert_eq!((router.metric(&outcomes("less")).await, router.metric(&outcomes("exact")).await), (2.0, 1.0));
     workers[1].hold(&text, None, 2);
-    eventually("the doubt is gone", || async { router.metric("warmpath_router_stale_blocks").await == 0.0 }).await;
+    eventually("no block is stale", || async { router.metric("warmpath_router_stale_blocks").await == 0.0 }).await;
     let response = router.chat(&text).await;
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (n_blocks * 16).to_string());
 }

@@ -347,11 +347,11 @@ impl Ledger {
     }
 
     /// Records a worker's changes of blocks and the requests that its load contains.
-    pub fn heard(&mut self, worker: WorkerIdx, changes: Vec<Change>, now: Instant) {
+    pub fn heard(&mut self, worker: WorkerIdx, changes: &[Change], now: Instant) {
         for change in changes {
             match change {
-                Change::Stored(run) => self.stale_blocks.announced(worker, run.keys, now),
-                Change::Accepted(request_id) => self.accepted(worker, &request_id, now),
+                Change::Stored(run) => self.stale_blocks.announced(worker, &run.keys),
+                Change::Accepted(request_id) => self.accepted(worker, request_id, now),
                 Change::Removed(_) => {}
             }
         }
@@ -384,7 +384,7 @@ impl Ledger {
         if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
             *account = WorkerLedger::default();
         }
-        self.stale_blocks.left(worker);
+        self.stale_blocks.forget(worker);
         self.recent_work.left(worker);
         self.transfer_rates.left(worker);
     }

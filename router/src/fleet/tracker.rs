@@ -107,7 +107,7 @@ impl Tracker {
     /// Inserts a slice of the views that are being inserted.
     fn take_in_slice(&mut self) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
-            self.fleet.ledger().stale_blocks().announced_all(worker, Instant::now());
+            self.fleet.ledger().stale_blocks().forget(worker);
             self.fleet.member(worker).distrusts.settle();
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {
@@ -223,7 +223,7 @@ impl Tracker {
         if !changes.is_empty() {
             let mut ledger = self.fleet.ledger();
             ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
-            ledger.heard(worker, changes, Instant::now());
+            ledger.heard(worker, &changes, Instant::now());
         }
         if let Some(distrust) = self.blocks.check(worker, digest) {
             self.fleet.member(worker).distrusts.raise(distrust);

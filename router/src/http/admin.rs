@@ -133,7 +133,7 @@ fn copy_fleet(app: &App) {
         };
         metrics.breaker.with_label_values(label).set(breaker);
     }
-    metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().len()));
+    metrics.stale_blocks.set(gauge(fleet.ledger().stale_blocks().n_stale()));
     metrics.index_blocks.set(gauge(fleet.index().n_blocks()));
     metrics.index_bytes.set(gauge(fleet.index().bytes()));
     metrics.connections.set(gauge(app.doors.connections.n_open()));

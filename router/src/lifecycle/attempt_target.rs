@@ -33,8 +33,6 @@ pub(super) struct Choice {
     pub(super) predicted_cached_tokens: Option<u32>,
     /// Hint for the worker: a peer from which it can fetch state.
     pub(super) kv_peer: Option<String>,
-    /// Time when the worker was chosen.
-    pub(super) chosen_at: Instant,
     /// Longest match of any worker.
     pub(super) n_matched_blocks: u32,
     pub(super) has_one_prompt: bool,
@@ -132,7 +130,6 @@ pub(super) fn choose(
         span,
         prompt_tokens: known,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
-        chosen_at: start,
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
         has_one_prompt: prepared.has_one_prompt,
         block_size_tokens: prepared.model.block_size_tokens,

@@ -1,30 +1,25 @@
 //! Stale blocks: blocks that workers have announced and did not reuse.
 //!
-//! Every response reports the actual reuse. If it is less than what the worker has announced, the first block that was
-//! not reused is *stale*: matches of that worker end before it, until the worker announces it again or reuses it. An
-//! announcement may overtake the response, so the latest announcements are kept: a block announced after the choice
-//! does not become stale. The index itself keeps the worker's announcements, block by block.
+//! Every response reports the actual reuse. A first block that was not reused twice, without an announcement of it or a
+//! reuse in between, is *stale*: matches of that worker end before it, until the worker announces it again or reuses
+//! it. Once is no reason: a block may be evicted while a request is on its way, and its new announcement may overtake
+//! the response. The index itself keeps the worker's announcements, block by block.
 //!
 //! Not here: announcements (`index`), predictions and choices (`ledger`).
 
 use std::cmp::Ordering;
-use std::collections::{HashSet, VecDeque};
-use std::time::Instant;
+use std::collections::VecDeque;
 
+use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockKey;
 
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Most stale blocks at a time; the oldest is dropped.
+/// Most blocks at a time that were not reused; the oldest is dropped.
 ///
 /// Source: own choice: a healthy fleet has none.
-const DOUBTS_MAX: usize = 4096;
-
-/// Most block keys of announcements that are kept.
-///
-/// Source: own choice: 2 MB; at 10,000 blocks a second, half a minute.
-const REMEMBERED_KEYS_MAX: usize = 1 << 18;
+const MISSES_MAX: usize = 4096;
 
 /// Result of one prediction.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +34,6 @@ pub struct Outcome<'a> {
     pub fetched_blocks: u32,
     /// Actual reuse.
     pub actual_blocks: u32,
-    /// Time when the worker was chosen.
-    pub chosen_at: Instant,
 }
 
 impl Outcome<'_> {
@@ -60,75 +53,65 @@ impl Outcome<'_> {
     }
 }
 
-/// The stale blocks.
+/// Blocks that were not reused since their last announcement.
 #[derive(Debug, Default)]
 pub struct StaleBlocks {
-    doubted: HashSet<(WorkerIdx, BlockKey)>,
-    /// Stale blocks by age; some may have been removed.
+    misses: HashMap<(WorkerIdx, BlockKey), Misses>,
+    /// These blocks by age; some may have been removed.
     order: VecDeque<(WorkerIdx, BlockKey)>,
-    announced: VecDeque<Announced>,
-    n_keys: usize,
-    /// Time up to which announcements have been dropped.
-    forgotten_until: Option<Instant>,
 }
 
-#[derive(Debug)]
-struct Announced {
-    worker: WorkerIdx,
-    at: Instant,
-    /// Announced blocks; `None` for a whole snapshot.
-    keys: Option<Vec<BlockKey>>,
+/// Number of requests that did not reuse a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Misses {
+    One,
+    Several,
 }
 
 impl StaleBlocks {
     /// Records that a worker has announced blocks.
-    pub fn announced(&mut self, worker: WorkerIdx, keys: Vec<BlockKey>, now: Instant) {
-        if !self.doubted.is_empty() {
-            self.settle(worker, &keys);
+    pub fn announced(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
+        if self.misses.is_empty() {
+            return;
         }
-        self.remember(Announced { worker, at: now, keys: Some(keys) });
+        for &key in keys {
+            self.misses.remove(&(worker, key));
+        }
     }
 
-    /// Records that a worker has announced all of its blocks.
-    pub fn announced_all(&mut self, worker: WorkerIdx, now: Instant) {
-        self.doubted.retain(|(doubted, _)| *doubted != worker);
-        self.remember(Announced { worker, at: now, keys: None });
-    }
-
-    /// Removes a worker that has left.
-    pub fn left(&mut self, worker: WorkerIdx) {
-        self.doubted.retain(|(doubted, _)| *doubted != worker);
+    /// Forgets a worker: it has announced all of its blocks, or has left.
+    pub fn forget(&mut self, worker: WorkerIdx) {
+        self.misses.retain(|(missed, _), _| *missed != worker);
     }
 
     /// Records the result of a prediction; returns whether a block became stale.
     pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
-        let Outcome { worker, keys, actual_blocks, chosen_at, .. } = outcome;
+        let Outcome { worker, keys, actual_blocks, .. } = outcome;
         let actual = (actual_blocks as usize).min(keys.len());
-        if !self.doubted.is_empty() {
-            self.settle(worker, &keys[..actual]);
-        }
+        self.announced(worker, &keys[..actual]);
         let Some(&key) = keys.get(actual).filter(|_| actual_blocks < outcome.own_blocks()) else { return false };
-        if self.was_announced(worker, key, chosen_at) || !self.doubted.insert((worker, key)) {
-            return false;
+        if self.misses.contains_key(&(worker, key)) {
+            return self.misses.insert((worker, key), Misses::Several) == Some(Misses::One);
         }
+        self.misses.insert((worker, key), Misses::One);
         self.order.push_back((worker, key));
-        while self.order.len() > DOUBTS_MAX {
-            if let Some(oldest) = self.order.pop_front() {
-                self.doubted.remove(&oldest);
-            }
+        if self.order.len() > MISSES_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.misses.remove(&oldest);
         }
-        true
+        false
     }
 
     /// Returns `found` with each match ending before its first stale block; `None` if no block is stale.
     pub fn correct(&self, keys: &[BlockKey], found: &[Match]) -> Option<Vec<Match>> {
-        if self.doubted.is_empty() {
+        if self.misses.is_empty() {
             return None;
         }
         let corrected_matches = found.iter().filter_map(|&found| {
             let claimed = &keys[..(found.blocks as usize).min(keys.len())];
-            let first = claimed.iter().position(|&key| self.doubted.contains(&(found.worker, key)));
-            match first {
+            let is_stale = |&key: &BlockKey| self.misses.get(&(found.worker, key)) == Some(&Misses::Several);
+            match claimed.iter().position(is_stale) {
                 None => Some(found),
                 Some(0) => None,
                 Some(blocks) => Some(Match { blocks: u32::try_from(blocks).unwrap_or(u32::MAX), ..found }),
@@ -140,45 +123,13 @@ impl StaleBlocks {
     }
 
     /// Returns the number of stale blocks.
-    pub fn len(&self) -> usize {
-        self.doubted.len()
-    }
-
-    /// Returns whether no block is stale.
-    pub fn is_empty(&self) -> bool {
-        self.doubted.is_empty()
-    }
-
-    fn settle(&mut self, worker: WorkerIdx, keys: &[BlockKey]) {
-        for &key in keys {
-            self.doubted.remove(&(worker, key));
-        }
-    }
-
-    fn was_announced(&self, worker: WorkerIdx, key: BlockKey, since: Instant) -> bool {
-        // A block whose announcement may have been dropped counts as announced.
-        self.forgotten_until.is_some_and(|until| until >= since)
-            || self.announced.iter().rev().take_while(|announced| announced.at >= since).any(|announced| {
-                announced.worker == worker && announced.keys.as_ref().is_none_or(|keys| keys.contains(&key))
-            })
-    }
-
-    fn remember(&mut self, announced: Announced) {
-        let weight = |announced: &Announced| announced.keys.as_ref().map_or(0, Vec::len) + 1;
-        self.n_keys += weight(&announced);
-        self.announced.push_back(announced);
-        while self.n_keys > REMEMBERED_KEYS_MAX {
-            let Some(oldest) = self.announced.pop_front() else { break };
-            self.n_keys -= weight(&oldest);
-            self.forgotten_until = Some(oldest.at);
-        }
+    pub fn n_stale(&self) -> usize {
+        self.misses.values().filter(|misses| **misses == Misses::Several).count()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use warmpath_common::summary::{RunState, Tier};
 
@@ -192,35 +143,27 @@ mod tests {
         Match { worker, blocks, tier: Tier::Resident, state: RunState::Ready, slot: None }
     }
 
+    #[derive(Default)]
     struct World {
         stale_blocks: StaleBlocks,
         /// Blocks of a prediction that the worker was to fetch.
         fetched: u32,
-        now: Instant,
     }
 
     impl World {
-        fn new() -> Self {
-            Self { stale_blocks: StaleBlocks::default(), fetched: 0, now: Instant::now() }
-        }
-
-        fn later(&mut self) -> Instant {
-            self.now += Duration::from_millis(1);
-            self.now
-        }
-
         /// Predicts `expected` of eight blocks and gets `actual`; returns whether a block became stale.
-        fn observe(&mut self, expected: u32, actual: u32, chosen_at: Instant) -> bool {
+        fn observe(&mut self, expected: u32, actual: u32) -> bool {
             let keys = keys(8);
-            let outcome = Outcome {
-                worker: WORKER,
-                keys: &keys,
-                expected_blocks: expected,
-                fetched_blocks: self.fetched,
-                actual_blocks: actual,
-                chosen_at,
-            };
+            let (expected_blocks, fetched_blocks, actual_blocks) = (expected, self.fetched, actual);
+            let outcome = Outcome { worker: WORKER, keys: &keys, expected_blocks, fetched_blocks, actual_blocks };
             self.stale_blocks.observe(outcome)
+        }
+
+        /// Gets fewer blocks than predicted as often as makes one stale.
+        fn miss(&mut self, expected: u32, actual: u32) {
+            assert!(!self.observe(expected, actual), "once may be a race");
+            assert!(self.observe(expected, actual));
+            assert!(!self.observe(expected, actual), "it is stale already");
         }
 
         /// Returns the number of blocks, of eight announced ones, that are not stale.
@@ -234,35 +177,28 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_ends_before_the_first_block_that_was_not_reused() {
-        let mut world = World::new();
-        let now = world.later();
-        assert!(!world.observe(6, 6, now), "as predicted");
-        assert!(!world.observe(4, 6, now), "more than predicted");
-        assert_eq!(world.corrected_matches(), 8);
-        assert!(world.observe(6, 3, now));
+    fn a_claim_ends_before_the_first_block_that_was_not_reused_twice() {
+        let mut world = World::default();
+        assert!(!world.observe(6, 6), "as predicted");
+        assert!(!world.observe(4, 6), "more than predicted");
+        assert!(world.stale_blocks.misses.is_empty());
+        world.miss(6, 3);
         assert_eq!(world.corrected_matches(), 3);
-        assert!(world.observe(3, 0, now));
+        world.miss(3, 0);
         assert_eq!(world.corrected_matches(), 0);
         let other = [claim(WORKER, 8), claim(WorkerIdx(2), 5)];
-        assert_eq!(
-            world.stale_blocks.correct(&keys(8), &other),
-            Some(vec![other[1]]),
-            "peer_routers are corrected_matches"
-        );
+        assert_eq!(world.stale_blocks.correct(&keys(8), &other), Some(vec![other[1]]), "another worker's matches stay");
+        assert_eq!(world.stale_blocks.n_stale(), 2);
     }
 
     #[test]
     fn what_was_not_fetched_makes_no_block_stale() {
-        let mut world = World { fetched: 4, ..World::new() };
-        let now = world.later();
-        assert!(!world.observe(6, 2, now), "it reused its own");
-        assert!(world.observe(6, 1, now));
+        let mut world = World { fetched: 4, ..World::default() };
+        assert!(!world.observe(6, 2) && !world.observe(6, 2), "it reused its own");
+        world.miss(6, 1);
         assert_eq!(world.corrected_matches(), 1);
         let label = |actual_blocks| {
-            let chosen_at = now;
-            Outcome { worker: WORKER, keys: &[], expected_blocks: 6, fetched_blocks: 4, actual_blocks, chosen_at }
-                .label()
+            Outcome { worker: WORKER, keys: &[], expected_blocks: 6, fetched_blocks: 4, actual_blocks }.label()
         };
         assert_eq!(
             [label(1), label(2), label(5), label(6), label(7)],
@@ -271,63 +207,35 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_ends_when_the_block_is_announced_or_reused_or_everything_is_announced() {
+    fn a_miss_counts_until_the_block_is_announced_or_reused_or_everything_is_announced() {
         let settle: [fn(&mut World); 3] = [
-            |world| world.stale_blocks.announced(WORKER, keys(4), world.now),
-            |world| assert!(!world.observe(3, 4, world.now)),
-            |world| world.stale_blocks.announced_all(WORKER, world.now),
+            |world| world.stale_blocks.announced(WORKER, &keys(4)),
+            |world| assert!(!world.observe(3, 4)),
+            |world| world.stale_blocks.forget(WORKER),
         ];
         for settle in settle {
-            let mut world = World::new();
-            let now = world.later();
-            assert!(world.observe(6, 3, now));
-            world.stale_blocks.announced(WorkerIdx(2), keys(8), now);
-            world.stale_blocks.announced(WORKER, keys(3), now);
+            let mut world = World::default();
+            world.miss(6, 3);
+            world.stale_blocks.announced(WorkerIdx(2), &keys(8));
+            world.stale_blocks.announced(WORKER, &keys(3));
             assert_eq!(world.corrected_matches(), 3, "that was another worker, and other blocks");
             settle(&mut world);
             assert_eq!(world.corrected_matches(), 8);
-            assert!(world.stale_blocks.is_empty());
+            // The first miss is forgotten as well.
+            world.miss(6, 3);
         }
     }
 
     #[test]
-    fn what_was_announced_after_the_choice_is_not_doubted() {
-        let mut world = World::new();
-        let early = world.later();
-        let announced_at = world.later();
-        world.stale_blocks.announced(WORKER, keys(4), announced_at);
-        let late = world.later();
-        assert!(!world.observe(6, 3, early), "block 3 was announced meanwhile");
-        assert!(world.observe(6, 4, early), "block 4 was not");
-        assert!(world.observe(6, 3, late));
-        let announced_at = world.later();
-        world.stale_blocks.announced_all(WORKER, announced_at);
-        assert!(!world.observe(6, 5, late));
-    }
-
-    #[test]
-    fn what_is_kept_is_bounded_and_what_is_forgotten_is_believed() {
-        let mut world = World::new();
-        let chosen_at = world.later();
-        for _ in 0..3 {
-            let at = world.later();
-            world.stale_blocks.announced(WorkerIdx(2), keys(REMEMBERED_KEYS_MAX as u64 / 2), at);
-        }
-        assert!(world.stale_blocks.n_keys <= REMEMBERED_KEYS_MAX);
-        assert!(!world.observe(6, 3, chosen_at), "it may have been announced");
-        let now = world.later();
-        for n in 0..2 * DOUBTS_MAX as u64 {
+    fn misses_are_bounded_and_the_oldest_is_forgotten() {
+        let mut world = World::default();
+        for n in 0..2 * MISSES_MAX as u64 {
             let keys = [BlockKey(n)];
-            let outcome = Outcome {
-                worker: WORKER,
-                keys: &keys,
-                expected_blocks: 1,
-                fetched_blocks: 0,
-                actual_blocks: 0,
-                chosen_at: now,
-            };
+            let outcome =
+                Outcome { worker: WORKER, keys: &keys, expected_blocks: 1, fetched_blocks: 0, actual_blocks: 0 };
+            assert!(!world.stale_blocks.observe(outcome));
             assert!(world.stale_blocks.observe(outcome));
         }
-        assert_eq!((world.stale_blocks.len(), world.stale_blocks.order.len()), (DOUBTS_MAX, DOUBTS_MAX));
+        assert_eq!((world.stale_blocks.n_stale(), world.stale_blocks.order.len()), (MISSES_MAX, MISSES_MAX));
     }
 }
