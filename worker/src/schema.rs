@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 pub use call::{CallText, Form, check_apart};
 use node::Node;
 pub use patterns::check_meetings;
-pub use value::{Typing, ValueGrammar, may_nest};
+pub use value::{Typing, ValueGrammar};
 
 /// Most schemas in one, nested and referenced ones counted once each.
 ///

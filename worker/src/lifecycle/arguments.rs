@@ -15,7 +15,7 @@ use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators}
 use crate::app_state::Serving;
 use crate::engine::{ArgumentSchemas, CompiledSchema, Extent};
 use crate::error::RequestError;
-use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart, may_nest};
+use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, forms, parameters};
 
 /// A grammar of calls, with the schemas of their arguments.
@@ -218,10 +218,6 @@ impl Asked<'_> {
         let compile = |(at, name): (usize, &str)| {
             let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
             let schema = with_definitions(&keywords["properties"][name], keywords);
-            if !framing.nests_json && may_nest(&schema) {
-                let reason = "lists and objects are not kept by this model's chat template".to_owned();
-                return Err(not_kept(SchemaError { path: String::new(), reason }));
-            }
             let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing).map_err(not_kept)?;
             let compiled = self.serving.engine.compile_value(&grammar, separators);
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;

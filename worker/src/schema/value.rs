@@ -87,12 +87,6 @@ impl ValueGrammar {
     }
 }
 
-/// Returns whether a value of a normalized schema may be a list or an object.
-pub fn may_nest(schema: &Value) -> bool {
-    let reader = Reader { definitions: schema.get("$defs").and_then(Value::as_object) };
-    reader.types(schema, 0) & (ARRAY | OBJECT) != 0
-}
-
 pub(super) const NULL: u8 = 1;
 pub(super) const BOOLEAN: u8 = 2;
 pub(super) const INTEGER: u8 = 4;

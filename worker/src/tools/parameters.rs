@@ -27,8 +27,6 @@ pub struct Framing {
     pub closes: Vec<Vec<String>>,
     /// How its parser determines the type of a value that may be a string.
     pub typing: Typing,
-    /// Whether lists and objects are JSON.
-    pub nests_json: bool,
 }
 
 /// Returns the parameters of a tool.
@@ -39,9 +37,8 @@ pub fn names(tool: &Value) -> Vec<&str> {
 
 /// Returns tools with made-up parameters, all of them integers, and one more tool.
 pub fn probes(tools: &[Value]) -> Vec<Value> {
-    let nested = json!({"type": "object", "properties": {PROBE: {"type": "integer"}}, "required": [PROBE]});
     let own = word(tools.len(), 0);
-    let properties = json!({"o": nested, "s": {"type": "string"}, own: {"type": "integer"}});
+    let properties = json!({"s": {"type": "string"}, own: {"type": "integer"}});
     let parameters = json!({"type": "object", "properties": properties});
     let probe = json!({"type": "function", "function": {"name": PROBE, "description": "", "parameters": parameters}});
     let marked = tools.iter().enumerate().map(|(idx, tool)| marked(idx, tool, |_| "integer"));
@@ -73,7 +70,7 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes = tools.iter().enumerate().map(closes_of).collect::<Option<Vec<_>>>()?;
     let has_rule = |name: &str| grammar.lines().any(|line| line.starts_with(&format!("{name} ::= ")));
     let typing = if TYPED_STRINGS.into_iter().any(has_rule) { Typing::Text } else { Typing::String };
-    Some(Framing { closes, typing, nests_json: grammar.contains(&format!("\"\\\"{PROBE}\\\"\"")) })
+    Some(Framing { closes, typing })
 }
 
 /// Returns a grammar of calls to [`marked`] tools with the real names, and for each value a token from `first` on, in
@@ -232,14 +229,13 @@ mod tests {
     const PROBED: &str = r#"tool-f-arg-warmpath-0-0- ::= ("<p=" "warmpath-0-0." ">\n") (tool-f-arg-0-schema "\n</p>\n")
 tool-f-arg-warmpath-0-1- ::= "<p=" "warmpath-0-1." ">\n" integer "\n</p>\n"
 tool-probe-arg-warmpath-1-0- ::= "<p=" "warmpath-1-0." ">\n" integer "\n</p>\n"
-xml-arg-string ::= ac-1
-x ::= "\"warmpath-probe\"" space"#;
+xml-arg-string ::= ac-1"#;
 
     #[test]
     fn a_grammar_tells_what_closes_an_argument() {
         let framing = framing(PROBED, &[tool()]).expect("each argument stands apart");
         assert_eq!(framing.closes, [["\n</p>\n", "\n</p>\n"]]);
-        assert_eq!((framing.typing, framing.nests_json), (Typing::Text, true));
+        assert_eq!(framing.typing, Typing::Text);
         assert_eq!(super::framing("tool-f ::= \"x\" (\"warmpath-0-0.\" | y)*", &[tool()]), None);
     }
 

@@ -348,48 +348,49 @@ fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
     assert_eq!(worker_of(&mut world), WorkerIdx(1));
 }
 
-#[test]
-fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
-    let mut world = World::new(2);
+/// Sends requests one after the other to a slow and a fast worker; returns how many each of them got.
+///
+/// `report` tells what the worker reports after the request with this number.
+fn share(
+    world: &mut World,
+    (n_requests, every): (u64, Duration),
+    report: impl Fn(&mut WorkerView, u64, Instant),
+) -> [u32; 2] {
     world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
     world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
-    // One uncached prompt every ten seconds: its worker reports it, the other is silent.
     let mut sent = [0, 0];
-    for n in 0..24 {
+    for n in 0..n_requests {
         let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
         let (idx, now) = (decision.worker.0 as usize, world.now);
         sent[idx] += 1;
         world.dispatch.ended(ticket);
-        world.change(idx, |worker| {
-            let mut load = worker.load.clone();
-            // The rate was measured in the burst.
-            load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
-            worker.hear(load, now);
-        });
-        world.now += Duration::from_secs(10);
+        world.change(idx, |worker| report(worker, n, now));
+        world.now += every;
     }
+    sent
+}
+
+#[test]
+fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
+    // The worker of each uncached prompt reports it, the other is silent.
+    let sent = share(&mut World::new(2), (24, Duration::from_secs(10)), |worker, n, now| {
+        let mut load = worker.load.clone();
+        // The rate was measured in the burst.
+        load.rates.prefill_tokens_per_s = Some(478.0 + n as f32 / 100.0);
+        worker.hear(load, now);
+    });
     assert!(sent[0] >= 6, "{sent:?}");
 }
 
 #[test]
 fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
     let mut world = World::new(2);
-    world.change(0, |worker| worker.load.rates.prefill_tokens_per_s = Some(77.0));
-    world.change(1, |worker| worker.load.rates.prefill_tokens_per_s = Some(478.0));
-    let mut sent = [0, 0];
-    for n in 0..100 {
-        let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
-        let (idx, now) = (decision.worker.0 as usize, world.now);
-        sent[idx] += 1;
-        world.dispatch.ended(ticket);
-        world.change(idx, |worker| {
-            let computing = Load { running_prefill_tokens: 100, ..worker.load.clone() };
-            let idle = worker.load.clone();
-            worker.hear(computing, now);
-            worker.hear(idle, now);
-        });
-        world.now += Duration::from_secs(1);
-    }
+    let sent = share(&mut world, (100, Duration::from_secs(1)), |worker, _, now| {
+        let computing = Load { running_prefill_tokens: 100, ..worker.load.clone() };
+        let idle = worker.load.clone();
+        worker.hear(computing, now);
+        worker.hear(idle, now);
+    });
     assert_eq!(sent, [1, 99], "once a minute");
     // While it computes, its own rate counts.
     let now = world.now;

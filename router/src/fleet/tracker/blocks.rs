@@ -182,7 +182,7 @@ impl Blocks {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use warmpath_common::block_hash::BlockKey;
     use warmpath_common::summary::{Resume, RunState, Tier};
     use warmpath_router_core::index::IndexOptions;
@@ -196,7 +196,8 @@ mod tests {
         Blocks::new(IndexWriter::new(IndexOptions { bytes_max: 64 << 20, seed: 7 }), blocks_max)
     }
 
-    fn run(keys: std::ops::Range<u64>) -> Run {
+    /// Returns a run of resident blocks.
+    pub(in crate::fleet::tracker) fn run(keys: std::ops::Range<u64>) -> Run {
         Run {
             keys: keys.map(BlockKey).collect(),
             tier: Tier::Resident,

@@ -1,18 +1,16 @@
 //! Tests of what the tracker makes of reports.
 
-use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
-use warmpath_common::block_hash::BlockKey;
-use warmpath_common::summary::{Resume, Run, RunState, Tier};
 use warmpath_router_core::index::IndexOptions;
 use warmpath_router_core::ledger::{Ledger, LedgerOptions};
 use warmpath_shell::tls::ClientFiles;
 
+use super::blocks::tests::run;
 use super::*;
 use crate::config::{TrialConfig, WorkerAddress, WorkerApi};
 use crate::fleet::client::Clients;
@@ -53,16 +51,6 @@ fn tracker() -> Tracker {
         metrics: Arc::new(Metrics::new()),
     });
     Tracker::new(fleet, writer)
-}
-
-fn run(keys: Range<u64>) -> Run {
-    Run {
-        keys: keys.map(BlockKey).collect(),
-        tier: Tier::Resident,
-        state: RunState::Ready,
-        resume: Resume::EveryBlock,
-        slot: None,
-    }
 }
 
 fn snapshot(n_blocks: u64) -> Report {
