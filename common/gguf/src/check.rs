@@ -88,11 +88,6 @@ impl Header {
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
-
-    /// Returns the total size of all tensors. Units: bytes.
-    pub fn parameter_bytes(&self) -> u64 {
-        self.tensors.iter().map(|tensor| tensor.size_bytes).sum()
-    }
 }
 
 /// Reads and checks the header of the model at `path`; for a split model that of its first file.

@@ -131,10 +131,3 @@ impl From<TooManyTokens> for TokenCount {
         Self::AtLeast(n_tokens_min)
     }
 }
-
-impl PromptError {
-    /// Returns whether a different request could succeed; false if the model is at fault.
-    pub fn is_client_fault(&self) -> bool {
-        !matches!(self, Self::BadTemplate { .. })
-    }
-}

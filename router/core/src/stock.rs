@@ -297,11 +297,6 @@ impl StockServer {
         }
     }
 
-    /// Returns the number of this router's requests at the server.
-    pub fn n_visits(&self) -> usize {
-        self.visits.len()
-    }
-
     fn load(&self) -> Load {
         let n_slots = u32::from(self.n_slots);
         let mut load = Load { rates: self.speed.rates(), ..Load::default() };

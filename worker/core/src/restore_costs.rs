@@ -39,7 +39,7 @@ const NEWEST_WEIGHT: f64 = 0.3;
 
 /// Half-life of the amount by which a move was measured more expensive than assumed. Units: seconds.
 ///
-/// Source: own choice: a disk that stays slow is tried every few minutes.
+/// Source: own choice: an expensive move is tried again every few minutes.
 const HALF_LIFE_S: f64 = 60.0;
 
 impl Costs {
@@ -65,13 +65,9 @@ impl Costs {
         learn(Some(&mut self.import_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
-    /// Learns from the time to read `n_bytes`.
-    pub fn learn_read(&mut self, n_bytes: u64, ms: f64) {
-        learn(Some(&mut self.read_ms_per_byte), ms / n_bytes.max(1) as f64);
-    }
-
     /// Moves the costs that were measured above the initial assumption back towards it, by half in a minute. Otherwise
-    /// one bad measurement, of a disk that was busy once, would keep the move from ever being made and measured again.
+    /// one bad measurement, of a machine that was busy once, would keep the move from ever being made and measured
+    /// again.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
         let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
         let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);
@@ -79,7 +75,6 @@ impl Costs {
             (self.copy_ms_per_token.as_mut(), at_first.copy_ms_per_token),
             (self.export_ms_per_token.as_mut(), at_first.export_ms_per_token),
             (Some(&mut self.import_ms_per_byte), Some(at_first.import_ms_per_byte)),
-            (Some(&mut self.read_ms_per_byte), Some(at_first.read_ms_per_byte)),
         ] {
             if let (Some(now), Some(first)) = (now, first) {
                 fade(now, first);
@@ -155,13 +150,12 @@ mod tests {
             costs.learn_copy(10, 20.0);
             costs.learn_export(10, 20.0);
             costs.learn_import(10, 30.0);
-            costs.learn_read(0, 4.0);
         }
         costs.learn_prefill(None);
         assert_eq!(costs.copy_ms(5), None);
         assert!((costs.export_ms(5).unwrap() - 10.0).abs() < 0.1, "{costs:?}");
         assert!((costs.import_ms(5) - 15.0).abs() < 0.1, "{costs:?}");
-        assert!((costs.read_ms(5) - 20.0).abs() < 0.1, "{costs:?}");
+        assert_eq!(costs.read_ms(5), 5.0);
         assert_eq!(costs.prefill_ms(3), 3.0);
         costs.learn_prefill(Some(500.0));
         assert_eq!(costs.prefill_ms(3), 6.0);
