@@ -49,7 +49,7 @@ pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
 pub use output::arguments::{ArgumentSchemas, Extent};
-pub use output::json_schema::CompiledSchema;
+pub use output::json_schema::{CompiledSchema, SchemaCompiler};
 pub use output::reasoning::ThoughtsFirst;
 pub use output::sampler_kind::SamplerKind;
 pub use output::speculation::SpeculationConfig;

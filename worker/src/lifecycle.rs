@@ -206,7 +206,8 @@ fn prompt_texts(prompts: &[ReadPrompt], n: u32) -> Vec<String> {
 
 fn compile(serving: &Serving, wanted: WantedSchema) -> Result<CompiledSchema, RequestError> {
     let WantedSchema { param, schema } = wanted;
-    serving.engine.compile_schema(&schema).map_err(|reason| RequestError::field(param, reason))
+    let compiled = serving.engine.compiler().and_then(|compiler| compiler.compile(&schema));
+    compiled.map_err(|reason| RequestError::field(param, reason))
 }
 
 fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {

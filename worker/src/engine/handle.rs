@@ -17,7 +17,6 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_prompt::Separators;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
@@ -27,14 +26,13 @@ use super::api::{EngineError, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
 use super::kv::sending::Sending;
 use super::output::constraint::{KnownGrammars, Rule};
-use super::output::json_schema::{CompiledSchema, Compiler};
+use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
 use super::output::sampler::TokenSampler;
 use super::output::speculation::SpeculationConfig;
 use super::publish::arrival_announcer::{ArrivalAnnouncer, Promise};
 use super::publish::counters::{CounterValues, Counters};
 use super::sequence::Chosen;
-use crate::schema::{CallText, ValueGrammar};
 
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -51,7 +49,7 @@ pub(crate) struct Shared {
     pub speculation: Option<SpeculationConfig>,
     pub model: Arc<LlamaModel>,
     /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
-    pub schemas: OnceLock<Result<Compiler, String>>,
+    pub schemas: OnceLock<Result<SchemaCompiler, String>>,
     pub grammars: KnownGrammars,
     pub commands: SyncSender<Command>,
     pub places: Arc<Places>,
@@ -69,8 +67,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn schemas(&self) -> &Result<Compiler, String> {
-        self.schemas.get_or_init(|| Compiler::new(&self.model))
+    pub(super) fn schemas(&self) -> &Result<SchemaCompiler, String> {
+        self.schemas.get_or_init(|| SchemaCompiler::new(&self.model))
     }
 
     fn greet(&self, submission: &Submission) -> Tenant {
@@ -210,34 +208,11 @@ impl EngineHandle {
         })
     }
 
-    /// Returns a schema compiled for the model's vocabulary, or why it cannot be followed, for the client.
+    /// Returns the compiler of schemas for the model's vocabulary; it never waits for the engine.
     ///
-    /// Takes the form of `schema::normalize`. Cost: a millisecond, up to half a second for the largest; it never waits
-    /// for the engine.
-    pub fn compile_schema(&self, schema: &serde_json::Value) -> Result<CompiledSchema, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile(schema)
-    }
-
-    /// Returns a normalized schema of a tool's arguments compiled, or why it cannot be, for the client.
-    ///
-    /// `separators` separate their parts.
-    pub fn compile_arguments(
-        &self,
-        schema: &serde_json::Value,
-        separators: Separators,
-    ) -> Result<CompiledSchema, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_arguments(schema, separators)
-    }
-
-    /// Returns the compiled grammar of a single argument, or why it cannot be compiled, for the client; `separators` as
-    /// above.
-    pub fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_value(value, separators)
-    }
-
-    /// Returns the compiled grammar of all arguments of a call, or the reason for the client; `separators` as above.
-    pub fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
-        self.shared.schemas().as_ref().map_err(Clone::clone)?.compile_call(call, separators)
+    /// Errors: the reason why there is none, for the client.
+    pub fn compiler(&self) -> Result<&SchemaCompiler, String> {
+        self.shared.schemas().as_ref().map_err(Clone::clone)
     }
 
     /// Returns the properties of the loaded model and its context.

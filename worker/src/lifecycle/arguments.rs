@@ -129,7 +129,8 @@ impl Asked<'_> {
         let Some(grammar) = filled(&format, &all) else { return Ok(None) };
         let (kept, others) = self.compiled(|_, tool| {
             let schema = self.schema(tool)?;
-            let compiled = self.serving.engine.compile_arguments(&schema, separators(&format));
+            let compiler = self.serving.engine.compiler();
+            let compiled = compiler.and_then(|compiler| compiler.compile_arguments(&schema, separators(&format)));
             compiled.map_err(|reason| self.fields.refused(tool, &reason))
         })?;
         let (places, schemas): (Vec<usize>, Vec<CompiledSchema>) = kept.into_iter().unzip();
@@ -158,7 +159,8 @@ impl Asked<'_> {
             let keywords = schema.as_object().expect("a normalized schema of arguments is an object");
             check_apart(keywords).map_err(|error| self.fields.not_kept(tool, &error))?;
             let text = CallText::new(schema, form).map_err(|error| self.fields.not_kept(tool, &error))?;
-            let compiled = self.serving.engine.compile_call(&text, separators(&format));
+            let compiler = self.serving.engine.compiler();
+            let compiled = compiler.and_then(|compiler| compiler.compile_call(&text, separators(&format)));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
             Ok((text.told, compiled))
         })?;
@@ -219,7 +221,8 @@ impl Asked<'_> {
             let not_kept = |error: SchemaError| self.fields.not_kept(tool, &error.below(&format!("properties.{name}")));
             let schema = with_definitions(&keywords["properties"][name], keywords);
             let grammar = ValueGrammar::new(schema, &framing.closes[idx][at], framing.typing).map_err(not_kept)?;
-            let compiled = self.serving.engine.compile_value(&grammar, separators);
+            let compiler = self.serving.engine.compiler();
+            let compiled = compiler.and_then(|compiler| compiler.compile_value(&grammar, separators));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
             Ok((grammar.is_text(), compiled))
         };

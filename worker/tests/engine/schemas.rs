@@ -32,7 +32,7 @@ async fn follow(engine: &EngineHandle, schema: &Value, change: impl FnOnce(&mut 
     let normal = normalize(schema).map_err(|error| format!("{}: {error}", error.path))?;
     let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
     request.generation.ignore_eos = false;
-    request.generation.schema = Some(engine.compile_schema(&normal)?);
+    request.generation.schema = Some(engine.compiler()?.compile(&normal)?);
     change(&mut request.generation.sampling);
     let answer = request.submit(engine).map_err(|error| error.to_string())?.answer().await;
     match &answer.failed {
@@ -155,7 +155,7 @@ async fn thoughts_come_before_a_schema_and_end_no_answer() {
     for (seed, opens) in (0..24).zip([false, true].into_iter().cycle()) {
         let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
         request.generation.ignore_eos = false;
-        request.generation.schema = Some(engine.compile_schema(&normal).unwrap());
+        request.generation.schema = Some(engine.compiler().unwrap().compile(&normal).unwrap());
         let first = ThoughtsFirst { opening: opens.then_some(opening), ends: vec!["</think>".to_owned()] };
         request.generation.thoughts = Some(first);
         request.generation.sampling = flat(seed, vec![(closing, 500.0), (opening, 200.0), (end, 1000.0)]);
@@ -186,7 +186,7 @@ async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
     let ask_with = async |end: &str| {
         let mut request = ask(&tokens(7, 20), 40);
         request.generation.ignore_eos = false;
-        request.generation.schema = Some(engine.compile_schema(&normal).unwrap());
+        request.generation.schema = Some(engine.compiler().unwrap().compile(&normal).unwrap());
         request.generation.thoughts = Some(ThoughtsFirst { opening: None, ends: vec![end.to_owned()] });
         // `</think>` is one token, of which reasoning that ends with `</thin` leaves `k>`, and reasoning that ends with
         // `</think>` leaves nothing.
@@ -207,7 +207,7 @@ async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
 #[tokio::test]
 async fn a_schema_goes_neither_with_a_grammar_nor_without_an_end() {
     let (engine, _updates) = start(several_slots());
-    let schema = engine.compile_schema(&json!({"const": 1})).unwrap();
+    let schema = engine.compiler().unwrap().compile(&json!({"const": 1})).unwrap();
     let mut request = ask(&tokens(1, 5), 5);
     request.generation.schema = Some(schema);
     assert!(matches!(request.submit(&engine).err(), Some(EngineError::Sampler { .. })), "ignore_eos");

@@ -145,7 +145,7 @@ fn every_way(engine: &EngineHandle) -> Vec<Ask> {
         "b": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}}, "required": ["a", "b"]});
     let mut asked = plain.clone();
     asked.generation.ignore_eos = false;
-    asked.generation.schema = Some(engine.compile_schema(&normalize(&schema).unwrap()).unwrap());
+    asked.generation.schema = Some(engine.compiler().unwrap().compile(&normalize(&schema).unwrap()).unwrap());
     asks.push(asked);
     for max_tokens in [1, 2, 3, 9, 10, 11, 12] {
         asks.push(ask(&prompt, max_tokens));

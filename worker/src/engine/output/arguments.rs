@@ -13,7 +13,7 @@ use llguidance::toktrie::{SimpleVob, TokTrie};
 use warmpath_common::ids::Token;
 
 use super::constraint::unfollowed;
-use super::json_schema::{CompiledSchema, Compiler, Constraint};
+use super::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
 
 /// Schemas of arguments, by the tokens that stand for them in a grammar.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -65,12 +65,12 @@ pub(crate) struct FollowedArguments {
 
 impl FollowedArguments {
     /// Returns the state of a response without arguments that follow a schema.
-    pub(crate) fn none(compiler: &Compiler) -> Self {
+    pub(crate) fn none(compiler: &SchemaCompiler) -> Self {
         Self::new(compiler, Arc::default())
     }
 
     /// Returns the state of a response at its start.
-    pub(crate) fn new(compiler: &Compiler, schemas: Arc<ArgumentSchemas>) -> Self {
+    pub(crate) fn new(compiler: &SchemaCompiler, schemas: Arc<ArgumentSchemas>) -> Self {
         Self { schemas, bracketed: Arc::clone(compiler.bracketed()), begun: None, value: None }
     }
 }

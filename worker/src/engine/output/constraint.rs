@@ -15,7 +15,7 @@ use warmpath_worker_output::grammar::{Grammar, Tokens};
 
 use super::arguments::FollowedArguments;
 use super::grammar::{Followed, Spelled};
-use super::json_schema::{Compiler, Constraint};
+use super::json_schema::{Constraint, SchemaCompiler};
 use super::reasoning::{Thinking, Thought};
 use super::schema_or_call::SchemaOrCall;
 use super::tool_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
@@ -171,7 +171,7 @@ impl KnownGrammars {
 
 impl Shared {
     /// Returns a grammar compiled, which may name this many tokens beyond the vocabulary, and the compiler.
-    fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &Compiler), String> {
+    fn grammar(&self, text: &str, n_beyond: usize) -> Result<(Arc<Grammar>, &SchemaCompiler), String> {
         let compiler = self.schemas().as_ref().map_err(Clone::clone)?;
         Ok((self.grammars.get(&self.model, text, n_beyond)?, compiler))
     }

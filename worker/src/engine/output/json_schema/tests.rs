@@ -63,9 +63,9 @@ const CASES: [Case; 6] = [
     },
 ];
 
-static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
+static COMPILER: LazyLock<SchemaCompiler> = LazyLock::new(|| {
     let bytes = (0..=u8::MAX).map(|byte| if byte == TokTrie::SPECIAL_TOKEN_MARKER { Vec::new() } else { vec![byte] });
-    Compiler::of(&bytes.chain([Vec::new()]).collect::<Vec<_>>(), &[256]).expect("there is an end")
+    SchemaCompiler::of(&bytes.chain([Vec::new()]).collect::<Vec<_>>(), &[256]).expect("there is an end")
 });
 
 /// Returns the format of calls to the tool `f` with these parameters.
