@@ -11,134 +11,110 @@ use crate::engine::api::{CachedTokens, Finished};
 use crate::engine::schedule::queue::Waiting;
 use crate::store::{DiskEvent, WriteFailure};
 
-/// Counters of the engine.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub steps: AtomicU64,
-    pub busy_slot_steps: AtomicU64,
-    pub generated_tokens: AtomicU64,
-    pub prompt_us: AtomicU64,
-    pub generation_us: AtomicU64,
-    pub sequence_tokens_max: AtomicU64,
-    pub prefill_tokens: AtomicU64,
-    pub decode_tokens: AtomicU64,
-    pub drafts: AtomicU64,
-    pub drafted_tokens: AtomicU64,
-    pub accepted_tokens: AtomicU64,
-    pub prompt_tokens: AtomicU64,
-    pub cached_tokens: AtomicU64,
-    pub passed_tokens_max: AtomicU64,
-    pub decode_failures: AtomicU64,
-    pub finished: AtomicU64,
-    pub cancelled: AtomicU64,
-    pub cached_ram_tokens: AtomicU64,
-    pub cached_disk_tokens: AtomicU64,
-    pub prefix_waits: AtomicU64,
-    pub prefix_wait_us: AtomicU64,
-    pub disk_wait_us: AtomicU64,
-    pub disk_read_failures: AtomicU64,
-    pub disk_write_failures: AtomicU64,
-    pub disk_writes_refused: AtomicU64,
-    pub failed_starts: AtomicU64,
-    pub restores: AtomicU64,
-    pub restore_us: AtomicU64,
-    pub saves: AtomicU64,
-    pub save_us: AtomicU64,
-    pub saved_tokens: AtomicU64,
-    pub checkpoints_made: AtomicU64,
-    pub checkpoint_uses: AtomicU64,
-    pub moved_out: AtomicU64,
-    pub shifted_tokens: AtomicU64,
-    pub context_shifts: AtomicU64,
-    pub failed: AtomicU64,
-    pub busy_slots: AtomicU64,
-    pub queued: AtomicU64,
-    pub held_tokens: AtomicU64,
+/// Defines the counters and their values.
+macro_rules! counters {
+    ($($(#[doc = $meaning:literal])+ $counter:ident;)*) => {
+        /// Counters of the engine.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $($(#[doc = $meaning])+ pub $counter: AtomicU64,)*
+        }
+
+        /// Values of the counters at one moment.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct CounterValues {
+            $($(#[doc = $meaning])+ pub $counter: u64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn values(&self) -> CounterValues {
+                CounterValues { $($counter: self.$counter.load(Relaxed),)* }
+            }
+        }
+    };
 }
 
-/// Values of the counters at one moment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CounterValues {
+counters! {
     /// Batches decoded by llama.cpp.
-    pub steps: u64,
+    steps;
     /// Sum, over those batches, of the slots that ran a sequence.
-    pub busy_slot_steps: u64,
+    busy_slot_steps;
     /// Tokens that were chosen.
-    pub generated_tokens: u64,
+    generated_tokens;
     /// Time from a slot's start to its first token, of completed requests. Units: microseconds.
-    pub prompt_us: u64,
+    prompt_us;
     /// Time from the first token to the last, of completed requests. Units: microseconds.
-    pub generation_us: u64,
+    generation_us;
     /// Most tokens, prompt and response, of any slot so far.
-    pub sequence_tokens_max: u64,
+    sequence_tokens_max;
     /// Prompt tokens computed.
-    pub prefill_tokens: u64,
+    prefill_tokens;
     /// Output tokens computed, rejected ones included.
-    pub decode_tokens: u64,
+    decode_tokens;
     /// Drafts computed.
-    pub drafts: u64,
+    drafts;
     /// Tokens of these drafts.
-    pub drafted_tokens: u64,
+    drafted_tokens;
     /// Drafted tokens that became part of responses.
-    pub accepted_tokens: u64,
+    accepted_tokens;
     /// Prompt tokens of requests that got a slot.
-    pub prompt_tokens: u64,
+    prompt_tokens;
     /// Those of them that were reused.
-    pub cached_tokens: u64,
+    cached_tokens;
     /// Most prompt tokens ever computed between two tokens of a stream.
-    pub passed_tokens_max: u64,
+    passed_tokens_max;
     /// Batches that llama.cpp failed to decode.
-    pub decode_failures: u64,
+    decode_failures;
     /// Requests that were completed.
-    pub finished: u64,
+    finished;
     /// Requests whose client disconnected.
-    pub cancelled: u64,
+    cancelled;
     /// Requests that failed.
-    pub failed: u64,
+    failed;
     /// Reused tokens that came from the store in memory.
-    pub cached_ram_tokens: u64,
+    cached_ram_tokens;
     /// Reused tokens that came from the store on disk.
-    pub cached_disk_tokens: u64,
+    cached_disk_tokens;
     /// Requests that waited for a prefix that another was computing.
-    pub prefix_waits: u64,
+    prefix_waits;
     /// Time of these waits when the requests got their slots. Units: microseconds.
-    pub prefix_wait_us: u64,
+    prefix_wait_us;
     /// Time that requests had waited for state to be read from disk. Units: microseconds.
-    pub disk_wait_us: u64,
+    disk_wait_us;
     /// Stored state that could not be read from disk.
-    pub disk_read_failures: u64,
+    disk_read_failures;
     /// Stored state that could not be written to disk, or was not because writing had just failed.
-    pub disk_write_failures: u64,
+    disk_write_failures;
     /// Stored state that was not written to disk because too much was waiting already.
-    pub disk_writes_refused: u64,
+    disk_writes_refused;
     /// Requests whose planned start could not be reached.
-    pub failed_starts: u64,
+    failed_starts;
     /// Starts with state moved into the slot.
-    pub restores: u64,
+    restores;
     /// Time of these moves. Units: microseconds.
-    pub restore_us: u64,
+    restore_us;
     /// Exports into the store.
-    pub saves: u64,
+    saves;
     /// Time of these exports. Units: microseconds.
-    pub save_us: u64,
+    save_us;
     /// Tokens whose state was stored.
-    pub saved_tokens: u64,
+    saved_tokens;
     /// Partial-state checkpoints made.
-    pub checkpoints_made: u64,
+    checkpoints_made;
     /// Starts from one.
-    pub checkpoint_uses: u64,
+    checkpoint_uses;
     /// Idle slots whose state left the buffer.
-    pub moved_out: u64,
+    moved_out;
     /// Prompt tokens whose state was moved within a slot.
-    pub shifted_tokens: u64,
+    shifted_tokens;
     /// Shifts of a full context.
-    pub context_shifts: u64,
+    context_shifts;
     /// Slots that run a sequence.
-    pub busy_slots: u64,
+    busy_slots;
     /// Requests that wait for a slot.
-    pub queued: u64,
+    queued;
     /// Cells with KV state.
-    pub held_tokens: u64,
+    held_tokens;
 }
 
 impl Counters {
@@ -187,51 +163,6 @@ impl Counters {
         self.finished.fetch_add(1, Relaxed);
         self.prompt_us.fetch_add((finished.prompt_ms * 1e3) as u64, Relaxed);
         self.generation_us.fetch_add((finished.predicted_ms * 1e3) as u64, Relaxed);
-    }
-
-    pub(crate) fn values(&self) -> CounterValues {
-        CounterValues {
-            steps: self.steps.load(Relaxed),
-            busy_slot_steps: self.busy_slot_steps.load(Relaxed),
-            generated_tokens: self.generated_tokens.load(Relaxed),
-            prompt_us: self.prompt_us.load(Relaxed),
-            generation_us: self.generation_us.load(Relaxed),
-            sequence_tokens_max: self.sequence_tokens_max.load(Relaxed),
-            prefill_tokens: self.prefill_tokens.load(Relaxed),
-            decode_tokens: self.decode_tokens.load(Relaxed),
-            drafts: self.drafts.load(Relaxed),
-            drafted_tokens: self.drafted_tokens.load(Relaxed),
-            accepted_tokens: self.accepted_tokens.load(Relaxed),
-            prompt_tokens: self.prompt_tokens.load(Relaxed),
-            cached_tokens: self.cached_tokens.load(Relaxed),
-            passed_tokens_max: self.passed_tokens_max.load(Relaxed),
-            decode_failures: self.decode_failures.load(Relaxed),
-            finished: self.finished.load(Relaxed),
-            cancelled: self.cancelled.load(Relaxed),
-            failed: self.failed.load(Relaxed),
-            cached_ram_tokens: self.cached_ram_tokens.load(Relaxed),
-            cached_disk_tokens: self.cached_disk_tokens.load(Relaxed),
-            prefix_waits: self.prefix_waits.load(Relaxed),
-            prefix_wait_us: self.prefix_wait_us.load(Relaxed),
-            disk_wait_us: self.disk_wait_us.load(Relaxed),
-            disk_read_failures: self.disk_read_failures.load(Relaxed),
-            disk_write_failures: self.disk_write_failures.load(Relaxed),
-            disk_writes_refused: self.disk_writes_refused.load(Relaxed),
-            failed_starts: self.failed_starts.load(Relaxed),
-            restores: self.restores.load(Relaxed),
-            restore_us: self.restore_us.load(Relaxed),
-            saves: self.saves.load(Relaxed),
-            save_us: self.save_us.load(Relaxed),
-            saved_tokens: self.saved_tokens.load(Relaxed),
-            checkpoints_made: self.checkpoints_made.load(Relaxed),
-            checkpoint_uses: self.checkpoint_uses.load(Relaxed),
-            moved_out: self.moved_out.load(Relaxed),
-            shifted_tokens: self.shifted_tokens.load(Relaxed),
-            context_shifts: self.context_shifts.load(Relaxed),
-            busy_slots: self.busy_slots.load(Relaxed),
-            queued: self.queued.load(Relaxed),
-            held_tokens: self.held_tokens.load(Relaxed),
-        }
     }
 }
 
