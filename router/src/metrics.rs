@@ -8,19 +8,14 @@ use std::time::Duration;
 use prometheus::core::Collector;
 use prometheus::proto::{Metric, MetricFamily};
 use prometheus::{
-    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 use warmpath_common::cached_share;
 use warmpath_router_core::diagnostics::history::Totals;
 use warmpath_shell::listen::Connections;
-
-/// Buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
-pub const REQUEST_BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
-
-/// Buckets for one token: 1 ms to 1 s. Units: seconds.
-const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
+use warmpath_shell::metrics::{
+    REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, float_gauges, gauge, gauges, histogram, histograms,
+};
 
 /// Buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
 const DECISION_BUCKETS: &[f64] =
@@ -191,36 +186,6 @@ metrics! {
     lost_log_lines: IntCounter = counter("log_lines_lost_total");
     /// The version, as a label.
     info: IntGaugeVec = gauges("info", &["version"]);
-}
-
-const VALID: &str = "metric names and labels are valid";
-
-fn counter(name: &str, help: &str) -> IntCounter {
-    IntCounter::new(name, help).expect(VALID)
-}
-
-fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    IntCounterVec::new(Opts::new(name, help), labels).expect(VALID)
-}
-
-fn gauge(name: &str, help: &str) -> IntGauge {
-    IntGauge::new(name, help).expect(VALID)
-}
-
-fn gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID)
-}
-
-fn float_gauges(name: &str, help: &str, labels: &[&str]) -> GaugeVec {
-    GaugeVec::new(Opts::new(name, help), labels).expect(VALID)
-}
-
-fn histogram(name: &str, help: &str, buckets: &[f64]) -> Histogram {
-    Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())).expect(VALID)
-}
-
-fn histograms(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
-    HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels).expect(VALID)
 }
 
 impl Default for Metrics {

@@ -8,22 +8,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::{
-    Counter, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Counter, Gauge, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
-
 use warmpath_common::cached_share;
 use warmpath_common::summary::Tier;
 use warmpath_shell::listen::Connections;
+use warmpath_shell::metrics::{
+    REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, gauge, gauges, histogram, histograms, number, total_seconds,
+};
 
 use crate::engine::{CacheTotals, CounterValues};
-
-/// Buckets for a whole request and for its first token: 5 ms to 3 minutes. Units: seconds.
-const REQUEST_BUCKETS: &[f64] =
-    &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
-
-/// Buckets for one token: 1 ms to 1 s. Units: seconds.
-const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
 /// Buckets for a transfer: 1 ms to 30 s. Units: seconds.
 const TRANSFER_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -212,40 +206,6 @@ metrics! {
     info: IntGaugeVec = gauges("info", &["model", "fingerprint", "version"]);
     /// The set of CPU kernels that llama.cpp computes with, as a label.
     cpu_variant_info: IntGaugeVec = gauges("cpu_variant_info", &["variant"]);
-}
-
-const VALID: &str = "metric names and labels are valid";
-
-fn counter(name: &str, help: &str) -> IntCounter {
-    IntCounter::new(name, help).expect(VALID)
-}
-
-fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    IntCounterVec::new(Opts::new(name, help), labels).expect(VALID)
-}
-
-fn gauge(name: &str, help: &str) -> IntGauge {
-    IntGauge::new(name, help).expect(VALID)
-}
-
-fn gauges(name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID)
-}
-
-fn total_seconds(name: &str, help: &str) -> Counter {
-    Counter::new(name, help).expect(VALID)
-}
-
-fn number(name: &str, help: &str) -> Gauge {
-    Gauge::new(name, help).expect(VALID)
-}
-
-fn histogram(name: &str, help: &str, buckets: &[f64]) -> Histogram {
-    Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())).expect(VALID)
-}
-
-fn histograms(name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
-    HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels).expect(VALID)
 }
 
 impl Default for Metrics {

@@ -19,6 +19,7 @@ pub mod hosts;
 pub mod listen;
 pub mod log;
 pub mod machine;
+pub mod metrics;
 pub mod reader_timeout;
 pub mod refusal;
 pub mod tls;

@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_router_core::diagnostics::decision_log::{Entry, Outcome};
 use warmpath_router_core::diagnostics::history::Totals;
+use warmpath_shell::metrics::REQUEST_BUCKETS;
 
 use super::state::App;
 use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::error::RequestError;
-use crate::metrics::REQUEST_BUCKETS;
 
 /// Length of a history if the query does not give it. Units: seconds.
 const WINDOW_DEFAULT_S: u32 = 300;
