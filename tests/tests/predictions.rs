@@ -168,3 +168,27 @@ async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyh
     }
     check(&rig, N_DOCUMENTS * N_AT_ONCE * 2, &misses).await
 }
+
+#[tokio::test]
+async fn the_tools_of_a_second_project_are_predicted_where_they_come_first() -> anyhow::Result<()> {
+    let rig = Rig::start_with(N_WORKERS, &["--tools-first"], &[]).await?;
+    let tool = |idx: u64| {
+        let function = json!({"name": format!("tool_{idx}"), "description": words(3000 + idx, 40), "parameters": {}});
+        json!({"type": "function", "function": function})
+    };
+    let tools: Vec<Value> = (0..6).map(tool).collect();
+    for project in 0..4 {
+        let system = json!({"role": "system", "content": words(4000 + project, 60)});
+        let messages = json!([system, {"role": "user", "content": words(5000 + project, 10)}]);
+        let body = json!({"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 8});
+        let reply = rig.chat(&body).await?;
+        anyhow::ensure!(reply.status == 200, "{}", reply.text);
+        rig.settled().await?;
+        let tokens = |name: &str| reply.header(name).parse::<u64>().with_context(|| format!("header {name}"));
+        let (predicted, cached) = (tokens("x-warmpath-predicted-cached-tokens")?, tokens("x-warmpath-cached-tokens")?);
+        let prompt = tokens("x-warmpath-prompt-tokens")?;
+        assert_eq!(predicted / BLOCK_SIZE_TOKENS, cached / BLOCK_SIZE_TOKENS, "project {project}");
+        assert_eq!(cached > prompt * 6 / 10, project > 0, "project {project}: {cached} of {prompt}");
+    }
+    Ok(())
+}

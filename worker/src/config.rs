@@ -136,6 +136,8 @@ pub struct IdentityConfig {
 pub struct PromptConfig {
     /// Chat template that replaces the model's.
     pub chat_template: Option<String>,
+    /// Whether tools are rendered in front of the system text.
+    pub tools_first: bool,
 }
 
 /// Settings of embeddings.
@@ -182,7 +184,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         engine: engine_config(&flags, &source)?,
         adapter_in_force: adapters::in_force(&flags, &adapters::files(&flags)?)?,
         embedding: embedding::embedding_config(&flags)?,
-        prompt: PromptConfig { chat_template: chat_template(&flags)? },
+        prompt: PromptConfig { chat_template: chat_template(&flags)?, tools_first: flags.tools_first },
         generation: generation::defaults(&flags.generation)?,
         trace: flags.trace.config(),
         drain_timeout: timeout("drain-timeout", flags.drain_timeout)?,

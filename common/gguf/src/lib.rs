@@ -21,7 +21,7 @@ pub use error::GgufError;
 pub use fingerprint::fingerprint;
 pub use shards::{Model, model_name, shard_name, shard_path};
 pub use tokenizer::{TOKEN_BYTES_MAX, TOKENS_MAX, TokenizerError};
-pub use vocabulary::{vocabulary, vocabulary_with_chat_template};
+pub use vocabulary::{VocabularyChanges, changed_vocabulary, vocabulary};
 pub use writer::{TensorSink, TensorType, Value, Writer};
 
 #[cfg(test)]

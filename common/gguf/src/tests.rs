@@ -140,6 +140,22 @@ fn a_vocabulary_has_the_metadata_and_no_tensors() {
 }
 
 #[test]
+fn a_changed_vocabulary_declares_its_changes() {
+    let folder = TempDir::new().unwrap();
+    let path = model(&folder, TensorType::F16);
+    let changed = |chat_template, tools_first| {
+        let bytes = changed_vocabulary(&path, VocabularyChanges { chat_template, tools_first }).unwrap();
+        let copy = folder.path().join("copy.gguf");
+        replace(&copy, &bytes);
+        let header = check(&copy).unwrap();
+        (bytes, header.text("tokenizer.chat_template"), header.has_tools_first())
+    };
+    assert_eq!(changed(None, false), (vocabulary(&path).unwrap(), None, false));
+    let (_, template, tools_first) = changed(Some("{{ a }}\0b"), true);
+    assert_eq!((template.as_deref(), tools_first), (Some("{{ a }}"), true));
+}
+
+#[test]
 fn a_writer_refuses_what_gguf_cannot_hold() {
     let folder = TempDir::new().unwrap();
     let mut writer = Writer::new();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use llama_cpp_sys_2 as sys;
 
-use crate::check::check;
+use crate::check::{Header, check};
 use crate::context::Context;
 use crate::error::GgufError;
 
@@ -17,23 +17,48 @@ const SPLIT_KEYS: [&CStr; 3] = [c"split.no", c"split.count", c"split.tensors.cou
 /// Key of a model's chat template.
 const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 
+/// Key of a vocabulary whose chat template renders tools in front of the system text.
+const TOOLS_FIRST_KEY: &CStr = c"warmpath.tools_first";
+
+/// Changes by which a worker's prompts differ from those of its model's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct VocabularyChanges<'a> {
+    /// Chat template, up to its first NUL, instead of the model's own.
+    pub chat_template: Option<&'a str>,
+    /// Whether tools are rendered in front of the system text.
+    pub tools_first: bool,
+}
+
 /// Returns the bytes of a GGUF file with all metadata of the model at `path` and no tensors.
 ///
 /// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
-    Ok(metadata(path)?.bytes())
+    changed_vocabulary(path, VocabularyChanges::default())
 }
 
-/// Returns the same bytes as [`vocabulary`], with `chat_template`, up to its first NUL, instead of the model's own.
+/// Returns the same bytes as [`vocabulary`] but for `changes`.
 ///
 /// Errors: as [`check`], which runs first. Memory: proportional to the header.
-pub fn vocabulary_with_chat_template(path: &Path, chat_template: &str) -> Result<Vec<u8>, GgufError> {
+pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result<Vec<u8>, GgufError> {
     let copy = metadata(path)?;
-    let until_nul = chat_template.split('\0').next().unwrap_or_default();
-    let value = CString::new(until_nul).expect("the text ends before its first NUL");
-    // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
-    unsafe { sys::gguf_set_val_str(copy.raw(), CHAT_TEMPLATE_KEY.as_ptr(), value.as_ptr()) };
+    if let Some(chat_template) = changes.chat_template {
+        let until_nul = chat_template.split('\0').next().unwrap_or_default();
+        let value = CString::new(until_nul).expect("the text ends before its first NUL");
+        // SAFETY: the context is valid; ggml copies the key and the value, which are NUL-terminated.
+        unsafe { sys::gguf_set_val_str(copy.raw(), CHAT_TEMPLATE_KEY.as_ptr(), value.as_ptr()) };
+    }
+    if changes.tools_first {
+        // SAFETY: the context is valid; ggml copies the key, which is NUL-terminated.
+        unsafe { sys::gguf_set_val_u32(copy.raw(), TOOLS_FIRST_KEY.as_ptr(), 1) };
+    }
     Ok(copy.bytes())
+}
+
+impl Header {
+    /// Returns whether this is a vocabulary with [`VocabularyChanges::tools_first`].
+    pub fn has_tools_first(&self) -> bool {
+        TOOLS_FIRST_KEY.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
+    }
 }
 
 fn metadata(path: &Path) -> Result<Context, GgufError> {

@@ -32,6 +32,14 @@ pub enum OpenError {
         /// Position and reason.
         source: Box<PromptError>,
     },
+    /// Tools cannot be rendered in front of the system text.
+    #[error("the chat template of {} cannot render tools first: {reason}", path.display())]
+    ToolsFirst {
+        /// The file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
 }
 
 /// Reason why a request has no prompt.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use minijinja::value::Value;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 
 use crate::answers::continuation;
@@ -19,6 +19,7 @@ use crate::messages::{Continued, continued, switches, to_template_value, variabl
 use crate::partition::Partitioner;
 use crate::shield::{Shield, StandIns};
 use crate::template::{ChatTemplate, Clock};
+use crate::tools_first::{self, ToolsPlace};
 use crate::vocabulary::VocabularyInfo;
 
 /// A template with its capabilities.
@@ -29,6 +30,10 @@ pub(crate) struct FittedTemplate {
     caps: Caps,
     shield: Shield,
     info: VocabularyInfo,
+    /// Place of the tools in what the template renders.
+    pub tools_place: ToolsPlace,
+    /// Whether tools are put in front of the system text.
+    pub tools_first: bool,
 }
 
 /// A rendered request: as it is, and with placeholders for characters of control tokens in the client's text.
@@ -62,7 +67,24 @@ impl FittedTemplate {
         let template = ChatTemplate::compile(source, Arc::clone(clock))?;
         let caps = Caps::probe(&template);
         let shield = Shield::new(partitioner.controls().map(|special| special.text.as_slice()), source);
-        Ok(Self { template, formats: Formats::new(source, info), caps, shield, info: info.clone() })
+        let (formats, info, tools_place) = (Formats::new(source, info), info.clone(), ToolsPlace::Unknown);
+        let mut fitted = Self { template, formats, caps, shield, info, tools_place, tools_first: false };
+        fitted.tools_place = fitted.find_tools(partitioner);
+        Ok(fitted)
+    }
+
+    /// Returns the place of the tools in what the template renders.
+    fn find_tools(&self, partitioner: &Partitioner) -> ToolsPlace {
+        let (messages, tools) = tools_first::conversation();
+        let request = serde_json::from_value(json!({"messages": messages, "tools": tools}));
+        let variables = request.ok().and_then(|request| variables(&request, &self.caps).ok());
+        variables.map_or(ToolsPlace::Unknown, |variables| {
+            ToolsPlace::find(
+                &mut Json::Object(variables),
+                &|variables: &Json| self.render_plain(variables),
+                partitioner,
+            )
+        })
     }
 
     /// Renders a request.
@@ -77,14 +99,16 @@ impl FittedTemplate {
         let beginning = goes_on.as_ref().map(|goes_on| self.beginning(request, goes_on, &mut variables)).transpose()?;
         let parts: Vec<Part<'_>> =
             beginning.iter().zip(&goes_on).flat_map(|(beginning, goes_on)| parts(beginning, goes_on)).collect();
-        let variables = Json::Object(variables);
-        let mut plain = self.template.render(self.with_tokens(to_template_value(&variables)))?;
+        let mut variables = Json::Object(variables);
+        let mut plain = self.ordered(&mut variables, |variables| self.render_plain(variables))?;
         for part in &parts {
             let (Part::Own(text) | Part::Said(text)) = part;
             plain.push_str(text);
         }
         let Some(stand_ins) = stand_ins else { return Ok(Rendered { plain, shielded: None }) };
-        let mut text = self.template.render(self.with_tokens(self.shield.shielded(&variables, &stand_ins)))?;
+        let mut text = self.ordered(&mut variables, |variables| {
+            self.template.render(self.with_tokens(self.shield.shielded(variables, &stand_ins)))
+        })?;
         for part in &parts {
             match part {
                 Part::Own(own) => text.push_str(own),
@@ -101,8 +125,24 @@ impl FittedTemplate {
 
     /// Returns a request's text as the template renders it, whatever the client wrote.
     pub fn plain(&self, request: &ChatPrompt) -> Result<String, PromptError> {
-        let variables = Json::Object(variables(request, &self.caps)?);
-        self.template.render(self.with_tokens(to_template_value(&variables)))
+        self.render_plain(&Json::Object(variables(request, &self.caps)?))
+    }
+
+    fn render_plain(&self, variables: &Json) -> Result<String, PromptError> {
+        self.template.render(self.with_tokens(to_template_value(variables)))
+    }
+
+    /// Renders variables, with the tools in front of the system text if they are put there.
+    fn ordered(
+        &self,
+        variables: &mut Json,
+        render: impl Fn(&Json) -> Result<String, PromptError>,
+    ) -> Result<String, PromptError> {
+        let rendered = render(variables)?;
+        if !self.tools_first {
+            return Ok(rendered);
+        }
+        Ok(tools_first::tools_first(&rendered, variables, &render).unwrap_or(rendered))
     }
 
     /// Removes the continued message from the variables; returns its replacement, with marks for its texts.

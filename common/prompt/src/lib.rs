@@ -23,6 +23,7 @@ mod runs;
 mod shield;
 mod spacing;
 mod template;
+mod tools_first;
 mod vocabulary;
 mod words;
 

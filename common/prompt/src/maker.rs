@@ -25,6 +25,7 @@ use crate::fragments::{CacheCounters, FragmentCache};
 use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
+use crate::tools_first::ToolsPlace;
 use crate::vocabulary::{AddSpecial, ParseSpecial, Vocabulary, VocabularyInfo};
 
 pub use begun::BegunPrompt;
@@ -36,6 +37,8 @@ use rerank::PairPrompt;
 pub struct PromptOptions {
     /// Replacement for the model's chat template.
     pub chat_template: Option<String>,
+    /// Whether tools are rendered in front of the system text, also if the file does not declare it.
+    pub tools_first: bool,
     /// Most memory of the fragment cache.
     pub fragment_cache_bytes_max: u64,
     /// Clock of a template's `strftime_now`; local time by default, as in Hugging Face's and llama.cpp's code.
@@ -51,6 +54,7 @@ impl Default for PromptOptions {
     fn default() -> Self {
         Self {
             chat_template: None,
+            tools_first: false,
             fragment_cache_bytes_max: FRAGMENT_CACHE_BYTES_MAX_DEFAULT,
             clock: Arc::new(jiff::Zoned::now),
         }
@@ -61,6 +65,7 @@ impl std::fmt::Debug for PromptOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PromptOptions")
             .field("chat_template", &self.chat_template)
+            .field("tools_first", &self.tools_first)
             .field("fragment_cache_bytes_max", &self.fragment_cache_bytes_max)
             .finish_non_exhaustive()
     }
@@ -128,12 +133,13 @@ impl PromptMaker {
     /// Loads the vocabulary and the chat template of the GGUF file at `gguf`; its tensors are not read.
     ///
     /// Cost: 30-700 ms. Errors: `Load` if llama.cpp refuses the file, `Vocabulary` if it lacks a token that its own
-    /// settings need, `Template` if the chat template in `options` does not compile. If the model's own template is
-    /// invalid, then [`Self::chat`] returns the error.
+    /// settings need, `Template` if the chat template in `options` does not compile, `ToolsFirst` if tools cannot be
+    /// rendered in front of the system text. If the model's own template is invalid, then [`Self::chat`] returns the
+    /// error.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
-        let templates = match &options.chat_template {
+        let mut templates = match &options.chat_template {
             Some(source) => FittedTemplate::new(source, (&vocabulary.info, &partitioner), &options.clock)
                 .map(|default| Ok(Templates { default, tool_use: None, origin: TemplateOrigin::Given }))
                 .map_err(|source| OpenError::Template { path: gguf.to_owned(), source: Box::new(source) })?,
@@ -141,6 +147,10 @@ impl PromptMaker {
         };
         if let Err(WrongTemplate { reason }) = &templates {
             tracing::warn!(path = %gguf.display(), reason, "the model's chat template cannot be used; chats are refused");
+        }
+        if options.tools_first || vocabulary.tools_first {
+            put_tools_first(&mut templates)
+                .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
         }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
         Ok(Self { vocabulary, partitioner, templates, fragments, pair: OnceLock::new() })
@@ -270,8 +280,16 @@ impl PromptMaker {
         self.templates.as_ref().ok().map(|templates| templates.default.template.source())
     }
 
-    /// Returns the fingerprint of the chat templates in use; a model whose own cannot be used has a fingerprint of its
-    /// own.
+    /// Returns whether tools stand behind the system text in a prompt that has both.
+    pub fn has_tools_behind_system_text(&self) -> bool {
+        self.templates.as_ref().is_ok_and(|templates| {
+            let of_tools = templates.tool_use.as_ref().unwrap_or(&templates.default);
+            !of_tools.tools_first && matches!(of_tools.tools_place, ToolsPlace::Behind | ToolsPlace::Apart)
+        })
+    }
+
+    /// Returns the fingerprint of the chat templates in use, and of what is done to them; a model whose own cannot be
+    /// used has a fingerprint of its own.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -279,6 +297,9 @@ impl PromptMaker {
         for template in templates.flatten() {
             let source = template.template.source().as_bytes();
             hasher.update(&(source.len() as u64).to_le_bytes()).update(source);
+            if template.tools_first {
+                hasher.update(b"tools first");
+            }
         }
         Fingerprint(*hasher.finalize().as_bytes())
     }
@@ -397,6 +418,19 @@ impl Templates {
             (None, None) => Self { default: fitted(CHATML)?, tool_use: None, origin: TemplateOrigin::Default },
         })
     }
+}
+
+/// Renders tools in front of the system text from now on.
+///
+/// Errors: the reason why the template that renders them cannot.
+fn put_tools_first(templates: &mut Result<Templates, WrongTemplate>) -> Result<(), String> {
+    let templates = templates.as_mut().map_err(|wrong| wrong.reason.clone())?;
+    let of_tools = templates.tool_use.as_mut().unwrap_or(&mut templates.default);
+    if let Some(reason) = of_tools.tools_place.refusal() {
+        return Err(reason.to_owned());
+    }
+    of_tools.tools_first = true;
+    Ok(())
 }
 
 fn user_message(text: &str) -> serde_json::Map<String, Json> {

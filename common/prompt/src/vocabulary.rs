@@ -123,6 +123,8 @@ pub(crate) struct Vocabulary {
     cuts_runs: bool,
     /// Lower bound on the number of a text's tokens; `None` if they may stand for texts of any length.
     pub least_tokens: Option<LeastTokens>,
+    /// Whether the file declares that tools are rendered in front of the system text.
+    pub tools_first: bool,
 }
 
 impl Vocabulary {
@@ -138,8 +140,9 @@ impl Vocabulary {
         let info = info(&model);
         let pre_tokenizer = header.text("tokenizer.ggml.pre").unwrap_or_default();
         let cuts_runs = runs::must_be_cut(&kind(&model), &pre_tokenizer);
-        let (prefix, suffix) = (Vec::new(), Vec::new());
-        let mut vocabulary = Self { model, info, prefix, suffix, cuts: Cuts::Nowhere, cuts_runs, least_tokens: None };
+        let (prefix, suffix, cuts, least_tokens) = (Vec::new(), Vec::new(), Cuts::Nowhere, None);
+        let tools_first = header.has_tools_first();
+        let mut vocabulary = Self { model, info, prefix, suffix, cuts, cuts_runs, least_tokens, tools_first };
         vocabulary.cuts = vocabulary.find_cuts();
         vocabulary.find_affixes();
         vocabulary.least_tokens = vocabulary.find_least_tokens();

@@ -212,6 +212,12 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE", conflicts_with = "chat_template")]
     pub chat_template_file: Option<PathBuf>,
 
+    /// Render tools in front of the system text, where the chat template renders them behind it: so chats with the same
+    /// tools and other system texts share the tools' KV state. It changes what the model reads. All workers of a model
+    /// must agree; a template in which the two cannot change places ends the start.
+    #[arg(long, env = "WARMPATH_TOOLS_FIRST", conflicts_with_all = ["embedding", "rerank"])]
+    pub tools_first: bool,
+
     /// Folder into which clients may save the state of slots; without it they may not.
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,

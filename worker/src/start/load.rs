@@ -15,12 +15,13 @@ use warmpath_common::block_hash::HASH_VERSION;
 use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo, Pooling};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
+use warmpath_gguf::VocabularyChanges;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::{Identity, RunError, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
 use crate::backends;
-use crate::config::{Config, EmbeddingConfig, HttpConfig};
+use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
@@ -164,13 +165,11 @@ fn embed_config(config: &Config) -> Option<EmbedConfig> {
 
 fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
     let path = &config.engine.model;
-    let vocabulary = match &config.prompt.chat_template {
-        Some(template) => warmpath_gguf::vocabulary_with_chat_template(path, template),
-        None => warmpath_gguf::vocabulary(path),
-    };
-    let vocabulary = vocabulary.map_err(RunError::Model)?;
+    let PromptConfig { chat_template, tools_first } = config.prompt.clone();
+    let changes = VocabularyChanges { chat_template: chat_template.as_deref(), tools_first };
+    let vocabulary = warmpath_gguf::changed_vocabulary(path, changes).map_err(RunError::Model)?;
     kernels::warn_of_weights(path, &config.engine.placement);
-    let options = PromptOptions { chat_template: config.prompt.chat_template.clone(), ..PromptOptions::default() };
+    let options = PromptOptions { chat_template, tools_first, ..PromptOptions::default() };
     let prompts = PromptMaker::open(path, options).map_err(RunError::Prompt)?;
     let (sender, updates) = mpsc::unbounded_channel();
     let report = move |share| progress.report(share);

@@ -42,4 +42,5 @@ mod tool_choice;
 mod tool_parameters;
 mod tool_text;
 mod tools;
+mod tools_first;
 mod tools_with_schema;

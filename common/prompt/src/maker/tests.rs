@@ -4,6 +4,7 @@ mod growing;
 mod length;
 mod runs;
 mod salts;
+mod tools_first;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -43,13 +44,21 @@ fn fixture_template(name: &str) -> String {
 }
 
 fn open(vocab: &str, template: &str) -> PromptMaker {
-    let path = fixtures().join("vocab").join(format!("{vocab}.gguf"));
+    PromptMaker::open(&fixture_vocab(vocab), options(template)).unwrap()
+}
+
+fn fixture_vocab(name: &str) -> PathBuf {
+    let path = fixtures().join("vocab").join(format!("{name}.gguf"));
     assert!(path.exists(), "{} is missing: run `make fixtures`", path.display());
+    path
+}
+
+/// Returns options with a template and a clock that stands still.
+fn options(template: &str) -> PromptOptions {
     let now: jiff::civil::DateTime = "2026-07-26T15:04:05".parse().unwrap();
     let now = now.to_zoned(jiff::tz::TimeZone::UTC).unwrap();
     let clock: Clock = Arc::new(move || now.clone());
-    PromptMaker::open(&path, PromptOptions { chat_template: Some(template.to_owned()), clock, ..Default::default() })
-        .unwrap()
+    PromptOptions { chat_template: Some(template.to_owned()), clock, ..Default::default() }
 }
 
 fn request(body: Json) -> ChatPrompt {

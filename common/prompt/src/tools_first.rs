@@ -1,0 +1,179 @@
+//! Tools in front of the system text, for chat templates that render them behind it.
+//!
+//! Agents write a project's path into the system text, so tools behind it are new text in every project. The template
+//! renders a request as ever; then both parts change places within the system message: `head text space tools` becomes
+//! `head tools space text`. The parts are found by rendering small conversations with a mark as the system text, with
+//! tools and without.
+//!
+//! Not here: the conversion of a request for a template (`messages`).
+
+use std::collections::HashSet;
+
+use serde_json::{Value as Json, json};
+use warmpath_common::ids::Token;
+
+use crate::error::PromptError;
+use crate::partition::{Partitioner, Piece};
+
+/// System text in place of the request's. Source: a private character that no template writes.
+const MARK: char = '\u{f8fd}';
+
+/// The user's message in small conversations.
+const QUESTION: &str = "warmpath question";
+/// Name of a tool in the conversation that shows the tools' place.
+const TOOL: &str = "warmpath_tool";
+/// Its system text.
+const TEXT: &str = "warmpath text";
+
+/// Place of the tools in the prompts of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ToolsPlace {
+    /// Unknown: the template does not render both tools and a system text.
+    Unknown,
+    /// In front of the system text.
+    Front,
+    /// Behind the system text, in the same message.
+    Behind,
+    /// Behind the system text, in another message or inseparable from it.
+    Apart,
+}
+
+/// Parts of a system message as a template renders it.
+struct SystemMessage {
+    head: String,
+    text: String,
+    /// Everything that is rendered because of the tools, from the white space behind the system text on.
+    tools: String,
+    /// The rest of the prompt.
+    behind: String,
+}
+
+impl ToolsPlace {
+    /// Returns the place in the prompts of the template that `render` renders.
+    ///
+    /// Shape: `variables` are those of [`conversation`].
+    pub fn find(
+        variables: &mut Json,
+        render: &impl Fn(&Json) -> Result<String, PromptError>,
+        partitioner: &Partitioner,
+    ) -> Self {
+        let Ok(rendered) = render(variables) else { return Self::Unknown };
+        match (rendered.find(TEXT), rendered.find(TOOL)) {
+            (Some(text), Some(tool)) if tool < text => Self::Front,
+            (Some(_), Some(_)) => {
+                let is_separable = SystemMessage::find(variables, render).is_some_and(|found| {
+                    let controls = |text: &str| controls(partitioner, text);
+                    let tail = found.behind.split(QUESTION).next().unwrap_or_default();
+                    let around = &controls(&found.head) | &controls(tail);
+                    found.tools.contains(TOOL) && controls(&found.tools).is_disjoint(&around)
+                });
+                if is_separable { Self::Behind } else { Self::Apart }
+            }
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Returns why the tools cannot be put in front of the system text; `None` if they can.
+    pub fn refusal(self) -> Option<&'static str> {
+        match self {
+            Self::Unknown => Some("it does not render both tools and a system text"),
+            Self::Front => Some("it renders tools in front of the system text already"),
+            Self::Behind => None,
+            Self::Apart => Some("it does not render tools right behind the system text, in the same message"),
+        }
+    }
+}
+
+/// Returns the messages and the tools of the conversation that shows the tools' place.
+pub(crate) fn conversation() -> (Json, Json) {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"place": {"type": "string", "description": "where"}},
+        "required": ["place"],
+    });
+    let function = json!({"name": TOOL, "description": "looks up", "parameters": parameters});
+    let messages = json!([{"role": "system", "content": TEXT}, {"role": "user", "content": QUESTION}]);
+    (messages, json!([{"type": "function", "function": function}]))
+}
+
+/// Returns the text that was rendered of `variables`, with the tools in front of the system text; `None` if it has not
+/// both, or not as they stand in a small conversation.
+///
+/// Cost: that of rendering the tools again.
+pub(crate) fn tools_first(
+    rendered: &str,
+    variables: &mut Json,
+    render: &impl Fn(&Json) -> Result<String, PromptError>,
+) -> Option<String> {
+    let SystemMessage { head, text, tools, .. } = SystemMessage::find(variables, render)?;
+    let rest = rendered.strip_prefix(&*head)?.strip_prefix(&*text)?.strip_prefix(&*tools)?;
+    let listed = tools.trim_start();
+    let space = &tools[..tools.len() - listed.len()];
+    Some([&head, listed, space, &text, rest].concat())
+}
+
+impl SystemMessage {
+    /// Finds the parts of the system message of a request with these variables; they are the same afterwards.
+    fn find(variables: &mut Json, render: &impl Fn(&Json) -> Result<String, PromptError>) -> Option<Self> {
+        if variables["tools"].as_array().is_none_or(Vec::is_empty) {
+            return None;
+        }
+        let said = variables["messages"].get(0).filter(|first| is_system(first))?.clone();
+        let mut marked = said.clone();
+        let mark = MARK.to_string();
+        marked["content"] =
+            if said["content"].is_array() { json!([{"type": "text", "text": mark}]) } else { json!(mark) };
+        let question = question_like(&variables["messages"]);
+        let messages = std::mem::replace(&mut variables["messages"], json!([marked, question]));
+        let with_tools = render(variables);
+        let tools = variables["tools"].take();
+        let without = render(variables);
+        variables["messages"][0] = said;
+        let said = render(variables);
+        variables["messages"] = messages;
+        variables["tools"] = tools;
+        Self::cut((&with_tools.ok()?, &without.ok()?), &said.ok()?)
+    }
+
+    /// Cuts two renderings with a mark, with tools and without, and one of the request's own text without tools.
+    fn cut((with_tools, without): (&str, &str), said: &str) -> Option<Self> {
+        let (head, with_tools) = around_mark(with_tools)?;
+        let (bare_head, behind) = around_mark(without)?;
+        let text = said.strip_prefix(bare_head)?.strip_suffix(behind)?;
+        let tools = with_tools.strip_suffix(behind)?;
+        // Tools in another message stand behind the end of the system's, with which `behind` begins as well.
+        let mut common = with_tools.bytes().zip(behind.bytes()).take_while(|(a, b)| a == b);
+        let is_same_message = common.all(|(byte, _)| byte.is_ascii_whitespace());
+        let is_apart = tools.starts_with(char::is_whitespace) && !tools.trim().is_empty();
+        let [head, text, tools, behind] = [head, text, tools, behind].map(str::to_owned);
+        (is_same_message && is_apart).then_some(Self { head, text, tools, behind })
+    }
+}
+
+/// Returns a user's message whose content has the form that the template accepts, as in these messages.
+fn question_like(messages: &Json) -> Json {
+    let is_user = |message: &&Json| message["role"] == "user";
+    let users = messages.as_array().into_iter().flatten().find(is_user);
+    let has_parts = users.is_some_and(|message| message["content"].is_array());
+    let content = if has_parts { json!([{"type": "text", "text": QUESTION}]) } else { json!(QUESTION) };
+    json!({"role": "user", "content": content})
+}
+
+fn is_system(message: &Json) -> bool {
+    matches!(message["role"].as_str(), Some("system" | "developer"))
+}
+
+/// Returns the texts before and behind the mark; `None` unless it is there once.
+fn around_mark(text: &str) -> Option<(&str, &str)> {
+    text.split_once(MARK).filter(|(_, behind)| !behind.contains(MARK))
+}
+
+fn controls(partitioner: &Partitioner, text: &str) -> HashSet<Token> {
+    let pieces = partitioner.partition(text.as_bytes()).into_iter();
+    pieces
+        .filter_map(|piece| match piece {
+            Piece::Special { token, control: true } => Some(token),
+            Piece::Special { control: false, .. } | Piece::Text(_) => None,
+        })
+        .collect()
+}

@@ -1,0 +1,80 @@
+//! Tools in front of the system text: what the worker renders, what it declares to routers, which templates it refuses.
+//!
+//! Not here: where the parts are found (`warmpath-prompt`).
+
+use serde_json::{Value, json};
+use warmpath_bench::prompts::words;
+use warmpath_common::summary::{SNAPSHOT_PATH, Snapshot, VOCABULARY_PATH};
+use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_worker::config::{flags::Flags, resolve};
+use warmpath_worker::start::bind;
+
+use crate::harness::{TestWorker, tiny};
+
+/// Returns a request of an agent in a project: tools that are the same in each, and a system text with its path.
+fn asked(project: &str) -> Value {
+    let tool = |idx: u64| {
+        let parameters = json!({"type": "object", "properties": {"path": {"type": "string"}}});
+        json!({"type": "function", "function": {"name": format!("tool_{idx}"), "description": words(idx, 30), "parameters": parameters}})
+    };
+    let messages = json!([
+        {"role": "system", "content": format!("You work in {project}. {}", words(50, 40))},
+        {"role": "user", "content": "What is there?"},
+    ]);
+    json!({"messages": messages, "tools": (0..6).map(tool).collect::<Vec<_>>(), "max_tokens": 8, "temperature": 0})
+}
+
+/// Returns what the worker tells routers, and the prompt maker that a router makes of its vocabulary.
+async fn declared(worker: &TestWorker) -> (Snapshot, PromptMaker) {
+    let snapshot = worker.get_json(SNAPSHOT_PATH).await;
+    let vocabulary = worker.get(VOCABULARY_PATH).await.bytes().await.expect("bytes");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), &vocabulary).expect("the vocabulary is written");
+    let maker = PromptMaker::open(file.path(), PromptOptions::default()).expect("it opens");
+    (serde_json::from_value(snapshot).expect("a snapshot"), maker)
+}
+
+#[tokio::test]
+async fn a_router_renders_what_the_worker_renders() {
+    let mut fingerprints = Vec::new();
+    for flag in ["", "--tools-first"] {
+        let worker = TestWorker::start(&format!("--slots 1 --ctx-size 4096 {flag}")).await;
+        let (snapshot, router) = declared(&worker).await;
+        assert_eq!(router.chat_template_fingerprint(), snapshot.model.chat_template_fingerprint, "{flag}");
+        let prompt = worker.ask("/apply-template", asked("/home/a")).await["prompt"].clone();
+        let chat = serde_json::from_value(asked("/home/a")).expect("a chat");
+        assert_eq!(prompt.as_str(), Some(router.render(&chat).expect("it renders").as_str()), "{flag}");
+        let find = |part: &str| prompt.as_str().and_then(|prompt| prompt.find(part)).expect("it is there");
+        assert_eq!(find("tool_5") < find("/home/a"), !flag.is_empty(), "{prompt}");
+        fingerprints.push(snapshot.model.chat_template_fingerprint);
+    }
+    assert_ne!(fingerprints[0], fingerprints[1]);
+}
+
+#[tokio::test]
+async fn a_second_project_starts_from_the_tools_of_the_first() {
+    for (flag, expected) in [("", 0.0..0.2), ("--tools-first", 0.7..1.0)] {
+        let worker = TestWorker::start(&format!("--slots 2 --ctx-size 8192 {flag}")).await;
+        worker.ask("/v1/chat/completions", asked("/home/a")).await;
+        let second = worker.ask("/v1/chat/completions", asked("/srv/other")).await;
+        let tokens = |field: &str| second["usage"].pointer(field).and_then(Value::as_f64).expect("a count");
+        let share = tokens("/prompt_tokens_details/cached_tokens") / tokens("/prompt_tokens");
+        assert!(expected.contains(&share), "{flag}: {share}");
+        let mut fresh = asked("/srv/other");
+        fresh["cache_prompt"] = json!(false);
+        let fresh = worker.ask("/v1/chat/completions", fresh).await;
+        assert_eq!(fresh["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{fresh}");
+        assert_eq!(fresh["choices"][0]["message"], second["choices"][0]["message"], "{flag}");
+    }
+}
+
+#[tokio::test]
+async fn a_template_without_tools_ends_the_start_with_the_reason() {
+    let line = ["warmpath-worker", "--listen", "127.0.0.1:0", "--chat-template", "chatml", "--tools-first", "--model"];
+    let line = line.into_iter().chain(tiny().to_str());
+    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse");
+    let bound = bind(resolve(flags).expect("the flags fit together")).await.expect("the worker binds");
+    let error = bound.serve(std::future::pending()).await.expect_err("ChatML has no tools");
+    let reason = warmpath_shell::chain(&error);
+    assert!(reason.contains("cannot render tools first: it does not render both tools and a system text"), "{reason}");
+}
