@@ -367,6 +367,8 @@ pub struct RequestConfig {
     pub queue_timeout: Duration,
     /// Longest time after its arrival that a request is held while its model is loading.
     pub wait: Duration,
+    /// Whether a model name that no worker has means the only model.
+    pub any_model_name: bool,
     /// Longest time until a worker begins its response.
     pub response_timeout: Duration,
     /// Longest pause within a response, for the worker to send something and for the client to take something.
@@ -436,6 +438,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             queue_max: flags.queue_max,
             queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
             wait: seconds("--wait", flags.wait)?,
+            any_model_name: flags.any_model_name,
             response_timeout: seconds("--response-timeout", flags.response_timeout)?,
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
         },

@@ -72,7 +72,7 @@ pub struct IncomingRequest {
     pub query: Option<String>,
     /// Headers of the client.
     pub headers: HeaderMap,
-    /// Body, sent to workers unchanged.
+    /// Body, sent to workers unchanged but for a model name that no worker has.
     pub body: Bytes,
     /// Form of the prompt in the body.
     pub shape: Shape,
@@ -107,7 +107,8 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
 /// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
     loop {
-        let draft = RawRequest { shape: arrival.shape, body: arrival.body.clone(), salt: arrival.salt.clone() };
+        let (shape, any_model_name) = (arrival.shape, app.requests.any_model_name);
+        let draft = RawRequest { shape, body: arrival.body.clone(), salt: arrival.salt.clone(), any_model_name };
         let start = Instant::now();
         let prepared = app.preparing.prepare(&app.fleet, app.fleet.view(), draft).await;
         arrival.span.part("router.prepare", (start, Instant::now()), Vec::new());
@@ -117,7 +118,11 @@ async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> R
                     return Err(error.into());
                 }
             }
-            prepared => return prepared,
+            prepared => {
+                let mut prepared = prepared?;
+                arrival.body = prepared.renamed_body.take().unwrap_or_else(|| std::mem::take(&mut arrival.body));
+                return Ok(prepared);
+            }
         }
     }
 }
@@ -368,16 +373,16 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
 /// Marks the matched blocks as used, so that the index drops them late, and records the conversation, in the
 /// background.
 fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
-    let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, .. } = prepared else { return };
+    let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, tools, .. } = prepared else { return };
     if n_matched_blocks == 0 && marks.is_empty() {
         return;
     }
     let app = app.clone();
-    let (root, keys, marks) = (*root, keys.clone(), marks.clone());
+    let (root, keys, marks, tools) = (*root, keys.clone(), marks.clone(), *tools);
     // This takes microseconds, less than moving it to the thread pool.
     tokio::spawn(async move {
         app.fleet.index().touch(&keys[..keys.len().min(n_matched_blocks as usize)]);
-        prefix_break_header::observe(&app, PromptFingerprint { root, marks, keys });
+        prefix_break_header::observe(&app, PromptFingerprint { root, marks, keys }, tools);
     });
 }
 

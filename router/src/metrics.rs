@@ -100,6 +100,9 @@ metrics! {
     /// Conversations that broke their own prefix, by the role of the changed message: system, user, assistant, tool,
     /// other; template where no message changed; answer where the model's last answer came back otherwise.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
+    /// Chats with the tools of an earlier chat behind another system text, where they are computed again; workers with
+    /// --tools-first put them in front of it.
+    repeated_tools: IntCounter = counter("repeated_tools_total");
     /// Requests without a valid API key.
     auth_failures: IntCounter = counter("auth_failures_total");
     /// Failed reads of the file of API keys; the last keys stay in force.

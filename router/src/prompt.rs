@@ -27,6 +27,7 @@ use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::RawPrompt;
 use warmpath_prompt::{Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
+use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
 use warmpath_shell::turns::Processors;
 
@@ -113,13 +114,17 @@ pub struct RawRequest {
     pub body: Bytes,
     /// Salt in the headers.
     pub salt: Salt,
+    /// Whether a model name that no worker has means the only model.
+    pub any_model_name: bool,
 }
 
 /// What routing needs to know of a request.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Name of the requested model.
+    /// Name of the requested model; its own name if no worker has the one in the request.
     pub model_name: Option<String>,
+    /// Body with the model's own name; absent if a worker has the name in the request.
+    pub renamed_body: Option<Bytes>,
     /// The model of that name.
     pub model: Arc<ModelInfo>,
     /// Capability that its worker needs; `None` if any worker will do.
@@ -130,6 +135,8 @@ pub struct Prepared {
     pub affinity: u64,
     /// Fingerprints of a chat's messages.
     pub marks: Vec<MessageHash>,
+    /// A chat's tools, if the template renders them behind its system text.
+    pub tools: Option<ToolsBehindText>,
     /// Whether the request has one prompt, so that actual reuse can be compared with the prediction.
     pub has_one_prompt: bool,
     /// Times of the phases.
@@ -250,6 +257,8 @@ impl PromptPool {
 struct Begun {
     draft: RawRequest,
     options: Options,
+    /// Body with the model's own name in place of one that no worker has.
+    renamed_body: Option<Bytes>,
     /// Salt of the prompt's chain.
     salt: String,
     /// Converts a chat's field names to those of the client's dialect.
@@ -257,6 +266,8 @@ struct Begun {
     model: Arc<ModelInfo>,
     affinity: u64,
     marks: Vec<MessageHash>,
+    /// A chat's tools and its system text.
+    tools: Option<ToolsBehindText>,
     has_one_prompt: bool,
     /// Largest context of the model's workers; `None` if some are stock servers, whose context may be of any size.
     context_tokens_max: Option<u32>,
@@ -275,12 +286,22 @@ impl Begun {
             // Text that was tokenized under other salts must not be visible to this request.
             chat.cache_salt = Some(salt.clone());
         }
-        let model = view.lookup(options.model.as_deref(), draft.shape.wanted(), Instant::now())?;
+        let (wanted, now) = (draft.shape.wanted(), Instant::now());
+        let model = match options.model.as_deref().filter(|_| draft.any_model_name) {
+            Some(name) => view.lookup_any(name, wanted, now)?,
+            None => view.lookup(options.model.as_deref(), wanted, now)?,
+        };
+        let mut renamed_body = None;
+        if let Some(name) = options.model.as_mut().filter(|name| !model.answers_to(name)) {
+            name.clone_from(&model.names[0]);
+            renamed_body = Some(body::with_model(&draft.body, name)?);
+        }
         let affinity = affinity(&parsed, &salt, &draft);
         let marks = match &parsed {
             Parsed::Chat(chat) => chat.messages.iter().map(mark).collect(),
             Parsed::Raw(_) | Parsed::Foreign(_) | Parsed::None => Vec::new(),
         };
+        let tools = tools(&parsed, &marks);
         let has_one_prompt =
             options.n.unwrap_or(1) == 1 && !matches!(&parsed, Parsed::Raw(prompts) if prompts.len() != 1);
         let is_meant = |of: &&Arc<ModelInfo>| of.fingerprint == model.fingerprint;
@@ -292,11 +313,13 @@ impl Begun {
         Ok(Self {
             draft,
             options,
+            renamed_body,
             salt,
             spelling,
             model,
             affinity,
             marks,
+            tools,
             has_one_prompt,
             context_tokens_max,
             reading,
@@ -316,7 +339,9 @@ impl Begun {
 
     /// Tokenizes and hashes the rendered prompt.
     fn finish(self, chains: &BlockKeyCache) -> Prepared {
-        let Self { draft, options, salt, model, affinity, marks, has_one_prompt, reading, mut phases, .. } = self;
+        let Self { draft, options, renamed_body, salt, model, affinity, marks, tools, has_one_prompt, .. } = self;
+        let (reading, mut phases) = (self.reading, self.phases);
+        let tools = tools.filter(|_| reading.has_tools_behind_system_text());
         let tokens = timed(&mut phases.prompt, || reading.into_tokens(&model, Scope::of(&salt)));
         let applied = lora::resolve(&model, options.model.as_deref(), options.lora.as_deref());
         let root = applied.ok().map(|applied| {
@@ -336,8 +361,8 @@ impl Begun {
             (Err(cause), _) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
             (Err(cause), _) => Prompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause },
         };
-        let wanted = draft.shape.wanted();
-        Prepared { model_name: options.model, model, wanted, prompt, affinity, marks, has_one_prompt, phases }
+        let (wanted, model_name) = (draft.shape.wanted(), options.model);
+        Prepared { model_name, renamed_body, model, wanted, prompt, affinity, marks, tools, has_one_prompt, phases }
     }
 }
 
@@ -376,6 +401,14 @@ fn mark(message: &serde_json::Map<String, serde_json::Value>) -> MessageHash {
     let n_marked = (content.len() / 4).min(MARKED_BYTES_MAX);
     let ends = [&content[..n_marked], &content[content.len() - n_marked..]].map(|end| MARKS.hash_one(end));
     MessageHash { hash: hasher.finish(), ends, role: Role::of(role) }
+}
+
+/// Returns the fingerprint of a chat's tools and its system text, if it has both.
+fn tools(parsed: &Parsed, marks: &[MessageHash]) -> Option<ToolsBehindText> {
+    let Parsed::Chat(chat) = parsed else { return None };
+    let system = marks.first().filter(|first| first.role == Role::System)?;
+    let tools = chat.tools.as_ref().filter(|tools| !tools.is_empty())?;
+    Some(ToolsBehindText { tools: MARKS.hash_one(tools), text: system.hash })
 }
 
 /// Returns a number that is the same for every turn of a conversation: a hash of its salt, its system prompt and its

@@ -2,12 +2,15 @@
 
 mod support;
 
+use axum::body::Bytes;
 use serde_json::{Value, json};
 use support::worker::{FakeWorker, MAKER, chat_keys, full, idle, model};
-use support::{TestRouter, chat_body, error_of, eventually, header, long_text};
+use support::{TestRouter, VOCABULARY, chat_body, error_of, eventually, header, long_text};
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{Change, Load, Rates};
+use warmpath_gguf::{VocabularyChanges, changed_vocabulary};
+use warmpath_prompt::{PromptMaker, PromptOptions};
 
 async fn dry_run(router: &TestRouter, body: &str) -> reqwest::Response {
     let url = format!("http://{}/internal/v1/route", router.server.admin_address);
@@ -194,6 +197,49 @@ async fn a_sub_agent_with_a_system_prompt_of_its_own_breaks_no_prefix() {
         assert_eq!(prefix_break(&router, &main).await, "intact");
     }
     assert_eq!(router.metric("warmpath_router_conversations_total{continuity=\"broken\"}").await, 0.0);
+}
+
+/// Returns a vocabulary like the fleet's that declares tools first, and the model that it is of.
+fn tools_first() -> (Bytes, ModelInfo) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), &*VOCABULARY).expect("the vocabulary is written");
+    let changes = VocabularyChanges { tools_first: true, ..VocabularyChanges::default() };
+    let vocabulary = changed_vocabulary(file.path(), changes).expect("it is sound");
+    std::fs::write(file.path(), &vocabulary).expect("the vocabulary is written");
+    let maker = PromptMaker::open(file.path(), PromptOptions::default()).expect("it opens");
+    let chat_template_fingerprint = maker.chat_template_fingerprint();
+    (vocabulary.into(), ModelInfo { chat_template_fingerprint, ..model() })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_behind_another_system_text_are_told_of_unless_they_come_first() {
+    let tool =
+        json!({"type": "function", "function": {"name": "look", "description": long_text("tools"), "parameters": {}}});
+    let [bread, butter] = ["bread", "butter"].map(long_text);
+    for (is_first, n_expected) in [(false, 1.0), (true, 0.0)] {
+        let worker = FakeWorker::start(1);
+        if is_first {
+            worker.with(|script| (script.vocabulary, script.snapshot.model) = tools_first());
+        }
+        let router = TestRouter::ready(&[&worker], &[]).await;
+        for (system, question, tools, is_told) in [
+            (&bread, "a", json!([tool]), false),
+            (&butter, "b", json!([tool]), !is_first),
+            (&butter, "c", json!([tool]), false),
+            (&bread, "d", json!([tool]), false),
+            (&butter, "e", json!([tool, tool]), false),
+            (&bread, "f", json!([]), false),
+        ] {
+            let messages = json!([{"role": "system", "content": system}, {"role": "user", "content": question}]);
+            let request = router.client.post(router.url("/v1/chat/completions")).header("x-warmpath-debug", "prefix");
+            let body = json!({"messages": messages, "tools": tools});
+            let response = request.body(body.to_string()).send().await.expect("an answer");
+            let told = header(&response, "x-warmpath-prefix-break");
+            assert!(response.status() == 200 && told != "unknown", "{told}");
+            assert_eq!(told.ends_with("; tools=again"), is_told, "{question}: {told}");
+        }
+        assert_eq!(router.metric("warmpath_router_repeated_tools_total").await, n_expected);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

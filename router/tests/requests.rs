@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::worker::{Behaviour, FakeWorker, model};
+use support::worker::{Behaviour, FakeWorker, Seen, model};
 use support::{TestRouter, chat_body, error_of, header};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use warmpath_common::model::{Fingerprint, ModelInfo};
@@ -53,6 +53,48 @@ async fn an_unknown_model_is_not_found_and_the_known_ones_are_listed() {
     for model in ["tiny", "alias", ""] {
         assert_eq!(router.post("/v1/chat/completions", body(model)).await.status(), 200);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_model_name_means_the_only_model_in_every_dialect() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let router = TestRouter::ready(&workers.each_ref(), &["--any-model-name"]).await;
+    let user = json!([{"role": "user", "content": "a"}]);
+    // The second body is so long that it is read on another thread.
+    for (path, field, content, n_padding) in [
+        ("/v1/chat/completions", "messages", user.clone(), 1),
+        ("/v1/chat/completions", "messages", user.clone(), 300 << 10),
+        ("/v1/completions", "prompt", json!("a"), 1),
+        ("/v1/messages", "messages", user.clone(), 1),
+        ("/v1/responses", "input", json!("a"), 1),
+    ] {
+        let limit = if path.ends_with("responses") { "max_output_tokens" } else { "max_tokens" };
+        let padding = "x".repeat(n_padding);
+        let mut body = json!({"temperature": 0.3, "model": "gpt-4o", field: content, limit: 5, "padding": padding});
+        let response = router.post(path, body.to_string()).await;
+        assert_eq!(response.status(), 200, "{path}");
+        let name = header(&response, "x-warmpath-worker");
+        let seen = workers[usize::from(name.ends_with('2'))].seen();
+        let seen: Value = serde_json::from_slice(&seen.last().expect("a request").body).expect("JSON");
+        body["model"] = json!("tiny");
+        assert_eq!(seen, body, "{path}: only the name differs");
+        body["model"] = json!("alias");
+        assert_eq!(router.post(path, body.to_string()).await.status(), 200, "{path}");
+        let seen: Vec<_> = workers.iter().flat_map(|worker| worker.seen()).collect();
+        let is_as_sent = |seen: &Seen| seen.target == path && seen.body == body.to_string();
+        assert_eq!(seen.iter().filter(|seen| is_as_sent(seen)).count(), 1, "{path}: a known name is left alone");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn any_model_name_means_nothing_where_several_models_are_served() {
+    let workers = [FakeWorker::start(1), FakeWorker::start(2)];
+    let other = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
+    workers[1].with(|script| script.snapshot.model = other);
+    let router = TestRouter::ready(&workers.each_ref(), &["--any-model-name"]).await;
+    let body = json!({"model": "gpt-4o", "messages": [{"role": "user", "content": "a"}]}).to_string();
+    let error = error_of(router.post("/v1/chat/completions", body).await, 404).await;
+    assert_eq!(error["code"], "model_not_found");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,3 +3,4 @@
 pub mod decision_log;
 pub mod history;
 pub mod prefix_breaks;
+pub mod tool_lists;

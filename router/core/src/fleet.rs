@@ -384,6 +384,25 @@ impl FleetView {
         Ok(Arc::clone(meant))
     }
 
+    /// Returns the model that a request for `wanted` means if a name that no model has counts as absent.
+    ///
+    /// Errors: those of [`Self::lookup`]; `Unknown` instead of `Ambiguous`.
+    pub fn lookup_any(
+        &self,
+        name: &str,
+        wanted: Option<Capability>,
+        now: Instant,
+    ) -> Result<Arc<ModelInfo>, LookupError> {
+        let named = self.lookup(Some(name), wanted, now);
+        if !matches!(named, Err(LookupError::Unknown { .. })) {
+            return named;
+        }
+        match self.lookup(None, wanted, now) {
+            Err(LookupError::Ambiguous { .. }) => named,
+            only => only,
+        }
+    }
+
     /// Returns why no worker serves a name, or supports what is `wanted` under it.
     fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
         let owned = name.map(str::to_owned);

@@ -128,6 +128,11 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WAIT", value_name = "SECONDS", default_value_t = 0.0)]
     pub wait: f64,
 
+    /// Serve requests for any model name if one model is served: the router replaces a name that no worker has by the
+    /// model's own. Without it, such a request gets status 404.
+    #[arg(long, env = "WARMPATH_ANY_MODEL_NAME")]
+    pub any_model_name: bool,
+
     /// Seconds in which a worker must accept a connection.
     #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]
     pub connect_timeout: f64,

@@ -47,7 +47,8 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
     let sender = sender(&parts, None);
     let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
-    let draft = RawRequest { shape: shape_of(asked.path.as_deref(), &body), body, salt };
+    let (shape, any_model_name) = (shape_of(asked.path.as_deref(), &body), app.requests.any_model_name);
+    let draft = RawRequest { shape, body, salt, any_model_name };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
     let matches = find_matches(&app, &prepared);

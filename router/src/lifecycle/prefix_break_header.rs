@@ -6,6 +6,7 @@
 use axum::http::HeaderMap;
 use axum::response::Response;
 use warmpath_router_core::diagnostics::prefix_breaks::{PrefixContinuity, PromptFingerprint};
+use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 
 use super::headers;
 use crate::http::state::App;
@@ -16,6 +17,9 @@ const INTACT: &str = "intact";
 
 /// Role reported if the prompt contains a response of the worker with changes.
 const ANSWER: &str = "answer";
+
+/// Addition to a report if the tools were computed again behind another system text.
+const TOOLS_AGAIN: &str = "; tools=again";
 
 /// Report that a request asked for; `None` if it asked for none.
 pub(super) struct PrefixBreakHeader(Option<String>);
@@ -32,7 +36,9 @@ impl PrefixBreakHeader {
         };
         let (root, keys) = (*root, keys.clone());
         let marks = std::mem::take(&mut prepared.marks);
-        let text = match observe(app, PromptFingerprint { root, marks, keys }) {
+        let Observed { continuity, repeats_tools } =
+            observe(app, PromptFingerprint { root, marks, keys }, prepared.tools);
+        let mut text = match continuity {
             PrefixContinuity::New => "new".to_owned(),
             PrefixContinuity::Intact => INTACT.to_owned(),
             PrefixContinuity::Broken(found) => {
@@ -41,6 +47,9 @@ impl PrefixBreakHeader {
                 format!("token={token}{message}; role={}", found.label())
             }
         };
+        if repeats_tools {
+            text += TOOLS_AGAIN;
+        }
         Self(Some(text))
     }
 
@@ -59,12 +68,23 @@ impl PrefixBreakHeader {
     }
 }
 
+/// Relation of a prompt to earlier ones.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Observed {
+    continuity: PrefixContinuity,
+    /// Whether earlier prompts had its tools, but behind other system texts.
+    repeats_tools: bool,
+}
+
 /// Compares a prompt with the recent conversations, counts the result, and records the prompt.
-pub(super) fn observe(app: &App, spoken: PromptFingerprint) -> PrefixContinuity {
+pub(super) fn observe(app: &App, spoken: PromptFingerprint, tools: Option<ToolsBehindText>) -> Observed {
     if spoken.marks.is_empty() {
-        return PrefixContinuity::New;
+        return Observed { continuity: PrefixContinuity::New, repeats_tools: false };
     }
-    let continuity = app.conversations().observe(spoken);
+    let mut conversations = app.conversations();
+    let repeats_tools = tools.is_some_and(|tools| conversations.tools.observe(spoken.root, tools));
+    let continuity = conversations.observe(spoken);
+    drop(conversations);
     let (label, found) = match continuity {
         PrefixContinuity::New => ("new", None),
         PrefixContinuity::Intact => ("intact", None),
@@ -74,5 +94,8 @@ pub(super) fn observe(app: &App, spoken: PromptFingerprint) -> PrefixContinuity 
     if let Some(found) = found {
         app.metrics.prefix_breaks.with_label_values(&[found.label()]).inc();
     }
-    continuity
+    // A conversation that goes on reuses its tools, even if this router has forgotten its system text.
+    let repeats_tools = repeats_tools && continuity != PrefixContinuity::Intact;
+    app.metrics.repeated_tools.inc_by(repeats_tools.into());
+    Observed { continuity, repeats_tools }
 }

@@ -4,6 +4,7 @@
 //! A dialect's body is first converted to a chat, by the function that the worker uses as well. Not here: the prompt's
 //! tokens.
 
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
@@ -125,6 +126,15 @@ pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
         Shape::Responses => return parse_dialect(body, responses::responses),
     };
     Ok(Body { options, parsed, spelling: Spelling::default() })
+}
+
+/// Returns a body with another model name.
+///
+/// Errors: `Unreadable` if it is no JSON object.
+pub(super) fn with_model(body: &[u8], name: &str) -> Result<Bytes, RequestError> {
+    let mut fields: Map<String, Value> = fields::read(body)?;
+    fields.insert("model".to_owned(), name.into());
+    Ok(Value::Object(fields).to_string().into())
 }
 
 /// Returns the fields of a body about a prompt; the worker reports any other error in it.

@@ -48,6 +48,11 @@ impl Reading {
         }
     }
 
+    /// Returns whether the prompt is a chat whose template renders tools behind the system text.
+    pub(super) fn has_tools_behind_system_text(&self) -> bool {
+        matches!(self, Self::Begun(vocabulary, _) if vocabulary.maker.has_tools_behind_system_text())
+    }
+
     /// Checks that the rendered text is not far longer than a context.
     ///
     /// Errors: `TooManyTokens`.

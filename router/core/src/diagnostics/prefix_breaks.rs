@@ -14,6 +14,8 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 
+use super::tool_lists::ToolLists;
+
 /// Most conversations that are kept.
 ///
 /// Source: own choice: more than a router of a small fleet has at a time.
@@ -132,9 +134,11 @@ impl PrefixBreak {
     }
 }
 
-/// Recent conversations.
+/// Recent conversations, and the lists of tools in them.
 #[derive(Debug, Default)]
 pub struct Conversations {
+    /// Recent lists of tools.
+    pub tools: ToolLists,
     by_id: HashMap<u64, PromptFingerprint>,
     /// Conversations by the last of their blocks that the next prompt must have.
     by_end: HashMap<BlockKey, u64>,

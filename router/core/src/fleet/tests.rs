@@ -25,6 +25,24 @@ fn a_name_finds_its_model() {
 }
 
 #[test]
+fn any_name_finds_the_only_model_and_no_other() {
+    let lookup = |fleet: FleetView, name, wanted| {
+        fleet.lookup_any(name, wanted, Instant::now()).map(|model| model.names[0].clone())
+    };
+    let completion = Some(Capability::Completion);
+    let one = || fleet(vec![named(0, "a", 1), named(1, "a", 1)]);
+    assert_eq!(lookup(one(), "gpt-4o", completion), Ok("a".to_owned()));
+    assert_eq!(lookup(one(), "a", completion), Ok("a".to_owned()));
+    let several = || fleet(vec![named(0, "a", 1), named(1, "b", 2)]);
+    assert_eq!(lookup(several(), "b", completion), Ok("b".to_owned()));
+    assert!(
+        matches!(lookup(several(), "gpt-4o", completion), Err(LookupError::Unknown { name, .. }) if name == "gpt-4o")
+    );
+    let incapable = lookup(one(), "gpt-4o", Some(Capability::Rerank));
+    assert!(matches!(incapable, Err(LookupError::Incapable { .. })), "{incapable:?}");
+}
+
+#[test]
 fn a_server_s_models_are_several_and_a_request_must_say_which() {
     let several = |idx, names: &[&str]| {
         let mut models = names.iter().zip(1..).filter_map(|(name, print)| named(0, name, print).model);
