@@ -16,6 +16,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use warmpath_prompt::PromptOptions;
 
 use self::asked::{Api, Asked};
 use self::prefix::Prefixes;
@@ -51,6 +52,9 @@ pub struct AgentsArgs {
     /// Share of the recorded lengths that texts have: smaller ones for a small model.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     scale: f64,
+    /// Start the worker with --tools-first, or count as for a server at --url that has it.
+    #[arg(long)]
+    tools_first: bool,
     /// Folder that holds warmpath-worker. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
@@ -99,7 +103,8 @@ struct Sum {
 /// Errors: a server that does not start; a request that fails is told in the table.
 pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale must be above 0 and at most 1");
-    let prefixes = Prefixes::open(&args.model)?;
+    let options = PromptOptions { tools_first: args.tools_first, ..PromptOptions::default() };
+    let prefixes = Prefixes::open(&args.model, options)?;
     let agents = if args.shapes.is_empty() { Agent::value_variants() } else { &args.shapes };
     let mut section = Section::new(&HEADER);
     for &agent in agents {
@@ -134,7 +139,8 @@ async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> a
         threads: args.threads,
         self_test_cache: self_test_cache.path().to_owned(),
     };
-    let setup = Setup { n_slots: args.slots, slot_context_tokens: args.slot_ctx, ..Setup::default() };
+    let (n_slots, slot_context_tokens, tools_first) = (args.slots, args.slot_ctx, args.tools_first);
+    let setup = Setup { n_slots, slot_context_tokens, tools_first, ..Setup::default() };
     let peer = programs.peer.is_some().then_some(Contender::PeerDefaults);
     let mut outcomes = Vec::new();
     for contender in [Contender::Worker].into_iter().chain(peer) {

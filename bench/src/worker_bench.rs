@@ -195,7 +195,7 @@ impl Bench {
             n_slots: traffic::N_SLOTS,
             slot_context_tokens: SLOT_CONTEXT_TOKENS,
             cache_ram_mib: cache_ram_mib.transpose()?,
-            cache_disk: None,
+            ..Setup::default()
         };
         let server = self.programs.start(contender, &setup).await?;
         let traffic = Traffic { client: &server.client, texts: self.texts(pass_idx) };

@@ -28,9 +28,9 @@ pub(super) struct Earlier<'a> {
 impl Prefixes {
     /// Opens a model's vocabulary and template.
     ///
-    /// Errors: the file cannot be read.
-    pub(super) fn open(model: &Path) -> anyhow::Result<Self> {
-        Ok(Self { prompts: PromptMaker::open(model, PromptOptions::default())? })
+    /// Errors: the file cannot be read, or its template cannot render tools first.
+    pub(super) fn open(model: &Path, options: PromptOptions) -> anyhow::Result<Self> {
+        Ok(Self { prompts: PromptMaker::open(model, options)? })
     }
 
     /// Returns a count that has seen no prompt.

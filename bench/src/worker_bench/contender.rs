@@ -67,6 +67,8 @@ pub struct Setup {
     pub cache_ram_mib: Option<u64>,
     /// Folder for state that survives the process; llama-server has none.
     pub cache_disk: Option<PathBuf>,
+    /// Whether the worker renders tools in front of the system text; llama-server cannot.
+    pub tools_first: bool,
 }
 
 /// Number of slots that llama-server has by default.
@@ -94,6 +96,9 @@ pub fn settings(contender: Contender, setup: &Setup, peer_best: &[String]) -> Ve
     }
     if let Some(dir) = setup.cache_disk.as_ref().filter(|_| contender == Contender::Worker) {
         args.extend(["--cache-disk".to_owned(), dir.display().to_string()]);
+    }
+    if setup.tools_first && !contender.is_peer() {
+        args.push("--tools-first".to_owned());
     }
     args
 }
@@ -235,9 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn limits_go_to_all_but_a_folder_only_to_the_worker() {
-        let setup = Setup { cache_ram_mib: Some(32), cache_disk: Some("/d".into()), ..Setup::default() };
-        assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d"));
+    fn limits_go_to_all_but_a_folder_and_the_order_of_tools_only_to_the_worker() {
+        let cache_disk = Some("/d".into());
+        let setup = Setup { cache_ram_mib: Some(32), cache_disk, tools_first: true, ..Setup::default() };
+        assert!(line(Contender::Worker, &setup).ends_with("--cache-ram 32 --cache-disk /d --tools-first"));
         assert!(line(Contender::PeerBest, &setup).ends_with("--best --cache-ram 32"));
     }
 }
