@@ -49,7 +49,7 @@ test-gpu: setup models ## Test the engine on a Vulkan device, or without a GPU o
 	@$(STAGE) gpu-tests scripts/gpu.sh vulkan $(CARGO) test --release -p warmpath-worker --features vulkan --test engine -- \
 		$(GPU_TESTS)
 
-test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, schemathesis, ...
+test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, coding agents, ...
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
 

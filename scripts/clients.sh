@@ -2,19 +2,24 @@
 # Installs one of the clients that `make test-clients` runs, from its registry and in the versions that tests/clients names, into
 # target/clients; does nothing where it is up to date. Called by the tests.
 #
-# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|node     target/clients/NAME results.
+# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|node|coding     target/clients/NAME results.
 set -eu
 cd "$(dirname "$0")/.."
 
 name=$1
 dir=target/clients/$name
-wanted=tests/clients/$name.txt
-[ "$name" != node ] || wanted=tests/clients/package-lock.json
+case $name in
+node) packages=tests/clients ;;
+coding) packages=tests/clients/coding ;;
+*) packages='' ;;
+esac
+wanted=${packages:+$packages/package-lock.json}
+wanted=${wanted:-tests/clients/$name.txt}
 if cmp -s "$wanted" "$dir/installed"; then
     exit 0
 fi
 
-if [ "$name" = node ] && ! command -v npm >/dev/null 2>&1; then
+if [ -n "$packages" ] && ! command -v npm >/dev/null 2>&1; then
     if ! command -v apt-get >/dev/null || { [ "$(id -u)" -ne 0 ] && ! command -v sudo >/dev/null; }; then
         echo "clients: please install Node.js 20 or later, with npm" >&2
         exit 1
@@ -29,8 +34,8 @@ fi
 rm -rf "$dir"
 mkdir -p "$dir"
 echo "clients: installing $name" >&2
-if [ "$name" = node ]; then
-    cp tests/clients/package.json tests/clients/package-lock.json "$dir"
+if [ -n "$packages" ]; then
+    cp "$packages/package.json" "$packages/package-lock.json" "$dir"
     npm ci --silent --no-audit --no-fund --prefix "$dir"
 else
     python3 -m venv "$dir"

@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tokio::process::Command;
 use warmpath_bench::model::Preset;
-use warmpath_tests::rig::{MODEL_NAME, Rig, WorkerLine, root};
+use warmpath_tests::rig::{MODEL_NAME, Rig, WorkerLine, made_model, root};
 
 /// Installs a client and its packages if that is not done yet.
 async fn install(name: &str) -> anyhow::Result<()> {
@@ -88,6 +88,43 @@ async fn the_official_openai_client_for_node_works_through_the_router() -> anyho
 #[ignore = "installs from npm: make test-clients"]
 async fn the_ai_sdk_works_through_the_router() -> anyhow::Result<()> {
     check_node("ai_sdk", 10).await
+}
+
+/// Runs a coding agent in a folder of its own against a fleet, for two turns with a call of a tool.
+async fn check_coding_agent(name: &str) -> anyhow::Result<()> {
+    install("coding").await?;
+    // These prompts have tens of thousands of tokens, which take a recurrent model the least time.
+    let flags = ["--slots", "1", "--ctx-size", "65536", "--override-kv", "mamba.context_length=int:65536"];
+    let rig = Rig::start_file(made_model(Preset::TinyRecurrent, 1)?, (2, &flags), &[]).await?;
+    let mut command = Command::new("python3");
+    command.arg(root().join("tests/clients/test_coding_agents.py")).arg(name).arg(root().join("target/clients/coding"));
+    let said = said(command.arg(rig.router_url())).await?;
+    ensure!(said.contains("OK") && !said.contains("skipped"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn claude_code_works_through_the_router() -> anyhow::Result<()> {
+    check_coding_agent("claude-code").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn codex_works_through_the_router() -> anyhow::Result<()> {
+    check_coding_agent("codex").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn opencode_works_through_the_router() -> anyhow::Result<()> {
+    check_coding_agent("opencode").await
+}
+
+#[tokio::test]
+#[ignore = "installs from npm: make test-clients"]
+async fn qwen_code_works_through_the_router() -> anyhow::Result<()> {
+    check_coding_agent("qwen-code").await
 }
 
 /// Sends the requests that schemathesis generates from a server's document.
