@@ -287,6 +287,7 @@ REFUSED = {
     "a value that is misspelled": (router(replica=3), "replica"),
     "a value of a pool that is misspelled": (pool(slotz=3), "slotz"),
     "an unknown policy": (router(policy="sticky"), "policy"),
+    "a bandwidth below 0": (router(kvGbits=-1), "kvGbits"),
     "less time than a worker needs to leave": (pool(exitGraceSeconds=3), "exitGraceSeconds"),
     "a checksum that is none": (pool(model={**FROM_PVC["model"], "sha256": "abc"}), "sha256"),
     "a model that is not downloaded by HTTP": (
@@ -407,6 +408,12 @@ class Chart(unittest.TestCase):
         given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
         last = [[arg for arg in args if arg.startswith(("--queue-max=", "--policy="))][-1] for args in given]
         self.assertEqual(sorted(last), ["--policy=random", "--queue-max=1"])
+
+    def test_workers_fetch_from_each_other_over_the_given_bandwidth_or_not_at_all(self):
+        for gbits, expected in [(0, []), (10, ["--kv-gbits=10"]), (0.5, ["--kv-gbits=0.5"])]:
+            result = helm("template", "rel", CHART, values={**pool(), **router(kvGbits=gbits)})
+            given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
+            self.assertEqual([arg for args in given for arg in args if "kv-gbits" in arg], expected)
 
     def test_every_row_renders_what_it_says_and_nothing_else(self):
         default_kinds = {document["kind"] for document in rendered("defaults")}
