@@ -17,6 +17,7 @@ pub mod mix;
 pub mod model;
 pub mod names;
 pub mod openai;
+pub mod prefetch;
 pub mod prompts;
 pub mod salt;
 pub mod summary;

@@ -113,6 +113,13 @@ ROUTER = page(
                 "short",
                 (f"max by (worker) ({R}worker_blocks{{}})", "{{worker}}"),
             ),
+            lines(
+                "KV state that moves",
+                "Requests whose worker was told to fetch KV state, and prefixes that workers were told to fetch ahead, by cause, a second.",
+                "cps",
+                (f"sum(rate({R}kv_transfer_hints_total{{}}[]))", "request"),
+                (f"sum by (cause) (rate({R}kv_prefetches_total{{}}[]))", "{{cause}}"),
+            ),
             lines("Prefix index", "Memory of the index.", "bytes", (f"{R}index_bytes{{}}", "{{instance}}")),
             lines(
                 "Blocks in the index",

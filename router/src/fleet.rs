@@ -9,6 +9,7 @@
 pub mod client;
 pub mod loss;
 pub mod members;
+pub mod prefetch;
 pub mod stock;
 pub mod subscriber;
 pub mod tracker;
@@ -34,6 +35,7 @@ use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
 use warmpath_router_core::overload::retry::{Failure, Terms};
+use warmpath_router_core::routing::prefetch::Turn;
 use warmpath_router_core::stock::{SentRequest, ServerInfo};
 
 use self::client::Clients;
@@ -68,6 +70,8 @@ pub struct Fleet {
     /// Whether the router was ready once. From then on a change in the fleet does not make it unready.
     was_ready: AtomicBool,
     models_changed: Notify,
+    /// Receiver of workers that join or drain; `None` if workers exchange no KV state.
+    turns: Option<mpsc::Sender<Turn>>,
     trial: TrialConfig,
     metrics: Arc<Metrics>,
 }
@@ -80,6 +84,7 @@ impl Fleet {
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
+        let (turns, turned) = mpsc::channel(prefetch::TURNS_QUEUED_MAX);
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
@@ -95,12 +100,15 @@ impl Fleet {
             first_look_max: config.first_look_max,
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
+            turns: config.dispatch.kv_bytes_per_ms.map(|_| turns),
             trial: config.trial.clone(),
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
+        // Without a sender it ends at once.
+        tasks.spawn(prefetch::follow(Arc::clone(&fleet), turned));
         let tracked = Arc::clone(&fleet);
         tasks.spawn_blocking(move || tracker::track(tracked, writer, inbox));
         fleet

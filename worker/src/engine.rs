@@ -42,7 +42,7 @@ pub use facts::{EngineFacts, Exchange};
 pub use handle::{ArrivalGuard, EngineHandle};
 pub use kv::receiving::{FetchOrder, Fetched, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
-pub use kv::sending::{SENDS_MAX, SendError, SentRun};
+pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub use llama::adapters::AdapterFile;
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;

@@ -12,6 +12,7 @@ use warmpath_prompt::{PromptError, RawError, TokenCount};
 use warmpath_shell::refusal::{Class, Refusal};
 
 use crate::engine::{CacheError, EngineError, PromptFault, SendError};
+use crate::kv_transfer::TooManyPrefetches;
 use crate::room::SlotRoom;
 use crate::store::slot_file::SlotFileError;
 
@@ -116,6 +117,9 @@ pub enum RequestError {
     /// No KV state is sent to another worker.
     #[error(transparent)]
     Send(#[from] SendError),
+    /// Too many lists of prefixes are being fetched.
+    #[error(transparent)]
+    Prefetch(#[from] TooManyPrefetches),
     /// There is no such pin.
     #[error("there is no pin `{id}`")]
     PinUnknown {
@@ -256,6 +260,7 @@ impl RequestError {
             | Self::Downloading { .. }
             | Self::SubscribersFull { .. }
             | Self::Send(SendError::Busy)
+            | Self::Prefetch(_)
             | Self::Engine(EngineError::Draining)
             | Self::Cache(CacheError::Engine(EngineError::Draining)) => Class::Unavailable,
             Self::Engine(EngineError::Decode { .. } | EngineError::Stopped)
@@ -314,7 +319,7 @@ impl RequestError {
             Self::Send(SendError::Off) => Some("kv_transfer_off"),
             Self::Send(SendError::Layout) => Some("kv_layout_mismatch"),
             Self::Send(SendError::Missing) => Some("kv_not_found"),
-            Self::Send(SendError::Busy) => Some("kv_transfers_full"),
+            Self::Send(SendError::Busy) | Self::Prefetch(_) => Some("kv_transfers_full"),
             Self::PinUnknown { .. } => Some("pin_not_found"),
             Self::SlotFile { source: SlotFileError::Missing, .. } => Some("file_not_found"),
             Self::SlotFile { source: SlotFileError::Damaged { .. } | SlotFileError::Foreign { .. }, .. }

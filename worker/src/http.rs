@@ -40,7 +40,7 @@ use axum::Router;
 use axum::http::{Method, Uri};
 use axum::middleware;
 use axum::routing::{any, delete, get, post};
-use warmpath_common::summary::{SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
+use warmpath_common::summary::{KV_PATH, SNAPSHOT_PATH, STREAM_PATH, VOCABULARY_PATH};
 use warmpath_shell::refusal::Refusal;
 
 use crate::error::RequestError;
@@ -91,6 +91,7 @@ pub fn router(app: App) -> Router {
         .route(SNAPSHOT_PATH, get(summary::snapshot))
         .route(STREAM_PATH, get(summary::stream))
         .route(VOCABULARY_PATH, get(summary::vocabulary))
+        .route(KV_PATH, get(kv::list).post(kv::prefetch))
         .route("/internal/v1/kv/{key}", get(kv::send))
         .method_not_allowed_fallback(method_refused)
         .fallback(path_unknown)

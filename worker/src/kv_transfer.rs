@@ -1,4 +1,5 @@
 //! KV state from other workers: a router names a worker that holds more of a prompt, and missing blocks are fetched.
+//! A router may also name prefixes to fetch before requests need them (`ahead`).
 //!
 //! The engine decides which blocks it wants when the request arrives, and by when; the request keeps its place in the
 //! queue meanwhile. What arrives is verified here and stored by the engine. Whatever goes wrong, the rest of the prompt
@@ -6,6 +7,7 @@
 //!
 //! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv::receiving`), the connection (`peer`).
 
+mod ahead;
 mod hint;
 mod peer;
 
@@ -13,13 +15,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 use tracing::{debug, warn};
 use warmpath_common::model::Fingerprint;
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
+pub use ahead::TooManyPrefetches;
 pub use hint::PeerHint;
+pub use peer::SHORTER_MAX;
 use peer::{FetchError, Peer, Progress};
 
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
@@ -30,31 +34,57 @@ use crate::metrics::Metrics;
 /// Source: own choice: they share the network, and each needs memory for a run.
 const FETCHES_MAX: usize = 4;
 
+/// Label in metrics of state that a request waits for.
+const RECEIVED: &str = "received";
+
 /// Most other workers that are remembered; the least recently used one is forgotten.
 ///
 /// Source: own choice: more workers than a router sends one worker's requests to.
 const PEERS_MAX: u64 = 256;
+
+/// Means by which workers and routers know each other.
+pub struct Access {
+    /// Tokens of which callers present one, and one of which other workers get.
+    pub tokens: Option<Arc<FleetTokens>>,
+    /// Whether the worker listens on this machine only.
+    pub is_local: bool,
+}
 
 /// Fetcher of KV state from other workers.
 pub struct Transfers {
     tls: CurrentClient,
     /// Name that other workers' certificates bear; `None` for the host in their URLs.
     peer_name: Option<ServerName<'static>>,
-    tokens: Option<Arc<FleetTokens>>,
+    access: Access,
     metrics: Arc<Metrics>,
     peers: moka::sync::Cache<String, Arc<Peer>>,
     places: Arc<Semaphore>,
+    /// Places of the lists that are being fetched or wait for it.
+    lists: Arc<Semaphore>,
+    /// Turn of the list that is being fetched; held across `.await` for as long as that takes.
+    turn: Mutex<()>,
+    /// Sent when another worker or a router has asked for state, or has got it.
+    asked: watch::Sender<()>,
 }
 
 impl Transfers {
-    /// Returns a fetcher with these TLS settings, which sends other workers one of `tokens`.
+    /// Returns a fetcher with these TLS settings.
     pub fn new(
         (tls, peer_name): (CurrentClient, Option<ServerName<'static>>),
-        tokens: Option<Arc<FleetTokens>>,
+        access: Access,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let peers = moka::sync::Cache::new(PEERS_MAX);
-        Self { tls, peer_name, tokens, metrics, peers, places: Arc::new(Semaphore::new(FETCHES_MAX)) }
+        Self {
+            tls,
+            peer_name,
+            access,
+            metrics,
+            peers: moka::sync::Cache::new(PEERS_MAX),
+            places: Arc::new(Semaphore::new(FETCHES_MAX)),
+            lists: Arc::new(Semaphore::new(ahead::LISTS_MAX)),
+            turn: Mutex::new(()),
+            asked: watch::Sender::new(()),
+        }
     }
 
     /// Returns the offer of a router's hint for one submission, and fetches what the engine then orders.
@@ -63,23 +93,29 @@ impl Transfers {
     /// runs are being fetched.
     pub fn offer(&self, hint: &PeerHint, engine: &EngineHandle) -> Option<PeerOffer> {
         let exchange = engine.facts().exchange?;
-        // Without a token anybody may have sent the hint: it must not reach out to other machines.
-        let is_trusted = self.tokens.is_some() || hint.is_loopback();
-        let peer = is_trusted.then(|| self.peer(hint)).flatten()?;
+        let peer = self.peer(hint)?;
         let speed = peer.speed(Instant::now())?;
         let place = Arc::clone(&self.places).try_acquire_owned().ok()?;
         let (order, ordered) = oneshot::channel::<FetchOrder>();
-        let (engine, metrics, tokens) = (engine.clone(), Arc::clone(&self.metrics), self.tokens.clone());
+        let (engine, metrics, tokens) = (engine.clone(), Arc::clone(&self.metrics), self.access.tokens.clone());
         tokio::spawn(async move {
             let _place = place;
             let Ok(order) = ordered.await else { return };
             let layout = exchange.identity.fingerprint();
-            Fetch { peer, engine, tokens, layout }.run(order, &metrics).await;
+            let fetch = Fetch { peer, engine, tokens, layout, direction: RECEIVED };
+            // The engine has what came of it.
+            let _ = fetch.run(order, &metrics).await;
         });
         Some(PeerOffer { n_blocks: hint.n_blocks(), speed, order })
     }
 
+    /// Returns the worker of a hint, if the hint is followed.
+    ///
+    /// Without a token anybody may have sent it: it must not reach out to other machines.
     fn peer(&self, hint: &PeerHint) -> Option<Arc<Peer>> {
+        if self.access.tokens.is_none() && !hint.is_loopback() {
+            return None;
+        }
         let name = hint.url().as_str();
         if let Some(peer) = self.peers.get(name) {
             return Some(peer);
@@ -96,10 +132,12 @@ struct Fetch {
     engine: EngineHandle,
     tokens: Option<Arc<FleetTokens>>,
     layout: Fingerprint,
+    /// Label in metrics.
+    direction: &'static str,
 }
 
 impl Fetch {
-    async fn run(self, order: FetchOrder, metrics: &Metrics) {
+    async fn run(self, order: FetchOrder, metrics: &Metrics) -> Result<(), FetchError> {
         let began = Instant::now();
         let mut progress = Progress::new(&order);
         let tokens = self.tokens.as_deref();
@@ -119,14 +157,16 @@ impl Fetch {
         self.count((&fetched, &progress), took, metrics);
         order.inbox.end(took);
         self.engine.wake();
+        fetched
     }
 
     fn count(&self, (fetched, progress): (&Result<(), FetchError>, &Progress), took: Duration, metrics: &Metrics) {
         let result = fetched.as_ref().err().map_or("ok", FetchError::name);
-        metrics.kv_transfers.with_label_values(&["received", result]).inc();
-        metrics.kv_transfer_bytes.with_label_values(&["received"]).inc_by(progress.n_bytes());
-        metrics.kv_transfer_blocks.with_label_values(&["received"]).inc_by(progress.n_blocks() as u64);
-        metrics.kv_transfer.with_label_values(&["received"]).observe(took.as_secs_f64());
+        let direction = self.direction;
+        metrics.kv_transfers.with_label_values(&[direction, result]).inc();
+        metrics.kv_transfer_bytes.with_label_values(&[direction]).inc_by(progress.n_bytes());
+        metrics.kv_transfer_blocks.with_label_values(&[direction]).inc_by(progress.n_blocks() as u64);
+        metrics.kv_transfer.with_label_values(&[direction]).observe(took.as_secs_f64());
         let (peer, n_blocks, ms) = (self.peer.url(), progress.n_blocks(), took.as_millis());
         match fetched {
             Err(error) if error.is_fault() => {

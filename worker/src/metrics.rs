@@ -153,7 +153,8 @@ metrics! {
     cache_tenants: IntGaugeVec = gauges("cache_tenants", &["tier"]);
     /// Bytes of the tenant with the most, pinned state not counted, by tier: ram, disk.
     cache_largest_tenant: IntGaugeVec = gauges("cache_largest_tenant_bytes", &["tier"]);
-    /// Runs of KV state that were exchanged with other workers, by direction (received, sent) and result.
+    /// Runs of KV state that were exchanged with other workers, by direction and result: sent, received for a
+    /// request, or prefetched for later ones.
     kv_transfers: IntCounterVec = counters("kv_transfers_total", &["direction", "result"]);
     /// Bytes of KV state that were exchanged with other workers, by direction.
     kv_transfer_bytes: IntCounterVec = counters("kv_transfer_bytes_total", &["direction"]);
@@ -221,7 +222,7 @@ impl Metrics {
             self.ttft.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
         }
-        for direction in ["received", "sent"] {
+        for direction in ["received", "prefetched", "sent"] {
             self.kv_transfers.with_label_values(&[direction, "ok"]);
             self.kv_transfer_bytes.with_label_values(&[direction]);
         }

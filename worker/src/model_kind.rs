@@ -16,6 +16,7 @@ use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
 use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
+use crate::kv_transfer::Transfers;
 use crate::summary::Publisher;
 
 /// A loaded worker; cheap to clone.
@@ -154,9 +155,18 @@ impl Served {
     }
 
     /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once that is done.
-    pub async fn drain(&self, within: Duration) {
+    ///
+    /// Until then, KV state is sent to other workers as long as `transfers` says.
+    pub async fn drain(&self, within: Duration, transfers: Option<&Transfers>) {
         match self {
-            Self::Generator(serving) => serving.engine.drain(within).await,
+            Self::Generator(serving) => {
+                let handed_over = async {
+                    if let Some(transfers) = transfers.filter(|_| serving.engine.facts().exchange.is_some()) {
+                        transfers.handed_over(&serving.engine, || serving.publisher.has_subscribers()).await;
+                    }
+                };
+                serving.engine.drain(within, handed_over).await;
+            }
             Self::Embedder(embedding) => embedding.embedder.drain(within).await,
         }
     }

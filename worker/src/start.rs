@@ -34,7 +34,7 @@ use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConf
 use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::StartError;
 use crate::http::{App, admin_router, router};
-use crate::kv_transfer::Transfers;
+use crate::kv_transfer::{Access, Transfers};
 use crate::metrics::Metrics;
 use crate::model_kind::{Base, Served};
 use crate::store::{self, Reservation};
@@ -140,7 +140,8 @@ impl Doors {
             let tls = files.open().map_err(RunError::PeerTls)?;
             let (followed, counted) = (Arc::clone(&tls), Arc::clone(&metrics));
             tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
-            Ok(Arc::new(Transfers::new((tls, peer_name), tokens.clone(), Arc::clone(&metrics))))
+            let access = Access { tokens: tokens.clone(), is_local: config.listen.ip().is_loopback() };
+            Ok(Arc::new(Transfers::new((tls, peer_name), access, Arc::clone(&metrics))))
         });
         let transfers = transfers.transpose()?;
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();
@@ -267,7 +268,7 @@ impl Bound {
         };
         info!(timeout_s = drain_timeout.as_secs_f64(), "draining");
         phase.send_replace(Phase::Draining(served.clone()));
-        served.drain(drain_timeout).await;
+        served.drain(drain_timeout, app.transfers.as_deref()).await;
         close.send_replace(true);
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
             warn!("some clients did not take their responses");

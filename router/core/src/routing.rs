@@ -2,4 +2,5 @@
 
 pub mod choose;
 pub mod cost;
+pub mod prefetch;
 pub mod transfer;

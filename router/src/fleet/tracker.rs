@@ -23,6 +23,7 @@ use warmpath_router_core::fleet::compatibility::{self, DuplicateWorker, Mismatch
 use warmpath_router_core::fleet::summary_reader::NewWorker;
 use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::IndexWriter;
+use warmpath_router_core::routing::prefetch::Turn;
 use warmpath_router_core::stock::{ServerInfo, TokenizerSource};
 
 use self::blocks::{Arrived, Blocks};
@@ -78,6 +79,8 @@ struct Tracker {
     stock: Stocks,
     /// Workers whose loss has not been announced yet.
     lost: Vec<WorkerIdx>,
+    /// Workers that have joined empty or drain, and have not been announced as such yet.
+    turns: Vec<Turn>,
     /// Whether workers or their models may have changed since they were last checked for compatibility.
     models_changed: bool,
     /// Whether all workers that were found first have joined.
@@ -92,6 +95,7 @@ impl Tracker {
             fleet,
             workers: BTreeMap::new(),
             lost: Vec::new(),
+            turns: Vec::new(),
             models_changed: false,
             has_surveyed: false,
         }
@@ -112,6 +116,8 @@ impl Tracker {
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {
                 view.blocks.is_current = true;
+                let is_new = view.blocks.n_blocks == 0 && !view.load.draining;
+                self.turns.extend(is_new.then_some(Turn::Joined(worker)));
             }
             behind.into_iter().for_each(|report| self.take(report));
         }
@@ -230,11 +236,14 @@ impl Tracker {
         }
         self.know_blocks(worker);
         let Some(load) = load else { return };
+        let mut drains = None;
         let Some(view) = self.view_mut(worker) else { return };
         if load.draining && !view.load.draining {
             tracing::info!(worker = %view.name, "worker is draining");
+            drains = Some(Turn::Drains(worker));
         }
         view.hear(load, Instant::now());
+        self.turns.extend(drains);
     }
 
     fn view_mut(&mut self, worker: WorkerIdx) -> Option<&mut WorkerView> {
@@ -317,6 +326,13 @@ impl Tracker {
             // This wakes a task on another thread, which reads the view at once.
             self.fleet.models_changed.notify_one();
         }
+        if let Some(turns) = &self.fleet.turns {
+            // A new worker fills by itself, and what a full queue leaves out is computed.
+            for turn in &self.turns {
+                let _ = turns.try_send(*turn);
+            }
+        }
+        self.turns.clear();
         // The view no longer offers these workers, so no new request goes there.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == Connection::Connecting;

@@ -23,16 +23,18 @@ use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain};
 use warmpath_common::ids::{SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Digest, Frame, Load, Rates, Resume, Ring, RingLimits, Run, RunState, Snapshot,
-    Stamp, Tier,
+    self, Body as FrameBody, Change, Digest, Frame, Load, Resume, Ring, RingLimits, Run, RunState, Snapshot, Stamp,
+    Tier,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use super::opening::{self, Opening};
 use super::{VOCABULARY, end, serve_apart, under};
-use answers::End;
+use answers::{End, hot_list};
 use answers::{Left, comment_first, journaled, kind_of, late_break, refusal, trickle, vocabulary};
+pub use answers::{Seen, idle};
 
 /// How the worker responds to chats and completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,15 +59,6 @@ pub enum Behaviour {
     Trickle,
     /// As a stream with a journal, until it has sent so many writes.
     Journaled(usize, End),
-}
-
-/// A request as the worker saw it.
-#[derive(Debug, Clone)]
-pub struct Seen {
-    /// Path and query.
-    pub target: String,
-    pub headers: HeaderMap,
-    pub body: Bytes,
 }
 
 /// State and behaviour of the worker.
@@ -94,6 +87,8 @@ pub struct Script {
     pub opening: Opening,
     /// Bytes sent in place of the snapshot's frames.
     pub raw_stream: Option<Vec<u8>>,
+    /// Prefixes that it lists; refused without any.
+    pub hot: Vec<HotPrefix>,
     /// Replay buffer for a router that reconnects.
     pub ring: Ring<Bytes>,
 }
@@ -150,6 +145,7 @@ impl FakeWorker {
             is_loading: false,
             opening: Opening::AtOnce,
             raw_stream: None,
+            hot: Vec::new(),
             ring: Ring::new(RING, stamp),
         };
         let shared = Arc::new(Shared {
@@ -316,16 +312,18 @@ pub static MAKER: std::sync::LazyLock<PromptMaker> = std::sync::LazyLock::new(||
 
 /// Returns the keys of a chat's blocks.
 pub fn chat_keys(text: &str, salt: &str) -> Vec<BlockKey> {
-    let chat: ChatPrompt = serde_json::from_str(&super::chat_body(text, false)).expect("a chat");
-    let tokens = MAKER.chat(&chat).expect("it renders").tokens;
-    let model = model();
-    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
-    block_chain(&root, &tokens, model.block_size_tokens).iter().map(|hash| hash.key()).collect()
+    let HotPrefix { root, tokens } = chat_prefix(text, salt);
+    block_chain(&root, &tokens, model().block_size_tokens).iter().map(|hash| hash.key()).collect()
 }
 
-pub fn idle() -> Load {
-    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(50.0) };
-    Load { free_cells: 8192, rates, ..Load::default() }
+/// Returns the whole blocks of a chat.
+pub fn chat_prefix(text: &str, salt: &str) -> HotPrefix {
+    let chat: ChatPrompt = serde_json::from_str(&super::chat_body(text, false)).expect("a chat");
+    let mut tokens = MAKER.chat(&chat).expect("it renders").tokens;
+    let model = model();
+    tokens.truncate(tokens.len() / model.block_size_tokens as usize * model.block_size_tokens as usize);
+    let root = ChainRoot { model_fingerprint: &model.fingerprint.0, lora: &[], cache_salt: salt.as_bytes() }.hash();
+    HotPrefix { root, tokens }
 }
 
 /// Returns the load of a worker whose slots are all taken, with this many queued prompt tokens.
@@ -372,6 +370,7 @@ fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route(summary::STREAM_PATH, get(stream))
         .route(summary::VOCABULARY_PATH, get(vocabulary))
+        .route(summary::KV_PATH, get(hot_list).post(answer))
         .route("/v1/chat/completions", post(answer))
         .route("/v1/completions", post(answer))
         .route("/v1/messages", post(answer))

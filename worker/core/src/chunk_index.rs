@@ -12,6 +12,7 @@
 mod arc_target;
 mod entry;
 mod guards;
+mod hot;
 mod pins;
 mod runs;
 mod shares;

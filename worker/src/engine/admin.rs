@@ -12,6 +12,7 @@ use std::sync::mpsc::TrySendError;
 use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{EntryView, Evicted, Limits, PIN_MAX, PinView, ShareTotals, ShareView, Totals};
 use warmpath_worker_core::prefix_tree::chain_of;
@@ -163,6 +164,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 /// An inspection or change.
 pub(crate) enum AdminQuery {
     Look(Page, Reply<CacheView>),
+    Hot(usize, Reply<Vec<HotPrefix>>),
     Clear(Reply<CacheTotals>),
     Pin(NewPin, Vec<BlockHash>, Reply<NamedPin>),
     Unpin(String, Reply<bool>),
@@ -182,7 +184,11 @@ impl Asked {
     pub(super) fn wants_idle(&self) -> Option<SlotId> {
         match self.inquiry {
             AdminQuery::Export(slot, _) | AdminQuery::Import(slot, ..) | AdminQuery::Erase(slot, _) => Some(slot),
-            AdminQuery::Look(..) | AdminQuery::Clear(_) | AdminQuery::Pin(..) | AdminQuery::Unpin(..) => None,
+            AdminQuery::Look(..)
+            | AdminQuery::Hot(..)
+            | AdminQuery::Clear(_)
+            | AdminQuery::Pin(..)
+            | AdminQuery::Unpin(..) => None,
         }
     }
 
@@ -190,6 +196,7 @@ impl Asked {
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.inquiry {
             AdminQuery::Look(_, reply) => reply.is_closed(),
+            AdminQuery::Hot(_, reply) => reply.is_closed(),
             AdminQuery::Clear(reply) => reply.is_closed(),
             AdminQuery::Pin(.., reply) => reply.is_closed(),
             AdminQuery::Unpin(_, reply) => reply.is_closed(),
@@ -210,6 +217,14 @@ impl EngineHandle {
     /// Cost: waits for the step in progress; the engine lists all entries. Errors: `Busy`, `Engine`.
     pub async fn cache_view(&self, page: Page) -> Result<CacheView, CacheError> {
         self.inquire(|reply| AdminQuery::Look(page, reply)).await
+    }
+
+    /// Returns the prefixes that are most worth having, those of slots first, with at most this many tokens. Shared
+    /// tokens count once.
+    ///
+    /// Cost: waits for the step in progress; the engine sorts all entries. Errors: `Busy`, `Engine`.
+    pub async fn hot_prefixes(&self, n_tokens_max: usize) -> Result<Vec<HotPrefix>, CacheError> {
+        self.inquire(|reply| AdminQuery::Hot(n_tokens_max, reply)).await
     }
 
     /// Removes everything that is stored and the state of idle slots, and returns how much that was; pins stay.
@@ -276,6 +291,7 @@ impl EngineState<'_> {
         let is_change = matches!(asked.inquiry, AdminQuery::Clear(_) | AdminQuery::Import(..) | AdminQuery::Erase(..));
         match asked.inquiry {
             AdminQuery::Look(page, reply) => drop(reply.send(Ok(kv.look(page)))),
+            AdminQuery::Hot(n_tokens_max, reply) => drop(reply.send(Ok(kv.hot_prefixes(n_tokens_max)))),
             AdminQuery::Clear(reply) => {
                 self.generator.forget_answers();
                 drop(reply.send(Ok(kv.clear())));

@@ -59,4 +59,6 @@ pub struct Exchange {
     pub identity: Identity,
     /// Size of a token's state. Units: bytes.
     pub token_bytes: u64,
+    /// Most bytes of it in memory.
+    pub ram_bytes: u64,
 }

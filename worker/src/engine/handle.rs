@@ -24,6 +24,7 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 use super::admin::{Asked, CacheTotals};
 use super::api::{EngineError, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
+use super::kv::receiving::Prefetch;
 use super::kv::sending::Sending;
 use super::output::constraint::{KnownGrammars, Rule};
 use super::output::json_schema::SchemaCompiler;
@@ -84,6 +85,8 @@ pub(crate) struct View {
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
+    /// Whether the thread, while draining, stays for other workers that fetch its state.
+    pub hands_over: AtomicBool,
     /// Number of requests whose submissions are being prepared.
     pub n_coming: AtomicUsize,
 }
@@ -93,6 +96,7 @@ pub(crate) enum Command {
     Submit(Box<Admission>),
     Inquire(Box<Asked>),
     Send(Box<Sending>),
+    Prefetch(Box<Prefetch>),
     Wake,
     Drain { deadline: Instant },
 }
@@ -125,6 +129,10 @@ pub(crate) struct Places {
 impl Places {
     pub(super) fn new(n_max: usize) -> Self {
         Self { n_taken: AtomicUsize::new(0), n_max }
+    }
+
+    pub(super) fn n_taken(&self) -> usize {
+        self.n_taken.load(Ordering::Acquire)
     }
 
     pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
@@ -232,14 +240,23 @@ impl EngineHandle {
 
     /// Stops admission, lets running responses finish until `within` has passed, and returns once the thread has ended.
     ///
-    /// Submissions that wait for a slot fail with `Draining` at once, those that still run at the deadline then.
-    pub async fn drain(&self, within: Duration) {
+    /// Submissions that wait for a slot fail with `Draining` at once, those that still run at the deadline then. State
+    /// is sent to other workers until `handed_over` returns, or the deadline.
+    pub async fn drain(&self, within: Duration, handed_over: impl Future<Output = ()>) {
+        self.shared.view.hands_over.store(true, Ordering::Release);
         self.shared.view.draining.store(true, Ordering::Release);
         let drain = Command::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
         // The queue has room for every place and every inquiry and one more drain; a thread that has ended has nothing
         // to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
+        tokio::select! {
+            // At the deadline it is over as well.
+            _ = tokio::time::timeout(within, handed_over) => {}
+            () = self.stopped() => {}
+        }
+        self.shared.view.hands_over.store(false, Ordering::Release);
+        self.wake();
         self.stopped().await;
         let thread = self.shared.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(thread) = thread {

@@ -272,7 +272,11 @@ fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
 /// Returns the state that other workers can use.
 pub(super) fn exchange(cache: &Cache, identity: Identity, facts: &EngineFacts) -> Option<Exchange> {
     let is_usable = facts.memory.stored_state_rewinds() && cache.stores();
-    is_usable.then(|| Exchange { identity, token_bytes: cache.token_bytes() })
+    is_usable.then(|| Exchange {
+        identity,
+        token_bytes: cache.token_bytes(),
+        ram_bytes: cache.index().limits().ram_bytes,
+    })
 }
 
 fn open_disk(

@@ -34,8 +34,9 @@ use super::step::EngineState;
 /// decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Queued commands besides submissions, inquiries and runs to send: a drain, and another one of an impatient operator.
-const CONTROL_COMMANDS_MAX: usize = 2;
+/// Queued commands besides submissions, inquiries and runs to send: a drain, another one of an impatient operator, and
+/// a prefix to fetch.
+const CONTROL_COMMANDS_MAX: usize = 3;
 
 /// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done.
 const DISK_LOOK: Duration = Duration::from_millis(2);
@@ -207,7 +208,7 @@ impl Loop<'_, '_> {
         }
         // Inquiries that waited for a slot are answered at once when nothing runs any more.
         if self.engine.is_idle() && self.deferred.is_empty() {
-            if self.deadline.is_some() {
+            if self.deadline.is_some() && !self.engine.publisher.view.hands_over.load(Ordering::Acquire) {
                 return false;
             }
             match self.wait() {
@@ -283,7 +284,7 @@ impl Loop<'_, '_> {
 
     fn obey(&mut self, command: Command) {
         // Frequent inquiries and other workers must not keep idle state from being stored.
-        if !matches!(command, Command::Inquire(_) | Command::Send(_)) {
+        if !matches!(command, Command::Inquire(_) | Command::Send(_) | Command::Prefetch(_) | Command::Wake) {
             self.idle_since = None;
         }
         match command {
@@ -293,7 +294,8 @@ impl Loop<'_, '_> {
             Command::Submit(admission) => self.engine.enqueue(*admission),
             Command::Inquire(asked) => self.deferred.push(*asked),
             Command::Send(sending) => self.engine.kv.send(*sending),
-            Command::Wake => {}
+            Command::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
+            Command::Prefetch(_) | Command::Wake => {}
             Command::Drain { deadline } => {
                 self.engine.publisher.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));

@@ -1,24 +1,31 @@
-//! `/internal/v1/kv/{key}`: stored KV state for another worker, as the disk tier's records.
+//! `/internal/v1/kv/{key}`: stored KV state for another worker, as the disk tier's records; `/internal/v1/kv`: the
+//! prefixes that this worker holds, and those that it is told to fetch from others.
 //!
 //! Not here: finding the state (the engine), the bytes (`store::exchange`), fetching it from others (`kv_transfer`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
+use axum::Json;
+use axum::body::Body as ResponseBody;
 use axum::extract::{Query, State};
 use axum::http::{Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
+use serde_json::{Value, json};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::model::Fingerprint;
+use warmpath_common::prefetch::{HotList, LIST_TOKENS_MAX, Prefetch, pack, unpack};
 use warmpath_shell::refusal::Name;
 
+use super::body::Body;
 use super::state::App;
-use crate::engine::{Exchange, SendError, SentRun};
+use crate::app_state::Serving;
+use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
+use crate::kv_transfer::{SHORTER_MAX, Transfers};
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 
@@ -39,11 +46,106 @@ struct Wanted {
     blocks: usize,
     /// Identity of the state that it can use.
     layout: Fingerprint,
+    /// Shorter runs that it takes if this one is not held, the longest first: `HASH.BLOCKS`, separated by commas.
+    #[serde(default)]
+    or: String,
+}
+
+impl Wanted {
+    /// Returns the wanted runs, the longest first.
+    ///
+    /// Errors: `Field`.
+    fn ends(&self, key: &str) -> Result<Vec<RunEnd>, RequestError> {
+        let read = |hash: &str, n_blocks: usize| {
+            let mut last = BlockHash([0; 32]);
+            hex::decode_to_slice(hash, &mut last.0).ok().filter(|()| n_blocks > 0)?;
+            Some(RunEnd { last, n_blocks })
+        };
+        if self.blocks == 0 {
+            return Err(RequestError::field("blocks", "`blocks` must be at least 1"));
+        }
+        let first = read(key, self.blocks).ok_or_else(|| {
+            RequestError::field("key", "`key` must be the 64 hexadecimal digits of a block's chain hash")
+        })?;
+        let shorter = self.or.split(',').filter(|text| !text.is_empty()).map(|text| {
+            let (hash, n_blocks) = text.split_once('.')?;
+            read(hash, n_blocks.parse().ok()?)
+        });
+        let ends: Option<Vec<RunEnd>> = std::iter::once(Some(first)).chain(shorter).collect();
+        ends.filter(|ends| ends.len() <= 1 + SHORTER_MAX).ok_or_else(|| {
+            let reason = format!("`or` must be at most {SHORTER_MAX} of `HASH.BLOCKS`, separated by commas");
+            RequestError::field("or", reason)
+        })
+    }
+}
+
+/// Query of a router that wants to know what this worker holds.
+#[derive(Debug, Deserialize)]
+struct Listed {
+    /// Most tokens of all prefixes together.
+    tokens: usize,
+}
+
+/// Responds with the prefixes that are most worth having.
+pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, RequestError> {
+    let (serving, transfers) = exchanging(&app)?;
+    transfers.asked();
+    let wanted = Query::<Listed>::try_from_uri(&uri);
+    let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let prefixes = serving.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
+    let block_size_tokens = serving.model.block_size_tokens;
+    // Hashing some hundred thousand tokens would hold up other connections.
+    let packed = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
+    let prefixes = packed.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
+    transfers.asked();
+    Ok(Json(HotList { block_size_tokens, prefixes }))
+}
+
+/// Fetches the prefixes of the body in the background, and responds with their number.
+pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
+    app.admitting()?;
+    let (serving, transfers) = exchanging(&app)?;
+    let Prefetch { prefixes } = body.parse()?;
+    let unpacked = unpack(prefixes.iter().map(|item| &item.prefix));
+    let unpacked = unpacked.map_err(|error| RequestError::field("prefixes", error.to_string()))?;
+    let block_size_tokens = serving.model.block_size_tokens as usize;
+    let mut wanted = Vec::new();
+    for (item, prefix) in prefixes.iter().zip(unpacked) {
+        let n_blocks = prefix.tokens.len() / block_size_tokens;
+        let hint = format!("{};blocks={n_blocks}", item.peer).parse().map_err(|_| {
+            RequestError::field(
+                "prefixes",
+                "each must have the base URL of a worker as `peer`, and a block of `tokens`",
+            )
+        })?;
+        // No prompt has more tokens.
+        if prefix.tokens.len() <= serving.model.context_tokens as usize {
+            wanted.push((hint, prefix));
+        }
+    }
+    let n_prefixes = wanted.len();
+    transfers.prefetch(wanted, &serving.engine)?;
+    Ok(Json(json!({"prefixes": n_prefixes})))
+}
+
+/// Returns what exchanges prefixes with the fleet.
+///
+/// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if strangers can reach this worker, since the prefixes are
+/// others' prompts.
+fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<Transfers>), RequestError> {
+    let serving = app.serving()?;
+    let transfers = app.transfers.as_ref().filter(|_| serving.engine.facts().exchange.is_some());
+    let transfers = transfers.ok_or(SendError::Off)?;
+    if !transfers.is_private() {
+        return Err(RequestError::NotEnabled { what: "listing and fetching prefixes", flag: "--fleet-token-file" });
+    }
+    Ok((serving, transfers))
 }
 
 /// Responds with the state of a run of blocks, or 404 at once if this worker does not hold the last one.
 pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<Response, RequestError> {
     let began = Instant::now();
+    app.transfers.iter().for_each(|transfers| transfers.asked());
     let found = find(&app, &key, &uri).await;
     let result = match &found {
         Ok(_) => None,
@@ -56,8 +158,9 @@ pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<R
         app.metrics.kv_transfers.with_label_values(&["sent", result]).inc();
     }
     let (run, exchange) = found?;
-    let count = Count { metrics: Arc::clone(&app.metrics), began, is_complete: false };
-    let body = Body::from_stream(body(run, exchange, count).take_until(tokio::time::sleep(READ_TIME_MAX)));
+    let count =
+        Count { metrics: Arc::clone(&app.metrics), transfers: app.transfers.clone(), began, is_complete: false };
+    let body = ResponseBody::from_stream(body(run, exchange, count).take_until(tokio::time::sleep(READ_TIME_MAX)));
     Ok(([(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")], body)
         .into_response())
 }
@@ -67,17 +170,11 @@ async fn find(app: &App, key: &str, uri: &Uri) -> Result<(SentRun, Exchange), Re
     let exchange = serving.engine.facts().exchange.filter(|_| app.transfers.is_some()).ok_or(SendError::Off)?;
     let wanted = Query::<Wanted>::try_from_uri(uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    let mut last = BlockHash([0; 32]);
-    if hex::decode_to_slice(key, &mut last.0).is_err() {
-        return Err(RequestError::field("key", "`key` must be the 64 hexadecimal digits of a block's chain hash"));
-    }
-    if wanted.blocks == 0 {
-        return Err(RequestError::field("blocks", "`blocks` must be at least 1"));
-    }
+    let ends = wanted.ends(key)?;
     if wanted.layout != exchange.identity.fingerprint() {
         return Err(SendError::Layout.into());
     }
-    Ok((serving.engine.run_to(last, wanted.blocks).await?, exchange))
+    Ok((serving.engine.run_to(ends).await?, exchange))
 }
 
 /// Returns the records of a run, whose place is free again when the stream is dropped.
@@ -113,6 +210,7 @@ async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Re
 /// Count of one response, which it ends when it is dropped.
 struct Count {
     metrics: Arc<Metrics>,
+    transfers: Option<Arc<Transfers>>,
     began: Instant,
     is_complete: bool,
 }
@@ -126,6 +224,7 @@ impl Count {
 impl Drop for Count {
     fn drop(&mut self) {
         let result = if self.is_complete { "ok" } else { "cut_off" };
+        self.transfers.iter().for_each(|transfers| transfers.asked());
         self.metrics.kv_transfers.with_label_values(&["sent", result]).inc();
         self.metrics.kv_transfer.with_label_values(&["sent"]).observe(self.began.elapsed().as_secs_f64());
     }

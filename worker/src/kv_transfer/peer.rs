@@ -47,6 +47,12 @@ const NEWEST_WEIGHT: f64 = 0.3;
 /// Source: own choice: the first bytes come in bursts.
 const RATE_AFTER: Duration = Duration::from_millis(20);
 
+/// Most shorter runs that are named besides the wanted one.
+///
+/// Source: own choice: of a run whose end was evicted at the other worker, at most this part of it is lost besides, and
+/// the URL stays below 4 KB.
+pub const SHORTER_MAX: usize = 32;
+
 /// Reason why a run was not received completely.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -62,6 +68,9 @@ pub enum FetchError {
     /// The response ended before the run's last block.
     #[error("the response ended early")]
     CutOff,
+    /// The other worker has the first blocks only.
+    #[error("it has only a part")]
+    Partial,
     /// What was received cannot be used.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
@@ -84,6 +93,7 @@ impl FetchError {
             Self::Refused(StatusCode::NOT_FOUND) => "missing",
             Self::Refused(_) => "refused",
             Self::Broken(_) | Self::CutOff => "cut_off",
+            Self::Partial => "partial",
             Self::Untrusted(_) => "untrusted",
             Self::Slow | Self::Late => "late",
             Self::NotWanted => "cancelled",
@@ -95,7 +105,7 @@ impl FetchError {
         match self {
             Self::Unreachable(_) | Self::Broken(_) | Self::Untrusted(_) | Self::Late => true,
             Self::Refused(status) => !matches!(*status, StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE),
-            Self::CutOff | Self::Slow | Self::NotWanted => false,
+            Self::CutOff | Self::Partial | Self::Slow | Self::NotWanted => false,
         }
     }
 }
@@ -212,7 +222,14 @@ impl Peer {
         progress.head = Some((began.elapsed(), Instant::now()));
         let mut body = response.into_body();
         while progress.reader.n_left() > 0 {
-            let frame = body.frame().await.ok_or(FetchError::CutOff)?.map_err(FetchError::Broken)?;
+            let Some(frame) = body.frame().await else {
+                return Err(if progress.reader.is_between_records() {
+                    FetchError::Partial
+                } else {
+                    FetchError::CutOff
+                });
+            };
+            let frame = frame.map_err(FetchError::Broken)?;
             // Trailers have no state.
             let Ok(bytes) = frame.into_data() else { continue };
             progress.n_bytes += bytes.len() as u64;
@@ -229,10 +246,15 @@ impl Peer {
 
     fn url_of(&self, order: &FetchOrder, layout: Fingerprint) -> Url {
         let mut url = self.base.clone();
-        let last = order.run.blocks.last().copied().unwrap_or(order.run.root);
+        let (blocks, first_block) = (&order.run.blocks, order.run.first_block);
+        let last = blocks.last().copied().unwrap_or(order.run.root);
+        // Chunks end at multiples of their length from the chain's start.
+        let step = blocks.len().div_ceil(SHORTER_MAX);
+        let ends = (1..blocks.len()).rev().filter(|n_blocks| (first_block + n_blocks).is_multiple_of(step));
+        let shorter: Vec<String> = ends.map(|n_blocks| format!("{}.{n_blocks}", blocks[n_blocks - 1])).collect();
         // Joining would replace the path of the base URL.
         url.set_path(&format!("{}{KV_PATH}/{last}", self.base.path().trim_end_matches('/')));
-        url.set_query(Some(&format!("blocks={}&layout={layout}", order.run.blocks.len())));
+        url.set_query(Some(&format!("blocks={}&layout={layout}&or={}", blocks.len(), shorter.join(","))));
         url
     }
 

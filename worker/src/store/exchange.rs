@@ -115,6 +115,11 @@ impl RunReader {
         self.n_received
     }
 
+    /// Returns whether the last record that has begun is complete, and there was one.
+    pub fn is_between_records(&self) -> bool {
+        self.n_received > 0 && self.head.is_empty() && self.open.is_none()
+    }
+
     /// Returns the number of blocks that are still wanted.
     pub fn n_left(&self) -> usize {
         self.wanted.blocks.len() - self.n_received

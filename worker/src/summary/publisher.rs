@@ -143,6 +143,11 @@ impl Publisher {
         (Self { commands, places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)), metrics }, handle)
     }
 
+    /// Returns whether anybody subscribes.
+    pub fn has_subscribers(&self) -> bool {
+        self.places.available_permits() < SUBSCRIBERS_MAX
+    }
+
     /// Returns the present view.
     ///
     /// Errors: `Internal` once the engine has stopped.

@@ -74,6 +74,6 @@ async fn a_reader_that_never_reads_does_not_keep_the_engine_from_leaving() {
     let (engine, _updates) = start(two_slots());
     let reader = with_alternatives(1).submit(&engine).expect("there is a slot");
     until("it waits", || engine.slots().iter().any(|slot| slot.decoded_tokens > 1000)).await;
-    engine.drain(std::time::Duration::from_millis(50)).await;
+    engine.drain(std::time::Duration::from_millis(50), std::future::ready(())).await;
     assert!(reader.answer().await.failed.is_some(), "the reader hears of it behind what was made");
 }

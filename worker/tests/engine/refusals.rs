@@ -1,5 +1,6 @@
 //! What the engine does not take, and how it ends.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -124,7 +125,7 @@ async fn draining_finishes_what_runs_and_refuses_the_rest() {
     let waiting = ask(&tokens(2, 20), 3).submit(&engine).unwrap();
     let drain = tokio::spawn({
         let engine = engine.clone();
-        async move { engine.drain(PATIENCE).await }
+        async move { engine.drain(PATIENCE, ready(())).await }
     });
     assert_eq!(waiting.answer().await.failed, Some(EngineError::Draining));
     let late = ask(&tokens(3, 20), 3).submit(&engine).err();
@@ -137,7 +138,7 @@ async fn draining_finishes_what_runs_and_refuses_the_rest() {
         said |= matches!(update, EngineUpdate::Step { load, .. } if load.draining);
     }
     assert!(said, "routers were not told");
-    engine.drain(PATIENCE).await;
+    engine.drain(PATIENCE, ready(())).await;
 }
 
 #[tokio::test]
@@ -145,7 +146,7 @@ async fn draining_ends_what_runs_at_the_deadline() {
     let (engine, _updates) = start(one_slot());
     let mut running = ask(&tokens(1, 20), 4000).submit(&engine).unwrap();
     running.tokens(1).await;
-    engine.drain(Duration::ZERO).await;
+    engine.drain(Duration::ZERO, ready(())).await;
     assert_eq!(running.answer().await.failed, Some(EngineError::Draining));
 }
 

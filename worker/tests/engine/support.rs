@@ -1,5 +1,6 @@
 //! Starts engines on generated models, submits requests and collects responses.
 
+use std::future::ready;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -41,7 +42,7 @@ pub fn start(config: EngineConfig) -> (EngineHandle, UnboundedReceiver<EngineUpd
 
 /// Ends an engine whose requests are all complete.
 pub async fn stop(engine: EngineHandle) {
-    timeout(PATIENCE, engine.drain(PATIENCE)).await.expect("the engine ends");
+    timeout(PATIENCE, engine.drain(PATIENCE, ready(()))).await.expect("the engine ends");
 }
 
 /// Returns the root of the chain of one tenant.

@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{
-    CacheType, CostSource, EngineConfig, EngineHandle, FetchOrder, PeerOffer, PeerSpeed, PrefixCache, SENDS_MAX,
-    SendError, Switch,
+    CacheType, CostSource, EngineConfig, EngineHandle, FetchOrder, PeerOffer, PeerSpeed, PrefixCache, RunEnd,
+    SENDS_MAX, SendError, Switch,
 };
 use warmpath_worker::store::exchange::RunReader;
 use warmpath_worker_core::restore_costs::Costs;
@@ -68,7 +68,7 @@ pub fn offer(from: &EngineHandle, to: &EngineHandle, prompt: &[Token]) -> Option
 
 async fn bring(from: &EngineHandle, order: &FetchOrder, to: &EngineHandle) {
     let last = order.run.blocks[order.run.blocks.len() - 1];
-    let Ok(run) = from.run_to(last, order.run.blocks.len()).await else { return };
+    let Ok(run) = from.run_to(vec![RunEnd { last, n_blocks: order.run.blocks.len() }]).await else { return };
     let identity = from.facts().exchange.unwrap().identity;
     let mut reader = RunReader::new(order.run.clone());
     for part in &run.parts {
@@ -128,6 +128,109 @@ async fn answers_stay_the_same_where_a_prefix_comes_from_another_engine() {
             stop(engine).await;
         }
     }
+}
+
+/// Fetches all that an engine lists into another one, as a router tells it to; returns the tokens of each prefix.
+async fn prefetch_all(from: &EngineHandle, to: &EngineHandle) -> Vec<Vec<Token>> {
+    let prefixes = from.hot_prefixes(usize::MAX).await.unwrap();
+    let listed = prefixes.iter().map(|prefix| prefix.tokens.clone()).collect();
+    for prefix in prefixes {
+        let end = to.cache_totals().ram.n_tokens;
+        let (order, ordered) = oneshot::channel();
+        let speed = PeerSpeed { ms_per_byte: 0.0, latency_ms: 0.0 };
+        to.prefetch(prefix, u64::MAX, PeerOffer { n_blocks: usize::MAX, speed, order });
+        let Ok(order) = ordered.await else { continue };
+        let n_tokens = order.run.tokens.len() as u64;
+        bring(from, &order, to).await;
+        order.inbox.end(Duration::from_millis(1));
+        to.wake();
+        until("it is stored", || to.cache_totals().ram.n_tokens >= end + n_tokens).await;
+    }
+    listed
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_stay_the_same_where_prefixes_come_ahead_of_requests() {
+    for (kv_unified, flash_attn, kind) in
+        [(Switch::Off, Switch::Off, CacheType::F16), (Switch::On, Switch::On, CacheType::Q8_0)]
+    {
+        let config = EngineConfig { kv_unified, flash_attn, cache_type_k: kind, cache_type_v: kind, ..base() };
+        let what = format!("{kv_unified:?} {flash_attn:?} {kind:?}");
+        let (holder, _holder_updates) = start(config.clone());
+        let (other, _other_updates) = start(config.clone());
+        let (cold, _cold_updates) = start(cold(&config));
+        let system = tokens(99, 100);
+        let prompts: Vec<Vec<Token>> = (0..5).map(|n| [&system[..], &tokens(n, 200)].concat()).collect();
+        // More than the slots: some of it is stored, some only in slots.
+        for prompt in &prompts {
+            ask(prompt, 8).answer(&holder).await;
+        }
+        let secret = Ask { cache_prompt: false, ..ask(&tokens(50, 300), 100) };
+        let mut running = secret.submit(&holder).unwrap();
+        running.tokens(2).await;
+        let long = ask(&tokens(60, 100), 200);
+        let mut beside = long.submit(&other).unwrap();
+        beside.tokens(2).await;
+        let listed = prefetch_all(&holder, &other).await;
+        assert_eq!(prefetch_all(&holder, &other).await, listed, "{what}: nothing is fetched twice");
+        assert!(listed.iter().all(|tokens| !tokens.starts_with(&secret.prompt[..BLOCK])), "{what}");
+        for prompt in &prompts {
+            let longer = ask(&[&prompt[..], &tokens(7, 20)].concat(), 20);
+            let answer = longer.answer(&other).await;
+            assert_eq!((answer.cached_tokens() >= 288, fetched_bytes(&answer)), (true, None), "{what} {answer:?}");
+            assert_eq!(answer.tokens, longer.answer(&cold).await.tokens, "{what}");
+        }
+        let foreign = Ask { salt: 1, ..ask(&prompts[0], 20) };
+        assert_eq!(foreign.answer(&other).await.cached_tokens(), 0, "{what}: another tenant");
+        assert_eq!(beside.answer().await.tokens, long.answer(&cold).await.tokens, "{what}");
+        drop(running);
+        assert_eq!(other.counters().failed_starts, 0, "{what}");
+        for engine in [holder, other, cold] {
+            stop(engine).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_no_room_is_here_or_is_faster_to_compute_is_not_fetched_ahead() {
+    let (holder, _holder_updates) = start(base());
+    let (other, _other_updates) = start(base());
+    ask(&tokens(1, 300), 2).answer(&holder).await;
+    let prefix = holder.hot_prefixes(usize::MAX).await.unwrap().remove(0);
+    let is_ordered = async |room_bytes, ms_per_byte, to: &EngineHandle| {
+        let (order, ordered) = oneshot::channel();
+        let speed = PeerSpeed { ms_per_byte, latency_ms: 0.0 };
+        to.prefetch(prefix.clone(), room_bytes, PeerOffer { n_blocks: 9, speed, order });
+        ordered.await.is_ok()
+    };
+    let n_bytes = 288 * other.facts().exchange.unwrap().token_bytes;
+    assert!(!is_ordered(n_bytes - 1, 0.0, &other).await, "there is no room");
+    assert!(!is_ordered(n_bytes, 1e6, &other).await, "it is faster to compute");
+    assert!(!is_ordered(n_bytes, 0.0, &holder).await, "it is here");
+    assert!(is_ordered(n_bytes, 0.0, &other).await);
+    stop(holder).await;
+    stop(other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_drains_sends_its_state_until_it_is_handed_over() {
+    let (holder, _holder_updates) = start(base());
+    let (other, _other_updates) = start(base());
+    let prompt = tokens(1, 300);
+    ask(&prompt, 8).answer(&holder).await;
+    let (handed_over, done) = oneshot::channel::<()>();
+    let drained = tokio::spawn({
+        let holder = holder.clone();
+        async move { holder.drain(Duration::from_secs(3600), async { drop(done.await) }).await }
+    });
+    until("it drains", || ask(&prompt, 1).submit(&holder).is_err()).await;
+    assert_eq!(prefetch_all(&holder, &other).await.len(), 1);
+    assert!(!drained.is_finished());
+    drop(handed_over);
+    drained.await.unwrap();
+    let answer = ask(&prompt, 8).answer(&other).await;
+    assert!(answer.cached_tokens() >= 288, "{answer:?}");
+    stop(other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -286,14 +389,14 @@ async fn one_run_more_than_the_limit_is_refused_until_another_has_been_sent() {
     let (other, _other_updates) = start(base());
     let waits = ask(&prompt, 2).submit_with(&other, Some(PeerOffer { n_blocks: 3, speed, order })).unwrap();
     let order: FetchOrder = ordered.await.unwrap();
-    let last = order.run.blocks[2];
+    let run = |n_blocks| vec![RunEnd { last: order.run.blocks[2], n_blocks }];
     let mut runs = Vec::new();
     for _ in 0..SENDS_MAX {
-        runs.push(engine.run_to(last, 3).await.expect("there is a place"));
+        runs.push(engine.run_to(run(3)).await.expect("there is a place"));
     }
-    assert_eq!(engine.run_to(last, 3).await.err(), Some(SendError::Busy));
+    assert_eq!(engine.run_to(run(3)).await.err(), Some(SendError::Busy));
     runs.pop();
-    assert_eq!(engine.run_to(last, 2).await.expect("there is a place").parts[0].record.first_block, 1);
+    assert_eq!(engine.run_to(run(2)).await.expect("there is a place").parts[0].record.first_block, 1);
     order.inbox.end(Duration::ZERO);
     other.wake();
     waits.answer().await;

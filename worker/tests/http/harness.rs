@@ -66,7 +66,8 @@ impl TestWorker {
         let mut config = resolve(flags).expect("the flags fit together");
         change(&mut config);
         let bound = bind(config).await.expect("the worker binds");
-        let base = format!("http://{}", bound.address());
+        // A worker that listens everywhere is on this machine, too.
+        let base = format!("http://127.0.0.1:{}", bound.address().port());
         let stop = CancellationToken::new();
         let served = tokio::spawn(bound.serve(stop.clone().cancelled_owned()));
         let worker = Self { base, client: Client::new(), stop, served };

@@ -126,6 +126,9 @@ async fn what_is_not_held_or_not_asked_for_well_is_refused_at_once() {
         (format!("{key}?blocks=10"), 400, Value::Null),
         (format!("{key}?layout={layout}"), 400, Value::Null),
         (format!("{key}?blocks=10&layout=1"), 400, Value::Null),
+        (format!("{key}?blocks=10&layout={layout}&or=x"), 400, Value::Null),
+        (format!("{key}?blocks=10&layout={layout}&or={other}.0"), 400, Value::Null),
+        (format!("{key}?blocks=10&layout={layout}&or={}", vec![format!("{other}.1"); 33].join(",")), 400, Value::Null),
         (format!("{}?blocks=10&layout={layout}", &key[1..]), 400, Value::Null),
         (format!("nothing?blocks=10&layout={layout}"), 400, Value::Null),
     ] {
@@ -139,6 +142,21 @@ async fn what_is_not_held_or_not_asked_for_well_is_refused_at_once() {
     let moved = answer(question(&peer, &prompt(2, 320)).header(KV_PEER, hint(worker.base(), 10))).await;
     assert_eq!((moved.n_cached, moved.fetched.as_deref().map(|text| text.starts_with("0;"))), (0, Some(true)));
     assert_eq!((count(&peer, "received", "missing").await, count(&worker, "sent", "missing").await), (1.0, 1.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_of_a_prefix_is_fetched_where_its_end_was_evicted() {
+    let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
+    // A router that has not heard of the eviction names all ten blocks.
+    let whole: Vec<u32> = serde_json::from_value(prompt(1, 320)).expect("tokens");
+    compute(&holder, &json!(whole[..200])).await;
+    let moved = answer(question(&other, &json!(whole)).header(KV_PEER, hint(holder.base(), 10))).await;
+    assert_eq!((moved.n_cached, count(&other, "received", "partial").await), (192, 1.0));
+    assert_eq!(moved.text, uncached(&other, &json!(whole)).await);
+    // A worker that has only a part is at no fault.
+    compute(&holder, &prompt(2, 320)).await;
+    let moved = answer(question(&other, &prompt(2, 320)).header(KV_PEER, hint(holder.base(), 10))).await;
+    assert_eq!(moved.n_cached, 319);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,7 @@ mod life;
 mod looks;
 mod native;
 mod pins;
+mod prefetch;
 mod probabilities;
 #[path = "../engine/random_schema.rs"]
 mod random_schema;

@@ -62,7 +62,7 @@ pub struct Gap {
 /// Returns the state that a worker exchanges with others; `None` if it does not, or its connection is lost.
 ///
 /// A worker that drains still sends its state.
-fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
+pub(super) fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
     let is_live = worker.link == Connection::Live && worker.excluded.is_none() && worker.stock.is_none();
     worker.model.as_ref().filter(|_| is_live)?.kv_transfer
 }

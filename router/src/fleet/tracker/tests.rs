@@ -47,6 +47,7 @@ fn tracker() -> Tracker {
         first_look_max: Duration::ZERO,
         was_ready: AtomicBool::new(false),
         models_changed: Notify::new(),
+        turns: None,
         trial: TrialConfig::default(),
         metrics: Arc::new(Metrics::new()),
     });

@@ -4,14 +4,43 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, IntoResponseParts, Response};
 use futures::{Stream, StreamExt};
 use serde_json::json;
+use warmpath_common::prefetch::{HotList, pack};
+use warmpath_common::summary::{Load, Rates};
 
-use super::{Seen, Shared};
+use super::Shared;
+
+/// A request as the worker saw it.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Path and query.
+    pub target: String,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+pub fn idle() -> Load {
+    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(50.0) };
+    Load { free_cells: 8192, rates, ..Load::default() }
+}
+
+/// Responds with the prefixes of the script.
+pub(super) async fn hot_list(State(shared): State<Arc<Shared>>) -> Response {
+    let (hot, block_size_tokens) = {
+        let script = shared.script.lock().expect("no test panics here");
+        (script.hot.clone(), script.snapshot.model.block_size_tokens)
+    };
+    if hot.is_empty() {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    Json(HotList { block_size_tokens, prefixes: pack(&hot, block_size_tokens) }).into_response()
+}
 
 /// Returns a refusal as the script has it.
 pub(super) fn refusal(status: u16, retry_after: Option<String>, headers: impl IntoResponseParts) -> Response {

@@ -7,6 +7,7 @@ use crate::tenants::TenantId;
 
 mod eviction;
 mod happening;
+mod hot;
 mod model;
 mod runs;
 mod shares;

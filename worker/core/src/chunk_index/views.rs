@@ -290,7 +290,7 @@ impl ChunkIndex {
         }
     }
 
-    fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ChunkId, &Chunk)> {
+    pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ChunkId, &Chunk)> {
         self.chunks.iter().filter(move |(_, chunk)| chunk.record.kind == kind)
     }
 

@@ -3,10 +3,11 @@
 //! Not here: the inquiries (`admin`), a slot's state (`saved_slot`), the store's own work
 //! (`warmpath_worker_core::chunk_index`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareView, Totals};
 use warmpath_worker_core::tenants::TenantId;
@@ -45,6 +46,27 @@ impl KvState<'_> {
             ram_shares: index.share_totals(Tier::Ram),
             disk_shares: index.share_totals(Tier::Disk),
         }
+    }
+
+    /// Returns the prefixes that are most worth having, those of slots first.
+    pub(crate) fn hot_prefixes(&self, n_tokens_max: usize) -> Vec<HotPrefix> {
+        let block_size = self.table.block_size_tokens() as usize;
+        let mut slots: Vec<_> = self.table.iter().filter(|(_, held)| held.lends()).collect();
+        slots.sort_by_key(|(_, held)| std::cmp::Reverse(held.last_used()));
+        let (mut prefixes, mut listed, mut n_left) = (Vec::new(), HashSet::new(), n_tokens_max);
+        for (_, held) in slots {
+            let Some(root) = held.root().copied() else { continue };
+            let tokens = held.exact_tokens();
+            let chain = self.table.tree().chain_of(&root, tokens);
+            let n_new = chain.iter().filter(|hash| !listed.contains(*hash)).count();
+            let Some(left) = n_left.checked_sub(n_new * block_size).filter(|_| n_new > 0) else { continue };
+            n_left = left;
+            prefixes.push(HotPrefix { root, tokens: tokens[..chain.len() * block_size].to_vec() });
+            listed.extend(chain);
+        }
+        let stored = self.cache.index().hot_prefixes(n_left, &mut listed);
+        prefixes.extend(stored.into_iter().map(|(root, tokens)| HotPrefix { root, tokens }));
+        prefixes
     }
 
     /// Returns the cache with a page of its entries.

@@ -1,4 +1,4 @@
-//! Requests that wait for KV state from another worker.
+//! KV state from another worker: requests that wait for it, and prefixes that are fetched ahead of requests.
 //!
 //! When a request arrives, the engine decides which blocks of its prompt to fetch (`transfer_plan` in the core) and
 //! sends the order to the fetching task. The request keeps its place in the queue and blocks no other. Between two
@@ -15,9 +15,11 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
+use warmpath_worker_core::prefix_tree::chain_of;
 use warmpath_worker_core::slot_plan::Reuse;
-use warmpath_worker_core::tenants::Tenant;
+use warmpath_worker_core::tenants::{Tenant, TenantId};
 use warmpath_worker_core::transfer_plan::{self, Offer, Own};
 
 use super::KvState;
@@ -115,9 +117,42 @@ pub struct Fetched {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TransferId(u64);
 
-/// A transfer that requests wait for.
+/// Reason for a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// A request waits for it.
+    Request,
+    /// Requests may need it later.
+    Ahead,
+}
+
+/// Blocks of which the missing ones are ordered.
+struct Wanted<'a> {
+    prefix: Prefix<'a>,
+    /// Tokens of the prompt, of which one is always computed.
+    n_prompt: usize,
+    n_usable: u32,
+    room_bytes: u64,
+    tenant: Tenant,
+    priority: i32,
+    purpose: Purpose,
+}
+
+/// A prefix to fetch before a request needs it.
+pub(crate) struct Prefetch {
+    root: BlockHash,
+    tokens: Vec<Token>,
+    chain: Vec<BlockHash>,
+    /// Most bytes to fetch.
+    room_bytes: u64,
+    tenant: Tenant,
+    offer: PeerOffer,
+}
+
+/// A transfer in progress.
 struct Receiving {
     id: TransferId,
+    purpose: Purpose,
     inbox: Arc<Inbox>,
     root: BlockHash,
     /// Hashes of the prompt's first blocks, to the last wanted one.
@@ -161,6 +196,20 @@ impl EngineHandle {
         // If the queue is full, the engine takes a step anyway.
         let _ = self.shared.commands.try_send(Command::Wake);
     }
+
+    /// Orders the missing blocks of a prefix before a request needs them; none if they are here, have more than
+    /// `room_bytes`, or are faster to compute. The offer's order is dropped then.
+    ///
+    /// Cost: a hash of every block. A queue that is full counts as if nothing were missing.
+    pub fn prefetch(&self, prefix: HotPrefix, room_bytes: u64, offer: PeerOffer) {
+        let shared = &self.shared;
+        let HotPrefix { root, tokens } = prefix;
+        let chain = chain_of(shared.block_hasher, (&root, tokens.as_slice()), shared.facts.block_size_tokens);
+        // It is charged to the tenant that uses it first.
+        let tenant = Tenant::stranger(TenantId::of_root(&root));
+        let prefetch = Box::new(Prefetch { root, tokens, chain, room_bytes, tenant, offer });
+        let _ = shared.commands.try_send(Command::Prefetch(prefetch));
+    }
 }
 
 impl KvState<'_> {
@@ -178,49 +227,82 @@ impl KvState<'_> {
             let n_common = receiving.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
             (receiving.id, (n_common * block_size).min(n_last) as u32)
         };
-        let found =
-            self.transfers.receiving.iter().map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
+        // A request waits for no transfer whose end it does not set.
+        let for_requests = self.transfers.receiving.iter().filter(|receiving| receiving.purpose == Purpose::Request);
+        let found = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
         if found.is_some() {
             return found;
         }
-        self.order(admission, offer?, n_usable)?;
+        let submission = &admission.submission;
+        let wanted = Wanted {
+            prefix: Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt },
+            n_prompt: submission.prompt.len(),
+            n_usable,
+            room_bytes: self.cache.index().limits().ram_bytes,
+            tenant: admission.tenant,
+            priority: submission.priority,
+            purpose: Purpose::Request,
+        };
+        self.order(&wanted, offer?)?;
         self.transfers.receiving.last().map(reach)
     }
 
+    /// Orders what a worker is to fetch before a request needs it, unless it is here.
+    pub(crate) fn prefetch(&mut self, prefetch: Prefetch) {
+        let Prefetch { root, tokens, chain, room_bytes, tenant, offer } = prefetch;
+        let n_resident = self.table.iter().map(|(_, held)| held.n_common(&tokens, &root)).max();
+        let wanted = Wanted {
+            prefix: Prefix { root, chain: &chain, tokens: &tokens },
+            // There is no last token to compute.
+            n_prompt: tokens.len() + 1,
+            n_usable: u32::try_from(n_resident.unwrap_or_default()).unwrap_or(u32::MAX),
+            room_bytes,
+            tenant,
+            priority: 0,
+            purpose: Purpose::Ahead,
+        };
+        let _ = self.order(&wanted, offer);
+    }
+
     /// Orders the blocks that are faster to fetch than to compute, if there are any, as the last transfer.
-    fn order(&mut self, admission: &Admission, offer: PeerOffer, n_usable: u32) -> Option<()> {
+    fn order(&mut self, wanted: &Wanted<'_>, offer: PeerOffer) -> Option<()> {
         let exchange = self.transfers.exchange?;
-        let submission = &admission.submission;
-        let prefix = Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt };
-        let found = self.cache.index().find(&prefix);
+        let Prefix { root, chain, tokens } = wanted.prefix;
+        let found = self.cache.index().find(&wanted.prefix);
         let block_size = self.table.block_size_tokens();
         let own = Own {
-            n_prompt: u32::try_from(submission.prompt.len()).ok()?,
-            n_prompt_blocks: admission.chain.len(),
-            n_usable,
+            n_prompt: u32::try_from(wanted.n_prompt).ok()?,
+            n_prompt_blocks: chain.len(),
+            n_usable: wanted.n_usable,
             n_stored_blocks: found.n_blocks,
             block_size_tokens: block_size,
             block_bytes: exchange.token_bytes * u64::from(block_size),
-            room_bytes: self.cache.index().limits().ram_bytes,
+            room_bytes: wanted.room_bytes,
         };
         let PeerSpeed { ms_per_byte, latency_ms } = offer.speed;
         let offered = Offer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
         let transfer = transfer_plan::plan(&offered, &own, self.cache.costs())?;
         let (start, end) = (transfer.blocks.start, transfer.blocks.end);
-        let tokens = &submission.prompt[..end * block_size as usize];
+        let tokens = &tokens[..end * block_size as usize];
         let run = WantedRun {
             identity: exchange.identity,
-            root: submission.chain_root,
+            root,
             first_block: start,
-            parent: start.checked_sub(1).map(|before| admission.chain[before]),
-            blocks: admission.chain[start..end].to_vec(),
+            parent: start.checked_sub(1).map(|before| chain[before]),
+            blocks: chain[start..end].to_vec(),
             tokens: tokens[start * block_size as usize..].to_vec(),
             block_bytes: own.block_bytes,
         };
-        let wait = Duration::try_from_secs_f64(transfer.time_max_ms / 1e3).unwrap_or(WAIT_MAX).min(WAIT_MAX);
+        let (wait, prefill_ms_per_block) = match wanted.purpose {
+            Purpose::Request => {
+                let wait = Duration::try_from_secs_f64(transfer.time_max_ms / 1e3).unwrap_or(WAIT_MAX);
+                (wait.min(WAIT_MAX), transfer.prefill_ms_per_block)
+            }
+            // Nothing waits for it.
+            Purpose::Ahead => (WAIT_MAX, f64::INFINITY),
+        };
         let (ordered, inbox) = (Instant::now(), Arc::new(Inbox::default()));
         let deadline = ordered + wait;
-        let prefill_ms_per_block = transfer.prefill_ms_per_block;
         let order = FetchOrder { run, prefill_ms_per_block, deadline, inbox: Arc::clone(&inbox) };
         offer.order.send(order).ok()?;
         let held: Vec<ChunkId> = found.first(start).map(|(chunk, _)| chunk).collect();
@@ -228,16 +310,17 @@ impl KvState<'_> {
         self.transfers.n_ordered += 1;
         self.transfers.receiving.push(Receiving {
             id: TransferId(self.transfers.n_ordered),
+            purpose: wanted.purpose,
             inbox,
-            root: submission.chain_root,
-            chain: admission.chain[..end].to_vec(),
+            root,
+            chain: chain[..end].to_vec(),
             tokens: tokens.to_vec(),
             held,
             n_bytes: 0,
             ordered,
             deadline,
-            tenant: admission.tenant,
-            priority: submission.priority,
+            tenant: wanted.tenant,
+            priority: wanted.priority,
         });
         Some(())
     }
@@ -245,7 +328,8 @@ impl KvState<'_> {
     /// Stores what has arrived, and lets the requests go on whose transfer has ended or is late.
     pub(crate) fn take_received(&mut self, queue: &mut VecDeque<Waiting>) {
         for mut receiving in std::mem::take(&mut self.transfers.receiving) {
-            let is_awaited = queue.iter().any(|waiting| waiting.transfer == Some(receiving.id));
+            let is_awaited = receiving.purpose == Purpose::Ahead
+                || queue.iter().any(|waiting| waiting.transfer == Some(receiving.id));
             let (received, took) = receiving.inbox.take();
             for received in received.into_iter().filter(|_| is_awaited) {
                 self.store_received(&mut receiving, received);

@@ -53,10 +53,19 @@ pub struct SentRun {
     _place: Place,
 }
 
+/// End of a run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunEnd {
+    /// Hash of its last block.
+    pub last: BlockHash,
+    /// Number of its blocks.
+    pub n_blocks: usize,
+}
+
 /// A run that is being looked up.
 pub(crate) struct Sending {
-    last: BlockHash,
-    n_blocks: usize,
+    /// Runs of which the first one that is held is sent, the longest first.
+    ends: Vec<RunEnd>,
     /// Parts of the run, which stay in place; empty until it is stored.
     parts: Vec<Part>,
     reply: oneshot::Sender<Result<SentRun, SendError>>,
@@ -70,20 +79,25 @@ impl Sending {
 }
 
 impl EngineHandle {
-    /// Returns the last `n_blocks` blocks of the chain that ends with the block `last`, or fewer of their first ones
-    /// if a slot is still computing the others.
+    /// Returns the first of these runs of which the last block is held, or fewer of its first blocks if a slot is still
+    /// computing the others.
     ///
     /// Cost: waits for the step in progress, for reads from the disk, and for exports from a slot.
     /// Errors: `Missing`, `Busy`, `Engine`.
-    pub async fn run_to(&self, last: BlockHash, n_blocks: usize) -> Result<SentRun, SendError> {
+    pub async fn run_to(&self, ends: Vec<RunEnd>) -> Result<SentRun, SendError> {
         let place = self.shared.sends.take().ok_or(SendError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        let sending = Box::new(Sending { last, n_blocks, parts: Vec::new(), reply, place });
+        let sending = Box::new(Sending { ends, parts: Vec::new(), reply, place });
         self.shared.commands.try_send(Command::Send(sending)).map_err(|error| match error {
             TrySendError::Full(_) => SendError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped.into(),
         })?;
         answer.await.unwrap_or_else(|_| Err(EngineError::Stopped.into()))
+    }
+
+    /// Returns whether a run is being sent or looked up.
+    pub fn is_sending(&self) -> bool {
+        self.shared.sends.n_taken() > 0
     }
 }
 
@@ -124,34 +138,39 @@ impl KvState<'_> {
     /// Finds a run in the store, or stores a part of it from a slot; returns whether it is found or may be in a later
     /// step.
     fn find_run(&mut self, sending: &mut Sending, export: &mut Export) -> bool {
-        let mut run = self.cache.index().run_to(&sending.last, sending.n_blocks);
-        if run.is_empty() {
-            let Some((slot, n_blocks)) = self.slot_with(sending) else { return false };
-            run = self.cache.index().run_to(&sending.last, sending.n_blocks);
-            if run.is_empty() {
+        let stored = |end: &RunEnd| self.cache.index().run_to(&end.last, end.n_blocks);
+        let held = |end: &RunEnd| match stored(end) {
+            run if run.is_empty() => {
+                let (slot, n_ready, end) = self.slot_with(*end)?;
+                Some((stored(&end), Some((slot, n_ready))))
+            }
+            run => Some((run, None)),
+        };
+        match sending.ends.iter().find_map(held) {
+            None => return false,
+            Some((run, Some((slot, n_ready)))) if run.is_empty() => {
                 return match std::mem::replace(export, Export::Done) {
-                    Export::Allowed => self.save_blocks(slot, (n_blocks, self.export_tokens_max())) > 0,
+                    Export::Allowed => self.save_blocks(slot, (n_ready, self.export_tokens_max())) > 0,
                     Export::Done => true,
                 };
             }
+            Some((run, _)) => sending.parts = run,
         }
-        sending.parts = run;
         self.cache.fetch(&sending.chunks());
         true
     }
 
-    /// Returns the slot with a run's last block, and the number of blocks to it, and leaves out of the run the blocks
-    /// that the slot has not computed yet; `None` if no slot has any of the run that it may lend.
-    fn slot_with(&self, sending: &mut Sending) -> Option<(SlotId, usize)> {
+    /// Returns the slot with a run's last block, the number of the sequence's computed blocks, and the run without
+    /// blocks that the slot has not computed yet; `None` if no slot has any of the run that it may lend.
+    fn slot_with(&self, end: RunEnd) -> Option<(SlotId, usize, RunEnd)> {
         let block_size = self.table.block_size_tokens() as usize;
         let mut slots = self.table.iter().filter(|(_, held)| held.lends());
         slots.find_map(|(slot, held)| {
             let chain = self.table.tree().chain(slot);
-            let n_wanted = chain.iter().position(|hash| *hash == sending.last)? + 1;
+            let n_wanted = chain.iter().position(|hash| *hash == end.last)? + 1;
             let n_ready = n_wanted.min(held.exact_tokens().len() / block_size);
-            let n_blocks = sending.n_blocks.checked_sub(n_wanted - n_ready).filter(|n| *n > 0 && n_ready > 0)?;
-            (sending.last, sending.n_blocks) = (chain[n_ready - 1], n_blocks);
-            Some((slot, n_ready))
+            let n_blocks = end.n_blocks.checked_sub(n_wanted - n_ready).filter(|n| *n > 0 && n_ready > 0)?;
+            Some((slot, n_ready, RunEnd { last: chain[n_ready - 1], n_blocks }))
         })
     }
 

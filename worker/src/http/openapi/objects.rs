@@ -11,7 +11,7 @@ use crate::http::slots;
 
 /// Returns each schema by its name.
 pub(super) fn schemas() -> Map<String, Value> {
-    let mut all: Map<String, Value> = [native(), tokens(), models(), slots(), cache(), health()]
+    let mut all: Map<String, Value> = [native(), tokens(), models(), slots(), cache(), transfers(), health()]
         .into_iter()
         .flatten()
         .map(|(name, fields)| (name.to_owned(), object(fields)))
@@ -285,6 +285,19 @@ fn health() -> Named {
             json!({"openapi": "string", "info": "object", "servers": ["object"], "tags": ["object"], "paths": "object", "components": "object", "security": ["object"]}),
         ),
         ("Summary", json!({"stamp": {}, "model": "object", "runs": ["object"], "load": "object"})),
+    ]
+}
+
+fn transfers() -> Named {
+    let prefix = json!({"root": "string", "like?": ["integer"], "tokens": ["integer"]});
+    let mut item = prefix.clone();
+    item["peer"] = json!("string");
+    vec![
+        ("HotPrefixes", json!({"block_size_tokens": "integer", "prefixes": ["#HotPrefix"]})),
+        ("HotPrefix", prefix),
+        ("PrefetchItem", item),
+        ("PrefetchRequest", json!({"prefixes": ["#PrefetchItem"]})),
+        ("Prefetching", json!({"prefixes": "integer"})),
     ]
 }
 

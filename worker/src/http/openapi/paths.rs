@@ -32,11 +32,21 @@ const AFTER_ENTRY: Parameter = query(
 );
 const LAST_BLOCK: Parameter =
     path("key", "Chain hash of the last block.", r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#);
+const N_TOKENS: Parameter = query(
+    "tokens",
+    "Most tokens of all prefixes; shared ones count once; required.",
+    r#"{"type": "integer", "minimum": 0}"#,
+);
 const N_BLOCKS: Parameter = query("blocks", "The blocks of the run; required.", r#"{"type": "integer", "minimum": 1}"#);
 const STATE_LAYOUT: Parameter = query(
     "layout",
     "Identity of the state that the caller can use; required.",
     r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#,
+);
+const SHORTER_RUNS: Parameter = query(
+    "or",
+    "Shorter runs, of which the first one that is held is sent if this one is not: `HASH.BLOCKS`, separated by commas.",
+    r#"{"type": "string"}"#,
 );
 const AFTER_STAMP: Parameter = query("after", "The last stamp that the router has.", r#"{"type": "string"}"#);
 
@@ -252,8 +262,21 @@ fn internal() -> Vec<Operation> {
         Operation {
             summary: "KV state of the blocks that end with the named one, as the disk tier's records.",
             errors: &[400, 404, 500, 501, 503],
-            parameters: &[LAST_BLOCK, N_BLOCKS, STATE_LAYOUT],
+            parameters: &[LAST_BLOCK, N_BLOCKS, STATE_LAYOUT, SHORTER_RUNS],
             ..get("/internal/v1/kv/{key}", Answer::Bytes("application/octet-stream"))
+        },
+        Operation {
+            summary: "The prefixes whose KV state is most worth having.",
+            errors: &[400, 404, 429, 500, 501, 503],
+            parameters: &[N_TOKENS],
+            ..get("/internal/v1/kv", Answer::Json("HotPrefixes"))
+        },
+        Operation {
+            tag: Tag::Internal,
+            summary: "Fetches KV state from other workers in the background.",
+            errors: &[400, 404, 413, 415, 500, 501, 503],
+            parameters: &[],
+            ..post("/internal/v1/kv", "PrefetchRequest", Answer::Json("Prefetching"))
         },
     ]
 }

@@ -1,0 +1,120 @@
+//! KV state that moves before a request needs it: to a worker that is new, and from one that leaves.
+//!
+//! A new worker is told the prefixes that the others used last, as far as it has room. What a leaving worker holds and
+//! no other does is divided among the others: each prefix goes to the worker that holds most of it already, so that
+//! only the rest is sent. All routers divide alike, and workers drop what they have, so several routers cause no
+//! further transfers. Not here: fetching for a request (`transfer`), the transfer itself (the workers).
+
+use std::collections::{HashMap, HashSet};
+
+use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
+use warmpath_common::model::Fingerprint;
+use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
+use warmpath_common::summary::RunState;
+
+use super::transfer::exchanged;
+use crate::WorkerIdx;
+use crate::fleet::FleetView;
+use crate::index::Match;
+
+/// Most workers whose prefixes a new worker is told.
+///
+/// Source: own choice: those that hold most of a large fleet have more than it can take.
+const SOURCES_MAX: usize = 4;
+
+/// Event for which state moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// A worker has joined that holds nothing.
+    Joined(WorkerIdx),
+    /// A worker drains.
+    Drains(WorkerIdx),
+}
+
+/// Returns the identity of a worker's state, if it exchanges state.
+fn layout(fleet: &FleetView, worker: WorkerIdx) -> Option<Fingerprint> {
+    Some(exchanged(fleet.worker(worker)?)?.layout)
+}
+
+/// Returns the workers whose prefixes a new worker is told: those with the most blocks, at most `SOURCES_MAX`.
+pub fn sources(fleet: &FleetView, new: WorkerIdx) -> Vec<WorkerIdx> {
+    let Some(own) = layout(fleet, new) else { return Vec::new() };
+    let others = fleet.workers.iter().filter(|other| other.idx != new && other.blocks.n_blocks > 0);
+    let mut sources: Vec<_> = others.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own)).collect();
+    sources.sort_by_key(|other| (std::cmp::Reverse(other.blocks.n_blocks), other.idx));
+    sources.into_iter().map(|other| other.idx).take(SOURCES_MAX).collect()
+}
+
+/// Returns the workers that can take over the state of one that leaves.
+pub fn heirs(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
+    let Some(own) = layout(fleet, leaving) else { return Vec::new() };
+    let stays = fleet.workers.iter().filter(|other| other.idx != leaving && !other.load.draining && !other.is_leaving);
+    stays.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own)).map(|other| other.idx).collect()
+}
+
+/// Returns the prefixes of several workers, each with its worker, the most important of each in turn.
+///
+/// None is the start of an earlier one. All together have at most [`LIST_TOKENS_MAX`] tokens, shared ones counted once.
+pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) -> Vec<(WorkerIdx, HotPrefix)> {
+    let mut known: HashSet<BlockHash> = HashSet::new();
+    let mut n_left = LIST_TOKENS_MAX;
+    let mut merged = Vec::new();
+    let mut lists: Vec<_> = lists.into_iter().map(|(worker, list)| (worker, list.into_iter())).collect();
+    while !lists.is_empty() {
+        lists.retain_mut(|(worker, list)| {
+            let Some(prefix) = list.next() else { return false };
+            let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
+            let n_new = chain.iter().filter(|hash| !known.contains(*hash)).count();
+            let Some(left) = n_left.checked_sub(n_new * block_size_tokens as usize) else { return false };
+            // A start of an earlier one has no new block.
+            if n_new > 0 {
+                n_left = left;
+                known.extend(chain);
+                merged.push((*worker, prefix));
+            }
+            true
+        });
+    }
+    merged
+}
+
+/// Returns for each heir the prefixes that it is told to fetch from the leaving worker, the most important first.
+///
+/// `matches` returns what workers hold of a chain. What any heir holds whole is nobody's. Ties go to the heir with the
+/// fewest tokens to fetch, then by name.
+pub fn divide(
+    prefixes: Vec<HotPrefix>,
+    (heirs, block_size_tokens): (&[(WorkerIdx, &str)], u32),
+    matches: impl Fn(&[BlockKey]) -> Vec<Match>,
+) -> HashMap<WorkerIdx, Vec<HotPrefix>> {
+    let mut shares: HashMap<WorkerIdx, Vec<HotPrefix>> = HashMap::new();
+    let mut n_given: HashMap<WorkerIdx, usize> = HashMap::new();
+    // Blocks that each heir will have.
+    let mut given: HashSet<(WorkerIdx, BlockHash)> = HashSet::new();
+    for prefix in prefixes {
+        let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
+        let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
+        let found = matches(&keys);
+        let n_held = |heir: WorkerIdx| {
+            let ready = found.iter().find(|found| found.worker == heir && found.state == RunState::Ready);
+            let n_given = chain.iter().take_while(|hash| given.contains(&(heir, **hash))).count();
+            n_given.max(ready.map_or(0, |found| found.blocks as usize))
+        };
+        let order = |place: &usize| {
+            let (heir, name) = heirs[*place];
+            (std::cmp::Reverse(n_held(heir)), n_given.get(&heir).copied().unwrap_or_default(), name)
+        };
+        let Some(place) = (0..heirs.len()).min_by_key(order) else { break };
+        let (heir, _) = heirs[place];
+        let n_missing = chain.len() - n_held(heir).min(chain.len());
+        if n_missing > 0 {
+            *n_given.entry(heir).or_default() += n_missing;
+            given.extend(chain.into_iter().map(|hash| (heir, hash)));
+            shares.entry(heir).or_default().push(prefix);
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests;

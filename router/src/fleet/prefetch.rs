@@ -1,0 +1,167 @@
+//! KV state that moves before requests need it: to a worker that joins empty, and from one that drains.
+//!
+//! A worker lists the prefixes that are most worth having; this task chooses which worker fetches which, and tells it.
+//! Nothing is sent through the router but tokens. A worker that does not answer is left alone: whatever is not moved is
+//! computed.
+//!
+//! Not here: the choice (the core's `routing::prefetch`), hints for a single request (`lifecycle::kv_transfer`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use futures::future::join_all;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use warmpath_common::prefetch::{
+    HotList, HotPrefix, LIST_BYTES_MAX, LIST_TOKENS_MAX, Prefetch, PrefetchItem, Unpackable, pack, unpack,
+};
+use warmpath_common::summary::KV_PATH;
+use warmpath_router_core::WorkerIdx;
+use warmpath_router_core::routing::prefetch::{self, Turn};
+use warmpath_shell::chain;
+
+use super::Fleet;
+use super::client::CallError;
+
+/// Most events that wait; further ones are ignored.
+///
+/// Source: own choice: more workers than come and go in a moment.
+pub const TURNS_QUEUED_MAX: usize = 256;
+
+/// Longest time for a worker's answer.
+///
+/// Source: own choice: a worker answers between two steps of its engine, which may take a second.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Reason why a worker lists or fetches nothing.
+#[derive(Debug, thiserror::Error)]
+enum PrefetchError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("it responded with {0}")]
+    Refused(StatusCode),
+    #[error("the list broke or is too long")]
+    Broken(#[source] axum::Error),
+    #[error("the list cannot be read")]
+    Malformed(#[from] serde_json::Error),
+    #[error(transparent)]
+    Unpackable(#[from] Unpackable),
+    #[error("it did not answer in {} s", ANSWER_TIMEOUT.as_secs())]
+    Late(#[from] tokio::time::error::Elapsed),
+}
+
+/// Handles each event in a task of its own, as long as there may be further ones.
+pub async fn follow(fleet: Arc<Fleet>, mut turns: mpsc::Receiver<Turn>) {
+    let mut tasks = JoinSet::new();
+    while let Some(turn) = turns.recv().await {
+        while tasks.try_join_next().is_some() {}
+        let fleet = Arc::clone(&fleet);
+        tasks.spawn(async move {
+            match turn {
+                Turn::Joined(worker) => fleet.warm(worker).await,
+                Turn::Drains(worker) => fleet.hand_over(worker).await,
+            }
+        });
+    }
+}
+
+impl Fleet {
+    /// Tells a new worker the prefixes that others used last.
+    async fn warm(&self, worker: WorkerIdx) {
+        let sources = prefetch::sources(&self.view(), worker);
+        let lists =
+            join_all(sources.into_iter().map(|source| async move { (source, self.list_of(source).await) })).await;
+        let mut block_size_tokens = 0;
+        let mut read = Vec::new();
+        for (source, list) in lists {
+            match list {
+                Ok((size, prefixes)) => {
+                    block_size_tokens = size;
+                    read.push((source, prefixes));
+                }
+                Err(error) => self.note(source, &error),
+            }
+        }
+        if block_size_tokens > 0 {
+            let merged = prefetch::merge(read, block_size_tokens);
+            self.tell("join", (worker, block_size_tokens), merged).await;
+        }
+    }
+
+    /// Divides what a draining worker holds among the others.
+    async fn hand_over(&self, worker: WorkerIdx) {
+        let heirs = prefetch::heirs(&self.view(), worker);
+        if heirs.is_empty() {
+            return;
+        }
+        let (block_size_tokens, prefixes) = match self.list_of(worker).await {
+            Ok(list) => list,
+            Err(error) => return self.note(worker, &error),
+        };
+        let names: Vec<String> = heirs.iter().map(|heir| self.member(*heir).name()).collect();
+        let named: Vec<_> = heirs.iter().copied().zip(names.iter().map(String::as_str)).collect();
+        let shares = prefetch::divide(prefixes, (&named, block_size_tokens), |keys| self.index().matches(keys));
+        let told = shares.into_iter().map(|(heir, share)| {
+            let share = share.into_iter().map(|prefix| (worker, prefix)).collect();
+            self.tell("drain", (heir, block_size_tokens), share)
+        });
+        join_all(told).await;
+    }
+
+    /// Returns a worker's block size and the prefixes that it lists.
+    async fn list_of(&self, worker: WorkerIdx) -> Result<(u32, Vec<HotPrefix>), PrefetchError> {
+        let member = self.member(worker);
+        let client = &member.client;
+        let mut url = client.url(KV_PATH);
+        url.set_query(Some(&format!("tokens={LIST_TOKENS_MAX}")));
+        let listed = async {
+            let response = client.get(&url).await?;
+            if response.status() != StatusCode::OK {
+                return Err(PrefetchError::Refused(response.status()));
+            }
+            let body = axum::body::to_bytes(response.into_body(), LIST_BYTES_MAX).await;
+            let list: HotList = serde_json::from_slice(&body.map_err(PrefetchError::Broken)?)?;
+            // A block of no tokens would be hashed for ever.
+            Ok((list.block_size_tokens.max(1), unpack(&list.prefixes)?))
+        };
+        tokio::time::timeout(ANSWER_TIMEOUT, listed).await?
+    }
+
+    /// Tells a worker which prefixes to fetch from whom.
+    async fn tell(
+        &self,
+        cause: &str,
+        (worker, block_size_tokens): (WorkerIdx, u32),
+        share: Vec<(WorkerIdx, HotPrefix)>,
+    ) {
+        if share.is_empty() {
+            return;
+        }
+        let member = self.member(worker);
+        let packed = pack(share.iter().map(|(_, prefix)| prefix), block_size_tokens);
+        let items = share.iter().zip(packed);
+        let items = items.map(|((peer, _), prefix)| PrefetchItem { peer: self.member(*peer).name(), prefix });
+        let body = serde_json::to_vec(&Prefetch { prefixes: items.collect() });
+        let told = async {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+            let url = member.client.url(KV_PATH);
+            let response = member.client.call((Method::POST, &url), headers, body?.into()).await?;
+            if response.status().is_success() { Ok(()) } else { Err(PrefetchError::Refused(response.status())) }
+        };
+        match tokio::time::timeout(ANSWER_TIMEOUT, told).await.map_err(PrefetchError::from).flatten() {
+            Ok(()) => {
+                self.metrics.kv_prefetches.with_label_values(&[cause]).inc_by(share.len() as u64);
+                let (worker, n_prefixes) = (member.name(), share.len());
+                tracing::info!(%worker, cause, n_prefixes, "worker fetches KV state ahead");
+            }
+            Err(error) => self.note(worker, &error),
+        }
+    }
+
+    fn note(&self, worker: WorkerIdx, error: &PrefetchError) {
+        let worker = self.member(worker).name();
+        tracing::warn!(%worker, error = chain(error), "no KV state moves ahead of requests");
+    }
+}

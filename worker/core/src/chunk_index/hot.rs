@@ -1,0 +1,63 @@
+//! The stored prefixes that are most worth having: what a new worker fetches first, and a leaving one hands over.
+//!
+//! The order is that in which chunks stay: those that were used after they were stored before those that were not, and
+//! then the most recently used. Not here: state that only a slot has (the engine).
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+
+use warmpath_common::block_hash::BlockHash;
+use warmpath_common::ids::Token;
+
+use super::entry::{Chunk, Kind};
+use super::{ChunkId, ChunkIndex};
+
+impl ChunkIndex {
+    /// Returns stored prefixes as roots and tokens, the ones most worth having first: each ends with a chunk, and none
+    /// is the start of an earlier one.
+    ///
+    /// Blocks in `listed` count as listed already; the blocks of the result are added. The result ends before its
+    /// unlisted blocks have more than `n_tokens_max` tokens. Cost: O(n log n), and O(tokens of the result).
+    pub fn hot_prefixes(&self, n_tokens_max: usize, listed: &mut HashSet<BlockHash>) -> Vec<(BlockHash, Vec<Token>)> {
+        let mut chunks: Vec<(ChunkId, &Chunk)> = self.of_kind(Kind::Chunk).map(|(id, chunk)| (*id, chunk)).collect();
+        // A path's chunks are used together: its end comes first.
+        chunks.sort_unstable_by_key(|(id, chunk)| {
+            (chunk.n_hits == 0, Reverse(chunk.last_used_ms), Reverse(chunk.record.first_block), *id)
+        });
+        let mut prefixes = Vec::new();
+        let mut n_left = n_tokens_max;
+        for (id, chunk) in chunks {
+            let last = chunk.record.blocks[chunk.record.blocks.len() - 1];
+            if listed.contains(&last) {
+                continue;
+            }
+            let (tokens, blocks) = self.path_to(id);
+            let n_new = blocks.iter().filter(|hash| !listed.contains(*hash)).count();
+            let Some(left) = n_left.checked_sub(n_new * self.limits.block_size_tokens as usize) else { break };
+            n_left = left;
+            listed.extend(blocks);
+            prefixes.push((chunk.record.root, tokens));
+        }
+        prefixes
+    }
+
+    /// Returns the tokens and blocks of a chunk's sequence, from the first to the chunk's last.
+    fn path_to(&self, id: ChunkId) -> (Vec<Token>, Vec<BlockHash>) {
+        let mut path = Vec::new();
+        let mut next = Some((id, usize::MAX));
+        while let Some((id, n_blocks)) = next {
+            let chunk = &self.chunks[&id];
+            let (record, n_blocks) = (&chunk.record, n_blocks.min(chunk.record.blocks.len()));
+            path.push((record, n_blocks));
+            // A chunk may follow any block of its parent.
+            next = chunk.parent.map(|parent| (parent, record.first_block - self.chunks[&parent].record.first_block));
+        }
+        let block_tokens = self.limits.block_size_tokens as usize;
+        let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
+        for (record, n_blocks) in path.into_iter().rev() {
+            tokens.extend_from_slice(&record.tokens[..n_blocks * block_tokens]);
+            blocks.extend_from_slice(&record.blocks[..n_blocks]);
+        }
+        (tokens, blocks)
+    }
+}

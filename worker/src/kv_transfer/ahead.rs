@@ -1,0 +1,146 @@
+//! Prefixes that a router names before requests need them: those of a worker that leaves, or of all if this one is new.
+//!
+//! They are fetched one after the other, at most half of the time, so that requests find the network and the other
+//! worker's engine free. What is here, what is faster to compute and what has no room is left out, so a list that
+//! several routers send is fetched once. Not here: the choice of the prefixes (the router's `fleet::prefetch`), storing
+//! them (the engine).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::StatusCode;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+use tracing::info;
+use warmpath_common::prefetch::HotPrefix;
+
+use super::peer::FetchError;
+use super::{Fetch, PeerHint, Transfers};
+use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
+
+/// Most lists that are being fetched or wait for it.
+///
+/// Source: own choice: each of a few routers sends one when a worker comes or goes.
+pub const LISTS_MAX: usize = 8;
+
+/// Label in metrics of state that was fetched before a request needed it.
+const PREFETCHED: &str = "prefetched";
+
+/// Smallest part of the store that one list may fill, whatever is stored already.
+///
+/// Source: own choice: what is stored was used here, what comes was used elsewhere.
+const ROOM_PART: u64 = 4;
+
+/// Longest pause between two prefixes.
+///
+/// Source: own choice: shorter than [`QUIET`], so that a worker that leaves waits for the next request.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Pause before another try at a worker that sends to as many others as it can.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Most tries at one prefix.
+///
+/// Source: own choice: a second; then the worker is overloaded.
+const TRIES_MAX: usize = 10;
+
+/// Time without a request for state after which a worker that leaves has handed over what others want.
+///
+/// Source: own choice: routers know of it within some milliseconds; longer than [`PAUSE_MAX`] and a step of a slow
+/// engine.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// Interval at which a worker that leaves looks whether anybody listens.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Too many lists wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this worker is fetching {LISTS_MAX} lists of prefixes already")]
+pub struct TooManyPrefetches;
+
+impl Transfers {
+    /// Returns whether all who can reach this worker may see the prompts of all others.
+    pub fn is_private(&self) -> bool {
+        self.access.tokens.is_some() || self.access.is_local
+    }
+
+    /// Fetches prefixes in the background, each from the worker of its hint.
+    ///
+    /// Errors: [`TooManyPrefetches`].
+    pub fn prefetch(
+        self: &Arc<Self>,
+        prefixes: Vec<(PeerHint, HotPrefix)>,
+        engine: &EngineHandle,
+    ) -> Result<(), TooManyPrefetches> {
+        let place = Arc::clone(&self.lists).try_acquire_owned().map_err(|_| TooManyPrefetches)?;
+        let (transfers, engine) = (Arc::clone(self), engine.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            let _turn = transfers.turn.lock().await;
+            tokio::select! {
+                () = transfers.fetch_all(prefixes, &engine) => {}
+                () = engine.stopped() => {}
+            }
+        });
+        Ok(())
+    }
+
+    async fn fetch_all(&self, prefixes: Vec<(PeerHint, HotPrefix)>, engine: &EngineHandle) {
+        let Some(exchange) = engine.facts().exchange else { return };
+        let n_stored = engine.cache_totals().ram.n_bytes;
+        let room_bytes = exchange.ram_bytes.saturating_sub(n_stored).max(exchange.ram_bytes / ROOM_PART);
+        let (began, mut n_left, mut n_fetched) = (Instant::now(), room_bytes, 0);
+        let n_prefixes = prefixes.len();
+        for (hint, prefix) in prefixes {
+            let started = Instant::now();
+            let n_bytes = self.fetch_ahead(&hint, prefix, (n_left, engine)).await;
+            n_left = n_left.saturating_sub(n_bytes);
+            if n_bytes > 0 {
+                n_fetched += 1;
+                sleep(started.elapsed().min(PAUSE_MAX)).await;
+            }
+        }
+        let (mib, took_s) = ((room_bytes - n_left) >> 20, began.elapsed().as_secs_f64());
+        info!(n_prefixes, n_fetched, mib, took_s, "fetched prefixes that other workers hold");
+    }
+
+    /// Fetches what is missing of a prefix, and returns its size; 0 if nothing is wanted or came.
+    async fn fetch_ahead(&self, hint: &PeerHint, prefix: HotPrefix, (room, engine): (u64, &EngineHandle)) -> u64 {
+        let Some(exchange) = engine.facts().exchange else { return 0 };
+        let Some(peer) = self.peer(hint) else { return 0 };
+        for _ in 0..TRIES_MAX {
+            // It has failed, and is left alone.
+            let Some(speed) = peer.speed(Instant::now()) else { return 0 };
+            let (order, ordered) = oneshot::channel::<FetchOrder>();
+            let offer = PeerOffer { n_blocks: hint.n_blocks(), speed, order };
+            engine.prefetch(prefix.clone(), room, offer);
+            let Ok(order) = ordered.await else { return 0 };
+            let n_bytes = order.run.block_bytes * order.run.blocks.len() as u64;
+            let (peer, engine, tokens) = (Arc::clone(&peer), engine.clone(), self.access.tokens.clone());
+            let layout = exchange.identity.fingerprint();
+            let fetch = Fetch { peer, engine, tokens, layout, direction: PREFETCHED };
+            match fetch.run(order, &self.metrics).await {
+                Ok(()) => return n_bytes,
+                Err(FetchError::Refused(StatusCode::SERVICE_UNAVAILABLE)) => sleep(BUSY_PAUSE).await,
+                Err(_) => return 0,
+            }
+        }
+        0
+    }
+
+    /// Records that another worker or a router has asked for state, or has got it.
+    pub fn asked(&self) {
+        self.asked.send_replace(());
+    }
+
+    /// Returns once a worker that leaves has sent what others want, or no router listens.
+    pub async fn handed_over(&self, engine: &EngineHandle, has_routers: impl Fn() -> bool) {
+        let mut asked = self.asked.subscribe();
+        let mut last = Instant::now();
+        while engine.is_sending() || (last.elapsed() < QUIET && has_routers()) {
+            if tokio::time::timeout(LOOK, asked.changed()).await.is_ok() {
+                last = Instant::now();
+            }
+        }
+    }
+}

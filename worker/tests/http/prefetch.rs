@@ -1,0 +1,141 @@
+//! Prefixes that a router has a worker list, and another one fetch before requests need them.
+//!
+//! Not here: whether the tokens are right in every layout (the engine's own tests), the choice (the router's tests).
+
+use serde_json::{Value, json};
+use warmpath_common::prefetch::{HotList, HotPrefix, Prefetch, PrefetchItem, pack, unpack};
+
+use crate::cache::{compute, prompt};
+use crate::harness::{TestWorker, tiny};
+use crate::kv_transfer::{answer, question, slow_worker, uncached};
+
+const PATH: &str = "/internal/v1/kv";
+
+/// Returns what a worker lists.
+async fn listed(worker: &TestWorker) -> Vec<HotPrefix> {
+    let list: HotList =
+        serde_json::from_value(worker.get_json(&format!("{PATH}?tokens=100000")).await).expect("a list");
+    assert_eq!(list.block_size_tokens, 32);
+    unpack(&list.prefixes).expect("it can be unpacked")
+}
+
+/// Returns the request to fetch prefixes from a worker.
+fn wanted(peer: &str, prefixes: &[HotPrefix]) -> Value {
+    let items = pack(prefixes, 32).into_iter().map(|prefix| PrefetchItem { peer: peer.to_owned(), prefix });
+    serde_json::to_value(Prefetch { prefixes: items.collect() }).expect("JSON")
+}
+
+async fn fetched(worker: &TestWorker, result: &str) -> f64 {
+    let name = format!("kv_transfers_total{{direction=\"prefetched\",result=\"{result}\"}}");
+    worker.try_metric(&name).await.unwrap_or(0.0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_fetches_what_another_lists_once_and_later_answers_are_the_uncached_ones() {
+    let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
+    let prompts: Vec<Value> = (1..=5).map(|seed| prompt(seed, 320)).collect();
+    for prompt in &prompts {
+        compute(&holder, prompt).await;
+    }
+    let prefixes = listed(&holder).await;
+    assert_eq!(prefixes.len(), 5);
+    let _beside = other.begin_long().await;
+    // Two routers tell the same.
+    for _ in 0..2 {
+        assert_eq!(other.ask(PATH, wanted(holder.base(), &prefixes)).await, json!({"prefixes": 5}));
+    }
+    other.until("all are fetched", async |other| fetched(other, "ok").await == 5.0).await;
+    for prompt in &prompts {
+        let moved = answer(question(&other, prompt)).await;
+        assert_eq!((moved.n_cached, moved.fetched), (319, None));
+        assert_eq!(moved.text, uncached(&other, prompt).await);
+    }
+    let marker = prompt(9, 320);
+    compute(&holder, &marker).await;
+    let prefixes = listed(&holder).await;
+    other.ask(PATH, wanted(holder.base(), &prefixes)).await;
+    other.until("the last list is fetched", async |other| fetched(other, "ok").await == 6.0).await;
+    assert_eq!(other.try_metric("kv_transfer_blocks_total{direction=\"prefetched\"}").await, Some(60.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_is_away_or_has_less_costs_nothing_but_the_rest_of_its_list() {
+    let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
+    compute(&holder, &prompt(1, 320)).await;
+    let known = listed(&holder).await;
+    let lost = HotPrefix { tokens: vec![7; 64], ..known[0].clone() };
+    // Nobody listens there.
+    let mut list = wanted("http://127.0.0.1:1", &[lost.clone(), lost.clone()]);
+    let behind = wanted(holder.base(), &[lost, known[0].clone()]);
+    list["prefixes"].as_array_mut().expect("a list").extend(behind["prefixes"].as_array().expect("a list").clone());
+    // Places in the list have moved.
+    list["prefixes"].as_array_mut().expect("a list")[3]["like"] = Value::Null;
+    other.ask(PATH, list).await;
+    other.until("the rest is fetched", async |other| fetched(other, "ok").await == 1.0).await;
+    assert_eq!((fetched(&other, "unreachable").await, fetched(&other, "missing").await), (1.0, 1.0));
+    assert_eq!(answer(question(&other, &prompt(1, 320))).await.n_cached, 319);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_lists_are_refused_and_so_is_everything_where_strangers_listen_or_nothing_is_exchanged() {
+    let worker = slow_worker(100.0, "").await;
+    let root = "ab".repeat(32);
+    let item = |change: Value| {
+        let mut item = json!({"peer": "http://127.0.0.1:1", "root": root, "tokens": vec![1; 32]});
+        change.as_object().expect("fields").iter().for_each(|(name, value)| item[name] = value.clone());
+        json!({"prefixes": [item]})
+    };
+    for (body, param) in [
+        (json!({}), Value::Null),
+        (item(json!({"root": "ab"})), Value::Null),
+        (item(json!({"tokens": [-1]})), Value::Null),
+        (item(json!({"tokens": [1]})), json!("prefixes")),
+        (item(json!({"peer": "file:///etc/passwd"})), json!("prefixes")),
+        (item(json!({"peer": "nonsense"})), json!("prefixes")),
+        (item(json!({"like": [0, 32]})), json!("prefixes")),
+    ] {
+        let (status, object) = worker.try_ask(PATH, &body).await;
+        let found = &object["error"]["param"];
+        assert!(status == 400 && (param.is_null() || *found == param), "{body}: {status} {object}");
+    }
+    for path in [PATH.to_owned(), format!("{PATH}?tokens=-1")] {
+        assert_eq!(worker.get(&path).await.status(), 400, "{path}");
+    }
+    // Longer than any prompt: nothing is fetched.
+    let long = item(json!({"tokens": vec![1; 1 << 17]}));
+    assert_eq!(worker.ask(PATH, long).await, json!({"prefixes": 0}));
+    // Without a token no worker elsewhere is asked.
+    worker.ask(PATH, item(json!({"peer": "http://192.0.2.1:1"}))).await;
+
+    let open = |config: &mut warmpath_worker::config::Config| {
+        config.http.listen = "0.0.0.0:0".parse().expect("an address");
+    };
+    let open = TestWorker::start_changed(tiny(), "--cache-ram 16", open).await;
+    let off = slow_worker(100.0, "--no-kv-transfer").await;
+    for (worker, status, code) in [(&open, 501, "not_enabled"), (&off, 404, "kv_transfer_off")] {
+        let list = worker.get(&format!("{PATH}?tokens=1")).await;
+        assert_eq!(list.status(), status, "{code}");
+        let (found, object) = worker.try_ask(PATH, &item(json!({}))).await;
+        assert_eq!((found, &object["error"]["code"]), (status, &json!(code)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_drains_hands_its_state_over_before_it_ends() {
+    let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
+    let first = prompt(1, 320);
+    compute(&holder, &first).await;
+    // A router listens, so the worker waits for it.
+    let stream = holder.get("/internal/v1/summary/stream").await;
+    holder.ask_to_stop();
+    holder.until("it drains", async |holder| holder.get("/readyz").await.status() == 503).await;
+    let prefixes = listed(&holder).await;
+    other.ask(PATH, wanted(holder.base(), &prefixes)).await;
+    other.until("it is fetched", async |other| fetched(other, "ok").await == 1.0).await;
+    let (status, object) = holder.try_ask(PATH, &wanted(other.base(), &prefixes)).await;
+    assert_eq!((status, &object["error"]["code"]), (503, &json!("draining")), "a worker that leaves fetches nothing");
+    holder.stop().await.expect("a good end");
+    drop(stream);
+    let moved = answer(question(&other, &first)).await;
+    assert_eq!((moved.n_cached, moved.text), (319, uncached(&other, &first).await));
+}
