@@ -266,6 +266,11 @@ pub struct FleetArgs {
 }
 
 impl FleetArgs {
+    /// Returns the number of workers.
+    pub fn n_workers(&self) -> usize {
+        self.workers
+    }
+
     /// Returns the fleet whose router gets `router_args`.
     ///
     /// Errors: no folder is given and that of this program cannot be determined; the model cannot be fetched or made.

@@ -3,6 +3,7 @@
 //! Nothing here runs in production.
 
 pub mod agents;
+pub mod changes;
 pub mod chaos;
 pub mod chat_load;
 pub mod client;

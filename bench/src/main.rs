@@ -2,8 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, chaos, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim, speculation,
-    worker_bench,
+    agents, changes, chaos, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim,
+    speculation, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -38,6 +38,9 @@ enum Command {
     Fleets(fleets::FleetsArgs),
     /// Holds the same conversations through several routers and through one, and compares what was reused.
     Replicas(replicas::ReplicasArgs),
+    /// Holds conversations while a worker joins and while all restart, and shows what is reused meanwhile, with and
+    /// without KV state from other workers.
+    Changes(changes::ChangesArgs),
     /// Measures how long a router takes to take in the whole view of a large worker, and what requests feel meanwhile.
     Resync(resync::ResyncArgs),
     /// Measures the worker's prompt-state cache, beside llama-server on the same model.
@@ -64,6 +67,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Overhead(args) => overhead::run(&args).await,
         Command::Fleets(args) => fleets::run(&args).await,
         Command::Replicas(args) => replicas::run(&args).await,
+        Command::Changes(args) => changes::run(&args).await,
         Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,

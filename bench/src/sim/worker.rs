@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
 use warmpath_worker_core::chunk_index::ChunkId;
@@ -181,6 +182,23 @@ impl Worker {
     /// Returns how many of the request's leading blocks the worker could send.
     pub fn n_held_blocks(&self, trace: &Trace, request: usize) -> usize {
         self.cache.n_usable(&trace.requests[request])
+    }
+
+    /// Returns the stored prefixes, the ones most worth having first.
+    pub fn hot_prefixes(&self) -> Vec<HotPrefix> {
+        self.cache.hot_prefixes()
+    }
+
+    /// Returns how many blocks of a prefix are missing, if they fit without an eviction.
+    pub fn n_wanted_blocks(&self, prefix: &HotPrefix) -> Option<usize> {
+        let n_missing = prefix.tokens.len() - self.cache.n_stored(prefix);
+        (n_missing > 0 && n_missing as u64 <= self.cache.free_blocks()).then_some(n_missing)
+    }
+
+    /// Takes a prefix that another worker has sent before a request needs it.
+    pub fn bring_ahead(&mut self, prefix: &HotPrefix, now: Duration) {
+        self.cache.bring_ahead(prefix, millis(now));
+        self.pass_changes();
     }
 
     fn enter(&mut self, trace: &Trace, request: usize, now: Duration) -> Option<Duration> {

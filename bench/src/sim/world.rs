@@ -4,14 +4,17 @@
 //! events at one time, the one that was scheduled first is handled first. Nothing depends on a clock, so the same trace
 //! and the same seed always give the same outcome.
 
+mod ahead;
+
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 use warmpath_common::ids::RequestId;
+use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::BACKOFF_POLL;
@@ -100,6 +103,7 @@ enum Event {
     Arrive { request: usize },
     StepEnds { worker: usize },
     Fetched { worker: usize, life: u64, request: usize, n_blocks: usize },
+    CameAhead { worker: usize, life: u64, prefix: Rc<HotPrefix> },
     Push { worker: usize },
     HearChanges { worker: usize, life: u64, changes: Rc<Vec<Change>> },
     HearLoad { worker: usize, life: u64, load: Rc<(Load, Vec<Change>)> },
@@ -158,6 +162,8 @@ struct Fetched {
 struct Post {
     worker: Worker,
     links: Links,
+    /// Prefixes to fetch before requests need them, each with the worker that holds it.
+    ahead: VecDeque<(WorkerIdx, HotPrefix)>,
     is_there: bool,
     /// Number of the worker's life, so that announcements from an earlier life are ignored.
     life: u64,
@@ -193,6 +199,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
     let post = |(idx, shape): (usize, &worker::Shape)| Post {
         worker: Worker::new(*shape, trace.block_tokens),
         links: Links::default(),
+        ahead: VecDeque::new(),
         is_there: !joins(idx) || dies_first(idx),
         life: 0,
         pushed: None,
@@ -255,7 +262,10 @@ impl World<'_> {
                 let ends = self.posts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
                 self.went_on(worker, ends);
             }
-            Event::HearChanges { .. } | Event::HearLoad { .. } | Event::Fetched { .. } => {}
+            Event::CameAhead { worker, life, prefix } if self.posts[worker].life == life => {
+                self.came_ahead(worker, &prefix);
+            }
+            Event::HearChanges { .. } | Event::HearLoad { .. } | Event::Fetched { .. } | Event::CameAhead { .. } => {}
             Event::Fleet(change) => self.change(change),
         }
     }
@@ -406,6 +416,7 @@ impl World<'_> {
                 self.routers
                     .iter_mut()
                     .for_each(|router| router.hear_load(worker_idx(change.worker), (&load, &[]), now));
+                self.warm(change.worker);
             }
             Presence::Dies => {
                 post.is_there = false;

@@ -10,9 +10,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use warmpath_common::block_hash::{BlockHash, block_hash};
+use warmpath_common::block_hash::{BlockHash, block_chain, block_hash};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
+use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
 use warmpath_common::summary::{Change, Tier};
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
 use warmpath_worker_core::restore_costs::Costs;
@@ -135,6 +136,25 @@ impl Cache {
         let held: Vec<ChunkId> = self.index.find(&first).first(n_blocks).map(|(id, _)| id).collect();
         held.iter().for_each(|id| self.index.hold(*id));
         held
+    }
+
+    /// Returns the stored prefixes, the ones most worth having first.
+    pub(super) fn hot_prefixes(&self) -> Vec<HotPrefix> {
+        let prefixes = self.index.hot_prefixes(LIST_TOKENS_MAX, &mut HashSet::new());
+        prefixes.into_iter().map(|(root, tokens)| HotPrefix { root, tokens }).collect()
+    }
+
+    /// Returns how many of a prefix's leading blocks are stored.
+    pub(super) fn n_stored(&self, prefix: &HotPrefix) -> usize {
+        let chain = block_chain(&prefix.root, &prefix.tokens, 1);
+        self.index.find(&Prefix { root: prefix.root, chain: &chain, tokens: &prefix.tokens }).n_blocks
+    }
+
+    /// Stores a prefix that another worker has sent before a request needs it.
+    pub(super) fn bring_ahead(&mut self, prefix: &HotPrefix, now_ms: u64) {
+        let chain = block_chain(&prefix.root, &prefix.tokens, 1);
+        self.store(Prefix { root: prefix.root, chain: &chain, tokens: &prefix.tokens }, now_ms);
+        self.hear();
     }
 
     /// Lets chunks of [`Cache::bring`] be evicted again.

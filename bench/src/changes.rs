@@ -1,0 +1,235 @@
+//! `warmpath-bench changes`: what is reused while a worker joins, and while all workers restart one after the other.
+//!
+//! Conversations go on all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both scenarios
+//! run with and without KV state from other workers, each with a fleet of its own. Not here: the transfer of a single
+//! prefix (`docs/benchmarks.md` has the command), the same questions in virtual time (`sim`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::chat_load::Shape;
+use crate::client::{ChatClient, Message};
+use crate::fleet::{Fleet, FleetArgs};
+use crate::prompts::words;
+
+/// Longest time for a worker to end after SIGTERM.
+const END_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// Share of the others' hit ratio at which a new worker counts as warm.
+///
+/// Source: the goal that transfers are measured against.
+const WARM_SHARE: f64 = 0.9;
+
+/// Time over which the hit ratio of a new worker is averaged. Source: own choice: some requests of each worker.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// Flags of `changes`.
+#[derive(Debug, Args)]
+pub struct ChangesArgs {
+    #[command(flatten)]
+    fleet: FleetArgs,
+    #[command(flatten)]
+    shape: Shape,
+    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router).
+    #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
+    kv_gbits: f64,
+    /// Seconds of load before the first change.
+    #[arg(long, default_value_t = 60)]
+    before: u64,
+    /// Seconds of load after a worker has joined, and after the last restart.
+    #[arg(long, default_value_t = 30)]
+    after: u64,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A response: when it ended, who gave it, and what was reused.
+#[derive(Debug, Clone)]
+struct Sample {
+    at: Duration,
+    worker: String,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+}
+
+/// Result with or without transfers.
+#[derive(Debug, Serialize)]
+struct Row {
+    transfers: &'static str,
+    /// Hit ratio of the other workers while the new one warms up.
+    others_hit_ratio: f64,
+    /// Hit ratio of the new worker in its first ten seconds.
+    new_hit_ratio: f64,
+    /// Time after which a new worker's hit ratio is 0.9 of the others'; absent if it never was.
+    warm_after_s: Option<f64>,
+    /// Hit ratio before the restarts.
+    before_hit_ratio: f64,
+    /// Hit ratio from the first restart to the end of the last.
+    restart_hit_ratio: f64,
+    /// Requests that failed.
+    n_failed: usize,
+}
+
+/// Runs both scenarios with and without transfers and prints the results.
+///
+/// Errors: a process that does not start or end.
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
+    ensure!(args.fleet.n_workers() > 1, "a fleet of one worker has no others");
+    let with = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
+    let mut rows = Vec::new();
+    for (transfers, router_args) in [("off", Vec::new()), ("on", with)] {
+        rows.push(measure(args, (transfers, router_args)).await?);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "transfers",
+        "hit ratio of the others",
+        "of the new worker in 10 s",
+        "warm after s",
+        "before the restarts",
+        "during them",
+        "share of before",
+        "failed",
+    ]);
+    for row in &rows {
+        let percent = |ratio: f64| format!("{:.1} %", ratio * 100.0);
+        table.add_row([
+            row.transfers.to_owned(),
+            percent(row.others_hit_ratio),
+            percent(row.new_hit_ratio),
+            row.warm_after_s.map_or("never".to_owned(), |seconds| format!("{seconds:.0}")),
+            percent(row.before_hit_ratio),
+            percent(row.restart_hit_ratio),
+            format!("{:.2}", row.restart_hit_ratio / row.before_hit_ratio.max(1e-9)),
+            row.n_failed.to_string(),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Vec<String>)) -> anyhow::Result<Row> {
+    let (before, after) = (Duration::from_secs(args.before), Duration::from_secs(args.after));
+    let mut fleet = Fleet::start(args.fleet.spec(router_args.clone())?).await?;
+    let new = fleet.workers.len() - 1;
+    fleet.workers[new].kill().await?;
+    let load = Load::start(&fleet, &args.shape)?;
+    tokio::time::sleep(before).await;
+    fleet.restart_worker(new).await?;
+    let joined = load.started.elapsed();
+    tokio::time::sleep(after).await;
+    let (samples, mut n_failed) = load.end().await;
+    let name = format!("worker-{new}");
+    let is_new = |sample: &&Sample| sample.worker == name;
+    let of = |from: Duration, to: Duration| {
+        let within = move |sample: &&Sample| (joined + from..joined + to).contains(&sample.at);
+        samples.iter().filter(within)
+    };
+    let others_hit_ratio = hit_ratio(of(Duration::ZERO, after).filter(|sample| !is_new(sample)));
+    let new_hit_ratio = hit_ratio(of(Duration::ZERO, Duration::from_secs(10)).filter(is_new));
+    let is_warm = |from: &u64| {
+        let (from, to) = (Duration::from_secs(*from), Duration::from_secs(*from) + WINDOW);
+        hit_ratio(of(from, to).filter(is_new)) >= WARM_SHARE * others_hit_ratio
+    };
+    let warm_after_s = (0..args.after.saturating_sub(WINDOW.as_secs())).find(is_warm).map(|from| from as f64);
+    drop(fleet);
+
+    let mut fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
+    let load = Load::start(&fleet, &args.shape)?;
+    tokio::time::sleep(before).await;
+    let first = load.started.elapsed();
+    for worker in 0..fleet.workers.len() {
+        fleet.workers[worker].terminate(END_TIMEOUT).await?;
+        fleet.restart_worker(worker).await?;
+    }
+    tokio::time::sleep(after).await;
+    let last = load.started.elapsed();
+    let (samples, n_failed_here) = load.end().await;
+    n_failed += n_failed_here;
+    let within = |from, to| hit_ratio(samples.iter().filter(move |sample| (from..to).contains(&sample.at)));
+    Ok(Row {
+        transfers,
+        others_hit_ratio,
+        new_hit_ratio,
+        warm_after_s,
+        // The first half of the load fills the caches.
+        before_hit_ratio: within(first / 2, first),
+        restart_hit_ratio: within(first, last),
+        n_failed,
+    })
+}
+
+fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
+    let (cached, prompt) =
+        samples.fold((0, 0), |(cached, prompt), sample| (cached + sample.cached_tokens, prompt + sample.prompt_tokens));
+    cached as f64 / (prompt as f64).max(1.0)
+}
+
+/// Conversations that go on until they are ended; each that ends is followed by a new one of the same tenant.
+struct Load {
+    started: Instant,
+    /// Responses and the number of failures. The lock is held for one push.
+    seen: Arc<Mutex<(Vec<Sample>, usize)>>,
+    tasks: JoinSet<()>,
+}
+
+impl Load {
+    fn start(fleet: &Fleet, shape: &Shape) -> anyhow::Result<Self> {
+        let client = ChatClient::new(&fleet.router.base_url(), None)?;
+        let mut load = Self { started: Instant::now(), seen: Arc::default(), tasks: JoinSet::new() };
+        for lane in 0..shape.concurrency.max(1) {
+            let (client, shape, seen, started) = (client.clone(), shape.clone(), Arc::clone(&load.seen), load.started);
+            load.tasks.spawn(async move {
+                for round in 0.. {
+                    converse(&client, &shape, (lane, round), (&seen, started)).await;
+                }
+            });
+        }
+        Ok(load)
+    }
+
+    async fn end(mut self) -> (Vec<Sample>, usize) {
+        self.tasks.shutdown().await;
+        std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+async fn converse(
+    client: &ChatClient,
+    shape: &Shape,
+    (lane, round): (usize, usize),
+    (seen, started): (&Mutex<(Vec<Sample>, usize)>, Instant),
+) {
+    let seed = shape.seed * 1_000_000_000 + (lane % shape.tenants.max(1)) as u64 * 10_000_000;
+    let own = seed + 1 + ((lane * 10_000 + round) * shape.turns) as u64;
+    let mut messages = vec![Message::new("system", words(seed, shape.system_words))];
+    for turn in 0..shape.turns {
+        messages.push(Message::new("user", words(own + turn as u64, shape.user_words)));
+        let answer = client.ask(&messages, shape.answer_tokens).await;
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(answer) = answer else {
+            seen.1 += 1;
+            return;
+        };
+        messages.push(Message::new("assistant", answer.text));
+        seen.0.push(Sample {
+            at: started.elapsed(),
+            worker: answer.worker.unwrap_or_default(),
+            prompt_tokens: answer.prompt_tokens,
+            cached_tokens: answer.cached_tokens,
+        });
+    }
+}

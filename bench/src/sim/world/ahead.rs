@@ -1,0 +1,50 @@
+//! A worker that joins fetches the prefixes that the others used last, as a router tells it.
+//!
+//! It fetches one after the other, and pauses after each for as long as that took, as a real worker does. Not here:
+//! transfers for requests (`world`).
+
+use std::cmp::Reverse;
+use std::rc::Rc;
+
+use warmpath_common::prefetch::HotPrefix;
+use warmpath_router_core::routing::prefetch;
+
+use super::{Event, World, worker_idx};
+
+/// Most workers whose prefixes a new worker is told. Source: `warmpath_router_core::routing::prefetch`.
+const SOURCES_MAX: usize = 4;
+
+impl World<'_> {
+    /// Begins to fill a worker that has just joined.
+    pub(super) fn warm(&mut self, worker: usize) {
+        let others = self.posts.iter().enumerate().filter(|(idx, post)| *idx != worker && post.is_there);
+        let mut lists: Vec<_> = others.map(|(idx, post)| (worker_idx(idx), post.worker.hot_prefixes())).collect();
+        lists.sort_by_key(|(_, list)| Reverse(list.iter().map(|prefix| prefix.tokens.len()).sum::<usize>()));
+        lists.truncate(SOURCES_MAX);
+        self.posts[worker].ahead = prefetch::merge(lists, 1).into();
+        self.fetch_ahead(worker);
+    }
+
+    /// Takes a prefix that has come, and begins the transfer of the next one.
+    pub(super) fn came_ahead(&mut self, worker: usize, prefix: &HotPrefix) {
+        self.posts[worker].worker.bring_ahead(prefix, self.now);
+        self.want_push(worker);
+        self.fetch_ahead(worker);
+    }
+
+    fn fetch_ahead(&mut self, worker: usize) {
+        let Some(network) = self.scene.network else { return };
+        while let Some((peer, prefix)) = self.posts[worker].ahead.pop_front() {
+            let peer = peer.0 as usize;
+            let n_blocks = self.posts[worker].worker.n_wanted_blocks(&prefix);
+            let Some(n_blocks) = n_blocks.filter(|_| self.posts[peer].is_there) else { continue };
+            let bytes = network.bytes(n_blocks as u64 * u64::from(self.trace.block_tokens));
+            let (mut to, mut from) = (self.posts[worker].links, self.posts[peer].links);
+            let at = network.transfer((&mut to, &mut from), bytes, self.now);
+            (self.posts[worker].links, self.posts[peer].links) = (to, from);
+            let life = self.posts[worker].life;
+            let pause = at - self.now;
+            return self.schedule(at + pause, Event::CameAhead { worker, life, prefix: Rc::new(prefix) });
+        }
+    }
+}
