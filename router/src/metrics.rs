@@ -200,11 +200,18 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates the series that are compared with each other, with the value zero.
+    /// Creates series with the value zero: those that are compared with each other, and those of rare events, whose
+    /// first one would otherwise be no increase.
     fn begin(&self) {
         for label in cached_share::LABELS.iter().chain([&cached_share::UNKNOWN]) {
             self.ttfb.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
+        }
+        for result in ["continued", "failed"] {
+            self.failovers.with_label_values(&[result]);
+        }
+        for cause in ["join", "drain"] {
+            self.kv_prefetches.with_label_values(&[cause]);
         }
     }
 
