@@ -245,7 +245,7 @@ async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Huge);
     let error = machine.fetch(Wanted::Any).await.expect_err("no disk has an exabyte");
     assert!(matches!(&error, DownloadError::Room { .. }), "{error}");
-    assert!(error.to_string().contains("GiB left"), "{error}");
+    assert!(error.to_string().contains("iB left"), "{error}");
 }
 
 #[tokio::test]
