@@ -431,7 +431,9 @@ impl<'a> Planner<'a> {
 fn resident(table: &SlotTable, wish: &Wish<'_>) -> Vec<Resident> {
     let with_blocks = table.tree().slots_with(wish.chain);
     let n_most = with_blocks.iter().map(|(_, n_blocks)| *n_blocks).max().unwrap_or(0);
-    let counts = |id: SlotId| n_most == 0 || with_blocks.iter().any(|(slot, n)| *slot == id && *n + 1 >= n_most);
+    // With a sliding window the slot with the most blocks may be past the point where the prompt could branch off.
+    let any_counts = n_most == 0 || table.memory() == MemoryKind::Sliding;
+    let counts = |id: SlotId| any_counts || with_blocks.iter().any(|(slot, n)| *slot == id && *n + 1 >= n_most);
     let slots = table.iter().filter(|(id, slot)| slot.lends() && counts(*id));
     let held = slots.map(|(slot, held)| Resident {
         slot,
