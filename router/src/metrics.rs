@@ -17,6 +17,15 @@ use warmpath_shell::metrics::{
     REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, float_gauges, gauge, gauges, histogram, histograms,
 };
 
+/// Label of continuations that another worker took.
+pub const CONTINUED: &str = "continued";
+/// Label of continuations that no worker took.
+pub const FAILED: &str = "failed";
+/// Label of prefixes that a worker fetches because it joins.
+pub const JOIN: &str = "join";
+/// Label of prefixes that a worker fetches because another one drains.
+pub const DRAIN: &str = "drain";
+
 /// Buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
 const DECISION_BUCKETS: &[f64] =
     &[2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
@@ -207,10 +216,10 @@ impl Metrics {
             self.ttfb.with_label_values(&[label]);
             self.tpot.with_label_values(&[label]);
         }
-        for result in ["continued", "failed"] {
+        for result in [CONTINUED, FAILED] {
             self.failovers.with_label_values(&[result]);
         }
-        for cause in ["join", "drain"] {
+        for cause in [JOIN, DRAIN] {
             self.kv_prefetches.with_label_values(&[cause]);
         }
     }

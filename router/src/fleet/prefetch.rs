@@ -24,6 +24,7 @@ use warmpath_shell::chain;
 
 use super::Fleet;
 use super::client::CallError;
+use crate::metrics;
 
 /// Most events that wait; further ones are ignored.
 ///
@@ -86,7 +87,7 @@ impl Fleet {
         }
         if block_size_tokens > 0 {
             let merged = prefetch::merge(read, block_size_tokens);
-            self.tell("join", (worker, block_size_tokens), merged).await;
+            self.tell(metrics::JOIN, (worker, block_size_tokens), merged).await;
         }
     }
 
@@ -105,7 +106,7 @@ impl Fleet {
         let shares = prefetch::divide(prefixes, (&named, block_size_tokens), |keys| self.index().matches(keys));
         let told = shares.into_iter().map(|(heir, share)| {
             let share = share.into_iter().map(|prefix| (worker, prefix)).collect();
-            self.tell("drain", (heir, block_size_tokens), share)
+            self.tell(metrics::DRAIN, (heir, block_size_tokens), share)
         });
         join_all(told).await;
     }

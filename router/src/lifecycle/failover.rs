@@ -20,6 +20,7 @@ use super::keepalive::Keepalive;
 use super::upstream::{Answer, Rest};
 use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
 use crate::http::state::App;
+use crate::metrics;
 use crate::prompt::{Prepared, Shape};
 
 /// A response so far, for the worker that continues it.
@@ -92,7 +93,7 @@ impl Failover {
         let past = Past { lines, cached_tokens: self.cached_tokens };
         let continued = self.attempt(arrival, &past, start).await;
         arrival.span.part("router.failover", (start, Instant::now()), Vec::new());
-        let result = if continued.is_some() { "continued" } else { "failed" };
+        let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
         continued
     }
