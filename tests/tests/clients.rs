@@ -34,7 +34,12 @@ async fn check_python(name: &str) -> anyhow::Result<()> {
     let rig = Rig::start(2, &[]).await?;
     let python = root().join(format!("target/clients/{name}/bin/python"));
     let script = root().join(format!("tests/clients/test_{name}.py"));
-    let said = said(Command::new(python).arg(script).arg(rig.router_url())).await?;
+    check_unittest(Command::new(python).arg(script).arg(rig.router_url())).await
+}
+
+/// Runs tests of Python's `unittest`, none of which may be skipped.
+async fn check_unittest(command: &mut Command) -> anyhow::Result<()> {
+    let said = said(command).await?;
     ensure!(said.contains("OK") && !said.contains("skipped"), "{said}");
     Ok(())
 }
@@ -98,9 +103,7 @@ async fn check_coding_agent(name: &str) -> anyhow::Result<()> {
     let rig = Rig::start_file(made_model(Preset::TinyRecurrent, 1)?, (2, &flags), &[]).await?;
     let mut command = Command::new("python3");
     command.arg(root().join("tests/clients/test_coding_agents.py")).arg(name).arg(root().join("target/clients/coding"));
-    let said = said(command.arg(rig.router_url())).await?;
-    ensure!(said.contains("OK") && !said.contains("skipped"), "{said}");
-    Ok(())
+    check_unittest(command.arg(rig.router_url())).await
 }
 
 #[tokio::test]
