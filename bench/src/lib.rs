@@ -12,6 +12,7 @@ pub mod fake_worker;
 pub mod fleet;
 pub mod fleets;
 pub mod index_bench;
+pub mod load;
 pub mod model;
 pub mod overhead;
 pub mod peers;

@@ -2,8 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, changes, chaos, chat_load, demo, fleets, index_bench, model, overhead, policies, replicas, resync, sim,
-    speculation, worker_bench,
+    agents, changes, chaos, chat_load, demo, fleets, index_bench, load, model, overhead, policies, replicas, resync,
+    sim, speculation, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -30,6 +30,9 @@ enum Command {
     Sim(sim::SimArgs),
     /// Holds many conversations at once with an OpenAI endpoint and reports hit ratio, TTFT and TPOT.
     Chat(chat_load::ChatArgs),
+    /// Drives any OpenAI endpoint at a rate, at a trace's times or with requests one after the other, and reports
+    /// latencies, goodput and errors.
+    Load(load::LoadArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
     Policies(policies::PoliciesArgs),
     /// Measures what the router adds to a request, beside other gateways, in front of workers that answer at once.
@@ -63,6 +66,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Index(args) => index_bench::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Chat(args) => chat_load::run(&args).await,
+        Command::Load(args) => load::run(&args).await,
         Command::Policies(args) => policies::run(&args).await,
         Command::Overhead(args) => overhead::run(&args).await,
         Command::Fleets(args) => fleets::run(&args).await,

@@ -11,6 +11,7 @@ use futures::StreamExt as _;
 use serde_json::Value;
 
 use super::shape::Dialect;
+use crate::client::has_output;
 
 /// Longest time for a whole answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
@@ -81,8 +82,7 @@ impl Asked {
             Dialect::Chat => {
                 self.text += text("/choices/0/delta/content");
                 self.count(count("/usage/prompt_tokens"), count("/usage/prompt_tokens_details/cached_tokens"));
-                let delta = &event["choices"][0]["delta"];
-                ["content", "reasoning_content", "tool_calls"].iter().any(|part| !is_empty(&delta[*part]))
+                has_output(&event["choices"][0]["delta"])
             }
             Dialect::Messages => {
                 self.text += text("/delta/text");
@@ -107,14 +107,6 @@ impl Asked {
             self.prompt_tokens = prompt_tokens;
             self.cached_tokens = cached_tokens.unwrap_or_default();
         }
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        value => value.is_null(),
     }
 }
 

@@ -200,17 +200,26 @@ impl Maker {
         (first..self.next_id).collect()
     }
 
-    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     fn unit(&mut self) -> f64 {
-        (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+        unit(&mut self.rng)
     }
 
     fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.unit()).ln()
+        exponential(&mut self.rng, mean)
     }
 
     /// Returns a number of tokens, at least 1.
     fn tokens(&mut self, mean: f64) -> u32 {
         (self.exponential(mean) as u32).max(1)
     }
+}
+
+/// Returns a number from 0 (inclusive) to 1 (exclusive).
+fn unit(rng: &mut ChaCha8Rng) -> f64 {
+    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Returns a number from the exponential distribution with this mean.
+pub fn exponential(rng: &mut ChaCha8Rng, mean: f64) -> f64 {
+    -mean * (1.0 - unit(rng)).ln()
 }
