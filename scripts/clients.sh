@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs one of the clients that `make test-clients` runs, from its registry and in the versions that tests/clients names, into
-# target/clients; does nothing where it is up to date. Called by the tests.
+# Installs one of the clients that `make test-clients` runs, from its registry and in the versions that tests/clients names,
+# into target/clients; does nothing where it is up to date. Called by the tests.
 #
-# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|node|coding     target/clients/NAME results.
+# Usage: scripts/clients.sh langchain|litellm|agents|frameworks|schemathesis|aider|node|coding
+# target/clients/NAME results.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -36,7 +37,8 @@ mkdir -p "$dir"
 echo "clients: installing $name" >&2
 if [ -n "$packages" ]; then
     cp "$packages/package.json" "$packages/package-lock.json" "$dir"
-    npm ci --silent --no-audit --no-fund --prefix "$dir"
+    # Not `npm ci`, which fails where a mirror lacks the optional packages of other platforms.
+    npm install --silent --no-save --no-audit --no-fund --prefix "$dir"
 else
     python3 -m venv "$dir"
     "$dir/bin/pip" install --quiet --disable-pip-version-check --requirement "$wanted"

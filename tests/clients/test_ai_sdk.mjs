@@ -8,12 +8,24 @@ import test from "node:test";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { defaultSettingsMiddleware, generateText, isStepCount, streamText, tool, wrapLanguageModel } from "ai";
+import { defaultSettingsMiddleware, generateText, isStepCount, Output, streamText, tool, wrapLanguageModel } from "ai";
 import { z } from "zod";
 
 const baseURL = `${process.env.ROUTER_URL}/v1`;
-const openai = createOpenAI({ baseURL, apiKey: "none" });
-const compatible = createOpenAICompatible({ name: "fleet", baseURL, apiKey: "none", includeUsage: true });
+const sent = [];
+const fetch = (url, request) => {
+  sent.push(request.body);
+  return globalThis.fetch(url, request);
+};
+const openai = createOpenAI({ baseURL, apiKey: "none", fetch });
+const compatible = createOpenAICompatible({
+  name: "fleet",
+  baseURL,
+  apiKey: "none",
+  fetch,
+  includeUsage: true,
+  supportsStructuredOutputs: true,
+});
 
 // As docs/agents.md has it: nothing is stored, so items are sent whole.
 const settings = { providerOptions: { openai: { store: false } } };
@@ -58,6 +70,18 @@ for (const [name, model] of Object.entries(models)) {
     for await (const piece of stream.textStream) text += piece;
     assert.equal(called.length, 1);
     assert.equal(text, (await generateText(loop(model, []))).text);
+  });
+
+  test(`${name}: an answer by a schema comes after a call`, async () => {
+    const called = [];
+    sent.length = 0;
+    const schema = z.object({ city: z.enum(["Berlin", "Oslo"]), rains: z.boolean() });
+    const asked = { ...loop(model, called), output: Output.object({ schema }) };
+    const { output, steps } = await generateText(asked);
+    assert.deepEqual([called.length, steps.length], [1, 2]);
+    assert.equal(typeof output.rains, "boolean");
+    assert.ok(sent.every((body) => body.includes('"json_schema"') && body.includes('"getWeather"')), sent);
+    assert.deepEqual(await streamText(asked).output, output);
   });
 
   test(`${name}: a conversation goes on`, async () => {

@@ -32,10 +32,12 @@ class Instructor(unittest.TestCase):
     def ask(self, mode, model=Animal, **more):
         client = openai.OpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=60)
         ask = instructor.from_openai(client, mode=mode).create
-        return ask(model="tiny", messages=MESSAGES, response_model=model, temperature=0, max_tokens=200, **more)
+        limit = "max_output_tokens" if mode is instructor.Mode.RESPONSES_TOOLS else "max_tokens"
+        return ask(model="tiny", messages=MESSAGES, response_model=model, temperature=0, **{limit: 200}, **more)
 
     def test_an_answer_is_a_class_in_each_mode(self):
-        for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+        modes = instructor.Mode
+        for mode in (modes.TOOLS, modes.TOOLS_STRICT, modes.JSON_SCHEMA, modes.RESPONSES_TOOLS):
             self.assertIsInstance(self.ask(mode, max_retries=0), Animal, mode)
 
     def test_what_is_not_taken_goes_back_and_the_next_answer_counts(self):

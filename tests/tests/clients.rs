@@ -68,6 +68,12 @@ async fn instructor_and_llama_index_work_through_the_router() -> anyhow::Result<
     check_python("frameworks").await
 }
 
+#[tokio::test]
+#[ignore = "installs from PyPI: make test-clients"]
+async fn aider_works_through_the_router() -> anyhow::Result<()> {
+    check_python("aider").await
+}
+
 /// Runs a client's tests in JavaScript against a fleet; so many must pass.
 async fn check_node(name: &str, n_tests: usize) -> anyhow::Result<()> {
     install("node").await?;
@@ -92,7 +98,7 @@ async fn the_official_openai_client_for_node_works_through_the_router() -> anyho
 #[tokio::test]
 #[ignore = "installs from npm: make test-clients"]
 async fn the_ai_sdk_works_through_the_router() -> anyhow::Result<()> {
-    check_node("ai_sdk", 10).await
+    check_node("ai_sdk", 13).await
 }
 
 /// Runs a coding agent in a folder of its own against a fleet, for two turns with a call of a tool.
