@@ -1,13 +1,15 @@
 //! Drafting: proposals for the next tokens of a sequence, which the model verifies in one step.
 //!
 //! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
-//! answer with the same chain root (suffix memory). How much of it is computed depends on its chances and on the
-//! measured time of a step (`lengths`). A wrong proposal costs time and changes no answer: the shell samples every
-//! token as without drafts and keeps only the tokens that it has chosen.
+//! answer with the same chain root (suffix memory). How much of it is computed depends on its chances, on the measured
+//! time of a step (`lengths`), and on what drafts have brought the sequence so far (`balance`). A wrong proposal costs
+//! time and changes no answer: the shell samples every token as without drafts and keeps only the tokens that it has
+//! chosen.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
 //! (arXiv 2411.04975).
 
 pub mod acceptance;
+pub mod balance;
 pub mod lengths;
 pub mod ngram_index;
 pub mod step_costs;
@@ -16,7 +18,8 @@ pub mod suffix_memory;
 use warmpath_common::ids::Token;
 
 use acceptance::{Acceptance, Outcome};
-use lengths::Possible;
+use balance::{Balance, Came};
+use lengths::{Length, Possible};
 use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
 
 /// Most tokens of a sequence in which matches are looked for. Source: own choice: some 6 MB for each slot at most.
@@ -32,6 +35,7 @@ pub struct Drafter {
     /// Acceptance by origin.
     acceptance: [Acceptance; 2],
     proposal: Option<Proposal>,
+    balance: Balance,
     limits: DraftLimits,
     forced: Option<Forced>,
 }
@@ -62,6 +66,8 @@ struct Proposal {
     found: Option<(Origin, usize)>,
     /// Number of its tokens that the sequence has taken.
     n_taken: usize,
+    /// Number of its tokens that are computed in advance.
+    n_drafted: usize,
 }
 
 /// Drafts of a test, and the tokens that they are made for.
@@ -84,7 +90,8 @@ impl Drafter {
             text.end_text();
         }
         text.extend(prompt);
-        Self { text, acceptance: Default::default(), proposal: None, limits, forced: None }
+        let (acceptance, balance) = (Default::default(), Balance::default());
+        Self { text, acceptance, proposal: None, balance, limits, forced: None }
     }
 
     /// Makes the drafter propose the drafts of a test, which are computed whatever they cost.
@@ -102,7 +109,11 @@ impl Drafter {
             Some(forced) => Some(forced.proposal(n_max)),
             None => self.best(memory, n_max),
         };
-        Possible { chances: self.proposal.as_ref().map_or(&[], |proposal| &proposal.chances), n_min: self.limits.n_min }
+        Possible {
+            chances: self.proposal.as_ref().map_or(&[], |proposal| &proposal.chances),
+            n_min: self.limits.n_min,
+            cost_max: self.balance.cost_max(),
+        }
     }
 
     /// Returns whether drafts are computed whatever they cost.
@@ -110,10 +121,12 @@ impl Drafter {
         self.forced.is_some()
     }
 
-    /// Returns the first `n` proposed tokens.
-    pub fn draft(&self, n: usize) -> &[Token] {
-        let tokens = self.proposal.as_ref().map_or(&[][..], |proposal| &proposal.tokens);
-        &tokens[..n.min(tokens.len())]
+    /// Returns the first proposed tokens, which are now computed at this cost.
+    pub fn draft(&mut self, Length { n_tokens, cost }: Length) -> &[Token] {
+        self.balance.spend(cost);
+        let Some(proposal) = &mut self.proposal else { return &[] };
+        proposal.n_drafted = n_tokens.min(proposal.tokens.len());
+        &proposal.tokens[..proposal.n_drafted]
     }
 
     /// Returns the last `n` tokens, a response, and the end of what is before it.
@@ -128,15 +141,27 @@ impl Drafter {
         if let Some(forced) = &mut self.forced {
             forced.tokens.push(token);
         }
-        let Some(proposal) = &mut self.proposal else { return };
-        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return };
-        let outcome = if *proposed == token { Outcome::Right } else { Outcome::Wrong };
+        let came = self.compare(token);
+        self.balance.take(came);
+    }
+
+    /// Compares the sequence's next token with the proposed one.
+    fn compare(&mut self, token: Token) -> Came {
+        let Some(proposal) = &mut self.proposal else { return Came::Unproposed };
+        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return Came::Unproposed };
+        let (is_right, is_drafted) = (*proposed == token, proposal.n_taken < proposal.n_drafted);
         if let Some((origin, n_matched)) = proposal.found {
+            let outcome = if is_right { Outcome::Right } else { Outcome::Wrong };
             self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
         }
         proposal.n_taken += 1;
-        if outcome == Outcome::Wrong {
-            self.proposal = None;
+        match (is_right, is_drafted) {
+            (true, true) => Came::Accepted,
+            (true, false) => Came::Foreseen,
+            (false, _) => {
+                self.proposal = None;
+                Came::Unforeseen
+            }
         }
     }
 
@@ -156,7 +181,7 @@ impl Drafter {
         let acceptance = &self.acceptance[origin as usize];
         let chances = (occurrence.n_matched..).take(tokens.len()).map(|n_matched| acceptance.chance(n_matched));
         let chances = chances.collect();
-        Some(Proposal { tokens, chances, found: Some((origin, occurrence.n_matched)), n_taken: 0 })
+        Some(Proposal { tokens, chances, found: Some((origin, occurrence.n_matched)), n_taken: 0, n_drafted: 0 })
     }
 }
 
@@ -165,7 +190,7 @@ impl Forced {
         let mut tokens = (self.drafts)(&self.tokens, n_max);
         tokens.truncate(n_max);
         let chances = vec![1.0; tokens.len()];
-        Proposal { tokens, chances, found: None, n_taken: 0 }
+        Proposal { tokens, chances, found: None, n_taken: 0, n_drafted: 0 }
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use warmpath_common::ids::Token;
 use warmpath_worker_core::batch_plan::Work;
 use warmpath_worker_core::drafting::Drafter;
+use warmpath_worker_core::drafting::lengths::Length;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_output::stream_decoder::Output;
 
@@ -209,11 +210,11 @@ impl Sequence {
         n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
     }
 
-    /// Puts the first `n` tokens of the drafter's proposal after the token to compute; returns how many there are.
-    pub(super) fn draft(&mut self, n: usize) -> u32 {
+    /// Puts the first tokens of the drafter's proposal after the token to compute; returns how many there are.
+    pub(super) fn draft(&mut self, length: Length) -> u32 {
         self.decoding.truncate(1);
-        if let Some(drafter) = &self.drafter {
-            self.decoding.extend_from_slice(drafter.draft(n));
+        if let Some(drafter) = &mut self.drafter {
+            self.decoding.extend_from_slice(drafter.draft(length));
         }
         u32::try_from(self.decoding.len().saturating_sub(1)).expect("a draft is shorter than a context, a u32")
     }

@@ -12,7 +12,7 @@ use warmpath_worker_core::batch_plan::{Passes, Room};
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
 use warmpath_worker_core::decode_groups::Runs;
-use warmpath_worker_core::drafting::step_costs::{Curve, StepCosts};
+use warmpath_worker_core::drafting::step_costs::{Curve, Depth, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
 
@@ -229,7 +229,11 @@ fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation
         (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
-    Some(Speculation::new(StepCosts { tokens, streams, passes: passes(facts) }, facts))
+    let depth = figures.map_or(Depth::default(), |figures| Depth {
+        held_tokens: figures.cached_tokens,
+        per_held_token: Curve::new(figures.per_held_token_ms()),
+    });
+    Some(Speculation::new(StepCosts { tokens, streams, passes: passes(facts), depth }, facts))
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {

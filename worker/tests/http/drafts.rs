@@ -3,8 +3,10 @@
 //! Not here: whether drafts change a token (the engine's own tests).
 
 use serde_json::{Value, json};
+use warmpath_worker::config::Config;
+use warmpath_worker::engine::SelfTest;
 
-use crate::harness::{TestWorker, user};
+use crate::harness::{TestWorker, tiny, user};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -28,14 +30,15 @@ fn counts(answer: &Value) -> (u64, u64) {
 
 #[tokio::test]
 async fn an_answer_counts_its_drafts_and_the_metrics_those_of_all() {
-    let worker = TestWorker::start("--slots 1 --spec-type auto").await;
+    // How much is drafted follows the time of a step. Here it is the assumed one, which is always the same.
+    let assume = |config: &mut Config| config.engine.self_test = SelfTest::Skip;
+    let worker = TestWorker::start_changed(tiny(), "--slots 1 --spec-type auto", assume).await;
     let first = worker.ask(CHAT, chat()).await;
     assert!(first["timings"].get("draft_n").is_none(), "nothing was drafted: {first}");
     let again = worker.ask(CHAT, chat()).await;
     assert_eq!(text(&again), text(&first));
     let (accepted, rejected) = counts(&again);
-    // How many are drafted follows the time of a step, which the self-test has measured.
-    assert!(accepted > 0, "{again}");
+    assert!(accepted >= 30, "{again}");
     let mut predicted = chat();
     predicted["cache_salt"] = json!("another");
     predicted["prediction"] = json!({"type": "content", "content": [{"type": "text", "text": text(&first)}]});

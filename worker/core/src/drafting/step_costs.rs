@@ -14,6 +14,20 @@ pub struct StepCosts {
     pub streams: Curve,
     /// How tokens of several sequences go through the model.
     pub passes: Passes,
+    /// How these times change with what the sequences hold.
+    pub depth: Depth,
+}
+
+/// Change of a step's time with the tokens that a sequence holds, which each of its new tokens attends to.
+///
+/// Deep in a context every token takes long, and a draft beside it seems cheap; at its beginning the same draft costs
+/// many times what a token does.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Depth {
+    /// Tokens that each sequence held when the other times were measured.
+    pub held_tokens: u32,
+    /// Time that one held token adds to a pass with this many tokens; nothing if it was not measured.
+    pub per_held_token: Curve,
 }
 
 /// Measured values at some numbers, with straight lines between them.
@@ -56,13 +70,32 @@ impl Curve {
 }
 
 impl StepCosts {
-    /// Returns the time of a step in which `n_streams` sequences compute one token each and others these numbers.
-    pub fn step(&self, n_streams: u32, others: impl Iterator<Item = u32> + Clone) -> f64 {
+    /// Returns the time of a step in which `n_streams` sequences compute one token each and others these numbers, if
+    /// each holds `held_tokens`.
+    pub fn step(&self, (n_streams, held_tokens): (u32, u32), others: impl Iterator<Item = u32> + Clone) -> f64 {
+        let tokens = |n: u32| self.tokens_at(held_tokens, n);
         match self.passes {
-            Passes::Together if others.clone().next().is_none() => self.streams.at(n_streams),
-            Passes::Together => self.tokens.at(n_streams + others.sum::<u32>()),
-            Passes::Apart => self.streams.at(n_streams) + others.map(|n| self.tokens.at(n)).sum::<f64>(),
+            Passes::Together if others.clone().next().is_none() => self.streams_at(held_tokens, n_streams),
+            Passes::Together => tokens(n_streams + others.sum::<u32>()),
+            Passes::Apart => self.streams_at(held_tokens, n_streams) + others.map(tokens).sum::<f64>(),
         }
+    }
+
+    fn tokens_at(&self, held_tokens: u32, n: u32) -> f64 {
+        // What is estimated for many tokens is never less than the time of one.
+        let of = |n: u32| (self.tokens.at(n) + self.depth.change(held_tokens, n)).max(0.0);
+        if n == 0 { 0.0 } else { of(n).max(of(1)) }
+    }
+
+    fn streams_at(&self, held_tokens: u32, n: u32) -> f64 {
+        (self.streams.at(n) + f64::from(n) * self.depth.change(held_tokens, 1)).max(0.0)
+    }
+}
+
+impl Depth {
+    /// Returns how much longer a pass with `n` tokens takes than it was measured.
+    fn change(&self, held_tokens: u32, n: u32) -> f64 {
+        (f64::from(held_tokens) - f64::from(self.held_tokens)) * self.per_held_token.at(n)
     }
 }
 
@@ -86,10 +119,34 @@ mod tests {
     fn drafts_go_with_other_tokens_or_in_passes_of_their_own() {
         let curve = Curve::new([(1, 10.0), (2, 20.0), (10, 40.0)]);
         let streams = Curve::new([(1, 10.0), (4, 16.0)]);
-        let costs = |passes| StepCosts { tokens: curve.clone(), streams: streams.clone(), passes };
-        assert_eq!(costs(Passes::Together).step(4, [].into_iter()), 16.0);
-        assert_eq!(costs(Passes::Together).step(4, [3, 3].into_iter()), 40.0);
-        assert_eq!(costs(Passes::Apart).step(4, [2, 10].into_iter()), 76.0);
-        assert_eq!(costs(Passes::Apart).step(0, [2].into_iter()), 20.0);
+        let depth = Depth::default();
+        let costs =
+            |passes| StepCosts { tokens: curve.clone(), streams: streams.clone(), passes, depth: depth.clone() };
+        assert_eq!(costs(Passes::Together).step((4, 0), [].into_iter()), 16.0);
+        assert_eq!(costs(Passes::Together).step((4, 0), [3, 3].into_iter()), 40.0);
+        assert_eq!(costs(Passes::Apart).step((4, 0), [2, 10].into_iter()), 76.0);
+        assert_eq!(costs(Passes::Apart).step((0, 0), [2].into_iter()), 20.0);
+        assert_eq!(costs(Passes::Apart).step((0, 9000), [2].into_iter()), 20.0, "nothing is known of depth");
+    }
+
+    #[test]
+    fn a_step_takes_longer_the_more_its_sequences_hold() {
+        let depth = Depth { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (16, 0.034)]) };
+        let tokens = Curve::new([(1, 18.0), (2, 30.0), (16, 130.0)]);
+        let streams = Curve::new([(1, 18.0), (2, 30.0)]);
+        let costs = StepCosts { tokens, streams, passes: Passes::Apart, depth };
+        let at = |n_streams, held_tokens, others: &[u32]| costs.step((n_streams, held_tokens), others.iter().copied());
+        assert_eq!((at(1, 2000, &[]), at(0, 2000, &[16]), at(2, 2000, &[])), (18.0, 130.0, 30.0));
+        assert_eq!((at(1, 0, &[]), at(0, 0, &[16]), at(2, 0, &[])), (10.0, 62.0, 14.0));
+        assert_eq!((at(1, 4000, &[]), at(0, 4000, &[16]), at(2, 4000, &[])), (26.0, 198.0, 46.0));
+    }
+
+    #[test]
+    fn a_wrong_measurement_makes_no_step_shorter_than_that_of_one_token() {
+        let depth = Depth { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (4, 0.1)]) };
+        let tokens = Curve::new([(1, 18.0), (4, 30.0)]);
+        let costs = StepCosts { streams: tokens.clone(), tokens, passes: Passes::Together, depth };
+        assert_eq!(costs.step((0, 0), [4].into_iter()), 10.0);
+        assert_eq!(costs.step((0, 0), [0].into_iter()), 0.0);
     }
 }

@@ -15,8 +15,8 @@ fn count_up(from: Token, n: usize) -> Vec<Token> {
 }
 
 fn proposed(drafter: &mut Drafter, memory: Option<&NgramIndex>) -> Vec<Token> {
-    let n = drafter.propose(memory, 5).chances.len();
-    drafter.draft(n).to_vec()
+    let n_tokens = drafter.propose(memory, 5).chances.len();
+    drafter.draft(Length { n_tokens, cost: 0.0 }).to_vec()
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn proposes_what_followed_in_the_prompt() {
     assert_eq!(proposed(&mut drafter, None), [15, 16, 17, 18, 19]);
     drafter.push(50);
     assert_eq!(proposed(&mut drafter, None), [0; 0]);
-    assert_eq!(drafter.draft(3), [0; 0]);
+    assert_eq!(drafter.draft(Length { n_tokens: 3, cost: 0.0 }), [0; 0]);
 }
 
 #[test]
@@ -96,10 +96,10 @@ proptest! {
         let mut text = prompt;
         for token in answer {
             let possible = drafter.propose(None, n_max);
-            let n = possible.chances.len();
-            prop_assert!(n <= n_max.min(LIMITS.n_max));
+            let n_tokens = possible.chances.len();
+            prop_assert!(n_tokens <= n_max.min(LIMITS.n_max));
             prop_assert!(possible.chances.iter().all(|chance| (0.0..=1.0).contains(chance)));
-            let draft = drafter.draft(n).to_vec();
+            let draft = drafter.draft(Length { n_tokens, cost: 0.0 }).to_vec();
             if !draft.is_empty() {
                 let wanted = [&text[text.len() - ngram_index::GRAM_TOKENS..], &draft[..1]].concat();
                 prop_assert!(text.windows(wanted.len()).any(|window| window == wanted));
@@ -110,9 +110,11 @@ proptest! {
     }
 }
 
-/// Times of steps by their tokens: SmolLM2 Q8_0 on one CPU thread, and weights that are read once for all tokens.
-const CPU: [(u32, f64); 6] = [(1, 10.8), (2, 29.0), (4, 39.0), (8, 54.0), (16, 83.0), (32, 140.0)];
+/// Times of steps by their tokens: SmolLM2 on one CPU thread, and weights that are read once for all tokens.
+const Q8_0: [(u32, f64); 6] = [(1, 10.8), (2, 29.0), (4, 39.0), (8, 54.0), (16, 83.0), (32, 140.0)];
+const Q4_0: [(u32, f64); 6] = [(1, 7.9), (2, 13.8), (4, 24.0), (8, 41.0), (16, 60.0), (32, 101.0)];
 const GPU: [(u32, f64); 3] = [(1, 10.0), (8, 11.0), (32, 14.0)];
+const MACHINES: [&[(u32, f64)]; 3] = [&Q8_0, &Q4_0, &GPU];
 
 /// Returns numbers below `n` that look random.
 fn numbers(seed: u64, n: u64) -> impl Iterator<Item = u64> {
@@ -121,25 +123,105 @@ fn numbers(seed: u64, n: u64) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(seed), step).skip(1).map(move |state| (state >> 33) % n)
 }
 
-/// Returns how many times as fast an answer comes as without drafts, if steps take these times.
-fn speed((prompt, answer): (&[Token], &[Token]), times: &[(u32, f64)]) -> f64 {
+/// Returns how many times as fast a response of `n_tokens` comes as without drafts, if steps take these times.
+///
+/// `choose` is the model: it returns the next token, and gets the number of tokens before it and the proposed one.
+fn speed_of(
+    (prompt, n_tokens): (&[Token], usize),
+    times: &[(u32, f64)],
+    mut choose: impl FnMut(usize, Option<Token>) -> Token,
+) -> f64 {
     let tokens = step_costs::Curve::new(times.iter().copied());
-    let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes: crate::batch_plan::Passes::Together };
-    let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1 };
+    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::Depth::default());
+    let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
+    let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
     let mut drafter = Drafter::new(prompt, &[], DraftLimits { n_max: 31, n_min: 0 });
     let (mut time, mut n_said) = (0.0, 1);
-    drafter.push(answer[0]);
-    while n_said < answer.len() {
-        let possible = drafter.propose(None, answer.len() - n_said);
-        let n = lengths::lengths(&[possible], room, &costs)[0];
-        let draft = drafter.draft(n).to_vec();
-        let n_accepted = draft.iter().zip(&answer[n_said..]).take_while(|(drafted, said)| drafted == said).count();
-        let n_chosen = (n_accepted + 1).min(answer.len() - n_said);
-        answer[n_said..n_said + n_chosen].iter().for_each(|token| drafter.push(*token));
-        n_said += n_chosen;
-        time += costs.step(0, std::iter::once(1 + draft.len() as u32));
+    drafter.push(choose(0, None));
+    while n_said < n_tokens {
+        let possible = drafter.propose(None, n_tokens - n_said);
+        let length = lengths::lengths(&[possible], room, &costs)[0];
+        let draft = drafter.draft(length).to_vec();
+        time += costs.step((0, 0), std::iter::once(1 + draft.len() as u32));
+        // The token behind the draft is chosen in the same step.
+        for place in 0..(draft.len() + 1).min(n_tokens - n_said) {
+            let proposed = drafter.proposal.as_ref().and_then(|found| found.tokens.get(place)).copied();
+            let chosen = choose(n_said, proposed);
+            drafter.push(chosen);
+            n_said += 1;
+            if draft.get(place) != Some(&chosen) {
+                break;
+            }
+        }
     }
-    times[0].1 * (answer.len() - 1) as f64 / time
+    times[0].1 * (n_tokens - 1) as f64 / time
+}
+
+/// Returns how many times as fast a given response comes.
+fn speed((prompt, answer): (&[Token], &[Token]), times: &[(u32, f64)]) -> f64 {
+    speed_of((prompt, answer.len()), times, |n_said, _| answer[n_said])
+}
+
+/// Returns how many times as fast a response comes whose tokens are the proposed ones in so many of 100 cases.
+fn speed_where_accepted(percent: u64, n_tokens: usize, times: &[(u32, f64)]) -> f64 {
+    // Whatever was said of three tokens was said before, so that something is proposed in every step.
+    let prompt: Vec<Token> = numbers(7, 3).take(5000).map(|token| token as Token).collect();
+    let mut chances = numbers(11 + percent, 100);
+    speed_of((&prompt, n_tokens), times, |_, proposed| match (proposed, chances.next()) {
+        (Some(token), Some(chance)) if chance < percent => token,
+        (token, _) => (token.unwrap_or(0) + 1) % 3,
+    })
+}
+
+#[test]
+fn a_response_whose_drafts_are_rejected_takes_no_longer() {
+    // At most 2 % longer, from 100 tokens on.
+    let cases = [(0, 100), (0, 200), (0, 2000), (2, 200), (5, 200), (5, 2000), (20, 200), (20, 2000)];
+    for (times, (percent, n_tokens)) in MACHINES.into_iter().flat_map(|times| cases.map(|case| (times, case))) {
+        let speed = speed_where_accepted(percent, n_tokens, times);
+        assert!(speed * 1.02 >= 1.0, "{percent} of 100, {n_tokens} tokens, {times:?}: {speed}");
+    }
+}
+
+#[test]
+fn a_response_whose_drafts_are_accepted_comes_faster() {
+    for (times, least) in MACHINES.into_iter().zip([1.5, 1.5, 5.0]) {
+        for (percent, n_tokens) in [(99, 200), (99, 2000), (98, 400)] {
+            let speed = speed_where_accepted(percent, n_tokens, times);
+            assert!(speed >= least, "{percent} of 100, {n_tokens} tokens, {times:?}: {speed}");
+        }
+    }
+}
+
+#[test]
+fn a_response_that_stops_copying_keeps_what_drafts_have_brought() {
+    let prompt: Vec<Token> = numbers(7, 3).take(5000).map(|token| token as Token).collect();
+    for times in MACHINES {
+        let mut n_copied = 0;
+        let speed = speed_of((&prompt, 400), times, |n_said, proposed| match proposed {
+            Some(token) if n_said < 80 => {
+                n_copied += 1;
+                token
+            }
+            other => (other.unwrap_or(0) + 1) % 3,
+        });
+        assert!(n_copied > 50 && speed > 1.0, "{n_copied} {times:?}: {speed}");
+    }
+}
+
+#[test]
+fn an_end_of_prompts_that_many_share_makes_no_answer_slower() {
+    // Behind the same 40 tokens every answer begins otherwise.
+    let mut memory = SuffixMemory::new(10_000);
+    memory.learn((&ROOT, TenantId(1)), &count_up(0, 40), &count_up(500, 100));
+    let mut drafter = Drafter::new(&count_up(0, 40), &[], LIMITS);
+    let possible = drafter.propose(memory.of(&ROOT), 31);
+    assert!(possible.chances[0] > 0.9, "{possible:?}");
+    let tokens = step_costs::Curve::new(Q8_0);
+    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::Depth::default());
+    let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
+    let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
+    assert_eq!(lengths::lengths(&[possible], room, &costs)[0], Length::default());
 }
 
 #[test]
@@ -147,10 +229,10 @@ fn a_text_that_is_copied_with_changes_comes_faster_on_every_machine() {
     let prompt: Vec<Token> = numbers(1, 5000).take(400).map(|token| token as Token).collect();
     let mut answer = prompt.clone();
     answer.iter_mut().skip(25).step_by(30).for_each(|token| *token += 5000);
-    let speeds = (speed((&prompt, &answer), &CPU), speed((&prompt, &answer), &GPU));
-    assert!(speeds.0 > 1.4 && speeds.1 > 5.0, "{speeds:?}");
+    let speeds = MACHINES.map(|times| speed((&prompt, &answer), times));
+    assert!(speeds[0] > 1.4 && speeds[1] > 1.4 && speeds[2] > 5.0, "{speeds:?}");
     let repeated = [&prompt[..], &prompt].concat();
-    assert!(speed((&prompt, &repeated), &CPU) > 2.0, "{}", speed((&prompt, &repeated), &CPU));
+    assert!(speed((&prompt, &repeated), &Q8_0) > 2.0, "{}", speed((&prompt, &repeated), &Q8_0));
 }
 
 #[test]
@@ -158,9 +240,9 @@ fn a_free_text_whose_phrases_recur_is_not_slowed() {
     // Phrases of 5 tokens, of which any may follow any.
     let phrases = numbers(2, 30).take(200);
     let answer: Vec<Token> = phrases.flat_map(|phrase| count_up(100 * phrase as Token, 5)).collect();
-    let speeds = (speed((&[1, 2, 3], &answer), &CPU), speed((&[1, 2, 3], &answer), &GPU));
-    assert!(speeds.0 > 0.98 && speeds.1 > 0.98, "{speeds:?}");
+    let speeds = MACHINES.map(|times| speed((&[1, 2, 3], &answer), times));
+    assert!(speeds.iter().all(|speed| *speed > 0.98), "{speeds:?}");
     let random: Vec<Token> = numbers(3, 1000).take(1000).map(|token| token as Token).collect();
-    let unrepeated = speed((&[1, 2, 3], &random), &CPU);
+    let unrepeated = speed((&[1, 2, 3], &random), &Q8_0);
     assert!((unrepeated - 1.0).abs() < 1e-9, "{unrepeated}");
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::batch_plan::Share;
-use warmpath_worker_core::drafting::lengths::{self, Possible, StepRoom};
+use warmpath_worker_core::drafting::lengths::{self, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
 use warmpath_worker_core::drafting::{DraftLimits, Drafter, ForcedDrafts};
@@ -96,12 +96,12 @@ pub(crate) enum DraftEnd {
 }
 
 /// Returns the lengths of whole drafts, as far as a step has room for them.
-fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<usize> {
+fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<Length> {
     let mut left = room.tokens_max.saturating_sub(room.n_streams) as usize;
     let whole = |possible: &Possible<'_>| {
-        let n = possible.chances.len().min(left);
-        left -= n;
-        n
+        let n_tokens = possible.chances.len().min(left);
+        left -= n_tokens;
+        Length { n_tokens, cost: 0.0 }
     };
     possible.iter().take(room.drafts_max as usize).map(whole).collect()
 }
@@ -115,11 +115,9 @@ impl Generator<'_> {
         (table, tokens_max): (&SlotTable, u32),
     ) -> Vec<Share> {
         let Some(speculation) = &mut self.speculation else { return shares };
-        let room = StepRoom {
-            n_streams: u32::try_from(shares.len()).unwrap_or(u32::MAX),
-            tokens_max,
-            drafts_max: speculation.drafts_max,
-        };
+        let n_streams = u32::try_from(shares.len()).unwrap_or(u32::MAX);
+        let held_tokens = shares.iter().map(|share| table.n_held(share.slot)).sum::<u32>() / n_streams.max(1);
+        let room = StepRoom { n_streams, tokens_max, drafts_max: speculation.drafts_max, held_tokens };
         let mut possible = Vec::new();
         let mut is_forced = false;
         for (slot, sequence) in running.iter_mut() {
@@ -138,9 +136,9 @@ impl Generator<'_> {
             true => all_of(&possible, room),
             false => lengths::lengths(&possible, room, &speculation.costs),
         };
-        for (share, n) in of_shares.into_iter().zip(lengths) {
+        for (share, length) in of_shares.into_iter().zip(lengths) {
             if let Some(sequence) = running.get_mut(shares[share].slot) {
-                shares[share].n_tokens += sequence.draft(n);
+                shares[share].n_tokens += sequence.draft(length);
             }
         }
         shares

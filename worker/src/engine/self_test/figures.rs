@@ -21,6 +21,8 @@ pub(super) const SUFFIX_TOKENS: u32 = 48;
 pub(super) const TILE_TOKENS: u32 = 64;
 /// A suffix that is shorter than a tile.
 pub(super) const SHORT_TOKENS: u32 = 32;
+/// Tokens of a conversation that has just begun.
+pub(super) const SHALLOW_TOKENS: u32 = 64;
 /// Share by which rounding up must be cheaper before it is done.
 const ROUNDING_GAIN_MIN: f64 = 0.1;
 
@@ -37,6 +39,9 @@ pub struct Figures {
     /// A step of this many tokens of one slot, each with its logits; empty if nothing is drafted.
     #[serde(default)]
     pub draft_ms: BTreeMap<u32, f64>,
+    /// A step of this many tokens of a slot that holds 64 tokens; empty if nothing is drafted.
+    #[serde(default)]
+    pub shallow_ms: BTreeMap<u32, f64>,
     /// Prefill of 48 tokens after cached ones.
     pub suffix_ms: Option<f64>,
     /// Prefill of [`Self::cold_tokens`] in the middle of a new prompt.
@@ -62,6 +67,17 @@ impl Figures {
     pub fn tokens_ms(&self) -> Vec<(u32, f64)> {
         let one = self.decode_one_ms.map(|ms| (1, ms)).filter(|_| !self.draft_ms.is_empty());
         one.into_iter().chain(self.draft_ms.iter().map(|(&n, &ms)| (n, ms))).collect()
+    }
+
+    /// Returns the time that a cached token adds to a step, by the number of the step's tokens.
+    pub fn per_held_token_ms(&self) -> Vec<(u32, f64)> {
+        let deep = self.tokens_ms();
+        let n_deeper = self.cached_tokens.saturating_sub(SHALLOW_TOKENS);
+        let of = |(n, deep_ms): &(u32, f64)| {
+            let shallow_ms = self.shallow_ms.get(n)?;
+            (n_deeper > 0).then(|| (*n, (deep_ms - shallow_ms) / f64::from(n_deeper)))
+        };
+        deep.iter().filter_map(of).collect()
     }
 
     /// Returns the expected cost of a request; missing measurements count as zero.

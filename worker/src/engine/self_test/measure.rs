@@ -10,7 +10,9 @@ use std::time::Instant;
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
-use super::figures::{Costs, Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding};
+use super::figures::{
+    Costs, Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding,
+};
 use super::{Candidate, Outcome};
 use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv::codec::{Layout, Piece, Sections};
@@ -30,6 +32,8 @@ const ROOM_TOKENS_KEPT: u32 = 512;
 const COLD_TOKENS: u32 = 128;
 /// Tokens of a step with a draft; a longer one is estimated.
 const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
+/// The same at the beginning of a context; what is between them grows evenly.
+const SHALLOW_DRAFT_TOKENS: [u32; 3] = [1, 4, 16];
 /// Most measurements of a step, time allowing; the fastest counts.
 const N_RUNS_MAX: u32 = 6;
 /// Largest difference between the two fastest runs for the fastest to be trusted.
@@ -202,6 +206,7 @@ impl<'m> Bench<'m> {
         self.measure_runs()?;
         self.measure_drafts()?;
         self.measure_cold()?;
+        self.measure_shallow_drafts()?;
         self.check()
     }
 
@@ -243,6 +248,21 @@ impl<'m> Bench<'m> {
             let ms = self.best_of(&[(SlotId(0), n)], Outputs::All)?;
             self.figures.draft_ms.insert(n, ms);
             self.check_undisturbed()?;
+        }
+        Ok(())
+    }
+
+    /// Measures steps with drafts of the last slot, which is empty before and after it.
+    fn measure_shallow_drafts(&mut self) -> Result<(), Stop> {
+        let last = SlotId(self.n_slots - 1);
+        if self.drafts {
+            self.llama.decode_any(self.model, last, SHALLOW_TOKENS)?;
+            for n in SHALLOW_DRAFT_TOKENS {
+                let ms = self.best_of(&[(last, n)], Outputs::All)?;
+                self.figures.shallow_ms.insert(n, ms);
+                self.check_undisturbed()?;
+            }
+            self.llama.clear(last);
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use super::*;
 use crate::engine::config::CacheType;
 use crate::engine::config::placement::{GpuLayers, Placement};
 use crate::engine::llama::load;
+use crate::engine::output::speculation::SpeculationConfig;
 
 fn setting((flash_attn, kv_unified): (bool, bool)) -> Setting {
     Setting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
@@ -145,6 +146,20 @@ fn rounds_suffixes_up_where_a_tile_is_cheaper_than_less() {
     assert_eq!(rounding(1000.0, 1.0), Some(SuffixRounding { from_tokens: 2, to_tokens: 64 }));
 }
 
+#[test]
+fn a_held_token_costs_what_a_deep_step_takes_longer_than_a_shallow_one() {
+    let figures = Figures {
+        decode_one_ms: Some(18.0),
+        draft_ms: [(2, 30.0), (4, 42.0), (16, 130.0)].into(),
+        shallow_ms: [(1, 10.0), (4, 26.0), (16, 131.0)].into(),
+        cached_tokens: 2064,
+        ..Figures::default()
+    };
+    assert_eq!(figures.per_held_token_ms(), [(1, 0.004), (4, 0.008), (16, -0.0005)]);
+    assert!(Figures { cached_tokens: 64, ..figures.clone() }.per_held_token_ms().is_empty());
+    assert!(Figures { shallow_ms: Default::default(), ..figures }.per_held_token_ms().is_empty());
+}
+
 fn report() -> SelfTestReport {
     SelfTestReport {
         setting: setting((true, false)),
@@ -271,14 +286,18 @@ fn small_and_odd_sizes_are_measured_as_well() {
         EngineConfig { context_tokens_total: 128, ..base.clone() },
         EngineConfig { batch_tokens: 16, ubatch_tokens: 8, ..base.clone() },
         EngineConfig { block_size_tokens: 1, context_tokens_total: 600, ..base.clone() },
-        EngineConfig { block_size_tokens: 5000, ..base },
+        EngineConfig { block_size_tokens: 5000, ..base.clone() },
+        EngineConfig { speculation: Some(SpeculationConfig::default()), ..base.clone() },
+        EngineConfig { speculation: Some(SpeculationConfig::default()), n_slots: 1, context_tokens_total: 128, ..base },
     ];
     for config in odd {
         for switches in [(false, false), (false, true), (true, false), (true, true)] {
             let tried = measure::measure(&model, &with(&config, setting(switches)), limit(f64::MAX, EXPECTED_TIME));
             match tried.outcome {
                 Outcome::Whole => {
-                    assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}")
+                    assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}");
+                    let n_shallow = if config.speculation.is_some() { 3 } else { 0 };
+                    assert_eq!(tried.figures.shallow_ms.len(), n_shallow, "{tried:?}");
                 }
                 Outcome::Disturbed => {}
                 _ => panic!("{tried:?}"),

@@ -1,0 +1,127 @@
+//! What a sequence's drafts may cost: what they have brought, what they would have brought, and a small share of the
+//! response.
+//!
+//! Chances are guesses, and on a CPU a wrong draft costs the time of many tokens. So a draft is computed only if its
+//! whole time is covered. Two things cover it: accepted tokens, and right tokens in a row that were proposed and not
+//! computed, which show that drafting would pay. A wrong token ends the row. So losses make the next draft wait for a
+//! longer row, and a sequence whose proposals are wrong loses its share and no more.
+//! Source: docs/decisions/0052-drafting.md.
+
+/// Tokens that drafts may cost before they have brought any. Source: docs/decisions/0052-drafting.md.
+const AT_FIRST: f64 = 0.5;
+
+/// Share of a response's tokens that drafts may cost besides. Source: as above.
+const SHARE: f64 = 0.01;
+
+/// Most tokens that are kept of what drafts have brought: about the cost of two long drafts on a CPU. Source: as above.
+const KEPT_MAX: f64 = 24.0;
+
+/// Tokens that the drafts of one sequence may still cost. Units: tokens that steps without drafts would give.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Balance {
+    /// Tokens that drafts brought, and their share of the response, without their cost.
+    kept: f64,
+    /// Right tokens in a row that were proposed and not computed.
+    foreseen: f64,
+}
+
+/// How the next token of the sequence came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
+    /// From a draft that was computed.
+    Accepted,
+    /// As it was proposed, without being computed in advance.
+    Foreseen,
+    /// Otherwise than it was proposed.
+    Unforeseen,
+    /// Without a proposal.
+    Unproposed,
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        Self { kept: AT_FIRST, foreseen: 0.0 }
+    }
+}
+
+impl Balance {
+    /// Returns the most that a draft may cost.
+    pub fn cost_max(&self) -> f64 {
+        self.kept + self.foreseen
+    }
+
+    /// Records that a draft of this cost is computed.
+    pub fn spend(&mut self, cost: f64) {
+        self.kept -= cost;
+    }
+
+    /// Records the sequence's next token.
+    pub fn take(&mut self, came: Came) {
+        self.kept += SHARE;
+        match came {
+            Came::Accepted => self.kept += 1.0,
+            Came::Foreseen => self.foreseen += 1.0,
+            Came::Unforeseen => self.foreseen = 0.0,
+            Came::Unproposed => {}
+        }
+        self.kept = self.kept.min(KEPT_MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn after(came: &[(Came, usize)]) -> Balance {
+        let mut balance = Balance::default();
+        came.iter().for_each(|(came, n)| (0..*n).for_each(|_| balance.take(*came)));
+        balance
+    }
+
+    #[test]
+    fn right_proposals_in_a_row_cover_a_draft_and_a_wrong_one_ends_the_row() {
+        assert!(after(&[(Came::Foreseen, 7)]).cost_max() > 7.0);
+        assert!(after(&[(Came::Foreseen, 7), (Came::Unforeseen, 1)]).cost_max() < 1.0);
+        assert!(after(&[(Came::Foreseen, 7), (Came::Unproposed, 9)]).cost_max() > 7.0);
+    }
+
+    #[test]
+    fn a_lost_draft_makes_the_next_one_wait_for_a_longer_row() {
+        let mut balance = after(&[(Came::Foreseen, 8)]);
+        balance.spend(8.0);
+        balance.take(Came::Unforeseen);
+        (0..8).for_each(|_| balance.take(Came::Foreseen));
+        assert!(balance.cost_max() < 1.0, "{balance:?}");
+        (0..8).for_each(|_| balance.take(Came::Foreseen));
+        assert!(balance.cost_max() > 8.0, "{balance:?}");
+    }
+
+    #[test]
+    fn what_was_brought_long_ago_covers_few_drafts() {
+        assert_eq!(after(&[(Came::Accepted, 500)]).cost_max(), KEPT_MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn what_drafts_cost_is_covered_by_their_tokens_the_row_and_the_share(
+            steps in prop::collection::vec((0.0..1.0_f64, 0_usize..4, 0_usize..20), 1..200),
+        ) {
+            let (mut balance, mut spent, mut accepted, mut n, mut row) = (Balance::default(), 0.0, 0.0, 0.0, 0.0);
+            for (share, came, n_tokens) in steps {
+                let cost = share * balance.cost_max().max(0.0);
+                balance.spend(cost);
+                spent += cost;
+                prop_assert!(spent <= AT_FIRST + SHARE * n + accepted + row + 1e-9);
+                let came = [Came::Accepted, Came::Foreseen, Came::Unforeseen, Came::Unproposed][came];
+                for _ in 0..n_tokens {
+                    balance.take(came);
+                    n += 1.0;
+                    accepted += if came == Came::Accepted { 1.0 } else { 0.0 };
+                    row += if came == Came::Foreseen { 1.0 } else { 0.0 };
+                }
+            }
+        }
+    }
+}
