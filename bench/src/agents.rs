@@ -16,11 +16,12 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use serde_json::Value;
 use warmpath_prompt::PromptOptions;
 
 use self::asked::{Api, Asked};
 use self::prefix::Prefixes;
-use self::session::{Session, Step};
+use self::session::{Request, Session, Step};
 use self::shape::Shape;
 use crate::fleet::bin_dir;
 use crate::peers;
@@ -85,6 +86,31 @@ pub enum Agent {
     QwenCode,
     /// aider, `/v1/chat/completions`.
     Aider,
+}
+
+/// The requests of a short session of an agent, for loads that send others as well.
+pub(crate) struct ShortSession {
+    session: Session,
+    plan: Vec<Request>,
+}
+
+impl ShortSession {
+    /// Returns a session with two questions, whose texts have this share of the recorded lengths.
+    pub(crate) fn new(agent: Agent, scale: f64, seed: u64) -> Self {
+        let session = Session { shape: Shape::of(agent).scaled(scale), seed, questions: 2 };
+        Self { plan: session.plan(), session }
+    }
+
+    /// Returns the number of requests.
+    pub(crate) fn n_requests(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// Returns path and body of the request that comes after these answers.
+    pub(crate) fn request(&self, answers: &[String], answer_tokens: u32) -> (&'static str, Value) {
+        let body = self.session.body(&self.plan[answers.len()], answers, answer_tokens);
+        (self.session.shape.dialect.path(), body)
+    }
 }
 
 /// Sums of the requests of one kind.

@@ -5,8 +5,10 @@
 //! processes must not grow. Not here: a fleet in virtual time (`sim`).
 
 mod cases;
+mod cgroup;
 mod faults;
 mod gauges;
+mod liar;
 mod load;
 mod network;
 pub mod reply;

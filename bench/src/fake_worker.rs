@@ -191,12 +191,15 @@ async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
             () = fake.cut.notified() => None,
         }
     });
-    let frames = stream::iter(first).chain(beats).map(|frame| {
-        let bytes = frame.encode();
-        let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
-        Ok::<_, std::convert::Infallible>(Bytes::from([&length.to_be_bytes()[..], &bytes].concat()))
-    });
+    let frames = stream::iter(first).chain(beats).map(|frame| Ok::<_, std::convert::Infallible>(framed(&frame)));
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
+}
+
+/// Returns a frame as it stands in a stream, behind its length.
+pub(crate) fn framed(frame: &Frame) -> Bytes {
+    let bytes = frame.encode();
+    let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
+    Bytes::from([&length.to_be_bytes()[..], &bytes].concat())
 }
 
 /// Returns a list of one model, for gateways that ask for it before they send requests.

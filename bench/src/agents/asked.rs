@@ -38,13 +38,8 @@ impl Api {
     ///
     /// Errors: the HTTP client cannot be built.
     pub(super) fn new(base_url: &str, dialect: Dialect) -> anyhow::Result<Self> {
-        let path = match dialect {
-            Dialect::Chat => "/v1/chat/completions",
-            Dialect::Messages => "/v1/messages",
-            Dialect::Responses => "/v1/responses",
-        };
         let http = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(0).build()?;
-        Ok(Self { http, url: format!("{}{path}", base_url.trim_end_matches('/')), dialect })
+        Ok(Self { http, url: format!("{}{}", base_url.trim_end_matches('/'), dialect.path()), dialect })
     }
 
     /// Sends a body and reads the stream to its end.

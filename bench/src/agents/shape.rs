@@ -16,6 +16,17 @@ pub(super) enum Dialect {
     Responses,
 }
 
+impl Dialect {
+    /// Returns the path of its requests.
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+        }
+    }
+}
+
 /// How often a text changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Changes {

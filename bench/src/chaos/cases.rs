@@ -4,10 +4,12 @@
 //! order: so every answer has a reference before faults begin, and what was computed once can be reused.
 
 use anyhow::{Context as _, ensure};
+use clap::ValueEnum as _;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::reply::{CHAT, COMPLETIONS, MESSAGES, NATIVE, RESPONSES, Said};
+use crate::agents::{Agent, ShortSession};
 use crate::fleet::Server;
 use crate::prompts::words;
 
@@ -21,6 +23,10 @@ const SYSTEM_WORDS: usize = 250;
 const USER_WORDS: usize = 30;
 /// Turns of a growing conversation.
 const TURNS: usize = 4;
+/// Share of the recorded lengths that an agent's texts have.
+///
+/// Source: the longest prompt of any agent, with an answer, then fits into a slot of 4,096 tokens.
+const AGENT_SCALE: f64 = 0.03;
 /// Part of an answer that a turn of a growing conversation has.
 const TURN_SHARE: u32 = 4;
 
@@ -67,11 +73,13 @@ pub enum Kind {
     Choices,
     /// A chat whose answer follows a JSON schema.
     Schema,
+    /// A session of a coding agent with tools, in its dialect; each script has another agent.
+    Agent,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Chat,
         Self::Cancelled,
         Self::Whole,
@@ -82,6 +90,7 @@ impl Kind {
         Self::Native,
         Self::Choices,
         Self::Schema,
+        Self::Agent,
     ];
 
     /// Returns the kind's name in reports.
@@ -97,11 +106,16 @@ impl Kind {
             Self::Native => "native completion",
             Self::Choices => "two choices",
             Self::Schema => "JSON schema",
+            Self::Agent => "agent",
         }
     }
 
-    fn n_turns(self) -> usize {
-        if matches!(self, Self::Conversation | Self::Messages) { TURNS } else { 1 }
+    fn n_turns(self, session: &ShortSession) -> usize {
+        match self {
+            Self::Agent => session.n_requests(),
+            Self::Conversation | Self::Messages => TURNS,
+            _ => 1,
+        }
     }
 
     /// Returns whether its requests are streamed.
@@ -111,7 +125,7 @@ impl Kind {
 
     /// Returns the path and the body of its next request, which is not streamed.
     fn request(self, history: &History, answer_tokens: u32) -> (&'static str, Value) {
-        let History { system, messages, seed } = history;
+        let History { system, messages, seed, session } = history;
         let last = messages.last().cloned().unwrap_or_default();
         let text = last["content"].as_str().unwrap_or_default();
         let with_system = || {
@@ -153,8 +167,18 @@ impl Kind {
                 body["max_tokens"] = json!(1000);
                 (CHAT, body)
             }
+            Self::Agent => {
+                let answers = messages.iter().filter(|message| message["role"] == "assistant");
+                let answers: Vec<String> =
+                    answers.filter_map(|answer| Some(answer["content"].as_str()?.to_owned())).collect();
+                let (path, mut body) = session.request(&answers, turn_tokens);
+                body["stream"] = json!(false);
+                body.as_object_mut().and_then(|fields| fields.remove("stream_options"));
+                (path, body)
+            }
         };
-        if self != Self::Schema {
+        // The worker refuses it beside tools.
+        if !matches!(self, Self::Schema | Self::Agent) {
             body["ignore_eos"] = json!(true);
         }
         (path, body)
@@ -180,6 +204,13 @@ struct History {
     system: String,
     messages: Vec<Value>,
     seed: u64,
+    session: ShortSession,
+}
+
+/// Returns the session of the agents' script with this index.
+fn session(idx: usize, seed: u64) -> ShortSession {
+    let agents = Agent::value_variants();
+    ShortSession::new(agents[idx % agents.len()], AGENT_SCALE, seed)
 }
 
 /// Makes the scripts of a seed and asks the reference worker for every answer.
@@ -197,9 +228,9 @@ pub async fn make(
         for (nth, kind) in Kind::ALL.into_iter().enumerate() {
             let seed = seed * 1_000_000 + (idx * Kind::ALL.len() + nth) as u64 * 100;
             let system = words(seed / 1_000_000 + (idx % TENANTS) as u64, SYSTEM_WORDS);
-            let mut history = History { system, messages: Vec::new(), seed };
+            let mut history = History { system, messages: Vec::new(), seed, session: session(idx, seed) };
             let mut cases = Vec::new();
-            for turn in 0..kind.n_turns() {
+            for turn in 0..kind.n_turns(&history.session) {
                 let question = words(seed + 1 + turn as u64, USER_WORDS);
                 history.messages.push(json!({"role": "user", "content": question}));
                 let case = case(&http, (reference, kind), kind.request(&history, answer_tokens)).await?;
@@ -215,7 +246,8 @@ pub async fn make(
 
 /// Returns the number of requests in all scripts.
 pub fn n_cases() -> u64 {
-    (Kind::ALL.into_iter().map(Kind::n_turns).sum::<usize>() * SCRIPTS_PER_KIND) as u64
+    let of_each = |session: ShortSession| Kind::ALL.into_iter().map(move |kind| kind.n_turns(&session));
+    (0..SCRIPTS_PER_KIND).flat_map(|idx| of_each(session(idx, 0))).sum::<usize>() as u64
 }
 
 /// Asks the reference worker; the case is the same request, streamed if its kind is.

@@ -3,14 +3,18 @@
 //! Not here: which of them come, and when (`chaos`). At most one worker or router, or one link, is faulty at a time,
 //! so every request always has candidates.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::ValueEnum;
 use rand::RngExt as _;
 use rand_chacha::ChaCha8Rng;
 
+use super::cgroup::Cgroup;
+use super::liar::Liar;
 use super::network::{Network, Place};
-use super::site::{Fleet, Served};
+use super::site::{Fleet, Served, Start};
 
 /// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
@@ -27,6 +31,10 @@ pub enum Fault {
     OtherModel,
     /// A worker computes at a tenth of its speed.
     Slow,
+    /// A worker's summary announces the blocks of another worker, too.
+    Lie,
+    /// A worker may have little more memory than it needs to start; only with control groups.
+    LowMemory,
     /// Every worker is told to end and started again, one after the other.
     RollWorkers,
     /// A router is killed, and started again.
@@ -46,6 +54,10 @@ const LASTS: Duration = Duration::from_secs(7);
 /// Times in which a slow worker is stopped and runs, in turn.
 const SLOW_STOPPED: Duration = Duration::from_millis(180);
 const SLOW_RUNNING: Duration = Duration::from_millis(20);
+/// Memory that a worker with low memory may have beyond what it uses when it is ready. Units: bytes.
+///
+/// Source: less than half of its cache in memory, so it reaches the limit under load.
+const SPARE_BYTES: u64 = 24 << 20;
 
 impl Fault {
     /// Returns the fault's name, as `--faults` takes it.
@@ -58,6 +70,7 @@ impl Fault {
         match self {
             Self::Partition if !network.can_cut() => Some("needs network namespaces"),
             Self::Loss if !network.can_lose() => Some("needs network namespaces and the kernel's netem"),
+            Self::LowMemory if Cgroup::make().is_err() => Some("needs root and control groups that limit memory"),
             Self::KillRouter | Self::RollRouters if n_routers < 2 => Some("needs two routers"),
             _ => None,
         }
@@ -98,15 +111,12 @@ impl Fault {
                     tokio::time::sleep(DOWN).await;
                 }
             }
-            Self::Slow => {
-                let until = tokio::time::Instant::now() + LASTS;
-                while tokio::time::Instant::now() < until {
-                    fleet.signal_worker(worker, "STOP").await?;
-                    tokio::time::sleep(SLOW_STOPPED).await;
-                    fleet.signal_worker(worker, "CONT").await?;
-                    tokio::time::sleep(SLOW_RUNNING).await;
-                }
+            Self::Slow => slow_down(fleet, worker).await?,
+            Self::Lie => {
+                let other = (worker + rng.random_range(1..fleet.workers.len())) % fleet.workers.len();
+                return lie(fleet, (worker, other)).await;
             }
+            Self::LowMemory => return starve(fleet, worker).await,
             Self::RollWorkers => return roll_workers(fleet).await,
             Self::KillRouter => {
                 fleet.kill_router(router, DOWN).await?;
@@ -133,6 +143,62 @@ impl Fault {
         }
         Ok(place.name())
     }
+}
+
+/// Lets a worker run for a tenth of the time only.
+async fn slow_down(fleet: &Fleet, worker: usize) -> anyhow::Result<()> {
+    let until = tokio::time::Instant::now() + LASTS;
+    while tokio::time::Instant::now() < until {
+        fleet.signal_worker(worker, "STOP").await?;
+        tokio::time::sleep(SLOW_STOPPED).await;
+        fleet.signal_worker(worker, "CONT").await?;
+        tokio::time::sleep(SLOW_RUNNING).await;
+    }
+    Ok(())
+}
+
+/// Puts a proxy at a worker's address that announces another worker's blocks, too.
+async fn lie(fleet: &mut Fleet, (worker, other): (usize, usize)) -> anyhow::Result<String> {
+    let address = fleet.workers[worker].address();
+    fleet.drain_worker(worker).await?;
+    let listener = fleet.site.network.listen(Place::Worker(worker), address)?;
+    let hidden = Some(SocketAddr::new(address.ip(), 0));
+    fleet.start_worker(worker, Start { address: hidden, ..Start::default() }).await?;
+    let liar = Liar::new(fleet.workers[worker].base_url(), &fleet.workers[other].base_url()).await?;
+    let target =
+        format!("{} with {} blocks of {}", Place::Worker(worker).name(), liar.n_stolen(), Place::Worker(other).name());
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let serving = tokio::spawn(liar.serve(listener, async move {
+        let _ = ended.await;
+    }));
+    tokio::time::sleep(LASTS).await;
+    fleet.drain_worker(worker).await?;
+    drop(end);
+    serving.await.context("the proxy has panicked")??;
+    fleet.start_worker(worker, Start { address: Some(address), ..Start::default() }).await?;
+    Ok(target)
+}
+
+/// Restarts a worker in a control group whose memory it uses up soon.
+async fn starve(fleet: &mut Fleet, worker: usize) -> anyhow::Result<String> {
+    let address = Some(fleet.workers[worker].address());
+    fleet.drain_worker(worker).await?;
+    let cgroup = Cgroup::make()?;
+    fleet.start_worker(worker, Start { address, cgroup: Some(&cgroup), ..Start::default() }).await?;
+    cgroup.limit_growth(SPARE_BYTES)?;
+    tokio::time::sleep(LASTS).await;
+    cgroup.lift_limit()?;
+    let name = Place::Worker(worker).name();
+    let target = match fleet.workers[worker].ensure_alive() {
+        Ok(()) => {
+            fleet.drain_worker(worker).await?;
+            name
+        }
+        // The kernel kills a process that its group has no memory for.
+        Err(_) => format!("{name}, killed by the kernel"),
+    };
+    fleet.restart_worker(worker, Served::Fleets).await?;
+    Ok(target)
 }
 
 /// Restarts every worker, each once the routers use the one before.

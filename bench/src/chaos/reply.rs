@@ -33,6 +33,10 @@ pub struct Said {
 impl Said {
     /// Returns the parts of a whole response.
     pub fn of_whole(path: &str, response: &Value) -> Self {
+        Self::read_whole(path, response).without_empty_ends()
+    }
+
+    fn read_whole(path: &str, response: &Value) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let count = |value: &Value| value.as_u64().unwrap_or_default();
         match path {
@@ -66,6 +70,13 @@ impl Said {
         let nothing = String::new();
         let of_whole = |idx| whole.texts.get(idx).unwrap_or(&nothing);
         self.texts.iter().enumerate().all(|(idx, text)| of_whole(idx).starts_with(text.as_str()))
+    }
+
+    /// Returns it without empty texts at its end: a dialect that streams blocks of text sends none for an empty one.
+    fn without_empty_ends(mut self) -> Self {
+        let n_texts = self.texts.iter().rposition(|text| !text.is_empty()).map_or(0, |last| last + 1);
+        self.texts.truncate(n_texts);
+        self
     }
 
     fn add(&mut self, choice: &Value, text: &Value) {
@@ -137,7 +148,7 @@ impl StreamReader {
     pub fn finish(self) -> anyhow::Result<Said> {
         ensure!(self.is_over, "the stream has no end after {} events: {:?}", self.n_events, self.said);
         ensure!(self.ids.len() <= 1, "the stream has the ids {:?}", self.ids);
-        Ok(self.said)
+        Ok(self.said.without_empty_ends())
     }
 
     fn take(&mut self, line: &str) -> anyhow::Result<()> {
@@ -229,6 +240,17 @@ mod tests {
         let mut reader = StreamReader::new(CHAT);
         reader.push(stream.as_bytes()).expect("events");
         assert_eq!((reader.n_failovers(), reader.n_events()), (2, 4));
+    }
+
+    #[test]
+    fn an_empty_answer_is_the_same_streamed_and_whole() {
+        let stream = "data: {\"type\":\"message_start\",\"message\":{\"id\":\"a\"}}\n\n\
+            data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\
+            \"usage\":{\"output_tokens\":1}}\n\ndata: {\"type\":\"message_stop\"}\n\n";
+        let whole = json!({"content": [], "stop_reason": "end_turn", "usage": {"output_tokens": 1}});
+        let said = read(MESSAGES, stream).expect("it has an end");
+        assert_eq!(said, Said::of_whole(MESSAGES, &whole));
+        assert_eq!((said.texts.len(), said.output_tokens), (0, 1));
     }
 
     #[test]

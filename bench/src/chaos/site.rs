@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use super::cgroup::Cgroup;
 use super::network::{Network, Place};
 use crate::fleet::Server;
 use crate::model::Preset;
@@ -45,12 +46,24 @@ pub struct Site {
 }
 
 /// Which model a worker is started with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Served {
     /// That of the fleet.
+    #[default]
     Fleets,
     /// Another one under the same name.
     Other,
+}
+
+/// How a worker is started.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Start<'a> {
+    /// Its model.
+    pub served: Served,
+    /// Its address; `None` for that of its place.
+    pub address: Option<SocketAddr>,
+    /// Control group in which it runs.
+    pub cgroup: Option<&'a Cgroup>,
 }
 
 impl Site {
@@ -84,25 +97,20 @@ impl Site {
     pub async fn start_reference(&self) -> anyhow::Result<Server> {
         let mut flags = self.worker_flags(Served::Fleets);
         flags.extend(["--slots", "1", "--ctx-size", "4096", "--disable-prefix-cache"].map(str::to_owned));
-        self.start(Place::Reference, ("warmpath-worker", flags), None).await
+        self.start(Place::Reference, ("warmpath-worker", flags), Start::default()).await
     }
 
-    /// Starts a worker, at its former address if it had one.
+    /// Starts a worker.
     ///
     /// Errors: it does not start or get ready; its log is in the message.
-    pub async fn start_worker(
-        &self,
-        idx: usize,
-        served: Served,
-        address: Option<SocketAddr>,
-    ) -> anyhow::Result<Server> {
+    pub async fn start_worker(&self, idx: usize, start: Start<'_>) -> anyhow::Result<Server> {
         let place = Place::Worker(idx);
         let disk = self.folder.path().join(place.name()).display().to_string();
-        let mut flags = self.worker_flags(served);
+        let mut flags = self.worker_flags(start.served);
         flags.extend(["--slots", "4", "--ctx-size", "16384", "--cache-ram", "64"].map(str::to_owned));
         flags.extend(["--drain-timeout", DRAIN_S, "--cache-disk-size", DISK_CACHE_MB].map(str::to_owned));
         flags.extend(["--cache-disk".to_owned(), disk, "--name".to_owned(), place.name()]);
-        self.start(place, ("warmpath-worker", flags), address).await
+        self.start(place, ("warmpath-worker", flags), start).await
     }
 
     /// Starts a router of these workers, at its former address if it had one.
@@ -116,7 +124,7 @@ impl Site {
     ) -> anyhow::Result<Server> {
         let mut flags = ["--admin-listen", "127.0.0.1:0", "--drain-timeout", DRAIN_S].map(str::to_owned).to_vec();
         flags.extend(workers.iter().flat_map(|url| ["--worker".to_owned(), url.clone()]));
-        self.start(Place::Router(idx), ("warmpath-router", flags), address).await
+        self.start(Place::Router(idx), ("warmpath-router", flags), Start { address, ..Start::default() }).await
     }
 
     fn worker_flags(&self, served: Served) -> Vec<String> {
@@ -135,9 +143,13 @@ impl Site {
         &self,
         place: Place,
         (program, flags): (&str, Vec<String>),
-        address: Option<SocketAddr>,
+        Start { address, cgroup, .. }: Start<'_>,
     ) -> anyhow::Result<Server> {
-        let (program, mut args) = self.network.command(place, &self.bin_dir.join(program));
+        let (mut program, mut args) = self.network.command(place, &self.bin_dir.join(program));
+        if let Some(cgroup) = cgroup {
+            let (outer, outer_args) = cgroup.command(&program);
+            (program, args) = (outer, outer_args.into_iter().chain(args).collect());
+        }
         let address = address.unwrap_or_else(|| self.network.address(place));
         args.extend(["--listen".to_owned(), address.to_string()]);
         args.extend(flags);
@@ -198,7 +210,7 @@ impl Fleet {
     pub async fn start(site: Site, (n_workers, n_routers): (usize, usize)) -> anyhow::Result<Self> {
         let mut workers = Vec::new();
         for idx in 0..n_workers {
-            workers.push(site.start_worker(idx, Served::Fleets, None).await?);
+            workers.push(site.start_worker(idx, Start::default()).await?);
         }
         let urls: Vec<String> = workers.iter().map(Server::base_url).collect();
         let mut routers = Vec::new();
@@ -233,8 +245,15 @@ impl Fleet {
     ///
     /// Errors: it does not start or get ready.
     pub async fn restart_worker(&mut self, idx: usize, served: Served) -> anyhow::Result<()> {
-        let address = self.workers[idx].address();
-        self.workers[idx] = self.site.start_worker(idx, served, Some(address)).await?;
+        let address = Some(self.workers[idx].address());
+        self.start_worker(idx, Start { served, address, cgroup: None }).await
+    }
+
+    /// Starts a worker that has ended.
+    ///
+    /// Errors: it does not start or get ready.
+    pub async fn start_worker(&mut self, idx: usize, start: Start<'_>) -> anyhow::Result<()> {
+        self.workers[idx] = self.site.start_worker(idx, start).await?;
         self.note_pids();
         Ok(())
     }

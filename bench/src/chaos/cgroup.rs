@@ -1,0 +1,118 @@
+//! A control group of Linux, which limits the memory of one process; removed when it is dropped.
+//!
+//! Not here: when it limits which process (`faults`). Groups of both versions serve: version 2, and version 1, whose
+//! controllers have a hierarchy each. They need root.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+
+/// Names of files and values of a version.
+#[derive(Debug)]
+struct Version {
+    /// Folder of the hierarchy that limits memory.
+    root: &'static str,
+    /// Used memory, the page cache included. Units: bytes.
+    usage: &'static str,
+    limit: &'static str,
+    no_limit: &'static str,
+}
+
+const VERSIONS: [Version; 2] = [
+    Version { root: "/sys/fs/cgroup", usage: "memory.current", limit: "memory.max", no_limit: "max" },
+    Version {
+        root: "/sys/fs/cgroup/memory",
+        usage: "memory.usage_in_bytes",
+        limit: "memory.limit_in_bytes",
+        no_limit: "-1",
+    },
+];
+
+/// A control group.
+#[derive(Debug)]
+pub struct Cgroup {
+    folder: PathBuf,
+    version: &'static Version,
+}
+
+impl Cgroup {
+    /// Makes an empty group without a limit.
+    ///
+    /// Errors: this machine has no memory controller, or this process may not use it.
+    pub fn make() -> anyhow::Result<Self> {
+        let name = format!("warmpath-chaos-{}", std::process::id());
+        for version in &VERSIONS {
+            let folder = Path::new(version.root).join(&name);
+            if std::fs::create_dir(&folder).is_err() {
+                continue;
+            }
+            let made = Self { folder, version };
+            // Where version 1 is in use, the root of version 2 is any other file system.
+            if made.file(version.limit).exists() && made.lift_limit().is_ok() {
+                return Ok(made);
+            }
+        }
+        bail!("no control group can be made")
+    }
+
+    /// Returns a command that runs another one in this group: the program and its first arguments.
+    pub fn command(&self, program: &Path) -> (PathBuf, Vec<String>) {
+        let script = r#"echo $$ > "$0" && exec "$@""#;
+        let args = ["-c", script, &self.file("cgroup.procs").display().to_string(), &program.display().to_string()];
+        (PathBuf::from("sh"), args.map(str::to_owned).into())
+    }
+
+    /// Limits the memory to so much more than is used now. Units: bytes.
+    ///
+    /// Errors: the kernel does not take the limit.
+    pub fn limit_growth(&self, spare_bytes: u64) -> anyhow::Result<()> {
+        let usage = std::fs::read_to_string(self.file(self.version.usage))?;
+        let usage_bytes: u64 = usage.trim().parse().with_context(|| format!("reading {usage:?}"))?;
+        self.set(&(usage_bytes + spare_bytes).to_string())
+    }
+
+    /// Takes the limit away.
+    ///
+    /// Errors: as [`Self::limit_growth`].
+    pub fn lift_limit(&self) -> anyhow::Result<()> {
+        self.set(self.version.no_limit)
+    }
+
+    fn set(&self, limit: &str) -> anyhow::Result<()> {
+        let file = self.file(self.version.limit);
+        std::fs::write(&file, limit).with_context(|| format!("writing {limit} to {}", file.display()))
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_in_a_group_is_killed_beyond_its_limit_only() {
+        let Ok(cgroup) = Cgroup::make() else { return };
+        let run = |script: &str| {
+            let (program, args) = cgroup.command(Path::new("sh"));
+            Command::new(program).args(args).args(["-c", script]).status().expect("there is a shell")
+        };
+        // A shell's variable grows beyond the limit, or does not.
+        let grow = |mib: u32| format!("x=$(head -c {} /dev/zero | tr '\\0' x); test ${{#x}} -gt 0", mib << 20);
+        cgroup.limit_growth(24 << 20).expect("a limit above the usage");
+        assert!(run(&grow(1)).success());
+        assert!(!run(&grow(64)).success());
+        cgroup.lift_limit().expect("no limit");
+        assert!(run(&grow(64)).success());
+    }
+}
