@@ -164,4 +164,40 @@ mod tests {
         pauses.refused((FULL, Terms::default()), &options, now);
         assert_eq!(left_s(&pauses, None, now), Some(0.25));
     }
+
+    #[test]
+    fn the_longest_pause_of_a_model_is_that_of_any_of_its_names_or_of_all() {
+        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let mut pauses = Pauses::default();
+        assert_eq!(pauses.longest(|_| true, start), Duration::ZERO);
+        pauses.refused(told(Some("a"), 60), &options, start);
+        pauses.refused(told(None, 10), &options, start);
+        let longest = |name: &'static str, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            pauses.longest(|known| known == name, now).as_secs()
+        };
+        assert_eq!([longest("a", 0), longest("b", 0), longest("a", 20), longest("b", 20)], [60, 10, 40, 0]);
+    }
+
+    #[test]
+    fn a_request_that_tries_does_not_shorten_the_next_pause() {
+        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let mut pauses = Pauses::default();
+        let unnamed_time = || (FULL, Terms { model_name: Some("a"), retry_after: None });
+        pauses.refused(unnamed_time(), &options, start);
+        let later = start + options.full_pause;
+        pauses.sent(Some("a"), &options, later);
+        pauses.refused(unnamed_time(), &options, later);
+        assert_eq!(left_s(&pauses, Some("a"), later), Some(0.5));
+    }
+
+    #[test]
+    fn requests_after_a_pause_of_every_model_need_no_try() {
+        let (options, start) = (LedgerOptions::default(), Instant::now());
+        let mut pauses = Pauses::default();
+        pauses.refused(told(None, 10), &options, start);
+        let later = start + Duration::from_secs(10);
+        pauses.sent(Some("a"), &options, later);
+        assert_eq!(left_s(&pauses, Some("a"), later), None);
+    }
 }

@@ -97,4 +97,12 @@ mod tests {
         recent_work.left(WORKER);
         assert_eq!(recent_work.of(WORKER, WorkSenders::All), 0.0);
     }
+
+    #[test]
+    fn what_a_worker_fills_fades_as_others_fill_more() {
+        let mut recent_work = RecentWork::default();
+        recent_work.fill(WORKER, 1000);
+        recent_work.fill(WorkerIdx(0), 0);
+        assert_eq!(recent_work.of(WORKER, WorkSenders::All), 999.0);
+    }
 }
