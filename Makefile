@@ -44,9 +44,11 @@ test: setup fixtures models venv deploy-tools chromium ## Run every test
 # Every part of the engine that moves KV state, and identity of answers on made and real weights.
 GPU_TESTS := engine::property engine::sharing engine::tiers engine::settings engine::real_weights
 
-test-gpu: setup models ## Test the engine on a Vulkan device, or without a GPU on Mesa's llvmpipe (first build: half an hour); not in CI
-	@$(STAGE) build scripts/gpu.sh vulkan $(CARGO) test --release -p warmpath-worker --features vulkan --test engine --no-run
-	@$(STAGE) gpu-tests scripts/gpu.sh vulkan $(CARGO) test --release -p warmpath-worker --features vulkan --test engine -- \
+TEST_GPU := $(or $(GPU),vulkan)
+
+test-gpu: setup models ## Test the engine on a GPU=cuda, metal, rocm or vulkan, which needs none: Mesa's llvmpipe will do; not in CI
+	@$(STAGE) build scripts/gpu.sh $(TEST_GPU) $(CARGO) test --release -p warmpath-worker --features $(TEST_GPU) --test engine --no-run
+	@$(STAGE) gpu-tests scripts/gpu.sh $(TEST_GPU) $(CARGO) test --release -p warmpath-worker --features $(TEST_GPU) --test engine -- \
 		$(GPU_TESTS)
 
 test-clients: setup ## Run clients that are fetched for it: LangChain, openai-agents, AI SDK, coding agents, ...
@@ -110,6 +112,7 @@ target/tools/bin/cargo-deny:
 fmt: ## Format the code
 	$(CARGO) fmt --all
 
+bench: export GPU := $(GPU)
 bench: build fixtures ## Measure everything beside its peers (llama-server is built first, once: ten minutes)
 	@$(STAGE) index-peers scripts/index-peers.sh
 	@$(STAGE) index $(BIN)/warmpath-bench index --rounds 3 \

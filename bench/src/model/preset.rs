@@ -24,11 +24,14 @@ pub enum Preset {
     TinyRank,
     /// Llama architecture, 12 layers of width 512, 8-bit weights, context 32768; for benchmarks.
     Bench,
+    /// Shape of Llama 3.1 8B with random 8-bit weights, 7 GB and those of the vocabulary; for benchmarks on GPUs.
+    #[value(name = "llama-8b")]
+    Llama8b,
 }
 
 impl Preset {
-    /// All presets.
-    pub const ALL: [Self; 8] = [
+    /// The presets that are small enough for tests.
+    pub const SMALL: [Self; 8] = [
         Self::Tiny,
         Self::TinySwa,
         Self::TinyRecurrent,
@@ -50,6 +53,7 @@ impl Preset {
             Self::TinyEmbed => "tiny-embed",
             Self::TinyRank => "tiny-rank",
             Self::Bench => "bench",
+            Self::Llama8b => "llama-8b",
         }
     }
 
@@ -105,6 +109,18 @@ impl Preset {
                 layers: (0..12).map(|il| full(3_usize.pow(il % 10), 2)).collect(),
                 ..TINY
             },
+            Self::Llama8b => Spec {
+                width: 4096,
+                n_heads: 32,
+                n_kv_heads: 8,
+                head_size: 128,
+                n_ff: 14336,
+                weight_type: TensorType::Q8_0,
+                context_tokens: 131_072,
+                rope_base: 500_000.0,
+                layers: vec![Layer { kind: LayerKind::Random, stride: 1, n_offsets: 0 }; 32],
+                ..TINY
+            },
         }
     }
 }
@@ -114,6 +130,8 @@ const TINY: Spec = Spec {
     architecture: "llama",
     width: 128,
     n_heads: 8,
+    n_kv_heads: N_KV_HEADS,
+    head_size: HEAD_SIZE,
     n_ff: 672,
     weight_type: TensorType::F16,
     context_tokens: 8192,
@@ -145,9 +163,9 @@ fn convolution(n_offsets: usize) -> Layer {
     Layer { kind: LayerKind::Convolution, stride: 1, n_offsets }
 }
 
-/// Number of key and value heads of an attention layer.
+/// Number of key and value heads of a digital model's attention layer.
 pub(crate) const N_KV_HEADS: usize = 2;
-/// Size of one head.
+/// Size of a digital model's heads.
 pub(crate) const HEAD_SIZE: usize = 64;
 /// Window of a sliding layer; the farthest distance that such a layer fetches, 72, lies inside it. Units: tokens.
 pub(crate) const WINDOW_TOKENS: usize = 128;
@@ -161,6 +179,10 @@ pub(crate) struct Spec {
     pub width: usize,
     /// Number of query heads of an attention layer.
     pub n_heads: usize,
+    /// Number of key and value heads of an attention layer.
+    pub n_kv_heads: usize,
+    /// Size of one head.
+    pub head_size: usize,
     /// Number of hidden units of a feed-forward layer.
     pub n_ff: usize,
     /// Type of the matrices.

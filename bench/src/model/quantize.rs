@@ -16,6 +16,9 @@ use llama_cpp_2::{LogOptions, send_logs_to_tracing};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum WeightType {
+    /// Numbers of 16 bits.
+    #[value(name = "f16")]
+    F16,
     /// Blocks of 32 numbers of 4 bits with a scale.
     #[value(name = "q4_0")]
     Q4_0,
@@ -30,6 +33,7 @@ pub enum WeightType {
 impl WeightType {
     fn ftype(self) -> llama_cpp_sys_2::llama_ftype {
         match self {
+            Self::F16 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_F16,
             Self::Q4_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_0,
             Self::Q4_1 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q4_1,
             Self::Q8_0 => llama_cpp_sys_2::LLAMA_FTYPE_MOSTLY_Q8_0,

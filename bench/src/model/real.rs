@@ -19,10 +19,6 @@ use crate::model::{Preset, write_model};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// SmolLM2-135M-Instruct as it is fetched.
 const SMOLLM2_FETCHED: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-/// The same with weights of 4 bits without offsets, for which ggml has faster kernels on most processors.
-///
-/// Source: issue 27: a prompt of 65 tokens behind 650 cached ones takes 438 ms with Q4_1, 238 with Q8_0, 196 with Q4_0.
-const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_0.gguf";
 /// Gemma 3 270M as it is fetched.
 const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
@@ -33,15 +29,24 @@ fn models() -> PathBuf {
     Path::new(ROOT).join("target/models")
 }
 
-/// Returns the path of SmolLM2-135M-Instruct, with weights of type Q4_0, after fetching it where it is missing.
+/// Returns the path of SmolLM2-135M-Instruct with weights of type Q4_0, for which ggml has faster kernels on most
+/// processors than for those that it is fetched with.
+///
+/// Source: issue 27: a prompt of 65 tokens behind 650 cached ones takes 438 ms with Q4_1, 238 with Q8_0, 196 with Q4_0.
+/// Errors: as [`smollm2_as`].
+pub fn smollm2() -> anyhow::Result<PathBuf> {
+    smollm2_as(WeightType::Q4_0)
+}
+
+/// Returns the path of SmolLM2-135M-Instruct with weights of a type, after fetching it where it is missing.
 ///
 /// Errors: it cannot be fetched or written; what the script says has been printed.
-pub fn smollm2() -> anyhow::Result<PathBuf> {
+pub fn smollm2_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
     let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = models().join(SMOLLM2);
+    let file = models().join(format!("SmolLM2-135M-Instruct.{weight_type:?}.gguf"));
     if !file.exists() {
         let fetched = fetch("smollm2", SMOLLM2_FETCHED)?;
-        quantize(&fetched, WeightType::Q4_0, &file)?;
+        quantize(&fetched, weight_type, &file)?;
     }
     Ok(file)
 }

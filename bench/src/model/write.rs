@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warmpath_gguf::{Value, Writer, shard_path};
 
 use crate::model::hash_net::HashNet;
-use crate::model::preset::{HEAD_SIZE, Head, Layer, LayerKind, N_KV_HEADS, Preset, Spec, WINDOW_TOKENS};
+use crate::model::preset::{Head, Layer, LayerKind, Preset, Spec, WINDOW_TOKENS};
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::{Tensor, recurrent, tensors};
 
@@ -99,9 +99,9 @@ fn set_metadata(writer: &mut Writer, preset: Preset, spec: &Spec) -> anyhow::Res
     number("feed_forward_length", spec.n_ff)?;
     number("attention.head_count", spec.n_heads)?;
     if spec.n_heads > 0 {
-        number("attention.key_length", HEAD_SIZE)?;
-        number("attention.value_length", HEAD_SIZE)?;
-        number("rope.dimension_count", HEAD_SIZE)?;
+        number("attention.key_length", spec.head_size)?;
+        number("attention.value_length", spec.head_size)?;
+        number("rope.dimension_count", spec.head_size)?;
     }
     writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), Value::F32(1e-6))?;
     writer.set(&format!("{arch}.rope.freq_base"), Value::F32(spec.rope_base))?;
@@ -115,7 +115,7 @@ fn set_own_metadata(writer: &mut Writer, spec: &Spec) -> anyhow::Result<()> {
     let kv_heads = |layer: &Layer| match layer.kind {
         LayerKind::Convolution => 0,
         LayerKind::Encoder(_) => spec.n_heads as i32,
-        _ => N_KV_HEADS as i32,
+        _ => spec.n_kv_heads as i32,
     };
     if has(LayerKind::Recurrent) {
         for (name, value) in [

@@ -10,7 +10,9 @@ use warmpath_common::lora::Applied;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
 use super::drafts::{forced, half_right, know, right, wrong};
-use super::support::{Answer, Ask, N_TEXT_TOKENS, adapter, applied, ask, config, model, start, stop, tokens, until};
+use super::support::{
+    Answer, Ask, N_TEXT_TOKENS, ON_GPU, adapter, applied, ask, config, model, start, stop, tokens, until,
+};
 
 /// Number of groups of up to five requests in one run.
 const N_WAVES: usize = 36;
@@ -98,7 +100,8 @@ impl Traffic {
         ask.cache_prompt = rng.random_bool(0.9);
         ask.generation.ignore_eos = rng.random_bool(0.5);
         let sampling = &mut ask.generation.sampling;
-        if rng.random_bool(0.4) {
+        // A draw among many tokens that are about as likely shows the rounding of a GPU.
+        if rng.random_bool(0.4) && !ON_GPU {
             sampling.temperature = 8.0;
             sampling.seed = Some(rng.random_range(0..1000));
             sampling.min_p = 0.0;
@@ -331,6 +334,10 @@ async fn answers_stay_the_same_with_a_sliding_window() {
     check(Preset::TinySwa, 6, |config| config.kv_unified = Switch::On).await;
 }
 
+#[cfg_attr(
+    any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"),
+    ignore = "random weights tie so closely that a GPU's rounding decides"
+)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_stay_the_same_where_only_the_end_can_be_resumed() {
     check(Preset::TinyRecurrent, 7, |_| {}).await;

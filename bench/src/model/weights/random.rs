@@ -6,7 +6,7 @@
 
 use warmpath_gguf::TensorType;
 
-use crate::model::preset::{HEAD_SIZE, N_KV_HEADS, Spec};
+use crate::model::preset::Spec;
 use crate::model::tokenizer::Tokenizer;
 use crate::model::weights::recurrent::{noise, output};
 use crate::model::weights::{Tensor, tensor};
@@ -16,17 +16,21 @@ const QUERY: f32 = 1.6;
 /// Approximate standard deviation of what each half of a layer adds to a channel.
 const GAIN: f32 = 2.5;
 
+/// Number of random weights of a large tensor, which repeats them: eight billion would take minutes. It is prime, so no
+/// two rows are alike.
+const N_RANDOM: usize = 1_048_573;
+
 /// Returns the tensors of a model with random weights.
 pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tensor> {
     let (width, n_ff, n_tokens) = (spec.width, spec.n_ff, tokenizer.n_tokens);
-    let (heads, kv_heads) = (spec.n_heads * HEAD_SIZE, N_KV_HEADS * HEAD_SIZE);
+    let (heads, kv_heads) = (spec.n_heads * spec.head_size, spec.n_kv_heads * spec.head_size);
     let mut stream = 300;
     let mut random = |name: String, shape: &[usize], deviation: f32| {
         stream += 1;
-        let (n, stream) = (shape.iter().product(), stream);
+        let (n, stream) = (shape.iter().product::<usize>(), stream);
         // Each output channel sums over the inputs, whose mean square is 1.
         let deviation = deviation / (shape[0] as f32).sqrt();
-        tensor(&name, spec.weight_type, shape, move || noise(seed, stream, n, deviation))
+        tensor(&name, spec.weight_type, shape, move || repeated(noise(seed, stream, n.min(N_RANDOM), deviation), n))
     };
     let ones = |name: &str| tensor(name, TensorType::F32, &[width], move || vec![1.0; width]);
     let mut tensors = vec![
@@ -48,4 +52,9 @@ pub(super) fn tensors(spec: &Spec, seed: u64, tokenizer: &Tokenizer) -> Vec<Tens
         ]);
     }
     tensors
+}
+
+/// Returns `n` numbers: these, and from the first again.
+fn repeated(numbers: Vec<f32>, n: usize) -> Vec<f32> {
+    if numbers.len() == n { numbers } else { numbers.into_iter().cycle().take(n).collect() }
 }
