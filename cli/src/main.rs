@@ -3,16 +3,21 @@
 //! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as an operator would.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use warmpath_cli::{serve, status};
+use warmpath_shell::command_line::{self, Asked, DescribeFlags};
 
 #[derive(Debug, Parser)]
 #[command(name = "warmpath", version, about = "Starts a fleet on one machine and shows the state of any fleet")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+
+    #[command(flatten)]
+    describe: DescribeFlags,
 }
 
 #[derive(Debug, Subcommand)]
@@ -31,7 +36,14 @@ enum Command {
 async fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let (own, flags) = serve::split(arguments);
-    let ended = match Cli::parse_from(own).command {
+    let cli: Cli = match command_line::parse(own).unwrap_or_else(|error| error.exit()) {
+        Asked::Run(cli) => cli,
+        Asked::Text(text) => {
+            let written = std::io::stdout().write_all(text.as_bytes());
+            return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
+    };
+    let ended = match cli.command {
         Command::Serve(settings) => serve::run(settings, flags).await,
         Command::Status(settings) => status::run(&settings).await,
     };

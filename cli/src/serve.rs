@@ -1,9 +1,11 @@
 //! `warmpath serve`: workers and a router on this machine, as child processes that are restarted when they end.
 //!
 //! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong,
-//! and a restart would not help. Not here: the children's flags (`plan`), one child's life (`child`).
+//! and a restart would not help. Not here: the children's flags (`plan`) and the settings that they have been given
+//! (`given`), one child's life (`child`).
 
 mod child;
+mod given;
 mod plan;
 
 use std::io::Write as _;
@@ -16,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::status::{self, Fleet};
 use child::Life;
+use given::Given;
 pub use plan::{Flags, Settings, split};
-use plan::{Machine, Plan};
+use plan::{Machine, Plan, Programs};
 
 /// Interval at which the fleet is polled until it is ready.
 const READY_POLL: Duration = Duration::from_millis(200);
@@ -29,7 +32,10 @@ const READY_POLL: Duration = Duration::from_millis(200);
 pub async fn run(settings: Settings, flags: Flags) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-    let plan = Plan::of(settings, flags, &Machine::here())?;
+    settings.check(&flags)?;
+    let programs = Programs::of(&settings)?;
+    let given = Given::of(&programs, &flags).await?;
+    let plan = Plan::of(settings, (programs, flags), &given, &Machine::here())?;
     let (workers_end, router_ends, kill) =
         (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let is_ready = CancellationToken::new();

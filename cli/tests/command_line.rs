@@ -16,7 +16,7 @@ fn check_refused(flags: &[&str], code: i32, said: &str) {
 
 #[test]
 fn command_lines_that_cannot_be_served_are_refused_with_what_to_do() {
-    check_refused(&[], 2, "Usage: warmpath <COMMAND>");
+    check_refused(&[], 2, "Usage: warmpath [OPTIONS] <COMMAND>");
     check_refused(&["serve", "--workers", "none"], 2, "--workers <N>");
     check_refused(&["serve", "--workers", "0"], 1, "--workers is at least 1");
     check_refused(&["serve", "--bin-dir", "/nowhere"], 1, "/nowhere/warmpath-worker is not there");

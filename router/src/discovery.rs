@@ -84,6 +84,14 @@ fn staying(address: WorkerAddress) -> Found<WorkerAddress> {
     Found { address, is_ending: false }
 }
 
+/// Reads the file of workers, if there is one.
+///
+/// Errors: `File`.
+pub fn check(config: &DiscoveryConfig) -> Result<(), DiscoveryError> {
+    let Some(path) = &config.file else { return Ok(()) };
+    file::read(path).map(drop).map_err(|source| DiscoveryError::File { path: path.clone(), source })
+}
+
 /// Starts every configured source.
 ///
 /// Errors: every [`DiscoveryError`]. Later failures are logged, counted and retried.

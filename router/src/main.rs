@@ -9,7 +9,8 @@ use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
-use warmpath_shell::{descriptors, environment, log};
+use warmpath_shell::command_line::{self, Asked};
+use warmpath_shell::{descriptors, log};
 
 /// Replaces the system's allocator, which takes a seventh of the time of a long prompt
 /// (docs/decisions/0021-prompt-path.md).
@@ -24,15 +25,23 @@ fn main() -> anyhow::Result<()> {
         let verdict = serde_json::to_string(&try_here(vocabulary.as_ref())).context("spelling the verdict")?;
         return writeln!(std::io::stdout(), "{verdict}").context("writing the verdict");
     }
-    let flags: Flags = environment::parse(arguments).unwrap_or_else(|error| error.exit());
+    let flags: Flags = match command_line::parse(arguments).unwrap_or_else(|error| error.exit()) {
+        Asked::Run(flags) => flags,
+        Asked::Text(text) => return print(&text),
+    };
     if let Some(name) = &flags.new_key {
         return print_new_key(name);
     }
+    let checks = flags.config.check;
     let _log = log::start(flags.log_format);
     // Before the configuration, which divides the limit.
     let limit = descriptors::raise();
     let config = resolve(flags)?;
     check_file_limit(limit, &config);
+    if checks {
+        Server::check(&config)?;
+        return print("the configuration can be used\n");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
@@ -54,7 +63,11 @@ fn main() -> anyhow::Result<()> {
 /// Prints a new key, which is stored nowhere, and its entry.
 fn print_new_key(name: &str) -> anyhow::Result<()> {
     let (key, entry) = warmpath_router::keys::new_key(name)?;
-    writeln!(std::io::stdout(), "# The key, shown this once: {key}\n{entry}").context("writing the key")
+    print(&format!("# The key, shown this once: {key}\n{entry}\n"))
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("writing to stdout")
 }
 
 /// Warns if the limit of open files is too low for the limit of requests; each request takes two.

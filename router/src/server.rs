@@ -1,5 +1,7 @@
 //! A running router: binds both addresses, serves until it is stopped, and lets running responses finish.
 
+mod files;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,9 +9,9 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use warmpath_shell::fleet_token::{FleetTokens, TokenError};
+use warmpath_shell::fleet_token::TokenError;
 use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
-use warmpath_shell::tls::{ServerFiles, TlsError};
+use warmpath_shell::tls::TlsError;
 use warmpath_shell::trace::Tracer;
 use warmpath_shell::trace::export::TraceError;
 
@@ -17,12 +19,13 @@ use crate::config::{CUT_OFF_TIMEOUT, Config, Cors, FleetConfig, TRACE_FLUSH_TIME
 use crate::discovery::{self, DiscoveryError};
 use crate::fleet::Fleet;
 use crate::fleet::client::Clients;
-use crate::fleet::vocabulary_files::{LoadedVocabulary, VocabularyFileError};
-use crate::fleet::worker_keys::{WorkerKeyError, WorkerKeys};
+use crate::fleet::vocabulary_files::VocabularyFileError;
+use crate::fleet::worker_keys::WorkerKeyError;
 use crate::http::state::{App, Doors, Hosts};
 use crate::http::{admin_routes, client_routes};
-use crate::keys::{Keys, KeysError};
+use crate::keys::KeysError;
 use crate::metrics::Metrics;
+use files::Files;
 
 /// Reason why a router does not start.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +100,14 @@ pub struct Server {
 }
 
 impl Server {
+    /// Reads the files that the configuration names, as a start does, and nothing else.
+    ///
+    /// Errors: those of [`StartError`] that are about files.
+    pub fn check(config: &Config) -> Result<(), StartError> {
+        Files::open(config)?;
+        Ok(discovery::check(&config.discovery)?)
+    }
+
     /// Binds both addresses and starts to serve; workers are connected meanwhile.
     ///
     /// Errors: [`StartError`].
@@ -107,11 +118,14 @@ impl Server {
         let admin_address = admin_listener.local_addr().unwrap_or(config.admin_listen);
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
-        let given = config.fleet.vocabularies.iter().map(LoadedVocabulary::open).collect::<Result<_, _>>()?;
+        let files = Files::open(&config)?;
         let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
-        let clients = open_clients(&config.fleet, &metrics, &mut tasks)?;
-        let fleet = Fleet::start(&config.fleet, (given, found, clients), Arc::clone(&metrics), &mut tasks);
-        let keys = open_keys(config.keys_file, &metrics, &mut tasks)?;
+        let clients = clients(&config.fleet, &files, &metrics, &mut tasks);
+        let Files { vocabularies, keys, tls, .. } = files;
+        let fleet = Fleet::start(&config.fleet, (vocabularies, found, clients), Arc::clone(&metrics), &mut tasks);
+        if let (Some(keys), Some(path)) = (&keys, config.keys_file) {
+            tasks.spawn(Arc::clone(keys).watch(path, Arc::clone(&metrics)));
+        }
         let tracer = config.trace.as_ref().map(|trace| Tracer::start(trace, "warmpath-router", &mut tasks));
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
         let connections = Connections::new(config.connections);
@@ -122,7 +136,6 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let (never, stopped_never) = watch::channel(false);
         let mut listeners = JoinSet::new();
-        let tls = config.tls.as_ref().map(ServerFiles::open).transpose().map_err(StartError::Tls)?;
         if let (Some(files), Some(tls)) = (config.tls, &tls) {
             let (tls, metrics) = (tls.clone(), Arc::clone(&app.metrics));
             tasks.spawn(async move { files.watch(tls, || metrics.tls_failures.inc()).await });
@@ -167,36 +180,20 @@ impl Server {
     }
 }
 
-fn open_keys(
-    path: Option<PathBuf>,
-    metrics: &Arc<Metrics>,
-    tasks: &mut JoinSet<()>,
-) -> Result<Option<Arc<Keys>>, StartError> {
-    let Some(path) = path else { return Ok(None) };
-    let keys = Keys::open(&path).map_err(|source| StartError::Keys { path: path.clone(), source })?;
-    let keys = Arc::new(keys);
-    tasks.spawn(Arc::clone(&keys).watch(path, Arc::clone(metrics)));
-    Ok(Some(keys))
-}
-
-/// Returns the factory of connections to workers, and watches its files.
-fn open_clients(config: &FleetConfig, metrics: &Arc<Metrics>, tasks: &mut JoinSet<()>) -> Result<Clients, StartError> {
-    let tls = config.tls.open().map_err(StartError::WorkerTls)?;
-    let (files, followed, counted) = (config.tls.clone(), Arc::clone(&tls), Arc::clone(metrics));
-    tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
-    let keys = WorkerKeys::open(&config.worker_keys);
-    let keys = Arc::new(keys.map_err(|(path, source)| StartError::WorkerKey { path, source })?);
-    for key in keys.all() {
+/// Returns the factory of connections to workers, and follows its files.
+fn clients(config: &FleetConfig, files: &Files, metrics: &Arc<Metrics>, tasks: &mut JoinSet<()>) -> Clients {
+    let (followed, tls, counted) = (config.tls.clone(), Arc::clone(&files.worker_tls), Arc::clone(metrics));
+    tasks.spawn(async move { followed.watch(tls, || counted.tls_failures.inc()).await });
+    for key in files.worker_keys.all() {
         let counted = Arc::clone(metrics);
         tasks.spawn(async move { key.watch(|| counted.worker_key_failures.inc()).await });
     }
-    let clients = |tokens| Clients::new(config.connect_timeout, tls, tokens).with_keys(keys);
-    let Some(path) = config.token_file.clone() else { return Ok(clients(None)) };
-    let tokens = FleetTokens::open(&path).map_err(|source| StartError::Token { path: path.clone(), source })?;
-    let tokens = Arc::new(tokens);
-    let (followed, counted) = (Arc::clone(&tokens), Arc::clone(metrics));
-    tasks.spawn(async move { followed.watch(path, || counted.token_file_failures.inc()).await });
-    Ok(clients(Some(tokens)))
+    if let (Some(tokens), Some(path)) = (files.tokens.clone(), config.token_file.clone()) {
+        let counted = Arc::clone(metrics);
+        tasks.spawn(async move { tokens.watch(path, || counted.token_file_failures.inc()).await });
+    }
+    Clients::new(config.connect_timeout, Arc::clone(&files.worker_tls), files.tokens.clone())
+        .with_keys(Arc::clone(&files.worker_keys))
 }
 
 async fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {

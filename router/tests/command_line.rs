@@ -1,4 +1,4 @@
-//! The environment of a service file: every known variable, some of them empty.
+//! The environment of a service file or an image: every known variable, some of them empty.
 //!
 //! Not here: the meaning of the flags (`config`).
 
@@ -15,4 +15,15 @@ fn an_empty_variable_is_unset_and_the_last_of_two_flags_counts() {
         .expect("the program runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && said.contains("no worker can be found"), "{said}");
+}
+
+#[test]
+fn a_new_key_is_printed_whatever_the_variables_are() {
+    let output = Command::new(env!("CARGO_BIN_EXE_warmpath-router"))
+        .args(["--new-key", "alice"])
+        .env("WARMPATH_LISTEN", "0.0.0.0:8080")
+        .output()
+        .expect("the program runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("alice"), "{output:?}");
 }

@@ -50,8 +50,9 @@ fn subcommands(usage: &str) -> Vec<String> {
 #[test]
 fn command_lines_are_documented() -> anyhow::Result<()> {
     let mut page =
-        "# Command lines\n\nMade from `-h` by `make pages`. Every flag that names a variable can be set there as \
-                    well; a flag on the command line\nwins.\n"
+        "# Command lines\n\nMade from `-h` by `make pages`. Every flag that names a variable can be set there and in a \
+                    [configuration\nfile](operations.md#the-configuration-file) as well; a flag on the command line \
+                    wins.\n"
             .to_owned();
     for program in ["warmpath", "warmpath-worker", "warmpath-router", "warmpath-bench"] {
         let usage_text = usage(program, &[])?;

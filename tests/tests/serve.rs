@@ -156,6 +156,33 @@ async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() 
 }
 
 #[tokio::test]
+async fn workers_of_a_configuration_file_have_a_folder_each() -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (file, disk) = (dir.path().join("worker.toml"), dir.path().join("kv"));
+    std::fs::write(&file, format!("cache-disk = {disk:?}\nthreads = 1\nslots = 1\n"))?;
+    let mut serving = Serving::start(&tiny_model()?, &["--config", file.to_str().context("a path")?]).await?;
+    serving.greeting().await?;
+    let mut folders =
+        std::fs::read_dir(&disk)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>()?;
+    folders.sort();
+    ensure!(folders == ["worker-0", "worker-1"], "{folders:?}");
+    let fleet: Value = serving.http.get(format!("{}/internal/v1/fleet", serving.admin)).send().await?.json().await?;
+    ensure!(fleet["workers"][0]["model"]["n_slots"] == 1, "the file counts for the rest: {fleet}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn flags_that_a_program_refuses_start_nothing() -> anyhow::Result<()> {
+    let mut serving = Serving::start(&tiny_model()?, &["--slotz", "1"]).await?;
+    let mut said = String::new();
+    serving.child.stderr.take().context("a stderr")?.read_to_string(&mut said).await?;
+    let status = serving.child.wait().await?;
+    ensure!(status.code() == Some(1) && said.contains("warmpath-worker refuses its flags"), "{status}: {said}");
+    ensure!(said.contains("--slots"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_fleet_that_cannot_start_ends_and_says_why() -> anyhow::Result<()> {
     let mut serving = Serving::start(Path::new("/nowhere/model.gguf"), &[]).await?;
     let mut said = String::new();

@@ -44,6 +44,7 @@ pub use kv::receiving::{FetchOrder, Fetched, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub use llama::adapters::AdapterFile;
+pub(crate) use llama::adapters::check_file as check_adapter;
 pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;

@@ -24,6 +24,7 @@ pub mod start;
 pub mod store;
 mod summary;
 mod tools;
+mod version;
 pub mod waiting;
 
 pub use http::openapi;

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use warmpath_shell::command_line::Asked;
 use warmpath_shell::{descriptors, log};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
@@ -22,7 +23,10 @@ fn main() -> ExitCode {
     {
         return check(library.as_ref());
     }
-    let flags = Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit());
+    let flags = match Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit()) {
+        Asked::Run(flags) => flags,
+        Asked::Text(text) => return print(&text),
+    };
     let _log = log::start(flags.log_format);
     if flags.placement.list_devices {
         return list_devices(config::backends(&flags));
@@ -61,7 +65,11 @@ async fn list_devices(backends: BackendConfig) -> ExitCode {
         let (total, free) = (device.memory_total >> 20, device.memory_free >> 20);
         lines += &format!("  {}: {} ({total} MiB, {free} MiB free)\n", device.name, device.description);
     }
-    match std::io::stdout().write_all(lines.as_bytes()) {
+    print(&lines)
+}
+
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -73,7 +81,12 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
+    let checks = flags.config.check;
     let config = config::resolve(flags)?;
+    if checks {
+        start::check(config).await?;
+        return std::io::stdout().write_all(b"the configuration can be used\n").context("cannot write to stdout");
+    }
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
     let bound = start::bind(config).await?;

@@ -32,7 +32,7 @@ use crate::backends::BackendError;
 use crate::config::kv_transfer::KvTransferConfig;
 use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConfig};
 use crate::download::{self, DownloadError, DownloadProgress};
-use crate::engine::StartError;
+use crate::engine::{StartError, check_adapter};
 use crate::http::{App, admin_router, router};
 use crate::kv_transfer::{Access, Transfers};
 use crate::metrics::Metrics;
@@ -177,6 +177,22 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
         admin = Some(listener);
     }
     Ok(Bound { config, listener, admin, address, doors, reservation })
+}
+
+/// Checks the files that the configuration names: those of a local model and its adapters, of TLS and tokens. The
+/// folder for stored state is left alone, because a running worker may use it.
+///
+/// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `Trace`.
+pub async fn check(config: Config) -> Result<(), RunError> {
+    // The tasks that follow the files end at once.
+    drop(Doors::open(&config.http, config.trace.as_ref())?);
+    let check_model = move || {
+        if config.source.local().is_some() {
+            Model::open(&config.engine.model).map_err(RunError::Model)?;
+        }
+        config.engine.adapters.iter().try_for_each(|adapter| check_adapter(&adapter.path)).map_err(RunError::Engine)
+    };
+    tokio::task::spawn_blocking(check_model).await.map_err(RunError::Panicked)?
 }
 
 /// Returns the reservation of the folder for stored state, if there is one.

@@ -3,7 +3,7 @@
 //! Workers of one machine share its processors and memory, so each gets its part unless the user sets it. Not here:
 //! running the programs (`child`).
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Args, Command};
 
 use super::child::Program;
+use super::given::Given;
 use crate::status::Fleet;
 
 /// Seconds for which the router holds requests while workers load.
@@ -39,6 +40,22 @@ pub struct Settings {
     /// Folder of warmpath-worker and warmpath-router. The default is this program's folder
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Checks the settings and the flags that are passed on.
+    ///
+    /// Errors: no worker, flags that this program sets itself.
+    pub fn check(&self, flags: &Flags) -> anyhow::Result<()> {
+        ensure!(self.workers > 0, "--workers is at least 1");
+        for flag in ["--name", "--worker-id"] {
+            ensure!(!has(&flags.workers, flag), "{flag} is one worker's own: `warmpath serve` names its workers");
+        }
+        for flag in ["--listen", "--admin-listen", "--worker"] {
+            ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");
+        }
+        Ok(())
+    }
 }
 
 /// Flags that are passed on.
@@ -99,7 +116,33 @@ impl Machine {
     }
 }
 
-/// The programs of a fleet.
+/// Files of the programs.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// warmpath-worker.
+    pub worker: PathBuf,
+    /// warmpath-router.
+    pub router: PathBuf,
+}
+
+impl Programs {
+    /// Returns the programs in the folder of `--bin-dir`, or in this program's.
+    ///
+    /// Errors: one is missing.
+    pub fn of(settings: &Settings) -> anyhow::Result<Self> {
+        let bin_dir = match &settings.bin_dir {
+            Some(dir) => dir.clone(),
+            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
+        };
+        let programs = Self { worker: bin_dir.join("warmpath-worker"), router: bin_dir.join("warmpath-router") };
+        for program in [&programs.worker, &programs.router] {
+            ensure!(program.is_file(), "{} is not there: --bin-dir names its folder", program.display());
+        }
+        Ok(programs)
+    }
+}
+
+/// Programs of a fleet, each with its flags.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Workers.
@@ -114,16 +157,14 @@ pub struct Plan {
 impl Plan {
     /// Returns the programs of the fleet.
     ///
-    /// Errors: no worker, addresses that overlap, flags that this program sets itself, a missing program.
-    pub fn of(settings: Settings, flags: Flags, machine: &Machine) -> anyhow::Result<Self> {
-        let Settings { workers: n_workers, listen, admin_listen, worker_listen, bin_dir } = settings;
-        ensure!(n_workers > 0, "--workers is at least 1");
-        for flag in ["--name", "--worker-id"] {
-            ensure!(!has(&flags.workers, &[flag]), "{flag} is one worker's own: `warmpath serve` names its workers");
-        }
-        for flag in ["--listen", "--admin-listen", "--worker"] {
-            ensure!(!has(&flags.router, &[flag]), "{flag} is set by `warmpath serve`; give it before `--`");
-        }
+    /// Errors: addresses that overlap or are none.
+    pub fn of(
+        settings: Settings,
+        (programs, flags): (Programs, Flags),
+        given: &Given,
+        machine: &Machine,
+    ) -> anyhow::Result<Self> {
+        let Settings { workers: n_workers, listen, admin_listen, worker_listen, .. } = settings;
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for taken in [listen, admin_listen] {
             ensure!(taken.port() > 0, "{taken} wants a port: clients and operators have to know it");
@@ -132,31 +173,28 @@ impl Plan {
                 "{taken} is a worker's port as well: give --worker-listen another one"
             );
         }
-        let bin_dir = match bin_dir {
-            Some(dir) => dir,
-            None => std::env::current_exe()?.parent().context("this program lies in no folder")?.to_owned(),
-        };
-        let scheme = if has(&flags.workers, &["--tls-cert", "--ssl-cert-file"]) { "https" } else { "http" };
-        let worker = |(n, address): (usize, &SocketAddr)| Program {
-            name: format!("worker-{n}"),
-            path: bin_dir.join("warmpath-worker"),
-            args: worker_args(&flags.workers, (n, *address), usize::from(n_workers), machine),
-        };
+        let scheme = if given.worker.contains_key("tls-cert") { "https" } else { "http" };
+        let mut workers = Vec::new();
+        for (n, address) in addresses.iter().enumerate() {
+            let mut args: Vec<OsString> = ["--listen".into(), address.to_string().into()].into();
+            args.extend(["--name".into(), format!("worker-{n}").into()]);
+            args.extend(flags.workers.iter().cloned());
+            if n_workers > 1 {
+                args.extend(shares(&given.worker, n, usize::from(n_workers), machine));
+            }
+            workers.push(Program { name: format!("worker-{n}"), path: programs.worker.clone(), args });
+        }
         let mut router_args: Vec<OsString> = ["--listen".into(), listen.to_string().into()].into();
         router_args.extend(["--admin-listen".into(), admin_listen.to_string().into()]);
         for address in &addresses {
             router_args.extend(["--worker".into(), format!("{scheme}://{address}").into()]);
         }
-        if !has(&flags.router, &["--wait"]) {
+        if !given.router.contains_key("wait") {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
-        let has_tls = has(&flags.router, &["--tls-cert"]);
+        let has_tls = given.router.contains_key("tls-cert");
         router_args.extend(flags.router.iter().cloned());
-        let workers: Vec<Program> = addresses.iter().enumerate().map(worker).collect();
-        let router = Program { name: "router".into(), path: bin_dir.join("warmpath-router"), args: router_args };
-        for program in [&workers[0], &router] {
-            ensure!(program.path.is_file(), "{} is not there: --bin-dir names its folder", program.path.display());
-        }
+        let router = Program { name: "router".into(), path: programs.router, args: router_args };
         Ok(Self { workers, router, listen, admin_listen, has_tls })
     }
 
@@ -199,56 +237,34 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-fn worker_args(
-    flags: &[OsString],
-    (n, address): (usize, SocketAddr),
-    n_workers: usize,
-    machine: &Machine,
-) -> Vec<OsString> {
-    let mut args: Vec<OsString> = ["--listen".into(), address.to_string().into()].into();
-    args.extend(["--name".into(), format!("worker-{n}").into()]);
-    args.extend(flags.iter().cloned());
-    if n_workers == 1 {
-        return args;
-    }
-    if !is_set(flags, &["-t", "--threads"], "WARMPATH_THREADS") {
+/// Returns flags that give the `n`-th worker its part of the machine, unless it has been given one.
+fn shares(given: &toml::Table, n: usize, n_workers: usize, machine: &Machine) -> Vec<OsString> {
+    let mut args: Vec<OsString> = Vec::new();
+    if !given.contains_key("threads") {
         args.extend(["--threads".into(), (machine.n_processors / n_workers).max(1).to_string().into()]);
     }
-    if machine.free_mib > 0 && !is_set(flags, &["-cram", "--cache-ram"], "WARMPATH_CACHE_RAM") {
+    if machine.free_mib > 0 && !given.contains_key("cache-ram") {
         let mib = machine.free_mib / CACHE_PART / n_workers as u64;
         args.extend(["--cache-ram".into(), mib.to_string().into()]);
     }
-    let disk = value(flags, "--cache-disk").or_else(|| std::env::var_os("WARMPATH_CACHE_DISK"));
-    if let Some(disk) = disk.filter(|disk| !disk.is_empty()) {
+    if let Some(disk) = given.get("cache-disk") {
+        let disk = disk.as_str().map_or_else(|| disk.to_string(), str::to_owned);
         // Each worker has a folder of its own. If a flag is given twice, the last one counts.
         args.extend(["--cache-disk".into(), Path::new(&disk).join(format!("worker-{n}")).into_os_string()]);
     }
     args
 }
 
-fn is_set(flags: &[OsString], names: &[&str], variable: &str) -> bool {
-    has(flags, names) || std::env::var_os(variable).is_some_and(|value| !value.is_empty())
-}
-
-/// Returns whether a flag is given under one of its names.
-fn has(flags: &[OsString], names: &[&str]) -> bool {
-    flags.iter().any(|flag| names.iter().any(|name| flag == name || value_of(flag, name).is_some()))
-}
-
-/// Returns the last value of a flag.
-fn value(flags: &[OsString], name: &str) -> Option<OsString> {
-    let follows = |at: usize| flags.get(at + 1).cloned();
-    let at = flags.iter().rposition(|flag| flag == name || value_of(flag, name).is_some())?;
-    value_of(&flags[at], name).map(OsStr::to_owned).or_else(|| follows(at))
-}
-
-/// Returns the text after `name=`.
-fn value_of<'a>(flag: &'a OsStr, name: &str) -> Option<&'a OsStr> {
-    flag.to_str()?.strip_prefix(name)?.strip_prefix('=').map(OsStr::new)
+/// Returns whether a flag is given.
+fn has(flags: &[OsString], name: &str) -> bool {
+    let names_it = |flag: &str| flag.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+    flags.iter().filter_map(|flag| flag.to_str()).any(names_it)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     const MACHINE: Machine = Machine { n_processors: 8, free_mib: 12_000 };
@@ -264,18 +280,16 @@ mod tests {
             listen: address(8080),
             admin_listen: address(9090),
             worker_listen: address(8081),
-            bin_dir: Some(bin_dir()),
+            bin_dir: None,
         }
     }
 
-    /// Returns a folder that has files with the programs' names.
-    fn bin_dir() -> PathBuf {
-        let dir = std::env::temp_dir().join("warmpath-cli-plan");
-        std::fs::create_dir_all(&dir).expect("a folder");
-        for name in ["warmpath-worker", "warmpath-router"] {
-            std::fs::write(dir.join(name), "").expect("a file");
-        }
-        dir
+    /// Returns the plan for flags with which the programs have these settings.
+    fn plan(settings: Settings, (workers, router): (&str, &str), given: (&str, &str)) -> anyhow::Result<Plan> {
+        let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
+        let flags = Flags { workers: words(workers), router: words(router) };
+        let given = Given { worker: given.0.parse()?, router: given.1.parse()? };
+        Plan::of(settings, (programs, flags), &given, &MACHINE)
     }
 
     fn text(args: &[OsString]) -> String {
@@ -296,8 +310,8 @@ mod tests {
 
     #[test]
     fn workers_share_the_machine_and_each_has_its_address_and_folder() {
-        let flags = Flags { workers: words("-m a.gguf --cache-disk=/kv"), router: words("--queue-max 5") };
-        let plan = Plan::of(settings(2), flags, &MACHINE).expect("a fleet");
+        let flags = ("-m a.gguf --cache-disk=/kv", "--queue-max 5");
+        let plan = plan(settings(2), flags, ("cache-disk = '/kv'", "queue-max = 5")).expect("a fleet");
         assert_eq!(
             text(&plan.workers[1].args),
             "--listen 127.0.0.1:8082 --name worker-1 -m a.gguf --cache-disk=/kv --threads 4 --cache-ram 1500 \
@@ -312,19 +326,18 @@ mod tests {
 
     #[test]
     fn what_the_user_says_of_threads_and_memory_counts_and_one_worker_decides_itself() {
-        let flags = Flags { workers: words("-m a.gguf -t 3 --cache-ram=7"), router: words("--wait=0") };
-        let plan = Plan::of(settings(2), flags, &MACHINE).expect("a fleet");
-        assert_eq!(text(&plan.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
-        assert!(text(&plan.router.args).ends_with("--worker http://127.0.0.1:8082 --wait=0"), "{:?}", plan.router);
-        let flags = Flags { workers: words("-m a.gguf"), router: Vec::new() };
-        let plan = Plan::of(settings(1), flags, &MACHINE).expect("a fleet");
-        assert_eq!(text(&plan.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf");
+        let given = ("threads = 3\ncache-ram = 7", "wait = 0");
+        let two = plan(settings(2), ("-m a.gguf -t 3 --cache-ram=7", "--wait=0"), given).expect("a fleet");
+        assert_eq!(text(&two.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
+        assert!(text(&two.router.args).ends_with("--worker http://127.0.0.1:8082 --wait=0"), "{:?}", two.router);
+        let one = plan(settings(1), ("-m a.gguf", ""), ("", "")).expect("a fleet");
+        assert_eq!(text(&one.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf");
     }
 
     #[test]
     fn tls_of_workers_and_router_shows_in_their_urls() {
-        let flags = Flags { workers: words("--tls-cert a.pem"), router: words("--tls-cert=b.pem") };
-        let plan = Plan::of(settings(1), flags, &MACHINE).expect("a fleet");
+        let given = ("tls-cert = 'a.pem'", "tls-cert = 'b.pem'");
+        let plan = plan(settings(1), ("", ""), given).expect("a fleet");
         assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
         assert!(plan.greeting(&Fleet::default()).contains("https://127.0.0.1:8080/v1"));
     }
@@ -333,14 +346,13 @@ mod tests {
     fn what_cannot_be_is_refused_with_what_to_do() {
         let refused = |settings: Settings, workers: &str, router: &str| {
             let flags = Flags { workers: words(workers), router: words(router) };
-            Plan::of(settings, flags, &MACHINE).expect_err("no fleet").to_string()
+            let planned = settings.check(&flags).and_then(|()| plan(settings, (workers, router), ("", "")));
+            planned.expect_err("no fleet").to_string()
         };
         assert!(refused(settings(0), "", "").contains("--workers is at least 1"));
         assert!(refused(settings(1), "--name=a", "").contains("names its workers"));
         assert!(refused(settings(1), "", "--listen 127.0.0.1:1").contains("give it before `--`"));
         assert!(refused(settings(2000), "", "").contains("--worker-listen"));
-        let nowhere = Settings { bin_dir: Some("/nowhere".into()), ..settings(1) };
-        assert!(refused(nowhere, "", "").contains("/nowhere/warmpath-worker is not there"));
         let any_port: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         assert!(refused(Settings { worker_listen: any_port, ..settings(1) }, "", "").contains("wants a port"));
         assert!(refused(Settings { listen: any_port, ..settings(1) }, "", "").contains("wants a port"));

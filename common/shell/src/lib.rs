@@ -1,5 +1,5 @@
 //! Code that router and worker share around their cores: the listener, TLS, the fleet's token, watched files, the log,
-//! errors in other dialects, traces, flags from the environment.
+//! errors in other dialects, traces, command lines.
 //!
 //! What is served, decided or computed belongs to router and worker.
 //!
@@ -8,10 +8,10 @@
 pub mod anthropic_models;
 pub mod bearer;
 pub mod body;
+pub mod command_line;
 pub mod connect;
 pub mod descriptors;
 pub mod dialect_errors;
-pub mod environment;
 pub mod event_stream;
 pub mod files;
 pub mod fleet_token;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use warmpath_router_core::routing::choose::Policy;
+use warmpath_shell::command_line::ConfigFlags;
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
@@ -191,7 +192,7 @@ pub struct Flags {
     pub head_timeout: f64,
 
     /// Prints a new API key and its entry for --api-keys-file, then exits.
-    #[arg(long, value_name = "NAME", exclusive = true)]
+    #[arg(long, value_name = "NAME")]
     pub new_key: Option<String>,
 
     /// Seconds that running responses get to finish after SIGTERM.
@@ -205,4 +206,8 @@ pub struct Flags {
     /// Format of the log lines on stderr.
     #[arg(long, env = "WARMPATH_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
+
+    /// Flags of the configuration.
+    #[command(flatten)]
+    pub config: ConfigFlags,
 }

@@ -29,7 +29,7 @@ async fn bound_with(preset: Preset, flags: &[&str]) -> Result<Bound, RunError> {
     let model = cached_model(preset, 1, &folder).expect("the model can be made");
     let fixed = ["warmpath-worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model"];
     let line = fixed.into_iter().chain(model.to_str()).chain(flags.iter().copied());
-    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse");
+    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse").run().expect("a run");
     bind(resolve(flags).expect("the flags fit together")).await
 }
 

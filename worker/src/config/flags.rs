@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
-use warmpath_shell::environment;
+use warmpath_shell::command_line::{self, Asked, ConfigFlags};
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
@@ -23,12 +23,14 @@ use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
 use super::speculation::SpecType;
+use crate::version;
 
 /// Flags of the command line, unchecked.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "warmpath-worker",
     version,
+    long_version = version::long(),
     about = "Serves one GGUF model with llama.cpp and says what it has cached"
 )]
 pub struct Flags {
@@ -301,6 +303,10 @@ pub struct Flags {
     #[command(flatten)]
     pub generation: GenerationFlags,
 
+    /// Flags of the configuration.
+    #[command(flatten)]
+    pub config: ConfigFlags,
+
     /// Flags of llama-server that were dropped.
     #[arg(skip)]
     pub ignored: Vec<IgnoredFlag>,
@@ -310,17 +316,12 @@ pub struct Flags {
 const VARIABLES: &str = "LLAMA_ARG_";
 
 /// Adds a link to the list of llama-server's flags to an error about an unknown flag.
-fn with_page(mut error: clap::Error) -> clap::Error {
-    if error.kind() == ErrorKind::UnknownArgument {
-        let known = match error.remove(ContextKind::Suggested) {
-            Some(ContextValue::StyledStrs(tips)) => tips,
-            _ => Vec::new(),
-        };
-        let tip = format!("{} says what becomes of llama-server's flags", llama_server::PAGE);
-        let tips = known.into_iter().chain([tip.into()]).collect();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+fn with_page(error: clap::Error) -> clap::Error {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
     }
-    error
+    let tip = format!("{} says what becomes of llama-server's flags", llama_server::PAGE);
+    command_line::with_tip(error, tip)
 }
 
 /// A setting that the worker may choose itself.
@@ -384,19 +385,14 @@ pub enum CacheType {
 }
 
 impl Flags {
-    /// Returns the flags in a command line, its first element the program; llama-server's spellings are accepted, too.
+    /// Reads a command line, its first element the program; llama-server's spellings are accepted, too.
     ///
-    /// Errors: clap's, which also carry `--help` and `--version`.
-    pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+    /// Errors: those of [`command_line::parse`].
+    pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<Self>, clap::Error> {
         let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
-        let Translated { mut arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
-        if arguments.iter().any(|argument| argument == "--list-devices") {
-            // A command line that only lists devices has no model.
-            arguments.push("--model=none".into());
-        }
-        let mut flags: Self = environment::parse(arguments).map_err(with_page)?;
-        flags.ignored = ignored;
-        Ok(flags)
+        let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
+        let asked = command_line::parse::<Self>(arguments).map_err(with_page)?;
+        Ok(asked.map(|flags| Self { ignored, ..flags }))
     }
 
     /// Logs the dropped flags, and the variables of llama-server that are set but not read.

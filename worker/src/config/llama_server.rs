@@ -90,6 +90,7 @@ pub const ROWS: &[Row] = &[
     row("--ssl-key-file", Value, Same("--tls-key")),
     row("--log-jsonl", Nothing, Same("--log-format=json")),
     row("--usage", Nothing, Same("--help")),
+    row("--completion-bash", Nothing, Same("--completions=bash")),
     row("--metrics --props", Nothing, Ignored("it is always served")),
     row(
         "-cb --cont-batching --jinja --cache-prompt --prefill-assistant --no-skip-chat-parsing --reasoning-preserve \
@@ -214,7 +215,7 @@ pub const ROWS: &[Row] = &[
         Refused("a worker serves one model from its start to its end; a router knows several"),
     ),
     row("--log-file --log-prompts-dir", Value, Refused("the log goes to stderr, and prompts are never logged")),
-    row("-p --prompt -f --file -bf --binary-file --completion-bash", Value, Refused("a worker only serves")),
+    row("-p --prompt -f --file -bf --binary-file", Value, Refused("a worker only serves")),
 ];
 
 /// Command line in the worker's spelling.

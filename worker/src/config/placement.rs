@@ -218,7 +218,10 @@ mod tests {
 
     fn of(flags: &str) -> Placement {
         let line = format!("warmpath-worker -m a.gguf {flags}");
-        let flags = Flags::from_command_line(line.split_whitespace().map(Into::into)).expect("the flags parse");
+        let flags = Flags::from_command_line(line.split_whitespace().map(Into::into))
+            .expect("the flags parse")
+            .run()
+            .expect("a run");
         placement(&flags.placement).expect("the values are right")
     }
 

@@ -139,7 +139,11 @@ mod tests {
 
     fn of(flags: &str) -> RopeFlags {
         let line = format!("warmpath-worker -m a.gguf {flags}");
-        Flags::from_command_line(line.split_whitespace().map(Into::into)).expect("the flags parse").rope
+        Flags::from_command_line(line.split_whitespace().map(Into::into))
+            .expect("the flags parse")
+            .run()
+            .expect("a run")
+            .rope
     }
 
     #[test]

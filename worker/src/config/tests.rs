@@ -5,7 +5,12 @@ use crate::engine::GpuLayers;
 
 fn config(arguments: &str) -> Result<Config, ConfigError> {
     let arguments = format!("warmpath-worker {arguments}");
-    resolve(Flags::from_command_line(arguments.split_whitespace().map(Into::into)).expect("the flags parse"))
+    resolve(
+        Flags::from_command_line(arguments.split_whitespace().map(Into::into))
+            .expect("the flags parse")
+            .run()
+            .expect("a run"),
+    )
 }
 
 #[test]
@@ -81,7 +86,10 @@ fn a_context_that_is_not_given_is_fitted_and_0_is_all_of_the_models() {
 fn a_chat_template_is_named_or_written_down() {
     let template = |flags: &[&str]| {
         let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
-        resolve(Flags::from_command_line(arguments.map(Into::into)).unwrap()).unwrap().prompt.chat_template
+        resolve(Flags::from_command_line(arguments.map(Into::into)).unwrap().run().unwrap())
+            .unwrap()
+            .prompt
+            .chat_template
     };
     assert_eq!(template(&[]), None);
     assert!(template(&["--chat-template", "llama3"]).unwrap().contains("<|start_header_id|>"));

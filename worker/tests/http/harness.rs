@@ -62,7 +62,10 @@ impl TestWorker {
         // One thread each: many workers on few processors would wait for each other in every step.
         let fixed = "--listen 127.0.0.1:0 --alias tiny --threads 1";
         let command = format!("warmpath-worker --model {} {fixed} {flags}", model.display());
-        let flags = Flags::from_command_line(command.split_whitespace().map(Into::into)).expect("the flags parse");
+        let flags = Flags::from_command_line(command.split_whitespace().map(Into::into))
+            .expect("the flags parse")
+            .run()
+            .expect("a run");
         let mut config = resolve(flags).expect("the flags fit together");
         change(&mut config);
         let bound = bind(config).await.expect("the worker binds");

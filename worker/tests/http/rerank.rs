@@ -92,7 +92,10 @@ async fn a_model_without_a_head_is_not_served_for_ranking() {
     use warmpath_worker::config::{flags::Flags, resolve};
     let file = model(Preset::TinyEmbed, 1);
     let command = format!("warmpath-worker --model {} --listen 127.0.0.1:0 --rerank", file.display());
-    let flags = Flags::from_command_line(command.split_whitespace().map(Into::into)).expect("the flags parse");
+    let flags = Flags::from_command_line(command.split_whitespace().map(Into::into))
+        .expect("the flags parse")
+        .run()
+        .expect("a run");
     let bound = warmpath_worker::start::bind(resolve(flags).expect("they fit")).await.expect("it binds");
     let error = bound.serve(std::future::pending()).await.expect_err("it has no head");
     let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();

@@ -72,7 +72,7 @@ async fn a_second_project_starts_from_the_tools_of_the_first() {
 async fn a_template_without_tools_ends_the_start_with_the_reason() {
     let line = ["warmpath-worker", "--listen", "127.0.0.1:0", "--chat-template", "chatml", "--tools-first", "--model"];
     let line = line.into_iter().chain(tiny().to_str());
-    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse");
+    let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse").run().expect("a run");
     let bound = bind(resolve(flags).expect("the flags fit together")).await.expect("the worker binds");
     let error = bound.serve(std::future::pending()).await.expect_err("ChatML has no tools");
     let reason = warmpath_shell::chain(&error);

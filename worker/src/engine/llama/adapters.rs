@@ -6,7 +6,7 @@
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
 //! (`warmpath_worker_core::adapter_schedule`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaLoraAdapter, LlamaModel};
@@ -32,6 +32,21 @@ pub(crate) struct Adapters {
     applied: Option<Applied>,
 }
 
+/// Checks that a file holds a LoRA adapter of a usable kind.
+///
+/// Errors: `Adapter`.
+pub(crate) fn check_file(path: &Path) -> Result<(), StartError> {
+    let refuse = |reason: String| StartError::Adapter { path: path.to_owned(), reason };
+    let header = warmpath_gguf::check(path).map_err(|error| refuse(error.to_string()))?;
+    if header.text("adapter.type").as_deref() != Some("lora") {
+        return Err(refuse("it holds no LoRA adapter".to_owned()));
+    }
+    if header.keys().iter().any(|key| key == INVOCATION_TOKENS) {
+        return Err(refuse("it is an activated LoRA, which only some of a prompt's tokens run with".to_owned()));
+    }
+    Ok(())
+}
+
 impl Adapters {
     /// Loads adapters for `model`, which keeps them as long as it lives.
     ///
@@ -41,15 +56,7 @@ impl Adapters {
         let mut infos = Vec::with_capacity(files.len());
         for AdapterFile { name, path, scale } in files {
             let refuse = |reason: String| StartError::Adapter { path: path.clone(), reason };
-            let header = warmpath_gguf::check(path).map_err(|error| refuse(error.to_string()))?;
-            if header.text("adapter.type").as_deref() != Some("lora") {
-                return Err(refuse("it holds no LoRA adapter".to_owned()));
-            }
-            if header.keys().iter().any(|key| key == INVOCATION_TOKENS) {
-                return Err(refuse(
-                    "it is an activated LoRA, which only some of a prompt's tokens run with".to_owned(),
-                ));
-            }
+            check_file(path)?;
             let fingerprint = warmpath_gguf::fingerprint(path).map_err(|error| refuse(error.to_string()))?;
             let adapter = model.lora_adapter_init(path);
             let adapter =

@@ -1,0 +1,161 @@
+//! Command lines, with the same rules for every program: flags, their environment variables, a configuration file,
+//! shell completions and manual pages.
+//!
+//! A flag on the command line wins over its variable, and that over the file. Empty variables are unset, switches
+//! accept the usual words, and the last value of a repeated flag counts. The flags themselves belong to the programs.
+//!
+//! Manifests and service files set every known variable, some of them to nothing, write switches as `1` and `0`, and
+//! append flags to existing ones. clap alone takes an empty text as a value, accepts only `true` and `false`, and no
+//! repeated flag.
+
+mod config_file;
+mod effective;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{BoolishValueParser, Resettable};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Parser};
+use clap_complete::Shell;
+
+use config_file::ConfigFile;
+
+/// Flags about the configuration as a whole.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ConfigFlags {
+    /// TOML file that sets flags by their long names, as `queue-max = 64`; flags on the command line and variables win
+    /// over it.
+    #[arg(long, env = "WARMPATH_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Print the configuration as such a file, with the origin of each value, then exit.
+    #[arg(long)]
+    pub print_config: bool,
+
+    /// Check the configuration and the files that it names, then exit.
+    #[arg(long)]
+    pub check: bool,
+
+    /// Flags that describe the program.
+    #[command(flatten)]
+    pub describe: DescribeFlags,
+}
+
+/// Flags that describe a program to shells and readers.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DescribeFlags {
+    /// Print the completions for a shell, then exit.
+    #[arg(long, value_name = "SHELL")]
+    pub completions: Option<Shell>,
+
+    /// Write the manual pages into a folder, then exit.
+    #[arg(long, value_name = "DIR")]
+    pub man_pages: Option<PathBuf>,
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Asked<T> {
+    /// A run with these flags.
+    Run(T),
+    /// This text on stdout, and nothing else.
+    Text(String),
+}
+
+impl<T> Asked<T> {
+    /// Returns the flags of a run.
+    pub fn run(self) -> Option<T> {
+        match self {
+            Self::Run(flags) => Some(flags),
+            Self::Text(_) => None,
+        }
+    }
+
+    /// Returns the result of a function of the flags.
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Asked<U> {
+        match self {
+            Self::Run(flags) => Asked::Run(change(flags)),
+            Self::Text(text) => Asked::Text(text),
+        }
+    }
+}
+
+/// Reads a command line, whose first argument is the program, with the environment and the file that `--config` names.
+///
+/// Errors: clap's, which also carry `--help` and `--version`; for a configuration file that cannot be used, too.
+pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<T>, clap::Error> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut command = T::command().args_override_self(true).mut_args(usual);
+    // The file fills in what is missing here. Errors are reported below, once it is filled in.
+    let given = command.clone().ignore_errors(true).try_get_matches_from(&arguments)?;
+    if let Some(text) = described::<T>(&given)? {
+        return Ok(Asked::Text(text));
+    }
+    let mut file = None;
+    if let Some(path) = value::<PathBuf>(&given, "config") {
+        let read = ConfigFile::read(path, &command, &given);
+        let read = read.map_err(|error| command.error(ErrorKind::ValueValidation, crate::chain(&error)))?;
+        let behind_program = arguments.len().min(1);
+        drop(arguments.splice(behind_program..behind_program, read.arguments().cloned()));
+        command = command.mut_args(|flag| read.with_whole_elements(flag));
+        file = Some(read);
+    }
+    let matches = command.try_get_matches_from_mut(arguments).map_err(|error| match &file {
+        Some(file) => file.with_origin(error),
+        None => error,
+    })?;
+    if value::<bool>(&matches, "print_config").is_some_and(|is_asked_for| *is_asked_for) {
+        return Ok(Asked::Text(effective::text(&command, &matches, file.as_ref())));
+    }
+    T::from_arg_matches(&matches).map(Asked::Run).map_err(|error| error.format(&mut command))
+}
+
+/// Adds a tip below an error's message.
+pub fn with_tip(mut error: clap::Error, tip: String) -> clap::Error {
+    let mut tips = match error.remove(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.push(tip.into());
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    error
+}
+
+/// Returns the flag with the usual handling of its variable.
+fn usual(flag: Arg) -> Arg {
+    let is_empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let flag = if flag.get_env().is_some_and(is_empty) { flag.env(Resettable::Reset) } else { flag };
+    if matches!(flag.get_action(), ArgAction::SetTrue) { flag.value_parser(BoolishValueParser::new()) } else { flag }
+}
+
+/// Returns a flag's value; `None` also if the program has no such flag.
+fn value<'a, V: Clone + Send + Sync + 'static>(matches: &'a ArgMatches, id: &str) -> Option<&'a V> {
+    matches.try_get_one(id).ok().flatten()
+}
+
+/// Returns the text that [`DescribeFlags`] ask for.
+///
+/// Errors: `Io` if a manual page cannot be written.
+fn described<T: Parser>(given: &ArgMatches) -> Result<Option<String>, clap::Error> {
+    if let Some(shell) = value::<Shell>(given, "completions") {
+        let mut script = Vec::new();
+        let mut command = T::command();
+        let name = command.get_name().to_owned();
+        clap_complete::generate(*shell, &mut command, name, &mut script);
+        return Ok(Some(String::from_utf8_lossy(&script).into_owned()));
+    }
+    let Some(dir) = value::<PathBuf>(given, "man_pages") else { return Ok(None) };
+    write_pages(T::command(), dir).map(|()| Some(String::new())).map_err(|error| {
+        let reason = format!("--man-pages {}: {error}", dir.display());
+        T::command().error(ErrorKind::Io, reason)
+    })
+}
+
+/// Writes a manual page for a program and one for each of its commands.
+fn write_pages(command: Command, dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(command, dir)
+}

@@ -1,0 +1,54 @@
+//! The files that a router's configuration names, except the list of workers, read once before it serves.
+//!
+//! Not here: what follows their changes (`server`), the list of workers (`discovery`).
+
+use std::sync::Arc;
+
+use warmpath_shell::fleet_token::FleetTokens;
+use warmpath_shell::tls::{CurrentClient, CurrentServer, ServerFiles};
+
+use super::StartError;
+use crate::config::Config;
+use crate::fleet::vocabulary_files::LoadedVocabulary;
+use crate::fleet::worker_keys::WorkerKeys;
+use crate::keys::Keys;
+
+/// Content of the files; `None` where the configuration names none.
+pub(super) struct Files {
+    /// Vocabularies of stock servers.
+    pub vocabularies: Vec<LoadedVocabulary>,
+    /// TLS with workers.
+    pub worker_tls: CurrentClient,
+    /// Keys of stock servers.
+    pub worker_keys: Arc<WorkerKeys>,
+    /// The fleet's tokens.
+    pub tokens: Option<Arc<FleetTokens>>,
+    /// API keys of clients.
+    pub keys: Option<Arc<Keys>>,
+    /// TLS with clients.
+    pub tls: Option<CurrentServer>,
+}
+
+impl Files {
+    /// Reads the files.
+    ///
+    /// Errors: `Vocabulary`, `WorkerTls`, `WorkerKey`, `Token`, `Keys`, `Tls`.
+    pub fn open(config: &Config) -> Result<Self, StartError> {
+        let fleet = &config.fleet;
+        let worker_keys = WorkerKeys::open(&fleet.worker_keys);
+        let tokens = fleet.token_file.as_ref().map(|path| {
+            FleetTokens::open(path).map(Arc::new).map_err(|source| StartError::Token { path: path.clone(), source })
+        });
+        let keys = config.keys_file.as_ref().map(|path| {
+            Keys::open(path).map(Arc::new).map_err(|source| StartError::Keys { path: path.clone(), source })
+        });
+        Ok(Self {
+            vocabularies: fleet.vocabularies.iter().map(LoadedVocabulary::open).collect::<Result<_, _>>()?,
+            worker_tls: fleet.tls.open().map_err(StartError::WorkerTls)?,
+            worker_keys: worker_keys.map(Arc::new).map_err(|(path, source)| StartError::WorkerKey { path, source })?,
+            tokens: tokens.transpose()?,
+            keys: keys.transpose()?,
+            tls: config.tls.as_ref().map(ServerFiles::open).transpose().map_err(StartError::Tls)?,
+        })
+    }
+}
