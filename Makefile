@@ -93,7 +93,7 @@ venv: setup ## Make the Python environment of the tests
 deploy-tools: venv ## Build what checks helm/ and deploy/: helm and its like, from Go modules (minutes, once)
 	@$(STAGE) deploy-tools scripts/deploy-tools.sh
 
-chromium: setup ## Install a Chromium without windows, for the test of the fleet page (Debian and Ubuntu only)
+chromium: setup ## Install a Chromium without windows, for the tests of the pages (Debian and Ubuntu only)
 	@$(STAGE) chromium scripts/chromium.sh
 
 lint: setup target/tools/bin/cargo-deny ## Check format, scripts, dependencies, code and docs; warnings are errors
@@ -134,5 +134,5 @@ pages: build deploy-tools ## Write what repeats what programs say: command lines
 	target/tools/bin/helm-docs --log-level error --sort-values-order file --chart-search-root helm/warmpath
 	target/venv/bin/python -B deploy/grafana/make.py
 
-picture: build venv chromium ## Write docs/images/fleet.png, the fleet page of three workers after five minutes of load
-	@$(STAGE) picture $(CARGO) test --release --workspace --test fleet_page -- --ignored
+picture: build venv chromium models ## Write docs/images/fleet.png, the fleet page after five minutes of load, and chat.png, the chat page
+	@$(STAGE) picture $(CARGO) test --release --workspace --test fleet_page --test chat_page -- --ignored

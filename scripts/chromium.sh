@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs a Chromium without windows, and a font, which look at the fleet page in tests: Debian's packages, 100 MB to fetch with what
+# Installs a Chromium without windows, and a font, which look at the pages in tests: Debian's packages, 100 MB to fetch with what
 # they need. Does nothing where a Chromium is installed; where none can be had it says so, and the test is skipped.
 set -eu
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ fi
 status=0
 scripts/apt-install.sh chromium chromium-headless-shell fonts-dejavu-core || status=$?
 if [ "$status" -eq 2 ]; then
-    echo "chromium: please install chromium; the fleet page is not looked at" >&2
+    echo "chromium: please install chromium; the pages are not looked at" >&2
     exit 0
 fi
 exit "$status"

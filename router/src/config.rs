@@ -2,10 +2,10 @@
 //!
 //! Each part receives its own struct and nothing else. Not here: the flags themselves (`flags`), the errors (`error`).
 
-mod cors;
 mod discovery;
 mod error;
 pub mod flags;
+mod web;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,13 +21,13 @@ use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
 
-pub use self::cors::Cors;
 pub use self::discovery::{
     DiscoveryConfig, DnsName, KubernetesPort, KubernetesService, Scheme, WorkerAddress, WorkerApi, WorkerUrlError,
     worker_address,
 };
 pub use self::error::ConfigError;
 use self::flags::Flags;
+pub use self::web::{Cors, WebConfig};
 
 /// Most workers that one router follows.
 ///
@@ -264,8 +264,8 @@ pub struct Config {
     pub keys_file: Option<PathBuf>,
     /// TLS files of the listener for clients; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
-    /// Origins of the web pages that may send requests; `None` if no other origin may.
-    pub cors: Option<Cors>,
+    /// Settings for browsers.
+    pub web: WebConfig,
     /// Longest time for a request's head, including the idle time before it.
     pub head_timeout: Duration,
     /// Limits on client connections.
@@ -415,7 +415,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
         },
         keys_file: flags.api_keys_file,
         tls: flags.tls.files(),
-        cors: cors::resolve(&flags.cors_origins)?,
+        web: WebConfig { cors: web::cors(&flags.cors_origins)?, chat_page: flags.ui },
         head_timeout: seconds("--head-timeout", flags.head_timeout)?,
         connections: flags.listener.limits(),
         allowed_hosts: flags.listener.allowed_hosts(flags.listen)?,

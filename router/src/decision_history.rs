@@ -3,7 +3,7 @@
 //! A request writes one entry and completes it; each time a lock is held for one copy. The history is sampled from the
 //! metrics by a task of its own, and costs requests nothing.
 //!
-//! Not here: the page (`http::decisions_api`, `http::fleet_page`), the metrics (`metrics`), traces of single requests.
+//! Not here: the page (`http::decisions_api`, `http::pages`), the metrics (`metrics`), traces of single requests.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};

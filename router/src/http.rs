@@ -8,11 +8,11 @@ mod completions;
 mod cors;
 mod decisions_api;
 pub mod error;
-mod fleet_page;
 mod health;
 mod hosts;
 mod models;
 mod openapi;
+mod pages;
 mod route;
 pub mod state;
 
@@ -33,12 +33,13 @@ use warmpath_shell::refusal::Refusal;
 
 use self::health::Audience;
 use self::state::App;
-use crate::config::Cors;
+use crate::config::WebConfig;
 use crate::error::RequestError;
 use crate::fleet::fresh_request_id;
 
-/// Returns the routes for clients, also for web pages of the allowed origins.
-pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
+/// Returns the routes for clients, also for web pages of the allowed origins, and the chat page if it is served.
+pub fn client_routes(app: App, web: &WebConfig) -> Router {
+    let pages = if web.chat_page { pages::chat_routes() } else { Router::new() };
     let routes = Router::new()
         .route("/v1/chat/completions", post(completions::chat))
         .route("/v1/chat/completions/input_tokens", post(completions::pass_chat))
@@ -71,12 +72,13 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
         .layer(from_fn_with_state(app.clone(), access::check))
         .route("/openapi.json", get(openapi::clients))
         .merge(health::routes(Audience::Clients))
+        .merge(pages)
         .fallback(unknown_path)
         .method_not_allowed_fallback(refused_method)
         .layer(from_fn_with_state(app.clone(), hosts::clients))
         .layer(from_fn_with_state(app.clone(), around))
         .with_state(app);
-    match cors {
+    match &web.cors {
         Some(cors) => routes.layer(cors::layer(cors)),
         None => routes,
     }
@@ -85,10 +87,10 @@ pub fn client_routes(app: App, cors: Option<&Cors>) -> Router {
 /// Returns the routes for operators.
 pub fn admin_routes(app: App) -> Router {
     Router::new()
-        .route("/", get(fleet_page::root))
-        .route("/fleet", get(fleet_page::page))
-        .route("/fleet.css", get(fleet_page::style))
-        .route("/fleet.js", get(fleet_page::script))
+        .route("/", get(pages::fleet_root))
+        .route("/fleet", get(pages::fleet))
+        .route("/fleet.css", get(pages::fleet_style))
+        .route("/fleet.js", get(pages::fleet_script))
         .route("/metrics", get(admin::metrics))
         .route("/internal/v1/fleet", get(admin::fleet))
         .route("/internal/v1/decisions", get(decisions_api::decisions))

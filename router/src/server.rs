@@ -141,10 +141,10 @@ impl Server {
             tasks.spawn(async move { files.watch(tls, || metrics.tls_failures.inc()).await });
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
-        if config.cors == Some(Cors::Any) {
+        if config.web.cors == Some(Cors::Any) {
             tracing::warn!("--cors-origin *: every web page that somebody opens may ask, with whatever key it has");
         }
-        let routes = client_routes(app.clone(), config.cors.as_ref());
+        let routes = client_routes(app.clone(), &config.web);
         let head_timeout = config.head_timeout;
         let reader_timeout = app.requests.idle_timeout;
         let door = Door { tls, head_timeout, reader_timeout, connections };

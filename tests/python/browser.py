@@ -19,7 +19,7 @@ class Browser:
         """Opens a page; returns it and the list that its complaints come into."""
         page = self.chromium.new_context(**({"viewport": DESK} | context)).new_page()
         complaints = []
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("console", lambda message: complaints.append(f"{message.text} {message.location['url']}") if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(url)
         return page, complaints

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,26 @@ pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
     let folder = root().join("target/models");
     std::fs::create_dir_all(&folder)?;
     cached_model(preset, seed, &folder)
+}
+
+/// An API key and the entry that permits it.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    /// The key.
+    pub key: String,
+    /// Its entry for `--api-keys-file`.
+    pub entry: String,
+}
+
+/// Returns a new key of the router.
+///
+/// Errors: the router refuses the name.
+pub fn new_key(name: &str) -> anyhow::Result<NewKey> {
+    let output = Command::new(bin_dir()?.join("warmpath-router")).args(["--new-key", name]).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let (first, entry) = text.split_once('\n').context("two parts")?;
+    let (_, key) = first.rsplit_once(' ').context("the key ends the first line")?;
+    Ok(NewKey { key: key.to_owned(), entry: entry.to_owned() })
 }
 
 /// Calls `question` again and again until it returns a value; `None` if it returns none within `deadline`.

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::ensure;
+use tokio::process::Command as Program;
 
 use crate::rig::root;
 
@@ -32,4 +33,27 @@ pub fn find(program: &str) -> Option<PathBuf> {
     let installed = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&installed).chain(made);
     folders.map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Returns a Chromium, installed if that is possible, for the pages that Python tests look at.
+///
+/// Errors: a script fails.
+pub fn chromium() -> anyhow::Result<Option<PathBuf>> {
+    make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
+    let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| find(program));
+    if found.is_none() {
+        eprintln!("skipped: no Chromium can be had here, so nobody looks at the pages");
+    }
+    Ok(found)
+}
+
+/// Runs a Python program of the tests to its end; returns its output.
+///
+/// Errors: it fails; its output is in the message.
+pub async fn python(script: &str, args: &[String]) -> anyhow::Result<String> {
+    let mut command = Program::new(root().join("target/venv/bin/python"));
+    let output = command.arg("-B").arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "{script} ended with {}:\n{said}", output.status);
+    Ok(said)
 }

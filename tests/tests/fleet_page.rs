@@ -3,12 +3,10 @@
 //! The checks of the page are in `tests/python/test_fleet_page.py`, those of the data that it reads in
 //! `router/tests/fleet_page.rs`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
-use tokio::process::Command;
 use warmpath_bench::chat_load::{Shape, drive};
 use warmpath_bench::client::ChatClient;
 use warmpath_bench::model::Preset;
@@ -31,32 +29,13 @@ const PICTURED: &[WorkerLine<'_>] = &[
 /// Time for which the fleet of the picture has worked: the page's default range.
 const PICTURED_FOR: Duration = Duration::from_secs(300);
 
-/// Returns a Chromium, installed if that is possible.
-fn chromium() -> anyhow::Result<Option<PathBuf>> {
-    tools::make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
-    let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| tools::find(program));
-    if found.is_none() {
-        eprintln!("skipped: no Chromium can be had here, so nobody looks at the fleet page");
-    }
-    Ok(found)
-}
-
-/// Runs a test program to its end; returns its output.
-async fn look(script: &str, args: &[String]) -> anyhow::Result<String> {
-    let mut command = Command::new(root().join("target/venv/bin/python"));
-    let output = command.arg("-B").arg(root().join(script)).args(args).kill_on_drop(true).output().await?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success(), "{script} ended with {}:\n{said}", output.status);
-    Ok(said)
-}
-
 fn shape(seed: u64) -> Shape {
     Shape { tenants: 2, users: 2, turns: 3, system_words: 60, user_words: 10, answer_tokens: 4, concurrency: 2, seed }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_the_fleet_to_readers_of_all_kinds() -> anyhow::Result<()> {
-    let Some(chromium) = chromium()? else { return Ok(()) };
+    let Some(chromium) = tools::chromium()? else { return Ok(()) };
     let rig = Rig::start_models(WORKERS).await?;
     drive(&ChatClient::new(&rig.router_url(), Some("tiny".to_owned()))?, &shape(1)).await?;
     let body = json!({
@@ -69,7 +48,7 @@ async fn the_page_shows_the_fleet_to_readers_of_all_kinds() -> anyhow::Result<()
     ensure!(request.send().await?.status().is_success(), "the worker whose name is markup answers");
 
     let args = [chromium.display().to_string(), rig.router_url(), rig.fleet.router.admin_url()?];
-    let said = look("tests/python/test_fleet_page.py", &args).await?;
+    let said = tools::python("tests/python/test_fleet_page.py", &args).await?;
     assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
     Ok(())
 }
@@ -77,7 +56,7 @@ async fn the_page_shows_the_fleet_to_readers_of_all_kinds() -> anyhow::Result<()
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "writes docs/images/fleet.png, in some minutes: make picture"]
 async fn the_picture_of_the_page() -> anyhow::Result<()> {
-    let chromium = chromium()?.context("no Chromium")?;
+    let chromium = tools::chromium()?.context("no Chromium")?;
     let rig = Rig::start_models(PICTURED).await?;
     let client = ChatClient::new(&rig.router_url(), None)?;
     let picture = root().join("docs/images/fleet.png").display().to_string();
@@ -100,7 +79,7 @@ async fn the_picture_of_the_page() -> anyhow::Result<()> {
     };
     let pictured = async {
         tokio::time::sleep(PICTURED_FOR).await;
-        look("tests/python/browser.py", &args).await.map(drop)
+        tools::python("tests/python/browser.py", &args).await.map(drop)
     };
     tokio::select! {
         loaded = load => loaded,

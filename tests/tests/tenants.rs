@@ -7,32 +7,17 @@
 //! each prompt.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
 use warmpath_common::headers::CACHE_SALT;
-use warmpath_tests::rig::{Rig, bin_dir};
+use warmpath_tests::rig::{NewKey, Rig, new_key};
 
 const N_CONVERSATIONS: u64 = 2;
 const N_ROUNDS: u64 = 4;
 /// Prompts of a flood between two rounds: far more in total than the workers' caches hold.
 const FLOOD_PROMPTS: u64 = 30;
-
-/// An API key and the entry that permits it.
-struct NewKey {
-    key: String,
-    entry: String,
-}
-
-fn new_key(name: &str) -> anyhow::Result<NewKey> {
-    let output = Command::new(bin_dir()?.join("warmpath-router")).args(["--new-key", name]).output()?;
-    let text = String::from_utf8(output.stdout)?;
-    let (first, entry) = text.split_once('\n').context("two parts")?;
-    let (_, key) = first.rsplit_once(' ').context("the key ends the first line")?;
-    Ok(NewKey { key: key.to_owned(), entry: entry.to_owned() })
-}
 
 /// A fleet with small caches and two keys.
 struct Crowded {

@@ -152,6 +152,7 @@ pub struct Plan {
     listen: SocketAddr,
     admin_listen: SocketAddr,
     has_tls: bool,
+    has_chat_page: bool,
 }
 
 impl Plan {
@@ -193,9 +194,10 @@ impl Plan {
             router_args.extend(["--wait".into(), WAIT_S.into()]);
         }
         let has_tls = given.router.contains_key("tls-cert");
+        let has_chat_page = given.router.get("ui").and_then(toml::Value::as_bool).unwrap_or(false);
         router_args.extend(flags.router.iter().cloned());
         let router = Program { name: "router".into(), path: programs.router, args: router_args };
-        Ok(Self { workers, router, listen, admin_listen, has_tls })
+        Ok(Self { workers, router, listen, admin_listen, has_tls, has_chat_page })
     }
 
     /// Returns the URL of the router's admin listener.
@@ -207,12 +209,13 @@ impl Plan {
     pub fn greeting(&self, fleet: &Fleet) -> String {
         let base = format!("{}://{}", if self.has_tls { "https" } else { "http" }, reachable(self.listen));
         let admin = self.admin_url();
+        let chat = if self.has_chat_page { format!("chat page: {base}/\n") } else { String::new() };
         let models = fleet.model_names().join(", ");
         let status = if admin == crate::status::ADMIN_DEFAULT { String::new() } else { format!(" --admin {admin}") };
         format!(
             "\n{models} is served at {base}/v1 by {n} worker{s}.\n\n\
              curl {base}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n\n\
-             fleet page: {admin}/fleet\nin a terminal: warmpath status{status}\nCtrl-C ends the fleet.\n",
+             {chat}fleet page: {admin}/fleet\nin a terminal: warmpath status{status}\nCtrl-C ends the fleet.\n",
             n = self.workers.len(),
             s = if self.workers.len() == 1 { "" } else { "s" },
         )

@@ -170,6 +170,10 @@ pub struct Flags {
     #[arg(long = "cors-origin", env = "WARMPATH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
 
+    /// Serve a page for chats at / of --listen. Where API keys are required, its reader types one.
+    #[arg(long, env = "WARMPATH_UI")]
+    pub ui: bool,
+
     /// File of the fleet's token, which the router sends to workers (their own --fleet-token-file): one per line, the
     /// first is sent; read again when it changes.
     #[arg(long, env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]

@@ -1,6 +1,6 @@
 //! Recent activity in JSON: the last decisions, and the counters of the last hour. The fleet page reads it.
 //!
-//! It contains no text of prompts or responses. Not here: the storage (`decision_history`), the page (`fleet_page`).
+//! It contains no text of prompts or responses. Not here: the storage (`decision_history`), the page (`pages`).
 
 use std::time::Duration;
 

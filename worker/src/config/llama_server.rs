@@ -202,7 +202,7 @@ pub const ROWS: &[Row] = &[
         "--path --api-prefix --ui --webui --ui-config --webui-config --ui-config-file --webui-config-file --cors-origins \
          --cors-methods --cors-headers --cors-credentials",
         Value,
-        Refused("a worker serves no web pages; the router has --cors-origin"),
+        Refused("a worker serves no web pages; the router has --ui and --cors-origin"),
     ),
     row(
         "-ag --agent --tools --tools-runtime --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --webui-mcp-proxy",

@@ -1,6 +1,6 @@
-//! Web pages that may send requests: `--cors-origin` in, checked origins out.
+//! Browsers: the pages that may send requests (`--cors-origin`) and the page that is served (`--ui`).
 //!
-//! Not here: the responses to them (`http::cors`).
+//! Not here: the responses to pages (`http::cors`), the page (`http::pages`).
 
 use axum::http::HeaderValue;
 use url::Url;
@@ -16,10 +16,19 @@ pub enum Cors {
     Origins(Vec<HeaderValue>),
 }
 
+/// Settings for browsers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebConfig {
+    /// Origins of other pages; `None` if there are none.
+    pub cors: Option<Cors>,
+    /// Whether clients get the chat page.
+    pub chat_page: bool,
+}
+
 /// Returns the origins that the flags name; `None` if there are none.
 ///
 /// Errors: `Origin`, for a text that no browser would send.
-pub(super) fn resolve(texts: &[String]) -> Result<Option<Cors>, ConfigError> {
+pub(super) fn cors(texts: &[String]) -> Result<Option<Cors>, ConfigError> {
     if texts.is_empty() {
         return Ok(None);
     }
@@ -45,7 +54,7 @@ mod tests {
 
     #[test]
     fn origins_are_those_that_browsers_send() {
-        let check = |texts: &[&str]| resolve(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        let check = |texts: &[&str]| cors(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
         assert_eq!(check(&[]), Ok(None));
         assert_eq!(check(&["*"]), Ok(Some(Cors::Any)));
         assert_eq!(check(&["https://a.example", "*"]), Ok(Some(Cors::Any)));
