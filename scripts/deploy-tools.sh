@@ -1,13 +1,14 @@
 #!/bin/sh
-# Builds from their Go modules what checks helm/ and deploy/: helm, helm-docs and kubeconform in target/tools/bin, and the schemas of
-# Kubernetes' and its extensions' kinds in target/tools/schemas; promtool comes from Debian. Does nothing where all is up to date.
-# Without Go it says so; the tests that need what is missing are skipped then. Called by `make test` and by them.
+# Builds from their Go modules what checks helm/, deploy/ and .github/: helm, helm-docs, kubeconform and actionlint in target/tools/bin,
+# and the schemas of Kubernetes' and its extensions' kinds in target/tools/schemas; promtool comes from Debian. Does nothing where all is
+# up to date. Without Go it says so; the tests that need what is missing are skipped then. Called by `make test` and by them.
 set -eu
 cd "$(dirname "$0")/.."
 
 helm=helm.sh/helm/v4/cmd/helm@v4.3.1
 helm_docs=github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2
 kubeconform=github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
+actionlint=github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 # Each with the folder of its schemas: OpenAPI of Kubernetes' own kinds, definitions of the others.
 schemas='k8s.io/kubernetes@v1.36.3/api/openapi-spec/v3
 github.com/prometheus-operator/prometheus-operator@v0.85.0/example/prometheus-operator-crd
@@ -17,7 +18,7 @@ github.com/cert-manager/cert-manager@v1.21.2/deploy/crds'
 
 scripts/debian-package.sh promtool=prometheus
 tools=target/tools
-wanted="$helm $helm_docs $kubeconform $schemas $(cksum <tests/python/kube_schemas.py)"
+wanted="$helm $helm_docs $kubeconform $actionlint $schemas $(cksum <tests/python/kube_schemas.py)"
 if [ "$(cat $tools/deploy-tools.txt 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
@@ -39,7 +40,7 @@ cd $tools
 GOBIN=$root/$tools/bin
 GOFLAGS=-buildvcs=false
 export GOBIN GOFLAGS
-for module in $helm $helm_docs $kubeconform; do
+for module in $helm $helm_docs $kubeconform $actionlint; do
     go install "$module" || {
         echo "deploy-tools: cannot build $module" >&2
         exit 1

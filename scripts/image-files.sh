@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds router and worker as images have them and lays them out below a folder that runs wherever it is put: bin/, lib/, and lib/warmpath/
+# Builds the programs as images and releases have them and lays them out below a folder that runs wherever it is put: bin/, lib/, and lib/warmpath/
 # with llama.cpp's backends, among them a set of CPU kernels for each generation of processors (docs/decisions/0034-cpu-variants.md).
 # Usage: scripts/image-files.sh DEST [CARGO_FLAG...], as --features warmpath-worker/cuda. CARGO_TARGET_DIR says where to build [target/image].
 set -eu
@@ -18,14 +18,14 @@ export CMAKE_DISABLE_FIND_PACKAGE_OpenSSL=TRUE
 # newer kind, which libraries of libraries do not inherit) lets the folder be put anywhere.
 # shellcheck disable=SC2016 # the loader expands $ORIGIN
 RUSTFLAGS='-C strip=symbols -C link-arg=-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib' CARGO_TARGET_DIR=$target \
-    cargo build --release --locked -p warmpath-router -p warmpath-worker --features warmpath-worker/dynamic-backends "$@"
+    cargo build --release --locked -p warmpath-cli -p warmpath-router -p warmpath-worker --features warmpath-worker/dynamic-backends "$@"
 
 # Newest first, where an older build of llama.cpp lies beside this one.
 # shellcheck disable=SC2012 # these names are cargo's
 out=$(ls -td "$target"/release/build/llama-cpp-sys-2-*/out/lib | head -1)
 rm -rf "$dest"
 mkdir -p "$dest/bin" "$dest/lib/warmpath"
-install "$target/release/warmpath-router" "$target/release/warmpath-worker" "$dest/bin/"
+install "$target/release/warmpath" "$target/release/warmpath-router" "$target/release/warmpath-worker" "$dest/bin/"
 for library in libllama libggml libggml-base libllama-common; do
     cp -a "$out/$library".so* "$dest/lib/"
 done

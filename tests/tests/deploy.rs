@@ -1,4 +1,4 @@
-//! Files under `helm` and `deploy`: the Helm chart, the download of models, alerts and dashboards.
+//! Files under `helm`, `deploy` and `.github`: the Helm chart, the download of models, alerts and dashboards, releases.
 //!
 //! The checks are in `tests/python`.
 //!
@@ -8,7 +8,7 @@
 use std::process::Command;
 
 use anyhow::ensure;
-use warmpath_tests::rig::root;
+use warmpath_tests::rig::{bin_dir, root};
 use warmpath_tests::tools;
 
 /// Runs a test program to its end, if the tool that it `needs` exists; the error contains its output if it fails.
@@ -37,6 +37,13 @@ fn a_model_is_downloaded_whole_or_not_at_all() -> anyhow::Result<()> {
 #[test]
 fn alerts_and_dashboards_ask_for_what_is_exported() -> anyhow::Result<()> {
     check("tests/python/test_monitoring.py", "promtool")
+}
+
+#[test]
+fn releases_install_where_they_fit_and_have_what_belongs_to_them() -> anyhow::Result<()> {
+    // The archive has the programs.
+    bin_dir()?;
+    check("tests/python/test_release.py", "python3")
 }
 
 #[test]

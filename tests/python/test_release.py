@@ -1,0 +1,274 @@
+"""Releases: the installer against a server with made archives, the archive and the Debian package of the real programs, the workflows.
+
+Run by tests/tests/deploy.rs. Nothing is published, and no workflow is run: they want GitHub's machines. The programs of the archive here
+are this machine's own build, not that of scripts/image-files.sh.
+"""
+
+import functools
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAMS = ("warmpath", "warmpath-router", "warmpath-worker")
+VERSION = re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+PLATFORMS = ("linux-x86_64", "linux-aarch64", "linux-x86_64-cuda", "linux-x86_64-vulkan", "macos-arm64")
+URL = "https://releases.example/v1"
+
+
+def run(*command, **options):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **options)
+
+
+def archive(folder, platform):
+    """Makes an archive whose programs print their platform."""
+    name = f"warmpath-{VERSION}-{platform}"
+    files = {f"bin/{program}": f"#!/bin/sh\necho {program} {platform}\n" for program in PROGRAMS}
+    files |= {f"share/man/man1/{program}.1": platform for program in PROGRAMS} | {"lib/libllama.so": ""}
+    with tarfile.open(folder / f"{name}.tar.gz", "w:gz") as tar:
+        for path, text in files.items():
+            info = tarfile.TarInfo(f"{name}/{path}")
+            info.size, info.mode = len(text), 0o755
+            tar.addfile(info, io.BytesIO(text.encode()))
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Installer(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.release, self.prefix, self.fakes = (self.folder / name for name in ("release", "prefix", "fakes"))
+        self.release.mkdir()
+        self.fakes.mkdir()
+        for platform in PLATFORMS:
+            archive(self.release, platform)
+        (self.release / "warmpath_0-1_amd64.deb").write_text("")
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=self.release))
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        threading.Thread(target=server.serve_forever).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        indexed = run(ROOT / "scripts/release-index.sh", self.release, url, "https://warmpath.example")
+        self.assertEqual(indexed.returncode, 0, indexed.stderr)
+
+    def fake(self, program, text):
+        path = self.fakes / program
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def install(self, system="Linux", machine="x86_64", glibc="glibc 2.36", script=None, **variables):
+        self.fake("uname", f'[ "$1" = -s ] && echo {system} || echo {machine}')
+        self.fake("getconf", f"echo {glibc}" if glibc else "exit 1")
+        environment = {"PATH": f"{self.fakes}:{os.environ['PATH']}", "HOME": str(self.folder), "no_proxy": "*"}
+        environment |= {"WARMPATH_PREFIX": str(self.prefix)} | variables
+        return run("sh", "-s", input=script or (self.release / "install.sh").read_text(), env=environment)
+
+    def installed(self):
+        """Returns what the installed programs print, none where nothing is installed."""
+        return [run(path).stdout.strip() for path in sorted(self.prefix.glob("bin/*"))]
+
+    def check_installs(self, platform, *args, **variables):
+        result = self.install(*args, **variables)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.installed(), [f"{program} {platform}" for program in PROGRAMS])
+
+    def check_refuses(self, said, *args, **variables):
+        result = self.install(*args, **variables)
+        self.assertEqual((result.returncode, self.installed()), (1, []), result.stderr)
+        self.assertIn(said, result.stderr)
+        self.assertEqual(list(self.prefix.glob("lib/*")) + list(self.prefix.glob("lib/.*")), [])
+
+    def test_each_machine_gets_its_archive(self):
+        self.check_installs("linux-x86_64", "Linux", "x86_64")
+        self.check_installs("linux-aarch64", "Linux", "aarch64")
+        self.check_installs("linux-aarch64", "Linux", "arm64")
+        self.check_installs("macos-arm64", "Darwin", "arm64")
+        self.check_installs("linux-x86_64-vulkan", WARMPATH_VARIANT="vulkan")
+
+    def test_cuda_is_taken_where_there_is_a_gpu(self):
+        self.fake("nvidia-smi", 'echo "GPU 0: NVIDIA H100"')
+        self.check_installs("linux-x86_64-cuda")
+        self.check_installs("linux-x86_64", WARMPATH_VARIANT="cpu")
+        # There is no archive with CUDA for these.
+        self.check_installs("linux-aarch64", "Linux", "aarch64")
+        self.fake("nvidia-smi", 'echo "No devices were found"; exit 6')
+        self.check_installs("linux-x86_64")
+
+    def test_a_second_installation_takes_the_place_of_the_first(self):
+        self.check_installs("linux-x86_64")
+        (self.prefix / "lib/warmpath/lib/libold.so").write_text("")
+        self.check_installs("linux-x86_64")
+        self.assertEqual([path.name for path in self.prefix.glob("lib/warmpath/lib/*")], ["libllama.so"])
+        self.assertEqual([path.name for path in self.prefix.glob("lib/*")], ["warmpath"])
+        self.assertTrue((self.prefix / "share/man/man1/warmpath.1").exists())
+
+    def test_another_content_than_was_published_is_refused(self):
+        with open(self.release / f"warmpath-{VERSION}-linux-x86_64.tar.gz", "ab") as file:
+            file.write(b"x")
+        self.check_refuses("nothing was installed")
+        self.check_installs("linux-aarch64", "Linux", "aarch64")
+
+    def test_what_has_no_archive_is_told_what_to_do(self):
+        self.check_refuses("there is no archive for FreeBSD on x86_64", "FreeBSD", "amd64")
+        self.check_refuses("there is no archive for Linux on riscv64", "Linux", "riscv64")
+        self.check_refuses("there is no archive for Darwin on x86_64", "Darwin", "x86_64")
+        self.check_refuses("need the C library glibc", glibc="")
+        self.check_refuses("needs glibc 2.35 or newer, and this machine has 2.31", glibc="glibc 2.31")
+        self.check_refuses("needs glibc 2.36 or newer", glibc="glibc 2.35", WARMPATH_VARIANT="vulkan")
+        self.check_refuses("WARMPATH_VARIANT is cpu, cuda or vulkan, not rocm", WARMPATH_VARIANT="rocm")
+        self.check_refuses("it has warmpath-", "Linux", "aarch64", WARMPATH_VARIANT="cuda")
+
+    def test_a_release_that_cannot_be_reached_is_named(self):
+        self.check_refuses("cannot fetch http://127.0.0.1:1/SHA256SUMS", WARMPATH_URL="http://127.0.0.1:1")
+        (self.release / f"warmpath-{VERSION}-linux-x86_64.tar.gz").unlink()
+        self.check_refuses("linux-x86_64.tar.gz")
+        of_the_tree = (ROOT / "scripts/install.sh").read_text()
+        self.check_refuses("this script belongs to no release", script=of_the_tree)
+
+    def test_a_script_that_is_cut_off_does_nothing(self):
+        script = (self.release / "install.sh").read_text()
+        whole = script.rindex("main ")
+        for end in range(0, whole, 97):
+            self.install(script=script[:end] or "\n")
+            self.assertFalse(self.prefix.exists(), script[:end][-80:])
+
+    def test_the_formula_has_the_release_s_archives_and_sums(self):
+        formula = (self.release / "warmpath.rb").read_text()
+        self.assertNotRegex(formula, r"@[A-Z]")
+        for platform in ("macos-arm64", "linux-x86_64", "linux-aarch64"):
+            content = (self.release / f"warmpath-{VERSION}-{platform}.tar.gz").read_bytes()
+            self.assertRegex(formula, rf'warmpath-#{{version}}-{platform}\.tar\.gz"\n\s+sha256 "{hashlib.sha256(content).hexdigest()}"')
+        self.assertIn(f'version "{VERSION}"', formula)
+
+    def test_a_release_without_an_archive_has_no_formula(self):
+        (self.release / f"warmpath-{VERSION}-macos-arm64.tar.gz").unlink()
+        indexed = run(ROOT / "scripts/release-index.sh", self.release, URL, "https://warmpath.example")
+        self.assertEqual(indexed.returncode, 1)
+        self.assertIn("there is no archive for macos-arm64", indexed.stderr)
+
+
+class Packages(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        files = cls.folder / "files"
+        (files / "bin").mkdir(parents=True)
+        (files / "lib").mkdir()
+        for program in PROGRAMS:
+            shutil.copy(ROOT / "target/release" / program, files / "bin" / program)
+            # As in releases, and quicker to pack.
+            subprocess.run(["strip", files / "bin" / program], check=True)
+        cls.packed = cls.pack(files, f"linux-{os.uname().machine}", cls.folder / "packed")
+
+    @classmethod
+    def pack(cls, files, platform, out):
+        environment = os.environ | {"SOURCE_DATE_EPOCH": "1"}
+        packed = run(ROOT / "scripts/release-archive.sh", files, platform, out, env=environment)
+        assert packed.returncode == 0, packed.stderr
+        return pathlib.Path(packed.stdout.strip())
+
+    def check_programs(self, folder):
+        for program in PROGRAMS:
+            self.assertIn(f"{program} {VERSION}", run(folder / program, "--version").stdout)
+
+    def test_the_same_files_give_the_same_archive(self):
+        files = self.folder / "scripts"
+        (files / "bin").mkdir(parents=True)
+        (files / "lib").mkdir()
+        for program in PROGRAMS:
+            text = f'#!/bin/sh\nif [ "$1" = --man-pages ]; then mkdir -p "$2"; echo page >"$2/{program}.1"; fi\n'
+            (files / "bin" / program).write_text(text)
+            (files / "bin" / program).chmod(0o755)
+        one = self.pack(files, "linux-x86_64", self.folder / "one").read_bytes()
+        for path in files.glob("bin/*"):
+            os.utime(path, (9, 9))
+        self.assertEqual(one, self.pack(files, "linux-x86_64", self.folder / "two").read_bytes())
+
+    def test_an_archive_runs_wherever_it_is_unpacked(self):
+        unpacked = self.folder / "elsewhere"
+        with tarfile.open(self.packed) as tar:
+            self.assertEqual({(member.uid, member.gid) for member in tar}, {(0, 0)})
+            tar.extractall(unpacked, filter="tar")
+        [tree] = unpacked.iterdir()
+        self.check_programs(tree / "bin")
+        share = tree / "share"
+        pages = {"warmpath.1", "warmpath-serve.1", "warmpath-status.1", "warmpath-router.1", "warmpath-worker.1"}
+        self.assertEqual({path.name for path in (share / "man/man1").iterdir()}, pages)
+        for completion in ("bash-completion/completions/warmpath", "zsh/site-functions/_warmpath", "fish/vendor_completions.d/warmpath.fish"):
+            self.assertIn("serve", (share / completion).read_text())
+        self.assertTrue((share / "doc/warmpath/LICENSE").exists())
+
+    def test_a_debian_package_has_programs_units_and_settings_in_their_places(self):
+        for program in ("dpkg-deb", "dpkg-shlibdeps"):
+            if not shutil.which(program):
+                self.skipTest(f"{program} is missing")
+        quick = os.environ | {"DPKG_DEB_COMPRESSOR_TYPE": "none"}
+        made = run(ROOT / "scripts/release-deb.sh", self.packed, self.folder, env=quick)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        package = pathlib.Path(made.stdout.splitlines()[-1])
+        fields = dict(line.split(": ", 1) for line in run("dpkg-deb", "--field", package).stdout.splitlines() if ": " in line)
+        self.assertEqual((fields["Package"], fields["Version"]), ("warmpath", f"{VERSION}-1"))
+        self.assertRegex(fields["Depends"], r"\blibc6 \(>= ")
+        root = self.folder / "root"
+        self.assertEqual(run("dpkg-deb", "--raw-extract", package, root).returncode, 0)
+        self.check_programs(root / "usr/bin")
+        units = {path.name: path.read_text() for path in (root / "usr/lib/systemd/system").iterdir()}
+        self.assertEqual(set(units), {"warmpath-router.service", "warmpath-worker@.service"})
+        for name, unit in units.items():
+            program = re.search(r"^ExecStart=(\S+)$", unit, re.M).group(1)
+            self.assertTrue((root / program.removeprefix("/")).exists(), program)
+            settings = re.search(r"^EnvironmentFile=(\S+)$", unit, re.M).group(1).replace("%i", "a")
+            self.assertTrue((root / settings.removeprefix("/")).exists(), settings)
+        listed = (root / "DEBIAN/conffiles").read_text().splitlines()
+        self.assertEqual(listed, ["/etc/warmpath/router.env", "/etc/warmpath/worker-a.env"])
+        self.assertTrue((root / "usr/share/man/man1/warmpath-worker.1.gz").exists())
+        self.assertTrue((root / "usr/share/doc/warmpath/copyright").exists())
+
+    def test_only_an_archive_for_processors_becomes_a_debian_package(self):
+        for platform in ("macos-arm64", "linux-x86_64-cuda"):
+            result = run(ROOT / "scripts/release-deb.sh", self.folder / f"warmpath-{VERSION}-{platform}.tar.gz", self.folder)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("is no archive for the processors", result.stderr)
+
+
+class Workflows(unittest.TestCase):
+    def test_actionlint_finds_nothing(self):
+        actionlint = shutil.which("actionlint", path=f"{ROOT}/target/tools/bin:{os.environ['PATH']}")
+        if not actionlint:
+            self.skipTest("actionlint is missing")
+        # Scripts in workflows are checked by the shellcheck of the tests' environment.
+        path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+        result = run(actionlint, *sorted((ROOT / ".github/workflows").glob("*.yml")), env=os.environ | {"PATH": path})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_releases_have_the_archives_that_are_asked_for_and_the_compiler_of_the_workspace(self):
+        rust = re.search(r'^rust-version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
+        workflows = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}
+        self.assertEqual(set(workflows), {"release", "test"})
+        for workflow in workflows.values():
+            self.assertEqual(workflow["env"]["RUST"], rust)
+        jobs = workflows["release"]["jobs"]
+        built = {entry["platform"] for entry in jobs["linux"]["strategy"]["matrix"]["include"]} | {"macos-arm64"}
+        self.assertLessEqual(set(PLATFORMS), built)
+        images = set(jobs["images"]["strategy"]["matrix"]["image"])
+        self.assertEqual(images, {path.name.removeprefix("Dockerfile.") for path in (ROOT / "deploy").glob("Dockerfile.*")})
+        self.assertEqual(images, {entry["image"] for entry in jobs["manifests"]["strategy"]["matrix"]["include"]})
+
+
+if __name__ == "__main__":
+    unittest.main()
