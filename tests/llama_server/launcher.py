@@ -94,6 +94,10 @@ def translate(arguments):
     template = given.pop("--chat-template", None if has_own else "chatml")
     if template is not None:
         given["--chat-template-file"] = write_template(TEMPLATES.get(template, template))
+    if int(given.get("--ctx-size", 0)) > 0 and "--kv-unified" not in given:
+        # llama-server gives a slot of its own 256 tokens at least, whatever it was told; a worker refuses less.
+        least = 256 * int(given.get("--slots", 1))
+        given["--ctx-size"] = str(max(int(given["--ctx-size"]), least))
     # What the self-test chooses differs from machine to machine.
     fixed = {"--kv-unified": "off", "--flash-attn": "off", "--threads": "1"}
     for flag, value in (fixed | given).items():
