@@ -4,7 +4,7 @@
 //! a `stock` task. The one `tracker` thread owns the view and the prefix index and publishes them. The one `vocabulary`
 //! task fetches what is needed to tokenize. Requests never wait for any of them.
 //!
-//! Not here: the decision (`warmpath-router-core`), a request's way (`lifecycle`).
+//! Not here: the decision (`warmpath-router-core`), the path of a request (`lifecycle`).
 
 pub mod client;
 pub mod loss;
@@ -62,15 +62,15 @@ pub struct Fleet {
     ledger: Mutex<Ledger>,
     n_shed: AtomicU64,
     started: Instant,
-    /// Whether every worker that was found first has been contacted. Sent again when a worker appears or serves another
+    /// Whether all workers of the first discovery have been contacted. Sent again when a worker joins or serves another
     /// model.
     looked: watch::Sender<bool>,
-    /// Longest time after the start in which requests wait for that.
+    /// Longest time after the start for which requests wait until those workers have been contacted.
     first_look_max: Duration,
     /// Whether the router was ready once. From then on a change in the fleet does not make it unready.
     was_ready: AtomicBool,
     models_changed: Notify,
-    /// Receiver of workers that join or drain; `None` if workers exchange no KV state.
+    /// Channel for workers that join or drain; `None` if workers exchange no KV state.
     turns: Option<mpsc::Sender<Turn>>,
     trial: TrialConfig,
     metrics: Arc<Metrics>,
@@ -114,7 +114,7 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until every worker that was found first has been contacted, for a limited time after the start.
+    /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
     ///
     /// Without this wait a request could be refused although a worker for it exists.
     pub async fn first_look(&self) {
@@ -364,7 +364,7 @@ pub enum ConnectErrorKind {
 
 /// A message to the tracker from the tasks that follow workers, and from the vocabulary task.
 pub enum Report {
-    /// All workers that the sources found first have joined.
+    /// All workers of the first discovery have joined.
     Surveyed,
     /// A worker has joined; its member is in place.
     Joined {

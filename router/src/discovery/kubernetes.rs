@@ -1,8 +1,8 @@
 //! Workers among the endpoints of a Kubernetes service, found by watching its EndpointSlices.
 //!
 //! An endpoint that is terminating gets no further request. The readiness of an endpoint is ignored: the worker reports
-//! it on its summary stream, sooner and without the flaps of a probe, and an index that was dropped for a missed probe
-//! would have to be fetched again.
+//! it on its summary stream, sooner and without the flaps of a probe. If a missed probe removed a worker, the router
+//! would drop its blocks and have to fetch them again.
 //!
 //! Not here: the watch protocol (`kube`).
 
@@ -90,8 +90,8 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
     }
 }
 
-/// Pauses between tries: each twice the last one. The pauses of `kube` grow to a minute, out of care for API servers
-/// with thousands of clients. There are few routers, and what they miss is the end of a worker.
+/// Pauses between tries, each twice the last one. The pauses of `kube` grow to a minute, to protect API servers with
+/// thousands of clients. Routers are few, and after such a pause a router still sends requests to workers that ended.
 struct Pauses(Duration);
 
 impl Default for Pauses {

@@ -1,7 +1,7 @@
 //! Keep-alive comments to a client whose worker has only sent comments so far.
 //!
-//! A comment before the first event is no part of the response. The client gets the head of a stream and comments, and
-//! the attempts continue behind them. Then come the events of the worker that responded, or an event with the error.
+//! A comment before the first event is no part of the response. The client gets the head of a stream and comments while
+//! the attempts continue. Then come the events of the worker that responded, or an event with the error.
 //!
 //! Not here: the attempts (`lifecycle`), the rest of a response (`relay`).
 

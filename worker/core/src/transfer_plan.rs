@@ -1,8 +1,8 @@
 //! Whether a request waits for KV state from another worker, for which blocks, and how long at most.
 //!
-//! The missing blocks are fetched if that takes less time than computing them, by the measured rates of both. State in
-//! the store is not fetched again. State that only a slot has is, because stored state is restored from its first
-//! token on.
+//! The missing blocks are fetched if that takes less time than computing them, by the measured rates of both. Blocks in
+//! the store are not fetched. Blocks that only a slot holds are fetched as well, because stored state can only be
+//! restored from its first token on.
 //! Not here: the start of the request with what has arrived (`slot_plan`).
 
 use std::ops::Range;

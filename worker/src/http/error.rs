@@ -1,7 +1,7 @@
 //! A [`RequestError`] becomes OpenAI's error object.
 //!
-//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client sees the error's own
-//! message, the log sees what lies behind it.
+//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client gets the error's own
+//! message, the log gets its causes.
 
 use axum::response::{IntoResponse, Response};
 use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
@@ -9,7 +9,7 @@ use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
 
-/// `Retry-After` for a client that finds every place taken. Units: seconds.
+/// `Retry-After` for a client that finds the queue full. Units: seconds.
 ///
 /// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
 const RETRY_OVERLOAD_S: u64 = 1;

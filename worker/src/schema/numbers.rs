@@ -12,7 +12,7 @@ use super::{At, SchemaError};
 /// Source: the largest float below 2^63; the compiler counts in 64-bit integers.
 const BOUND_MAX: f64 = 9_223_372_036_854_774_784.0;
 
-/// Smallest bound besides 0: it is written out in as many digits.
+/// Smallest bound besides 0: it has about as many digits as the largest.
 const BOUND_MIN: f64 = 1e-18;
 
 /// Largest value of the significant digits of a `multipleOf`: the compiler has a state for each remainder.
@@ -20,7 +20,7 @@ const BOUND_MIN: f64 = 1e-18;
 /// Source: five digits cost it 1.2 s and 47 MB, and four 20 ms per token (docs/decisions/0023).
 const MULTIPLE_DIGITS_MAX: u64 = 1000;
 
-/// Largest integer to which no other one is rounded.
+/// Largest integer that a 64-bit float holds exactly, together with all smaller ones.
 const EXACT_MAX: f64 = 9_007_199_254_740_991.0;
 
 /// Returns whether a 64-bit float holds exactly this number and the compiler can write it.
@@ -79,7 +79,7 @@ fn number(float: f64) -> Value {
     if float.fract() == 0.0 && float.abs() <= BOUND_MAX { json!(float as i64) } else { json!(float) }
 }
 
-/// Returns a checked step.
+/// Returns a checked `multipleOf`.
 pub(super) fn multiple_of(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let step = value.as_f64().filter(|step| step.is_finite() && *step > 0.0);
     let step = step.ok_or_else(|| at.refuse("`multipleOf` must be a number above 0"))?;

@@ -15,7 +15,7 @@ use super::numbers::significant_digits;
 /// (docs/decisions/0023).
 const PRODUCT_MAX: u64 = 1_000_000;
 
-/// Factor of a format, which is a pattern of the compiler's.
+/// Factor of a format, which the compiler turns into a pattern.
 const FORMAT_FACTOR: u64 = 8;
 
 /// Refuses a normalized schema in which too many patterns apply together. Recurses once per schema: it needs a deep

@@ -15,7 +15,7 @@ const LISTS_MAX: usize = 256;
 /// Most system texts that are kept for a list. Source: own choice: more than the projects that are worked on at a time.
 const TEXTS_MAX: usize = 64;
 
-/// Tools of a prompt behind a system text.
+/// A prompt's tools and the system text before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToolsBehindText {
     /// Hash of the list of tools.
@@ -42,10 +42,9 @@ struct ToolList {
 }
 
 impl ToolLists {
-    /// Returns whether a prompt has the tools of an earlier one, but a system text that none with these tools had, and
-    /// records it.
+    /// Records a prompt; returns whether its tools are known and its system text is new for these tools.
     ///
-    /// Cost: a look at each list and at the texts of one.
+    /// Cost: O(lists + texts of one list).
     pub fn observe(&mut self, root: BlockHash, spoken: ToolsBehindText) -> bool {
         let is_same = |list: &ToolList| list.root == root && list.tools == spoken.tools;
         let known = self.recent.iter().position(is_same).and_then(|idx| self.recent.remove(idx));

@@ -6,8 +6,8 @@
 
 /// Factor by which the sums decay with each request.
 ///
-/// Source: own choice: the last thousand requests or so count, enough for a fleet's mix and few against an hour's
-/// traffic.
+/// Source: own choice: about the last thousand requests count, which covers a fleet's mix and is a small part of an
+/// hour's traffic.
 const FADING: f64 = 0.999;
 
 /// Sums of reused and computed tokens.

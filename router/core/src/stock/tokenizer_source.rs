@@ -1,8 +1,8 @@
 //! The source of a stock server's token counts: which vocabulary its prompts are tokenized with, if any.
 //!
-//! Tokenizing is done elsewhere. A request is made into one prompt for all workers that serve its model. So a stock
-//! server with the name of a Warmpath worker's model is assumed to serve that worker's model. Without such a worker,
-//! the vocabulary that the operator configured is used; without one, the text itself.
+//! Tokenizing is done elsewhere. A request becomes one prompt for all workers of its model. So if a stock server's
+//! model has the same name as a Warmpath worker's model, it is assumed to be that model. Otherwise the vocabulary that
+//! the operator configured is used; without one, the text itself.
 
 use warmpath_common::block_hash::ChainRoot;
 use warmpath_common::model::{Capability, Fingerprint, ModelInfo};

@@ -20,9 +20,9 @@ use crate::tenants::{Tenant, TenantId};
 /// Kind of stored KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Whole blocks, usable up to any of them behind the blocks before.
+    /// Whole blocks, usable up to the end of any of them if the blocks before are held.
     Chunk,
-    /// Partial state at the end of its blocks, usable only there, of memory that cannot be rewound everywhere.
+    /// Partial state of memory that cannot be rewound everywhere, usable only at the end of its blocks.
     Checkpoint,
 }
 

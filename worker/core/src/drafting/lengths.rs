@@ -1,16 +1,16 @@
 //! Lengths of a step's drafts: as long as their expected tokens repay the time that they add to the step.
 //!
 //! A step without drafts gives each stream a token. A draft adds the tokens that are expected to be accepted, and the
-//! time of its rows for all streams. A draft is as long as the step's tokens per second are highest within what its
-//! sequence may spend, and is left out if they do not rise.
+//! time of its rows for all streams. It gets the length that maximises the step's tokens per second within its
+//! sequence's budget, and is left out if no length raises them.
 //! Source: SmartSpec (arXiv 2406.14066), which maximises the same *goodput*.
 
 use std::cmp::Reverse;
 
 use super::step_costs::StepCosts;
 
-/// Share of a draft's expected tokens beyond which it must gain. Source: own choice: the noise of the chances, and the
-/// time for the drafts themselves.
+/// Smallest gain of a draft, as a share of its expected tokens. Source: own choice: the noise of the chances, and the
+/// time to find drafts.
 const GAIN_MIN: f64 = 0.1;
 
 /// A sequence's possible draft.
@@ -42,7 +42,7 @@ pub struct StepRoom {
     pub tokens_max: u32,
     /// Most drafts of the step.
     pub drafts_max: u32,
-    /// Tokens that these sequences hold, the mean of all.
+    /// Mean number of tokens that these sequences hold.
     pub held_tokens: u32,
 }
 
@@ -52,9 +52,10 @@ pub struct StepRoom {
 pub fn lengths(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> Vec<Length> {
     let mut lengths = vec![Length::default(); possible.len()];
     let mut order: Vec<usize> = (0..possible.len()).collect();
-    // Whole numbers can be ordered.
+    // The most promising draft comes first. Floats have no total order, so millionths are compared.
     let of_chances = |idx: &usize| (expected(possible[*idx].chances) * 1e6) as u64;
     order.sort_by_key(|idx| Reverse(of_chances(idx)));
+    // Each draft is added only if it raises the rate of the step with the drafts before it.
     let mut step = Step::of(room, costs);
     for idx in order {
         if step.drafted.len() >= room.drafts_max as usize {

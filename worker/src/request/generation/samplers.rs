@@ -19,7 +19,7 @@ pub(super) enum SamplersField {
     Names(Vec<String>),
 }
 
-/// Returns the samplers that a request names; what is no sampler's name counts as nothing, as in llama-server.
+/// Returns the samplers that a request names; unknown names are ignored, as in llama-server.
 ///
 /// Errors: `Field` where there are too many.
 pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> Result<Vec<SamplerKind>, RequestError> {
@@ -32,7 +32,7 @@ pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> 
     Ok(named.into_iter().flatten().collect())
 }
 
-/// Checks that sampling near a target probability is not asked for, which takes a target and the sampler's name.
+/// Refuses sampling near a target probability, which needs both a target and the sampler's name.
 ///
 /// Errors: `Unsupported`.
 pub(super) fn check_target(target: Option<f32>, sampling: &Sampling) -> Result<(), RequestError> {

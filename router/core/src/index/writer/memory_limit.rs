@@ -16,12 +16,12 @@ use crate::WorkerIdx;
 
 /// Share of the limit that one eviction frees.
 const SHED_DIVISOR: usize = 8;
-/// Number of ages that an eviction tells apart; older segments count as the oldest.
+/// Number of ages that an eviction distinguishes; older segments count as the oldest.
 const AGES: usize = 256;
 /// Maximum number of spans that an insertion adds to an existing segment: two of the run, and one of a span that it
 /// splits.
 const SPANS_ADDED_MAX: usize = 3;
-/// Share of a table that is needed beside the old and the new one while it grows.
+/// Additional memory that a table needs while it grows, as a share of the new table.
 const BESIDE_DIVISOR: usize = 16;
 /// Smallest growth of the list of segments.
 const SEGMENTS_GROWTH_MIN: usize = 16;
@@ -93,7 +93,7 @@ impl IndexWriter {
         !self.numbers.has_free() && self.numbers.len() >= SEGMENTS_MAX as usize - 1
     }
 
-    /// Builds the locator again, half as large again each time that a block finds no slot.
+    /// Builds the block table again, 1.5 times as large each time that a block finds no slot.
     fn rebuild_locator(&mut self, bytes: usize) {
         let mut bytes = bytes;
         while !self.fill_locator(bytes) {
