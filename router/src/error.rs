@@ -22,7 +22,7 @@ use crate::keys::RateLimited;
 /// Reason why a request gets no response from a worker.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request is refused before anybody reads what it asks for.
+    /// The request is refused before its content is read.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The body is not JSON, or a field of it is missing or has the wrong type.

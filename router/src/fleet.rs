@@ -271,7 +271,7 @@ pub struct Unready {
 }
 
 impl Unready {
-    /// Returns a reason with one text for everybody.
+    /// Returns a reason with one text for clients and operators.
     pub fn plain(reason: &str) -> Self {
         Self { for_clients: reason.to_owned(), for_operators: reason.to_owned() }
     }

@@ -1,6 +1,6 @@
 //! The state of a loaded worker that generates, and the phases of a worker's life.
 //!
-//! Not here: an embedding worker, and what both have in common (`served`); loading (`start`), a request's way
+//! Not here: an embedding worker, and what both have in common (`model_kind`); loading (`start`), the path of a request
 //! (`lifecycle`).
 
 use std::cell::RefCell;

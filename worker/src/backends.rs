@@ -4,7 +4,7 @@
 //! supports. Whether its kernels run and compute correctly is tried in a separate process before the library is loaded.
 //! Builds with one set compiled in find it registered and load nothing. Source: docs/decisions/0034-cpu-variants.md.
 //!
-//! Not here: the test computations (`products`).
+//! Not here: the test computations (`kernel_check`).
 
 mod check;
 mod kernel_check;

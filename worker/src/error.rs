@@ -19,7 +19,7 @@ use crate::store::slot_file::SlotFileError;
 /// Reason why a request gets no response.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// The request is refused before anybody reads what it asks for.
+    /// The request is refused before its content is read.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The body is not JSON, or a field of it is missing or has the wrong type.

@@ -111,7 +111,7 @@ impl Transfers {
 
     /// Returns the worker of a hint, if the hint is followed.
     ///
-    /// Without a token anybody may have sent it: it must not reach out to other machines.
+    /// Without a token any client may have sent it, so the worker must not connect to other machines.
     fn peer(&self, hint: &PeerHint) -> Option<Arc<Peer>> {
         if self.access.tokens.is_none() && !hint.is_loopback() {
             return None;

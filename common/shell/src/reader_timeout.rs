@@ -1,7 +1,7 @@
 //! Connections whose clients must keep reading.
 //!
 //! A response is produced only as fast as its client reads it, since the server reads from a body only what the
-//! connection accepts. A client that reads nothing would thus keep the resources of its response for ever. Its
+//! connection accepts. A client that reads nothing would thus keep the resources of its response forever. Its
 //! connection fails after a timeout, which drops the response.
 
 use std::io;

@@ -96,7 +96,7 @@ impl Class {
     }
 }
 
-/// Reason why a request is refused before anybody reads what it asks for.
+/// Reason why a request is refused before its content is read.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// The request names no host, or one that this server is not called.

@@ -124,7 +124,7 @@ impl Fleet {
             }
             let body = axum::body::to_bytes(response.into_body(), LIST_BYTES_MAX).await;
             let list: HotList = serde_json::from_slice(&body.map_err(PrefetchError::Broken)?)?;
-            // A block of no tokens would be hashed for ever.
+            // A block of no tokens would be hashed forever.
             Ok((list.block_size_tokens.max(1), unpack(&list.prefixes)?))
         };
         tokio::time::timeout(ANSWER_TIMEOUT, listed).await?

@@ -1,6 +1,6 @@
 //! The dry run: where a request would go now, and what it would cost everywhere. Nothing is sent, booked or remembered.
 //!
-//! Not here: the choice (the core's `dispatch::dry_run`), real requests (`completions`).
+//! Not here: the choice (the core's `ledger::dry_run`), real requests (`completions`).
 
 use axum::Json;
 use axum::body::Bytes;

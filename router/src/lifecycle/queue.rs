@@ -55,7 +55,7 @@ pub(super) struct Wish<'a> {
     pub(super) model: &'a Fingerprint,
     pub(super) entrant: Waiter,
     pub(super) begin: Begin,
-    /// Its former place in the queue, if it started in vain before.
+    /// Its former place in the queue, if an earlier start failed.
     pub(super) place: Option<WaiterId>,
 }
 

@@ -6,7 +6,7 @@
 //! Between a request's arrival and its start lies at least the running step, often a queue. Routers that learn of it
 //! only then send the request's siblings elsewhere. So the request announces the blocks of its prompt when it arrives.
 //! The announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends
-//! without a start. The tree takes precedence: a block is announced as filling by a promise only while the tree
+//! without a start. The tree takes precedence: an early announcement counts for a block only while the tree
 //! announces nothing about it.
 
 use std::collections::BTreeMap;
@@ -16,29 +16,29 @@ use hashbrown::{HashMap, HashSet};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
-/// Identifier of a promise, unique.
+/// Identifier of an early announcement, unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PromiseId(pub u64);
 
-/// All promises that are not settled.
+/// All early announcements that are not resolved.
 #[derive(Debug, Clone, Default)]
 pub struct PendingPrefills {
-    /// Blocks of each promise in the order of their chain.
+    /// Blocks of each announcement in the order of their chain.
     chains: BTreeMap<PromiseId, Vec<BlockKey>>,
-    /// Every promised block.
+    /// Every block that is announced early.
     blocks: HashMap<BlockKey, Promised>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Promised {
-    /// Number of promises that include the block.
+    /// Number of announcements that include the block.
     n: u32,
-    /// Whether the block is announced by promises only.
+    /// Whether the block is announced early only.
     is_alone: bool,
 }
 
 impl PendingPrefills {
-    /// Adds a promise to fill a chain's blocks and returns what to announce.
+    /// Adds an announcement of a chain's blocks; returns the changes to publish.
     ///
     /// `is_said` returns whether a block, given with its index, is already announced as held or filling. Cost: O(keys).
     pub fn make(
@@ -62,9 +62,9 @@ impl PendingPrefills {
         changes
     }
 
-    /// Forgets a promise and returns what to announce: the removal of blocks that nothing else announces.
+    /// Removes an announcement; returns the change to publish: the removal of blocks that nothing else announces.
     ///
-    /// Cost: O(the promise's blocks).
+    /// Cost: O(the announcement's blocks).
     pub fn settle(&mut self, id: PromiseId) -> Option<Change> {
         let keys = self.chains.remove(&id)?;
         let mut gone = Vec::new();
@@ -78,10 +78,10 @@ impl PendingPrefills {
         (!gone.is_empty()).then_some(Change::Removed(gone))
     }
 
-    /// Takes a change of the held blocks and returns what to announce: the change itself, and promised blocks that are
-    /// no longer held as filling again.
+    /// Takes a change of the held blocks; returns the changes to publish: that change, and early announced blocks that
+    /// are no longer held, as filling again.
     ///
-    /// Cost: O(the change's blocks), and O(all promised blocks) where a promised one is no longer held.
+    /// Cost: O(the change's blocks), and O(all early announced blocks) where one of them is no longer held.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
         let mut orphans: HashSet<BlockKey> = HashSet::new();
         match &change {

@@ -357,7 +357,7 @@ impl PrefixTree {
         }
     }
 
-    /// Returns the state to announce for a block, if anybody has its state and its announced state is outdated.
+    /// Returns the state to announce for a block, if a holder has it and the announced state is outdated.
     ///
     /// Between resume points it does not matter which holder a block was announced with, as long as that one has it.
     fn news(&self, place: &Place) -> Option<View> {

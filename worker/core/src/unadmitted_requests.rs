@@ -1,6 +1,7 @@
 //! Requests that have arrived and that the engine's own load does not count yet.
 //!
-//! The blocks that they will fill are in `promises`; the shell reports when they arrive and when they are counted.
+//! The blocks that they will fill are in `pending_prefills`; the shell reports when they arrive and when they are
+//! counted.
 //!
 //! The engine looks at new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
 //! Routers that learn of a request only then send the next one to the same worker. So a request counts as queued from

@@ -2,10 +2,10 @@
 //!
 //! The engine has the vocabulary and its bytes, and chooses the token.
 //!
-//! A grammar is parsed (`reader`), and parts that no text can match are removed (`compile`). An answer is followed by
-//! rows (`automaton`). A row is everything that the grammar may be in the middle of. Items share their callers and each
-//! row exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the
-//! limit is an error.
+//! A grammar is parsed (`parser`), and parts that no text can match are removed (`lower`). An answer is matched by rows
+//! (`earley`). A row is the set of all positions at which the grammar may be. Items share their callers and each row
+//! exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the limit
+//! is an error.
 
 mod charset;
 mod closure;

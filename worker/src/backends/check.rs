@@ -1,6 +1,6 @@
 //! The process that tries one set of CPU kernels: it loads the library, runs it, and prints the result.
 //!
-//! Not here: the computations (`products`), the caller and its choice (`backends`).
+//! Not here: the computations (`kernel_check`), the caller and its choice (`backends`).
 
 use std::ffi::c_int;
 use std::fmt;

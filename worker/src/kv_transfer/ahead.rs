@@ -50,7 +50,7 @@ const TRIES_MAX: usize = 10;
 /// engine.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// Interval at which a worker that leaves looks whether anybody listens.
+/// Interval at which a draining worker checks whether a router subscribes.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Too many lists wait.

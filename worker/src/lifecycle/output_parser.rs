@@ -2,7 +2,7 @@
 //!
 //! llama.cpp's parser starts from the beginning each time, so a long text is parsed less often. Text that cannot be
 //! parsed is never lost and never fails a request: the rest of the text becomes content. Not here: the format (`chat`),
-//! the use of deltas (`message`).
+//! the use of deltas (`message_stream`).
 
 use std::sync::Arc;
 

@@ -57,7 +57,7 @@ pub struct Options {
     /// Further options of a stream.
     #[serde(deserialize_with = "object")]
     stream_options: Option<StreamOptions>,
-    /// Seconds that a stream may be silent before a comment keeps it alive; -1 is for ever.
+    /// Seconds that a stream may be silent before a comment keeps it alive; -1 is forever.
     #[schemars(range(min = -1, max = 86400))]
     sse_ping_interval: Option<i64>,
     /// Whether cached state is used and new state is kept; absent means yes.
@@ -129,7 +129,7 @@ impl Options {
         }
     }
 
-    /// Returns how long the answer's stream may be silent; absent for ever.
+    /// Returns how long the answer's stream may be silent; absent forever.
     ///
     /// Errors: `Field`.
     pub fn silence_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {

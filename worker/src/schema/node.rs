@@ -2,7 +2,7 @@
 //!
 //! One `match` handles all keywords. A keyword unknown to JSON Schema is an annotation and dropped, as the
 //! specification says; a known keyword that is not supported is refused. Not here: numbers (`numbers`), constants
-//! (`constants`), formats (`formats`), whether alternatives exclude each other (`exclusive`).
+//! (`constants`), formats (`formats`), whether alternatives exclude each other (`one_of`).
 
 use std::collections::BTreeSet;
 

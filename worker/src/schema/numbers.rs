@@ -100,7 +100,7 @@ pub(super) fn significant_digits(number: f64) -> u64 {
 }
 
 /// Converts older drafts' exclusive bounds to numbers, and gives integers without bounds those of 64 bits, so that no
-/// response continues with digits for ever.
+/// response continues with digits forever.
 pub(super) fn settle(keywords: &mut Map<String, Value>, [above, below]: [bool; 2]) {
     for (inclusive, exclusive, is_exclusive) in
         [("minimum", "exclusiveMinimum", above), ("maximum", "exclusiveMaximum", below)]

@@ -143,7 +143,7 @@ impl Publisher {
         (Self { commands, places: Arc::new(Semaphore::new(SUBSCRIBERS_MAX)), metrics }, handle)
     }
 
-    /// Returns whether anybody subscribes.
+    /// Returns whether there is a subscriber.
     pub fn has_subscribers(&self) -> bool {
         self.places.available_permits() < SUBSCRIBERS_MAX
     }

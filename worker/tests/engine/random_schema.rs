@@ -1,7 +1,7 @@
 //! Random schemas of every supported kind, small enough that a response of random tokens ends.
 //!
 //! There is one function for each kind. A schema is satisfiable by construction, and a flag records whether a response
-//! may continue for ever. Not here: running them (`schemas`).
+//! may continue forever. Not here: running them (`schemas`).
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;

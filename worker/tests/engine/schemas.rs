@@ -19,7 +19,7 @@ const N_SCHEMAS: u64 = 1000;
 /// Longest response; more tokens mean that it did not end.
 const ANSWER_TOKENS_MAX: u32 = 400;
 
-/// Bias of closing marks if the most likely token is chosen, so that no text or number continues for ever: above every
+/// Bias of closing marks if the most likely token is chosen, so that no text or number continues forever: above every
 /// logit.
 const CLOSING_BIAS: f32 = 1000.0;
 

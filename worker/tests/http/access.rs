@@ -1,4 +1,4 @@
-//! The worker's token: who is let in, what is open to everybody, and a file that changes.
+//! The worker's token: which clients are accepted, which paths need no token, and a file that changes.
 //!
 //! Not here: the file's form (`warmpath-shell`), routers (`router/tests/tokens.rs`).
 

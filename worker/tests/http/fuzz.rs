@@ -25,7 +25,7 @@ const CASES: u64 = 300;
 /// Longest body that is sent; longer ones are refused while they arrive, which a client may see as a broken connection.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Longest time for a response: far more than any needs, far less than for ever.
+/// Longest time for a response: far more than any needs, far less than forever.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// A target: a folder of the corpus, the endpoint of its inputs, and their kind.

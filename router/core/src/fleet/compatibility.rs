@@ -1,7 +1,7 @@
 //! Compatibility checks: whether router and workers, and all workers of one model name, hash a prompt in the same way.
 //!
 //! The router excludes an incompatible worker and logs the reason; that is done elsewhere. A worker that hashes
-//! differently would miss for ever without an error, so a difference is an exclusion with a reason. Where workers of
+//! differently would miss forever without an error, so a difference is an exclusion with a reason. Where workers of
 //! one name differ, the largest group is right; of equal groups, the one that is configured first. Workers that
 //! generate and workers that embed are compared separately, since one name may stand for a model of each kind.
 

@@ -200,7 +200,7 @@ impl SummaryReader {
     /// Errors: any [`Violation`]; the stream must then be dropped, and the next one be opened by [`Self::open`].
     pub fn apply(&mut self, frame: Frame) -> Result<Step, Violation> {
         let state = std::mem::replace(&mut self.state, State::Closed);
-        // If the first update of a stream is out of order again, resuming would repeat that for ever.
+        // If the first update of a stream is out of order again, resuming would repeat that forever.
         let is_in_vain = matches!(state, State::Live(Progress::None));
         self.advance(state, frame).inspect_err(|violation| {
             if !violation.is_of_order() || is_in_vain {

@@ -92,7 +92,7 @@ impl Speeds {
 
     /// Returns the speeds with a prefill rate that approaches the assumed one as the measurement ages.
     ///
-    /// An idle worker measures nothing, so a low rate from its last burst would keep requests away from it for ever.
+    /// An idle worker measures nothing, so a low rate from its last burst would keep requests away from it forever.
     pub fn faded(self, assumed: Speeds, age: Duration) -> Self {
         let lacking = assumed.prefill_tokens_per_ms - self.prefill_tokens_per_ms;
         Self { prefill_tokens_per_ms: self.prefill_tokens_per_ms + faded_share(age) * lacking, ..self }

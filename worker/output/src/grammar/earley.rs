@@ -1,6 +1,6 @@
 //! The rows of a grammar: all positions that it may have at one place of a text, and the effect of a character.
 //!
-//! Rows are completed in `closure`; tokens and their bytes are in `follower`.
+//! Rows are completed in `closure`; tokens and their bytes are in `matcher`.
 //!
 //! An item is a dot in an alternative with a set of callers, at which it continues when the alternative ends. Callers
 //! are items themselves. Sets of callers are stored once, and so are rows: the same text in the same context gives the

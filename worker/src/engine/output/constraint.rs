@@ -3,7 +3,7 @@
 //! A response follows one of them at a time, or a schema until it turns out to be a call, so it is one value. Grammars
 //! are compiled by the caller and cached, because clients send the same ones, and the same tools, with every request.
 //!
-//! Not here: following each of them (`constraint`, `grammar`, `call_grammar`), choosing a token (`sampler`).
+//! Not here: matching a schema (`json_schema`) or a grammar (`grammar`, `tool_grammar`), choosing a token (`sampler`).
 
 use std::sync::Arc;
 

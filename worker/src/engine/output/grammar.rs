@@ -3,8 +3,8 @@
 //! A token that the model would choose anyway is checked alone, which costs as many steps as it has bytes. Only if it
 //! is refused all tokens are checked, by a walk over the trie of the vocabulary. Both have their work limited.
 //!
-//! Not here: the meaning of a grammar (`grammar` of the core), the choice of a token (`sampler`), when it applies
-//! (`rule`).
+//! Not here: the meaning of a grammar (`warmpath_worker_output::grammar`), the choice of a token (`sampler`), when a
+//! grammar applies (`constraint`).
 
 use std::sync::Arc;
 

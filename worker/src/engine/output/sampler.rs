@@ -4,7 +4,7 @@
 //! again among the tokens that the grammar allows. Under a schema the chain only ever sees allowed tokens. No client
 //! input may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here first.
 //!
-//! Not here: the rules (`rule`), the end of a response (`sequence`), token to text.
+//! Not here: the rules (`constraint`), the end of a response (`sequence`), token to text.
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;

@@ -3,7 +3,7 @@
 //! A token is allowed if one of the two allows it. In most formats the first token decides. If a call begins like JSON,
 //! as Llama 3.1's, both are followed until they differ.
 //!
-//! Not here: reasoning before it (`thoughts`), following either one (`constraint`, `grammar`).
+//! Not here: reasoning before it (`reasoning`), matching either one (`json_schema`, `grammar`).
 
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;

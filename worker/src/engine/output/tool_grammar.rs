@@ -1,7 +1,7 @@
 //! The grammar of tool calls: it applies from a response's start if a call is required, else from where one starts.
 //!
 //! A grammar that cannot be followed after all, as when a model writes a call in its own way, is dropped: the response
-//! continues without one. Not here: where a call starts (`call_watch` of the core), following a grammar (`grammar`).
+//! continues without one. Not here: where a call starts (`tool_call_detector`), matching a grammar (`grammar`).
 
 use std::sync::Arc;
 
