@@ -413,6 +413,7 @@ fn respond(
     if let Some(cached_tokens) = cached_tokens {
         headers::set(&mut headers, warmpath_common::headers::CACHED_TOKENS, &cached_tokens.to_string());
     }
+    // Metrics and the log of decisions read the headers that the client gets, whichever server set them.
     let (ttft, cached_tokens) =
         (arrival.at.elapsed(), headers::number(&headers, warmpath_common::headers::CACHED_TOKENS));
     choice.note.came(Came::Answered { status: status.as_u16(), ttft_ms: ttft.as_secs_f64() * 1e3, cached_tokens });
@@ -432,6 +433,7 @@ fn respond(
             if event_stream::is_event_stream(&headers) {
                 event_stream::keep_flowing(&mut headers);
             }
+            // The relay owns the request from here on: its guard, its span, and what a failover needs.
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
             let failover = Failover::of(app, prepared, (&rest, &headers));
             let relay = Relay::new(app, (arrival, failover), choice, name.to_string());

@@ -58,10 +58,12 @@ impl Words {
         if gaps.is_empty() {
             return known;
         }
+        // New words are tokenized without the lock, each once.
         let mut fresh: HashMap<&str, Vec<Token>> = HashMap::new();
         for gap in &gaps {
             fresh.entry(gap.word).or_insert_with(|| tokenize(gap.word));
         }
+        // The tokens of known and new words are joined in the order of the text.
         let mut tokens = Vec::with_capacity(known.len() + gaps.len() * 2);
         let mut n_taken = 0;
         for gap in &gaps {

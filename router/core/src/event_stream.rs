@@ -164,6 +164,7 @@ impl EventReader {
             return Says::Content;
         }
         self.told.n_events += 1;
+        // Most events are only searched: parsing each would cost more than relaying it.
         let mentions = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
         if mentions(b"\"usage\"") || mentions(b"\"timings\"") {
             self.told.usage.read(content);
@@ -180,6 +181,7 @@ impl EventReader {
             EndMark::DoneOrFinished => self.read_choices(content),
             EndMark::Done | EndMark::MessageStop | EndMark::Response => {}
         }
+        // Some servers name their events only in the field `type`.
         let kind = fields.kind.as_deref().map(str::as_bytes).filter(|_| is_named);
         let name = event.name.or(kind).unwrap_or_default();
         self.told.has_failed |= fields.error.is_some() || name == b"error";

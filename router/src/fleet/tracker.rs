@@ -291,6 +291,7 @@ impl Tracker {
             ConnectErrorKind::Loading { .. } => (Connection::Loading { since }, view.link),
         };
         view.trouble = Some(reason);
+        // A worker that stays unreachable is reported at each try; the rest follows only from a new state or new names.
         let is_news = await_names(view, &kind) | (std::mem::discriminant(&was) != std::mem::discriminant(&link));
         if !is_news {
             return;

@@ -83,6 +83,7 @@ pub(super) fn choose(
     if matches!(prepared.prompt, Prompt::Known { .. }) {
         app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
     }
+    // The choice and its record are one entry into the ledger, so the next request already counts this one.
     let start = Instant::now();
     let view = app.fleet.view();
     let tried: Vec<_> =
@@ -96,6 +97,7 @@ pub(super) fn choose(
     }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
+    // From here on the decision is only reported: to the worker, the log, the trace and the fleet page.
     let kv_peer = decision.transfer.map(|transfer| kv_transfer::hint(app, transfer));
     if kv_peer.is_some() {
         app.metrics.kv_transfer_hints.inc();

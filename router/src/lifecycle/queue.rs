@@ -112,6 +112,7 @@ impl RequestQueue {
         wish: &Wish<'_>,
         mut start: impl FnMut() -> Result<Started<T>, NoWorker>,
     ) -> Result<(T, Option<WaiterId>), Refused> {
+        // The usual case: nothing waits, and a worker has capacity. It takes no lock of the queue.
         if wish.begin == Begin::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
             match start() {
                 Ok(started) => return Ok((started.value, None)),
@@ -139,6 +140,7 @@ impl RequestQueue {
                     continue;
                 }
             };
+            // The head polls, because capacity changes without a message. The others wait until they are notified.
             tokio::select! {
                 () = waiting.bell.notified() => {}
                 () = tokio::time::sleep_until(wish.entrant.deadline.into()) => {}

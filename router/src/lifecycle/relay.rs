@@ -250,6 +250,7 @@ impl State {
             failure = label,
             "answer broke off"
         );
+        // An error event fits only between two events. Within one, and in any other body, the connection must break.
         match &self.rest {
             Rest::Events(events) if !events.is_within_event() => {
                 let n_events = relay.n_events_before + events.told().n_events;

@@ -227,6 +227,7 @@ impl Attempt<'_> {
             Some(size) if self.partial.len == size => return Ok(Transferred::Whole(None)),
             _ => {}
         }
+        // The host may continue the file, send all of it, or send nothing because the file is unchanged.
         let mut answer = self.ask().await?;
         let etag = answer.header(header::ETAG);
         match answer.status {
@@ -238,6 +239,7 @@ impl Attempt<'_> {
             StatusCode::PARTIAL_CONTENT => self.check_part(&answer)?,
             _ => self.partial.clear().await?,
         }
+        // The disk must have room for the whole file before the first byte is written.
         self.validators.partial.clone_from(&etag);
         let announced = answer.content_length().map(|rest| self.partial.len + rest);
         let size = self.remote.size.or(announced);

@@ -47,6 +47,7 @@ impl<'m> Computer<'m> {
             check_head(config).map_err(unsupported)?;
         }
         let mut computer = Self::with_context(model, config, layout)?;
+        // Only a model with a KV cache can compute a text in several micro-batches.
         let has_memory = computer.probe().map_err(unsupported)?;
         if !has_memory && layout.ubatch_tokens < layout.batch_tokens {
             layout = layout.unsplit();

@@ -22,6 +22,7 @@ const ASKED_TOKENS_MAX: u32 = 1 << 16;
 /// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
     let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
+    // llama.cpp is asked about a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
     let asked = Layout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
@@ -32,6 +33,7 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         DeviceMemory { context, compute, ..device }
     });
     engine::check_devices(&devices.collect::<Vec<_>>())?;
+    // Weights that stay mapped from the file can be dropped by the system, so they are not counted.
     let (mapped, copied) = match config.engine.placement.load_mode.gives_back() {
         true => (memory.weights_as_in_file, memory.weights_repacked),
         false => (0, memory.weights_as_in_file.saturating_add(memory.weights_repacked)),

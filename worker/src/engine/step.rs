@@ -201,6 +201,7 @@ impl EngineState<'_> {
             }
             Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
+        // The slot table records the computed tokens before logits are used, because a sampled stop may release the slot.
         self.publisher.count_batch(batch, self.schedule.running.iter().count());
         self.schedule.let_pass(batch);
         self.record(batch);
@@ -209,6 +210,7 @@ impl EngineState<'_> {
         if self.schedule.is_over() {
             self.send_chosen();
         }
+        // A request that wants no new token ends here.
         for share in &batch.shares {
             let n_held = self.kv.n_held(share.slot);
             let is_over = |sequence: &Sequence| sequence.is_prompt_only(n_held);

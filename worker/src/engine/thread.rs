@@ -79,6 +79,7 @@ pub(super) fn start(
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
     let (queue_max, block_hasher, speculation) = (config.queue_max, config.block_hasher, config.speculation);
+    // Every command has a place before it is sent, so a send never waits for the thread.
     let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + SENDS_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());

@@ -331,6 +331,7 @@ impl Events {
                         Shape::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
                         Shape::Completion => Content::Text(&delta.content),
                     };
+                    // Text held back for a stop string or a call leaves an event without content.
                     if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
                         continue;
                     }
@@ -359,6 +360,7 @@ impl Events {
                 Err(error) => {
                     log_error(&error);
                     write_event(out, &error_body(&error));
+                    // Without a line of the journal the router knows that another worker may continue.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }

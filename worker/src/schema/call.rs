@@ -354,6 +354,7 @@ impl<'a> Writer<'a> {
         if keywords.contains_key("const") || keywords.contains_key("enum") {
             return Err(refuse("", "lists and objects as constants are not kept by this model's chat template"));
         }
+        // One schema alone must decide: the template's form is written once for each list or object.
         let within = |schema: &'a Value| self.structures(schema, mask, depth + 1);
         match (combined.as_slice(), is_own) {
             ([], _) => {

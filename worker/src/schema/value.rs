@@ -204,6 +204,7 @@ impl<'a> Reader<'a> {
         if depth >= DEPTH_MAX {
             return Err(refuse("$ref", "a string that refers to itself is not supported"));
         }
+        // Each keyword narrows the values; a keyword of another type changes nothing.
         for (keyword, value) in keywords {
             let term = match (keyword.as_str(), value) {
                 ("const", value) => one_of(std::slice::from_ref(value), kind),

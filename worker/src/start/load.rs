@@ -78,6 +78,7 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
     let progress = Progress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
+    // Memory is planned before a weight is read, so a model that does not fit is refused within seconds.
     let settled = tokio::task::spawn_blocking(move || settle(config)).await;
     let mut config = settled.map_err(RunError::Panicked)??;
     let planned = config.clone();
@@ -90,6 +91,7 @@ pub async fn load(job: Job) -> Result<Served, RunError> {
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
 
+    // Only now is known what the worker declares to routers: the self-test and the memory plan decide parts of it.
     let model = declare(&config, &parts);
     warn_of_context(config.engine.context_tokens_total, &model);
     metrics.slots.set(i64::from(model.n_slots));

@@ -122,6 +122,7 @@ impl ConfigFile {
                 let nearest = nearest(name, command);
                 return Err(ConfigFileError::Unknown { path: path.to_owned(), name: name.clone(), nearest });
             };
+            // A flag and its alias in one file would hide one of the two values.
             let id = flag.get_id().to_string();
             if let Some(first) = names.insert(id.clone(), name) {
                 let (first, second) = (first.clone(), name.clone());
@@ -133,6 +134,7 @@ impl ConfigFile {
                 wanted,
                 found,
             })?;
+            // The value is checked even where the command line or a variable wins.
             let wins = matches!(given.value_source(&id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
             if !wins && !arguments.is_empty() {
                 let setting = Setting { name: long.to_owned(), arguments, is_list: value.is_array() };

@@ -226,6 +226,7 @@ impl SummaryReader {
                 self.state = State::Snapshot { stamp, n_slots, runs, digest };
                 Ok(Step::Partial)
             }
+            // Only a complete snapshot replaces the view; until then the old one stays in use.
             (State::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => Err(Violation::TornSnapshot),
             (State::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
                 self.view = Some(Known { stamp, n_slots });
@@ -235,6 +236,7 @@ impl SummaryReader {
             (State::Live(_), Body::Update { changes, load, digest }) => {
                 let view = self.view.ok_or(Violation::Identity)?;
                 check_order(view.stamp, stamp)?;
+                // Everything is checked before anything is applied.
                 let stored = changes.iter().filter_map(|change| match change {
                     Change::Stored(run) => Some(run),
                     Change::Removed(_) | Change::Accepted(_) => None,

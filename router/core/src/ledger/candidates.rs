@@ -68,6 +68,7 @@ impl Ledger {
             let (candidate, capacity) = self.score(worker, request, (assumed, peers));
             field.push((candidate, capacity, trust));
         }
+        // A failing worker is left out if a sound one serves, or if a full one takes requests again soon.
         let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
         let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
         if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {
@@ -77,6 +78,7 @@ impl Ledger {
                 reasons.insert(Unavailable::BreakerOpen, n_serving - field.len());
             }
         }
+        // Without a worker that has capacity the request waits in the router's queue.
         let with_room = field.iter().filter(|(_, capacity, _)| *capacity == Capacity::Yes);
         let Some(least) = with_room.map(|(_, _, trust)| *trust).min() else {
             if !field.is_empty() {
@@ -84,6 +86,8 @@ impl Ledger {
             }
             return Err(NoWorker { reasons, pause });
         };
+        // The others stay candidates even when full, since waiting for a long prefix can pay. They must be trusted as
+        // much as the best worker with capacity.
         let is_candidate =
             |(_, capacity, trust): &(_, Capacity, Trust)| *trust <= least && *capacity != Capacity::Unmeasured;
         field.retain(is_candidate);

@@ -87,6 +87,7 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     let root = *names.get("root").ok_or("there is no rule `root`, where an answer begins")?;
     let mut rules: Vec<Vec<Vec<Symbol>>> = Vec::with_capacity(drafted.len());
     rules.extend(drafted.iter().map(|draft| draft.alternatives.clone().unwrap_or_default()));
+    // Alternatives that no text can match are removed, so that every allowed token can be completed.
     let matches_text = |symbol: Symbol| match symbol {
         Symbol::Chars(set) => !sets[set as usize].is_empty(),
         _ => true,
@@ -102,6 +103,7 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     for alternatives in &mut rules {
         alternatives.retain(|alternative| alternative.iter().all(can_be));
     }
+    // A rule ranks above the rules with which it may begin; left recursion has no such order.
     let is_nullable = rules_of(&rules, |_| false);
     let ranks = ranks(&rules, &is_nullable).map_err(|rule| {
         let name = name_of(rule);

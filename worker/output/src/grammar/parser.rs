@@ -160,6 +160,7 @@ impl<'a> Reader<'a> {
                 let rule = self.drafts.named(name);
                 self.push(Symbol::Rule(rule), &mut inner.current);
             }
+            // A repetition applies to the part before it, which starts at `last`.
             '*' | '+' | '?' | '{' => {
                 let (min, max) = self.repetition(c, n_open)?;
                 if inner.last == inner.current.len() {
@@ -175,6 +176,7 @@ impl<'a> Reader<'a> {
                 self.space(Lines::GoOn);
                 return Ok(true);
             }
+            // A group becomes a rule of its own, so that nested groups need no recursion here.
             '(' => {
                 self.at += 1;
                 let rule = self.drafts.part_of(inner.rule);
@@ -429,6 +431,7 @@ impl Drafts {
         if self.n_symbols > SYMBOLS_MAX {
             return Err(format!("its repetitions come to more than {SYMBOLS_MAX} symbols"));
         }
+        // A part of several symbols becomes a rule, so that each repetition is one symbol.
         let unit = match &open.current[open.last..] {
             [only] => *only,
             several => {
@@ -441,11 +444,13 @@ impl Drafts {
         open.current.truncate(open.last);
         open.current.extend(std::iter::repeat_n(unit, min));
         match max {
+            // rest ::= unit rest | ""
             None => {
                 let rest = self.part_of(open.rule);
                 self.rules[rest as usize].alternatives = Some(vec![vec![unit, Symbol::Rule(rest)], Vec::new()]);
                 open.current.push(Symbol::Rule(rest));
             }
+            // One rule for each optional repetition, the last one first: rest ::= unit (the rest after it) | ""
             Some(_) => {
                 let mut rest = None;
                 for _ in min..n_turns {

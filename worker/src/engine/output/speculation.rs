@@ -118,6 +118,7 @@ impl Generator<'_> {
         let n_streams = u32::try_from(shares.len()).unwrap_or(u32::MAX);
         let held_tokens = shares.iter().map(|share| table.n_held(share.slot)).sum::<u32>() / n_streams.max(1);
         let room = StepRoom { n_streams, tokens_max, drafts_max: speculation.drafts_max, held_tokens };
+        // Every sequence proposes what its text or earlier answers suggest, within its limits and its context.
         let mut possible = Vec::new();
         let mut is_forced = false;
         for (slot, sequence) in running.iter_mut() {
@@ -131,6 +132,7 @@ impl Generator<'_> {
             is_forced |= drafter.is_forced();
             possible.push((share, drafter.propose(memory, n_max)));
         }
+        // The lengths are chosen together, because each draft adds time to the step of all.
         let (of_shares, possible): (Vec<usize>, Vec<Possible<'_>>) = possible.into_iter().unzip();
         let lengths = match is_forced {
             true => all_of(&possible, room),

@@ -162,6 +162,7 @@ impl IndexWriter {
         if view.n_runs_taken == 0 {
             self.holdings[view.worker.0 as usize].is_incomplete = false;
         }
+        // First the blocks of the new view go in. `touched` records the segments and ranges that they reach.
         self.touched = Some(std::mem::take(&mut view.touched));
         let mut n = 0;
         while n < n_blocks_max
@@ -172,6 +173,7 @@ impl IndexWriter {
             view.n_runs_taken += 1;
         }
         view.touched = self.touched.take().unwrap_or_default();
+        // Then what the new view has not touched is withdrawn, segment by segment.
         if view.n_runs_taken == view.runs.len() {
             let segments = view.segments.get_or_insert_with(|| {
                 view.touched.sort_unstable();
