@@ -100,7 +100,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Reads the files that the configuration names, as a start does, and nothing else.
+    /// Checks the files that the configuration names, without starting anything.
     ///
     /// Errors: those of [`StartError`] that are about files.
     pub fn check(config: &Config) -> Result<(), StartError> {

@@ -20,8 +20,8 @@
 //!
 //! A checkpoint needs the state of the tokens before it, in a slot or in the store, except for recurrent models.
 //!
-//! A prompt resumes at the last whole block of an idle slot that cannot be rewound unless it differs in the few tokens
-//! behind that block. The announcement can be wrong for that one continuation only.
+//! An idle slot that cannot be rewound is announced as a resume point at its last whole block, although it also holds
+//! the few tokens behind that block. The announcement is wrong only for a prompt that differs in those few tokens.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -294,11 +294,12 @@ impl PrefixTree {
             self.changes.push(Change::Removed(removed));
         }
         self.say((old.first_block, &old.chain), n_common);
-        // A slot that grows ends elsewhere, so its last settled block counts too.
+        // The end of a growing slot moves, and its last block was announced as the end. So that block is looked at
+        // again.
         self.say((first_block, &touched), n_settled.saturating_sub(1));
     }
 
-    /// Removes a holder from a block. Returns the block's key if it was announced and nobody has its state any more.
+    /// Removes a holder from a block. Returns the block's key if it was announced and no other holder has its state.
     fn drop_holder(&mut self, place: Place, holder: Holder) -> Option<BlockKey> {
         let Entry::Occupied(mut entry) = self.blocks.entry(place) else { return None };
         let block = entry.get_mut();
@@ -359,7 +360,7 @@ impl PrefixTree {
 
     /// Returns the state to announce for a block, if a holder has it and the announced state is outdated.
     ///
-    /// Between resume points it does not matter which holder a block was announced with, as long as that one has it.
+    /// Between resume points any holder will do: the announced one stays as long as it has the block.
     fn news(&self, place: &Place) -> Option<View> {
         let block = self.blocks.get(place)?;
         let best = self.best(place.0, block)?;
@@ -382,7 +383,7 @@ impl PrefixTree {
         self.views(depth, block).max_by_key(order)
     }
 
-    /// Returns what each holder of a block's state makes of it.
+    /// Returns the state that each holder of a block would have announced.
     fn views(&self, depth: usize, block: &Block) -> impl Iterator<Item = View> {
         let checkpoints = block.holders.iter().filter(|holder| matches!(holder, Holder::Checkpoint(_)));
         let mut checkpoints = checkpoints.map(|holder| &self.held[holder]);

@@ -37,8 +37,8 @@ const CUT_END_CHANCE: f64 = 0.25;
 
 /// Largest difference at which the costs of two options count as equal. Units: milliseconds.
 ///
-/// Source: own choice: no user notices, and then the whole blocks that were announced to routers are those that are
-/// reused.
+/// Source: own choice: no user notices so little, and the worker then reuses the whole blocks that it announced to
+/// routers.
 const NEARLY_EQUAL_MS: f64 = 5.0;
 
 /// Request, as far as a plan depends on it.
@@ -103,7 +103,7 @@ pub fn plan(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
     if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
 }
 
-/// Returns an estimate of the most tokens of the prompt that will not have to be computed when the request starts.
+/// Returns an upper estimate of the prompt tokens that need not be computed when the request starts.
 pub fn best_usable(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
     let planner = Planner::new(outlook, wish);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
@@ -326,7 +326,7 @@ impl<'a> Planner<'a> {
         self.memory.rewinds_anywhere() && n_tokens >= self.outlook.table.slot(slot).rewinds_to()
     }
 
-    /// Returns a plan that uses only as many cached tokens as make the rest fastest, if state can be cut anywhere.
+    /// Returns a plan with fewer cached tokens if the longer rest is computed faster, and state can be cut anywhere.
     fn rounded(&self, plan: SlotPlan) -> SlotPlan {
         if self.memory != MemoryKind::Full {
             return plan;

@@ -238,8 +238,8 @@ impl SlotTable {
         self.slots.iter().map(|slot| slot.tokens.len() as u64).sum()
     }
 
-    /// Returns how many tokens of a prompt are as before where it leaves an answer that a slot holds, a block or more
-    /// before the answer's end; absent where it leaves none.
+    /// Returns where a prompt departs from an answer that a slot holds, as a number of tokens in common; `None` if it
+    /// does not, or less than a block before the answer's end.
     ///
     /// The slot that shares most with the prompt counts. Cost: O(slots + tokens in common).
     pub fn left_answer_at(&self, prompt: &[Token], root: &BlockHash) -> Option<u32> {

@@ -173,8 +173,8 @@ impl EngineHandle {
         Self { shared }
     }
 
-    /// Announces that a request has arrived whose submission follows, so that an idle engine that gets another one just
-    /// before waits a moment and computes both in one step.
+    /// Announces a request whose submission will follow. An idle engine that gets another submission just before waits
+    /// a moment for it, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
         ArrivalGuard(Arc::clone(&self.shared.view))

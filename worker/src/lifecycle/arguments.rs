@@ -1,6 +1,6 @@
 //! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
 //!
-//! Templates write a call's arguments as one JSON object, each of them apart between marks, or in a form of their own.
+//! Templates write a call's arguments as one JSON object, as single values between marks, or in a form of their own.
 //! A schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
 //! that tool alone, and the response says so. Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`),
 //! following schemas (`engine`).
@@ -237,10 +237,9 @@ impl Asked<'_> {
     }
 }
 
-/// Returns what stands between the parts of arguments that are JSON: what the template writes there, where that is
-/// known.
+/// Returns the separators of arguments that are JSON: the template's, if they are known.
 ///
-/// Other answers may have white space anywhere; llama.cpp's readers of calls take none before the comma of a list.
+/// Without them white space could stand anywhere, and llama.cpp's parsers of calls accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
     format.separators().unwrap_or(Separators { item: ", ", key: ": " })
 }
@@ -249,7 +248,7 @@ fn separators(format: &AnswerFormat) -> Separators {
 fn with_definitions(part: &Value, whole: &Map<String, Value>) -> Value {
     let mut part = match part {
         Value::Object(keywords) => keywords.clone(),
-        // A schema that nothing fits has no other form as an object.
+        // `false` allows no value. As an object that is an empty `enum`.
         Value::Bool(false) => Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))]),
         _ => Map::new(),
     };

@@ -9,12 +9,12 @@
 //! - **transfer**: the part of the prompt that the worker fetches from another one (`transfer`).
 //! - **prefill**: the part that it computes, neither cached nor fetched, at the worker's prefill rate.
 //!
-//! Others wait for the other three:
+//! Other requests wait for the other three:
 //!
 //! - **pressure**: a multiple of the time that the uncached part takes at the fleet's mean prefill rate. What is
 //!   computed delays the requests beside and behind it; what is computed or fetched evicts cached tokens that would
-//!   have been reused. Without this term prefixes spread over all workers. The rate is the fleet's: the multiple would
-//!   make large differences of small ones between two measured rates, and a slow worker's own prefill time is in the
+//!   have been reused. Without this term prefixes spread over all workers. The rate is the fleet's, because the
+//!   multiple would magnify small differences between two measured rates. A slow worker's own prefill time is in the
 //!   sum already.
 //! - **surplus**: the e prompts by which this worker exceeds the fleet's mean n are delayed as well: 1 + n times the
 //!   uncached part's time for each, but no more than the work that is ahead. Both the number of prompts and their work
@@ -25,15 +25,15 @@
 //! computation per worker on average, it has two parts:
 //!
 //! - **concurrency**: where prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose
-//!   dn / du = (1 + n)^2 of the added time. The new request feels 1 + n of it; n (1 + n) is left for the others, those
-//!   to come included. They have waited longer than a request that has just come, and a second more costs them 1 + n
-//!   times as much, as in the batch plan. That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload,
-//!   where only reuse helps. An idle worker delays nobody, however busy the others are, so n is at most twice the
-//!   worker's own prompts with this one.
-//! - **reuse ratio**: the tokens reused for each token computed. That is the worth of a stored token before its
-//!   eviction, so it is lost with each token that the new ones evict; nothing is lost where there are free cells.
-//!   What a fetched token evicts is charged as what it takes to compute that again, concurrency included: a copy brings
-//!   the fleet nothing that it did not have.
+//!   dn / du = (1 + n)^2 of the added time. The new request itself takes 1 + n of it. The other requests, later ones
+//!   included, lose n (1 + n). They have waited longer than the new request, and each second costs them 1 + n times as
+//!   much, as in the batch plan. That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload, where only
+//!   reuse helps. An idle worker delays few requests, however busy the others are, so n is at most twice the worker's
+//!   own prompts with this one.
+//! - **reuse ratio**: the tokens reused for each token computed. A stored token is reused so many times before its
+//!   eviction, so each token that the new ones evict loses that much; free cells lose nothing. For a fetched token the
+//!   charge is the time to compute the evicted ones again, concurrency included, because a copy adds no state to the
+//!   fleet.
 
 use std::time::Duration;
 
@@ -46,8 +46,8 @@ const WAIT_PREFILLS_PER_REQUEST_MAX: f64 = 3.0;
 
 /// Maximum concurrency that counts at a worker, in prompts of its own with the new one.
 ///
-/// Source: docs/decisions/0007-routing-cost.md, by simulation: with 1 + 2 n conversations lose hits at a worker that is
-/// idle for a moment; with 3 (1 + n) and more an idle worker gets too little while requests wait at others.
+/// Source: docs/decisions/0007-routing-cost.md, by simulation. With 1 + 2 n, conversations lose hits at a worker that
+/// is idle for a moment. With 3 (1 + n) and more, an idle worker gets too few requests while others have queues.
 const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
 
 /// Assumed speeds of a worker while no worker of the fleet has measured any.
@@ -61,10 +61,10 @@ pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_s
 /// Source: own choice: a worker with traffic computes prompts more often, so its own measurement counts.
 const RATE_FRESH: Duration = Duration::from_secs(30);
 
-/// Time after that in which a measured rate comes half as close to the assumed one.
+/// Half-life after that of the difference between a measured rate and the assumed one.
 ///
-/// Source: own choice: a worker of a sixth of the best rate is tried again after a minute without prompts, and one that
-/// is as slow as it was then gets one request for each such pause.
+/// Source: own choice: a worker with a sixth of the best rate is tried again after a minute without prompts. If it is
+/// still slow, it gets one request per such pause.
 const RATE_HALF_LIFE: Duration = Duration::from_secs(30);
 
 /// Speeds of a worker, each measured or assumed.

@@ -1,9 +1,10 @@
 //! KV state that moves before a request needs it: to a worker that is new, and from one that leaves.
 //!
-//! A new worker is told the prefixes that the others used last, as far as it has room. What a leaving worker holds and
-//! no other does is divided among the others: each prefix goes to the worker that holds most of it already, so that
-//! only the rest is sent. All routers divide alike, and workers drop what they have, so several routers cause no
-//! further transfers. Not here: fetching for a request (`transfer`), the transfer itself (the workers).
+//! A new worker is told to fetch the prefixes that other workers used last, as far as it has room. Prefixes that only a
+//! leaving worker holds are divided among the others. Each goes to the worker that holds most of it already, so that
+//! only the rest is sent. All routers compute the same division, and a worker ignores prefixes that it has, so several
+//! routers cause no further transfers. Not here: fetching for a request (`transfer`), the transfer itself (the
+//! workers).
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,9 +18,9 @@ use crate::WorkerIdx;
 use crate::fleet::FleetView;
 use crate::index::Match;
 
-/// Most workers whose prefixes a new worker is told.
+/// Most workers from which a new worker fetches prefixes.
 ///
-/// Source: own choice: those that hold most of a large fleet have more than it can take.
+/// Source: own choice: the workers that hold most have more than one worker can take.
 const SOURCES_MAX: usize = 4;
 
 /// Event for which state moves.
@@ -36,7 +37,7 @@ fn layout(fleet: &FleetView, worker: WorkerIdx) -> Option<Fingerprint> {
     Some(exchanged(fleet.worker(worker)?)?.layout)
 }
 
-/// Returns the workers whose prefixes a new worker is told: those with the most blocks, at most `SOURCES_MAX`.
+/// Returns the workers from which a new worker fetches prefixes: those with the most blocks, at most `SOURCES_MAX`.
 pub fn sources(fleet: &FleetView, new: WorkerIdx) -> Vec<WorkerIdx> {
     let Some(own) = layout(fleet, new) else { return Vec::new() };
     let others = fleet.workers.iter().filter(|other| other.idx != new && other.blocks.n_blocks > 0);
@@ -54,7 +55,8 @@ pub fn heirs(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
 
 /// Returns the prefixes of several workers, each with its worker, the most important of each in turn.
 ///
-/// None is the start of an earlier one. All together have at most [`LIST_TOKENS_MAX`] tokens, shared ones counted once.
+/// No prefix is the start of an earlier one. Together they have at most [`LIST_TOKENS_MAX`] tokens, shared tokens
+/// counted once.
 pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) -> Vec<(WorkerIdx, HotPrefix)> {
     let mut known: HashSet<BlockHash> = HashSet::new();
     let mut n_left = LIST_TOKENS_MAX;
@@ -66,7 +68,7 @@ pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) ->
             let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
             let n_new = chain.iter().filter(|hash| !known.contains(*hash)).count();
             let Some(left) = n_left.checked_sub(n_new * block_size_tokens as usize) else { return false };
-            // A start of an earlier one has no new block.
+            // A prefix that is the start of an earlier one has no new block.
             if n_new > 0 {
                 n_left = left;
                 known.extend(chain);
@@ -80,8 +82,8 @@ pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) ->
 
 /// Returns for each heir the prefixes that it is told to fetch from the leaving worker, the most important first.
 ///
-/// `matches` returns what workers hold of a chain. What any heir holds whole is nobody's. Ties go to the heir with the
-/// fewest tokens to fetch, then by name.
+/// `matches` returns the part of a chain that each worker holds. A prefix that one heir holds completely is left out.
+/// Ties go to the heir with the fewest tokens to fetch, then by name.
 pub fn divide(
     prefixes: Vec<HotPrefix>,
     (heirs, block_size_tokens): (&[(WorkerIdx, &str)], u32),

@@ -163,8 +163,8 @@ impl Probe {
         Ok(Found { declared, models, ways: Ways { health, load } })
     }
 
-    /// Returns the names that a server will serve while it is not healthy yet, if it lists them, as llama-server does
-    /// while it loads.
+    /// Returns the names that an unhealthy server will serve, if it lists them already. llama-server does so while it
+    /// loads.
     async fn loading(&self) -> Option<ProbeError> {
         let models = listed(&self.json(MODELS).await).ok()?;
         Some(ProbeError::Loading { names: models.listed.into_iter().flat_map(|model| model.names).collect() })
@@ -260,8 +260,8 @@ fn listed(models: &Value) -> Result<Models, ProbeError> {
 }
 
 impl ListedModel {
-    /// Returns the model of a list's entry, after the root that its entries share, if the server names one; `None` if
-    /// it has no usable name.
+    /// Returns the root of a list's entry, if the server names one, and the model of the entry; `None` if it has no
+    /// usable name.
     fn read(entry: &Value) -> Option<(Option<String>, Self)> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let aliases = entry["aliases"].as_array().into_iter().flatten().filter_map(text);

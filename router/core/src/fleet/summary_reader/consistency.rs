@@ -1,5 +1,5 @@
-//! The main property of the follower: whatever happens to the streams, the view is always one that the worker had, and
-//! once nothing happens any more it is the worker's current one.
+//! The main property of the summary reader: whatever happens to the streams, the view is always a state that the worker
+//! had, and it becomes the worker's current state once the streams are undisturbed.
 //!
 //! Single violations are tested in `tests`. The model is a naive worker that remembers all its states, the replay
 //! buffer of real workers, and a wire that loses, doubles, swaps, replays and cuts.
