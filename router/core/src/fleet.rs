@@ -28,7 +28,7 @@ pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
 
 /// Time after a worker has joined in which a request may still be for a model that the worker has not declared yet.
 ///
-/// Source: own choice: a worker says its model's names as soon as it listens, some seconds after its machine has it.
+/// Source: own choice: a worker declares its model's names as soon as it listens, some seconds after its start.
 pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
 
 /// State of the connection to a worker.
@@ -216,11 +216,11 @@ impl WorkerView {
         best_named(in_fleet, Some(name))
     }
 
-    /// Returns the model that the worker has under a name, if it is of the pool of `meant`: a name that one model has
-    /// and that another's pattern matches leads to the first model's workers alone.
+    /// Returns the model that the worker has under a name, if it belongs to the pool of `meant`. If one model has the
+    /// name and another model's pattern matches it, only workers of the first belong to the pool.
     pub fn model_of_pool(&self, name: &str, meant: &ModelInfo) -> Option<&Arc<ModelInfo>> {
         let own = |model: &ModelInfo| model.meant(name).map(|meant| meant.own.to_owned());
-        // On what footing a stock server stands may have changed since the name was looked up.
+        // The tokenizer source of a stock server may have changed since the name was looked up.
         let pool = own(meant);
         self.model_named(name).filter(|model| pool.is_none() || own(model) == pool)
     }
@@ -384,7 +384,7 @@ impl FleetView {
         Ok(Arc::clone(meant))
     }
 
-    /// Returns the model that a request for `wanted` means if a name that no model has counts as absent.
+    /// Returns the model that a request for `wanted` means; a name that no model has counts as no name.
     ///
     /// Errors: those of [`Self::lookup`]; `Unknown` instead of `Ambiguous`.
     pub fn lookup_any(

@@ -252,7 +252,7 @@ impl Ledger {
         }
     }
 
-    /// Chooses a worker and books the request on it.
+    /// Chooses a worker and records the request as in flight there.
     ///
     /// Errors: [`NoWorker`], with the causes, if no worker can take it.
     pub fn choose(
@@ -362,8 +362,7 @@ impl Ledger {
         self.recent_work.fill(worker, tokens);
     }
 
-    /// Records what a worker fetched from a peer for a request that it was to fetch state for: bytes and milliseconds,
-    /// or `None` if it fetched nothing.
+    /// Records the result of a requested transfer: bytes and milliseconds, or `None` if the worker fetched nothing.
     pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Option<(u64, f64)>, now: Instant) {
         match measured {
             Some(measured) => self.transfer_rates.fetched(pair, measured, now),

@@ -1,6 +1,7 @@
 //! The next batch: which sequences compute how many of their tokens.
 //!
-//! `runs` groups what goes through the model together, `micro_batches` cuts the batch, and the shell decodes it.
+//! `decode_groups` determines which shares go through the model together, `micro_batches` cuts the batch, and the shell
+//! decodes it.
 //!
 //! Between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
 //!
@@ -138,8 +139,8 @@ fn begin(prompts: &[Prompt], mut left: u32, pace: Pace, mut n_waiting: usize) ->
     shares
 }
 
-/// Returns whether `n_tokens` of another prompt cost those that end in this batch less than they save those still
-/// waiting.
+/// Returns whether `n_tokens` of another prompt delay the prompts that end in this batch by less than they save the
+/// waiting ones.
 fn pays(pace: Pace, n_tokens: u32, (n_ending, n_waiting): (usize, usize)) -> bool {
     let costs = pace.token.as_nanos() * u128::from(n_tokens) * n_ending as u128;
     costs <= pace.batch.as_nanos() * n_waiting as u128

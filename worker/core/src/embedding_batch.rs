@@ -37,19 +37,19 @@ pub enum Step {
     },
 }
 
-/// Whose turn it is where texts are computed in pieces.
+/// Whether a piece or a batch comes next, where long texts are computed in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// Place of the request of whose first text some pieces are computed; absent where there is none.
+    /// Index of the request whose first text is computed in pieces; absent if there is none.
     pub begun: Option<usize>,
     /// Whether a piece may come next: the last step was not one.
     pub is_due: bool,
 }
 
-/// Returns what is computed next where texts longer than a batch go in pieces; `None` where nothing waits.
+/// Returns the next texts to compute if texts longer than a batch are cut; `None` if nothing waits.
 ///
-/// Shape: `waiting` as for [`plan`]. One text at a time goes in pieces; between two pieces a batch is taken of texts
-/// that fit into one.
+/// Shape: `waiting` as for [`plan`]. One text at a time is computed in pieces; between two pieces comes a batch of
+/// short texts.
 pub fn step_in_pieces(waiting: &[&[u32]], turn: Turn, room: Room) -> Option<Step> {
     let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
     let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };

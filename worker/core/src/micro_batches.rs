@@ -1,6 +1,6 @@
 //! The micro-batches of a batch, which are passed to llama.cpp one by one.
 //!
-//! The shares of a batch are in `batch_plan`, their order in `runs`.
+//! The shares of a batch are in `batch_plan`, their order in `decode_groups`.
 //!
 //! llama.cpp cuts a batch into micro-batches by itself, but then the shell cannot do anything before the last of them.
 //! Cut here at the same places, a batch costs the same, and its rest can be abandoned when a request arrives.

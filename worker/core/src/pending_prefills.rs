@@ -1,4 +1,4 @@
-//! Early announcements: blocks that requests will fill that have arrived and not started, told to routers in advance.
+//! Early announcements: blocks of requests that have arrived and not started, announced to routers in advance.
 //!
 //! Held blocks and those that running sequences fill are in `prefix_tree`; the shell decides which request announces
 //! which blocks.

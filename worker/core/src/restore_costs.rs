@@ -3,7 +3,7 @@
 //! The shell measures, and `rates` for prefill; the decisions based on the costs are in `slot_plan`.
 //!
 //! All costs are in milliseconds, so that options can be summed and compared. A move that was not measured yet is
-//! assumed cheap compared with prefill: wherever it was measured, it was so by a factor of a hundred.
+//! assumed cheap compared with prefill: measured ones were a hundred times cheaper.
 
 /// Costs on this worker, with this model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,7 +34,7 @@ pub struct SuffixRounding {
 
 /// Weight of the newest measurement in an average.
 ///
-/// Source: a choice; after five measurements what was assumed at first counts a sixth.
+/// Source: a choice; after five measurements the initial assumption counts a sixth.
 const NEWEST_WEIGHT: f64 = 0.3;
 
 /// Half-life of the amount by which a move was measured more expensive than assumed. Units: seconds.

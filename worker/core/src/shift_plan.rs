@@ -4,7 +4,8 @@
 //!
 //! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and continues it
 //! later, as when a client drops its oldest messages, the state of the common text moves to its position in the prompt.
-//! It was computed behind other tokens than the prompt's, so it is close to what computing would give, not equal to it.
+//! That state was computed behind other tokens than the prompt's, so it is close to the exact state and not equal to
+//! it.
 
 use warmpath_common::ids::{SlotId, Token};
 

@@ -186,7 +186,7 @@ impl Conversations {
         if let Some(&id) = by_end.filter(is_continued) {
             return (Some(id), PrefixContinuity::Intact);
         }
-        // The last message is new: that other conversations had the same one proves nothing.
+        // The last message is new. Another conversation with the same message proves nothing.
         let earlier = &spoken.marks[..spoken.marks.len().saturating_sub(1)];
         let asked: Vec<u64> = questions(earlier).collect();
         let same = asked.iter().rev().filter_map(|question| self.by_question.get(&(spoken.root, *question)));
@@ -239,7 +239,7 @@ fn n_common_blocks(before: &PromptFingerprint, now: &PromptFingerprint) -> usize
     before.keys.iter().zip(&now.keys).take_while(|(before, now)| before == now).count()
 }
 
-/// Returns how a prompt that lacks the end of a conversation continues it all the same; `None` if it does not.
+/// Returns how a prompt without the end of a conversation nevertheless continues it; `None` if it does not.
 fn continuity(before: &PromptFingerprint, now: &PromptFingerprint) -> Option<PrefixContinuity> {
     let parts_at = now.marks.iter().zip(&before.marks).position(|(now, before)| now != before);
     let is_continued = match parts_at {

@@ -45,7 +45,8 @@ const LOAD_PERCENT_MAX: usize = 70;
 /// Load of a new table where there is memory for one twice as large, and where there is not. Units: blocks per 100
 /// slots.
 ///
-/// Source: docs/decisions/0006-prefix-index.md; to double is to copy a block twice on the way, not three times or four.
+/// Source: docs/decisions/0006-prefix-index.md: doubling copies each block twice as the table grows, a smaller factor
+/// three or four times.
 pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 
 #[derive(Clone, Copy)]
@@ -285,8 +286,7 @@ impl BlockTable {
     }
 }
 
-/// Returns the number that ends with `fine` among those from `first` on that lead to one line; no two of these end
-/// alike.
+/// Returns the only number that ends with `fine` and, counted from `first`, leads to the same line.
 fn bits_from(first: u64, fine: u32) -> u64 {
     first + (u64::from(fine).wrapping_sub(first) & ((1 << FINE_BITS) - 1))
 }

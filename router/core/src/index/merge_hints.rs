@@ -1,8 +1,8 @@
 //! Hints from readers to the writer: pairs of segments that prompts pass one after the other and that could be joined.
 //!
 //! Joining is done in `writer`. A run does not name the block before it, so a conversation's turns arrive as separate
-//! segments, but a reader that walks along a prompt sees which one follows which. Notes are only hints: the writer
-//! checks each one, and a missing one costs a probe.
+//! segments, but a reader that walks along a prompt sees which one follows which. The writer checks each hint, and a
+//! missing one costs a probe.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,31 +12,31 @@ use warmpath_common::block_hash::BlockKey;
 use super::segment::Segment;
 use super::span::SEGMENT_BLOCKS_MAX;
 
-/// Maximum number of notes that wait for the writer.
+/// Maximum number of hints that wait for the writer.
 pub(super) const NOTES_MAX: usize = 256;
 /// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
 const SPANS_MAX: usize = 16;
 
-/// Two segments of which a prompt passed the second after the end of the first.
+/// Two segments: a prompt's chain continued from the end of the first into the second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecisionHandle {
     /// The writer's numbers of both, which spare it a search.
     pub(super) numbers: [u32; 2],
-    /// Last block of the first and first block of the second, since numbers are reused.
+    /// Last block of the first and first block of the second, because numbers are reused.
     pub(super) blocks: [BlockKey; 2],
 }
 
-/// Notes that wait for the writer.
+/// Hints that wait for the writer.
 #[derive(Default)]
 pub(super) struct MergeHints {
-    /// The lock guards the notes. It is held for one push or one swap; a reader takes it only if it is free.
+    /// The lock guards the hints. It is held for one push or one swap; a reader takes it only if it is free.
     notes: Mutex<Vec<DecisionHandle>>,
-    /// Number of notes, so that the writer needs no lock to see that there are none.
+    /// Number of hints, so that the writer needs no lock to see that there are none.
     n_notes: AtomicUsize,
 }
 
 impl MergeHints {
-    /// Adds a note of two segments, the second after the end of the first, if they could be joined.
+    /// Adds a hint for two segments, the second after the end of the first, if they could be joined.
     pub(super) fn note(&self, first: Segment<'_>, second: Segment<'_>) {
         if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
             return;
@@ -49,7 +49,7 @@ impl MergeHints {
         self.n_notes.store(notes.len(), Ordering::Relaxed);
     }
 
-    /// Returns and removes the notes.
+    /// Returns and removes the hints.
     pub(super) fn take(&self) -> Vec<DecisionHandle> {
         if self.n_notes.load(Ordering::Relaxed) == 0 {
             return Vec::new();

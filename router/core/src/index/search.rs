@@ -142,7 +142,7 @@ fn take(step: &Step, matches: &mut Vec<Match>) {
         met.sort_unstable();
     }
     let mut met = met.iter().peekable();
-    // Of a worker's spans, the last one counts that begins within the chain and has a resume point.
+    // A worker's last span that begins within the chain and has a resume point counts.
     for span in step.segment().spans().filter(|span| span.from() < step.n && span.is_resumable()) {
         let worker = span.worker();
         let is_met = if n_before > FEW {

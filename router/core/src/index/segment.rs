@@ -16,7 +16,7 @@ use warmpath_common::summary::Digest;
 use super::span::Span;
 use crate::WorkerIdx;
 
-/// Memory of a segment outside its words: its counter, its head, its length, and the allocator's header. Units: bytes.
+/// Memory of a segment outside its words: its counter, its head, its length, and the allocator's header.
 /// Units: bytes.
 const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>().next_multiple_of(8) + size_of::<usize>() + 8;
 

@@ -42,7 +42,7 @@ const BACKOFF_MAX: Duration = Duration::from_millis(100);
 pub const BACKOFF_POLL: Duration = Duration::from_millis(5);
 
 impl Ledger {
-    /// Returns whether a request may need a backoff, whatever is cached of its prompt, which need not be known yet.
+    /// Returns whether a request may need a backoff. Its prompt need not be tokenized yet.
     pub fn may_back_off(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> bool {
         let is_by_cost = self.options.policy == Policy::PredictedTtft;
         if !is_by_cost || !request.tried.is_empty() || !self.peer_routers.may_be_there(request.now) {

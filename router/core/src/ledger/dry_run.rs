@@ -1,8 +1,8 @@
 //! A dry run of the choice: the worker that would get a request, its cost at every worker, and why some are
 //! unavailable.
 //!
-//! State, candidates and choice are those of a request, but nothing is booked and no turn is taken. Not here: the
-//! output (the router's `http`).
+//! State, candidates and choice are those of a request, but nothing is recorded. Not here: the output (the router's
+//! `http`).
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! then the worker has announced them. A block's key names all blocks before it, so the common length of two chains is
 //! found by bisection, and a request costs one comparison for each other one in flight, not one for each of its blocks.
 //!
-//! Not here: work that is booked before it is reported (`ledger`), announced blocks (`index`).
+//! Not here: work that is recorded before it is reported (`ledger`), announced blocks (`index`).
 
 use std::collections::HashMap;
 

@@ -3,10 +3,10 @@
 //! Whether a worker has capacity is decided in `ledger`; the router's `lifecycle::queue` wakes waiting requests.
 //!
 //! Tenants share the workers' time equally, however many requests each of them sends. Each tenant has a *tag*: the
-//! worker time that it had been given when its next request may start. The smallest tag is next. A tenant that starts
-//! to wait begins at the tag of the request that was started last, so no tenant saves up time. When the queue is full,
-//! a request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
-//! so that a flood evicts its own requests.
+//! worker time at which its next request may start. The smallest tag is next. A tenant that starts to wait begins at
+//! the tag of the request that was started last, so no tenant saves up time. When the queue is full, a request of a
+//! tenant with fewer waiting requests takes the place of the newest request of the tenant with the most, so that a
+//! flood evicts its own requests.
 //!
 //! The rest of a stream that its worker has broken off goes before every new request: its client is already reading.
 //! It takes no place, since there are no more of these than running streams, and its tenant has been charged for it.

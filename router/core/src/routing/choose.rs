@@ -1,11 +1,11 @@
 //! The choice: which of the candidates gets the request, and why.
 //!
-//! Which workers are candidates is decided in `ledger`, their costs in `cost`. The smallest cost says how much of the
-//! prompt has to be cached at the chosen worker. Between the workers that hold about that much no hit is lost, so
-//! costs that differ by little are equal. Of equal workers the one wins that got the least to compute recently from
-//! any router, which spreads work and new state; then the one that can start first; then the one with the most free
-//! cells; then one by a hash of the prompt's first new block: routers that see all workers equal send prompts with one
-//! new prefix to one worker, and others to several. The same inputs always give the same choice.
+//! Which workers are candidates is decided in `ledger`, their costs in `cost`. The cheapest worker sets how much of the
+//! prompt must be cached at the chosen one. Between workers that hold about that much no hit is lost, so costs that
+//! differ by little tie. Ties go to the worker with the least recent work from all routers, which spreads work and new
+//! state; then to the one that can start first; then to the one with the most free cells; then by a hash of the
+//! prompt's first new block. So routers that see all workers equal send prompts with one new prefix to one worker, and
+//! other prompts to several. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -290,8 +290,7 @@ pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&
     candidates.iter().min_by(|a, b| a.cost.total_ms().total_cmp(&b.cost.total_ms()))
 }
 
-/// Returns the candidate that got the least to compute recently, of those whose cost and cached part are about the
-/// cheapest's.
+/// Returns the candidate with the least recent work among those that tie with the cheapest in cost and cached part.
 ///
 /// A slower worker stays slower, so the difference in prefill time counts twice.
 fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
@@ -304,11 +303,11 @@ fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&
     candidates.iter().filter(is_equal).min_by_key(|c| c.tie_break(turn))
 }
 
-/// Returns the difference in cost up to which candidates are equal.
+/// Returns the difference in cost up to which candidates tie.
 ///
-/// Time that is lost at a worker is lost (1 + n)^2 times by all requests together, with n prompts per worker (see
-/// `cost`). An even spread is worth what costs all of them one prefill of the request: all of it in an idle fleet, next
-/// to nothing in overload.
+/// With n prompts per worker, all requests together lose (1 + n)^2 times the time that is added at a worker (see
+/// `cost`). An even spread may cost them one prefill of the request in total. That is a whole prefill in an idle fleet,
+/// and next to nothing in overload.
 fn tie_margin_ms(cheapest: &Cost, concurrency: f64) -> f64 {
     (NEARLY_EQUAL * cheapest.ttft_ms()).max(cheapest.prefill_ms / (1.0 + concurrency).powi(2))
 }

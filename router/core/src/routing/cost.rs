@@ -213,7 +213,7 @@ pub struct Cost {
     pub prefill_ms: f64,
     /// Time that other requests lose by the uncached part.
     pub pressure_ms: f64,
-    /// Time that the prompts lose which this worker has beyond the fleet's mean.
+    /// Time that this worker's surplus prompts lose.
     pub surplus_ms: f64,
     /// Time that the worker's streams lose.
     pub slowdown_ms: f64,

@@ -1,8 +1,8 @@
 //! How likely drafted tokens are, by the length of the match before them, as one sequence has shown.
 //!
-//! Tokens that were chosen without a draft count as well: a proposal that is not computed shows whether it was right,
-//! at no cost. So a sequence that drafting does not pay for is seen to become one that it pays for. Nothing is learnt
-//! from other sequences: their texts may be another tenant's.
+//! Tokens that were chosen without a draft count as well: a proposal that is not computed shows at no cost whether it
+//! was right. So the drafter notices when drafting begins to pay. Nothing is learnt from other sequences: their texts
+//! may be another tenant's.
 
 use super::ngram_index::GRAM_TOKENS;
 
@@ -11,7 +11,7 @@ use super::ngram_index::GRAM_TOKENS;
 /// Source: docs/decisions/0052-drafting.md.
 const CLASSES: [(usize, f64); 4] = [(GRAM_TOKENS, 0.5), (8, 0.75), (16, 0.9), (32, 0.95)];
 
-/// Weight of these chances against what was seen. Units: tokens. Source: as above.
+/// Weight of these chances against observed tokens. Units: tokens. Source: as above.
 const PRIOR_TOKENS: f64 = 2.0;
 
 /// Number of tokens that are remembered of a class; beyond it all weigh half. Source: own choice: a text that changes

@@ -1,19 +1,19 @@
-//! What a sequence's drafts may cost: what they have brought, what they would have brought, and a small share of the
+//! Budget of a sequence's drafts: the tokens that they have brought or would have brought, and a small share of the
 //! response.
 //!
 //! Chances are guesses, and on a CPU a wrong draft costs the time of many tokens. So a draft is computed only if its
 //! whole time is covered. Two things cover it: accepted tokens, and right tokens in a row that were proposed and not
-//! computed, which show that drafting would pay. A wrong token ends the row. So losses make the next draft wait for a
-//! longer row, and a sequence whose proposals are wrong loses its share and no more.
+//! computed, which show that drafting would pay. A wrong token ends the row. So after losses the next draft needs a
+//! longer row, and a sequence whose proposals are wrong loses only its share.
 //! Source: docs/decisions/0052-drafting.md.
 
-/// Tokens that drafts may cost before they have brought any. Source: docs/decisions/0052-drafting.md.
+/// Budget before drafts have brought any token. Source: docs/decisions/0052-drafting.md.
 const AT_FIRST: f64 = 0.5;
 
-/// Share of a response's tokens that drafts may cost besides. Source: as above.
+/// Share of a response's tokens that is added to the budget. Source: as above.
 const SHARE: f64 = 0.01;
 
-/// Most tokens that are kept of what drafts have brought: about the cost of two long drafts on a CPU. Source: as above.
+/// Maximum of the budget that is kept: about the cost of two long drafts on a CPU. Source: as above.
 const KEPT_MAX: f64 = 24.0;
 
 /// Tokens that the drafts of one sequence may still cost. Units: tokens that steps without drafts would give.

@@ -20,8 +20,8 @@ pub struct StepCosts {
 
 /// Change of a step's time with the tokens that a sequence holds, which each of its new tokens attends to.
 ///
-/// Deep in a context every token takes long, and a draft beside it seems cheap; at its beginning the same draft costs
-/// many times what a token does.
+/// Deep in a context every token takes long, so a draft adds little. At the start of a context the same draft costs
+/// many times as much as a token.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Depth {
     /// Tokens that each sequence held when the other times were measured.
@@ -82,7 +82,7 @@ impl StepCosts {
     }
 
     fn tokens_at(&self, held_tokens: u32, n: u32) -> f64 {
-        // What is estimated for many tokens is never less than the time of one.
+        // The estimate for many tokens is never less than the time of one.
         let of = |n: u32| (self.tokens.at(n) + self.depth.change(held_tokens, n)).max(0.0);
         if n == 0 { 0.0 } else { of(n).max(of(1)) }
     }

@@ -11,7 +11,7 @@ use warmpath_common::ids::Token;
 use super::ngram_index::{GRAM_TOKENS, MATCH_MAX, NgramIndex};
 use crate::tenants::TenantId;
 
-/// Tokens that each root costs at least, so that their number is bounded as well.
+/// Minimum charge of a root, so that the number of roots is bounded as well. Units: tokens.
 const ROOT_TOKENS_MIN: usize = 256;
 
 /// Answers of a worker.

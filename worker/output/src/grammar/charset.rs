@@ -1,6 +1,6 @@
 //! Sets of characters, and characters of which some bytes are missing.
 //!
-//! Sets are used in `reader` and `automaton`.
+//! Sets are used in `parser` and `earley`.
 //!
 //! A set is a list of ranges of code points that UTF-8 text may contain. A token may end within a character. The known
 //! bytes then stand for a range of code points, and a set allows it if they share at least one.

@@ -1,6 +1,6 @@
 //! Completion of a row: from the items with which it begins to those that wait for a character.
 //!
-//! `automaton` chooses the items with which a row begins, and uses the row.
+//! `earley` chooses the items with which a row begins, and uses the row.
 //!
 //! First, items at the end of their alternative continue at their callers. Then the called rules begin, each once; all
 //! their callers are known by then, because rules are taken by descending rank. A call at the end of an alternative

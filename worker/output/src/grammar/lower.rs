@@ -1,10 +1,10 @@
 //! Compilation of a parsed grammar: parts that no text can match are removed, and rules are ranked.
 //!
-//! Parsing is in `reader`, following in `automaton`.
+//! Parsing is in `parser`, matching in `earley`.
 //!
-//! Once every remaining rule matches some text, whatever the grammar allows next can also be completed. A rule's rank
-//! is above those of the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank.
-//! One exception costs nothing: a repetition of an expression that may be empty ends where it begins.
+//! Once every remaining rule matches some text, every allowed token can be completed. A rule's rank is above those of
+//! the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank. One exception
+//! costs nothing: a repetition of an expression that may be empty ends where it begins.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! Matcher of one answer against a grammar, token by token: which may come next, and the positions that they lead to.
+//! Matcher of one answer against a grammar, token by token: which tokens may come next, and to which positions they
+//! lead.
 //!
 //! The engine has the tokens' bytes and walks over the whole vocabulary.
 //!
