@@ -156,7 +156,7 @@ pub const STOCK_SILENT_LOOKS: u32 = 2;
 /// Source: own choice: a worker is lost after 3.5 s of silence, so a response that hangs has been silent for longer.
 pub const LOST_SILENCE: Duration = Duration::from_secs(1);
 
-/// Longest time after the start in which requests wait until every worker found first has been contacted.
+/// Longest time after the start in which requests wait until all workers of the first discovery have been contacted.
 ///
 /// Source: own choice: longer than a worker may be silent ([`SUMMARY_IDLE_MAX`]) or a stock server takes to answer
 /// ([`STOCK_ANSWER_TIMEOUT`]), and shorter than clients wait.

@@ -189,7 +189,7 @@ impl Fleet {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the request of `ticket` booked on `worker` until the result is dropped.
+    /// Keeps the request of `ticket` in the records of `worker` until the result is dropped.
     pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
         InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
     }
@@ -277,7 +277,7 @@ impl Unready {
     }
 }
 
-/// A request booked on its worker until this is dropped.
+/// A request in the records of its worker until this is dropped.
 pub struct InFlightGuard {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,

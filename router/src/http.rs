@@ -1,6 +1,6 @@
 //! The router's HTTP routes, for clients and for operators.
 //!
-//! Not here: a request's way (`lifecycle`).
+//! Not here: the path of a request (`lifecycle`).
 
 mod access;
 mod admin;

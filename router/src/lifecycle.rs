@@ -294,7 +294,7 @@ impl RetryState {
     }
 }
 
-/// Waits until a worker can start the request, and books it there.
+/// Waits until a worker can start the request, and records it there.
 async fn take_turn(
     app: &App,
     arrival: &IncomingRequest,

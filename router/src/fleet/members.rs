@@ -129,7 +129,7 @@ struct Keeper {
     followers: HashMap<WorkerIdx, Follower>,
     /// Number of workers without an index at the last comparison.
     n_refused: usize,
-    /// Whether all workers that the sources found first have been added.
+    /// Whether all workers of the first discovery have been added.
     has_surveyed: bool,
 }
 

@@ -94,8 +94,8 @@ impl StreamError {
         }
     }
 
-    /// Returns whether the bytes were right up to the end of the stream. The follower itself knows about invalid
-    /// frames.
+    /// Returns whether the bytes were right up to the end of the stream. For invalid frames the follower decides this
+    /// itself.
     fn keeps_view(&self) -> bool {
         match self {
             Self::Ended | Self::SlowSnapshot | Self::Violation(_) => true,
@@ -104,14 +104,14 @@ impl StreamError {
         }
     }
 
-    /// Returns whether the worker itself cannot be used, as seen from here.
+    /// Returns whether this router cannot use the worker.
     fn is_unreachable(&self) -> bool {
         let is_answer =
             matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
         is_answer || matches!(self, Self::Connect(_) | Self::Idle | Self::Frame(DecodeError::Version { .. }))
     }
 
-    /// Returns the reason why the worker cannot be used.
+    /// Returns the reason why this router cannot use the worker.
     fn trouble(&self) -> ConnectError {
         let kind = match self {
             Self::Refused => ConnectErrorKind::Refusal,

@@ -83,7 +83,7 @@ struct Tracker {
     turns: Vec<Turn>,
     /// Whether workers or their models may have changed since they were last checked for compatibility.
     models_changed: bool,
-    /// Whether all workers that were found first have joined.
+    /// Whether all workers of the first discovery have joined.
     has_surveyed: bool,
 }
 

@@ -1,7 +1,7 @@
 //! A [`RequestError`] becomes OpenAI's error object.
 //!
-//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client sees the error's own
-//! message, the log sees what lies behind it.
+//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client gets the error's own
+//! message, the log also its causes.
 
 use std::time::Duration;
 

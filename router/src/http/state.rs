@@ -135,7 +135,7 @@ impl App {
         Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
     }
 
-    /// Waits until every worker that was found first has been contacted, for a limited time after the start.
+    /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
     ///
     /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn first_look(&self) -> Result<(), RequestError> {

@@ -1,8 +1,9 @@
-//! A stream that outlives its worker: the answer continues at another worker, from the tokens that its journal tells.
+//! A stream that outlives its worker: another worker continues the answer after the tokens that are in the stream's
+//! journal.
 //!
 //! The request is sent again with the journal behind its body. The other worker replays the tokens and sends what the
-//! client has not had, under the same id. Only Warmpath workers tell a journal and take one. Not here: taking the
-//! journal out of a stream (`journal`), the relay that goes on (`relay`).
+//! client does not have yet, under the same id. Only Warmpath workers send and accept journals. Not here: taking the
+//! journal out of a stream (`journal`), the relay that continues (`relay`).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -32,7 +33,7 @@ pub(super) struct Past {
     pub(super) cached_tokens: Option<u32>,
 }
 
-/// What it takes to continue a stream elsewhere.
+/// State that is needed to continue a stream at another worker.
 pub(super) struct Failover {
     app: App,
     prepared: Prepared,
@@ -43,7 +44,7 @@ pub(super) struct Failover {
     n_done: u32,
 }
 
-/// A stream that goes on at another worker.
+/// A stream that continues at another worker.
 pub(super) struct Continued {
     pub(super) choice: Choice,
     pub(super) first: Bytes,
@@ -61,7 +62,7 @@ pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
 }
 
 impl Failover {
-    /// Returns what it takes to continue the stream of this worker; `None` if it has no journal.
+    /// Returns the state that is needed to continue the stream of this worker; `None` if it has no journal.
     pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&Rest, &HeaderMap)) -> Option<Self> {
         let has_journal = matches!(rest, Rest::Events(events) if events.has_journal());
         has_journal.then(|| Self {
@@ -88,7 +89,7 @@ impl Failover {
         let start = Instant::now();
         self.n_done += 1;
         self.failures.push((worker, failure));
-        // It has the time of a request that has just arrived.
+        // It gets as much time as a request that has just arrived.
         arrival.queued_from = start;
         let past = Past { lines, cached_tokens: self.cached_tokens };
         let continued = self.attempt(arrival, &past, start).await;
@@ -131,13 +132,13 @@ impl Failover {
         self.failures.iter().map(|(worker, _)| *worker).chain(stock.map(|worker| worker.idx)).collect()
     }
 
-    /// Returns the comment that tells a client how often its stream was continued; headers are long gone.
+    /// Returns the comment that tells a client how often its stream was continued; the headers were sent before.
     fn comment(&self, exactness: &str) -> Vec<u8> {
         format!(": {}: {}; {exactness}\n\n", warmpath_common::headers::FAILOVERS, self.n_done).into_bytes()
     }
 }
 
-/// Returns the events of a stream whose worker tells a journal.
+/// Returns the events of a stream whose worker sends a journal.
 pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
     events.with_journal(past.map(|past| past.lines.clone()).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! KV state from other workers: the hint that tells a worker where to fetch it, and what comes of it.
+//! KV state from other workers: the hint that tells a worker where to fetch it, and the report of the transfer.
 //!
 //! The hint is private to router and worker: a client's own is dropped, and no client sees the report. Not here: the
 //! choice of the peer (the core's `routing::transfer`), the transfer itself (the workers).
@@ -17,10 +17,10 @@ pub(super) fn hint(app: &App, transfer: Transfer) -> String {
     format!("{};blocks={}", app.fleet.member(transfer.peer).name(), transfer.blocks)
 }
 
-/// Records what a worker fetched from the peer that it was told of; nothing if it was told of none.
+/// Records what a worker fetched from the peer in its hint; nothing if it got no hint.
 ///
 /// A transfer after which less is reused than predicted has failed: the peer had less, or the worker could not keep
-/// what came. A worker that reuses as much without fetching found the state in the meantime, which tells nothing of the
+/// what came. A worker that reuses as much without fetching got the state in another way, which says nothing about the
 /// peer.
 pub(super) fn observe(app: &App, choice: &Choice, answered: &HeaderMap) {
     let Some(transfer) = choice.decision.transfer else { return };

@@ -1,7 +1,8 @@
 //! The rest of a response: passes the worker's bytes on unchanged, and tells the client if they break off.
 //!
-//! The relay owns everything that the request holds, such as its booking and its place. Whichever side ends it, worker
-//! or client, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole events (`events`).
+//! The relay owns everything that the request holds, such as its record at the worker and its place. Whichever side
+//! ends it, worker or client, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole events
+//! (`events`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(super) struct Relay {
     attempt: Span,
     /// The request, with its body if the response may be continued elsewhere.
     arrival: IncomingRequest,
-    /// What it takes to continue elsewhere; `None` if the response cannot be.
+    /// State that is needed to continue at another worker; `None` if the response cannot be continued.
     failover: Option<Failover>,
     /// Events that the client has from workers before the present one.
     n_events_before: u32,
@@ -179,7 +180,7 @@ impl State {
                 self.failed = Some(failure);
                 self.relay.booking.failed(failure);
                 self.relay.attempt.fail(failure.label());
-                // The client hears something while another worker is sought.
+                // The client gets a keep-alive comment before another worker is sought.
                 Some((Ok(Bytes::from_static(COMMENT)), self))
             }
             Some(Ok(piece)) => {
@@ -213,7 +214,7 @@ impl State {
         };
         let Some(lines) = events.take_lines() else { return Err(Break::Stranded(failure)) };
         let n_events = events.told().n_events;
-        // Apart, since few streams ever need the room of it.
+        // On the heap, since few streams ever need this state.
         let elsewhere = Box::pin(failover.go_on(&mut relay.arrival, (relay.worker_idx, failure), lines));
         let continued = tokio::select! {
             biased;

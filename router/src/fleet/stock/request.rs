@@ -1,7 +1,7 @@
 //! A request at a stock server: records its progress and the usage in its response.
 //!
-//! It is a guard like a booking: when it is dropped, the request has left the server. Not here: relaying the response
-//! (`lifecycle`), conclusions from the usage (the core's `stock`).
+//! It is a guard: when it is dropped, the request has left the server. Not here: relaying the response (`lifecycle`),
+//! conclusions from the usage (the core's `stock`).
 
 use std::cmp::Ordering;
 use std::sync::Arc;
