@@ -17,7 +17,7 @@ pub enum ReadError {
     /// A field is missing or has a wrong type or value.
     #[error("{reason}")]
     Field {
-        /// Path of the field; absent where the body as a whole is wrong.
+        /// Path of the field; `None` if the body as a whole is wrong.
         param: Option<String>,
         /// What is wrong with it.
         reason: String,

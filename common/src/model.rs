@@ -149,7 +149,7 @@ pub struct ModelInfo {
     pub add_eos: bool,
     /// Longest sequence, prompt and output together, that one slot can run; for an embedding worker, the longest text.
     pub context_tokens: u32,
-    /// Context that the model was trained on; absent where its file does not contain it.
+    /// Context that the model was trained on; `None` if its file does not contain it.
     pub n_ctx_train: Option<u32>,
     /// Number of slots.
     pub n_slots: u16,
@@ -159,13 +159,13 @@ pub struct ModelInfo {
     pub n_vocab: u32,
     /// Kinds of requests that the worker can serve.
     pub capabilities: Vec<Capability>,
-    /// Result for a text; absent where the model generates text.
+    /// Result for a text; `None` if the model generates text.
     pub embedding: Option<EmbeddingInfo>,
     /// Loaded LoRA adapters.
     pub adapters: Vec<AdapterInfo>,
     /// Adapter that is applied where a request selects none.
     pub adapter_in_force: Option<Applied>,
-    /// KV state that the worker sends to other workers and fetches from them; absent where it does neither.
+    /// KV state that the worker sends to other workers and fetches from them; `None` if it does neither.
     pub kv_transfer: Option<KvTransfer>,
 }
 

@@ -123,7 +123,7 @@ pub enum Body {
     Update {
         /// Changes in the order in which they happened.
         changes: Vec<Change>,
-        /// Load after the changes; absent where it did not change.
+        /// Load after the changes; `None` if it did not change.
         load: Option<Load>,
         /// Digest of all blocks after the changes; absent in updates that carry nothing but the load.
         digest: Option<Digest>,

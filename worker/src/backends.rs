@@ -129,7 +129,8 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     Ok(chosen.name.clone())
 }
 
-/// Returns what llama.cpp's CPU kernels use of the processor, as `AVX2 = 1 | AMX_INT8 = 1`; backends must be loaded.
+/// Returns the processor features that llama.cpp's CPU kernels use, as `AVX2 = 1 | AMX_INT8 = 1`; backends must be
+/// loaded.
 pub(crate) fn cpu_features() -> &'static str {
     // Asked once: llama.cpp writes its answer into one string for all threads.
     static FEATURES: LazyLock<String> = LazyLock::new(|| {

@@ -214,7 +214,8 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
-/// Refuses a context that leaves a slot less than llama.cpp's minimum: it would take more than it was told to.
+/// Refuses a context that leaves a slot less than llama.cpp's minimum: llama.cpp would enlarge it beyond the configured
+/// memory.
 fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);

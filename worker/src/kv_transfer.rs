@@ -152,7 +152,7 @@ impl Fetch {
             }
         };
         let took = began.elapsed();
-        // Before the request goes on, so that its response finds it counted.
+        // Counted before the request continues, so that a client with its response sees the new count.
         self.peer.learn(&fetched, (&progress, took), Instant::now());
         self.count((&fetched, &progress), took, metrics);
         order.inbox.end(took);

@@ -1,7 +1,7 @@
 //! The state of a loaded worker: one that generates, or one that embeds; and what both have in common.
 //!
 //! A process is one or the other, and a request for the other one gets an error. What both have, such as the vocabulary
-//! and the summary, is reached without knowing which it is. Not here: loading (`start`), a request's way (`http`,
+//! and the summary, is reached without knowing which it is. Not here: loading (`start`), the path of a request (`http`,
 //! `lifecycle`).
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Requests that generate: what each endpoint takes is one type, read once from its body.
+//! Requests that generate: the fields of each endpoint are one type, which is read once from the body.
 //!
 //! Not here: the dialects that become a chat first (`warmpath_common::dialects`), what a request does (`lifecycle`).
 //! The idea: the endpoints' types flatten the fields that they share, and each becomes a [`Request`] with one kind of
@@ -72,6 +72,6 @@ pub enum Repeats {
     Nothing,
     /// Its text, as a field of its own.
     Text,
-    /// Its text before the answer's, and its log probabilities before those of the answer.
+    /// The answer's text begins with the prompt's, and its log probabilities with those of the prompt.
     Echo,
 }

@@ -167,7 +167,7 @@ pub fn function_name_pattern() -> String {
     schemas::name_pattern()
 }
 
-/// Returns what the tools are called once all are found to be of the right shape; tools that are left out have no name.
+/// Checks the shape of all tools and returns their names; a tool that is left out has none.
 fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
     if tools.len() > TOOLS_MAX {
         let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
@@ -233,7 +233,7 @@ fn check_tool(tool: &Value) -> Result<&'static str, Wrong> {
     }
 }
 
-/// Checks what a custom tool says of the text that it takes.
+/// Checks the format that a custom tool gives for its text.
 fn check_text_format(format: Option<&Value>) -> Result<(), Wrong> {
     let format = match format {
         None | Some(Value::Null) => return Ok(()),

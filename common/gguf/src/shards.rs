@@ -123,7 +123,7 @@ pub fn model_name(path: &Path) -> String {
 }
 
 /// Returns the parts of a split model's name or path without `.gguf`: what precedes the suffix, the file's number and
-/// the number of files; absent where it has no such suffix. The numbers are as written, in range or not.
+/// the number of files; `None` if it has no such suffix. The numbers are as written, in range or not.
 pub fn shard_name(stem: &str) -> Option<(&str, u64, u64)> {
     let number = |text: &str| {
         let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());

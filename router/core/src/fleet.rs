@@ -66,7 +66,7 @@ impl Connection {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
     }
 
-    /// Returns the time since which its summary is stale; absent where it is not.
+    /// Returns the time since which its summary is stale; `None` if it is not.
     pub fn stale_since(self) -> Option<Instant> {
         match self {
             Self::Stale { since } => Some(since),
@@ -80,7 +80,7 @@ impl Connection {
 pub struct KnownBlocks {
     /// Number of blocks.
     pub n_blocks: usize,
-    /// Digest of the blocks; absent where the index dropped some for its memory limit, or where the worker has reported
+    /// Digest of the blocks; `None` if the index dropped some for its memory limit, or if the worker has reported
     /// nothing.
     pub digest: Option<Digest>,
     /// Whether these are the blocks that the worker reports now; otherwise those that it reported before its stream was
@@ -113,7 +113,7 @@ pub struct WorkerView {
     pub link: Connection,
     /// Reason why the last try to open the summary stream failed; absent while the stream is open.
     pub trouble: Option<Arc<str>>,
-    /// Reason why the worker is excluded from the fleet; absent where it is not.
+    /// Reason why the worker is excluded from the fleet; `None` if it is not.
     pub excluded: Option<Mismatch>,
     /// Blocks of the worker in the index.
     pub blocks: KnownBlocks,
@@ -266,19 +266,19 @@ pub enum LookupError {
         n_known: usize,
         /// Those of them whose summary stream is open.
         n_connected: usize,
-        /// Requested name; absent where the request has none.
+        /// Requested name; `None` if the request has none.
         name: Option<String>,
     },
     /// A worker will serve the name but is still loading it, or serves it and is excluded from the fleet.
     #[error("{} not ready yet: a worker is loading it", awaited(.name.as_deref()))]
     Loading {
-        /// Requested name; absent where the request has none.
+        /// Requested name; `None` if the request has none.
         name: Option<String>,
     },
     /// No worker that has reported serves the name, and some have not reported yet.
     #[error("{} not known yet: {n_unheard} of the workers have not said what they serve", awaited(.name.as_deref()))]
     Unheard {
-        /// Requested name; absent where the request has none.
+        /// Requested name; `None` if the request has none.
         name: Option<String>,
         /// Workers that joined recently and have not declared a model.
         n_unheard: usize,
@@ -300,7 +300,7 @@ pub enum LookupError {
     /// Workers serve the name, or some name, but none of them supports what is wanted.
     #[error("{} {wanted}; {}", subject(.name.as_deref()), others(.able))]
     Incapable {
-        /// Requested name; absent where the request has none.
+        /// Requested name; `None` if the request has none.
         name: Option<String>,
         /// What is wanted.
         wanted: Capability,

@@ -100,7 +100,7 @@ pub struct ServerStatus {
     pub n_running: u32,
     /// Number of waiting requests.
     pub n_waiting: u32,
-    /// Counter that only grows while the server lives; absent where the server has none.
+    /// Counter that only grows while the server lives; `None` if the server has none.
     pub progress: Option<u64>,
 }
 

@@ -142,7 +142,7 @@ struct Loop<'m> {
     free_cells: u64,
     /// Requests, the oldest first.
     waiting: Vec<Waiting>,
-    /// Whether the last step was not a piece of a text.
+    /// Whether the next step may be a piece of a text, because the last one was none.
     piece_is_due: bool,
     /// Time at which running requests are cancelled; `None` unless draining.
     deadline: Option<Instant>,
@@ -346,7 +346,7 @@ impl Loop<'_> {
             busy_slots: (0..).take(batch.len()).map(SlotId).collect(),
             free_cells: self.free_cells,
             draining: self.deadline.is_some(),
-            // Nothing is generated: a place is taken for the computing only, which the tokens measure.
+            // Nothing is generated, so the time of a request in its place depends only on its number of tokens.
             rates: Rates { decode_step_ms: Some(0.0), answer_tokens: Some(0.0), ..self.averages.rates() },
         };
         self.report.send(Vec::new(), load, Instant::now());

@@ -69,7 +69,7 @@ impl<'m> Generator<'m> {
         Self { model, context, speculation, counters }
     }
 
-    /// Returns whether sequences with `n_held` tokens move their tokens to go on.
+    /// Returns whether sequences with `n_held` tokens continue by a context shift.
     pub(crate) fn shifts(&self, n_held: u32) -> bool {
         self.context.at_end == AtContextEnd::Shift && n_held >= self.context.context_tokens
     }
@@ -94,7 +94,7 @@ impl<'m> Generator<'m> {
         sequence.take(chosen, room_tokens)
     }
 
-    /// Sends what a response so far gave; returns the reason if it ends there.
+    /// Sends the tokens of a response so far; returns the reason if it ends there.
     pub(crate) fn replay(&self, sequence: &mut Sequence, past: Vec<Chosen>) -> Option<FinishReason> {
         let n_prompt = sequence.submission.prompt.len() - past.len();
         (n_prompt..).zip(past).find_map(|(n_held, sampled)| {

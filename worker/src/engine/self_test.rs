@@ -179,7 +179,7 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     }
     let mut best = choose(&candidates);
     if best != 0 {
-        // The first was measured cold: it gets a second chance.
+        // The first was measured cold, so it is measured again.
         let again = measure::measure(model, &with(config, settings[0]), limit(f64::MAX, EXPECTED_TIME));
         candidates[0].keep_better(again);
         best = choose(&candidates);

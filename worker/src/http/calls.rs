@@ -1,8 +1,8 @@
-//! The calls of an answer's message as OpenAI's chats write them: those of functions have arguments, those of custom
-//! tools one text.
+//! Tool calls in a response's message, in the format of OpenAI's chats: calls of functions have arguments, calls of
+//! custom tools have one text.
 //!
-//! Not here: the rest of the message (`wire`). The idea: each answer has functions alone, since templates know no
-//! others; a custom tool's call is told by its name, and its text read from the arguments as they come.
+//! Templates know only functions, so the model calls functions alone. A call of a custom tool is recognized by its
+//! name, and its text is read from the arguments as they come. Not here: the rest of the message (`wire`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ pub fn whole<'a>(call: &'a message_stream::ToolCall, custom_tools: &[String]) ->
 #[derive(Debug)]
 pub struct GrowingCalls {
     custom_tools: Arc<[String]>,
-    /// Reader of the text of each call so far; absent for functions.
+    /// Parser of the text of each call so far; `None` for functions.
     texts: Vec<Option<FreeText>>,
 }
 
@@ -90,7 +90,7 @@ impl GrowingCalls {
         Self { custom_tools, texts: Vec::new() }
     }
 
-    /// Returns a part of a call; absent where it adds nothing to a custom tool's text.
+    /// Returns a part of a call; `None` if it adds nothing to a custom tool's text.
     pub fn part<'a>(&mut self, delta: &'a message_stream::ToolCallDelta) -> Option<ToolCall<'a>> {
         if delta.index >= self.texts.len() {
             self.texts.resize_with(delta.index + 1, || None);

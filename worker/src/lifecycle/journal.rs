@@ -2,8 +2,8 @@
 //!
 //! Every write of a stream ends with a line that names the choice and the tokens since its last write. A router keeps
 //! these lines and never passes them on. The worker that continues gets them behind the request's body, replays the
-//! tokens through the same sampler, decoder and parsers, and leaves out as many writes of each choice as the client
-//! has had. Ids and, without a seed, random numbers follow from the response's identity, so both workers write the
+//! tokens through the same sampler, decoder and parsers, and leaves out as many writes of each choice as the client has
+//! received. Ids and, without a seed, random numbers follow from the response's identity, so both workers write the
 //! same.
 //!
 //! Not here: the replay of a sequence (`engine`), the events (`http`).

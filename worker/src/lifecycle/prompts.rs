@@ -19,13 +19,13 @@ use crate::room::SlotRoom;
 pub struct ReadPrompt {
     /// The prompt.
     pub tokens: Vec<Token>,
-    /// Place where its last message starts, where that is known and of use.
+    /// Start of its last message, if that is known and needed.
     pub last_message_token: Option<u32>,
     /// The prompt's text where the answer repeats it.
     pub text: Option<String>,
     /// Whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
     pub is_echoed: bool,
-    /// How its answer is constrained and read; absent where it is its own content.
+    /// Constraints of its response and the format for parsing it; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
     /// Kinds of tools that were left out of it.
     pub left_out: Vec<&'static str>,
@@ -44,10 +44,10 @@ impl ReadPrompt {
     }
 }
 
-/// Returns a request's prompts, at least one; `salt` keeps what was tokenized apart.
+/// Returns a request's prompts, at least one; only requests with the same `salt` share cached tokens.
 ///
-/// Errors: `Field` for tools and prompts, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` where one is
-/// far too long.
+/// Errors: `Field` for tools and prompts, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one is far
+/// too long.
 pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     match prompt {
         Prompt::Chat(mut chat, tools) => {

@@ -206,7 +206,7 @@ impl GenerationFields {
     /// Returns the schema that the response must follow, not yet compiled.
     ///
     /// Errors: `Field`, for an unknown format, a schema that is not supported, and fields that cannot be combined with
-    /// that fit into one.
+    /// a schema.
     pub fn wanted_schema(&self) -> Result<Option<WantedSchema>, RequestError> {
         let wanted = response_format::read(self.response_format.as_ref(), self.json_schema.as_ref())?;
         let Some(wanted) = wanted else { return Ok(None) };

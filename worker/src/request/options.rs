@@ -150,7 +150,7 @@ impl Options {
         Ok(n)
     }
 
-    /// Returns how much what the request leaves in the cache is worth.
+    /// Returns the priority of the request's state in the cache.
     ///
     /// Errors: `Field`.
     pub fn priority(&self) -> Result<i32, RequestError> {

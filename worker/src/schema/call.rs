@@ -1,10 +1,11 @@
-//! All arguments of a call as the text of a chat template that has a form of its own for them, up to the mark that
-//! closes the call: a grammar for it.
+//! Grammar of all arguments of a call in a chat template's own form, up to the mark that closes the call.
 //!
-//! Not here: arguments that are one JSON object, or between marks that llama.cpp's grammar tells (`tools`), compiling
-//! (`engine::json_schema`). The idea: the text is built from the schema, piece by piece; what is JSON within it is left
-//! to the compiler's own reading of schemas. llama.cpp's reader takes a string for a string because the tool's schema
-//! says so; it is given a schema that says no more than that, so that it reads exactly what is written here.
+//! The grammar is built from the schema, piece by piece; parts that the template writes as JSON are left to the
+//! compiler's own support of schemas. llama.cpp's parser decides by the tool's schema which arguments are strings. It
+//! gets a schema with nothing but types, so that it parses exactly the texts that this grammar allows.
+//!
+//! Not here: arguments that are one JSON object, or between marks that are in llama.cpp's grammar (`tools`), compiling
+//! (`engine::json_schema`).
 
 mod text;
 
@@ -52,16 +53,16 @@ const MINIMAX_MARK: &str = "]<]minimax[>[";
 pub struct CallText {
     /// Normalized schema.
     pub schema: Value,
-    /// Schema by which llama.cpp's reader reads what the grammar allows.
+    /// Schema with which llama.cpp's parser parses the texts that the grammar allows.
     pub told: Value,
     text: Text,
 }
 
 impl CallText {
-    /// Returns the grammar for a normalized schema of arguments that says nothing of them together but which must be
-    /// there.
+    /// Returns the grammar for a normalized schema of arguments; apart from `required`, the schema must not have
+    /// conditions on several arguments.
     ///
-    /// Errors: what of it cannot be kept in this form.
+    /// Errors: the part of the schema that this form cannot express.
     pub fn new(schema: Value, form: Form) -> Result<Self, SchemaError> {
         let definitions = schema.get("$defs").and_then(Value::as_object);
         let mut writer = Writer { form, reader: Reader { definitions }, text: Text::default() };
@@ -77,7 +78,7 @@ impl CallText {
     }
 }
 
-/// Part of the grammar, and the schema by which it is read.
+/// Part of the grammar, and the schema with which it is parsed.
 type Written = Result<(String, Value), SchemaError>;
 
 /// Property of an object.
@@ -102,7 +103,7 @@ impl<'a> Writer<'a> {
         let quote = |text: &str| Text::quoted(text);
         let start = match self.form {
             Form::Gemma4 => format!("\"{{\" {} \"}}\"", self.text.separated(members, ",", Least::None)),
-            // A call without arguments cannot be read where the tool has any.
+            // llama.cpp cannot parse a call without arguments if the tool has any.
             Form::Lfm2 if !members.is_empty() => format!("{} \")\"", self.text.separated(members, ", ", Least::One)),
             Form::Lfm2 => "\")\"".to_owned(),
             Form::KimiK3 => {
@@ -115,7 +116,7 @@ impl<'a> Writer<'a> {
         Ok((start, told))
     }
 
-    /// Writes the properties of an object, in the order in which the template or llama.cpp's reader has them.
+    /// Writes the properties of an object, in the order in which the template or llama.cpp's parser has them.
     fn members(&mut self, keywords: &'a Map<String, Value>, depth: usize) -> Result<(Vec<Member>, Value), SchemaError> {
         let required: Vec<&str> = keywords
             .get("required")
@@ -176,7 +177,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes a value as Kimi K3 has it, behind `type=`.
+    /// Writes a value in the form of Kimi K3, after `type=`.
     fn kimi(&mut self, schema: &'a Value) -> Written {
         let close = "<|close|>argument<|sep|>";
         if let Some(text) = self.string(schema)? {
@@ -193,7 +194,7 @@ impl<'a> Writer<'a> {
         Ok((format!("({}) {}", either(&ways)?, Text::quoted(close)), json!({"type": "object"})))
     }
 
-    /// Writes a value as MiniCPM 5 has it, with its closing tag.
+    /// Writes a value in the form of MiniCPM 5, with its closing tag.
     fn minicpm(&mut self, schema: &'a Value) -> Written {
         const OPEN_CDATA: &str = "<![CDATA[";
         let Some(text) = self.string(schema)? else {
@@ -205,7 +206,7 @@ impl<'a> Writer<'a> {
         Ok((format!("({plain} | {data} {})", Text::quoted("</param>")), json!({"type": "string"})))
     }
 
-    /// Writes a value as MiniMax M3 has it, with the tag that closes it.
+    /// Writes a value in the form of MiniMax M3, with its closing tag.
     fn minimax(&mut self, schema: &'a Value, close: &str, depth: usize) -> Written {
         if let Some(text) = self.string(schema)? {
             return Ok((self.text.closed("", &text, close), json!({"type": "string"})));
@@ -232,7 +233,7 @@ impl<'a> Writer<'a> {
         Ok((format!("{value} {}", Text::quoted(close)), told))
     }
 
-    /// Writes a value as Gemma 4 has it, as a rule.
+    /// Writes a value in the form of Gemma 4, as a rule.
     fn gemma(&mut self, schema: &'a Value) -> Result<String, SchemaError> {
         if is_any(schema) {
             return Ok(self.text.any_of_gemma());
@@ -289,7 +290,7 @@ impl<'a> Writer<'a> {
         Ok(format!("\"[\" {} \"]\"", Text::repeated(&item, "\",\"", least, most)))
     }
 
-    /// Returns the expression of a schema's strings; absent where it has none.
+    /// Returns the expression of a schema's strings; `None` if it allows none.
     fn string(&self, schema: &Value) -> Result<Option<String>, SchemaError> {
         self.reader.of(schema, STRING, 0)
     }
@@ -328,9 +329,10 @@ impl<'a> Writer<'a> {
         self.text.json(json)
     }
 
-    /// Returns the lists and objects that a schema allows, each by the keywords that alone decide about it.
+    /// Returns the lists and objects that a schema allows, each with the keywords that restrict it; they are in one
+    /// place.
     ///
-    /// Errors: several places decide about the same list or object, or constants are lists or objects.
+    /// Errors: several places restrict the same list or object, or constants are lists or objects.
     fn structures(&self, schema: &'a Value, mask: u8, depth: usize) -> Result<Vec<Structure<'a>>, SchemaError> {
         const OWN: [&str; 9] = [
             "properties",
@@ -354,7 +356,7 @@ impl<'a> Writer<'a> {
         if keywords.contains_key("const") || keywords.contains_key("enum") {
             return Err(refuse("", "lists and objects as constants are not kept by this model's chat template"));
         }
-        // One schema alone must decide: the template's form is written once for each list or object.
+        // Only one schema may restrict it: the template's form is written once for each list or object.
         let within = |schema: &'a Value| self.structures(schema, mask, depth + 1);
         match (combined.as_slice(), is_own) {
             ([], _) => {
@@ -400,9 +402,9 @@ fn counts(keywords: &Map<String, Value>) -> (u64, Option<u64>) {
     (count("minItems").unwrap_or(0), count("maxItems"))
 }
 
-/// Checks that an object's normalized schema says nothing about its properties together but which must be there.
+/// Checks that an object's normalized schema has no condition on several properties apart from `required`.
 ///
-/// Errors: the keyword that does.
+/// Errors: the keyword of such a condition.
 pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
     let refuse = |path: &str, reason: &str| Err(SchemaError { path: path.to_owned(), reason: reason.to_owned() });
     let properties = schema.get("properties").and_then(Value::as_object);
@@ -428,7 +430,7 @@ pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
     Ok(())
 }
 
-/// Returns whether each of an object's properties is named and may be written by itself.
+/// Returns whether every property of an object is named and may be written by itself.
 fn is_written_by_name(keywords: &Map<String, Value>) -> bool {
     keywords.get("properties").and_then(Value::as_object).is_some_and(|properties| !properties.is_empty())
         && check_apart(keywords).is_ok()

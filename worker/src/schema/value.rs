@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
         Ok((!alternatives.is_empty()).then(|| format!("({})", alternatives.join(" | "))))
     }
 
-    /// Returns the expression of a schema's values of a type; absent where it has none.
+    /// Returns the expression of a schema's values of a type; `None` if there are none.
     pub fn of(&self, schema: &Value, kind: u8, depth: usize) -> Result<Option<String>, SchemaError> {
         let types = self.types(schema, depth) & kind;
         if types == 0 {

@@ -1,7 +1,7 @@
 //! The field `tool_choice`: whether the model may or must call tools, and which ones.
 //!
-//! The idea: tools that may not be called stay in the prompt, so that its prefix is the one of other turns; the grammar
-//! of calls alone lacks them.
+//! Tools that may not be called stay in the prompt, so that its prefix does not change; only the grammar of calls
+//! leaves them out.
 
 use serde_json::Value;
 use warmpath_common::dialects::{CUSTOM, left_out_of_chat};
@@ -9,18 +9,18 @@ use warmpath_llama_chat::ToolChoice;
 
 use crate::error::RequestError;
 
-/// What a request says of calls.
+/// The fields of a request that choose among its tools.
 #[derive(Debug, PartialEq)]
 pub(super) struct Choice<'a> {
     /// Whether tools may or must be called.
     pub tool_choice: ToolChoice,
-    /// Tools that alone may be called; absent where all may.
+    /// The only tools that may be called; `None` if all may.
     pub only: Option<Vec<Named<'a>>>,
     /// Whether the answer is one call: a client that names one tool wants one call of it.
     pub is_single: bool,
 }
 
-/// What a tool is called, and its type.
+/// Name of a tool and its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Named<'a> {
     kind: &'static str,
@@ -36,7 +36,7 @@ pub(super) struct Listed<'a> {
 }
 
 impl<'a> Named<'a> {
-    /// Returns what a tool, or a choice of one, calls it; absent where it has another shape.
+    /// Returns the name and type in a tool or in a choice of one; `None` if it has another shape.
     pub fn of(tool: &'a Value) -> Option<Self> {
         let kind = ["function", CUSTOM].into_iter().find(|kind| tool["type"] == *kind)?;
         Some(Self { kind, name: tool[kind]["name"].as_str()? })
@@ -45,7 +45,7 @@ impl<'a> Named<'a> {
 
 /// Reads the choice.
 ///
-/// Errors: `Field`: it has another shape, names a tool that is not there, or demands a call without tools.
+/// Errors: `Field`: it has another shape, names a tool that is not in the request, or requires a call without tools.
 pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
     let all = |tool_choice| Choice { tool_choice, only: None, is_single: false };
     let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
@@ -74,7 +74,7 @@ pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &Listed<'_>) -> Result
     }
 }
 
-/// Reads the choice of some tools that alone may be called. Those that nobody runs here are passed over.
+/// Reads a list of the only tools that may be called. Tools that this worker leaves out are ignored.
 fn read_allowed<'a>(choice: &'a Value, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
     let at = ".allowed_tools";
     let Some(allowed) = choice["allowed_tools"].as_object() else {

@@ -1,16 +1,17 @@
-//! Tools in formats whose arguments have a form of their own: where these stand in llama.cpp's grammar of calls.
+//! Tools in formats whose arguments have a form of their own: the place of the arguments in llama.cpp's grammar of
+//! calls.
 //!
-//! Not here: what stands there instead (`schema::CallText`), other formats (`arguments`, `parameters`). The idea: a
-//! tool's rule begins with literals around its name. What stands behind them, up to the rule's end, becomes a token
-//! that no vocabulary has, for which the arguments with the mark that closes the call stand.
+//! A tool's rule begins with literals around its name. The rest of the rule becomes a token that no vocabulary has; it
+//! stands for the arguments with the mark that closes the call. Not here: the grammar of the arguments
+//! (`schema::CallText`), other formats (`arguments`, `parameters`).
 
 use serde_json::{Value, json};
 
 use super::parameters::quoted;
 use crate::schema::Form;
 
-/// Forms by what stands before a tool's name and what stands behind it in the tool's rule. Gemma's has no literal
-/// there, but a rule.
+/// Forms, each with the literals before and after a tool's name in the tool's rule. Gemma's form has a rule after the
+/// name instead.
 ///
 /// Source: `parsers/` of llama.cpp.
 const OPENINGS: [(Form, &[&str], &[&str]); 5] = [
@@ -24,7 +25,7 @@ const OPENINGS: [(Form, &[&str], &[&str]); 5] = [
 /// Rule that stands for arguments in Gemma's format.
 const GEMMA_ARGUMENTS: &str = "gemma4-dict";
 
-/// Returns tools without arguments, so that each has a rule that is made soon.
+/// Returns tools without arguments, whose rules are made quickly.
 pub fn probes(tools: &[Value]) -> Vec<Value> {
     let mut probes = tools.to_vec();
     for tool in &mut probes {
@@ -33,16 +34,15 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
     probes
 }
 
-/// Returns the form in which a grammar of calls to these tools has their arguments; absent where it is none of those
-/// here.
+/// Returns the form of arguments in a grammar of calls to these tools; `None` if it is another one.
 pub fn form(grammar: &str, tools: &[Value]) -> Option<Form> {
     let name = tools.first()?["function"]["name"].as_str()?;
     let is_of = |form: &Form| grammar.lines().any(|line| opening(line, *form, name).is_some());
     OPENINGS.into_iter().map(|(form, ..)| form).find(is_of)
 }
 
-/// Returns a grammar of calls to tools in which tokens from `first` on stand for the arguments of those at these
-/// places; absent where one is not found.
+/// Returns a grammar of calls in which the tokens from `first` on stand for the arguments of the tools at `places`;
+/// `None` if a tool's rule is not found.
 pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
     let mut n_found = 0;
     let filled = grammar.lines().map(|line| {
@@ -57,7 +57,7 @@ pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), fi
     (n_found == places.len()).then_some(filled)
 }
 
-/// Returns a tool's rule up to its arguments; absent of other rules. llama.cpp puts some literals in brackets.
+/// Returns a tool's rule up to its arguments; `None` for other rules. llama.cpp puts some literals in brackets.
 fn opening(line: &str, form: Form, name: &str) -> Option<String> {
     let (_, before, behind) = OPENINGS.iter().find(|(known, ..)| *known == form)?;
     let literals: Vec<String> = [before, &[name][..], behind].concat().into_iter().map(quoted).collect();

@@ -156,7 +156,7 @@ impl Shared {
         self.faults.lock().expect("unbroken").get(name).copied()
     }
 
-    /// Returns the answer to who may not come in; absent where a request may.
+    /// Returns the response to a request without access; `None` if it has access.
     fn refusal(&self, headers: &HeaderMap) -> Option<Response> {
         self.n_requests.fetch_add(1, Ordering::Relaxed);
         let token = headers.get(header::AUTHORIZATION);

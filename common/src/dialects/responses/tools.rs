@@ -159,7 +159,7 @@ fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectErr
     }
 }
 
-/// Returns the form of the calls to tools of a type; absent where it is no tool that the client runs.
+/// Returns the form of the calls to tools of a type; `None` if it is no tool that the client runs.
 fn form_named(kind: &str) -> Option<CallForm> {
     match kind {
         "function" => Some(CallForm::Function),

@@ -25,11 +25,11 @@ pub struct Chosen {
     pub worker: String,
     /// Reason for the choice.
     pub reason: Reason,
-    /// Worker from which it was to fetch KV state; absent where it was to fetch none.
+    /// Worker from which it was to fetch KV state; `None` if it was to fetch none.
     pub kv_peer: Option<String>,
     /// Length of the prompt, or an estimate of it. Units: tokens.
     pub prompt_tokens: u32,
-    /// Prompt tokens that were expected to be reused; absent where the prompt is not known. Units: tokens.
+    /// Prompt tokens that were expected to be reused; `None` if the prompt is not known. Units: tokens.
     pub predicted_cached_tokens: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ pub enum Outcome {
         status: u16,
         /// Time since the request's arrival, including waiting and failed attempts. Units: milliseconds.
         ttft_ms: f64,
-        /// Prompt tokens that were reused; absent where the worker does not report them before the response ends.
+        /// Prompt tokens that were reused; `None` if the worker does not report them before the response ends.
         /// Units: tokens.
         cached_tokens: Option<u32>,
     },

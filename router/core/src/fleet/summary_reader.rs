@@ -170,7 +170,7 @@ struct Known {
 pub struct SummaryReader {
     limits: SummaryLimits,
     state: State,
-    /// Position of the view; absent where there is no view, or none that can be continued.
+    /// Position of the view; `None` if there is no view, or none that can be continued.
     view: Option<Known>,
     /// Newest accepted stamp, also of a view that is gone.
     newest: Option<Stamp>,

@@ -130,7 +130,7 @@ impl IndexWriter {
         self.holdings.get(worker.0 as usize).map_or(0, WorkerBlocks::n_blocks)
     }
 
-    /// Returns the digest of the blocks that `worker` holds; absent where some were evicted for the memory limit, so
+    /// Returns the digest of the blocks that `worker` holds; `None` if some were evicted for the memory limit, so
     /// that the digest cannot be compared with the worker's.
     pub fn digest_of(&self, worker: WorkerIdx) -> Option<Digest> {
         self.holdings.get(worker.0 as usize).map_or(Some(Digest::default()), WorkerBlocks::digest)

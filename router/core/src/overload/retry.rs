@@ -67,9 +67,9 @@ impl Failure {
 /// What a worker reports about further requests when it rejects one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Terms<'a> {
-    /// Name of the model whose requests the worker rejects; absent where it may reject all requests.
+    /// Name of the model whose requests the worker rejects; `None` if it may reject all requests.
     pub model_name: Option<&'a str>,
-    /// Time for which the worker wants no requests; absent where it names none.
+    /// Time for which the worker wants no requests; `None` if it names none.
     pub retry_after: Option<Duration>,
 }
 

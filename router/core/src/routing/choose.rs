@@ -178,7 +178,7 @@ pub struct Candidate<'a> {
     pub found: Option<Match>,
     /// Number of its blocks that would be reused.
     pub cached_blocks: u32,
-    /// State that the worker would fetch from another one; absent where it would compute the rest.
+    /// State that the worker would fetch from another one; `None` if it would compute the rest.
     pub transfer: Option<Transfer>,
     /// Prompt tokens: cached, fetched and computed.
     pub work: PrefillWork,

@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-/// Token counts and times of a response; each field is absent where the response does not have it.
+/// Token counts and times of a response; each field is `None` if the response does not have it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
     /// Length of the prompt. Units: tokens.

@@ -117,8 +117,7 @@ impl Begun {
         Ok(self.mask.insert(mask))
     }
 
-    /// Returns the part of a token that belongs to arguments which it closes and continues after; `None` for other
-    /// tokens.
+    /// Returns the first part of a token that closes arguments and has more text after them; `None` for other tokens.
     pub(crate) fn own_part<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let idx = self.brackets.clone().closed_at(bytes).filter(|idx| idx + 1 < bytes.len())?;
         Some(&bytes[..=idx])

@@ -231,7 +231,7 @@ impl Followed {
         self.masks.last().map(|(_, mask)| mask).ok_or_else(|| described(Exhausted))
     }
 
-    /// Adds to the tokens that arguments allow those that close them and continue as the grammar does.
+    /// Adds tokens that close the arguments and continue in the grammar to the tokens that the arguments allow.
     fn permit_what_goes_on_behind(&mut self) -> Result<(), String> {
         let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
         let Some(begun) = &mut self.arguments.begun else { return Ok(()) };

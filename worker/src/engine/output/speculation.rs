@@ -186,7 +186,7 @@ impl Generator<'_> {
         self.speculation.is_some()
     }
 
-    /// Adds a response to the answers from which later ones are drafted, unless it leaves nothing behind.
+    /// Adds a response to the answers from which later ones are drafted, unless its slot may not be lent.
     pub(crate) fn remember(&mut self, sequence: &Sequence, (held, tenant): (&Slot, TenantId)) {
         let Some(speculation) = &mut self.speculation else { return };
         let Some(root) = held.root().filter(|_| held.lends()) else { return };

@@ -2,8 +2,8 @@
 //!
 //! A step computes one micro-batch, so a new request waits for at most one. A batch continues over several steps as
 //! long as no sequence has joined those it was planned for; then the rest of it is planned again. Prompts that end
-//! within a batch begin their responses at its end, as planned: otherwise their streams would take turns from prompts
-//! that end later.
+//! within a batch begin their responses at its end, as planned: otherwise their streams would delay prompts that end
+//! later.
 //!
 //! Not here: the plan (`warmpath_worker_core::batch_plan`) and its cuts (`micro_batches`), computing them (`step`).
 
@@ -63,7 +63,7 @@ impl Scheduler {
         self.planned.rest.clear();
     }
 
-    /// Ends the sequence in a busy slot, with its rest of the batch in progress.
+    /// Ends the sequence in a busy slot, and drops its shares of the batch in progress.
     pub(crate) fn end(&mut self, slot: SlotId) -> Sequence {
         self.planned.rest.retain(|share| share.slot != slot);
         self.running.take(slot)

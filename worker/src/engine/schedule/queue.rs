@@ -90,8 +90,8 @@ impl Scheduler {
         });
     }
 
-    /// Takes the next submission that can start now out of the queue, with its plan, from the place `idx` on, which
-    /// moves on.
+    /// Takes the next submission that can start now out of the queue, with its plan; the search begins at `idx`, which
+    /// is advanced.
     pub(crate) fn next_start(&mut self, idx: &mut usize, kv: &mut KvState<'_>) -> Option<(Waiting, SlotPlan)> {
         while let Some(waiting) = self.queue.get_mut(*idx) {
             if waiting.transfer.is_some() || kv.cache.is_reading(&waiting.fetching) {

@@ -1,7 +1,7 @@
-//! A grammar in Lark's syntax while it is written: its rules, its terminals, and the schemas that stand in it as JSON.
+//! Writer of a grammar in Lark's syntax: its rules, its terminals and the JSON schemas in it.
 //!
-//! Not here: what is written for a schema (`call`). The idea: equal terminals and schemas have one name, as most
-//! arguments are plain texts.
+//! Equal terminals and schemas get one name, because most arguments are plain texts. Not here: the rules of a schema
+//! (`call`).
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use super::{GEMMA_MARK, Member};
 /// level.
 const RULES_MAX: usize = 2000;
 
-/// Names that objects have where their schema does not say which. Source: own choice, of what every form can write.
+/// Names of properties that a schema does not name. Source: own choice: names that every form can write.
 const ANY_NAME: &str = "/[a-zA-Z0-9_.-]{1,64}/";
 
 /// Fewest properties of an object, whatever its schema says.
@@ -37,7 +37,7 @@ pub(super) struct Text {
     /// Rules in the order in which they were written.
     rules: Vec<String>,
     jsons: Vec<(String, Value)>,
-    /// Rules of objects and lists by their place in memory and their type, so that what refers to itself ends.
+    /// Rules of objects and lists by their place in memory and their type, so that recursive schemas end.
     places: HashMap<(usize, u8), String>,
 }
 
@@ -52,14 +52,15 @@ impl Text {
         value::escaped(text)
     }
 
-    /// Returns properties one behind the other.
+    /// Returns properties one after the other.
     pub fn joined(members: Vec<Member>) -> String {
         let one =
             |Member { expression, is_required }| if is_required { expression } else { format!("({expression})?") };
         members.into_iter().map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns an item, a rule, as often as it may come, with `separator`, an expression, between.
+    /// Returns the expression of `least` to `most` items; `item` is a rule, `separator` the expression between two
+    /// items.
     pub fn repeated(item: &str, separator: &str, least: u64, most: Option<u64>) -> String {
         let times = |least: u64, most: Option<u64>| match most {
             Some(most) => format!("{{{least},{most}}}"),
@@ -77,10 +78,11 @@ impl Text {
         }
     }
 
-    /// Returns properties with a text between each two, of which one may have to be there.
+    /// Returns the expression of properties with a separator between each two; `least` tells whether it may be empty.
     pub fn separated(&mut self, members: Vec<Member>, separator: &str, least: Least) -> String {
         let separator = Self::quoted(separator);
-        // From the last one: what may follow once some property was written, and how the list may begin.
+        // From the last property to the first: `rest` may follow a written property, and the list begins with one of
+        // `starts`.
         let (mut rest, mut starts, mut may_be_empty) = (String::new(), Vec::new(), true);
         for Member { expression, is_required } in members.into_iter().rev() {
             let member = self.rule(expression);
@@ -99,8 +101,8 @@ impl Text {
         }
     }
 
-    /// Returns the terminal of a text, given as an expression, between two marks of which the second is in it nowhere
-    /// else.
+    /// Returns the terminal of a text between two marks; `text` is its expression, and the text does not contain the
+    /// second mark.
     pub fn closed(&mut self, open: &str, text: &str, close: &str) -> String {
         let open = if open.is_empty() { String::new() } else { format!("/{}/ ", Self::escaped(open)) };
         let close = format!("/{}/", Self::escaped(close));
@@ -138,7 +140,7 @@ impl Text {
         self.rules.push(format!("{name}: {body}\n"));
     }
 
-    /// Returns the rule of any value as Gemma 4 writes it.
+    /// Returns the rule of any value in the form of Gemma 4.
     pub fn any_of_gemma(&mut self) -> String {
         const ANY: &str = "any";
         if self.names.insert(ANY.to_owned(), ANY.to_owned()).is_none() {
@@ -150,13 +152,13 @@ impl Text {
         ANY.to_owned()
     }
 
-    /// Returns the properties of any object as Gemma 4 writes them.
+    /// Returns the properties of any object in the form of Gemma 4.
     pub fn members_of_gemma(&mut self) -> String {
         let any = self.any_of_gemma();
         self.named_by_anything(&any)
     }
 
-    /// Returns properties of any name with values that are of a rule, as Gemma 4 writes them.
+    /// Returns properties of any name whose values follow a rule, in the form of Gemma 4.
     pub fn named_by_anything(&mut self, value: &str) -> String {
         let name = self.name("T", ANY_NAME.to_owned());
         let member = self.rule(format!("{name} \":\" {value}"));
@@ -211,7 +213,7 @@ mod tests {
         let separated = |members: Vec<Member>, least| {
             let mut text = Text::default();
             let expression = text.separated(members, ",", least);
-            // Rules are put in place, so that the expression says it all.
+            // Rules are replaced by their bodies, so that one expression has everything.
             text.rules.iter().rev().fold(expression, |expression, rule| {
                 let (name, body) = rule.trim_end().split_once(": ").expect("a rule has a name");
                 expression.replace(name, &format!("<{body}>"))

@@ -66,7 +66,7 @@ impl WorkerBlocks {
         usize::try_from(self.digest.n_blocks).unwrap_or(usize::MAX)
     }
 
-    /// Returns the digest of the blocks; absent where some were evicted for the memory limit.
+    /// Returns the digest of the blocks; `None` if some were evicted for the memory limit.
     pub(super) fn digest(&self) -> Option<Digest> {
         (!self.is_incomplete).then_some(self.digest)
     }

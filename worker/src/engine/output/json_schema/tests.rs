@@ -88,7 +88,7 @@ fn format(case: &Case, parameters: &Value) -> ChatFormat {
     templates.format(&inputs.to_json()).expect("there is a format")
 }
 
-/// Returns a text that a constraint allows; absent where it is too long or takes too much.
+/// Returns a text that a constraint allows; `None` if it is too long or takes too much.
 fn walk(compiled: &CompiledSchema, random: &mut ChaCha8Rng) -> Option<Vec<u8>> {
     let mut constraint = compiled.begin();
     let mut text = Vec::new();
