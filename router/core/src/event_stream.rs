@@ -254,7 +254,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Returns whether the last event of a stream lacks nothing but its end: its data is JSON or `[DONE]`.
+/// Returns whether the last event of a stream is complete except for its blank line: its data is JSON or `[DONE]`.
 pub fn is_whole(event: &[u8]) -> bool {
     let mut whole = Event::default();
     lines(event).for_each(|line| whole.add(line));

@@ -105,7 +105,8 @@ pub struct WorkerView {
     pub awaited: Vec<String>,
     /// Time at which the worker joined the fleet.
     pub joined_at: Instant,
-    /// Last load that the worker reported; as old as `link` tells, at most a second while the stream is live.
+    /// Last load that the worker reported: at most a second old while the stream is live, otherwise from before the
+    /// time in `link`.
     pub load: Load,
     /// Time at which it last computed prompts, or reported another prefill rate.
     pub measured_at: Instant,
@@ -176,7 +177,7 @@ impl Unavailable {
 }
 
 impl WorkerView {
-    /// Returns why the worker cannot be used, going by its own reports and its membership, or `None` where it can.
+    /// Returns the reason in its own reports or its membership why the worker cannot be used; `None` if there is none.
     pub fn unavailable(&self, now: Instant) -> Option<Unavailable> {
         if self.excluded.is_some() {
             return Some(Unavailable::Excluded);
@@ -230,8 +231,8 @@ impl WorkerView {
         name.map_or(!self.awaited.is_empty(), |name| self.awaited.iter().any(|awaited| names::matches(awaited, name)))
     }
 
-    /// Returns whether the worker will serve `name`, or does and is excluded from the fleet. No name means any name
-    /// that will be served.
+    /// Returns whether the worker will serve `name`, or serves it but is excluded from the fleet. Without a name, any
+    /// name that will be served counts.
     fn is_awaited_for(&self, name: Option<&str>) -> bool {
         let is_kept_out = |name| self.excluded.is_some() && self.models().any(|model| model.answers_to(name));
         self.is_loading(name) || name.is_some_and(is_kept_out)

@@ -1,7 +1,7 @@
 //! The endpoints that workers serve: chats in their dialects, completions, embeddings, scores, and the small ones
 //! around the tokenizer.
 //!
-//! Not here: everything they have in common, which is nearly all (`lifecycle`).
+//! Not here: the path of a request, which is the same for all of them (`lifecycle`).
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The fleet page and the chat page: a document, a style sheet and a script each, embedded in the program.
 //!
-//! Nothing is loaded from elsewhere, and there is no build step. The content security policy lets only these files run,
-//! so names of workers and text of models that contain markup could do nothing even if a page inserted them as such.
+//! Nothing is loaded from elsewhere, and there is no build step. The content security policy allows only these files to
+//! run. So a script in a worker's name or in a model's text would not run, even if a page inserted it as markup.
 //!
 //! Not here: the content (`admin`, `decisions_api`, `completions`), which the scripts fetch.
 

@@ -2,7 +2,7 @@
 //!
 //! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
 //! answer with the same chain root (suffix memory). How much of it is computed depends on its chances, on the measured
-//! time of a step (`lengths`), and on what drafts have brought the sequence so far (`balance`). A wrong proposal costs
+//! time of a step (`lengths`), and on the gain of earlier drafts of the sequence (`balance`). A wrong proposal costs
 //! time and changes no answer: the shell samples every token as without drafts and keeps only the tokens that it has
 //! chosen.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
@@ -78,13 +78,13 @@ struct Forced {
 }
 
 impl Drafter {
-    /// Returns the drafter of a sequence with this prompt. `predicted` is what its client expects to be answered.
+    /// Returns the drafter of a sequence with this prompt. `predicted` is the answer that its client expects.
     ///
     /// Cost: O(n) in the tokens.
     pub fn new(prompt: &[Token], predicted: &[Token], limits: DraftLimits) -> Self {
         let mut text = NgramIndex::new(LOOKUP_TOKENS_MAX);
         if !predicted.is_empty() {
-            // An answer that begins as predicted is found by the prompt's end.
+            // The prompt's end stands before the prediction, so that the first tokens of the answer find a match.
             text.extend(&prompt[prompt.len().saturating_sub(MATCH_MAX)..]);
             text.extend(predicted);
             text.end_text();
@@ -121,7 +121,7 @@ impl Drafter {
         self.forced.is_some()
     }
 
-    /// Returns the first proposed tokens, which are now computed at this cost.
+    /// Returns the first proposed tokens, to be computed at this cost.
     pub fn draft(&mut self, Length { n_tokens, cost }: Length) -> &[Token] {
         self.balance.spend(cost);
         let Some(proposal) = &mut self.proposal else { return &[] };
@@ -129,7 +129,7 @@ impl Drafter {
         &proposal.tokens[..proposal.n_drafted]
     }
 
-    /// Returns the last `n` tokens, a response, and the end of what is before it.
+    /// Returns the end of the text before the last `n` tokens, and these tokens, which are a response.
     pub fn answer(&self, n: usize) -> (&[Token], &[Token]) {
         let text = self.text.last(n.saturating_add(MATCH_MAX));
         text.split_at(text.len().saturating_sub(n))

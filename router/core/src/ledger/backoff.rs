@@ -21,8 +21,8 @@ use crate::routing::cost::Speeds;
 
 /// Longest backoff, as a share of the prompt's prefill time at the cheapest worker.
 ///
-/// Source: docs/decisions/0040-backoff.md, by simulation and with real processes, where a quarter of it left the p99
-/// 19 to 81 % above one router's.
+/// Source: docs/decisions/0040-backoff.md, by simulation and with real processes: with a quarter of this share the p99
+/// of several routers was 19 to 81 % above that of one router.
 const BACKOFF_SHARE: f64 = 0.04;
 
 /// Shortest useful backoff: reports of a request arrive up to this late. Routers with a shorter one see some requests
@@ -65,7 +65,7 @@ impl Ledger {
         self.backoff_max(fleet, request).mul_f64(jitter as f64 / u64::MAX as f64)
     }
 
-    /// Returns the longest that [`Ledger::backoff`] may say.
+    /// Returns the longest backoff that [`Ledger::backoff`] may return.
     pub fn backoff_max(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> Duration {
         if !self.may_back_off(fleet, request) {
             return Duration::ZERO;

@@ -1,4 +1,4 @@
-//! How likely drafted tokens are, by the length of the match before them, as one sequence has shown.
+//! Acceptance rate of the drafted tokens of one sequence, by the length of the match before them.
 //!
 //! Tokens that were chosen without a draft count as well: a proposal that is not computed shows at no cost whether it
 //! was right. So the drafter notices when drafting begins to pay. Nothing is learnt from other sequences: their texts
@@ -14,8 +14,8 @@ const CLASSES: [(usize, f64); 4] = [(GRAM_TOKENS, 0.5), (8, 0.75), (16, 0.9), (3
 /// Weight of these chances against observed tokens. Units: tokens. Source: as above.
 const PRIOR_TOKENS: f64 = 2.0;
 
-/// Number of tokens that are remembered of a class; beyond it all weigh half. Source: own choice: a text that changes
-/// its kind is noticed within a paragraph.
+/// Number of tokens of a class at which the counts are halved, so that later tokens weigh more. Source: own choice: a
+/// text that changes its kind is noticed within a paragraph.
 const SEEN_MAX: f64 = 64.0;
 
 /// Tokens of one sequence that were proposed, and how many of them were right.

@@ -1,7 +1,7 @@
 //! Time of a step by the number of its tokens, as measured on this machine.
 //!
-//! The self-test of the shell measures it. Nothing else is known of a machine: on a CPU a second token may cost as much
-//! again, on a GPU sixteen may cost as much as one.
+//! The self-test of the shell measures it. It cannot be derived, because machines differ: on a CPU two tokens may cost
+//! twice as much as one, on a GPU sixteen may cost as much as one.
 
 use crate::batch_plan::Passes;
 
@@ -14,7 +14,7 @@ pub struct StepCosts {
     pub streams: Curve,
     /// How tokens of several sequences go through the model.
     pub passes: Passes,
-    /// How these times change with what the sequences hold.
+    /// Change of these times with the number of tokens that the sequences hold.
     pub depth: Depth,
 }
 
@@ -70,8 +70,8 @@ impl Curve {
 }
 
 impl StepCosts {
-    /// Returns the time of a step in which `n_streams` sequences compute one token each and others these numbers, if
-    /// each holds `held_tokens`.
+    /// Returns the time of a step in which `n_streams` sequences compute one token each, and one further sequence
+    /// computes each of the numbers in `others`; every sequence holds `held_tokens`.
     pub fn step(&self, (n_streams, held_tokens): (u32, u32), others: impl Iterator<Item = u32> + Clone) -> f64 {
         let tokens = |n: u32| self.tokens_at(held_tokens, n);
         match self.passes {
@@ -93,7 +93,7 @@ impl StepCosts {
 }
 
 impl Depth {
-    /// Returns how much longer a pass with `n` tokens takes than it was measured.
+    /// Returns the difference from the measured time of a pass with `n` tokens if the sequence holds `held_tokens`.
     fn change(&self, held_tokens: u32, n: u32) -> f64 {
         (f64::from(held_tokens) - f64::from(self.held_tokens)) * self.per_held_token.at(n)
     }

@@ -1,7 +1,7 @@
 //! JSON schemas of generation fields that have several shapes or lengths, for the API's document.
 //!
 //! Not here: plain fields, whose schemas are derived from their types. The test
-//! `the_document_and_the_readers_agree_field_by_field` compares both kinds with what is really taken.
+//! `the_document_and_the_readers_agree_field_by_field` compares both kinds with the values that a worker accepts.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
