@@ -1,10 +1,10 @@
 //! `warmpath-bench agents`: what is reused of coding agents' requests, step by step, beside llama-server on the same
 //! model.
 //!
-//! Not here: what agents send (`shape`), how a conversation becomes requests (`session`), one request and its answer
-//! (`asked`). The idea: requests have the sizes and the changing places of recorded ones, with texts of our own. How
-//! much of each prompt is the prefix of an earlier one is counted in the model's tokens, so that what a server reused
-//! can be held against what there was.
+//! Requests have the sizes and the changing places of recorded ones, with texts of our own. How much of each prompt is
+//! the prefix of an earlier one is counted in the model's tokens, so that a server's reuse can be compared with the
+//! possible reuse. Not here: what agents send (`shape`), how a conversation becomes requests (`session`), one request
+//! and its answer (`asked`).
 
 mod asked;
 mod prefix;

@@ -1,8 +1,8 @@
 //! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, what was reused.
 //!
-//! Not here: starting processes (`fleet`), measuring an answer (`client`), what is said (`script`). The idea: the same
-//! conversations run twice, by what workers hold and round-robin; the system prompts of each run begin with a day of
-//! its own, so that the second finds nothing of the first.
+//! The same conversations run twice, with prefix-aware and with round-robin routing. The system prompts of each run
+//! begin with a different day, so that the second run finds no state of the first. Not here: starting processes
+//! (`fleet`), measuring an answer (`client`), what is said (`script`).
 
 mod script;
 

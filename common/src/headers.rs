@@ -51,5 +51,5 @@ pub const JOURNAL_BYTES: &str = "x-warmpath-journal-bytes";
 /// Number of times that a stream was continued at another worker; the name in a comment of the stream, since headers
 /// come before.
 pub const FAILOVERS: &str = "x-warmpath-failovers";
-/// Number of prompt tokens before the place where a prompt leaves an answer that the worker gave before.
+/// Number of prompt tokens before the place where the prompt differs from an earlier answer of the worker.
 pub const ANSWER_BREAK: &str = "x-warmpath-answer-break";

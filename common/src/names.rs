@@ -1,8 +1,8 @@
-//! Names by which clients ask for a model: its own, patterns with `*`, and either with one of its adapters behind.
+//! Names by which clients ask for a model: its own names, patterns with `*`, and either of them followed by an adapter.
 //!
-//! Not here: which adapter a request runs with (`lora`). The idea: router and worker answer by one function, so that a
-//! request that is routed by a name is taken by the worker. A name that is written out counts before a pattern, a long
-//! pattern before a short one.
+//! Router and worker call the same function, so a worker accepts the name by which a request was routed to it. A name
+//! without `*` takes precedence over a pattern, and a long pattern over a short one. Not here: which adapter a request
+//! runs with (`lora`).
 
 use crate::lora::{AdapterInfo, SEPARATOR};
 use crate::model::ModelInfo;
@@ -13,21 +13,20 @@ const ANY: char = '*';
 /// What a client's name for a model means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meant<'a> {
-    /// Name of the model's own that is the same, or the pattern that matches.
+    /// Name or pattern of the model that matches.
     pub own: &'a str,
-    /// Place of the adapter that is named behind it.
+    /// Index of the adapter that is named after it.
     pub adapter: Option<u16>,
 }
 
 impl Meant<'_> {
-    /// Returns how well the name is met: a name that is written out best, then the pattern with the most text of its
-    /// own.
+    /// Returns the rank of the match: a name without `*` ranks first, then the pattern with the most text besides `*`.
     pub fn rank(&self) -> usize {
         if is_pattern(self.own) { self.own.len() } else { usize::MAX }
     }
 }
 
-/// Returns whether a model's name is a pattern, which is no name to list.
+/// Returns whether a model's name is a pattern, which lists of models leave out.
 pub fn is_pattern(name: &str) -> bool {
     name.contains(ANY)
 }
@@ -62,7 +61,7 @@ impl ModelInfo {
         written_out().or_else(with_adapter).or_else(matched)
     }
 
-    /// Returns the place of the adapter that `name` names behind one of the model's names.
+    /// Returns the index of the adapter that `name` names after one of the model's names.
     pub fn adapter_named(&self, name: &str) -> Option<u16> {
         self.meant(name)?.adapter
     }

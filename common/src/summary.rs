@@ -172,7 +172,7 @@ pub enum Tier {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// Not yet; a request that is there will have computed it before a request that arrives now needs it.
+    /// Not yet; a present request will have computed it before a request that arrives now needs it.
     Filling,
     /// Computed.
     Ready,

@@ -1,8 +1,8 @@
 //! One request from its body to the end of its response, for all endpoints.
 //!
-//! Not here: the shapes of requests (`request`) and of responses (`http`), running the model (the engine).
-//! The idea: everything that costs time before the engine happens in one blocking step (parse, render, tokenize, check,
-//! submit); the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots.
+//! Everything that costs time before the engine happens in one blocking step (parse, render, tokenize, check, submit);
+//! the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots. Not here: the shapes of
+//! requests (`request`) and of responses (`http`), running the model (the engine).
 
 mod arguments;
 pub mod chat;

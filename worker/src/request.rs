@@ -1,8 +1,8 @@
 //! Requests that generate: the fields of each endpoint are one type, which is read once from the body.
 //!
-//! Not here: the dialects that become a chat first (`warmpath_common::dialects`), what a request does (`lifecycle`).
-//! The idea: the endpoints' types flatten the fields that they share, and each becomes a [`Request`] with one kind of
-//! prompt. The API's document is derived from the same types.
+//! The endpoints' types flatten the fields that they share, and each becomes a [`Request`] with one kind of prompt. The
+//! API's document is derived from the same types. Not here: the dialects that become a chat first
+//! (`warmpath_common::dialects`), what a request does (`lifecycle`).
 
 mod chat;
 mod completion;

@@ -1,7 +1,7 @@
 //! What `warmpath-worker check-cpu-variant` says of libraries that are no good sets of CPU kernels.
 //!
-//! Not here: good ones, which only a build for images has (`make test-image`).
-//! The idea: a C compiler is there, as llama.cpp needs one, so libraries can be as bad as one likes.
+//! A C compiler is there, as llama.cpp needs one, so libraries can be as bad as one likes. Not here: good ones, which
+//! only a build for images has (`make test-image`).
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,7 +1,6 @@
 //! How much of a prompt is the beginning of an earlier one, in the model's tokens.
 //!
-//! Not here: what a server reused of it. The idea: prompts are made as router and worker make them, so the count is
-//! exact.
+//! Prompts are made as router and worker make them, so the count is exact. Not here: the actual reuse of a server.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! An agent at work: two projects, questions of the user, a call and its result for each, as request bodies.
 //!
-//! Not here: lengths (`shape`). The idea: what the model says to a question goes back as it came; calls are scripted,
-//! because a model of a few megabytes makes none, so a call is new to the server as one would be that the template
-//! writes otherwise than the model did.
+//! The model's answer to a question is sent back unchanged. Calls are scripted, because a model of a few megabytes
+//! makes none. So the text of a call is new to the server, as if the template rendered a call differently from the
+//! model's own text. Not here: lengths (`shape`).
 
 use serde_json::{Map, Value, json};
 

@@ -1,6 +1,6 @@
 //! What is said in the demo: two tenants, each with a system prompt of its own, and what their users ask.
 //!
-//! The idea: texts of everyday length, about which even a small model says something sensible.
+//! Texts of everyday length, about which even a small model says something sensible.
 
 /// A tenant: whose system prompt its users' conversations begin with, and what they ask, turn by turn.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! `warmpath-bench quantize`: a model's weights in another of ggml's types, by llama.cpp's own quantizer.
 //!
-//! Not here: real models and where they come from (`real`). The idea: what a step costs depends on the kernels that
-//! ggml has for a type on a processor, so a real model is tried in several.
+//! What a step costs depends on the kernels that ggml has for a type on a processor, so a real model is tried in
+//! several. Not here: real models and where they come from (`real`).
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;

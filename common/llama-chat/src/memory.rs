@@ -1,4 +1,4 @@
-//! Memory that a context of llama.cpp takes of the machine and of its devices.
+//! Memory that a context of llama.cpp uses on the machine and on its devices.
 //!
 //! The worker creates contexts and knows how much memory the machine has.
 
@@ -7,7 +7,7 @@ use std::ptr;
 
 use llama_cpp_sys_2::llama_context;
 
-/// Most devices that are told of. Source: twice llama.cpp's `LLAMA_MAX_DEVICES`.
+/// Most devices that are reported. Source: twice llama.cpp's `LLAMA_MAX_DEVICES`.
 const DEVICES_MAX: usize = 32;
 
 /// Memory that a context and its model take. Units: bytes.
@@ -24,12 +24,12 @@ pub struct ContextMemory {
     pub compute: u64,
 }
 
-/// Memory that a context and its model take of a device. Units: bytes.
+/// Memory that a context and its model use on a device. Units: bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Name of the device.
     pub name: String,
-    /// Memory that is free there; [`u64::MAX`] where the device does not tell.
+    /// Memory that is free there; [`u64::MAX`] if the device does not report it.
     pub available: u64,
     /// Weights.
     pub weights: u64,
@@ -66,7 +66,7 @@ pub unsafe fn context_memory(context: *const llama_context) -> ContextMemory {
     memory
 }
 
-/// Returns the same of each device that is not the CPU.
+/// Returns the same for each device that is not the CPU.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The way from a request to its prompt: variables, rendering, control tokens, fragments, tokens.
+//! From a request to its prompt: variables, rendering, control tokens, fragments, tokens.
 //!
 //! There is one [`PromptMaker`] per model, shared by all requests. Not here: each of these steps.
 

@@ -93,7 +93,7 @@ pub struct FimTokens {
     pub file: Option<Token>,
 }
 
-/// Places where a text may be cut so that the tokens of its portions, one behind the other, are those of the text.
+/// Places where a text may be cut so that the tokens of its portions, joined, are those of the text.
 #[derive(Debug)]
 enum Cuts {
     /// None is known.

@@ -33,7 +33,7 @@ pub enum Class {
     TooLate,
     /// The body has an unknown content coding.
     Coding,
-    /// The model does not do such things, or not as the server was started.
+    /// The model does not support it, or the server was started without a flag that it needs.
     NotSupported,
     /// Every place is taken; there will be capacity later.
     Overload,
@@ -83,7 +83,8 @@ impl Class {
         }
     }
 
-    /// Returns the response of such an error, whose client may come again after so many seconds where that is known.
+    /// Returns the response to such an error; `retry_after_s` is the time after which the client may retry, if it is
+    /// known.
     pub fn response(self, body: &ErrorBody, retry_after_s: Option<u64>) -> Response {
         let mut response = (self.status(), Extension(Refused::of(body)), Json(body)).into_response();
         if let Some(seconds) = retry_after_s {
@@ -99,7 +100,7 @@ impl Class {
 /// Reason why a request is refused before its content is read.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// The request names no host, or one that this server is not called.
+    /// The request names no host, or one that is not a name of this server.
     #[error(transparent)]
     Host(#[from] HostRefusal),
     /// The body did not arrive, or exceeds a limit.
@@ -158,8 +159,7 @@ impl Refusal {
     }
 }
 
-/// Name in a path, for example of a model: the part that its route leaves open, decoded. A part that is no text names
-/// nothing.
+/// Variable part of a path, decoded, for example the name of a model. A part that is no text names nothing.
 pub struct Name(pub String);
 
 /// Refusal of a path without a [`Name`].

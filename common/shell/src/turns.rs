@@ -1,8 +1,8 @@
 //! Turns at the processors for work that may take long, such as tokenizing.
 //!
-//! The idea: work runs on a thread of its own while it has a turn, and there is one turn for each processor. Between
-//! two portions it gives its turn to the work that has waited longest, and queues for the next. So short work waits for
-//! one portion of long work.
+//! Work runs on a thread of its own while it has a turn, and there is one turn for each processor. Between two portions
+//! it gives its turn to the work that has waited longest, and queues for the next. So short work waits for at most one
+//! portion of long work.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Processors {
 }
 
 impl Turn {
-    /// Lets all go first who wait already; blocks the thread until the turn comes back.
+    /// Lets all work go first that waits already; blocks the thread until the turn comes back.
     ///
     /// Panics: in an asynchronous task, which must not block.
     pub fn give_way(&mut self) {

@@ -1,12 +1,13 @@
-//! Custom tools, which take one free text, as functions of a chat: their fields, their calls, and a chat's own.
+//! Conversion of custom tools, which take one free text, to functions of a chat: the tools, their calls, and those in a
+//! chat.
 //!
 //! Chat templates and llama.cpp's chat formats know functions alone. Router and worker convert a chat when they read
-//! it, so both render the same prompt. What has another shape than OpenAI's stays as it is; the worker's checks refuse
-//! it.
+//! it, so both render the same prompt. A tool or call that does not have OpenAI's shape stays as it is, and the
+//! worker's checks refuse it.
 
 use serde_json::{Map, Value, json};
 
-/// Type of a custom tool, of a call to it and of the choice that demands one.
+/// Type of a custom tool, of a call to it and of the choice that requires one.
 pub const CUSTOM: &str = "custom";
 
 /// Name of the argument of a tool that takes one free text.

@@ -174,7 +174,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the model's earlier reasoning; its summary where the content did not come back.
+    /// Reads the model's earlier reasoning; its summary if the client did not send the content back.
     fn read_reasoning(&mut self, mut item: Object) -> Result<(), DialectError> {
         let thoughts = read_thoughts(item.optional_items("content")?)?;
         let summary = read_thoughts(item.optional_items("summary")?)?;

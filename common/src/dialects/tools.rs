@@ -133,7 +133,7 @@ impl Listing {
         name
     }
 
-    /// Refuses a choice that demands a call if every tool was left out.
+    /// Refuses a choice that requires a call if every tool was left out.
     ///
     /// Errors: `Unsupported`.
     pub fn check_any(&self, path: &str) -> Result<(), DialectError> {

@@ -1,8 +1,8 @@
 //! The folder in which the hub's clients keep files: `models--OWNER--NAME/{blobs,refs,snapshots}`.
 //!
-//! Not here: fetching files (`transfer`), asking the hub about them (`hub`). The idea: a blob is named by its ETag and
-//! is always complete; a snapshot is a folder of links to blobs, one folder for each commit; a ref holds the commit of
-//! a branch. A ref is written after its files, so an interrupted download leaves the previous version usable.
+//! A blob is named by its ETag and is always complete; a snapshot is a folder of links to blobs, one folder for each
+//! commit; a ref holds the commit of a branch. A ref is written after its files, so an interrupted download leaves the
+//! previous version usable. Not here: fetching files (`transfer`), asking the hub about them (`hub`).
 //! Source: the layout of `huggingface_hub`, its locks included.
 
 use std::fs::{self, File, TryLockError};

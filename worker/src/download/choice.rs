@@ -1,7 +1,7 @@
 //! Which files of a repository make up the model.
 //!
-//! Not here: listing the files (`hub`, `cache`). The idea: the same choice as llama-server, so that the same flags
-//! select the same file.
+//! The choice is llama-server's, so that the same flags select the same file. Not here: listing the files (`hub`,
+//! `cache`).
 //! Source: `find_best_model` and `get_split_files` of llama.cpp's `common/download.cpp`.
 
 use std::path::Path;

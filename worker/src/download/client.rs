@@ -1,9 +1,9 @@
 //! Requests to the hub and to other hosts: redirects, proxies, the meaning of statuses, and which failures are worth
 //! another attempt.
 //!
-//! Not here: the hub's protocol (`hub`), a file's bytes (`transfer`). The idea: a token is sent only to the host for
-//! which it was issued, never to the target of a redirect. Logs and messages omit the query of a URL, since it may
-//! contain a signature.
+//! A token is sent only to the host for which it was issued, never to the target of a redirect. Logs and messages omit
+//! the query of a URL, since it may contain a signature. Not here: the hub's protocol (`hub`), a file's bytes
+//! (`transfer`).
 
 use std::time::Duration;
 

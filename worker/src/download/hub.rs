@@ -1,7 +1,7 @@
 //! The hub's information about a repository: its commit, and its files with sizes and checksums.
 //!
-//! Not here: choosing among the files (`choice`), downloading them (`transfer`). The idea: all files are those of one
-//! commit, so that an update of the repository during the download cannot mix two versions.
+//! All files are those of one commit, so that an update of the repository during the download cannot mix two versions.
+//! Not here: choosing among the files (`choice`), downloading them (`transfer`).
 //! Source: the hub's API, `/api/models/REPO/revision/REVISION` and `/api/models/REPO/tree/COMMIT`.
 
 use axum::http::header;

@@ -1,8 +1,8 @@
 //! Downloads the bytes of one file: resumes where a transfer broke off, and compares the checksum.
 //!
-//! Not here: moving the finished file to its place. The idea: the part that is already on the disk is read once for the
-//! checksum and then only appended to. When a response breaks off, the rest is requested from there, as long as each
-//! attempt makes progress.
+//! The part that is already on the disk is read once for the checksum and then only appended to. When a response breaks
+//! off, the rest is requested from there, as long as each attempt makes progress. Not here: moving the finished file to
+//! its place.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

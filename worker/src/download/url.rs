@@ -1,7 +1,7 @@
 //! A model at any address: kept under its name, and downloaded again when the host has a newer version.
 //!
-//! Not here: addresses on the hub, which are treated as its files (`config::source`). The idea: hosts other than the
-//! hub give no checksum, so versions are told apart by ETag and size alone. A file is kept together with its ETag.
+//! Hosts other than the hub give no checksum, so versions are told apart by ETag and size alone. A file is kept
+//! together with its ETag. Not here: addresses on the hub, which are treated as its files (`config::source`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

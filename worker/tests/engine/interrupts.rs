@@ -1,7 +1,6 @@
 //! What comes or goes while a long prompt is computed: whatever it is waits for a micro-batch, not for a batch.
 //!
-//! The idea: every prompt here is one batch of many micro-batches, so what waited for a batch would come behind the
-//! prompt.
+//! Every prompt here is one batch of many micro-batches, so what waited for a batch would come behind the prompt.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;

@@ -1,7 +1,7 @@
 //! Requests with one long prefix at once: followers wait for the leader, start from its state and take over from it.
 //!
-//! Not here: who waits for whom (`slot_plan`'s tests), random traffic (`property`).
-//! The idea: the leader's prompt takes many small batches, so that the others come while it is computed.
+//! The leader's prompt takes many small batches, so that the others come while it is computed. Not here: who waits for
+//! whom (`slot_plan`'s tests), random traffic (`property`).
 
 use tokio::task::JoinSet;
 use warmpath_bench::model::Preset;

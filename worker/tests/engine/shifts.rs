@@ -1,9 +1,9 @@
 //! Shifted state: it is what llama.cpp gives when the same is done by hand, it stays with those who asked for it, and
 //! nobody else sees it.
 //!
-//! Not here: what is moved (`shift_plan` in the core). The idea: the digital model (`Preset::Tiny`, whose positions are
-//! rotations that llama.cpp can turn on) answers by every state it sees, so a shifted answer differs from the computed
-//! one, and whatever leaks shows in the answers of others.
+//! The digital model (`Preset::Tiny`, whose positions are rotations that llama.cpp can turn on) answers by every state
+//! it sees, so a shifted answer differs from the computed one, and whatever leaks shows in the answers of others. Not
+//! here: what is moved (`shift_plan` in the core).
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;

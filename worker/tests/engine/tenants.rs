@@ -1,8 +1,8 @@
 //! Fair shares: what a tenant's conversations still find after the floods of another.
 //!
-//! Not here: the shares by themselves (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's
-//! tests). The idea: counts, no timings. The same conversations run without a flood, beside one of the same tenant,
-//! which shows that the flood is strong enough, and beside those of others.
+//! Counts, no timings. The same conversations run without a flood, beside one of the same tenant, which shows that the
+//! flood is strong enough, and beside those of others. Not here: the shares by themselves
+//! (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's tests).
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;

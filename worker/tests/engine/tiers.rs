@@ -1,8 +1,7 @@
 //! Every way that state can take: random traffic with more conversations than slots, little memory, disk, restarts.
 //!
-//! Not here: sharing between requests that run at once (`sharing`), damage (`faults`).
-//! The idea: as in `property`, but set up so that prefixes leave the slots and come back all the time; each run asserts
-//! that the ways it is about were taken.
+//! As in `property`, but set up so that prefixes leave the slots and come back all the time; each run asserts that the
+//! ways it is about were taken. Not here: sharing between requests that run at once (`sharing`), damage (`faults`).
 
 use std::time::Duration;
 

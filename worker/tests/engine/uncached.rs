@@ -1,10 +1,10 @@
 //! Answers checked against llama.cpp's own uncached logits, for models whose logits tie closely.
 //!
-//! Not here: the ways in which answers came about (`real_weights`), llama.cpp's calls (`by_hand`).
-//! The idea: the tokens of an answer are forced through a fresh context, twice: the prompt at once and the answer token
-//! by token, and the prompt in pieces and the answer at once. What differs between these two is the rounding of this
-//! model on this machine. An answer is right if no token is behind the likeliest by more than that, and if its
-//! probabilities are on average as near to the uncached ones.
+//! The tokens of an answer are forced through a fresh context, twice: the prompt at once and the answer token by token,
+//! and the prompt in pieces and the answer at once. What differs between these two is the rounding of this model on
+//! this machine. An answer is right if no token is behind the likeliest by more than that, and if its probabilities are
+//! on average as near to the uncached ones. Not here: the ways in which answers came about (`real_weights`),
+//! llama.cpp's calls (`by_hand`).
 
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, Switch};

@@ -1,8 +1,8 @@
 //! Detects that a host has vanished while a request waits for it, although the host may read requests late.
 //!
-//! Connections without unacknowledged data are checked by TCP keepalive instead. The idea: the system of a live host
-//! acknowledges each retransmission and each window probe, whether its program reads or not. `TCP_INFO` gives the time
-//! of the last acknowledgement and the number of retransmissions and probes.
+//! Connections without unacknowledged data are checked by TCP keepalive instead. The system of a live host acknowledges
+//! each retransmission and each window probe, whether its program reads or not. `TCP_INFO` gives the time of the last
+//! acknowledgement and the number of retransmissions and probes.
 
 use std::future::Future as _;
 use std::pin::Pin;
