@@ -312,6 +312,7 @@ async fn take_turn(
         place: trail.place,
     };
     let start = Instant::now();
+    // Runs when its turn has come; it chooses a worker and records the request there in one step.
     let turn = app.turns.take(&wish, || {
         let choice = choose(app, arrival, prepared, trail)?;
         let service_ms = choice.decision.service_ms;
@@ -330,6 +331,7 @@ async fn take_turn(
             Ok(choice)
         }
         Err(Refused::NoWorker(refusal)) => {
+            // The time for which workers have refused requests is more exact than the forecast.
             let retry_after = refusal.pause.unwrap_or_else(retry_after);
             let is_paused = refusal.is_overload();
             Err(if is_paused {

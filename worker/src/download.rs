@@ -59,6 +59,7 @@ async fn fetch_from_hub(
         true => None,
         false => match hub::list(&web, hub, model).await {
             Ok(listing) => Some(listing),
+            // A machine that has the model must be able to start while the hub is down.
             Err(error) if error.is_transient() => {
                 let Ok(path) = cached(&repository, model) else { return Err(error) };
                 warn!(%error, "the hub does not answer; the model is taken from the cache");
@@ -77,6 +78,7 @@ async fn fetch_from_hub(
         let remote = Remote { url, token: hub.token.as_ref(), size: Some(file.size), sha256: file.sha256 };
         ensure(&web, (&repository, &commit, file), remote, progress).await?;
     }
+    // Last, so that an interrupted download leaves the branch at its former commit.
     repository.write_ref(&model.revision, &commit)?;
     let first = chosen.first().expect("a choice has a file");
     Ok(repository.snapshot(&commit, &first.path))

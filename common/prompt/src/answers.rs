@@ -121,6 +121,7 @@ impl FittedTemplate {
         let is_required = wish.tool_choice == ToolChoice::Required;
         let known = match self.formats.get(&wanted(&wish.tools)) {
             Ok(known) => known,
+            // Without a format even for no tools, the template is the reason; otherwise a tool is.
             Err(error) if wish.tools.is_empty() || self.formats.get(&wanted(&[])).is_err() => {
                 tracing::debug!(%error, "no format is known for this chat template");
                 return if is_required { Err(nothing_to_require()) } else { Ok(None) };

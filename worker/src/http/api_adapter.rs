@@ -245,6 +245,7 @@ impl<W: Writer> Writing<W> {
                 Ok(Err(error)) => {
                     log_error(&error);
                     self.writer.fail(out, self.parts.list(), &error);
+                    // Without this line of the journal the router continues the stream at another worker.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }

@@ -430,6 +430,7 @@ fn resolve_bias(bias: Option<BiasField>, basis: &Basis<'_>) -> Result<Vec<(Token
         Some(BiasField::Pairs(pairs)) => pairs,
     };
     at_most("logit_bias", "entries", (pairs.len(), LOGIT_BIAS_MAX))?;
+    // Limited before anything is tokenized, because tokenizing takes time in proportion to the text.
     let text_bytes = |(token, _): &(BiasToken, Bias)| if let BiasToken::Text(text) = token { text.len() } else { 0 };
     let n_bytes = pairs.iter().map(text_bytes).sum();
     at_most("logit_bias", "bytes of text", (n_bytes, LOGIT_BIAS_TEXT_BYTES_MAX))?;
@@ -451,6 +452,7 @@ fn resolve_bias(bias: Option<BiasField>, basis: &Basis<'_>) -> Result<Vec<(Token
         }
         resolved.extend(tokens.into_iter().map(|token| (token, add)));
     }
+    // Counted again: one text may have become many tokens.
     at_most("logit_bias", "tokens", (resolved.len(), LOGIT_BIAS_MAX))?;
     Ok(resolved)
 }

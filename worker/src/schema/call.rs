@@ -319,6 +319,7 @@ impl<'a> Writer<'a> {
         };
         own.remove("$defs");
         let own = Value::Object(own);
+        // A schema that has only these types needs no further condition.
         let is_all = self.reader.types(schema, 0) & !types == 0;
         let mut json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
         if let Some(definitions) = self.reader.definitions

@@ -167,6 +167,7 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     if ![VERSION_WITHOUT_CHECKPOINTS, FORMAT_VERSION].contains(&version) {
         return Err(SlotFileError::Foreign { other: "another version of the format" });
     }
+    // The header is checked before it is parsed, and each part before it is used: llama.cpp trusts what it gets.
     let state_at = PREAMBLE_BYTES + word(12) as usize;
     let head = bytes.get(..state_at).ok_or(damaged("truncated"))?;
     if head[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(head) {
