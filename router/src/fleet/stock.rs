@@ -298,7 +298,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Reports that the server cannot be used, or for another reason than before.
+    /// Logs the reason why the server cannot be used; it is called once for each new reason. A server without models is
+    /// reported.
     async fn changed(&self, error: &ProbeError) -> Result<(), Closed> {
         tracing::warn!(worker = %self.member.url, reason = %chain(error), "stock server cannot be used");
         if !matches!(error, ProbeError::NoModel) {

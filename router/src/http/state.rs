@@ -142,7 +142,7 @@ impl App {
         self.unless_draining(self.fleet.first_look()).await
     }
 
-    /// Waits for a future before which no response has begun.
+    /// Waits for a future while no response has begun yet.
     ///
     /// Errors: `ShuttingDown` if the router shuts down before.
     pub async fn unless_draining<T>(&self, waiting: impl Future<Output = T>) -> Result<T, RequestError> {

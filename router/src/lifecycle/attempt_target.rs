@@ -1,4 +1,4 @@
-//! The choice of a worker for one attempt: the inputs, and what is kept of the decision.
+//! The choice of a worker for one attempt: its inputs, and the records of its result.
 //!
 //! Not here: the decision (`warmpath-router-core`), when and how often it is made (the module above).
 
@@ -69,7 +69,7 @@ fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'
     }
 }
 
-/// Chooses a worker and books the request there.
+/// Chooses a worker and records the request there.
 ///
 /// Errors: [`NoWorker`], with the reasons.
 pub(super) fn choose(

@@ -1,4 +1,4 @@
-//! Fair shares of the slots: the idle slots of a tenant that are spared as long as another slot can be taken.
+//! Fair shares of the slots: idle slots within a tenant's share are taken only if no other slot can be taken.
 //!
 //! The choice among the other slots is in `slot_plan`, the shares of stored state are in `chunk_index`.
 //!

@@ -122,7 +122,8 @@ impl Writing {
         response
     }
 
-    /// Writes the event of the next step that has one, unless the client has had it; returns whether another follows.
+    /// Writes the event of the next step that has one, unless the client has received it from another worker; returns
+    /// whether another follows.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
             match self.answer.next().await {

@@ -14,8 +14,8 @@ use crate::overload::retry::{Failure, Terms};
 
 /// Longest pause that a worker can announce.
 ///
-/// Source: own choice: daily quotas exist, but an operator who lifts one does not wait that long; one request per hour
-/// tries.
+/// Source: own choice: some quotas last a day, but an operator may raise one earlier, so one request is tried each
+/// hour.
 const TOLD_MAX: Duration = Duration::from_secs(3600);
 
 /// Pauses of one worker, at most one per model name.

@@ -65,7 +65,7 @@ impl Visit {
 
     /// Records that the server failed the request.
     pub fn failed(&self, failure: Failure) {
-        // The request itself may have broken the connection; the next poll of the server tells.
+        // The request itself may have broken the connection; the next poll shows whether the server is lost.
         if failure == Failure::Connect {
             self.stock.server().lost();
             self.stock.news.notify_one();

@@ -1,7 +1,7 @@
-//! The stored prefixes that are most worth having: what a new worker fetches first, and a leaving one hands over.
+//! The most valuable stored prefixes: a new worker fetches them first, and a leaving one hands them over.
 //!
-//! The order is that in which chunks stay: those that were used after they were stored before those that were not, and
-//! then the most recently used. Not here: state that only a slot has (the engine).
+//! Prefixes come in the reverse order of eviction: those that were used after they were stored come first, and among
+//! these the most recently used. Not here: state that only a slot has (the engine).
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -13,8 +13,8 @@ use super::entry::{Chunk, Kind};
 use super::{ChunkId, ChunkIndex};
 
 impl ChunkIndex {
-    /// Returns stored prefixes as roots and tokens, the ones most worth having first: each ends with a chunk, and none
-    /// is the start of an earlier one.
+    /// Returns stored prefixes as roots and tokens, the most valuable first: each ends with a chunk, and none is the
+    /// start of an earlier one.
     ///
     /// Blocks in `listed` count as listed already; the blocks of the result are added. The result ends before its
     /// unlisted blocks have more than `n_tokens_max` tokens. Cost: O(n log n), and O(tokens of the result).

@@ -1,4 +1,4 @@
-//! Runs of stored blocks, found by their last block: what another worker is sent.
+//! Runs of stored blocks to send to another worker, found by their last block.
 //!
 //! The asking worker knows the tokens and compares them; here only the hash of the last block is known. Not here:
 //! look-ups of a prompt (`chunk_index`).
