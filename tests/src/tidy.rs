@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use commits::{check_subjects, last_subjects};
+use commits::{check_commits, last_commits};
 use manifest::{check_manifest, check_root_manifest};
 use page::check_page;
-use prose::{check_comments, check_sentences};
+use prose::{check_changelog, check_comments, check_sentences};
 use rust_source::{check_rust_source, function_names};
 
 /// One broken rule.
@@ -103,17 +103,38 @@ impl Tree {
         for (path, text) in self.with_ending("md") {
             findings.extend(check_page(path, text, self));
             findings.extend(check_sentences(path, text));
+            if path == Path::new("CHANGELOG.md") {
+                findings.extend(check_changelog(path, text));
+            }
+        }
+        let known = self.known_names();
+        for (path, text) in self.with_ending("rs") {
+            findings.extend(check_not_here(path, text, &known));
         }
         for (path, text) in &self.files {
             findings.extend(check_mentions(path, text, self));
         }
-        findings.extend(check_subjects(&last_subjects(&self.root)));
+        findings.extend(check_commits(&last_commits(&self.root)));
         findings
     }
 
     /// Returns the text of the file at `path`, if it was read.
     pub fn text(&self, path: &Path) -> Option<&str> {
         self.files.iter().find(|(found, _)| found == path).map(|(_, text)| text.as_str())
+    }
+
+    /// Returns the names to which a comment may refer the reader: files and folders of Rust code, functions, crates.
+    pub fn known_names(&self) -> BTreeSet<String> {
+        let mut known: BTreeSet<String> = self.with_ending("rs").flat_map(|(_, text)| function_names(text)).collect();
+        for (path, _) in self.with_ending("rs") {
+            let parts = path.with_extension("");
+            known.extend(parts.iter().filter_map(|part| part.to_str().map(str::to_owned)));
+        }
+        for (_, manifest) in self.with_ending("toml") {
+            let words = manifest.split(|c: char| !(c.is_ascii_alphanumeric() || "-_".contains(c)));
+            known.extend(words.map(|word| word.replace('-', "_")));
+        }
+        known
     }
 
     /// Returns the names of every test function, in Rust and in Python.
@@ -149,6 +170,19 @@ fn check_mentions(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Returns the modules and functions that a file's header names after `Not here:` and that do not exist.
+fn check_not_here(path: &Path, text: &str, known: &BTreeSet<String>) -> Vec<Finding> {
+    const MARK: &str = "Not here:";
+    let header: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("//!")).map(str::trim).collect();
+    let header = header.join(" ");
+    let Some((_, after)) = header.split_once(MARK) else { return Vec::new() };
+    let sentence = after.split(". ").next().unwrap_or_default();
+    let is_name = |word: &&str| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || "_:".contains(c));
+    let names = sentence.split('`').skip(1).step_by(2).filter(is_name).flat_map(|word| word.split("::"));
+    let missing = names.filter(|name| !["crate", "super", ""].contains(name) && !known.contains(*name));
+    missing.map(|name| Finding::new(path, 1, format!("there is no module or function `{name}`"))).collect()
 }
 
 #[cfg(test)]

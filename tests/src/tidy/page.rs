@@ -1,5 +1,5 @@
-//! The rules for documentation pages: links have targets within the tree, decisions are short, and the tests of
-//! invariants exist.
+//! The rules for documentation pages: links have targets within the tree, README, benchmarks and decisions are short,
+//! decisions have their parts, and the tests of invariants exist.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -17,6 +17,12 @@ const DECISIONS_LIST: &str = "docs/decisions/README.md";
 /// Most words of a decision record.
 const DECISION_WORDS_MAX: usize = 400;
 
+/// Headings of a decision record, in this order; others may stand between them.
+const DECISION_PARTS: [&str; 3] = ["Context", "Decision", "Consequence"];
+
+/// Pages with a limit, and most words of each.
+const PAGE_WORDS_MAX: [(&str, usize); 2] = [("README.md", 900), ("docs/benchmarks.md", 3000)];
+
 /// Returns the rules that the page at `path` breaks.
 pub(super) fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     let mut findings = check_links(path, text, tree);
@@ -28,7 +34,15 @@ pub(super) fn check_page(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     } else if path.starts_with(DECISIONS) {
         findings.extend(check_decision(path, text));
     }
+    let limit = PAGE_WORDS_MAX.iter().find(|(page, _)| path == Path::new(page)).map(|(_, limit)| *limit);
+    findings.extend(limit.and_then(|limit| check_length(path, text, limit)));
     findings
+}
+
+/// Returns a finding for a page with more words than `words_max`; the bars of tables are no words.
+fn check_length(path: &Path, text: &str, words_max: usize) -> Option<Finding> {
+    let n_words = text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count();
+    (n_words > words_max).then(|| Finding::new(path, 0, format!("{n_words} words, more than {words_max}")))
 }
 
 /// Returns findings for the pages next to the list at `path` that it does not include.
@@ -39,11 +53,21 @@ fn check_list(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {
     missing.map(|name| Finding::new(path, 0, format!("does not list {name}"))).collect()
 }
 
-/// Returns a finding for a decision record that is too long.
-fn check_decision(path: &Path, text: &str) -> Option<Finding> {
+/// Returns the rules that a decision record breaks: its length and its parts.
+fn check_decision(path: &Path, text: &str) -> Vec<Finding> {
     let n_words = text.split_whitespace().count();
-    let is_long = n_words > DECISION_WORDS_MAX;
-    is_long.then(|| Finding::new(path, 0, format!("{n_words} words, more than {DECISION_WORDS_MAX}")))
+    let mut messages = Vec::new();
+    if n_words > DECISION_WORDS_MAX {
+        messages.push(format!("{n_words} words, more than {DECISION_WORDS_MAX}"));
+    }
+    let mut headings = text.lines().filter_map(|line| line.strip_prefix("## "));
+    for part in DECISION_PARTS {
+        if !headings.any(|heading| heading == part) {
+            messages.push(format!("has no `{part}`, or not in the order of {}", DECISION_PARTS.join(", ")));
+            break;
+        }
+    }
+    messages.into_iter().map(|message| Finding::new(path, 0, message)).collect()
 }
 
 fn check_links(path: &Path, text: &str, tree: &Tree) -> Vec<Finding> {

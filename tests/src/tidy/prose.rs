@@ -1,5 +1,5 @@
 //! The rules for sentences in comments and on pages: line length, openings of doc comments, words that the field does
-//! not use.
+//! not use, length of changelog entries.
 
 use std::path::Path;
 
@@ -14,9 +14,11 @@ const OPENINGS: [&str; 4] = ["Is", "Are", "Says", "Lists"];
 /// Words and metaphors that a reader of this field would not understand, each with the term to use.
 ///
 /// Source: the glossary, and what readers of earlier comments stumbled over.
-const STRANGE_WORDS: [(&str, &str); 9] = [
+const STRANGE_WORDS: [(&str, &str); 14] = [
     ("whoever", "name the client, request or worker"),
     ("somebody", "name the client, request or worker"),
+    ("everybody", "name the clients, requests or workers"),
+    ("anybody", "name the client, request or worker"),
     ("thoughts", "reasoning"),
     ("doubted", "stale"),
     ("dearer", "more expensive"),
@@ -24,7 +26,13 @@ const STRANGE_WORDS: [(&str, &str); 9] = [
     ("by lot", "at random"),
     ("the books", "requests in flight"),
     ("hear of", "learn of"),
+    ("in vain", "without success"),
+    ("for ever", "forever"),
+    ("hangs on", "depends on"),
 ];
+
+/// Longest entry of the changelog, without its links. Units: characters.
+const ENTRY_CHARS_MAX: usize = 200;
 
 /// Returns the rules that the comments of the Rust file at `path` break.
 pub(super) fn check_comments(path: &Path, text: &str) -> Vec<Finding> {
@@ -69,6 +77,39 @@ pub(super) fn check_sentences(path: &Path, text: &str) -> Vec<Finding> {
         findings.extend(messages.into_iter().map(|message| Finding::new(path, line_idx + 1, message)));
     }
     findings
+}
+
+/// Returns the entries of the changelog that are too long; an entry is a list item with its further lines.
+pub(super) fn check_changelog(path: &Path, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((line_idx, line)) = lines.next() {
+        let Some(first) = line.strip_prefix("- ") else { continue };
+        let mut entry = first.to_owned();
+        while let Some((_, further)) = lines.next_if(|(_, line)| line.starts_with("  ")) {
+            entry.push(' ');
+            entry.push_str(further.trim());
+        }
+        let n_chars = without_links(&entry).chars().count();
+        if n_chars > ENTRY_CHARS_MAX {
+            let message = format!("an entry of {n_chars} characters, more than {ENTRY_CHARS_MAX}");
+            findings.push(Finding::new(path, line_idx + 1, message));
+        }
+    }
+    findings
+}
+
+/// Returns an entry without its links, `[text](target)`.
+fn without_links(entry: &str) -> String {
+    let mut parts = entry.split('[');
+    let mut rest = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once("](").and_then(|(_, target)| target.split_once(')')) {
+            Some((_, after)) => rest.push_str(after),
+            None => rest.push_str(part),
+        }
+    }
+    rest
 }
 
 /// Returns what is wrong with the length of a line, unless it holds a single word, such as a URL.

@@ -1,5 +1,6 @@
 //! Bad samples, which show that every rule can fail.
 
+use super::commits::{Commit, read_log};
 use super::page::anchors;
 use super::*;
 
@@ -126,9 +127,21 @@ fn refuses_links_that_leave_the_repository() {
 fn refuses_long_decisions_but_not_their_list() {
     let pages = tree(&[]);
     let check = |path: &str, n_words: usize| messages(check_page(Path::new(path), &"word ".repeat(n_words), &pages));
-    assert_eq!(check("docs/decisions/0001-build.md", 400), "");
+    assert!(!check("docs/decisions/0001-build.md", 400).contains("words"));
     assert!(check("docs/decisions/0001-build.md", 401).contains("401 words, more than 400"));
     assert_eq!(check("docs/decisions/README.md", 900), "");
+    assert_eq!(check("README.md", 900), "");
+    assert!(check("README.md", 901).contains("901 words, more than 900"));
+    assert!(check("docs/benchmarks.md", 3001).contains("more than 3000"));
+}
+
+#[test]
+fn refuses_decisions_without_their_parts() {
+    let pages = tree(&[]);
+    let check = |text: &str| messages(check_page(Path::new("docs/decisions/0001-build.md"), text, &pages));
+    assert_eq!(check("# A\n\n## Context\n\n## Decision\n\n## Figures\n\n## Consequence\n"), "");
+    assert!(check("# A\n\n## Context\n\n## Decision\n").contains("no `Consequence`"));
+    assert!(check("# A\n\n## Decision\n\n## Context\n\n## Consequence\n").contains("no `Decision`"));
 }
 
 #[test]
@@ -161,7 +174,13 @@ fn refuses_words_that_the_field_does_not_use() {
     // The words are split, so that the lint does not find this file.
     let check = |text: &str| messages(check_comments(Path::new("router/src/a.rs"), text));
     let page = |text: &str| messages(check_sentences(Path::new("a.md"), text));
-    let strange = [concat!("who", "ever"), concat!("of ", "late"), concat!("the ", "books"), concat!("thou", "ghts")];
+    let strange = [
+        concat!("who", "ever"),
+        concat!("of ", "late"),
+        concat!("the ", "books"),
+        concat!("thou", "ghts"),
+        concat!("every", "body"),
+    ];
     for word in strange {
         assert!(check(&format!("// For {word} it is.")).contains("no term of the field"), "{word}");
         assert!(page(&format!("For {word} it is.")).contains("no term of the field"), "{word}");
@@ -171,10 +190,45 @@ fn refuses_words_that_the_field_does_not_use() {
 }
 
 #[test]
-fn refuses_long_subjects_of_commits() {
-    let subjects = ["a".repeat(72), "b".repeat(73)];
-    let found = messages(check_subjects(&subjects));
-    assert!(found.contains(&"b".repeat(73)) && !found.contains("aaa"), "{found}");
+fn refuses_long_subjects_of_commits_and_large_commits_without_a_body() {
+    let commit = |subject: &str, has_body, n_lines| Commit { subject: subject.to_owned(), has_body, n_lines };
+    let check = |commit: Commit| messages(check_commits(&[commit]));
+    assert_eq!(check(commit(&"a".repeat(72), true, 900)), "");
+    assert!(check(commit(&"b".repeat(73), true, 1)).contains(&"b".repeat(73)));
+    assert_eq!(check(commit("docs: mend a link", false, 50)), "");
+    assert!(check(commit("router: rewrite it", false, 51)).contains("51 lines has no body: router: rewrite it"));
+}
+
+#[test]
+fn reads_commits_and_does_not_count_the_first_one_of_a_shallow_clone() {
+    let log = "\u{1e}b\u{1f}p\u{1f}Body.\n\u{1f}\n\n 2 files changed, 3 insertions(+), 4 deletions(-)\n\
+               \u{1e}a\u{1f}\u{1f}\n\u{1f}\n\n 900 files changed, 90000 insertions(+)\n\u{1e}c\u{1f}p\u{1f}\u{1f}\n";
+    let read: Vec<_> =
+        read_log(log).into_iter().map(|commit| (commit.subject, commit.has_body, commit.n_lines)).collect();
+    assert_eq!(read, [("b".to_owned(), true, 7), ("a".to_owned(), false, 0), ("c".to_owned(), false, 0)]);
+}
+
+#[test]
+fn refuses_long_entries_of_the_changelog() {
+    let check = |text: &str| messages(check_changelog(Path::new("CHANGELOG.md"), text));
+    let words = "word ".repeat(39);
+    assert_eq!(check(&format!("# Changes\n\n- {words}\n  ([a long text](docs/a-page.md#part)).\n- B.\n")), "");
+    let long = check(&format!("- A.\n- {words}\n  and more\n"));
+    assert!(long.starts_with("CHANGELOG.md:2: an entry of 204 characters"), "{long}");
+}
+
+#[test]
+fn refuses_headers_that_send_a_reader_nowhere() {
+    let files =
+        tree(&[("a/src/cost.rs", "//! Costs.\nfn score() {}\n"), ("Cargo.toml", "[dependencies]\nkube = \"1\"\n")]);
+    let known = files.known_names();
+    let check = |text: &str| messages(check_not_here(Path::new("a.rs"), &format!("//! A file.\n//!\n{text}"), &known));
+    assert_eq!(
+        check("//! Not here: costs (`cost`), scores (`cost::score`),\n//! watching (`kube`), flags (`--a`).\n"),
+        ""
+    );
+    assert!(check("//! Not here: costs\n//! (`costs`). So `there`.\n").contains("no module or function `costs`"));
+    assert_eq!(check("//! So `there`. Not here: costs (`cost`). `There` too.\n"), "");
 }
 
 #[test]
