@@ -183,9 +183,9 @@ impl Bench {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
         }
         let verdicts = goals::judge(scenario, &measured);
-        let mut section = Section::new(&tables::REUSE_HEADER);
-        section.rows = tables::reuse_rows(scenario, &measured, &verdicts);
-        outcome.show("Reuse; tokens are those of the warm prompts in one pass:", section);
+        let mut section = tables::reuse_section();
+        section.rows.push(tables::reuse_row(scenario, &measured, &verdicts));
+        outcome.show("Reuse of the warm prompts in one pass: computed tokens, TTFT warm and cold in ms:", section);
         outcome.judge(scenario, verdicts);
     }
 
@@ -215,9 +215,9 @@ impl Bench {
             match throughput::measure(&self.programs, self.texts(0), load).await {
                 Ok(rates) => {
                     let mut section = throughput::section();
-                    let (rows, verdicts) = throughput::rows(load, &rates);
-                    section.rows = rows;
-                    outcome.show("Throughput, tokens a second by all sequences together:", section);
+                    let (row, verdicts) = throughput::row(load, &rates);
+                    section.rows.push(row);
+                    outcome.show(throughput::TITLE, section);
                     outcome.judge(Scenario::Throughput, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Throughput, Contender::Worker, &error),
@@ -232,10 +232,7 @@ impl Bench {
                     let mut section = constrained::section();
                     let (rows, verdicts) = constrained::rows(n, &rates);
                     section.rows = rows;
-                    outcome.show(
-                        "Decode of answers that follow a JSON schema or a grammar, all sequences together:",
-                        section,
-                    );
+                    outcome.show(constrained::TITLE, section);
                     outcome.judge(Scenario::Constrained, verdicts);
                 }
                 Err(error) => outcome.fail(Scenario::Constrained, Contender::Worker, &error),

@@ -41,43 +41,27 @@ impl Section {
     }
 }
 
-/// Column titles of [`reuse_rows`].
-pub const REUSE_HEADER: [&str; 10] = [
-    "scenario",
-    "server",
-    "prompt tokens",
-    "computed",
-    "reused",
-    "TTFT cold ms",
-    "TTFT warm ms",
-    "warm/cold",
-    "must reach",
-    "reached",
-];
+/// Servers that have a column of [`reuse_row`].
+const REUSE_COLUMNS: [Contender; 3] = [Contender::Worker, Contender::PeerBest, Contender::PeerDefaults];
 
-/// Returns the rows of a reuse scenario: one per server, with the goals in the worker's.
-pub fn reuse_rows(
-    scenario: Scenario,
-    measured: &BTreeMap<Contender, Measured>,
-    verdicts: &[Verdict],
-) -> Vec<Vec<String>> {
-    let row = |(&contender, measured): (&Contender, &Measured)| {
-        let verdicts = if contender == Contender::Worker { verdicts } else { &[] };
-        let optional = |value: Option<String>| value.unwrap_or_default();
-        vec![
-            scenario.name().to_owned(),
-            contender.name().to_owned(),
-            measured.prompt_tokens.to_string(),
-            measured.computed_tokens.to_string(),
-            percent(measured.reused()),
-            optional(measured.cold_ttft_ms.map(|ms| format!("{ms:.0}"))),
-            format!("{:.1}", measured.warm_ttft_ms),
-            optional(measured.warm_to_cold().map(percent)),
-            goals(verdicts),
-            reached(verdicts),
-        ]
+/// Returns an empty table for [`reuse_row`].
+pub fn reuse_section() -> Section {
+    let servers = REUSE_COLUMNS.map(Contender::name);
+    Section::new(&[["scenario", "prompt tokens"].as_slice(), &servers, &["must reach", "reached"]].concat())
+}
+
+/// Returns the row of a reuse scenario: computed tokens, warm and cold TTFT of each server, and the worker's goals.
+pub fn reuse_row(scenario: Scenario, measured: &BTreeMap<Contender, Measured>, verdicts: &[Verdict]) -> Vec<String> {
+    let prompt_tokens = measured.values().next().map(|measured| measured.prompt_tokens.to_string());
+    let cell = |contender: &Contender| {
+        let Some(measured) = measured.get(contender) else { return String::new() };
+        let cold = measured.cold_ttft_ms.map(|ms| format!(", {ms:.0}")).unwrap_or_default();
+        format!("{}, {:.1}{cold}", measured.computed_tokens, measured.warm_ttft_ms)
     };
-    measured.iter().map(row).collect()
+    let mut row = vec![scenario.name().to_owned(), prompt_tokens.unwrap_or_default()];
+    row.extend(REUSE_COLUMNS.iter().map(cell));
+    row.extend([goals(verdicts), reached(verdicts)]);
+    row
 }
 
 /// Returns the goals, in one cell.
@@ -122,14 +106,24 @@ mod tests {
     }
 
     #[test]
-    fn only_the_workers_row_shows_goals() {
-        let measured = |computed_tokens| Measured { prompt_tokens: 100, computed_tokens, ..Measured::default() };
-        let measured = [(Contender::Worker, measured(3)), (Contender::PeerBest, measured(39))].into();
+    fn each_server_has_a_cell_in_its_scenarios_row() {
+        let measured = |computed_tokens, cold_ttft_ms| Measured {
+            prompt_tokens: 100,
+            computed_tokens,
+            cold_ttft_ms,
+            warm_ttft_ms: 2.04,
+            ..Measured::default()
+        };
+        let measured = [
+            (Contender::Worker, measured(3, Some(50.3))),
+            (Contender::WorkerUncached, measured(100, None)),
+            (Contender::PeerDefaults, measured(39, None)),
+        ];
         let verdict = Verdict::at_least("reused", "96 %", (0.97, 0.96));
-        let rows = reuse_rows(Scenario::SharedSystem8, &measured, &[verdict]);
-        let ends: Vec<_> = rows.iter().map(|row| (row[4].as_str(), row[8].as_str(), row[9].as_str())).collect();
-        assert_eq!(ends, [("97.0 %", "reused at least 96 %", "97.0 %: pass"), ("61.0 %", "", "")]);
-        assert!(rows.iter().all(|row| row.len() == REUSE_HEADER.len()));
+        let row = reuse_row(Scenario::SharedSystem8, &measured.into(), &[verdict]);
+        let cells = ["3, 2.0, 50", "", "39, 2.0", "reused at least 96 %", "97.0 %: pass"];
+        assert_eq!(row, [["shared-system-8", "100"].as_slice(), &cells].concat());
+        assert_eq!(row.len(), reuse_section().header.len());
     }
 
     #[test]
