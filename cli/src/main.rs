@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use warmpath_cli::{serve, status};
-use warmpath_shell::command_line::{self, Asked, DescribeFlags};
+use warmpath_shell::command_line::{self, DescribeFlags, ParsedCommandLine};
 
 #[derive(Debug, Parser)]
 #[command(name = "warmpath", version, about = "Starts a fleet on one machine and shows the state of any fleet")]
@@ -37,8 +37,8 @@ async fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let (own, flags) = serve::split(arguments);
     let cli: Cli = match command_line::parse(own).unwrap_or_else(|error| error.exit()) {
-        Asked::Run(cli) => cli,
-        Asked::Text(text) => {
+        ParsedCommandLine::Run(cli) => cli,
+        ParsedCommandLine::Text(text) => {
             let written = std::io::stdout().write_all(text.as_bytes());
             return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }

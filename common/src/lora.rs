@@ -25,14 +25,14 @@ pub struct Scale(f32);
 /// Error: a number is not a valid scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a scale must be within -{SCALE_ABS_MAX} and {SCALE_ABS_MAX}")]
-pub struct NoScale;
+pub struct ScaleError;
 
 impl TryFrom<f32> for Scale {
-    type Error = NoScale;
+    type Error = ScaleError;
 
-    fn try_from(scale: f32) -> Result<Self, NoScale> {
+    fn try_from(scale: f32) -> Result<Self, ScaleError> {
         // Minus zero becomes zero: both apply alike, so they must hash alike.
-        if scale.abs() <= SCALE_ABS_MAX { Ok(Self(scale + 0.0)) } else { Err(NoScale) }
+        if scale.abs() <= SCALE_ABS_MAX { Ok(Self(scale + 0.0)) } else { Err(ScaleError) }
     }
 }
 
@@ -101,7 +101,7 @@ pub struct Applied {
 
 /// An entry of a request's `lora`, llama-server's field.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
-pub struct Wanted {
+pub struct RequestedAdapter {
     /// Index of the adapter.
     pub id: i64,
     /// Scale at which it is applied.
@@ -120,7 +120,7 @@ pub enum AdapterError {
         n_adapters: usize,
     },
     /// A scale is out of range or not a number.
-    #[error("`lora` has the scale {scale}; {NoScale}")]
+    #[error("`lora` has the scale {scale}; {ScaleError}")]
     Scale {
         /// The scale.
         scale: String,
@@ -146,7 +146,7 @@ fn loaded(n_adapters: usize) -> String {
 pub fn resolve(
     model: &ModelInfo,
     name: Option<&str>,
-    wanted: Option<&[Wanted]>,
+    wanted: Option<&[RequestedAdapter]>,
 ) -> Result<Option<Applied>, AdapterError> {
     let named = name.and_then(|name| model.adapter_named(name));
     match (named, wanted) {
@@ -161,12 +161,12 @@ pub fn resolve(
 /// applied.
 ///
 /// Errors: `Unknown`, `Scale`, `Several`.
-pub fn chosen(n_adapters: usize, wanted: &[Wanted]) -> Result<Option<Applied>, AdapterError> {
+pub fn chosen(n_adapters: usize, wanted: &[RequestedAdapter]) -> Result<Option<Applied>, AdapterError> {
     let mut scales = vec![Scale::ZERO; n_adapters];
-    for Wanted { id, scale } in wanted {
+    for RequestedAdapter { id, scale } in wanted {
         let unknown = AdapterError::Unknown { id: *id, n_adapters };
         let place = usize::try_from(*id).ok().and_then(|id| scales.get_mut(id)).ok_or(unknown)?;
-        *place = Scale::try_from(*scale).map_err(|NoScale| AdapterError::Scale { scale: scale.to_string() })?;
+        *place = Scale::try_from(*scale).map_err(|ScaleError| AdapterError::Scale { scale: scale.to_string() })?;
     }
     let mut left = (0..).zip(scales).filter_map(|(adapter, scale)| applied(adapter, scale));
     let first = left.next();
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn a_request_runs_with_what_it_says_or_with_what_is_in_force() {
         let mut model = model();
-        let wanted = |id, scale| Wanted { id, scale };
-        let resolve = |model: &ModelInfo, name, wanted: Option<&[Wanted]>| resolve(model, name, wanted);
+        let wanted = |id, scale| RequestedAdapter { id, scale };
+        let resolve = |model: &ModelInfo, name, wanted: Option<&[RequestedAdapter]>| resolve(model, name, wanted);
         assert_eq!(resolve(&model, Some("base"), None), Ok(None));
         model.adapter_in_force = apply(0, 1.0);
         assert_eq!(resolve(&model, None, None), Ok(apply(0, 1.0)));
@@ -248,7 +248,8 @@ mod tests {
         assert_eq!(resolve(&model, None, Some(&[])), Ok(None));
         assert_eq!(resolve(&model, None, Some(&[wanted(1, 2.0), wanted(0, 0.0)])), Ok(apply(1, 2.0)));
         assert_eq!(resolve(&model, None, Some(&[wanted(0, -0.0)])), Ok(None));
-        let refused = |wanted: &[Wanted]| resolve(&model, None, Some(wanted)).expect_err("it cannot be applied");
+        let refused =
+            |wanted: &[RequestedAdapter]| resolve(&model, None, Some(wanted)).expect_err("it cannot be applied");
         assert_eq!(refused(&[wanted(3, 1.0)]), AdapterError::Unknown { id: 3, n_adapters: 3 });
         assert_eq!(refused(&[wanted(-1, 1.0)]), AdapterError::Unknown { id: -1, n_adapters: 3 });
         assert!(matches!(refused(&[wanted(0, f32::NAN)]), AdapterError::Scale { .. }));

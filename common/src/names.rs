@@ -12,14 +12,14 @@ const ANY: char = '*';
 
 /// What a client's name for a model means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Meant<'a> {
+pub struct NameMatch<'a> {
     /// Name or pattern of the model that matches.
     pub own: &'a str,
     /// Index of the adapter that is named after it.
     pub adapter: Option<u16>,
 }
 
-impl Meant<'_> {
+impl NameMatch<'_> {
     /// Returns the rank of the match: a name without `*` ranks first, then the pattern with the most text besides `*`.
     pub fn rank(&self) -> usize {
         if is_pattern(self.own) { self.own.len() } else { usize::MAX }
@@ -48,16 +48,16 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 
 impl ModelInfo {
     /// Returns what `name` means where the model answers to it.
-    pub fn meant(&self, name: &str) -> Option<Meant<'_>> {
-        let written_out = || self.names.iter().find(|own| *own == name).map(|own| Meant { own, adapter: None });
+    pub fn meant(&self, name: &str) -> Option<NameMatch<'_>> {
+        let written_out = || self.names.iter().find(|own| *own == name).map(|own| NameMatch { own, adapter: None });
         let with_adapter = || {
             let candidates = (0..).zip(&self.adapters).filter_map(|(idx, adapter)| {
                 let own = self.best(before_adapter(name, adapter)?)?;
-                Some(Meant { own, adapter: Some(idx) })
+                Some(NameMatch { own, adapter: Some(idx) })
             });
             first_best(candidates)
         };
-        let matched = || self.best(name).map(|own| Meant { own, adapter: None });
+        let matched = || self.best(name).map(|own| NameMatch { own, adapter: None });
         written_out().or_else(with_adapter).or_else(matched)
     }
 
@@ -73,7 +73,7 @@ impl ModelInfo {
 
     /// Returns the model's own name that meets `name` best.
     fn best(&self, name: &str) -> Option<&str> {
-        let met = self.names.iter().filter(|own| matches(own, name)).map(|own| Meant { own, adapter: None });
+        let met = self.names.iter().filter(|own| matches(own, name)).map(|own| NameMatch { own, adapter: None });
         first_best(met).map(|meant| meant.own)
     }
 }
@@ -84,7 +84,7 @@ fn before_adapter<'n>(name: &'n str, adapter: &AdapterInfo) -> Option<&'n str> {
 }
 
 /// Returns the first of those that are met best.
-fn first_best<'a>(all: impl Iterator<Item = Meant<'a>>) -> Option<Meant<'a>> {
+fn first_best<'a>(all: impl Iterator<Item = NameMatch<'a>>) -> Option<NameMatch<'a>> {
     all.reduce(|best, next| if next.rank() > best.rank() { next } else { best })
 }
 

@@ -85,12 +85,12 @@ pub struct ErrorObject {
     pub code: Option<String>,
     /// Lengths of a prompt that is too long; absent of every other error.
     #[serde(flatten)]
-    pub excess: Option<Excess>,
+    pub excess: Option<PromptExcess>,
 }
 
 /// Length of a prompt that is too long and of its context, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Excess {
+pub struct PromptExcess {
     /// Length of the prompt. Units: tokens.
     pub n_prompt_tokens: usize,
     /// Context of one slot. Units: tokens.

@@ -7,7 +7,7 @@
 //! stamp that it has. The worker then sends `Resumed` and the missed updates, or a snapshot.
 
 mod digest;
-mod ring;
+mod replay_buffer;
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use self::digest::Digest;
-pub use self::ring::{Ring, RingLimits};
+pub use self::replay_buffer::{ReplayBuffer, ReplayLimits};
 
 use crate::block_hash::BlockKey;
 use crate::ids::{RequestId, SlotId, WorkerUid};
@@ -86,17 +86,17 @@ impl fmt::Display for Stamp {
 /// Error: a text is not a stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a stamp is `<uid>.<boot epoch>.<seq>`")]
-pub struct NoStamp;
+pub struct StampParseError;
 
 impl FromStr for Stamp {
-    type Err = NoStamp;
+    type Err = StampParseError;
 
-    fn from_str(text: &str) -> Result<Self, NoStamp> {
+    fn from_str(text: &str) -> Result<Self, StampParseError> {
         let mut parts = text.split('.');
-        let mut part = || parts.next().ok_or(NoStamp);
-        let uid = crate::block_hash::from_hex(part()?).ok_or(NoStamp)?;
+        let mut part = || parts.next().ok_or(StampParseError);
+        let uid = crate::block_hash::from_hex(part()?).ok_or(StampParseError)?;
         let (boot_epoch, seq) = (part()?.parse(), part()?.parse());
-        let (Ok(boot_epoch), Ok(seq), None) = (boot_epoch, seq, parts.next()) else { return Err(NoStamp) };
+        let (Ok(boot_epoch), Ok(seq), None) = (boot_epoch, seq, parts.next()) else { return Err(StampParseError) };
         Ok(Self { worker_uid: WorkerUid(u64::from_be_bytes(uid)), boot_epoch, seq })
     }
 }
@@ -114,7 +114,7 @@ pub struct Frame {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Body {
     /// Start of a snapshot.
-    Begin(Box<Opening>),
+    Begin(Box<SnapshotHeader>),
     /// Part of a snapshot: runs to be applied to an empty view.
     Runs(Vec<Run>),
     /// End of a snapshot: the digest of all its runs.
@@ -134,7 +134,7 @@ pub enum Body {
 
 /// What a router needs to use a worker before it knows the worker's blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Opening {
+pub struct SnapshotHeader {
     /// Declaration of the model.
     pub model: ModelInfo,
     /// Load of the worker.
@@ -263,7 +263,7 @@ impl Snapshot {
     pub fn into_frames(self) -> Vec<Frame> {
         let stamp = self.stamp;
         let digest = Digest::of(self.runs.iter().flat_map(|run| &run.keys));
-        let mut bodies = vec![Body::Begin(Box::new(Opening { model: self.model, load: self.load }))];
+        let mut bodies = vec![Body::Begin(Box::new(SnapshotHeader { model: self.model, load: self.load }))];
         let mut batch = Vec::new();
         let mut n_keys = 0;
         for run in self.runs.into_iter().flat_map(Run::split) {

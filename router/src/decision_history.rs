@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::MissedTickBehavior;
-use warmpath_router_core::diagnostics::decision_log::{Chosen, DecisionLog, Entry, EntryNumber, Outcome};
-use warmpath_router_core::diagnostics::history::{History, Stretch, Totals};
+use warmpath_router_core::diagnostics::decision_log::{DecisionLog, Entry, EntryNumber, LoggedChoice, Outcome};
+use warmpath_router_core::diagnostics::history::{History, HistoryTotals, Stretch};
 
 use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::metrics::Metrics;
@@ -51,7 +51,7 @@ impl DecisionHistory {
     }
 
     /// Returns the counts of the last `window`: between samples, and in total.
-    pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<Stretch>, Totals) {
+    pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<Stretch>, HistoryTotals) {
         let now = metrics.totals(self.started.elapsed());
         self.history.lock().unwrap_or_else(PoisonError::into_inner).within(window, &now)
     }
@@ -73,7 +73,7 @@ impl DecisionHistory {
     }
 
     /// Adds a decision.
-    pub fn write(self: &Arc<Self>, chosen: Chosen) -> DecisionHandle {
+    pub fn write(self: &Arc<Self>, chosen: LoggedChoice) -> DecisionHandle {
         let number = self.log().write(chosen);
         DecisionHandle { recent: Arc::clone(self), number, outcome: Outcome::Left }
     }
@@ -93,7 +93,7 @@ pub struct DecisionHandle {
 
 impl DecisionHandle {
     /// Sets the result of the decision.
-    pub fn came(&mut self, outcome: Outcome) {
+    pub fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use warmpath_router_core::fleet::membership::Found;
+use warmpath_router_core::fleet::membership::DiscoveredWorker;
 
 use crate::config::{DiscoveryConfig, WorkerAddress};
 use crate::metrics::Metrics;
@@ -39,13 +39,13 @@ pub enum DiscoveryError {
 #[derive(Debug, Default)]
 pub struct Discovered {
     /// List of each source, `None` until its first result. The lock is held for one copy, never across `.await`.
-    lists: Mutex<Vec<Option<Vec<Found<WorkerAddress>>>>>,
+    lists: Mutex<Vec<Option<Vec<DiscoveredWorker<WorkerAddress>>>>>,
     changed: Notify,
 }
 
 impl Discovered {
     /// Returns every worker of every source; a worker of several sources appears several times.
-    pub fn all(&self) -> Vec<Found<WorkerAddress>> {
+    pub fn all(&self) -> Vec<DiscoveredWorker<WorkerAddress>> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().flatten().cloned().collect()
     }
 
@@ -74,14 +74,14 @@ impl Source {
     }
 
     /// Replaces this source's list.
-    fn set(&self, list: Vec<Found<WorkerAddress>>) {
+    fn set(&self, list: Vec<DiscoveredWorker<WorkerAddress>>) {
         self.found.lists.lock().unwrap_or_else(PoisonError::into_inner)[self.nth] = Some(list);
         self.found.changed.notify_one();
     }
 }
 
-fn staying(address: WorkerAddress) -> Found<WorkerAddress> {
-    Found { address, is_ending: false }
+fn staying(address: WorkerAddress) -> DiscoveredWorker<WorkerAddress> {
+    DiscoveredWorker { address, is_ending: false }
 }
 
 /// Reads the file of workers, if there is one.

@@ -30,17 +30,17 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::{Fingerprint, ModelInfo};
 use warmpath_common::summary::{Change, Digest, Load, Run};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::{Connection, FleetView};
+use warmpath_router_core::fleet::{ConnectionState, FleetView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
 use warmpath_router_core::overload::retry::{Failure, Terms};
-use warmpath_router_core::routing::prefetch::Turn;
+use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::{SentRequest, ServerInfo};
 
 use self::client::Clients;
 use self::members::Member;
-use self::stock::Visit;
+use self::stock::ServerRequest;
 use self::subscriber::FleetEvents;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
 use self::vocabulary_files::LoadedVocabulary;
@@ -71,7 +71,7 @@ pub struct Fleet {
     was_ready: AtomicBool,
     models_changed: Notify,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
-    turns: Option<mpsc::Sender<Turn>>,
+    fleet_changes: Option<mpsc::Sender<FleetChange>>,
     trial: TrialConfig,
     metrics: Arc<Metrics>,
 }
@@ -84,7 +84,7 @@ impl Fleet {
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
-        let (turns, turned) = mpsc::channel(prefetch::TURNS_QUEUED_MAX);
+        let (fleet_changes, turned) = mpsc::channel(prefetch::FLEET_CHANGES_QUEUED_MAX);
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
@@ -100,7 +100,7 @@ impl Fleet {
             first_look_max: config.first_look_max,
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
-            turns: config.dispatch.kv_bytes_per_ms.map(|_| turns),
+            fleet_changes: config.dispatch.kv_bytes_per_ms.map(|_| fleet_changes),
             trial: config.trial.clone(),
             metrics,
         });
@@ -190,8 +190,8 @@ impl Fleet {
     }
 
     /// Keeps the request of `ticket` in the records of `worker` until the result is dropped.
-    pub fn booking(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
-        InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), visit: None }
+    pub fn in_flight(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
+        InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), server_request: None }
     }
 
     /// Returns when the workers of `model`, or of all models, can start one more request.
@@ -223,15 +223,15 @@ impl Fleet {
         if self.was_ready.load(Ordering::Relaxed) {
             return None;
         }
-        let unready = self.beginning(&view);
+        let unready = self.startup_blocker(&view);
         self.was_ready.store(unready.is_none(), Ordering::Relaxed);
         unready
     }
 
     /// Returns what a router that has just started still waits for.
-    fn beginning(&self, view: &FleetView) -> Option<Unready> {
+    fn startup_blocker(&self, view: &FleetView) -> Option<Unready> {
         let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
-        if is_looking || view.workers.iter().any(|worker| worker.link == Connection::Connecting) {
+        if is_looking || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
         let vocabularies = self.vocabularies.load();
@@ -283,7 +283,7 @@ pub struct InFlightGuard {
     worker: WorkerIdx,
     ticket: Option<Ticket>,
     /// Progress of the request, if the worker is a stock server.
-    visit: Option<Visit>,
+    server_request: Option<ServerRequest>,
 }
 
 impl InFlightGuard {
@@ -295,35 +295,35 @@ impl InFlightGuard {
     /// Starts to track the request's progress, if the worker is a stock server.
     pub fn watch(&mut self, request_id: &RequestId, sending: impl FnOnce() -> SentRequest) {
         if let Some(stock) = &self.fleet.member(self.worker).stock {
-            self.visit = Some(Visit::new(stock, &self.fleet.metrics, (request_id, sending())));
+            self.server_request = Some(ServerRequest::new(stock, &self.fleet.metrics, (request_id, sending())));
         }
     }
 
     /// Returns whether the worker is a stock server.
-    pub fn is_visit(&self) -> bool {
-        self.visit.is_some()
+    pub fn is_server_request(&self) -> bool {
+        self.server_request.is_some()
     }
 
     /// Returns the tracked progress, if the worker is a stock server.
-    pub fn visit(&mut self) -> Option<&mut Visit> {
-        self.visit.as_mut()
+    pub fn server_request(&mut self) -> Option<&mut ServerRequest> {
+        self.server_request.as_mut()
     }
 
     /// Records that the worker refused the request, on these terms.
     pub fn refused(&self, failure: Failure, terms: Terms<'_>) {
         // All models and names of a Warmpath worker share its slots.
-        let model_name = terms.model_name.filter(|_| self.visit.is_some());
+        let model_name = terms.model_name.filter(|_| self.server_request.is_some());
         let refusal = (failure, Terms { model_name, ..terms });
-        if let Some(visit) = &self.visit {
-            visit.failed(failure);
+        if let Some(server_request) = &self.server_request {
+            server_request.failed(failure);
         }
         self.fleet.ledger().refused(self.worker, refusal, Instant::now());
     }
 
     /// Records that the worker failed the request.
     pub fn failed(&self, failure: Failure) {
-        if let Some(visit) = &self.visit {
-            visit.failed(failure);
+        if let Some(server_request) = &self.server_request {
+            server_request.failed(failure);
         }
         self.fleet.ledger().failed(self.worker, failure, Instant::now());
     }
@@ -363,7 +363,7 @@ pub enum ConnectErrorKind {
 }
 
 /// A message to the tracker from the tasks that follow workers, and from the vocabulary task.
-pub enum Report {
+pub enum TrackerMessage {
     /// All workers of the first discovery have joined.
     Surveyed,
     /// A worker has joined; its member is in place.
@@ -455,7 +455,7 @@ pub enum Report {
     },
 }
 
-impl Report {
+impl TrackerMessage {
     /// Returns the worker that the report is about, if there is one.
     fn worker(&self) -> Option<WorkerIdx> {
         match self {

@@ -18,7 +18,7 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use warmpath_shell::files::{self, Failure};
+use warmpath_shell::files::{self, FileFailure};
 
 use crate::config::KEYS_FILE_BYTES_MAX;
 use crate::metrics::Metrics;
@@ -212,7 +212,7 @@ impl Keys {
             self.by_hash.store(Arc::new(keys));
             Ok::<_, KeysError>(())
         };
-        let tell = |Failure { reason, is_new }| {
+        let tell = |FileFailure { reason, is_new }| {
             metrics.key_file_failures.inc();
             if is_new {
                 tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last one stands");

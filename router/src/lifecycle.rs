@@ -29,18 +29,18 @@ use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
+use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
-use warmpath_router_core::ledger::stale_blocks::Outcome;
+use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
-use warmpath_router_core::overload::retry::{Failure, Terms, Verdict};
+use warmpath_router_core::overload::retry::{Failure, RetryDecision, Terms};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
 use crate::fleet::InFlightGuard;
-use crate::http::state::{App, Place};
+use crate::http::state::{App, RequestPlace};
 use crate::keys::Key;
 use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
@@ -50,9 +50,9 @@ use failover::{Failover, Past};
 use hold::Hold;
 use keepalive::Keepalive;
 use prefix_break_header::PrefixBreakHeader;
-use queue::{Begin, Refused, Started, Wish};
+use queue::{AdmitAt, Admitted, QueueRefusal, QueueRequest};
 use relay::Relay;
-use upstream::{Answer, AttemptError, Refusal, Upstream};
+use upstream::{AttemptError, Upstream, UpstreamResponse, WorkerRefusal};
 
 /// A request that has arrived whole.
 pub struct IncomingRequest {
@@ -83,7 +83,7 @@ pub struct IncomingRequest {
     /// Identity of its response, if that may be continued at another worker.
     pub identity: Option<String>,
     /// Its place among the running requests.
-    pub place: Place,
+    pub place: RequestPlace,
 }
 
 /// Returns the response to a request: a worker's, or an error.
@@ -150,9 +150,9 @@ async fn attempt_until_answered(
 ) -> Result<Response, RequestError> {
     app.deposit_retry();
     back_off(app, &arrival, &prepared).await;
-    let mut trail = RetryState::default();
+    let mut retry_state = RetryState::default();
     let attempts = Attempts { app, prepared: &prepared, comments, past: None };
-    let (choice, answer) = match attempts.run(&mut arrival, &mut hold, &mut trail).await {
+    let (choice, answer) = match attempts.run(&mut arrival, &mut hold, &mut retry_state).await {
         Ok(begun) => begun,
         Err(instead) => return *instead,
     };
@@ -161,7 +161,7 @@ async fn attempt_until_answered(
     remember(app, &prepared, choice.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate.
     if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
-        choice.booking.answered(&trail.failures);
+        choice.in_flight.answered(&retry_state.failures);
     }
     Ok(respond(app, (arrival, prepared), choice, answer))
 }
@@ -183,24 +183,24 @@ impl Attempts<'_> {
         &self,
         arrival: &mut IncomingRequest,
         hold: &mut Hold,
-        trail: &mut RetryState,
-    ) -> Result<(Choice, Answer), Box<Result<Response, RequestError>>> {
+        retry_state: &mut RetryState,
+    ) -> Result<(Choice, UpstreamResponse), Box<Result<Response, RequestError>>> {
         let Self { app, prepared, comments, past } = *self;
         loop {
-            let mut choice = match take_turn(app, arrival, prepared, trail).await {
+            let mut choice = match wait_for_capacity(app, arrival, prepared, retry_state).await {
                 Ok(choice) => choice,
                 Err(error @ (RequestError::NoWorker { .. } | RequestError::Paused { .. })) => {
                     let start = Instant::now();
                     let changed = hold.until_changed(app, arrival, prepared.model_name.as_deref()).await;
                     if !changed.map_err(|error| Box::new(Err(error)))? {
-                        return Err(Box::new(trail.give_up().unwrap_or(Err(error))));
+                        return Err(Box::new(retry_state.give_up().unwrap_or(Err(error))));
                     }
-                    trail.waited += start.elapsed();
+                    retry_state.waited += start.elapsed();
                     continue;
                 }
                 Err(error) => return Err(Box::new(Err(error))),
             };
-            if trail.n_attempts > 0 {
+            if retry_state.n_attempts > 0 {
                 app.metrics.retries.inc();
             }
             let worker = choice.decision.worker;
@@ -212,14 +212,14 @@ impl Attempts<'_> {
             };
             let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
             note_failure(app, arrival, &mut choice, (failure, terms));
-            trail.failed(worker, failure, refusal);
-            let may_repeat = may_repeat(app, failure, trail);
+            retry_state.failed(worker, failure, refusal);
+            let may_repeat = may_repeat(app, failure, retry_state);
             if !may_repeat && failure != Failure::Full {
                 let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
-                return Err(Box::new(trail.give_up().unwrap_or_else(none)));
+                return Err(Box::new(retry_state.give_up().unwrap_or_else(none)));
             }
             // A full worker is no failure: a request without a retry left waits in the queue.
-            trail.begin = if may_repeat { Begin::AtOnce } else { Begin::AfterPause };
+            retry_state.admit_at = if may_repeat { AdmitAt::AtOnce } else { AdmitAt::AfterPause };
         }
     }
 }
@@ -227,10 +227,10 @@ impl Attempts<'_> {
 /// Records a failed attempt in the worker's state, the metrics, the trace and the log.
 fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
     match failure {
-        Failure::Full | Failure::Unready => choice.booking.refused(failure, terms),
-        _ => choice.booking.failed(failure),
+        Failure::Full | Failure::Unready => choice.in_flight.refused(failure, terms),
+        _ => choice.in_flight.failed(failure),
     }
-    choice.note.came(Came::Failed(failure));
+    choice.note.set_outcome(AttemptOutcome::Failed(failure));
     choice.span.fail(failure.label());
     app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
     tracing::info!(
@@ -242,10 +242,10 @@ fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut Choice, (fail
     );
 }
 
-fn may_repeat(app: &App, failure: Failure, trail: &RetryState) -> bool {
-    let failing = trail.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
-    let elapsed = failing.saturating_sub(trail.waited);
-    if app.requests.retry.after(trail.n_attempts, failure, elapsed) == Verdict::GiveUp {
+fn may_repeat(app: &App, failure: Failure, retry_state: &RetryState) -> bool {
+    let failing = retry_state.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
+    let elapsed = failing.saturating_sub(retry_state.waited);
+    if app.requests.retry.after(retry_state.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
         return false;
     }
     let is_granted = app.withdraw_retry();
@@ -265,8 +265,8 @@ struct RetryState {
     excluded: Vec<WorkerIdx>,
     /// Whether it is the rest of a stream that has begun at another worker.
     is_continuation: bool,
-    last: Option<(Failure, Option<Refusal>)>,
-    begin: Begin,
+    last: Option<(Failure, Option<WorkerRefusal>)>,
+    admit_at: AdmitAt,
     /// Its place in the queue, if it has waited.
     place: Option<WaiterId>,
     failing_since: Option<Instant>,
@@ -275,7 +275,7 @@ struct RetryState {
 }
 
 impl RetryState {
-    fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<Refusal>) {
+    fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<WorkerRefusal>) {
         self.n_attempts += 1;
         if self.failing_since.is_none() {
             (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
@@ -290,47 +290,47 @@ impl RetryState {
     fn give_up(&mut self) -> Option<Result<Response, RequestError>> {
         let n_attempts = self.n_attempts;
         let (last, refusal) = self.last.take()?;
-        Some(refusal.map(Refusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
+        Some(refusal.map(WorkerRefusal::into_response).ok_or(RequestError::Upstream { n_attempts, last }))
     }
 }
 
 /// Waits until a worker can start the request, and records it there.
-async fn take_turn(
+async fn wait_for_capacity(
     app: &App,
     arrival: &IncomingRequest,
     prepared: &Prepared,
-    trail: &mut RetryState,
+    retry_state: &mut RetryState,
 ) -> Result<Choice, RequestError> {
-    let wish = Wish {
+    let queue_request = QueueRequest {
         model: &prepared.model.fingerprint,
-        entrant: Waiter {
-            tenant: app.turns.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
+        waiter: Waiter {
+            tenant: app.queue.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
             deadline: arrival.queued_from + app.requests.queue_timeout,
-            is_continuation: trail.is_continuation,
+            is_continuation: retry_state.is_continuation,
         },
-        begin: trail.begin,
-        place: trail.place,
+        admit_at: retry_state.admit_at,
+        place: retry_state.place,
     };
     let start = Instant::now();
     // Runs when its turn has come; it chooses a worker and records the request there in one step.
-    let turn = app.turns.take(&wish, || {
-        let choice = choose(app, arrival, prepared, trail)?;
+    let admitted = app.queue.admit(&queue_request, || {
+        let choice = choose(app, arrival, prepared, retry_state)?;
         let service_ms = choice.decision.service_ms;
-        Ok(Started { value: choice, service_ms })
+        Ok(Admitted { value: choice, service_ms })
     });
-    let turn = turn.await;
-    trail.waited += start.elapsed();
+    let admitted = admitted.await;
+    retry_state.waited += start.elapsed();
     let retry_after =
-        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.turns.n_waiting(wish.model) + 1);
-    match turn {
+        || app.fleet.capacity_forecast(Some(&prepared.model)).retry_after(app.queue.n_waiting(queue_request.model) + 1);
+    match admitted {
         Ok((choice, place)) => {
             if place.is_some() {
                 arrival.span.part("router.queue", (start, Instant::now()), Vec::new());
             }
-            trail.place = place;
+            retry_state.place = place;
             Ok(choice)
         }
-        Err(Refused::NoWorker(refusal)) => {
+        Err(QueueRefusal::NoWorker(refusal)) => {
             // The time for which workers have refused requests is more exact than the forecast.
             let retry_after = refusal.pause.unwrap_or_else(retry_after);
             let is_paused = refusal.is_overload();
@@ -340,10 +340,10 @@ async fn take_turn(
                 RequestError::NoWorker { refusal, retry_after }
             })
         }
-        Err(Refused::Full) => {
+        Err(QueueRefusal::Full) => {
             Err(RequestError::QueueFull { waiting_max: app.requests.queue_max, retry_after: retry_after() })
         }
-        Err(Refused::Late) => {
+        Err(QueueRefusal::Late) => {
             let seconds = app.requests.queue_timeout.as_secs_f64();
             Err(RequestError::QueueLate { seconds, retry_after: retry_after() })
         }
@@ -389,12 +389,12 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
 }
 
 /// Reads a stock server's response; returns the number of reused prompt tokens if it reports it at once.
-fn look(booking: &mut InFlightGuard, answer: &Answer) -> Option<u32> {
-    let visit = booking.visit().filter(|_| answer.head().status.is_success())?;
-    visit.begun();
+fn look(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
+    let server_request = in_flight.server_request().filter(|_| answer.head().status.is_success())?;
+    server_request.begun();
     match answer {
-        Answer::Whole { body, .. } => visit.whole(body),
-        Answer::Stream { .. } => None,
+        UpstreamResponse::Whole { body, .. } => server_request.whole(body),
+        UpstreamResponse::Stream { .. } => None,
     }
 }
 
@@ -403,9 +403,9 @@ fn respond(
     app: &App,
     (arrival, prepared): (IncomingRequest, Prepared),
     mut choice: Choice,
-    answer: Answer,
+    answer: UpstreamResponse,
 ) -> Response {
-    let cached_tokens = look(&mut choice.booking, &answer);
+    let cached_tokens = look(&mut choice.in_flight, &answer);
     let head = answer.head();
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
@@ -418,7 +418,11 @@ fn respond(
     // Metrics and the log of decisions read the headers that the client gets, whichever server set them.
     let (ttft, cached_tokens) =
         (arrival.at.elapsed(), headers::number(&headers, warmpath_common::headers::CACHED_TOKENS));
-    choice.note.came(Came::Answered { status: status.as_u16(), ttft_ms: ttft.as_secs_f64() * 1e3, cached_tokens });
+    choice.note.set_outcome(AttemptOutcome::Answered {
+        status: status.as_u16(),
+        ttft_ms: ttft.as_secs_f64() * 1e3,
+        cached_tokens,
+    });
     let prompt_tokens = headers::number(&headers, warmpath_common::headers::PROMPT_TOKENS).or(choice.prompt_tokens);
     let share = cached_tokens.zip(prompt_tokens);
     let share = share.map_or(cached_share::UNKNOWN, |(cached, prompt)| cached_share::label(cached, prompt));
@@ -427,11 +431,11 @@ fn respond(
         app.metrics.ttfb.with_label_values(&[share]).observe(ttft.as_secs_f64());
     }
     let body = match answer {
-        Answer::Whole { body, .. } => {
+        UpstreamResponse::Whole { body, .. } => {
             app.metrics.request.observe(arrival.at.elapsed().as_secs_f64());
             Body::from(body)
         }
-        Answer::Stream { first, rest, .. } => {
+        UpstreamResponse::Stream { first, rest, .. } => {
             if event_stream::is_event_stream(&headers) {
                 event_stream::keep_flowing(&mut headers);
             }
@@ -465,7 +469,7 @@ fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMa
     app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
     app.metrics.cached_tokens.inc_by(u64::from(actual));
     let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
-    let outcome = Outcome {
+    let outcome = PredictionOutcome {
         worker: choice.decision.worker,
         keys,
         expected_blocks: blocks(predicted),

@@ -9,7 +9,7 @@ use warmpath_router::config::flags::Flags;
 use warmpath_router::config::{Config, resolve};
 use warmpath_router::fleet::trial::{TRIAL_COMMAND, try_here};
 use warmpath_router::server::Server;
-use warmpath_shell::command_line::{self, Asked};
+use warmpath_shell::command_line::{self, ParsedCommandLine};
 use warmpath_shell::{descriptors, log};
 
 /// Replaces the system's allocator, which takes a seventh of the time of a long prompt
@@ -26,8 +26,8 @@ fn main() -> anyhow::Result<()> {
         return writeln!(std::io::stdout(), "{verdict}").context("writing the verdict");
     }
     let flags: Flags = match command_line::parse(arguments).unwrap_or_else(|error| error.exit()) {
-        Asked::Run(flags) => flags,
-        Asked::Text(text) => return print(&text),
+        ParsedCommandLine::Run(flags) => flags,
+        ParsedCommandLine::Text(text) => return print(&text),
     };
     if let Some(name) = &flags.new_key {
         return print_new_key(name);

@@ -11,7 +11,7 @@ use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 use warmpath_common::cached_share;
-use warmpath_router_core::diagnostics::history::Totals;
+use warmpath_router_core::diagnostics::history::HistoryTotals;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::metrics::{
     REQUEST_BUCKETS, TOKEN_BUCKETS, counter, counters, float_gauges, gauge, gauges, histogram, histograms,
@@ -248,15 +248,15 @@ impl Metrics {
     }
 
     /// Returns the totals at the time `at` after the router's start; times are in [`REQUEST_BUCKETS`].
-    pub fn totals(&self, at: Duration) -> Totals {
-        let mut totals = Totals {
+    pub fn totals(&self, at: Duration) -> HistoryTotals {
+        let mut totals = HistoryTotals {
             at,
             prompt_tokens: self.prompt_tokens.get(),
             held_tokens: self.cacheable_tokens.get(),
             predicted_cached_tokens: self.predicted_cached_tokens.get(),
             cached_tokens: self.cached_tokens.get(),
             ttft: vec![0; REQUEST_BUCKETS.len() + 1],
-            ..Totals::default()
+            ..HistoryTotals::default()
         };
         for series in self.requests.collect().iter().flat_map(MetricFamily::get_metric) {
             if PROBES.contains(&label(series, "endpoint")) {

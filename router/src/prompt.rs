@@ -29,7 +29,7 @@ use warmpath_prompt::{Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
-use warmpath_shell::turns::Processors;
+use warmpath_shell::processors::Processors;
 
 use crate::config::PROMPTS_WAITING_MAX;
 use crate::error::RequestError;
@@ -37,7 +37,7 @@ use crate::fleet::Fleet;
 use crate::salt::Salt;
 
 use block_key_cache::BlockKeyCache;
-use body::{Body, Options, Parsed};
+use body::{Options, Parsed, ParsedBody};
 use reading::Reading;
 
 /// Assumed bytes of a body per token, if nothing better is known.
@@ -278,7 +278,7 @@ struct Begun {
 impl Begun {
     fn read(view: &FleetView, draft: RawRequest) -> Result<Self, RequestError> {
         let mut phases = Phases::default();
-        let Body { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
+        let ParsedBody { mut options, mut parsed, spelling } = timed(&mut phases.parse, || body::parse(&draft))?;
         // An empty name counts as absent: llama.vim sends it.
         options.model.take_if(|name| name.is_empty());
         let salt = draft.salt.with_body(options.cache_salt.as_deref())?.to_owned();

@@ -3,13 +3,14 @@
 mod support;
 
 use serde_json::json;
-use support::worker::{FakeWorker, RING, chat_keys, framed, idle, model};
+use support::worker::{FakeWorker, REPLAY_LIMITS, chat_keys, framed, idle, model};
 use support::{TestRouter, error_of, eventually, header, long_text};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, PROTOCOL_VERSION, Resume, Ring, Run, RunState, Stamp, Tier,
+    Body, Change, Digest, FRAME_BYTES_MAX, Frame, Load, PROTOCOL_VERSION, ReplayBuffer, Resume, Run, RunState, Stamp,
+    Tier,
 };
 
 fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
@@ -165,7 +166,7 @@ async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_bo
     let workers = [FakeWorker::start(1), FakeWorker::start(1), FakeWorker::start(1)];
     workers[2].with(|script| {
         let stamp = Stamp { boot_epoch: 9, ..script.snapshot.stamp };
-        (script.snapshot.stamp, script.ring) = (stamp, Ring::new(RING, stamp));
+        (script.snapshot.stamp, script.replay_buffer) = (stamp, ReplayBuffer::new(REPLAY_LIMITS, stamp));
     });
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     eventually("the second is kept out", || async { router.state_of(1).await == "excluded" }).await;

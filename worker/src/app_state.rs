@@ -16,7 +16,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_common::model::ModelInfo;
 use warmpath_prompt::{AddSpecial, ParseSpecial, PromptMaker, unless_cancelled};
-use warmpath_shell::turns::Processors;
+use warmpath_shell::processors::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;

@@ -22,13 +22,13 @@ use tracing::{info, warn};
 
 use cache::{Repository, lock};
 use client::Web;
-use hub::{HubFile, Listing};
+use hub::{CommitFiles, HubFile};
 use transfer::{Remote, transfer};
 
 pub use cache::is_inside;
 pub use error::DownloadError;
 pub use progress::DownloadProgress;
-pub use source::{HubConfig, HubModel, HubToken, ModelSource, Wanted};
+pub use source::{FileSelection, HubConfig, HubModel, HubToken, ModelSource};
 
 /// Advice if the hub refuses.
 const HUB_ADVICE: &str = "a gated or private model needs a token of a user who may have it (HF_TOKEN or --hf-token), and a \
@@ -68,7 +68,7 @@ async fn fetch_from_hub(
             Err(error) => return Err(error),
         },
     };
-    let Some(Listing { commit, files }) = listed else { return cached(&repository, model) };
+    let Some(CommitFiles { commit, files }) = listed else { return cached(&repository, model) };
     let chosen = choice::choose(files.iter().map(|file| file.path.as_str()), &model.wanted);
     let chosen = chosen.map_err(|source| DownloadError::Choice { model: model.to_string(), source })?;
     let chosen: Vec<&HubFile> = chosen.iter().filter_map(|path| files.iter().find(|file| file.path == *path)).collect();

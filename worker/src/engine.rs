@@ -49,17 +49,17 @@ pub use llama::devices::list as list_devices;
 pub(crate) use llama::devices::settle as settle_with;
 pub(crate) use llama::measure::Outline;
 pub(crate) use llama::{Progress, describe as describe_model, load as load_model, with_rope};
-pub use output::arguments::{ArgumentSchemas, Extent};
+pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
 pub use output::json_schema::{CompiledSchema, SchemaCompiler};
-pub use output::reasoning::ThoughtsFirst;
+pub use output::reasoning::ReasoningFirst;
 pub use output::sampler_kind::SamplerKind;
 pub use output::speculation::SpeculationConfig;
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
-pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, Promise};
+pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 pub use publish::counters::CounterValues;
 pub(crate) use publish::counters::Counters;
-pub(crate) use publish::summary_events::Report;
-pub use self_test::{Candidate, Costs, Figures, Origin, Outcome, SelfTestReport, Setting, SuffixRounding};
+pub(crate) use publish::summary_events::UpdateSender;
+pub use self_test::{Costs, Figures, MeasureOutcome, Origin, SelfTestReport, Setting, SuffixRounding, TriedSetting};
 
 use tokio::sync::mpsc;
 

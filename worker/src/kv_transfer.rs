@@ -24,7 +24,7 @@ use warmpath_shell::tls::CurrentClient;
 pub use ahead::TooManyPrefetches;
 pub use hint::PeerHint;
 pub use peer::SHORTER_MAX;
-use peer::{FetchError, Peer, Progress};
+use peer::{FetchError, FetchProgress, Peer};
 
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 use crate::metrics::Metrics;
@@ -139,7 +139,7 @@ struct Fetch {
 impl Fetch {
     async fn run(self, order: FetchOrder, metrics: &Metrics) -> Result<(), FetchError> {
         let began = Instant::now();
-        let mut progress = Progress::new(&order);
+        let mut progress = FetchProgress::new(&order);
         let tokens = self.tokens.as_deref();
         let fetched = self.peer.fetch((&order, self.layout, tokens), &mut progress, &self.engine);
         let fetched = tokio::select! {
@@ -160,7 +160,7 @@ impl Fetch {
         fetched
     }
 
-    fn count(&self, (fetched, progress): (&Result<(), FetchError>, &Progress), took: Duration, metrics: &Metrics) {
+    fn count(&self, (fetched, progress): (&Result<(), FetchError>, &FetchProgress), took: Duration, metrics: &Metrics) {
         let result = fetched.as_ref().err().map_or("ok", FetchError::name);
         let direction = self.direction;
         metrics.kv_transfers.with_label_values(&[direction, result]).inc();

@@ -28,14 +28,14 @@ use crate::app_state::Serving;
 use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation, PeerOffer, Submission};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::request::generation::Basis;
+use crate::request::generation::CheckContext;
 use crate::request::{Delivery, PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
 use crate::response_format::WantedSchema;
 
-use journal::{Past, Wanted};
+use journal::{Past, RouterInstructions};
 use prompts::ReadPrompt;
-pub use response_stream::{Answer, Form, Step, Totals};
-use response_stream::{Choice, Clock};
+pub use response_stream::{Answer, ResponseSpec, Step, Totals};
+use response_stream::{Choice, RequestTimer};
 
 /// A request that has arrived, before its body is parsed.
 pub struct Arrival {
@@ -58,7 +58,7 @@ pub struct Arrival {
     /// State that another worker holds for it.
     pub peer: Option<PeerOffer>,
     /// What the router said about the response.
-    pub wanted: Wanted,
+    pub wanted: RouterInstructions,
     /// Body.
     pub body: Bytes,
     /// Reader of the endpoint's bodies.
@@ -96,7 +96,7 @@ pub async fn start(
     mut arrival: Arrival,
 ) -> Result<Answer, RequestError> {
     serving.check_room()?;
-    let mut clock = Clock::start(&mut arrival, metrics);
+    let mut clock = RequestTimer::start(&mut arrival, metrics);
     let on_the_way = serving.engine.announce();
     let work = move |serving: &Serving| {
         let _on_the_way = on_the_way;
@@ -108,7 +108,7 @@ pub async fn start(
     Answer::begin(form, submitted, clock).await
 }
 
-fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>), RequestError> {
+fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
     let Request { shared, prompt, answer: fields } = (arrival.read)(&arrival.body)?;
     let Shared { options, generation: wanted, refused } = shared;
     serving.check_model(options.model.as_deref())?;
@@ -120,7 +120,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     // A prediction costs its tokenization, and only drafts use it.
     let tokenize_predicted = |text: &str| if serving.engine.facts().drafts { tokenize(text) } else { Vec::new() };
     let drafts = wanted.draft_wish(&tokenize_predicted)?;
-    let mut generation = wanted.resolve(&Basis { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
+    let mut generation = wanted.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
     generation.drafts = drafts;
     let n = options.n_choices()?;
     let salt = options.cache_salt.as_deref().or(arrival.cache_salt.as_deref()).unwrap_or_default();
@@ -134,7 +134,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
     }
-    let Wanted { identity, is_journaled, past } = arrival.wanted;
+    let RouterInstructions { identity, is_journaled, past } = arrival.wanted;
     if let Some(past) = &past {
         past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
     }
@@ -145,7 +145,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(Form, Vec<Submitted>)
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
         generation.sampling.seed = Some(seed.unwrap_or_else(|| identity.seed()));
     }
-    let form = Form {
+    let form = ResponseSpec {
         delivery: options.delivery(),
         identity,
         is_journaled,
@@ -191,7 +191,7 @@ fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<
             answer.constrain_either(generation)?;
         } else if answer.may_call() {
             return Err(RequestError::field("grammar", "`grammar` cannot be combined with `tools` that may be called"));
-        } else if generation.schema.is_none() || !answer.let_think(generation) {
+        } else if generation.schema.is_none() || !answer.let_reason(generation) {
             prompt.answer = None;
         }
     }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use warmpath_shell::command_line::Asked;
+use warmpath_shell::command_line::ParsedCommandLine;
 use warmpath_shell::{descriptors, log};
 use warmpath_worker::backends::{self, BackendConfig};
 use warmpath_worker::config::flags::Flags;
@@ -24,8 +24,8 @@ fn main() -> ExitCode {
         return check(library.as_ref());
     }
     let flags = match Flags::from_command_line(arguments).unwrap_or_else(|error| error.exit()) {
-        Asked::Run(flags) => flags,
-        Asked::Text(text) => return print(&text),
+        ParsedCommandLine::Run(flags) => flags,
+        ParsedCommandLine::Text(text) => return print(&text),
     };
     let _log = log::start(flags.log_format);
     if flags.placement.list_devices {

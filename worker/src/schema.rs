@@ -22,9 +22,9 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-pub use call::{CallText, Form, check_apart};
+pub use call::{ArgumentForm, CallText, check_apart};
 use node::Node;
-pub use patterns::check_meetings;
+pub use patterns::check_products;
 pub use value::{Typing, ValueGrammar};
 
 /// Most schemas in one, nested and referenced ones counted once each.

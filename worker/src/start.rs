@@ -152,7 +152,7 @@ impl Doors {
 
 /// Identity of a worker, once its address is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct WorkerIdentity {
     /// Name in response headers.
     pub name: String,
     /// Uid in summaries.
@@ -265,7 +265,7 @@ impl Bound {
 
         tokio::pin!(shutdown);
         let began = Instant::now();
-        let job = load::Job { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
+        let job = load::LoadJob { config, identity, phase: Arc::clone(&phase), metrics: Arc::clone(&app.metrics) };
         let loaded = tokio::select! {
             loaded = obtain(job, reservation) => loaded,
             () = &mut shutdown => {
@@ -299,7 +299,7 @@ impl Bound {
 ///
 /// Errors: `Download`; those of [`checked`] and [`load::load`].
 async fn obtain(
-    mut job: load::Job,
+    mut job: load::LoadJob,
     mut reservation: Option<Reservation>,
 ) -> Result<(Served, Option<Reservation>), RunError> {
     if job.config.source.local().is_none() {
@@ -375,7 +375,7 @@ fn names(config: &Config) -> Arc<[String]> {
     lora::all_names(&config.identity.model_names, adapters).collect()
 }
 
-fn identity(config: &Config, address: SocketAddr) -> Identity {
+fn identity(config: &Config, address: SocketAddr) -> WorkerIdentity {
     let IdentityConfig { name, uid, .. } = &config.identity;
     let host = gethostname::gethostname().to_string_lossy().replace(|c: char| !c.is_ascii_graphic(), "-");
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone()).display().to_string();
@@ -386,7 +386,7 @@ fn identity(config: &Config, address: SocketAddr) -> Identity {
         WorkerUid(u64::from_be_bytes(*first))
     };
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Identity {
+    WorkerIdentity {
         name: name.clone().unwrap_or_else(|| format!("{host}:{}", address.port())),
         uid: uid.unwrap_or_else(derived),
         boot_epoch: u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX),

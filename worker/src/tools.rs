@@ -20,7 +20,7 @@ use warmpath_common::openai::offered;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
-use self::choice::{Choice, Listed, Named};
+use self::choice::{Choice, Named, RequestTools};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
@@ -59,7 +59,7 @@ pub struct ToolFields {
 
 /// Where a model's reasoning goes; llama-server's `reasoning_format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Thoughts {
+pub enum ReasoningOutput {
     /// It stays in the content, as the model wrote it.
     Inline,
     /// It becomes `reasoning_content`.
@@ -72,11 +72,11 @@ impl ToolFields {
     /// Returns the requested format of the response, and where reasoning goes.
     ///
     /// Errors: `Field`, naming the tool and its field.
-    pub fn resolve(&self) -> Result<(FormatWish, Thoughts), RequestError> {
-        let thoughts = self.thoughts()?;
+    pub fn resolve(&self) -> Result<(FormatWish, ReasoningOutput), RequestError> {
+        let reasoning_output = self.reasoning_output()?;
         let tools = self.tools.as_deref().unwrap_or_default();
         let named = check_tools(tools)?;
-        let listed = Listed { tools: &named, left_out: &self.left_out() };
+        let listed = RequestTools { tools: &named, left_out: &self.left_out() };
         let Choice { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
         let is_meant = |tool: &&Named<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
         let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
@@ -88,8 +88,9 @@ impl ToolFields {
             schema_complexity::check(tools)?;
         }
         let parallel_tool_calls = if is_single { Some(false) } else { self.parallel_tool_calls };
-        let reasoning_format = if thoughts == Thoughts::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
-        Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, thoughts))
+        let reasoning_format =
+            if reasoning_output == ReasoningOutput::Inline { ReasoningFormat::None } else { ReasoningFormat::Auto };
+        Ok((FormatWish { tools: chosen, tool_choice, parallel_tool_calls, reasoning_format }, reasoning_output))
     }
 
     /// Returns the tools that are offered to the model.
@@ -149,11 +150,11 @@ impl ToolFields {
         format!("tools[{idx}].function.parameters")
     }
 
-    fn thoughts(&self) -> Result<Thoughts, RequestError> {
+    fn reasoning_output(&self) -> Result<ReasoningOutput, RequestError> {
         match self.reasoning_format.as_deref() {
-            None | Some("auto" | "deepseek") => Ok(Thoughts::Apart),
-            Some("none") => Ok(Thoughts::Inline),
-            Some("deepseek-legacy") => Ok(Thoughts::Both),
+            None | Some("auto" | "deepseek") => Ok(ReasoningOutput::Apart),
+            Some("none") => Ok(ReasoningOutput::Inline),
+            Some("deepseek-legacy") => Ok(ReasoningOutput::Both),
             Some(_) => {
                 let reason = "`reasoning_format` must be \"none\", \"auto\", \"deepseek\" or \"deepseek-legacy\"";
                 Err(RequestError::field("reasoning_format", reason))

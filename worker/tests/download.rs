@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use warmpath_worker::app_state::Phase;
 use warmpath_worker::download::{
-    DownloadError, DownloadProgress, HubConfig, HubModel, HubToken, ModelSource, Wanted, fetch,
+    DownloadError, DownloadProgress, FileSelection, HubConfig, HubModel, HubToken, ModelSource, fetch,
 };
 
 use hub::{COMMIT, FakeHub, Fault, SECOND_COMMIT, TOKEN, content};
@@ -38,7 +38,7 @@ impl Machine {
         self.cache().join("models--acme--tiny-GGUF")
     }
 
-    fn source(&self, wanted: Wanted, revision: &str) -> ModelSource {
+    fn source(&self, wanted: FileSelection, revision: &str) -> ModelSource {
         let repo = "acme/tiny-GGUF".to_owned();
         ModelSource::Hub {
             model: HubModel { name: repo.clone(), repo, revision: revision.to_owned(), wanted },
@@ -51,11 +51,11 @@ impl Machine {
         }
     }
 
-    async fn fetch(&self, wanted: Wanted) -> Result<PathBuf, DownloadError> {
+    async fn fetch(&self, wanted: FileSelection) -> Result<PathBuf, DownloadError> {
         self.fetch_revision(wanted, HubModel::REVISION_DEFAULT).await
     }
 
-    async fn fetch_revision(&self, wanted: Wanted, revision: &str) -> Result<PathBuf, DownloadError> {
+    async fn fetch_revision(&self, wanted: FileSelection, revision: &str) -> Result<PathBuf, DownloadError> {
         fetch_source(&self.source(wanted, revision)).await
     }
 }
@@ -65,8 +65,8 @@ async fn fetch_source(source: &ModelSource) -> Result<PathBuf, DownloadError> {
     fetch(source, &mut DownloadProgress::new(Arc::new(phase))).await
 }
 
-fn quant(name: &str) -> Wanted {
-    Wanted::Quant(name.to_owned())
+fn quant(name: &str) -> FileSelection {
+    FileSelection::Quant(name.to_owned())
 }
 
 /// Returns an error with its causes.
@@ -82,7 +82,7 @@ fn assert_content(path: &Path, name: &str) {
 #[tokio::test]
 async fn a_model_is_kept_as_the_hubs_clients_keep_it_and_fetched_once() {
     let machine = Machine::new().await;
-    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     assert_eq!(path, machine.repo_folder().join(format!("snapshots/{COMMIT}/tiny-Q4_K_M.gguf")));
     assert_content(&path, "tiny-Q4_K_M.gguf");
     let blob = hub::etag("tiny-Q4_K_M.gguf");
@@ -90,9 +90,9 @@ async fn a_model_is_kept_as_the_hubs_clients_keep_it_and_fetched_once() {
     assert_eq!(fs::read_to_string(machine.repo_folder().join("refs/main")).expect("a ref"), COMMIT);
     assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
     // What another client has put there is found as well.
-    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
     fs::remove_file(&path).expect("unlinked");
-    assert_eq!(machine.fetch(Wanted::Any).await.expect("found by its blob"), path);
+    assert_eq!(machine.fetch(FileSelection::Any).await.expect("found by its blob"), path);
     assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
     assert!(!machine.repo_folder().join(format!("blobs/{blob}.incomplete")).exists());
 }
@@ -113,7 +113,7 @@ async fn every_file_of_a_split_model_is_fetched() {
 async fn a_download_that_is_cut_goes_on_where_it_was() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
-    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     assert_content(&path, "tiny-Q4_K_M.gguf");
     let begins = machine.hub.begins("tiny-Q4_K_M.gguf");
     assert!(begins.len() > 2 && begins[0] == 0 && begins.is_sorted_by(|a, b| a < b), "{begins:?}");
@@ -126,7 +126,7 @@ async fn what_an_earlier_process_or_client_has_left_is_gone_on_with() {
     fs::create_dir_all(&blobs).expect("made");
     let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
     fs::write(&partial, &content("tiny-Q4_K_M.gguf")[..1234]).expect("written");
-    assert_content(&machine.fetch(Wanted::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
+    assert_content(&machine.fetch(FileSelection::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
     assert_eq!(machine.hub.begins("tiny-Q4_K_M.gguf"), [1234]);
 }
 
@@ -139,7 +139,7 @@ async fn what_an_earlier_process_has_left_damaged_is_fetched_anew() {
     for damaged in [vec![7; 1234], vec![7; whole], vec![7; whole + 1]] {
         let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
         fs::write(&partial, damaged).expect("written");
-        let path = machine.fetch(Wanted::Any).await.expect("fetched");
+        let path = machine.fetch(FileSelection::Any).await.expect("fetched");
         assert_content(&path, "tiny-Q4_K_M.gguf");
         fs::remove_file(blobs.join(hub::etag("tiny-Q4_K_M.gguf"))).expect("deleted");
     }
@@ -153,14 +153,14 @@ async fn a_host_that_knows_no_ranges_is_asked_from_the_beginning() {
     fs::create_dir_all(&blobs).expect("made");
     let partial = blobs.join(format!("{}.incomplete", hub::etag("tiny-Q4_K_M.gguf")));
     fs::write(&partial, &content("tiny-Q4_K_M.gguf")[..1234]).expect("written");
-    assert_content(&machine.fetch(Wanted::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
+    assert_content(&machine.fetch(FileSelection::Any).await.expect("fetched"), "tiny-Q4_K_M.gguf");
 }
 
 #[tokio::test]
 async fn what_arrives_damaged_is_refused_and_deleted() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Damaged);
-    let error = machine.fetch(Wanted::Any).await.expect_err("damaged");
+    let error = machine.fetch(FileSelection::Any).await.expect_err("damaged");
     assert!(matches!(error, DownloadError::Checksum { .. }), "{error}");
     let blobs: Vec<_> = fs::read_dir(machine.repo_folder().join("blobs")).expect("a folder").collect();
     assert!(blobs.is_empty() && !machine.repo_folder().join("snapshots").exists(), "{blobs:?}");
@@ -171,15 +171,15 @@ async fn what_arrives_damaged_is_refused_and_deleted() {
 async fn the_token_goes_to_the_hub_and_never_where_it_redirects() {
     let mut machine = Machine::new().await;
     machine.hub.is_gated(true);
-    let error = machine.fetch(Wanted::Any).await.expect_err("gated");
+    let error = machine.fetch(FileSelection::Any).await.expect_err("gated");
     let text = told(&error);
     assert!(matches!(error, DownloadError::Denied { status: 401, .. }), "{text}");
     assert!(text.contains("Access to model acme/tiny-GGUF is restricted") && text.contains("HF_TOKEN"), "{text}");
     machine.token = Some("hf_wrong");
-    let text = told(&machine.fetch(Wanted::Any).await.expect_err("another's token"));
+    let text = told(&machine.fetch(FileSelection::Any).await.expect_err("another's token"));
     assert!(text.contains("403") && !text.contains("hf_wrong"), "{text}");
     machine.token = Some(TOKEN);
-    machine.fetch(Wanted::Any).await.expect("fetched");
+    machine.fetch(FileSelection::Any).await.expect("fetched");
     assert!(machine.hub.n_with_token() > 0);
     assert_eq!(machine.hub.n_with_token_elsewhere(), 0);
 }
@@ -187,12 +187,12 @@ async fn the_token_goes_to_the_hub_and_never_where_it_redirects() {
 #[tokio::test]
 async fn a_revision_is_what_was_asked_for() {
     let machine = Machine::new().await;
-    let path = machine.fetch_revision(Wanted::Any, "v2").await.expect("fetched");
+    let path = machine.fetch_revision(FileSelection::Any, "v2").await.expect("fetched");
     assert!(path.to_string_lossy().contains(SECOND_COMMIT), "{}", path.display());
     assert_eq!(fs::read_to_string(machine.repo_folder().join("refs/v2")).expect("a ref"), SECOND_COMMIT);
-    let by_commit = machine.fetch_revision(Wanted::Any, SECOND_COMMIT).await.expect("found");
+    let by_commit = machine.fetch_revision(FileSelection::Any, SECOND_COMMIT).await.expect("found");
     assert_eq!(by_commit, path);
-    let error = machine.fetch_revision(Wanted::Any, "v3").await.expect_err("no such branch");
+    let error = machine.fetch_revision(FileSelection::Any, "v3").await.expect_err("no such branch");
     assert!(matches!(error, DownloadError::NotFound { .. }), "{error}");
     assert!(told(&error).contains("Invalid rev id"), "{error}");
 }
@@ -202,7 +202,7 @@ async fn what_is_not_there_is_refused_with_what_is() {
     let machine = Machine::new().await;
     let text = told(&machine.fetch(quant("Q2_K")).await.expect_err("no such quantization"));
     assert!(text.contains("Q2_K") && text.contains("00002-of-00002.gguf, tiny-Q4_K_M.gguf"), "{text}");
-    let text = told(&machine.fetch(Wanted::File("other.gguf".to_owned())).await.expect_err("no such file"));
+    let text = told(&machine.fetch(FileSelection::File("other.gguf".to_owned())).await.expect_err("no such file"));
     assert!(text.contains("no file other.gguf") && text.contains("tiny-Q4_K_M.gguf"), "{text}");
 }
 
@@ -210,13 +210,13 @@ async fn what_is_not_there_is_refused_with_what_is() {
 async fn offline_takes_what_is_there_and_asks_nobody() {
     let mut machine = Machine::new().await;
     machine.offline = true;
-    let error = machine.fetch(Wanted::Any).await.expect_err("nothing is there");
+    let error = machine.fetch(FileSelection::Any).await.expect_err("nothing is there");
     assert!(matches!(error, DownloadError::NotCached { .. }) && told(&error).contains("--offline"), "{error}");
     machine.offline = false;
-    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     let n_requests = machine.hub.n_requests();
     machine.offline = true;
-    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
     machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
     assert_eq!(machine.hub.n_requests(), n_requests);
 }
@@ -224,9 +224,9 @@ async fn offline_takes_what_is_there_and_asks_nobody() {
 #[tokio::test]
 async fn a_hub_that_does_not_answer_is_done_without_where_the_model_is_there() {
     let machine = Machine::new().await;
-    let path = machine.fetch(Wanted::Any).await.expect("fetched");
+    let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     machine.hub.is_down(true);
-    assert_eq!(machine.fetch(Wanted::Any).await.expect("found"), path);
+    assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
     let error = machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
     assert!(matches!(error, DownloadError::Broken { .. }), "{error}");
 }
@@ -234,7 +234,7 @@ async fn a_hub_that_does_not_answer_is_done_without_where_the_model_is_there() {
 #[tokio::test]
 async fn two_workers_of_a_machine_fetch_a_file_once() {
     let machine = Machine::new().await;
-    let fetched = tokio::join!(machine.fetch(Wanted::Any), machine.fetch(Wanted::Any));
+    let fetched = tokio::join!(machine.fetch(FileSelection::Any), machine.fetch(FileSelection::Any));
     assert_eq!(fetched.0.expect("fetched"), fetched.1.expect("found"));
     assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
 }
@@ -243,7 +243,7 @@ async fn two_workers_of_a_machine_fetch_a_file_once() {
 async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Huge);
-    let error = machine.fetch(Wanted::Any).await.expect_err("no disk has an exabyte");
+    let error = machine.fetch(FileSelection::Any).await.expect_err("no disk has an exabyte");
     assert!(matches!(&error, DownloadError::Room { .. }), "{error}");
     assert!(error.to_string().contains("iB left"), "{error}");
 }

@@ -209,7 +209,7 @@ mod tests {
     use warmpath_common::ids::WorkerUid;
     use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
     use warmpath_common::summary::{Load, Resume, RunState, Stamp};
-    use warmpath_router_core::fleet::summary_reader::{Step, SummaryLimits, SummaryReader};
+    use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader};
 
     use super::*;
 
@@ -280,8 +280,8 @@ mod tests {
             let mut view: HashSet<BlockKey> = HashSet::new();
             for frame in honest(&held, &changes).into_iter().flat_map(|frame| lie.frames(frame)) {
                 match reader.apply(frame).expect("each frame is consistent with those before it") {
-                    Step::Replace(new) => view = new.runs.into_iter().flat_map(|run| run.keys).collect(),
-                    Step::Update { changes, digest, .. } => {
+                    FrameEffect::Replace(new) => view = new.runs.into_iter().flat_map(|run| run.keys).collect(),
+                    FrameEffect::Update { changes, digest, .. } => {
                         for change in changes {
                             match change {
                                 Change::Stored(run) => view.extend(run.keys),
@@ -291,7 +291,7 @@ mod tests {
                         }
                         prop_assert_eq!(digest, Some(Digest::of(&view)));
                     }
-                    Step::Opened(_) | Step::Partial | Step::Resumed => continue,
+                    FrameEffect::Opened(_) | FrameEffect::Partial | FrameEffect::Resumed => continue,
                 }
                 prop_assert!(keys.iter().all(|key| view.contains(&BlockKey(*key))));
             }

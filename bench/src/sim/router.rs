@@ -14,7 +14,7 @@ use warmpath_common::ids::{RequestId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Change, Load};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
+use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Decision, Ledger, LedgerOptions, RouteRequest, Ticket};
 use warmpath_router_core::routing::choose::{Policy as Offered, PromptView};
@@ -99,7 +99,7 @@ impl Router {
             joined_at: Instant::now(),
             load: Load::default(),
             measured_at: Instant::now(),
-            link: Connection::Connecting,
+            link: ConnectionState::Connecting,
             trouble: None,
             excluded: None,
             blocks: KnownBlocks::default(),
@@ -222,14 +222,14 @@ impl Router {
         let now = self.start + now;
         let view = self.view_mut(worker);
         view.hear(load.clone(), now);
-        view.link = Connection::Live;
+        view.link = ConnectionState::Live;
     }
 
     /// Records that a worker is gone.
     pub fn lost(&mut self, worker: WorkerIdx, now: Duration) {
         let since = self.start + now;
         let view = self.view_mut(worker);
-        view.link = Connection::Down { since };
+        view.link = ConnectionState::Down { since };
         view.load = Load::default();
         view.blocks = KnownBlocks::default();
         self.writer.remove_worker(worker);

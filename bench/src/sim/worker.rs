@@ -17,9 +17,9 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId};
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::batch_plan::{Passes, Pending, Room, Work, plan};
+use warmpath_worker_core::batch_plan::{BatchLimits, Passes, RunningSequence, Work, plan};
 use warmpath_worker_core::chunk_index::ChunkId;
-use warmpath_worker_core::pending_prefills::{PendingPrefills, PromiseId};
+use warmpath_worker_core::pending_prefills::{AnnouncementId, PendingPrefills};
 use warmpath_worker_core::rates::{Averages, StepCounts};
 use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
 use warmpath_worker_core::unadmitted_requests::Arrivals;
@@ -30,7 +30,7 @@ use cache::Cache;
 /// Size of a batch.
 ///
 /// Source: the defaults of `warmpath-worker --batch-size` and `--ubatch-size`.
-const ROOM: Room = Room { batch_tokens: 2048, ubatch_tokens: 512, passes: Passes::Together };
+const ROOM: BatchLimits = BatchLimits { batch_tokens: 2048, ubatch_tokens: 512, passes: Passes::Together };
 
 /// Time to bring one stored token's KV state into a slot. Units: milliseconds.
 ///
@@ -70,7 +70,7 @@ pub struct Worker {
     step: Option<Step>,
     /// Time to restore stored blocks for the sequences that have started since the last step. Units: milliseconds.
     restore_ms: f64,
-    promises: PendingPrefills,
+    pending_prefills: PendingPrefills,
     /// Blocks that were announced as ready or filling.
     said: HashSet<BlockKey>,
     /// Changes of blocks that must be announced.
@@ -147,7 +147,7 @@ impl Worker {
             running: Vec::new(),
             step: None,
             restore_ms: 0.0,
-            promises: PendingPrefills::default(),
+            pending_prefills: PendingPrefills::default(),
             said: HashSet::new(),
             changes: Vec::new(),
             accepted: Vec::new(),
@@ -157,14 +157,14 @@ impl Worker {
     /// Takes a request; returns the end of the running step if that has changed.
     pub fn submit(&mut self, trace: &Trace, request: (usize, RequestId), now: Duration) -> Option<Duration> {
         let (request, id) = request;
-        self.promise(trace, request, 0);
+        self.announce(trace, request, 0);
         self.accepted.push(Change::Accepted(id));
         self.enter(trace, request, now)
     }
 
     /// Takes a request that waits for state of its first `n_blocks` from another worker ([`Worker::fetched`]).
     pub fn fetch(&mut self, trace: &Trace, (request, id): (usize, RequestId), n_blocks: usize) {
-        self.promise(trace, request, n_blocks);
+        self.announce(trace, request, n_blocks);
         self.accepted.push(Change::Accepted(id));
         self.fetching.push(request);
     }
@@ -288,7 +288,7 @@ impl Worker {
     /// their arrival.
     fn admit(&mut self, trace: &Trace, now: Duration) {
         for (request, came) in std::mem::take(&mut self.inbox) {
-            self.arrivals.leave(promise_id(request));
+            self.arrivals.leave(announcement_id(request));
             let n_cached = self.cache.n_usable(&trace.requests[request]);
             self.queue.push_back(Queued { request, came, n_cached });
         }
@@ -307,21 +307,22 @@ impl Worker {
     }
 
     /// Announces the blocks that a new request will compute or fetch; it fetches the first `n_fetched`.
-    fn promise(&mut self, trace: &Trace, request: usize, n_fetched: usize) {
+    fn announce(&mut self, trace: &Trace, request: usize, n_fetched: usize) {
         self.pass_changes();
         let asked = &trace.requests[request];
         let n_said = asked.keys.iter().take_while(|key| self.said.contains(*key)).count();
         let n_cached_tokens =
             n_said.max(n_fetched).min(asked.reusable_blocks(self.block_tokens)) as u32 * self.block_tokens;
-        self.arrivals.come(promise_id(request), asked.prompt_tokens - n_cached_tokens);
-        let changes = self.promises.make(promise_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
+        self.arrivals.come(announcement_id(request), asked.prompt_tokens - n_cached_tokens);
+        let changes =
+            self.pending_prefills.make(announcement_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
         self.say(changes);
     }
 
     /// Announces the changes of the cache.
     fn pass_changes(&mut self) {
         for change in self.cache.take_changes() {
-            let changes = self.promises.pass(change);
+            let changes = self.pending_prefills.pass(change);
             self.say(changes);
         }
     }
@@ -342,8 +343,8 @@ impl Worker {
         self.cache.start(&trace.requests[request], plan, millis(now));
         self.cache.let_go(self.held.remove(&request).unwrap_or_default());
         self.pass_changes();
-        let settled = self.promises.settle(promise_id(request));
-        self.say(settled);
+        let resolved = self.pending_prefills.resolve(announcement_id(request));
+        self.say(resolved);
         let n_cached_tokens = plan.start.n_tokens() * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_MS_PER_TOKEN;
         let n_computed = n_cached_tokens;
@@ -363,10 +364,10 @@ impl Worker {
         debug_assert!(self.step.is_none(), "one step at a time");
         let left = |running: &Running| trace.requests[running.request].prompt_tokens - running.n_computed;
         let work = |n_tokens| if n_tokens == 0 { Work::Decode } else { Work::Prefill { n_tokens, ends: true } };
-        let pending: Vec<Pending> = self
+        let pending: Vec<RunningSequence> = self
             .running
             .iter()
-            .map(|running| Pending {
+            .map(|running| RunningSequence {
                 slot: running.slot,
                 work: work(left(running)),
                 waited: now - running.came,
@@ -433,8 +434,8 @@ impl Step {
     }
 }
 
-fn promise_id(request: usize) -> PromiseId {
-    PromiseId(request as u64)
+fn announcement_id(request: usize) -> AnnouncementId {
+    AnnouncementId(request as u64)
 }
 
 fn millis(now: Duration) -> u64 {

@@ -58,14 +58,14 @@ pub struct DescribeFlags {
 
 /// What a command line asks for.
 #[derive(Debug)]
-pub enum Asked<T> {
+pub enum ParsedCommandLine<T> {
     /// A run with these flags.
     Run(T),
     /// This text on stdout, and nothing else.
     Text(String),
 }
 
-impl<T> Asked<T> {
+impl<T> ParsedCommandLine<T> {
     /// Returns the flags of a run.
     pub fn run(self) -> Option<T> {
         match self {
@@ -75,10 +75,10 @@ impl<T> Asked<T> {
     }
 
     /// Returns the result of a function of the flags.
-    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Asked<U> {
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> ParsedCommandLine<U> {
         match self {
-            Self::Run(flags) => Asked::Run(change(flags)),
-            Self::Text(text) => Asked::Text(text),
+            Self::Run(flags) => ParsedCommandLine::Run(change(flags)),
+            Self::Text(text) => ParsedCommandLine::Text(text),
         }
     }
 }
@@ -86,13 +86,13 @@ impl<T> Asked<T> {
 /// Reads a command line, whose first argument is the program, with the environment and the file that `--config` names.
 ///
 /// Errors: clap's, which also carry `--help` and `--version`; for a configuration file that cannot be used, too.
-pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<T>, clap::Error> {
+pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLine<T>, clap::Error> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = T::command().args_override_self(true).mut_args(usual);
     // The file fills in what is missing here. Errors are reported below, once it is filled in.
     let given = command.clone().ignore_errors(true).try_get_matches_from(&arguments)?;
     if let Some(text) = described::<T>(&given)? {
-        return Ok(Asked::Text(text));
+        return Ok(ParsedCommandLine::Text(text));
     }
     let mut file = None;
     if let Some(path) = value::<PathBuf>(&given, "config") {
@@ -108,9 +108,9 @@ pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         None => error,
     })?;
     if value::<bool>(&matches, "print_config").is_some_and(|is_asked_for| *is_asked_for) {
-        return Ok(Asked::Text(effective::text(&command, &matches, file.as_ref())));
+        return Ok(ParsedCommandLine::Text(effective::text(&command, &matches, file.as_ref())));
     }
-    T::from_arg_matches(&matches).map(Asked::Run).map_err(|error| error.format(&mut command))
+    T::from_arg_matches(&matches).map(ParsedCommandLine::Run).map_err(|error| error.format(&mut command))
 }
 
 /// Adds a tip below an error's message.

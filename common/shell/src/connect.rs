@@ -133,9 +133,9 @@ impl Connector {
 
 /// History of a connection; attached to the client's responses and errors.
 #[derive(Debug, Clone, Default)]
-pub struct Past(Arc<AtomicBool>);
+pub struct ConnectionHistory(Arc<AtomicBool>);
 
-impl Past {
+impl ConnectionHistory {
     /// Records that a response has arrived.
     pub fn answered(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -150,7 +150,7 @@ impl Past {
 /// A connection to a host.
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
-    past: Past,
+    past: ConnectionHistory,
     /// Absent if the system itself closes the connection.
     watch: Option<Watch>,
 }
@@ -237,7 +237,7 @@ impl Service<Uri> for Connector {
         let watch = self.patience_of_watch.map(Watch::new);
         let connect = async move {
             let stream = tcp.await.map_err(|error| ConnectError::Tcp(error.into()))?;
-            let past = Past::default();
+            let past = ConnectionHistory::default();
             let Some(Secured { config, name }) = tls else {
                 return Ok(Connection { stream: MaybeHttpsStream::Http(stream), past, watch });
             };

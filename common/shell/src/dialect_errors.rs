@@ -18,7 +18,7 @@ pub struct Refused {
 impl Refused {
     /// Returns the mark of a response with this body.
     pub fn of(body: &openai::ErrorBody) -> Self {
-        let too_long = |excess: &openai::Excess| anthropic::prompt_too_long(excess.n_prompt_tokens, excess.n_ctx);
+        let too_long = |excess: &openai::PromptExcess| anthropic::prompt_too_long(excess.n_prompt_tokens, excess.n_ctx);
         let message = body.error.excess.as_ref().map_or_else(|| body.error.message.clone(), too_long);
         Self { message }
     }

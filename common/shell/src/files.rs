@@ -14,7 +14,7 @@ pub const LOOK_PAUSE: Duration = Duration::from_secs(1);
 
 /// A failed read.
 #[derive(Debug)]
-pub struct Failure {
+pub struct FileFailure {
     /// Reason.
     pub reason: String,
     /// Whether the previous read succeeded or failed for another reason.
@@ -22,7 +22,7 @@ pub struct Failure {
 }
 
 /// Calls `look` every second for as long as the future is polled, and `failed` for each error.
-pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(Failure)) {
+pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(FileFailure)) {
     let mut last = String::new();
     loop {
         tokio::time::sleep(LOOK_PAUSE).await;
@@ -32,7 +32,7 @@ pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>
                 let reason = crate::chain(&error);
                 let is_new = reason != last;
                 last.clone_from(&reason);
-                failed(Failure { reason, is_new });
+                failed(FileFailure { reason, is_new });
             }
         }
     }

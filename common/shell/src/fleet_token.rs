@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use axum::http::HeaderValue;
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::files::{self, Failure};
+use crate::files::{self, FileFailure};
 
 /// Length of the shortest token. Units: bytes.
 ///
@@ -116,7 +116,7 @@ impl FleetTokens {
             }
             Ok::<_, TokenError>(())
         };
-        let tell = |Failure { reason, is_new }| {
+        let tell = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
                 tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last one stands");

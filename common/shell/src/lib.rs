@@ -20,11 +20,11 @@ pub mod listen;
 pub mod log;
 pub mod machine;
 pub mod metrics;
+pub mod processors;
 pub mod reader_timeout;
 pub mod refusal;
 pub mod tls;
 pub mod trace;
-pub mod turns;
 
 /// Returns an error's text, followed by those of its causes.
 pub fn chain(error: &dyn std::error::Error) -> String {

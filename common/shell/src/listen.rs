@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use self::connections::{Entered, Seat};
+use self::connections::{Accepted, Seat};
 use self::watched::{Download, Upload};
 use crate::body::ROOM_BODIES_MIN;
 use crate::descriptors;
@@ -213,8 +213,8 @@ async fn stop(mut stopped: watch::Receiver<bool>) {
 /// Returns the seat of a new connection, if there is one.
 fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
     match Connections::enter(&door.connections, peer.ip()) {
-        Entered::Seat(seat) => Some(Arc::new(seat)),
-        Entered::Full => {
+        Accepted::Seat(seat) => Some(Arc::new(seat)),
+        Accepted::Full => {
             if door.tls.is_none() {
                 // Received bytes are read first, since the system would discard the refusal with unread ones. Errors
                 // are ignored: the connection is closed.

@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::files::{self, Failure};
+use crate::files::{self, FileFailure};
 
 /// Flags of a TLS server.
 #[derive(Debug, Clone, Args)]
@@ -236,7 +236,7 @@ async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mu
         }
         Ok::<_, TlsError>(())
     };
-    let tell = |Failure { reason, is_new }| {
+    let tell = |FileFailure { reason, is_new }| {
         failed();
         if is_new {
             // One of the files may not be written yet.

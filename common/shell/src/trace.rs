@@ -15,7 +15,7 @@ use std::time::{Instant, SystemTime};
 use axum::http::{HeaderMap, HeaderValue};
 use tokio::sync::mpsc;
 
-use self::export::Message;
+use self::export::ExportMessage;
 
 /// Header with the ids of trace and parent.
 ///
@@ -36,7 +36,7 @@ const SAMPLED: u8 = 1;
 
 /// Role of a span in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     /// Work within the process.
     Internal,
     /// Handling of a received call.
@@ -60,7 +60,7 @@ pub struct Tracer(Option<Arc<Recorder>>);
 
 #[derive(Debug)]
 struct Recorder {
-    spans: mpsc::Sender<Message>,
+    spans: mpsc::Sender<ExportMessage>,
     /// Share of the traces that start here which are recorded.
     ratio: f64,
     n_lost: AtomicU64,
@@ -68,13 +68,13 @@ struct Recorder {
 
 /// A span in the form that is exported.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Record {
+pub(crate) struct SpanRecord {
     trace: u128,
     id: u64,
     parent: Option<u64>,
     state: Option<HeaderValue>,
     name: &'static str,
-    kind: Kind,
+    kind: SpanKind,
     start: Instant,
     end: Instant,
     values: Vec<(&'static str, Value)>,
@@ -87,7 +87,7 @@ pub struct Span(Option<Box<Open>>);
 
 #[derive(Debug)]
 struct Open {
-    record: Record,
+    record: SpanRecord,
     /// Recorder; absent if the trace is not recorded.
     recorder: Option<Arc<Recorder>>,
 }
@@ -111,13 +111,13 @@ impl Tracer {
         let (trace, parent, is_sampled) = given.map_or_else(fresh, |(trace, parent, flag)| (trace, Some(parent), flag));
         // A `tracestate` is only valid with the parent that came with it.
         let state = parent.and_then(|_| headers.get(TRACESTATE).cloned());
-        let record = Record {
+        let record = SpanRecord {
             trace,
             id: rand::random_range(1..=u64::MAX),
             parent,
             state,
             name,
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             start: arrived,
             end: arrived,
             values: Vec::new(),
@@ -130,7 +130,7 @@ impl Tracer {
     pub async fn flush(&self) {
         let Some(recorder) = &self.0 else { return };
         let (done, wait) = tokio::sync::oneshot::channel();
-        if recorder.spans.send(Message::Flush(done)).await.is_ok() {
+        if recorder.spans.send(ExportMessage::Flush(done)).await.is_ok() {
             // An error means that the exporter has stopped.
             let _ = wait.await;
         }
@@ -144,7 +144,7 @@ impl Span {
     }
 
     /// Starts a child span now.
-    pub fn child(&self, name: &'static str, kind: Kind) -> Self {
+    pub fn child(&self, name: &'static str, kind: SpanKind) -> Self {
         let Some(open) = &self.0 else { return Self(None) };
         let now = Instant::now();
         let record = open.record.part((name, kind), (now, now));
@@ -154,7 +154,7 @@ impl Span {
     /// Records a child span that has ended.
     pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, Value)>) {
         if let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() {
-            recorder.take(Record { values, ..record.part((name, Kind::Internal), times) });
+            recorder.take(SpanRecord { values, ..record.part((name, SpanKind::Internal), times) });
         }
     }
 
@@ -195,9 +195,9 @@ impl Span {
     }
 }
 
-impl Record {
+impl SpanRecord {
     /// Returns a child of this span.
-    fn part(&self, (name, kind): (&'static str, Kind), (start, end): (Instant, Instant)) -> Self {
+    fn part(&self, (name, kind): (&'static str, SpanKind), (start, end): (Instant, Instant)) -> Self {
         Self {
             trace: self.trace,
             id: rand::random_range(1..=u64::MAX),
@@ -223,8 +223,8 @@ impl Drop for Span {
 }
 
 impl Recorder {
-    fn take(&self, record: Record) {
-        if self.spans.try_send(Message::Span(record)).is_err() {
+    fn take(&self, record: SpanRecord) {
+        if self.spans.try_send(ExportMessage::Span(record)).is_err() {
             self.n_lost.fetch_add(1, Ordering::Relaxed);
         }
     }

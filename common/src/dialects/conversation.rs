@@ -16,7 +16,7 @@ pub(super) struct Conversation {
 struct Turn {
     role: String,
     texts: Vec<String>,
-    thoughts: Vec<String>,
+    reasoning: Vec<String>,
     calls: Vec<Value>,
     /// Id of the call, where the message is a tool's result.
     call_id: Option<String>,
@@ -53,7 +53,7 @@ impl Conversation {
         if has_spoken {
             self.turns.push(Turn::new("assistant", origin));
         }
-        self.turn("assistant", origin).thoughts.push(thought);
+        self.turn("assistant", origin).reasoning.push(thought);
     }
 
     /// Adds a call by the assistant.
@@ -92,7 +92,7 @@ impl Turn {
         Self {
             role: role.to_owned(),
             texts: Vec::new(),
-            thoughts: Vec::new(),
+            reasoning: Vec::new(),
             calls: Vec::new(),
             call_id: None,
             origin: origin.to_owned(),
@@ -105,8 +105,8 @@ impl Turn {
         if let Some(id) = self.call_id {
             message.insert("tool_call_id".to_owned(), id.into());
         }
-        if !self.thoughts.is_empty() {
-            message.insert("reasoning_content".to_owned(), self.thoughts.join("\n").into());
+        if !self.reasoning.is_empty() {
+            message.insert("reasoning_content".to_owned(), self.reasoning.join("\n").into());
         }
         let content = match self.texts.len() {
             0 if !self.calls.is_empty() => Value::Null,

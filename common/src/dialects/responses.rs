@@ -176,10 +176,10 @@ impl Reader {
 
     /// Reads the model's earlier reasoning; its summary if the client did not send the content back.
     fn read_reasoning(&mut self, mut item: Object) -> Result<(), DialectError> {
-        let thoughts = read_thoughts(item.optional_items("content")?)?;
-        let summary = read_thoughts(item.optional_items("summary")?)?;
-        let thoughts = if thoughts.is_empty() { summary } else { thoughts };
-        thoughts.into_iter().for_each(|thought| self.talk.think(thought, &item.path));
+        let reasoning = read_reasoning(item.optional_items("content")?)?;
+        let summary = read_reasoning(item.optional_items("summary")?)?;
+        let reasoning = if reasoning.is_empty() { summary } else { reasoning };
+        reasoning.into_iter().for_each(|thought| self.talk.think(thought, &item.path));
         Ok(())
     }
 }
@@ -204,7 +204,7 @@ fn read_part(mut part: Object) -> Result<String, DialectError> {
     }
 }
 
-fn read_thoughts(parts: Vec<Field>) -> Result<Vec<String>, DialectError> {
+fn read_reasoning(parts: Vec<Field>) -> Result<Vec<String>, DialectError> {
     parts.into_iter().map(|part| part.object()?.text("text")).collect()
 }
 

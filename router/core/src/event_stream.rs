@@ -37,7 +37,7 @@ pub enum EndMark {
 
 /// Progress of the response that events show, the greatest last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Says {
+pub enum StreamProgress {
     /// No progress: comments, events without data, Anthropic's `ping`.
     Nothing,
     /// The response has begun, and nothing is generated yet.
@@ -48,7 +48,7 @@ pub enum Says {
 
 /// State of a stream so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Told {
+pub struct StreamState {
     /// Token counts and times, as far as the stream has reported them.
     pub usage: Usage,
     /// Events with data, `[DONE]` aside.
@@ -63,7 +63,7 @@ pub struct Told {
 #[derive(Debug, Clone)]
 pub struct EventReader {
     mark: EndMark,
-    told: Told,
+    state: StreamState,
     /// Choices that have begun and not ended; tracked for [`EndMark::Stop`] only.
     open_choices: BTreeSet<u64>,
     /// Whether the choice's last object had a `finish_reason`; tracked for [`EndMark::DoneOrFinished`] only.
@@ -113,36 +113,36 @@ struct Choice<'a> {
 impl EventReader {
     /// Returns the reader of a stream that ends with `mark`.
     pub fn new(mark: EndMark) -> Self {
-        Self { mark, told: Told::default(), open_choices: BTreeSet::new(), is_finished: false }
+        Self { mark, state: StreamState::default(), open_choices: BTreeSet::new(), is_finished: false }
     }
 
     /// Reads whole events; returns the furthest progress that one of them shows.
-    pub fn read(&mut self, events: &[u8]) -> Says {
-        let mut says = Says::Nothing;
+    pub fn read(&mut self, events: &[u8]) -> StreamProgress {
+        let mut progress = StreamProgress::Nothing;
         let mut event = Event::default();
         for line in lines(events) {
             if line.is_empty() {
-                says = says.max(self.read_event(&std::mem::take(&mut event)));
+                progress = progress.max(self.read_event(&std::mem::take(&mut event)));
             } else {
                 event.add(line);
             }
         }
-        says
+        progress
     }
 
     /// Counts an event that is too long to be read.
     pub fn skip(&mut self) {
-        self.told.n_events += 1;
+        self.state.n_events += 1;
     }
 
     /// Returns the state of the stream so far.
-    pub fn told(&self) -> Told {
-        self.told
+    pub fn state(&self) -> StreamState {
+        self.state
     }
 
     /// Returns whether the stream may end here: the response is complete, or the client has received an error.
     pub fn may_end(&self) -> bool {
-        self.told.is_complete || self.told.has_failed
+        self.state.is_complete || self.state.has_failed
     }
 
     /// Returns whether only `[DONE]` is missing, which this server may leave out.
@@ -150,24 +150,24 @@ impl EventReader {
         self.is_finished && !self.may_end()
     }
 
-    fn read_event(&mut self, event: &Event<'_>) -> Says {
+    fn read_event(&mut self, event: &Event<'_>) -> StreamProgress {
         if event.has_error_field {
-            self.told.has_failed = true;
-            return Says::Content;
+            self.state.has_failed = true;
+            return StreamProgress::Content;
         }
         let Some(content) = event.content.as_deref().map(<[u8]>::trim_ascii).filter(|content| !content.is_empty())
         else {
-            return Says::Nothing;
+            return StreamProgress::Nothing;
         };
         if content == b"[DONE]" {
-            self.told.is_complete |= !matches!(self.mark, EndMark::MessageStop | EndMark::Response);
-            return Says::Content;
+            self.state.is_complete |= !matches!(self.mark, EndMark::MessageStop | EndMark::Response);
+            return StreamProgress::Content;
         }
-        self.told.n_events += 1;
+        self.state.n_events += 1;
         // Most events are only searched: parsing each would cost more than relaying it.
         let mentions = |name: &[u8]| content.windows(name.len()).any(|window| window == name);
         if mentions(b"\"usage\"") || mentions(b"\"timings\"") {
-            self.told.usage.read(content);
+            self.state.usage.read(content);
         }
         let is_named = matches!(self.mark, EndMark::MessageStop | EndMark::Response);
         let wants_type = is_named && event.name.is_none();
@@ -184,23 +184,23 @@ impl EventReader {
         // Some servers name their events only in the field `type`.
         let kind = fields.kind.as_deref().map(str::as_bytes).filter(|_| is_named);
         let name = event.name.or(kind).unwrap_or_default();
-        self.told.has_failed |= fields.error.is_some() || name == b"error";
+        self.state.has_failed |= fields.error.is_some() || name == b"error";
         self.read_name(name)
     }
 
-    fn read_name(&mut self, name: &[u8]) -> Says {
+    fn read_name(&mut self, name: &[u8]) -> StreamProgress {
         match (self.mark, name) {
-            (EndMark::MessageStop, b"ping") => return Says::Nothing,
+            (EndMark::MessageStop, b"ping") => return StreamProgress::Nothing,
             (EndMark::MessageStop, b"message_start")
             | (EndMark::Response, b"response.created" | b"response.in_progress" | b"response.queued") => {
-                return Says::Opening;
+                return StreamProgress::Opening;
             }
             (EndMark::MessageStop, b"message_stop")
-            | (EndMark::Response, b"response.completed" | b"response.incomplete") => self.told.is_complete = true,
-            (EndMark::Response, b"response.failed") => self.told.has_failed = true,
+            | (EndMark::Response, b"response.completed" | b"response.incomplete") => self.state.is_complete = true,
+            (EndMark::Response, b"response.failed") => self.state.has_failed = true,
             _ => {}
         }
-        Says::Content
+        StreamProgress::Content
     }
 
     /// Reads an object of a chat or a completion with one choice. An object without choices, such as one with the
@@ -217,7 +217,7 @@ impl EventReader {
     fn read_native(&mut self, content: &[u8]) {
         let Ok(NativeFields { index, stop }) = serde_json::from_slice(content) else { return };
         if stop == Some(false) {
-            self.told.is_complete = false;
+            self.state.is_complete = false;
             if self.open_choices.len() < CHOICES_MAX {
                 self.open_choices.insert(index.unwrap_or_default());
             }
@@ -227,7 +227,7 @@ impl EventReader {
             Some(index) => drop(self.open_choices.remove(&index)),
             None => drop(self.open_choices.pop_first()),
         }
-        self.told.is_complete = self.open_choices.is_empty();
+        self.state.is_complete = self.open_choices.is_empty();
     }
 }
 

@@ -33,7 +33,7 @@ pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
 
 /// State of the connection to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionState {
     /// The worker has not reported anything yet.
     Connecting,
     /// The summary stream is open.
@@ -60,7 +60,7 @@ pub enum Connection {
     },
 }
 
-impl Connection {
+impl ConnectionState {
     /// Returns whether the worker is present as far as is known; true also before its first report.
     pub fn is_there(self) -> bool {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
@@ -111,7 +111,7 @@ pub struct WorkerView {
     /// Time at which it last computed prompts, or reported another prefill rate.
     pub measured_at: Instant,
     /// State of the connection to the worker.
-    pub link: Connection,
+    pub link: ConnectionState,
     /// Reason why the last try to open the summary stream failed; absent while the stream is open.
     pub trouble: Option<Arc<str>>,
     /// Reason why the worker is excluded from the fleet; `None` if it is not.
@@ -186,14 +186,16 @@ impl WorkerView {
             return Some(Unavailable::Leaving);
         }
         match self.link {
-            Connection::Connecting => Some(Unavailable::Connecting),
-            Connection::Down { .. } => Some(Unavailable::Down),
-            Connection::Refused { .. } => Some(Unavailable::Refused),
-            Connection::Loading { .. } => Some(Unavailable::Loading),
-            Connection::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => {
+            ConnectionState::Connecting => Some(Unavailable::Connecting),
+            ConnectionState::Down { .. } => Some(Unavailable::Down),
+            ConnectionState::Refused { .. } => Some(Unavailable::Refused),
+            ConnectionState::Loading { .. } => Some(Unavailable::Loading),
+            ConnectionState::Stale { since } if now.saturating_duration_since(since) > STALE_AGE_MAX => {
                 Some(Unavailable::Stale)
             }
-            Connection::Stale { .. } | Connection::Live => self.load.draining.then_some(Unavailable::Draining),
+            ConnectionState::Stale { .. } | ConnectionState::Live => {
+                self.load.draining.then_some(Unavailable::Draining)
+            }
         }
     }
 
@@ -422,7 +424,7 @@ impl FleetView {
                 LookupError::Unknown { name, known: self.names() }
             }
             (name, None) => {
-                let n_connected = self.workers.iter().filter(|worker| worker.link == Connection::Live).count();
+                let n_connected = self.workers.iter().filter(|worker| worker.link == ConnectionState::Live).count();
                 LookupError::NoWorkers { n_known: self.workers.len(), n_connected, name }
             }
         }
@@ -434,7 +436,7 @@ impl FleetView {
         let suits = |model: &Arc<ModelInfo>| name.is_none_or(|name| model.answers_to(name)) && model.can(wanted);
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
         let may_come = |worker: &WorkerView| match worker.link {
-            Connection::Refused { .. } => false,
+            ConnectionState::Refused { .. } => false,
             _ => worker.is_loading(name) || worker.is_unheard(now),
         };
         let mut workers = self.workers.iter().map(Arc::as_ref).filter(|worker| !worker.is_leaving);

@@ -56,7 +56,7 @@ pub struct PrefixIndex {
     /// Table of segments; replaced when it becomes too small, while readers finish with the old one.
     heads: ArcSwap<SegmentTable>,
     /// Hints about segments that could be joined.
-    walked: MergeHints,
+    merge_hints: MergeHints,
     /// Current age; the writer advances it.
     epoch: AtomicU32,
     bytes: AtomicUsize,
@@ -79,7 +79,7 @@ impl PrefixIndex {
         let path = search::walk(&self.heads.load(), keys);
         path.iter().for_each(|step| step.segment().touch(epoch));
         for pair in path.windows(2).filter(|pair| pair[0].is_whole()) {
-            self.walked.note(pair[0].segment(), pair[1].segment());
+            self.merge_hints.note(pair[0].segment(), pair[1].segment());
         }
     }
 

@@ -43,7 +43,7 @@ use crate::ledger::stale_blocks::StaleBlocks;
 use crate::ledger::transfer_rates::TransferRates;
 use crate::overload::admission::AdmissionOptions;
 use crate::overload::breaker::BreakerOptions;
-use crate::routing::choose::{Candidate, Policy, PromptView, Reason, TieBreak, choose, reason};
+use crate::routing::choose::{Candidate, ChoiceReason, Policy, PromptView, TieBreak, choose, reason};
 use crate::routing::cost::{Cost, Unreported, WorkerLoad};
 use crate::routing::transfer::Transfer;
 
@@ -126,7 +126,7 @@ pub struct Decision {
     /// Part of the expected reuse that it is to fetch. Units: tokens.
     pub fetched_tokens: u32,
     /// Reason of the choice.
-    pub reason: Reason,
+    pub reason: ChoiceReason,
     /// The cost that decided.
     pub cost: Cost,
     /// Time that the request takes of the worker: its prefill, and its response's share of the slots. Units:
@@ -215,9 +215,9 @@ struct Sent {
 /// The requests in flight.
 pub struct Ledger {
     options: LedgerOptions,
-    accounts: Vec<WorkerLedger>,
+    worker_ledgers: Vec<WorkerLedger>,
     /// State of a worker that was never sent anything.
-    no_account: WorkerLedger,
+    empty_ledger: WorkerLedger,
     /// Unreported requests by ticket, and so by age.
     sent: BTreeMap<u64, Sent>,
     /// Tickets by the id that the worker will report.
@@ -237,8 +237,8 @@ impl Ledger {
     pub fn new(options: LedgerOptions) -> Self {
         Self {
             options,
-            accounts: Vec::new(),
-            no_account: WorkerLedger::default(),
+            worker_ledgers: Vec::new(),
+            empty_ledger: WorkerLedger::default(),
             sent: BTreeMap::new(),
             by_request: HashMap::new(),
             next_ticket: 0,
@@ -277,7 +277,7 @@ impl Ledger {
         let held = self.holdings(fleet, request.prompt);
         let request = &RouteRequest { prompt: request.prompt.with_matches(held.matches.as_deref()), ..*request };
         self.expire(request.now);
-        self.accounts.resize_with(fleet.n_places().max(self.accounts.len()), WorkerLedger::default);
+        self.worker_ledgers.resize_with(fleet.n_places().max(self.worker_ledgers.len()), WorkerLedger::default);
         let candidates = self.candidates(fleet, (request, &held.peers))?;
         let chosen = pick(&candidates, self.turn(request)).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, request.prompt);
@@ -288,11 +288,11 @@ impl Ledger {
             cached_tokens: chosen.work.reused_tokens(),
             transfer: chosen.transfer,
             fetched_tokens: chosen.work.fetched_tokens,
-            reason: if request.tried.is_empty() { why } else { Reason::Retry },
+            reason: if request.tried.is_empty() { why } else { ChoiceReason::Retry },
             cost: chosen.cost,
             service_ms: chosen.cost.prefill_ms + answer_share_ms(&chosen.load),
         };
-        let service_ms = &mut self.accounts[decision.worker.0 as usize].service_ms;
+        let service_ms = &mut self.worker_ledgers[decision.worker.0 as usize].service_ms;
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.computed_tokens());
@@ -318,8 +318,8 @@ impl Ledger {
         &mut self.stale_blocks
     }
 
-    fn account(&self, worker: WorkerIdx) -> &WorkerLedger {
-        self.accounts.get(worker.0 as usize).unwrap_or(&self.no_account)
+    fn worker_ledger(&self, worker: WorkerIdx) -> &WorkerLedger {
+        self.worker_ledgers.get(worker.0 as usize).unwrap_or(&self.empty_ledger)
     }
 
     fn book(&mut self, (sent, model_name): (Sent, Option<&str>), filling: PendingBlocks) -> Ticket {
@@ -327,11 +327,11 @@ impl Ledger {
         let number = self.next_ticket;
         self.next_ticket += 1;
         self.last = Some(worker);
-        let account = &mut self.accounts[worker.0 as usize];
-        account.health.sent(model_name, &self.options, sent.at);
-        account.n_in_flight += 1;
-        account.unreported.n_requests += 1;
-        account.unreported.prefill_tokens += sent.prefill_tokens;
+        let worker_ledger = &mut self.worker_ledgers[worker.0 as usize];
+        worker_ledger.health.sent(model_name, &self.options, sent.at);
+        worker_ledger.n_in_flight += 1;
+        worker_ledger.unreported.n_requests += 1;
+        worker_ledger.unreported.prefill_tokens += sent.prefill_tokens;
         self.peer_routers.sent(&sent.request_id);
         self.by_request.insert((worker, sent.request_id.clone()), number);
         self.sent.insert(number, sent);
@@ -374,14 +374,14 @@ impl Ledger {
     pub fn ended(&mut self, ticket: Ticket) {
         self.withdraw(ticket.number);
         self.pending.remove(ticket.filling);
-        self.accounts[ticket.worker.0 as usize].n_in_flight -= 1;
+        self.worker_ledgers[ticket.worker.0 as usize].n_in_flight -= 1;
     }
 
     /// Removes a worker that has left; another may get its index soon. No request of this router is there any more.
     pub fn left(&mut self, worker: WorkerIdx) {
         debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
-        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            *account = WorkerLedger::default();
+        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
+            *worker_ledger = WorkerLedger::default();
         }
         self.stale_blocks.forget(worker);
         self.recent_work.left(worker);
@@ -390,12 +390,12 @@ impl Ledger {
 
     /// Returns the number of this router's requests at a worker.
     pub fn n_in_flight(&self, worker: WorkerIdx) -> u32 {
-        self.account(worker).n_in_flight
+        self.worker_ledger(worker).n_in_flight
     }
 
     /// Returns the requests sent to a worker that its reported load does not contain yet.
     pub fn unreported(&self, worker: WorkerIdx) -> Unreported {
-        self.account(worker).unreported
+        self.worker_ledger(worker).unreported
     }
 
     fn expire(&mut self, now: Instant) {
@@ -409,7 +409,7 @@ impl Ledger {
 
     fn withdraw(&mut self, number: u64) {
         let Some(sent) = self.sent.remove(&number) else { return };
-        let unreported = &mut self.accounts[sent.worker.0 as usize].unreported;
+        let unreported = &mut self.worker_ledgers[sent.worker.0 as usize].unreported;
         unreported.n_requests -= 1;
         unreported.prefill_tokens -= sent.prefill_tokens;
         // A later request with the same id keeps its own entry.

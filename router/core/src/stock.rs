@@ -23,11 +23,11 @@ use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::{Change, Load};
 
 pub use self::assumed_cache::AssumedCacheLimits;
-use self::assumed_cache::Use;
+use self::assumed_cache::UseNumber;
 use self::model_state::{Evidence, ModelState};
 pub use self::model_state::{Placed, Residence};
 use self::rates::MeasuredRates;
-pub use self::tokenizer_source::{Counts, Listed, PeerServer, ServerInfo, TokenizerSource, place};
+pub use self::tokenizer_source::{Counts, PeerServer, ServerInfo, StockModel, TokenizerSource, place};
 use self::usage::Usage;
 
 /// Maximum number of block keys in changes that wait to be taken; beyond it the assumed blocks are dropped as a whole.
@@ -48,7 +48,7 @@ const PREFILL_FOR_DECODE: f64 = 16.0;
 
 /// Id of a request at a stock server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct VisitId(u64);
+pub struct ServerRequestId(u64);
 
 /// A request that is sent to a stock server.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ pub struct SentRequest {
 
 /// How a response ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ending {
+pub struct ResponseEnd {
     /// Token counts and times that the response reported.
     pub usage: Usage,
     /// Whether the response is complete.
@@ -82,7 +82,7 @@ pub struct Ending {
 
 /// Outcome of a prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reused {
+pub struct ReuseReport {
     /// Length of the prompt, counted by the server. Units: tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens that were reused, counted by the server. Units: tokens.
@@ -119,13 +119,13 @@ pub struct Updates {
     pub differing: Vec<Fingerprint>,
 }
 
-struct Visit {
+struct ServerRequest {
     life: u64,
     sending: SentRequest,
     /// Previous use of each leading block that could be reused.
-    known: Vec<Use>,
+    known: Vec<UseNumber>,
     /// Uses of the requests that were running when this one arrived; their blocks may not be available to others.
-    busy: Vec<Use>,
+    busy: Vec<UseNumber>,
     /// Whether the request had the server's prefill to itself, as far as this router knows.
     is_undisturbed: bool,
     sent_at: Instant,
@@ -135,7 +135,7 @@ struct Visit {
 #[derive(Clone, Copy)]
 struct Begun {
     at: Instant,
-    used: Use,
+    used: UseNumber,
 }
 
 /// State of one stock server.
@@ -143,8 +143,8 @@ pub struct StockServer {
     n_slots: u16,
     models: BTreeMap<Fingerprint, ModelState>,
     speed: MeasuredRates,
-    visits: BTreeMap<VisitId, Visit>,
-    next_visit: u64,
+    requests: BTreeMap<ServerRequestId, ServerRequest>,
+    next_request: u64,
     /// Number of the server's life; the state of requests from an earlier life is lost.
     life: u64,
     others: ServerStatus,
@@ -162,8 +162,8 @@ impl Default for StockServer {
             n_slots: 1,
             models: BTreeMap::new(),
             speed: MeasuredRates::default(),
-            visits: BTreeMap::new(),
-            next_visit: 0,
+            requests: BTreeMap::new(),
+            next_request: 0,
             life: 0,
             others: ServerStatus::default(),
             progress: None,
@@ -212,7 +212,7 @@ impl StockServer {
     }
 
     /// Records a request that is sent to the server.
-    pub fn sent(&mut self, request_id: &RequestId, mut sending: SentRequest, now: Instant) -> VisitId {
+    pub fn sent(&mut self, request_id: &RequestId, mut sending: SentRequest, now: Instant) -> ServerRequestId {
         let remembered = self.models.get(&sending.model).filter(|remembered| remembered.is_cut_like(&sending));
         if remembered.is_none() {
             sending.keys.clear();
@@ -220,51 +220,51 @@ impl StockServer {
         // At least one token is always computed.
         let blocks_max = sending.n_tokens.saturating_sub(1) / sending.block_size_tokens.max(1);
         let n_reusable = sending.keys.len().min(blocks_max as usize);
-        let is_filling = |visit: &Visit| visit.begun.is_none();
-        let of_model = self.visits.values().filter(|visit| visit.sending.model == sending.model);
-        let visit = Visit {
+        let is_filling = |request: &ServerRequest| request.begun.is_none();
+        let of_model = self.requests.values().filter(|request| request.sending.model == sending.model);
+        let request = ServerRequest {
             life: self.life,
             known: remembered.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
-            busy: of_model.filter_map(|visit| Some(visit.begun?.used)).collect(),
-            is_undisturbed: self.visits.len() < usize::from(self.n_slots) && !self.visits.values().any(is_filling),
+            busy: of_model.filter_map(|request| Some(request.begun?.used)).collect(),
+            is_undisturbed: self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling),
             sending,
             sent_at: now,
             begun: None,
         };
-        let id = VisitId(self.next_visit);
-        self.next_visit += 1;
-        self.visits.insert(id, visit);
+        let id = ServerRequestId(self.next_request);
+        self.next_request += 1;
+        self.requests.insert(id, request);
         self.accepted.push(request_id.clone());
         id
     }
 
     /// Records that the response to a request has begun: its prompt is computed.
-    pub fn begun(&mut self, id: VisitId, now: Instant) {
-        let Some(visit) = self.visits.get_mut(&id).filter(|visit| visit.begun.is_none()) else { return };
-        let is_lost = visit.life != self.life;
-        let keys: &[BlockKey] = if is_lost { &[] } else { &visit.sending.keys };
-        let remembered = self.models.get_mut(&visit.sending.model);
+    pub fn begun(&mut self, id: ServerRequestId, now: Instant) {
+        let Some(request) = self.requests.get_mut(&id).filter(|request| request.begun.is_none()) else { return };
+        let is_lost = request.life != self.life;
+        let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
+        let remembered = self.models.get_mut(&request.sending.model);
         let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
-        visit.begun = Some(Begun { at: now, used });
+        request.begun = Some(Begun { at: now, used });
         self.bound_changes();
     }
 
     /// Records that a request has left the server, with or without a response; returns the outcome of the prediction.
-    pub fn ended(&mut self, id: VisitId, ending: Option<Ending>) -> Option<Reused> {
-        let visit = self.visits.remove(&id)?;
-        let ending = ending.filter(|_| visit.begun.is_some())?;
-        self.learn_speed(&visit, &ending);
-        let remembered = self.models.get_mut(&visit.sending.model)?;
-        let is_same_life = visit.life == self.life;
-        if is_same_life && remembered.compare_counts(&visit.sending, &ending.usage) {
-            self.differing.push(visit.sending.model);
+    pub fn ended(&mut self, id: ServerRequestId, ending: Option<ResponseEnd>) -> Option<ReuseReport> {
+        let request = self.requests.remove(&id)?;
+        let ending = ending.filter(|_| request.begun.is_some())?;
+        self.learn_speed(&request, &ending);
+        let remembered = self.models.get_mut(&request.sending.model)?;
+        let is_same_life = request.life == self.life;
+        if is_same_life && remembered.compare_counts(&request.sending, &ending.usage) {
+            self.differing.push(request.sending.model);
         }
-        if !visit.sending.is_countable {
+        if !request.sending.is_countable {
             return None;
         }
-        let (reused, actual) = remembered.compare_reuse(&visit.sending, &ending.usage)?;
+        let (reused, actual) = remembered.compare_reuse(&request.sending, &ending.usage)?;
         if is_same_life {
-            let evidence = Evidence { known: &visit.known, busy: &visit.busy, keys: &visit.sending.keys, actual };
+            let evidence = Evidence { known: &request.known, busy: &request.busy, keys: &request.sending.keys, actual };
             remembered.correct(evidence, &mut self.changes);
         }
         self.bound_changes();
@@ -272,15 +272,15 @@ impl StockServer {
     }
 
     /// Records the load that the server reports; returns whether the server has restarted since its last report.
-    pub fn observed(&mut self, pulse: ServerStatus) -> bool {
+    pub fn observed(&mut self, server_status: ServerStatus) -> bool {
         // A server that has just started may not have any counter yet.
-        let is_new = self.progress.is_some_and(|before| pulse.progress.is_none_or(|now| now < before));
-        self.progress = pulse.progress;
-        let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
+        let is_new = self.progress.is_some_and(|before| server_status.progress.is_none_or(|now| now < before));
+        self.progress = server_status.progress;
+        let n_own = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);
         let n_own_running = n_own.min(u32::from(self.n_slots));
         self.others = ServerStatus {
-            n_running: pulse.n_running.saturating_sub(n_own_running),
-            n_waiting: pulse.n_waiting.saturating_sub(n_own - n_own_running),
+            n_running: server_status.n_running.saturating_sub(n_own_running),
+            n_waiting: server_status.n_waiting.saturating_sub(n_own - n_own_running),
             progress: None,
         };
         is_new
@@ -300,15 +300,15 @@ impl StockServer {
     fn load(&self) -> Load {
         let n_slots = u32::from(self.n_slots);
         let mut load = Load { rates: self.speed.rates(), ..Load::default() };
-        for (nth, visit) in self.visits.values().enumerate() {
-            let tokens = u64::from(visit.sending.n_tokens.saturating_sub(visit.sending.cached_tokens));
-            match visit.begun {
+        for (nth, request) in self.requests.values().enumerate() {
+            let tokens = u64::from(request.sending.n_tokens.saturating_sub(request.sending.cached_tokens));
+            match request.begun {
                 Some(_) => load.n_decoding += 1,
                 None if nth < n_slots as usize => load.running_prefill_tokens += tokens,
                 None => load.queued_prefill_tokens += tokens,
             }
         }
-        let n_own = u32::try_from(self.visits.len()).unwrap_or(u32::MAX);
+        let n_own = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);
         let n_all = n_own.saturating_add(self.others.n_running).saturating_add(self.others.n_waiting);
         let n_busy = n_all.min(n_slots);
         load.n_queued = n_all - n_busy;
@@ -318,26 +318,26 @@ impl StockServer {
         load
     }
 
-    fn learn_speed(&mut self, visit: &Visit, ending: &Ending) {
-        let Ending { usage, n_events, at, is_complete } = *ending;
+    fn learn_speed(&mut self, request: &ServerRequest, ending: &ResponseEnd) {
+        let ResponseEnd { usage, n_events, at, is_complete } = *ending;
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
-        let begun = visit.begun.map_or(at, |begun| begun.at);
+        let begun = request.begun.map_or(at, |begun| begun.at);
         let n_answered = f64::from(usage.completion_tokens.unwrap_or(n_events));
         if is_complete {
             self.speed.answered(n_answered);
         }
         let computed = usage.reuse().map_or(0.0, |(prompt, cached)| {
             // In tokens as this router counts them, the unit of the cost.
-            f64::from(prompt - cached) * f64::from(visit.sending.n_tokens) / f64::from(prompt)
+            f64::from(prompt - cached) * f64::from(request.sending.n_tokens) / f64::from(prompt)
         });
         let (prefill_ms, step_ms) = if n_events > 0 {
             let step_ms = (n_answered > 1.0).then(|| ms(begun, at) / (n_answered - 1.0));
-            (ms(visit.sent_at, begun), step_ms)
+            (ms(request.sent_at, begun), step_ms)
         } else {
-            let unit_ms = ms(visit.sent_at, at) / (computed + PREFILL_FOR_DECODE * n_answered);
-            (computed * unit_ms, visit.is_undisturbed.then_some(PREFILL_FOR_DECODE * unit_ms))
+            let unit_ms = ms(request.sent_at, at) / (computed + PREFILL_FOR_DECODE * n_answered);
+            (computed * unit_ms, request.is_undisturbed.then_some(PREFILL_FOR_DECODE * unit_ms))
         };
-        let prefill_ms = usage.prefill_ms.or(visit.is_undisturbed.then_some(prefill_ms));
+        let prefill_ms = usage.prefill_ms.or(request.is_undisturbed.then_some(prefill_ms));
         if let Some(prefill_ms) = prefill_ms.filter(|_| computed >= COMPUTED_TOKENS_MIN) {
             self.speed.prefilled(computed, prefill_ms);
         }

@@ -8,7 +8,7 @@ use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::summary::{Load, Rates};
 
 use crate::WorkerIdx;
-use crate::fleet::{Connection, KnownBlocks, WorkerView};
+use crate::fleet::{ConnectionState, KnownBlocks, WorkerView};
 
 /// Returns a valid model declaration.
 pub(crate) fn model() -> ModelInfo {
@@ -52,7 +52,7 @@ pub(crate) fn worker(idx: u32) -> WorkerView {
         joined_at: Instant::now(),
         load: idle(),
         measured_at: Instant::now(),
-        link: Connection::Live,
+        link: ConnectionState::Live,
         trouble: None,
         excluded: None,
         blocks: KnownBlocks::default(),

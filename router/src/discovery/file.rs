@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use warmpath_shell::files::{self, Failure};
+use warmpath_shell::files::{self, FileFailure};
 
 use super::{Source, staying};
 use crate::config::{WORKERS_FILE_BYTES_MAX, WorkerAddress, WorkerUrlError, worker_address};
@@ -58,7 +58,7 @@ pub enum FileError {
 
 /// Content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listing {
+pub struct WorkerList {
     workers: Vec<WorkerAddress>,
     says_none: bool,
     ends_whole: bool,
@@ -67,7 +67,7 @@ pub struct Listing {
 /// Returns the content of a file; empty lines and text after `#` are ignored.
 ///
 /// Errors: `Read`, `TooLong`, `Line`, `Contradiction`.
-pub fn read(path: &Path) -> Result<Listing, FileError> {
+pub fn read(path: &Path) -> Result<WorkerList, FileError> {
     let text = std::fs::read_to_string(path).map_err(FileError::Read)?;
     if text.len() > WORKERS_FILE_BYTES_MAX {
         return Err(FileError::TooLong);
@@ -84,21 +84,21 @@ pub fn read(path: &Path) -> Result<Listing, FileError> {
     if says_none && !workers.is_empty() {
         return Err(FileError::Contradiction);
     }
-    Ok(Listing { workers, says_none, ends_whole: text.ends_with('\n') })
+    Ok(WorkerList { workers, says_none, ends_whole: text.ends_with('\n') })
 }
 
 /// The list in force, and the candidate for the next one.
 struct Followed {
-    current: Listing,
+    current: WorkerList,
     /// A different list, and the number of consecutive polls that have seen it.
-    next: Option<(Listing, u32)>,
+    next: Option<(WorkerList, u32)>,
 }
 
 impl Followed {
     /// Records the result of a poll; returns the workers if they changed.
     ///
     /// Errors: `Emptied`, `Cut`: the last list stays in force.
-    fn see(&mut self, seen: Listing) -> Result<Option<&[WorkerAddress]>, FileError> {
+    fn see(&mut self, seen: WorkerList) -> Result<Option<&[WorkerAddress]>, FileError> {
         if seen.workers == self.current.workers {
             (self.current, self.next) = (seen, None);
             return Ok(None);
@@ -122,7 +122,7 @@ impl Followed {
 }
 
 /// Follows a file as long as the router runs.
-pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Listing, Arc<Metrics>)) {
+pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (WorkerList, Arc<Metrics>)) {
     if first.workers.is_empty() && !first.says_none {
         tracing::warn!(path = %path.display(), "workers file lists no worker");
     }
@@ -135,7 +135,7 @@ pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (List
         }
         Ok::<_, FileError>(())
     };
-    let tell = |Failure { reason, is_new }| {
+    let tell = |FileFailure { reason, is_new }| {
         metrics.discovery_failures.with_label_values(&["file"]).inc();
         if is_new {
             tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stands");
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    fn read_text(text: &str) -> Result<Listing, FileError> {
+    fn read_text(text: &str) -> Result<WorkerList, FileError> {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         std::fs::write(file.path(), text).expect("it can be written");
         read(file.path())

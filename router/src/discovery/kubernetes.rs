@@ -17,7 +17,7 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Config, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client};
-use warmpath_router_core::fleet::membership::Found;
+use warmpath_router_core::fleet::membership::DiscoveredWorker;
 use warmpath_shell::chain;
 
 use super::Source;
@@ -117,7 +117,7 @@ impl Backoff for Pauses {
 }
 
 /// Returns the workers in a slice.
-fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Found<WorkerAddress>> {
+fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<DiscoveredWorker<WorkerAddress>> {
     let number = match &service.port {
         KubernetesPort::Number(number) => Some(*number),
         KubernetesPort::Name(name) => {
@@ -133,7 +133,7 @@ fn endpoints(slice: &EndpointSlice, service: &KubernetesService) -> Vec<Found<Wo
         // Every address of an endpoint belongs to the same pod.
         let address = endpoint.addresses.iter().find_map(|address| address.parse::<IpAddr>().ok());
         let worker = address.map(|ip| service.worker(SocketAddr::new(ip, number)));
-        found.extend(worker.map(|address| Found { address, is_ending }));
+        found.extend(worker.map(|address| DiscoveredWorker { address, is_ending }));
     }
     found
 }

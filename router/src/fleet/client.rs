@@ -18,7 +18,7 @@ use http_body_util::Full;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use url::Url;
-use warmpath_shell::connect::{ConnectError, Connector, Past, Secured};
+use warmpath_shell::connect::{ConnectError, ConnectionHistory, Connector, Secured};
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::tls::CurrentClient;
 
@@ -175,7 +175,7 @@ impl WorkerClient {
             (answer, _) => answer,
         };
         let answer = answer.map_err(CallError::Call)?;
-        if let Some(past) = answer.extensions().get::<Past>() {
+        if let Some(past) = answer.extensions().get::<ConnectionHistory>() {
             past.answered();
         }
         Ok(answer.map(Body::new))
@@ -188,5 +188,5 @@ fn was_used(error: &legacy::Error) -> bool {
     if let Some(info) = error.connect_info() {
         info.get_extras(&mut extras);
     }
-    extras.get::<Past>().is_some_and(Past::has_answered)
+    extras.get::<ConnectionHistory>().is_some_and(ConnectionHistory::has_answered)
 }

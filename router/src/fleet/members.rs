@@ -15,14 +15,14 @@ use arc_swap::ArcSwap;
 use tokio::task::JoinHandle;
 use url::Url;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::membership::{Change, Membership};
+use warmpath_router_core::fleet::membership::{Membership, MembershipChange};
 
 use super::client::WorkerClient;
 use super::loss::{Loss, Losses};
 use super::stock::Stock;
 use super::subscriber::{Closed, FleetEvents};
 use super::tracker::StaleReports;
-use super::{Fleet, Report, stock, subscriber};
+use super::{Fleet, TrackerMessage, stock, subscriber};
 use crate::config::{FleetConfig, MEMBERSHIP_PAUSE, WorkerAddress, WorkerApi};
 use crate::discovery::Discovered;
 
@@ -42,7 +42,7 @@ pub struct Member {
     /// State of the stock server; `None` for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
     /// Notices that the view of its blocks cannot be trusted.
-    pub(super) distrusts: StaleReports,
+    pub(super) stale_reports: StaleReports,
     losses: Losses,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
@@ -56,7 +56,7 @@ impl Member {
             shown_name: ArcSwap::from_pointee(format!("{kind}-{}", worker.0)),
             client,
             stock: (address.api == WorkerApi::OpenAi).then(Arc::default),
-            distrusts: StaleReports::default(),
+            stale_reports: StaleReports::default(),
             losses: Losses::new(),
             heard_ms: AtomicU64::new(0),
         })
@@ -158,14 +158,14 @@ impl Keeper {
         self.n_refused = update.n_refused;
         for change in update.changes {
             match change {
-                Change::Joined { worker, address } => self.join(worker, &address).await?,
-                Change::Leaving { worker } => self.outbox.tell(Report::Leaving { worker }).await?,
-                Change::Stayed { worker } => self.outbox.tell(Report::Stayed { worker }).await?,
-                Change::Left { worker } => self.leave(worker).await?,
+                MembershipChange::Joined { worker, address } => self.join(worker, &address).await?,
+                MembershipChange::Leaving { worker } => self.outbox.tell(TrackerMessage::Leaving { worker }).await?,
+                MembershipChange::Stayed { worker } => self.outbox.tell(TrackerMessage::Stayed { worker }).await?,
+                MembershipChange::Left { worker } => self.leave(worker).await?,
             }
         }
         if is_complete && !std::mem::replace(&mut self.has_surveyed, true) {
-            self.outbox.tell(Report::Surveyed).await?;
+            self.outbox.tell(TrackerMessage::Surveyed).await?;
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Keeper {
     async fn join(&mut self, worker: WorkerIdx, address: &WorkerAddress) -> Result<(), Closed> {
         let member = Member::new(worker, address, self.fleet.clients.of(address));
         self.fleet.seat(worker, &member);
-        self.outbox.tell(Report::Joined { worker }).await?;
+        self.outbox.tell(TrackerMessage::Joined { worker }).await?;
         let (fleet, outbox) = (Arc::clone(&self.fleet), self.outbox.clone());
         let follower = match &member.stock {
             Some(stock) => tokio::spawn(stock::follow(fleet, worker, Arc::clone(stock), outbox)),
@@ -193,7 +193,7 @@ impl Keeper {
             // Its reports are in the channel before the report below.
             let _ = (&mut follower.0).await;
         }
-        self.outbox.tell(Report::Left { worker }).await
+        self.outbox.tell(TrackerMessage::Left { worker }).await
     }
 }
 

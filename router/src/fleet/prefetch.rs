@@ -19,7 +19,7 @@ use warmpath_common::prefetch::{
 };
 use warmpath_common::summary::KV_PATH;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::routing::prefetch::{self, Turn};
+use warmpath_router_core::routing::prefetch::{self, FleetChange};
 use warmpath_shell::chain;
 
 use super::Fleet;
@@ -29,7 +29,7 @@ use crate::metrics;
 /// Most events that wait; further ones are ignored.
 ///
 /// Source: own choice: more workers than come and go in a moment.
-pub const TURNS_QUEUED_MAX: usize = 256;
+pub const FLEET_CHANGES_QUEUED_MAX: usize = 256;
 
 /// Longest time for a worker's answer.
 ///
@@ -54,15 +54,15 @@ enum PrefetchError {
 }
 
 /// Handles each event in a task of its own, as long as there may be further ones.
-pub async fn follow(fleet: Arc<Fleet>, mut turns: mpsc::Receiver<Turn>) {
+pub async fn follow(fleet: Arc<Fleet>, mut fleet_changes: mpsc::Receiver<FleetChange>) {
     let mut tasks = JoinSet::new();
-    while let Some(turn) = turns.recv().await {
+    while let Some(fleet_change) = fleet_changes.recv().await {
         while tasks.try_join_next().is_some() {}
         let fleet = Arc::clone(&fleet);
         tasks.spawn(async move {
-            match turn {
-                Turn::Joined(worker) => fleet.warm(worker).await,
-                Turn::Drains(worker) => fleet.hand_over(worker).await,
+            match fleet_change {
+                FleetChange::Joined(worker) => fleet.warm(worker).await,
+                FleetChange::Drains(worker) => fleet.hand_over(worker).await,
             }
         });
     }
@@ -93,20 +93,20 @@ impl Fleet {
 
     /// Divides what a draining worker holds among the others.
     async fn hand_over(&self, worker: WorkerIdx) {
-        let heirs = prefetch::heirs(&self.view(), worker);
-        if heirs.is_empty() {
+        let receivers = prefetch::receivers(&self.view(), worker);
+        if receivers.is_empty() {
             return;
         }
         let (block_size_tokens, prefixes) = match self.list_of(worker).await {
             Ok(list) => list,
             Err(error) => return self.note(worker, &error),
         };
-        let names: Vec<String> = heirs.iter().map(|heir| self.member(*heir).name()).collect();
-        let named: Vec<_> = heirs.iter().copied().zip(names.iter().map(String::as_str)).collect();
+        let names: Vec<String> = receivers.iter().map(|receiver| self.member(*receiver).name()).collect();
+        let named: Vec<_> = receivers.iter().copied().zip(names.iter().map(String::as_str)).collect();
         let shares = prefetch::divide(prefixes, (&named, block_size_tokens), |keys| self.index().matches(keys));
-        let told = shares.into_iter().map(|(heir, share)| {
+        let told = shares.into_iter().map(|(receiver, share)| {
             let share = share.into_iter().map(|prefix| (worker, prefix)).collect();
-            self.tell(metrics::DRAIN, (heir, block_size_tokens), share)
+            self.tell(metrics::DRAIN, (receiver, block_size_tokens), share)
         });
         join_all(told).await;
     }

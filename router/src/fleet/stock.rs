@@ -18,16 +18,17 @@ use warmpath_common::summary::Change;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::WorkerView;
 use warmpath_router_core::stock::{
-    AssumedCacheLimits, Counts, Listed, PeerServer, Placed, ServerInfo, StockServer, TokenizerSource, Updates, place,
+    AssumedCacheLimits, Counts, PeerServer, Placed, ServerInfo, StockModel, StockServer, TokenizerSource, Updates,
+    place,
 };
 use warmpath_shell::chain;
 
-use self::probe::{Found, Look, Probe, ProbeError};
-pub use self::request::Visit;
+use self::probe::{FoundServer, Probe, ProbeError, ProbeResult};
+pub use self::request::ServerRequest;
 use super::members::Member;
 use super::subscriber::{Closed, FleetEvents};
 use super::vocabulary_files::LoadedVocabulary;
-use super::{ConnectError, ConnectErrorKind, Fleet, Report};
+use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
 /// A stock server, shared by its follower and the requests sent to it.
@@ -54,7 +55,7 @@ impl Stock {
 }
 
 /// The tracker's state of the stock servers.
-pub(super) struct Stocks {
+pub(super) struct StockServers {
     /// Declaration of each server that was found.
     found: HashMap<WorkerIdx, Known>,
     /// For each given vocabulary, whether servers were found to count differently.
@@ -69,12 +70,12 @@ struct Known {
 }
 
 /// A server's model as it appears in the fleet.
-struct Standing {
+struct PlacedModel {
     model: Arc<ModelInfo>,
-    footing: TokenizerSource,
+    tokenizer_source: TokenizerSource,
 }
 
-impl Stocks {
+impl StockServers {
     /// Returns the state before any server is found.
     pub(super) fn new(fleet: &Fleet) -> Self {
         Self { found: HashMap::new(), given: vec![Counts::Agree; fleet.given().len()] }
@@ -112,7 +113,7 @@ impl Stocks {
         }
     }
 
-    fn given_for<'a>(&self, fleet: &'a Fleet, listed: &Listed) -> Option<&'a ModelInfo> {
+    fn given_for<'a>(&self, fleet: &'a Fleet, listed: &StockModel) -> Option<&'a ModelInfo> {
         let is_for =
             |(nth, given): &(usize, &LoadedVocabulary)| self.given[*nth] == Counts::Agree && given.is_for(listed);
         fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
@@ -123,51 +124,55 @@ impl Stocks {
         let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
         let fellows = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone());
         let mut fellows: Vec<_> =
-            fellows.map(|model| Standing { model, footing: TokenizerSource::Vocabulary }).collect();
+            fellows.map(|model| PlacedModel { model, tokenizer_source: TokenizerSource::Vocabulary }).collect();
         for worker in workers {
             let member = fleet.member(worker.idx);
             let (Some(known), Some(stock)) = (self.found.get(&worker.idx), &member.stock) else { continue };
-            let standings = self.standings(fleet, known, &fellows);
-            seat(worker, stock, (known, &standings));
-            fellows.extend(standings);
+            let placed_models = self.placed_models(fleet, known, &fellows);
+            seat(worker, stock, (known, &placed_models));
+            fellows.extend(placed_models);
         }
     }
 
     /// Returns how the models of one server appear, given the models already placed.
-    fn standings(&self, fleet: &Fleet, known: &Known, fellows: &[Standing]) -> Vec<Standing> {
+    fn placed_models(&self, fleet: &Fleet, known: &Known, fellows: &[PlacedModel]) -> Vec<PlacedModel> {
         let declared = &known.declared;
-        let stand = |(nth, listed): (usize, &Listed)| {
+        let stand = |(nth, listed): (usize, &StockModel)| {
             let given = self.given_for(fleet, listed);
             let counts = if known.differing.contains(&listed.names[0]) { Counts::Differ } else { Counts::Agree };
-            let fellows = fellows.iter().map(|fellow| PeerServer { model: &fellow.model, footing: fellow.footing });
-            let (model, footing) = place((declared, nth), fellows, given, counts);
-            Standing { model: Arc::new(model), footing }
+            let fellows = fellows
+                .iter()
+                .map(|fellow| PeerServer { model: &fellow.model, tokenizer_source: fellow.tokenizer_source });
+            let (model, tokenizer_source) = place((declared, nth), fellows, given, counts);
+            PlacedModel { model: Arc::new(model), tokenizer_source }
         };
         declared.models.iter().enumerate().map(stand).collect()
     }
 }
 
 /// Writes a server's models into its view and state, if they changed.
-fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, standings): (&Known, &[Standing])) {
-    let placed = |(standing, listed): (&Standing, &Listed)| Placed {
-        fingerprint: standing.model.fingerprint,
-        footing: standing.footing,
-        block_size_tokens: standing.model.block_size_tokens,
-        limits: AssumedCacheLimits::of(&standing.model),
+fn seat(worker: &mut Arc<WorkerView>, stock: &Stock, (known, placed_models): (&Known, &[PlacedModel])) {
+    let placed = |(placed_model, listed): (&PlacedModel, &StockModel)| Placed {
+        fingerprint: placed_model.model.fingerprint,
+        tokenizer_source: placed_model.tokenizer_source,
+        block_size_tokens: placed_model.model.block_size_tokens,
+        limits: AssumedCacheLimits::of(&placed_model.model),
         identity: listed.identity.clone(),
         residence: listed.residence,
     };
-    let placed = standings.iter().zip(&known.declared.models).map(placed).collect();
+    let placed = placed_models.iter().zip(&known.declared.models).map(placed).collect();
     stock.placed(known.declared.n_slots, placed);
-    let footing = standings.first().map_or(TokenizerSource::Load, |standing| standing.footing);
-    let models = standings.iter().map(|standing| &standing.model);
-    if worker.stock == Some(footing) && worker.models().eq(models.clone()) {
+    let tokenizer_source =
+        placed_models.first().map_or(TokenizerSource::Load, |placed_model| placed_model.tokenizer_source);
+    let models = placed_models.iter().map(|placed_model| &placed_model.model);
+    if worker.stock == Some(tokenizer_source) && worker.models().eq(models.clone()) {
         return;
     }
-    tracing::info!(worker = %worker.name, footing = footing.label(), models = standings.len(), "stock server is placed");
+    let (label, n_models) = (tokenizer_source.label(), placed_models.len());
+    tracing::info!(worker = %worker.name, tokenizer_source = label, models = n_models, "stock server is placed");
     let view = Arc::make_mut(worker);
     let mut models = models.cloned();
-    (view.model, view.further, view.stock) = (models.next(), models.collect(), Some(footing));
+    (view.model, view.further, view.stock) = (models.next(), models.collect(), Some(tokenizer_source));
 }
 
 /// Reason why a server is not followed for now.
@@ -230,18 +235,18 @@ impl Follower {
         let worker = self.worker;
         let mut found = probe.find().await?;
         self.fleet.heard(&self.member);
-        self.outbox.tell(Report::Replaced { worker, runs: Vec::new() }).await?;
+        self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         self.tell_found(&found).await?;
         loop {
-            let Look { pulse, models } = self.next_look(probe, &found).await?;
+            let ProbeResult { server_status, models } = self.next_look(probe, &found).await?;
             self.fleet.heard(&self.member);
             if models.is_some_and(|models| models != found.models) {
                 found = probe.find().await?;
                 self.tell_found(&found).await?;
             }
-            if let Some(pulse) = pulse {
+            if let Some(server_status) = server_status {
                 let mut server = self.stock.server();
-                if server.observed(pulse) {
+                if server.observed(server_status) {
                     tracing::warn!(worker = %self.member.url, "stock server has begun anew");
                     server.lost();
                 }
@@ -251,7 +256,7 @@ impl Follower {
     }
 
     /// Reports changes until the next poll: after a pause, or at once if a request has failed there.
-    async fn next_look(&self, probe: &Probe, found: &Found) -> Result<Look, Left> {
+    async fn next_look(&self, probe: &Probe, found: &FoundServer) -> Result<ProbeResult, Left> {
         let look = async {
             tokio::select! {
                 () = tokio::time::sleep(STOCK_POLL) => {}
@@ -268,7 +273,7 @@ impl Follower {
         }
     }
 
-    async fn tell_found(&self, found: &Found) -> Result<(), Closed> {
+    async fn tell_found(&self, found: &FoundServer) -> Result<(), Closed> {
         let declared = found.declared.clone();
         if declared.n_left_out > 0 {
             tracing::error!(
@@ -279,7 +284,7 @@ impl Follower {
         }
         let left_out = i64::try_from(declared.n_left_out).unwrap_or(i64::MAX);
         self.fleet.metrics.left_out_models.with_label_values(&[&self.member.name()]).set(left_out);
-        self.outbox.tell(Report::Found { worker: self.worker, declared }).await
+        self.outbox.tell(TrackerMessage::Found { worker: self.worker, declared }).await
     }
 
     /// Reports the changes.
@@ -287,13 +292,13 @@ impl Follower {
         let worker = self.worker;
         let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
         if is_forgotten {
-            self.outbox.tell(Report::Replaced { worker, runs: Vec::new() }).await?;
+            self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         }
         changes.extend(accepted.into_iter().map(Change::Accepted));
-        self.outbox.tell(Report::Update { worker, changes, load: Some(load), digest: None }).await?;
+        self.outbox.tell(TrackerMessage::Update { worker, changes, load: Some(load), digest: None }).await?;
         for model in differing {
             self.fleet.metrics.stock_mismatches.inc();
-            self.outbox.tell(Report::Differs { worker, model }).await?;
+            self.outbox.tell(TrackerMessage::Differs { worker, model }).await?;
         }
         Ok(())
     }
@@ -306,7 +311,7 @@ impl Follower {
             return Ok(());
         }
         let declared = ServerInfo { models: Vec::new(), n_slots: 1, n_left_out: 0 };
-        self.outbox.tell(Report::Found { worker: self.worker, declared }).await
+        self.outbox.tell(TrackerMessage::Found { worker: self.worker, declared }).await
     }
 
     /// Reports that the server cannot be used after `n_silent` unanswered polls.
@@ -320,6 +325,6 @@ impl Follower {
             _ => ConnectErrorKind::Other,
         };
         let trouble = ConnectError { kind, reason: chain(error).into() };
-        self.outbox.tell(Report::Unreachable { worker, trouble }).await
+        self.outbox.tell(TrackerMessage::Unreachable { worker, trouble }).await
     }
 }

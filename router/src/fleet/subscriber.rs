@@ -24,14 +24,14 @@ use warmpath_common::summary::{
 };
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::NAME_BYTES_MAX;
-use warmpath_router_core::fleet::summary_reader::{Step, SummaryLimits, SummaryReader, Violation};
+use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader, Violation};
 use warmpath_shell::chain;
 
 use super::client::CallError;
 use super::client::WorkerClient;
 use super::members::Member;
 use super::tracker::StaleReport;
-use super::{ConnectError, ConnectErrorKind, Fleet, Report};
+use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
 use crate::config::{
     LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
     SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
@@ -90,7 +90,7 @@ impl StreamError {
             Self::Frame(DecodeError::Version { .. }) => "protocol_version",
             Self::Frame(_) => "malformed",
             Self::Violation(violation) => violation.label(),
-            Self::StaleReport(distrust) => distrust.label(),
+            Self::StaleReport(stale_report) => stale_report.label(),
         }
     }
 
@@ -126,13 +126,13 @@ impl StreamError {
 
 /// A subscriber's channel to the tracker.
 #[derive(Clone)]
-pub struct FleetEvents(pub(super) mpsc::Sender<Report>);
+pub struct FleetEvents(pub(super) mpsc::Sender<TrackerMessage>);
 
 /// The router is shutting down.
 pub(super) struct Closed;
 
 impl FleetEvents {
-    pub(super) async fn tell(&self, report: Report) -> Result<(), Closed> {
+    pub(super) async fn tell(&self, report: TrackerMessage) -> Result<(), Closed> {
         self.0.send(report).await.map_err(|_| Closed)
     }
 }
@@ -141,9 +141,9 @@ impl FleetEvents {
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
-    let distrusts = member.distrusts.listen();
+    let stale_reports = member.stale_reports.listen();
     let follower = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
-    let mut subscriber = Subscriber { fleet, worker, member, client, outbox, distrusts, follower };
+    let mut subscriber = Subscriber { fleet, worker, member, client, outbox, stale_reports, follower };
     let mut pause = RECONNECT_MIN;
     let mut last_label = "";
     loop {
@@ -183,7 +183,7 @@ struct Subscriber {
     member: Arc<Member>,
     client: WorkerClient,
     outbox: FleetEvents,
-    distrusts: watch::Receiver<Option<StaleReport>>,
+    stale_reports: watch::Receiver<Option<StaleReport>>,
     follower: SummaryReader,
 }
 
@@ -195,9 +195,9 @@ impl Subscriber {
             self.follower.forget();
         }
         if error.is_unreachable() {
-            self.outbox.tell(Report::Unreachable { worker, trouble: error.trouble() }).await
+            self.outbox.tell(TrackerMessage::Unreachable { worker, trouble: error.trouble() }).await
         } else {
-            self.outbox.tell(Report::Lost { worker }).await
+            self.outbox.tell(TrackerMessage::Lost { worker }).await
         }
     }
 
@@ -227,7 +227,7 @@ impl Subscriber {
                 next = tokio::time::timeout(SUMMARY_IDLE_MAX, frames.next()) => {
                     next.map_err(|_| StreamError::Idle)?.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?
                 }
-                distrust = distrust(&mut self.distrusts) => return Err(distrust.into()),
+                stale_report = stale_report(&mut self.stale_reports) => return Err(stale_report.into()),
             };
             let frame = Frame::decode(&bytes)?;
             self.fleet.heard(&self.member);
@@ -236,7 +236,7 @@ impl Subscriber {
             let is_update = matches!(frame.body, Body::Update { .. });
             gate.pass(if is_update { bytes.len() } else { 0 })?;
             let step = self.follower.apply(frame)?;
-            if step == Step::Partial && Instant::now() > snapshot_deadline {
+            if step == FrameEffect::Partial && Instant::now() > snapshot_deadline {
                 return Err(StreamError::SlowSnapshot);
             }
             if self.pass_on(step).await.is_err() {
@@ -246,21 +246,21 @@ impl Subscriber {
     }
 
     /// Reports the changes of a frame.
-    async fn pass_on(&self, step: Step) -> Result<(), Closed> {
+    async fn pass_on(&self, step: FrameEffect) -> Result<(), Closed> {
         let worker = self.worker;
         let started = |start| self.fleet.metrics.summary_streams.with_label_values(&[start]).inc();
         let report = match step {
-            Step::Partial => return Ok(()),
-            Step::Opened(new) => {
+            FrameEffect::Partial => return Ok(()),
+            FrameEffect::Opened(new) => {
                 started("snapshot");
-                Report::Opened { worker, new }
+                TrackerMessage::Opened { worker, new }
             }
-            Step::Replace(view) => Report::Replaced { worker, runs: view.runs },
-            Step::Resumed => {
+            FrameEffect::Replace(view) => TrackerMessage::Replaced { worker, runs: view.runs },
+            FrameEffect::Resumed => {
                 started("resumed");
-                Report::Resumed { worker }
+                TrackerMessage::Resumed { worker }
             }
-            Step::Update { changes, load, digest } => Report::Update { worker, changes, load, digest },
+            FrameEffect::Update { changes, load, digest } => TrackerMessage::Update { worker, changes, load, digest },
         };
         self.outbox.tell(report).await
     }
@@ -288,14 +288,14 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
 }
 
 /// Waits until the tracker distrusts the view.
-async fn distrust(distrusts: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
+async fn stale_report(stale_reports: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
     loop {
         // The fleet holds the other end as long as this task runs.
-        if distrusts.changed().await.is_err() {
+        if stale_reports.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        if let Some(distrust) = *distrusts.borrow_and_update() {
-            return distrust;
+        if let Some(stale_report) = *stale_reports.borrow_and_update() {
+            return stale_report;
         }
     }
 }

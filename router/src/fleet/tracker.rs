@@ -21,16 +21,16 @@ use warmpath_common::summary::{Change, Digest, Load, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::{self, DuplicateWorker, Mismatch};
 use warmpath_router_core::fleet::summary_reader::NewWorker;
-use warmpath_router_core::fleet::{Connection, FleetView, KnownBlocks, WorkerView};
+use warmpath_router_core::fleet::{ConnectionState, FleetView, KnownBlocks, WorkerView};
 use warmpath_router_core::index::IndexWriter;
-use warmpath_router_core::routing::prefetch::Turn;
+use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::{ServerInfo, TokenizerSource};
 
 use self::blocks::{Arrived, Blocks};
 pub use self::blocks::{StaleReport, StaleReports};
-use super::stock::Stocks;
+use super::stock::StockServers;
 use super::vocabulary::VocabularyKey;
-use super::{ConnectError, ConnectErrorKind, Fleet, Report};
+use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
 use crate::config::WORKER_BLOCKS_MAX;
 
 /// Most reports that are applied before the view is published.
@@ -42,7 +42,7 @@ const BATCH_MAX: usize = 256;
 const NAMES_LOGGED_MAX: usize = 16;
 
 /// Applies reports until every sender is gone.
-pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<Report>) {
+pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<TrackerMessage>) {
     let mut tracker = Tracker::new(fleet, writer);
     let mut batch = Vec::with_capacity(BATCH_MAX);
     loop {
@@ -76,11 +76,11 @@ struct Tracker {
     fleet: Arc<Fleet>,
     blocks: Blocks,
     workers: BTreeMap<WorkerIdx, Tracked>,
-    stock: Stocks,
+    stock: StockServers,
     /// Workers whose loss has not been announced yet.
     lost: Vec<WorkerIdx>,
     /// Workers that have joined empty or drain, and have not been announced as such yet.
-    turns: Vec<Turn>,
+    fleet_changes: Vec<FleetChange>,
     /// Whether workers or their models may have changed since they were last checked for compatibility.
     models_changed: bool,
     /// Whether all workers of the first discovery have joined.
@@ -90,19 +90,19 @@ struct Tracker {
 impl Tracker {
     fn new(fleet: Arc<Fleet>, writer: IndexWriter) -> Self {
         Self {
-            stock: Stocks::new(&fleet),
+            stock: StockServers::new(&fleet),
             blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
             fleet,
             workers: BTreeMap::new(),
             lost: Vec::new(),
-            turns: Vec::new(),
+            fleet_changes: Vec::new(),
             models_changed: false,
             has_surveyed: false,
         }
     }
 
     /// Applies a report, at once or when the view that it follows is in the index.
-    fn take(&mut self, report: Report) {
+    fn take(&mut self, report: TrackerMessage) {
         if let Some(report) = self.blocks.pass(report) {
             self.apply(report);
         }
@@ -112,34 +112,34 @@ impl Tracker {
     fn take_in_slice(&mut self) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
             self.fleet.ledger().stale_blocks().forget(worker);
-            self.fleet.member(worker).distrusts.settle();
+            self.fleet.member(worker).stale_reports.settle();
             self.know_blocks(worker);
             if let Some(view) = self.view_mut(worker) {
                 view.blocks.is_current = true;
                 let is_new = view.blocks.n_blocks == 0 && !view.load.draining;
-                self.turns.extend(is_new.then_some(Turn::Joined(worker)));
+                self.fleet_changes.extend(is_new.then_some(FleetChange::Joined(worker)));
             }
             behind.into_iter().for_each(|report| self.take(report));
         }
     }
 
-    fn apply(&mut self, report: Report) {
+    fn apply(&mut self, report: TrackerMessage) {
         match report {
-            Report::Surveyed => self.has_surveyed = true,
-            Report::Joined { worker } => self.joined(worker),
-            Report::Leaving { worker } => self.leaving(worker),
-            Report::Stayed { worker } => self.stayed(worker),
-            Report::Left { worker } => self.left(worker),
-            Report::Opened { worker, new } => self.opened(worker, *new),
-            Report::Found { worker, declared } => self.found(worker, declared),
-            Report::Differs { worker, model } => self.differs(worker, model),
-            Report::Resumed { worker } => self.resumed(worker),
-            Report::Replaced { worker, runs } => self.blocks.begin(worker, runs),
-            Report::Update { worker, changes, load, digest } => self.update(worker, changes, (load, digest)),
-            Report::Lost { worker } => self.lost(worker),
-            Report::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
-            Report::Vocabulary => self.models_changed = true,
-            Report::Refused { worker, key, reason } => self.refused(worker, key, reason),
+            TrackerMessage::Surveyed => self.has_surveyed = true,
+            TrackerMessage::Joined { worker } => self.joined(worker),
+            TrackerMessage::Leaving { worker } => self.leaving(worker),
+            TrackerMessage::Stayed { worker } => self.stayed(worker),
+            TrackerMessage::Left { worker } => self.left(worker),
+            TrackerMessage::Opened { worker, new } => self.opened(worker, *new),
+            TrackerMessage::Found { worker, declared } => self.found(worker, declared),
+            TrackerMessage::Differs { worker, model } => self.differs(worker, model),
+            TrackerMessage::Resumed { worker } => self.resumed(worker),
+            TrackerMessage::Replaced { worker, runs } => self.blocks.begin(worker, runs),
+            TrackerMessage::Update { worker, changes, load, digest } => self.update(worker, changes, (load, digest)),
+            TrackerMessage::Lost { worker } => self.lost(worker),
+            TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
+            TrackerMessage::Vocabulary => self.models_changed = true,
+            TrackerMessage::Refused { worker, key, reason } => self.refused(worker, key, reason),
         }
     }
 
@@ -155,7 +155,7 @@ impl Tracker {
             joined_at: Instant::now(),
             load: Load::default(),
             measured_at: Instant::now(),
-            link: Connection::Connecting,
+            link: ConnectionState::Connecting,
             trouble: None,
             excluded: None,
             blocks: KnownBlocks::default(),
@@ -190,7 +190,7 @@ impl Tracker {
 
     fn resumed(&mut self, worker: WorkerIdx) {
         if let Some(view) = self.view_mut(worker) {
-            (view.link, view.trouble) = (Connection::Live, None);
+            (view.link, view.trouble) = (ConnectionState::Live, None);
             view.blocks.is_current = true;
         }
     }
@@ -209,9 +209,9 @@ impl Tracker {
         view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
         view.hear(opening.load, Instant::now());
-        (view.link, view.trouble) = (Connection::Live, None);
+        (view.link, view.trouble) = (ConnectionState::Live, None);
         let name = view.name.clone();
-        self.models_changed |= !same_model || !same_life || was != Connection::Live;
+        self.models_changed |= !same_model || !same_life || was != ConnectionState::Live;
         self.fleet.ledger().reconnected(worker);
         tracing::info!(worker = %name, uid = %stamp.worker_uid, boot_epoch = stamp.boot_epoch, "worker is connected");
     }
@@ -231,8 +231,8 @@ impl Tracker {
             ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
             ledger.heard(worker, &changes, Instant::now());
         }
-        if let Some(distrust) = self.blocks.check(worker, digest) {
-            self.fleet.member(worker).distrusts.raise(distrust);
+        if let Some(stale_report) = self.blocks.check(worker, digest) {
+            self.fleet.member(worker).stale_reports.raise(stale_report);
         }
         self.know_blocks(worker);
         let Some(load) = load else { return };
@@ -240,10 +240,10 @@ impl Tracker {
         let Some(view) = self.view_mut(worker) else { return };
         if load.draining && !view.load.draining {
             tracing::info!(worker = %view.name, "worker is draining");
-            drains = Some(Turn::Drains(worker));
+            drains = Some(FleetChange::Drains(worker));
         }
         view.hear(load, Instant::now());
-        self.turns.extend(drains);
+        self.fleet_changes.extend(drains);
     }
 
     fn view_mut(&mut self, worker: WorkerIdx) -> Option<&mut WorkerView> {
@@ -264,13 +264,13 @@ impl Tracker {
         view.blocks.is_current = false;
         let since = Instant::now();
         match view.link {
-            Connection::Live => view.link = Connection::Stale { since },
+            ConnectionState::Live => view.link = ConnectionState::Stale { since },
             // The worker responds, but with nothing that could be read.
-            Connection::Connecting => view.link = Connection::Down { since },
-            Connection::Stale { .. }
-            | Connection::Down { .. }
-            | Connection::Refused { .. }
-            | Connection::Loading { .. } => {}
+            ConnectionState::Connecting => view.link = ConnectionState::Down { since },
+            ConnectionState::Stale { .. }
+            | ConnectionState::Down { .. }
+            | ConnectionState::Refused { .. }
+            | ConnectionState::Loading { .. } => {}
         }
     }
 
@@ -286,9 +286,9 @@ impl Tracker {
         }
         let since = Instant::now();
         let (link, was) = match &kind {
-            ConnectErrorKind::Loss | ConnectErrorKind::Other => (Connection::Down { since }, view.link),
-            ConnectErrorKind::Refusal => (Connection::Refused { since }, view.link),
-            ConnectErrorKind::Loading { .. } => (Connection::Loading { since }, view.link),
+            ConnectErrorKind::Loss | ConnectErrorKind::Other => (ConnectionState::Down { since }, view.link),
+            ConnectErrorKind::Refusal => (ConnectionState::Refused { since }, view.link),
+            ConnectErrorKind::Loading { .. } => (ConnectionState::Loading { since }, view.link),
         };
         view.trouble = Some(reason);
         // A worker that stays unreachable is reported at each try; the rest follows only from a new state or new names.
@@ -327,16 +327,16 @@ impl Tracker {
             // This wakes a task on another thread, which reads the view at once.
             self.fleet.models_changed.notify_one();
         }
-        if let Some(turns) = &self.fleet.turns {
+        if let Some(fleet_changes) = &self.fleet.fleet_changes {
             // A new worker fills by itself, and what a full queue leaves out is computed.
-            for turn in &self.turns {
-                let _ = turns.try_send(*turn);
+            for turn in &self.fleet_changes {
+                let _ = fleet_changes.try_send(*turn);
             }
         }
-        self.turns.clear();
+        self.fleet_changes.clear();
         // The view no longer offers these workers, so no new request goes there.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
-        let is_connecting = |tracked: &Tracked| tracked.view.link == Connection::Connecting;
+        let is_connecting = |tracked: &Tracked| tracked.view.link == ConnectionState::Connecting;
         let had_looked = *self.fleet.looked.borrow();
         let has_looked = had_looked || self.has_surveyed && !self.workers.values().any(is_connecting);
         if has_looked && !had_looked {
@@ -396,7 +396,7 @@ impl Tracker {
 impl Tracker {
     fn found(&mut self, worker: WorkerIdx, declared: ServerInfo) {
         let Some(view) = self.view_mut(worker) else { return };
-        (view.link, view.trouble) = (Connection::Live, None);
+        (view.link, view.trouble) = (ConnectionState::Live, None);
         view.awaited.clear();
         let names: Vec<_> = declared.models.iter().map(|listed| &listed.names[0]).take(NAMES_LOGGED_MAX).collect();
         let (n_models, slots) = (declared.models.len(), declared.n_slots);
@@ -415,7 +415,7 @@ impl Tracker {
 
     /// Excludes a process that is in the fleet under another URL already, and logs which processes share an identity.
     fn find_twins(&self, verdicts: &mut [Option<Mismatch>]) {
-        let is_there = |view: &WorkerView| matches!(view.link, Connection::Live | Connection::Stale { .. });
+        let is_there = |view: &WorkerView| matches!(view.link, ConnectionState::Live | ConnectionState::Stale { .. });
         let tracked: Vec<_> = self.workers.values().collect();
         let lives: Vec<_> = tracked.iter().map(|tracked| tracked.life.filter(|_| is_there(&tracked.view))).collect();
         let mut n_forks = 0;

@@ -38,7 +38,7 @@ const PANICKED: i32 = 101;
 /// Result of a vocabulary's trial.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Verdict {
+pub enum TrialResult {
     /// The vocabulary tokenizes and renders.
     Sound,
     /// The vocabulary would harm the process that uses it.
@@ -82,7 +82,7 @@ pub enum TrialError {
 /// Tries the vocabulary at `path` in a separate process.
 ///
 /// Cost: that of loading it, and some tenths of a second. Errors: every [`TrialError`].
-pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<Verdict, TrialError> {
+pub async fn try_out(config: &TrialConfig, path: &Path) -> Result<TrialResult, TrialError> {
     let mut command = Command::new(&config.program);
     command.arg(TRIAL_COMMAND).arg(path);
     // The vocabulary might find a way to read this process's environment.
@@ -108,9 +108,9 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 /// Returns the verdict in the process's output.
 ///
 /// Errors: `NoVerdict` if the machine or its operator ended the process, or it is another program.
-fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<Verdict, TrialError> {
+fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<TrialResult, TrialError> {
     let complaint = last_line(complained);
-    let refused = |how: String| Ok(Verdict::Refused { reason: format!("{how}: {complaint}") });
+    let refused = |how: String| Ok(TrialResult::Refused { reason: format!("{how}: {complaint}") });
     match (status.code(), status.signal()) {
         (Some(0), _) => {
             serde_json::from_slice(said).map_err(|_| TrialError::NoVerdict { status, said: last_line(said) })
@@ -143,9 +143,11 @@ fn last_line(bytes: &[u8]) -> String {
 /// Tries the vocabulary at `path` in this process, which may end it: call this only in a process started for it.
 ///
 /// Limits this process's memory and processor time for good.
-pub fn try_here(path: &Path) -> Verdict {
+pub fn try_here(path: &Path) -> TrialResult {
     if let Err(reason) = limit() {
-        return Verdict::Refused { reason: format!("the limits of the process that tries it cannot be set: {reason}") };
+        return TrialResult::Refused {
+            reason: format!("the limits of the process that tries it cannot be set: {reason}"),
+        };
     }
     let path = path.to_owned();
     let tried = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
@@ -154,10 +156,10 @@ pub fn try_here(path: &Path) -> Verdict {
         Ok(())
     });
     match tried.map(std::thread::JoinHandle::join) {
-        Ok(Ok(Ok(()))) => Verdict::Sound,
-        Ok(Ok(Err(reason))) => Verdict::Refused { reason },
-        Ok(Err(_)) => Verdict::Refused { reason: "it panicked".to_owned() },
-        Err(error) => Verdict::Refused { reason: format!("no thread can be started to try it: {error}") },
+        Ok(Ok(Ok(()))) => TrialResult::Sound,
+        Ok(Ok(Err(reason))) => TrialResult::Refused { reason },
+        Ok(Err(_)) => TrialResult::Refused { reason: "it panicked".to_owned() },
+        Err(error) => TrialResult::Refused { reason: format!("no thread can be started to try it: {error}") },
     }
 }
 
@@ -178,15 +180,15 @@ fn limit() -> std::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn judged(raw: i32, said: &str, complained: &str) -> Result<Verdict, String> {
+    fn judged(raw: i32, said: &str, complained: &str) -> Result<TrialResult, String> {
         judge(ExitStatus::from_raw(raw), said.as_bytes(), complained.as_bytes()).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_verdict_is_taken_only_from_a_process_that_ended_well() {
         let sound = r#"{"verdict": "sound"}"#;
-        assert_eq!(judged(0, sound, ""), Ok(Verdict::Sound));
-        let refused = Verdict::Refused { reason: "why".to_owned() };
+        assert_eq!(judged(0, sound, ""), Ok(TrialResult::Sound));
+        let refused = TrialResult::Refused { reason: "why".to_owned() };
         assert_eq!(judged(0, r#"{"verdict": "refused", "reason": "why"}"#, ""), Ok(refused));
         assert!(judged(0, "running 0 tests", "").unwrap_err().contains("running 0 tests"), "another program");
         assert!(judged(2 << 8, sound, "error: unexpected argument").is_err());
@@ -195,7 +197,7 @@ mod tests {
     #[test]
     fn what_ends_the_process_is_the_vocabulary_s_fault_but_for_others_signals() {
         let reason = |raw, complained| match judged(raw, "", complained) {
-            Ok(Verdict::Refused { reason }) => reason,
+            Ok(TrialResult::Refused { reason }) => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(

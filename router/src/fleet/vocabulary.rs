@@ -20,13 +20,13 @@ use warmpath_common::summary::VOCABULARY_PATH;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::Mismatch;
-use warmpath_router_core::fleet::{Connection, FleetView, WorkerView};
+use warmpath_router_core::fleet::{ConnectionState, FleetView, WorkerView};
 use warmpath_router_core::stock::text_blocks::is_text;
 use warmpath_shell::chain;
 
 use super::client::{CallError, WorkerClient};
-use super::trial::{self, TrialError, Verdict};
-use super::{Fleet, Report};
+use super::trial::{self, TrialError, TrialResult};
+use super::{Fleet, TrackerMessage};
 use crate::config::{
     VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
 };
@@ -186,7 +186,7 @@ struct Retry {
 }
 
 /// Keeps the vocabularies up to date as long as the router runs.
-pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
+pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<TrackerMessage>) {
     let mut retries: HashMap<VocabularyKey, Retry> = HashMap::new();
     loop {
         let wanted = wanted(&fleet, &fleet.view());
@@ -211,7 +211,7 @@ pub async fn fetch(fleet: Arc<Fleet>, reports: mpsc::Sender<Report>) {
         let outcome = if refused.is_some() { "refused" } else { state.label() };
         fleet.metrics.vocabularies.with_label_values(&[outcome]).inc();
         publish(&fleet, key, state);
-        if reports.send(refused.unwrap_or(Report::Vocabulary)).await.is_err() {
+        if reports.send(refused.unwrap_or(TrackerMessage::Vocabulary)).await.is_err() {
             return;
         }
     }
@@ -222,7 +222,7 @@ async fn settle(
     fleet: &Fleet,
     key: VocabularyKey,
     retries: &mut HashMap<VocabularyKey, Retry>,
-) -> (VocabularyState, Option<Report>) {
+) -> (VocabularyState, Option<TrackerMessage>) {
     match obtain(fleet, key).await {
         Ok(state) => {
             // A worker may be repaired under the same model.
@@ -242,7 +242,7 @@ async fn settle(
             let reason = chain(&error);
             tracing::warn!(fingerprint = %key.fingerprint, %reason, "vocabulary cannot be had; routing by load");
             let refused = match error {
-                FetchError::Refused { worker, reason, .. } => Some(Report::Refused { worker, key, reason }),
+                FetchError::Refused { worker, reason, .. } => Some(TrackerMessage::Refused { worker, key, reason }),
                 _ => None,
             };
             (VocabularyState::Failed { reason }, refused)
@@ -259,7 +259,7 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let has_it = |worker: &&Arc<WorkerView>| {
         worker.link.is_there()
             && !matches!(worker.excluded, Some(Mismatch::Refused { .. }))
-            && worker.link != Connection::Connecting
+            && worker.link != ConnectionState::Connecting
             && worker.stock.is_none()
             && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
     };
@@ -273,7 +273,7 @@ async fn obtain(fleet: &Fleet, key: VocabularyKey) -> Result<VocabularyState, Fe
     let file = tokio::time::timeout(VOCABULARY_TIMEOUT, download(&client, &url))
         .await
         .map_err(|_| FetchError::Timeout { url: url.to_string() })??;
-    if let Verdict::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
+    if let TrialResult::Refused { reason } = trial::try_out(&fleet.trial, file.path()).await? {
         return Err(FetchError::Refused { worker: worker.idx, url: url.to_string(), reason });
     }
     let path = file.path().to_owned();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use warmpath_common::block_hash::{BLOCK_SIZE_TOKENS_DEFAULT, HASH_VERSION};
 use warmpath_common::model::{MemoryKind, ModelInfo};
 use warmpath_prompt::{PromptMaker, PromptOptions};
-use warmpath_router_core::stock::Listed;
+use warmpath_router_core::stock::StockModel;
 
 use super::vocabulary::{TemplateUse, Vocabulary};
 use crate::config::VocabularyFile;
@@ -86,7 +86,7 @@ impl LoadedVocabulary {
     }
 
     /// Returns whether the vocabulary is for a model that a server lists.
-    pub fn is_for(&self, listed: &Listed) -> bool {
+    pub fn is_for(&self, listed: &StockModel) -> bool {
         self.name.as_ref().is_none_or(|name| listed.names.contains(name))
     }
 

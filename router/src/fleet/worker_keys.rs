@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use axum::http::{HeaderMap, HeaderValue, header};
 use url::Url;
 use warmpath_shell::bearer;
-use warmpath_shell::files::{self, Failure};
+use warmpath_shell::files::{self, FileFailure};
 
 use crate::config::{WorkerAddress, WorkerApi, WorkerKeyFile};
 
@@ -125,7 +125,7 @@ impl WorkerKey {
             }
             Ok::<_, WorkerKeyError>(())
         };
-        let tell = |Failure { reason, is_new }| {
+        let tell = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
                 tracing::error!(path = %self.path.display(), %reason, "the file of a stock server's key cannot be used; the last one stands");

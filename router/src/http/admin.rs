@@ -8,7 +8,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::fleet::{Connection, WorkerView};
+use warmpath_router_core::fleet::{ConnectionState, WorkerView};
 use warmpath_router_core::overload::breaker::BreakerState;
 use warmpath_shell::log;
 
@@ -85,14 +85,14 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
 
 /// Returns how a worker's blocks are known: by its summary, or as those of a stock server.
 pub(super) fn mode(worker: &WorkerView) -> &'static str {
-    worker.stock.map_or("summary", |footing| footing.label())
+    worker.stock.map_or("summary", |tokenizer_source| tokenizer_source.label())
 }
 
 fn state(app: &App, worker: &WorkerView) -> &'static str {
     let now = Instant::now();
     match worker.unavailable(now) {
         Some(why) => why.label(),
-        None if matches!(worker.link, Connection::Stale { .. }) => "stale",
+        None if matches!(worker.link, ConnectionState::Stale { .. }) => "stale",
         None if app.fleet.ledger().breaker(worker.idx, now) == BreakerState::Open => "failing",
         None => "ready",
     }

@@ -10,7 +10,7 @@ use axum::extract::{Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_router_core::diagnostics::decision_log::{Entry, Outcome};
-use warmpath_router_core::diagnostics::history::Totals;
+use warmpath_router_core::diagnostics::history::HistoryTotals;
 use warmpath_shell::metrics::REQUEST_BUCKETS;
 
 use super::state::App;
@@ -57,7 +57,7 @@ fn describe(entry: &Entry) -> Value {
 
 /// Query of a history.
 #[derive(Deserialize)]
-pub struct Asked {
+pub struct HistoryQuery {
     /// Length of the history.
     window_s: Option<u32>,
 }
@@ -65,7 +65,7 @@ pub struct Asked {
 /// Responds with the counters, per sample and in total, for the requested time as far as it is known.
 pub async fn history(
     State(app): State<App>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    asked: Result<Query<HistoryQuery>, QueryRejection>,
 ) -> Result<Json<Value>, RequestError> {
     let unreadable =
         |error: QueryRejection| RequestError::Field { param: "window_s".to_owned(), reason: error.body_text() };
@@ -88,7 +88,7 @@ pub async fn history(
     })))
 }
 
-fn counted(totals: &Totals) -> Value {
+fn counted(totals: &HistoryTotals) -> Value {
     json!({
         "seconds": totals.at.as_secs_f64(),
         "requests": totals.requests,

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use warmpath_common::dialects::anthropic;
-use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
+use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
 use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
@@ -20,7 +20,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     let code = error.code().map(str::to_owned);
     let excess = match error {
         RequestError::PromptTooLong { n_tokens, context_tokens } => {
-            Some(Excess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
+            Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: *context_tokens })
         }
         _ => None,
     };

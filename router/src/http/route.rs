@@ -32,7 +32,7 @@ struct Peek {
 
 /// Query of a dry run.
 #[derive(Deserialize)]
-struct Asked {
+struct RouteQuery {
     /// Path of the request; absent for a chat or a completion, which the body distinguishes.
     path: Option<String>,
 }
@@ -40,7 +40,7 @@ struct Asked {
 /// Responds with the worker that would get a request now, and the reason.
 pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Value>, RequestError> {
     let (mut parts, body) = request.into_parts();
-    let asked = Query::<Asked>::try_from_uri(&parts.uri);
+    let asked = Query::<RouteQuery>::try_from_uri(&parts.uri);
     let unreadable =
         |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
     let Query(asked) = asked.map_err(unreadable)?;
@@ -72,7 +72,7 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         "choice": choice,
         "refusal": explanation.choice.as_ref().err().map(ToString::to_string),
         "listen_ms_max": explanation.backoff_max.as_secs_f64() * 1e3,
-        "waiting": app.turns.n_waiting(&prepared.model.fingerprint),
+        "waiting": app.queue.n_waiting(&prepared.model.fingerprint),
         "workers": workers,
     })))
 }

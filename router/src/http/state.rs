@@ -39,7 +39,7 @@ pub struct App {
     /// Start of the router. Units: seconds since 1970.
     pub started_s: u64,
     /// Queues of requests that no worker can start yet.
-    pub turns: Arc<RequestQueue>,
+    pub queue: Arc<RequestQueue>,
     /// Budget of retries. The lock is held for one deposit or one withdrawal, never across `.await`.
     retries: Arc<Mutex<RetryBudget>>,
     /// Recent conversations. The lock is held for one comparison, never across `.await`.
@@ -75,13 +75,13 @@ pub struct Hosts {
 }
 
 /// Place of a request among the running ones; it is free again when this is dropped.
-pub struct Place {
+pub struct RequestPlace {
     metrics: Arc<Metrics>,
     _permit: OwnedSemaphorePermit,
     _of_key: KeyPlace,
 }
 
-impl Drop for Place {
+impl Drop for RequestPlace {
     fn drop(&mut self) {
         self.metrics.in_flight.dec();
     }
@@ -109,7 +109,7 @@ impl App {
             preparing: Arc::default(),
             recent: Arc::default(),
             started_s: started.as_secs(),
-            turns: Arc::new(RequestQueue::new(requests.queue_max, Arc::clone(&metrics))),
+            queue: Arc::new(RequestQueue::new(requests.queue_max, Arc::clone(&metrics))),
             retries: Arc::new(Mutex::new(RetryBudget::new(requests.retry_budget, Instant::now()))),
             conversations: Arc::default(),
             places: Arc::new(Semaphore::new(requests.requests_max.min(Semaphore::MAX_PERMITS))),
@@ -124,7 +124,7 @@ impl App {
     /// Returns a place for a request that has arrived whole, with the key it presented.
     ///
     /// Errors: `RateLimited` if the key has its maximum of requests, `RequestsFull` if every place is taken.
-    pub fn place(&self, key: Option<&Key>) -> Result<Place, RequestError> {
+    pub fn place(&self, key: Option<&Key>) -> Result<RequestPlace, RequestError> {
         let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
             requests_max: self.requests.requests_max,
@@ -132,7 +132,7 @@ impl App {
         };
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         self.metrics.in_flight.inc();
-        Ok(Place { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
+        Ok(RequestPlace { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
     }
 
     /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.

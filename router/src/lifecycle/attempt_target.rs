@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
-use warmpath_router_core::diagnostics::decision_log::Chosen;
+use warmpath_router_core::diagnostics::decision_log::LoggedChoice;
 use warmpath_router_core::index::Match;
 use warmpath_router_core::ledger::{Decision, NoWorker, RouteRequest};
-use warmpath_router_core::routing::choose::{PromptView, Reason};
+use warmpath_router_core::routing::choose::{ChoiceReason, PromptView};
 use warmpath_router_core::stock::SentRequest;
-use warmpath_shell::trace::{Kind, Span};
+use warmpath_shell::trace::{Span, SpanKind};
 
 use super::{IncomingRequest, RetryState, kv_transfer};
 use crate::decision_history::DecisionHandle;
@@ -22,7 +22,7 @@ use crate::prompt::{Prepared, Prompt};
 /// Target of an attempt, and the predictions for it.
 pub(super) struct Choice {
     pub(super) decision: Decision,
-    pub(super) booking: InFlightGuard,
+    pub(super) in_flight: InFlightGuard,
     /// Its entry in the log of decisions.
     pub(super) note: DecisionHandle,
     /// Span of the attempt, which ends with its response.
@@ -76,7 +76,7 @@ pub(super) fn choose(
     app: &App,
     arrival: &IncomingRequest,
     prepared: &Prepared,
-    trail: &RetryState,
+    retry_state: &RetryState,
 ) -> Result<Choice, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
@@ -87,13 +87,13 @@ pub(super) fn choose(
     let start = Instant::now();
     let view = app.fleet.view();
     let tried: Vec<_> =
-        trail.failures.iter().map(|(worker, _)| *worker).chain(trail.excluded.iter().copied()).collect();
+        retry_state.failures.iter().map(|(worker, _)| *worker).chain(retry_state.excluded.iter().copied()).collect();
     let ask = RouteRequest { tried: &tried, now: start, ..ask(&arrival.id, prepared, &matches) };
     let (mut decision, ticket) = app.fleet.ledger().choose(&view, &ask, &mut rand::rng())?;
-    let mut booking = app.fleet.booking(decision.worker, ticket);
-    booking.watch(&arrival.id, || sending(prepared, &decision));
-    if trail.n_attempts > 0 {
-        decision.reason = Reason::Retry;
+    let mut in_flight = app.fleet.in_flight(decision.worker, ticket);
+    in_flight.watch(&arrival.id, || sending(prepared, &decision));
+    if retry_state.n_attempts > 0 {
+        decision.reason = ChoiceReason::Retry;
     }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
@@ -117,7 +117,7 @@ pub(super) fn choose(
         cost_ms = decision.cost.total_ms(),
         "chose worker"
     );
-    let mut span = arrival.span.child("router.attempt", Kind::Client);
+    let mut span = arrival.span.child("router.attempt", SpanKind::Client);
     span.name("warmpath.worker", app.fleet.member(decision.worker).name());
     span.name("warmpath.route", decision.reason.to_string());
     if let Some(n_tokens) = known {
@@ -128,7 +128,7 @@ pub(super) fn choose(
         note: app.recent.write(chosen(app, arrival, prepared, &decision)),
         kv_peer,
         decision,
-        booking,
+        in_flight,
         span,
         prompt_tokens: known,
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
@@ -139,12 +139,12 @@ pub(super) fn choose(
 }
 
 /// Returns the log entry of a decision.
-fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &Decision) -> Chosen {
+fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &Decision) -> LoggedChoice {
     let (prompt_tokens, predicted_cached_tokens) = match prepared.prompt {
         Prompt::Known { n_tokens, .. } => (n_tokens, Some(decision.cached_tokens)),
         Prompt::Estimated { n_tokens, .. } => (n_tokens, None),
     };
-    Chosen {
+    LoggedChoice {
         at_ms: app.recent.now_ms(),
         request_id: arrival.id.clone(),
         model: Arc::clone(&prepared.model),

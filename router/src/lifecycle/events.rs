@@ -12,17 +12,17 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use tokio::time::{Instant, timeout_at};
-use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Says, Splitter, Told, is_whole};
+use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamProgress, StreamState, is_whole};
 use warmpath_router_core::overload::retry::Failure;
 
 use super::journal::{JournalLimits, JournalReader};
-use super::upstream::Pieces;
+use super::upstream::BodyPieces;
 use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
 use crate::prompt::Shape;
 
 /// A worker's stream of events.
 pub(super) struct Events {
-    pieces: Pieces,
+    pieces: BodyPieces,
     splitter: Splitter,
     reader: EventReader,
     /// Start of an event whose end has not arrived.
@@ -45,7 +45,7 @@ pub(super) struct Passed {
     /// Whole events, or a part of one that exceeds the buffer's limit.
     pub(super) bytes: Bytes,
     /// The most significant kind of event among them.
-    pub(super) says: Says,
+    pub(super) progress: StreamProgress,
 }
 
 /// Last event of a chat or completion, for a client whose server has omitted it.
@@ -66,7 +66,7 @@ pub(super) fn end_mark(shape: Shape, path: &str) -> Option<EndMark> {
 impl Events {
     /// Returns the events in `pieces`. The first event of the response must arrive by the deadline, each further one
     /// within the timeout.
-    pub(super) fn new(pieces: Pieces, mark: EndMark, (deadline, idle_timeout): (Instant, Duration)) -> Self {
+    pub(super) fn new(pieces: BodyPieces, mark: EndMark, (deadline, idle_timeout): (Instant, Duration)) -> Self {
         Self {
             pieces,
             splitter: Splitter::default(),
@@ -102,7 +102,7 @@ impl Events {
         let rest = self.journal.as_ref()?.rest();
         let mut reader = self.reader.clone();
         reader.read(rest);
-        (rest.ends_with(b"\n\n") && reader.told().has_failed).then(|| Bytes::copy_from_slice(rest))
+        (rest.ends_with(b"\n\n") && reader.state().has_failed).then(|| Bytes::copy_from_slice(rest))
     }
 
     /// Returns the next piece; `None` once the response has ended as its dialect defines.
@@ -118,15 +118,15 @@ impl Events {
                 Err(failure) => return self.failed(failure),
             },
         };
-        if passed.says == Says::Content {
+        if passed.progress == StreamProgress::Content {
             self.deadline = None;
         }
         Some(Ok(passed))
     }
 
     /// Returns what the stream has reported so far.
-    pub(super) fn told(&self) -> Told {
-        self.reader.told()
+    pub(super) fn state(&self) -> StreamState {
+        self.reader.state()
     }
 
     /// Returns whether the client has a part of an event, so that no other event can follow.
@@ -146,7 +146,7 @@ impl Events {
                 }
             }
             let passed = self.unread.pop_front().and_then(|piece| self.cut(piece));
-            let is_content = passed.as_ref().is_some_and(|passed| passed.says == Says::Content);
+            let is_content = passed.as_ref().is_some_and(|passed| passed.progress == StreamProgress::Content);
             // During a flood of comments the timeout above never fires.
             if !is_content && Instant::now() >= deadline {
                 return Err(Failure::Timeout);
@@ -165,7 +165,7 @@ impl Events {
             self.is_overlong = false;
             self.reader.skip();
             self.reader.read(&piece[first..]);
-            Passed { bytes: piece, says: Says::Content }
+            Passed { bytes: piece, progress: StreamProgress::Content }
         } else if self.held.is_empty() {
             self.read(piece)
         } else {
@@ -182,19 +182,19 @@ impl Events {
     /// Buffers a part of an event, or passes it on if the event is too long.
     fn hold(&mut self, part: Bytes) -> Option<Passed> {
         if self.is_overlong {
-            return Some(Passed { bytes: part, says: Says::Opening });
+            return Some(Passed { bytes: part, progress: StreamProgress::Opening });
         }
         self.held.extend_from_slice(&part);
         if self.held.len() <= EVENT_HELD_BYTES_MAX {
             return None;
         }
         self.is_overlong = true;
-        Some(Passed { bytes: self.held.split().freeze(), says: Says::Opening })
+        Some(Passed { bytes: self.held.split().freeze(), progress: StreamProgress::Opening })
     }
 
     fn read(&mut self, events: Bytes) -> Passed {
-        let says = self.reader.read(&events);
-        Passed { bytes: events, says }
+        let progress = self.reader.read(&events);
+        Passed { bytes: events, progress }
     }
 
     /// Returns the rest at the end of the connection: the response's last event may lack its empty line.

@@ -11,14 +11,14 @@ use axum::http::HeaderMap;
 use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::diagnostics::decision_log::Outcome as Came;
+use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
 use warmpath_router_core::overload::retry::Failure;
 
 use super::attempt_target::Choice;
 use super::events::{Events, end_mark};
 use super::hold::Hold;
 use super::keepalive::Keepalive;
-use super::upstream::{Answer, Rest};
+use super::upstream::{RestOfBody, UpstreamResponse};
 use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
 use crate::http::state::App;
 use crate::metrics;
@@ -45,10 +45,10 @@ pub(super) struct Failover {
 }
 
 /// A stream that continues at another worker.
-pub(super) struct Continued {
+pub(super) struct ContinuedStream {
     pub(super) choice: Choice,
     pub(super) first: Bytes,
-    pub(super) rest: Rest,
+    pub(super) rest: RestOfBody,
     /// Name of its worker for the client.
     pub(super) name: String,
 }
@@ -63,8 +63,8 @@ pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
 
 impl Failover {
     /// Returns the state that is needed to continue the stream of this worker; `None` if it has no journal.
-    pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&Rest, &HeaderMap)) -> Option<Self> {
-        let has_journal = matches!(rest, Rest::Events(events) if events.has_journal());
+    pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&RestOfBody, &HeaderMap)) -> Option<Self> {
+        let has_journal = matches!(rest, RestOfBody::Events(events) if events.has_journal());
         has_journal.then(|| Self {
             app: app.clone(),
             prepared,
@@ -85,7 +85,7 @@ impl Failover {
         arrival: &mut IncomingRequest,
         (worker, failure): (WorkerIdx, Failure),
         lines: Vec<u8>,
-    ) -> Option<Continued> {
+    ) -> Option<ContinuedStream> {
         let start = Instant::now();
         self.n_done += 1;
         self.failures.push((worker, failure));
@@ -99,27 +99,27 @@ impl Failover {
         continued
     }
 
-    async fn attempt(&self, arrival: &mut IncomingRequest, past: &Past, start: Instant) -> Option<Continued> {
+    async fn attempt(&self, arrival: &mut IncomingRequest, past: &Past, start: Instant) -> Option<ContinuedStream> {
         let app = &self.app;
-        let mut trail = RetryState { excluded: self.excluded(), is_continuation: true, ..RetryState::default() };
+        let mut retry_state = RetryState { excluded: self.excluded(), is_continuation: true, ..RetryState::default() };
         let (comments, _heard) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
         let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, past: Some(past) };
-        let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut trail).await.ok()?;
+        let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut retry_state).await.ok()?;
         let head = answer.head();
         kv_transfer::observe(app, &choice, &head.headers);
         let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);
         let cached_tokens = headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS);
-        choice.note.came(Came::Answered { status, ttft_ms, cached_tokens });
+        choice.note.set_outcome(AttemptOutcome::Answered { status, ttft_ms, cached_tokens });
         match answer {
-            Answer::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
-                choice.booking.answered(&self.failures);
+            UpstreamResponse::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
+                choice.in_flight.answered(&self.failures);
                 let member = app.fleet.member(choice.decision.worker);
                 tracing::info!(request_id = %arrival.id, worker = %member.url, "answer continues at another worker");
                 let name = member.shown_name().to_string();
                 let exactness = headers::text(&head.headers, JOURNAL).unwrap_or_default();
                 let first = [&self.comment(exactness), &first[..]].concat().into();
-                Some(Continued { choice, first, rest, name })
+                Some(ContinuedStream { choice, first, rest, name })
             }
             _ => None,
         }

@@ -88,7 +88,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 /// hints.
 pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice, past: Option<&Past>) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
-    let is_stock = choice.booking.is_visit();
+    let is_stock = choice.in_flight.is_server_request();
     // A stock server may require a key of its own.
     if !is_stock {
         bearer::strip(&mut headers);

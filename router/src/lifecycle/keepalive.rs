@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use warmpath_router_core::event_stream::Says;
+use warmpath_router_core::event_stream::StreamProgress;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::event_stream;
 
@@ -42,8 +42,8 @@ impl Keepalive {
     /// Errors: `Broken` if the stream ends before, `Timeout` if none comes in time.
     pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, Failure> {
         while let Some(passed) = events.next().await {
-            let Passed { bytes, says } = passed?;
-            if says > Says::Nothing {
+            let Passed { bytes, progress } = passed?;
+            if progress > StreamProgress::Nothing {
                 return Ok(bytes);
             }
             let _ = self.0.try_send(());
@@ -63,11 +63,11 @@ pub(super) async fn answer<F>(
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
-    let (comments, heard) = mpsc::channel(1);
-    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), heard, shape, cut_off };
+    let (comments, signals) = mpsc::channel(1);
+    let mut waiting = Waiting { attempts: Box::pin(attempts(Keepalive(comments))), signals, shape, cut_off };
     match waiting.next().await {
-        Heard::Answer(answer) => answer,
-        Heard::Comment => Ok(head(Body::from_stream(waiting.stream()))),
+        Signal::Answer(answer) => answer,
+        Signal::Comment => Ok(head(Body::from_stream(waiting.stream()))),
     }
 }
 
@@ -81,14 +81,14 @@ fn head(body: Body) -> Response {
 /// A request whose client has at most the head of a response.
 struct Waiting {
     attempts: Pin<Box<dyn Future<Output = Result<Response, RequestError>> + Send>>,
-    heard: mpsc::Receiver<()>,
+    signals: mpsc::Receiver<()>,
     shape: Shape,
     /// End of the time in which running responses may finish.
     cut_off: CancellationToken,
 }
 
 /// Next event of the attempts.
-enum Heard {
+enum Signal {
     Answer(Result<Response, RequestError>),
     Comment,
 }
@@ -101,12 +101,12 @@ enum Stage {
 }
 
 impl Waiting {
-    async fn next(&mut self) -> Heard {
+    async fn next(&mut self) -> Signal {
         tokio::select! {
             biased;
-            answer = &mut self.attempts => Heard::Answer(answer),
-            () = self.cut_off.cancelled() => Heard::Answer(Err(RequestError::ShuttingDown)),
-            Some(()) = self.heard.recv() => Heard::Comment,
+            answer = &mut self.attempts => Signal::Answer(answer),
+            () = self.cut_off.cancelled() => Signal::Answer(Err(RequestError::ShuttingDown)),
+            Some(()) = self.signals.recv() => Signal::Comment,
         }
     }
 
@@ -115,8 +115,8 @@ impl Waiting {
         let rest = futures::stream::unfold(Stage::Waiting(self), |stage| async {
             match stage {
                 Stage::Waiting(mut waiting) => match waiting.next().await {
-                    Heard::Comment => Some((Ok(Bytes::from_static(COMMENT)), Stage::Waiting(waiting))),
-                    Heard::Answer(answer) => follow(answer, waiting.shape).await,
+                    Signal::Comment => Some((Ok(Bytes::from_static(COMMENT)), Stage::Waiting(waiting))),
+                    Signal::Answer(answer) => follow(answer, waiting.shape).await,
                 },
                 Stage::Passing(mut body) => body.next().await.map(|piece| (piece, Stage::Passing(body))),
                 Stage::Done => None,

@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 pub struct RequestQueue {
     waiting_max: usize,
     /// The queues. The lock is held for one entry, one departure or one start, never across `.await`.
-    lines: Mutex<HashMap<Fingerprint, Line>>,
+    queues: Mutex<HashMap<Fingerprint, ModelQueue>>,
     /// Number of requests in all queues, so that a request that need not wait takes no lock.
     n_waiting: AtomicUsize,
     /// Keyed hash, so that clients cannot choose keys that collide.
@@ -35,14 +35,14 @@ pub struct RequestQueue {
     metrics: Arc<Metrics>,
 }
 
-struct Line {
-    queue: AdmissionQueue,
-    bells: HashMap<WaiterId, Arc<Notify>>,
+struct ModelQueue {
+    waiters: AdmissionQueue,
+    notifiers: HashMap<WaiterId, Arc<Notify>>,
 }
 
 /// When a request may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Begin {
+pub(super) enum AdmitAt {
     /// As soon as there is capacity, which may be now.
     #[default]
     AtOnce,
@@ -51,16 +51,16 @@ pub(super) enum Begin {
 }
 
 /// What a request needs in order to start.
-pub(super) struct Wish<'a> {
+pub(super) struct QueueRequest<'a> {
     pub(super) model: &'a Fingerprint,
-    pub(super) entrant: Waiter,
-    pub(super) begin: Begin,
+    pub(super) waiter: Waiter,
+    pub(super) admit_at: AdmitAt,
     /// Its former place in the queue, if an earlier start failed.
     pub(super) place: Option<WaiterId>,
 }
 
 /// Result of a start.
-pub(super) struct Started<T> {
+pub(super) struct Admitted<T> {
     pub(super) value: T,
     /// Time that it takes of a worker. Units: milliseconds.
     pub(super) service_ms: f64,
@@ -68,7 +68,7 @@ pub(super) struct Started<T> {
 
 /// Reason why a request cannot start.
 #[derive(Debug)]
-pub(super) enum Refused {
+pub(super) enum QueueRefusal {
     /// No worker can take it, and waiting would not help.
     NoWorker(NoWorker),
     /// Every place in the queue is taken.
@@ -82,7 +82,7 @@ impl RequestQueue {
     pub fn new(waiting_max: usize, metrics: Arc<Metrics>) -> Self {
         Self {
             waiting_max,
-            lines: Mutex::default(),
+            queues: Mutex::default(),
             n_waiting: AtomicUsize::new(0),
             hasher: RandomState::new(),
             metrics,
@@ -101,90 +101,91 @@ impl RequestQueue {
 
     /// Returns the number of requests that wait for a model.
     pub fn n_waiting(&self, model: &Fingerprint) -> usize {
-        self.lock().get(model).map_or(0, |line| line.queue.len())
+        self.lock().get(model).map_or(0, |queue| queue.waiters.len())
     }
 
     /// Starts a request when its turn has come; returns the result of the start, and its place in the queue.
     ///
-    /// Errors: every [`Refused`].
-    pub(super) async fn take<T>(
+    /// Errors: every [`QueueRefusal`].
+    pub(super) async fn admit<T>(
         &self,
-        wish: &Wish<'_>,
-        mut start: impl FnMut() -> Result<Started<T>, NoWorker>,
-    ) -> Result<(T, Option<WaiterId>), Refused> {
+        request: &QueueRequest<'_>,
+        mut start: impl FnMut() -> Result<Admitted<T>, NoWorker>,
+    ) -> Result<(T, Option<WaiterId>), QueueRefusal> {
         // The usual case: nothing waits, and a worker has capacity. It takes no lock of the queue.
-        if wish.begin == Begin::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
+        if request.admit_at == AdmitAt::AtOnce && self.n_waiting.load(Ordering::Relaxed) == 0 {
             match start() {
                 Ok(started) => return Ok((started.value, None)),
-                Err(refusal) if is_worth_waiting(&refusal, wish.entrant.deadline) => {}
-                Err(refusal) => return Err(Refused::NoWorker(refusal)),
+                Err(refusal) if is_worth_waiting(&refusal, request.waiter.deadline) => {}
+                Err(refusal) => return Err(QueueRefusal::NoWorker(refusal)),
             }
         }
-        if Instant::now() >= wish.entrant.deadline {
-            return Err(Refused::Late);
+        if Instant::now() >= request.waiter.deadline {
+            return Err(QueueRefusal::Late);
         }
-        let mut waiting = self.enter(wish)?;
-        let mut step = if wish.begin == Begin::AtOnce { waiting.advance(&mut start) } else { Step::Poll };
+        let mut waiting = self.enter(request)?;
+        let mut step = if request.admit_at == AdmitAt::AtOnce { waiting.advance(&mut start) } else { NextStep::Poll };
         loop {
             let is_head = match step {
-                Step::Started(value) => return Ok((value, Some(waiting.id))),
-                Step::Refused(refused) => return Err(refused),
-                Step::Poll => true,
-                Step::Listen => false,
-                Step::Rest(pause) => {
+                NextStep::Admitted(value) => return Ok((value, Some(waiting.id))),
+                NextStep::Refused(refused) => return Err(refused),
+                NextStep::Poll => true,
+                NextStep::Listen => false,
+                NextStep::Rest(pause) => {
                     waiting.stand_aside();
-                    let until = (Instant::now() + pause.min(QUEUE_REST)).min(wish.entrant.deadline);
+                    let until = (Instant::now() + pause.min(QUEUE_REST)).min(request.waiter.deadline);
                     tokio::time::sleep_until(until.into()).await;
-                    waiting.come_back(wish.entrant)?;
+                    waiting.come_back(request.waiter)?;
                     step = waiting.advance(&mut start);
                     continue;
                 }
             };
             // The head polls, because capacity changes without a message. The others wait until they are notified.
             tokio::select! {
-                () = waiting.bell.notified() => {}
-                () = tokio::time::sleep_until(wish.entrant.deadline.into()) => {}
+                () = waiting.notifier.notified() => {}
+                () = tokio::time::sleep_until(request.waiter.deadline.into()) => {}
                 () = tokio::time::sleep(QUEUE_POLL), if is_head => {}
             }
             step = waiting.advance(&mut start);
         }
     }
 
-    fn enter(&self, wish: &Wish<'_>) -> Result<Waiting<'_>, Refused> {
-        let mut lines = self.lock();
-        let line = lines
-            .entry(*wish.model)
-            .or_insert_with(|| Line { queue: AdmissionQueue::new(self.waiting_max), bells: HashMap::new() });
-        let entered = match wish.place {
-            Some(id) => line.queue.re_enter(id, wish.entrant),
-            None => line.queue.enter(wish.entrant),
+    fn enter(&self, request: &QueueRequest<'_>) -> Result<QueuedRequest<'_>, QueueRefusal> {
+        let mut queues = self.lock();
+        let queue = queues.entry(*request.model).or_insert_with(|| ModelQueue {
+            waiters: AdmissionQueue::new(self.waiting_max),
+            notifiers: HashMap::new(),
+        });
+        let entered = match request.place {
+            Some(id) => queue.waiters.re_enter(id, request.waiter),
+            None => queue.waiters.enter(request.waiter),
         };
         let entered = entered.map_err(|_| {
             self.metrics.queue_outcomes.with_label_values(&["rejected"]).inc();
-            Refused::Full
+            QueueRefusal::Full
         })?;
-        entered.displaced.iter().for_each(|id| line.ring(*id));
-        let bell = Arc::new(Notify::new());
-        line.bells.insert(entered.id, Arc::clone(&bell));
-        self.count(&lines);
-        Ok(Waiting {
-            turns: self,
-            model: *wish.model,
+        entered.displaced.iter().for_each(|id| queue.notify(*id));
+        let notifier = Arc::new(Notify::new());
+        queue.notifiers.insert(entered.id, Arc::clone(&notifier));
+        self.count(&queues);
+        Ok(QueuedRequest {
+            queue: self,
+            model: *request.model,
             id: entered.id,
-            deadline: wish.entrant.deadline,
-            bell,
+            deadline: request.waiter.deadline,
+            notifier,
             since: Instant::now(),
             outcome: "client_gone",
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Fingerprint, Line>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<Fingerprint, ModelQueue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, lines: &HashMap<Fingerprint, Line>) {
+    fn count(&self, queues: &HashMap<Fingerprint, ModelQueue>) {
         // Requests that stand aside wait, too.
-        let n = lines.values().map(|line| line.bells.len()).sum();
+        let n = queues.values().map(|queue| queue.notifiers.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
@@ -196,24 +197,24 @@ fn is_worth_waiting(refusal: &NoWorker, deadline: Instant) -> bool {
     refusal.is_overload() && refusal.may_end_within(left)
 }
 
-impl Line {
-    fn ring(&self, id: WaiterId) {
-        if let Some(bell) = self.bells.get(&id) {
-            bell.notify_one();
+impl ModelQueue {
+    fn notify(&self, id: WaiterId) {
+        if let Some(notifier) = self.notifiers.get(&id) {
+            notifier.notify_one();
         }
     }
 
-    fn ring_head(&self) {
-        if let Some(head) = self.queue.head() {
-            self.ring(head);
+    fn notify_head(&self) {
+        if let Some(head) = self.waiters.head() {
+            self.notify(head);
         }
     }
 }
 
 /// What a waiting request does next.
-enum Step<T> {
-    Started(T),
-    Refused(Refused),
+enum NextStep<T> {
+    Admitted(T),
+    Refused(QueueRefusal),
     /// It is the head: it asks again soon.
     Poll,
     /// It is the head, and the workers have refused its model for this time: other requests may pass meanwhile.
@@ -223,85 +224,87 @@ enum Step<T> {
 }
 
 /// A waiting request; dropping this gives up its place.
-struct Waiting<'a> {
-    turns: &'a RequestQueue,
+struct QueuedRequest<'a> {
+    queue: &'a RequestQueue,
     model: Fingerprint,
     id: WaiterId,
     deadline: Instant,
-    bell: Arc<Notify>,
+    notifier: Arc<Notify>,
     since: Instant,
     outcome: &'static str,
 }
 
-impl Waiting<'_> {
-    fn advance<T>(&mut self, start: &mut impl FnMut() -> Result<Started<T>, NoWorker>) -> Step<T> {
-        let mut lines = self.turns.lock();
+impl QueuedRequest<'_> {
+    fn advance<T>(&mut self, start: &mut impl FnMut() -> Result<Admitted<T>, NoWorker>) -> NextStep<T> {
+        let mut queues = self.queue.lock();
         let now = Instant::now();
-        let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
-        line.queue.expire(now).into_iter().for_each(|id| line.ring(id));
-        if !line.queue.contains(self.id) {
+        let queue = queues.get_mut(&self.model).expect("a queue exists as long as a request waits in it");
+        queue.waiters.expire(now).into_iter().for_each(|id| queue.notify(id));
+        if !queue.waiters.contains(self.id) {
             let is_late = now >= self.deadline;
             self.outcome = if is_late { "timed_out" } else { "evicted" };
-            return Step::Refused(if is_late { Refused::Late } else { Refused::Full });
+            return NextStep::Refused(if is_late { QueueRefusal::Late } else { QueueRefusal::Full });
         }
-        if line.queue.head() != Some(self.id) {
-            return Step::Listen;
+        if queue.waiters.head() != Some(self.id) {
+            return NextStep::Listen;
         }
         match start() {
             Ok(started) => {
-                line.queue.start(self.id, (started.service_ms * 1e3) as u64);
+                queue.waiters.start(self.id, (started.service_ms * 1e3) as u64);
                 self.outcome = "admitted";
-                Step::Started(started.value)
+                NextStep::Admitted(started.value)
             }
-            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => refusal.rest().map_or(Step::Poll, Step::Rest),
+            Err(refusal) if is_worth_waiting(&refusal, self.deadline) => {
+                refusal.rest().map_or(NextStep::Poll, NextStep::Rest)
+            }
             Err(refusal) => {
                 self.outcome = "no_worker";
-                Step::Refused(Refused::NoWorker(refusal))
+                NextStep::Refused(QueueRefusal::NoWorker(refusal))
             }
         }
     }
 }
 
-impl Waiting<'_> {
+impl QueuedRequest<'_> {
     /// Leaves the queue for a while, because the requests behind it may be for another model of the same servers.
     fn stand_aside(&self) {
-        let mut lines = self.turns.lock();
-        if let Some(line) = lines.get_mut(&self.model) {
-            line.queue.leave(self.id);
-            line.ring_head();
+        let mut queues = self.queue.lock();
+        if let Some(queue) = queues.get_mut(&self.model) {
+            queue.waiters.leave(self.id);
+            queue.notify_head();
         }
     }
 
     /// Takes its former place in the queue again.
     ///
-    /// Errors: [`Refused::Full`] if other requests have taken every place meanwhile.
-    fn come_back(&mut self, entrant: Waiter) -> Result<(), Refused> {
-        let mut lines = self.turns.lock();
-        let line = lines.get_mut(&self.model).expect("a line is there as long as somebody has a bell in it");
-        let Ok(entered) = line.queue.re_enter(self.id, entrant) else {
+    /// Errors: [`QueueRefusal::Full`] if other requests have taken every place meanwhile.
+    fn come_back(&mut self, waiter: Waiter) -> Result<(), QueueRefusal> {
+        let mut queues = self.queue.lock();
+        let queue = queues.get_mut(&self.model).expect("a queue exists as long as a request waits in it");
+        let Ok(entered) = queue.waiters.re_enter(self.id, waiter) else {
             self.outcome = "evicted";
-            return Err(Refused::Full);
+            return Err(QueueRefusal::Full);
         };
         debug_assert_eq!(entered.id, self.id, "nobody else is given a number twice");
-        entered.displaced.iter().for_each(|id| line.ring(*id));
+        entered.displaced.iter().for_each(|id| queue.notify(*id));
         Ok(())
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
-        let mut lines = self.turns.lock();
-        if let Some(line) = lines.get_mut(&self.model) {
-            line.queue.leave(self.id);
-            line.bells.remove(&self.id);
-            line.ring_head();
-            if line.bells.is_empty() {
-                lines.remove(&self.model);
+        let mut queues = self.queue.lock();
+        if let Some(queue) = queues.get_mut(&self.model) {
+            queue.waiters.leave(self.id);
+            queue.notifiers.remove(&self.id);
+            queue.notify_head();
+            if queue.notifiers.is_empty() {
+                queues.remove(&self.model);
             }
         }
-        self.turns.count(&lines);
-        drop(lines);
-        let metrics = &self.turns.metrics;
+        self.queue.count(&queues);
+        drop(queues);
+        let metrics = &self.queue.metrics;
         metrics.queue_outcomes.with_label_values(&[self.outcome]).inc();
         metrics.queue_wait.observe(self.since.elapsed().as_secs_f64());
     }

@@ -18,13 +18,13 @@ use super::IncomingRequest;
 use super::attempt_target::Choice;
 use super::failover::Failover;
 use super::keepalive::COMMENT;
-use super::upstream::Rest;
+use super::upstream::RestOfBody;
 use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::App;
 use crate::metrics::Metrics;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::event_stream::Told;
+use warmpath_router_core::event_stream::StreamState;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::trace::Span;
 
@@ -38,7 +38,7 @@ pub(super) struct Relay {
     metrics: Arc<Metrics>,
     /// Name of the worker for the client.
     worker: String,
-    booking: InFlightGuard,
+    in_flight: InFlightGuard,
     /// Index of the worker.
     worker_idx: WorkerIdx,
     /// Span of the attempt, which ends before that of the request.
@@ -77,7 +77,7 @@ impl Relay {
             metrics: Arc::clone(&app.metrics),
             worker,
             worker_idx: choice.decision.worker,
-            booking: choice.booking,
+            in_flight: choice.in_flight,
             attempt: choice.span,
             arrival,
             failover,
@@ -90,10 +90,11 @@ impl Relay {
     /// Returns the body for the client; the time per token is recorded in `pace`, if wanted.
     pub(super) fn stream(
         self,
-        (first, rest): (Bytes, Rest),
+        (first, rest): (Bytes, RestOfBody),
         pace: Option<Histogram>,
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
-        let pace = pace.filter(|_| matches!(rest, Rest::Events(_))).map(|histogram| Pace { histogram, times: None });
+        let pace =
+            pace.filter(|_| matches!(rest, RestOfBody::Events(_))).map(|histogram| Pace { histogram, times: None });
         let state = State { relay: self, first: Some(first), rest, pace, failed: None };
         futures::stream::unfold(state, State::next).fuse()
     }
@@ -125,7 +126,7 @@ struct State {
     relay: Relay,
     /// The part that has arrived already.
     first: Option<Bytes>,
-    rest: Rest,
+    rest: RestOfBody,
     pace: Option<Pace>,
     /// Failure of the worker, after which the response is to continue elsewhere.
     failed: Option<Failure>,
@@ -141,7 +142,7 @@ enum Break {
     CutOff,
 }
 
-impl Rest {
+impl RestOfBody {
     async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
         match self {
             Self::Events(events) => events.next().await.map(|passed| passed.map(|passed| passed.bytes)),
@@ -149,10 +150,10 @@ impl Rest {
         }
     }
 
-    fn told(&self) -> Told {
+    fn state(&self) -> StreamState {
         match self {
-            Self::Events(events) => events.told(),
-            Self::Other(_) => Told::default(),
+            Self::Events(events) => events.state(),
+            Self::Other(_) => StreamState::default(),
         }
     }
 }
@@ -178,18 +179,18 @@ impl State {
         match next {
             Some(Err(Break::Failed(failure))) if self.relay.failover.as_ref().is_some_and(Failover::may_go_on) => {
                 self.failed = Some(failure);
-                self.relay.booking.failed(failure);
+                self.relay.in_flight.failed(failure);
                 self.relay.attempt.fail(failure.label());
                 // The client gets a keep-alive comment before another worker is sought.
                 Some((Ok(Bytes::from_static(COMMENT)), self))
             }
             Some(Ok(piece)) => {
-                let told = self.rest.told();
-                if let Some(visit) = self.relay.booking.visit() {
-                    visit.heard(told);
+                let state = self.rest.state();
+                if let Some(server_request) = self.relay.in_flight.server_request() {
+                    server_request.heard(state);
                 }
                 if let Some(pace) = &mut self.pace {
-                    pace.passed(told.n_events);
+                    pace.passed(state.n_events);
                 }
                 Some((Ok(piece), self))
             }
@@ -209,11 +210,11 @@ impl State {
     /// Errors: the failure if no worker can, or the end of the router's time.
     async fn continue_elsewhere(&mut self, failure: Failure) -> Result<(), Break> {
         let Self { relay, rest, .. } = self;
-        let (Rest::Events(events), Some(failover)) = (rest, &mut relay.failover) else {
+        let (RestOfBody::Events(events), Some(failover)) = (rest, &mut relay.failover) else {
             return Err(Break::Stranded(failure));
         };
         let Some(lines) = events.take_lines() else { return Err(Break::Stranded(failure)) };
-        let n_events = events.told().n_events;
+        let n_events = events.state().n_events;
         // On the heap, since few streams ever need this state.
         let elsewhere = Box::pin(failover.go_on(&mut relay.arrival, (relay.worker_idx, failure), lines));
         let continued = tokio::select! {
@@ -224,7 +225,7 @@ impl State {
         relay.n_events_before += n_events;
         relay.worker = continued.name;
         relay.worker_idx = continued.choice.decision.worker;
-        relay.booking = continued.choice.booking;
+        relay.in_flight = continued.choice.in_flight;
         relay.attempt = continued.choice.span;
         (self.first, self.rest, self.pace) = (Some(continued.first), continued.rest, None);
         Ok(())
@@ -237,7 +238,7 @@ impl State {
         relay.metrics.broken_responses.inc();
         let label = match cause {
             Break::Failed(failure) => {
-                relay.booking.failed(*failure);
+                relay.in_flight.failed(*failure);
                 failure.label()
             }
             Break::Stranded(failure) => failure.label(),
@@ -253,8 +254,8 @@ impl State {
         );
         // An error event fits only between two events. Within one, and in any other body, the connection must break.
         match &self.rest {
-            Rest::Events(events) if !events.is_within_event() => {
-                let n_events = relay.n_events_before + events.told().n_events;
+            RestOfBody::Events(events) if !events.is_within_event() => {
+                let n_events = relay.n_events_before + events.state().n_events;
                 let shape = relay.arrival.shape;
                 let event = match cause {
                     Break::Failed(_) | Break::Stranded(_) => match events.last_words() {
@@ -265,7 +266,7 @@ impl State {
                 };
                 Ok(Bytes::from(event))
             }
-            Rest::Events(_) | Rest::Other(_) => Err(BrokenOff),
+            RestOfBody::Events(_) | RestOfBody::Other(_) => Err(BrokenOff),
         }
     }
 }

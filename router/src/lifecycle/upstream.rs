@@ -37,30 +37,30 @@ pub(super) struct Upstream<'a> {
 }
 
 /// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
-pub(super) type Pieces = BoxStream<'static, Result<Bytes, Failure>>;
+pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, Failure>>;
 
 /// Head of a response.
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
 }
 
 /// Rest of a response's body.
-pub(super) enum Rest {
+pub(super) enum RestOfBody {
     /// Events, which another event can follow.
     Events(Box<Events>),
     /// Anything else; each piece must arrive within the timeout.
-    Other(Pieces),
+    Other(BodyPieces),
 }
 
 /// A response that may be shown to the client.
-pub(super) enum Answer {
-    Whole { head: Head, body: Bytes },
-    Stream { head: Head, first: Bytes, rest: Rest },
+pub(super) enum UpstreamResponse {
+    Whole { head: ResponseHead, body: Bytes },
+    Stream { head: ResponseHead, first: Bytes, rest: RestOfBody },
 }
 
-impl Answer {
-    pub(super) fn head(&self) -> &Head {
+impl UpstreamResponse {
+    pub(super) fn head(&self) -> &ResponseHead {
         match self {
             Self::Whole { head, .. } | Self::Stream { head, .. } => head,
         }
@@ -68,12 +68,12 @@ impl Answer {
 }
 
 /// A worker's own error response when it does not serve now.
-pub(super) struct Refusal {
-    head: Head,
+pub(super) struct WorkerRefusal {
+    head: ResponseHead,
     body: Bytes,
 }
 
-impl Refusal {
+impl WorkerRefusal {
     /// Returns the refusal as a response to the client.
     pub(super) fn into_response(self) -> Response {
         let mut response = Response::new(Body::from(self.body));
@@ -86,7 +86,7 @@ impl Refusal {
 /// Failure of an attempt before the client saw anything.
 pub(super) struct AttemptError {
     pub(super) failure: Failure,
-    pub(super) refusal: Option<Refusal>,
+    pub(super) refusal: Option<WorkerRefusal>,
     /// Time for which the worker wants no further request; `None` if it does not say.
     pub(super) retry_after: Option<Duration>,
 }
@@ -99,7 +99,11 @@ impl From<Failure> for AttemptError {
 
 impl Upstream<'_> {
     /// Sends the request and waits until there is something for the client.
-    pub(super) async fn attempt(&self, arrival: &IncomingRequest, choice: &Choice) -> Result<Answer, AttemptError> {
+    pub(super) async fn attempt(
+        &self,
+        arrival: &IncomingRequest,
+        choice: &Choice,
+    ) -> Result<UpstreamResponse, AttemptError> {
         let client = &self.member.client;
         let mut url = client.url(&arrival.path);
         url.set_query(arrival.query.as_deref());
@@ -113,7 +117,7 @@ impl Upstream<'_> {
         };
         let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
         let (parts, body) = response.into_parts();
-        let head = Head { status: parts.status, headers: parts.headers };
+        let head = ResponseHead { status: parts.status, headers: parts.headers };
         if !may_pass(head.status) {
             return Err(Failure::Broken.into());
         }
@@ -140,14 +144,14 @@ impl Upstream<'_> {
         if let Some(failure) = refused {
             let retry_after = headers::retry_after(&head.headers, SystemTime::now());
             let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, take_in(&mut pieces)).await {
-                Ok(Ok(TakenIn::Whole(body))) => Some(Refusal { head, body }),
+                Ok(Ok(TakenIn::Whole(body))) => Some(WorkerRefusal { head, body }),
                 Ok(Ok(TakenIn::Part(_)) | Err(_)) | Err(_) => None,
             };
             return Err(AttemptError { failure, refusal, retry_after });
         }
         match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
-            TakenIn::Whole(body) => Ok(Answer::Whole { head, body }),
-            TakenIn::Part(first) => Ok(Answer::Stream { head, first, rest: Rest::Other(pieces) }),
+            TakenIn::Whole(body) => Ok(UpstreamResponse::Whole { head, body }),
+            TakenIn::Part(first) => Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) }),
         }
     }
 
@@ -169,23 +173,23 @@ impl Upstream<'_> {
     /// Waits until a stream has an event; a stream without one is no response.
     async fn begin_stream(
         &self,
-        (head, pieces): (Head, Pieces),
+        (head, pieces): (ResponseHead, BodyPieces),
         mark: Option<EndMark>,
         deadline: Instant,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<UpstreamResponse, Failure> {
         let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
             // Its events cannot be read, and nothing can be added after them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
             let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;
             let first = first.unwrap_or(Err(Failure::Broken))?;
-            return Ok(Answer::Stream { head, first, rest: Rest::Other(pieces) });
+            return Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) });
         };
         let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
         if self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL) {
             events = with_journal(events, self.past);
         }
         let first = self.comments.skip(&mut events).await?;
-        Ok(Answer::Stream { head, first, rest: Rest::Events(Box::new(events)) })
+        Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Events(Box::new(events)) })
     }
 }
 
@@ -202,7 +206,7 @@ fn failure(error: &CallError) -> Failure {
     if error.is_connect() { Failure::Connect } else { Failure::Broken }
 }
 
-fn pieces(body: Body, loss: Loss) -> Pieces {
+fn pieces(body: Body, loss: Loss) -> BodyPieces {
     let source = Source { body: body.into_data_stream(), loss };
     let next = |mut source: Source| async { source.next().await.map(|piece| (piece, source)) };
     futures::stream::unfold(source, next).fuse().boxed()
@@ -232,7 +236,7 @@ impl Source {
 }
 
 /// Returns these pieces; each must arrive within the timeout.
-fn patient(pieces: Pieces, idle_timeout: Duration) -> Pieces {
+fn patient(pieces: BodyPieces, idle_timeout: Duration) -> BodyPieces {
     let patient = futures::stream::unfold(pieces, move |mut pieces| async move {
         let next = tokio::time::timeout(idle_timeout, pieces.next()).await;
         let piece = next.unwrap_or(Some(Err(Failure::Timeout)))?;
@@ -248,7 +252,7 @@ enum TakenIn {
     Part(Bytes),
 }
 
-async fn take_in(pieces: &mut Pieces) -> Result<TakenIn, Failure> {
+async fn take_in(pieces: &mut BodyPieces) -> Result<TakenIn, Failure> {
     let mut body = BytesMut::new();
     while let Some(piece) = pieces.next().await {
         body.extend_from_slice(&piece?);

@@ -42,12 +42,12 @@ struct Stretch {
 
 /// A stretch to look up.
 #[derive(Hash)]
-struct Asked<'a> {
+struct LookupKey<'a> {
     start: BlockHash,
     tokens: &'a [Token],
 }
 
-impl Equivalent<Stretch> for Asked<'_> {
+impl Equivalent<Stretch> for LookupKey<'_> {
     fn equivalent(&self, known: &Stretch) -> bool {
         self.start == known.start && *self.tokens == *known.tokens
     }
@@ -84,7 +84,7 @@ impl BlockKeyCache {
         let stretches = tokens.chunks_exact(STRETCH_BLOCKS * block_size_tokens as usize);
         let rest = stretches.remainder();
         for tokens in stretches {
-            let reached = self.reached(Asked { start, tokens }, block_size_tokens);
+            let reached = self.reached(LookupKey { start, tokens }, block_size_tokens);
             keys.extend_from_slice(&reached.keys);
             start = reached.end;
         }
@@ -92,11 +92,11 @@ impl BlockKeyCache {
         keys
     }
 
-    fn reached(&self, asked: Asked<'_>, block_size_tokens: u32) -> Arc<Reached> {
+    fn reached(&self, asked: LookupKey<'_>, block_size_tokens: u32) -> Arc<Reached> {
         if let Some(reached) = self.stretches.get(&asked) {
             return reached;
         }
-        let Asked { start, tokens } = asked;
+        let LookupKey { start, tokens } = asked;
         let chain = block_chain(&start, tokens, block_size_tokens);
         let end = chain.last().copied().unwrap_or(start);
         let reached = Arc::new(Reached { keys: chain.iter().map(BlockHash::key).collect(), end });

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, responses};
 use warmpath_common::fields::{self, ReadError};
-use warmpath_common::lora::Wanted;
+use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::openai::{self, ChatPrompt};
 use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
 use warmpath_common::salt;
@@ -18,7 +18,7 @@ use super::{RawRequest, Shape};
 use crate::error::RequestError;
 
 /// The parsed part of a body.
-pub(super) struct Body {
+pub(super) struct ParsedBody {
     pub(super) options: Options,
     pub(super) parsed: Parsed,
     /// Converts a chat's field names to those of the client's dialect.
@@ -34,7 +34,7 @@ pub(super) struct Options {
     pub(super) cache_salt: Option<String>,
     pub(super) cache_prompt: Option<bool>,
     pub(super) n: Option<u32>,
-    pub(super) lora: Option<Vec<Wanted>>,
+    pub(super) lora: Option<Vec<RequestedAdapter>>,
 }
 
 /// All fields read from a chat's body, in one pass: skipping a long body takes as long as reading it.
@@ -53,7 +53,7 @@ struct ChatBody {
     cache_salt: Option<String>,
     cache_prompt: Option<bool>,
     n: Option<u32>,
-    lora: Option<Vec<Wanted>>,
+    lora: Option<Vec<RequestedAdapter>>,
 }
 
 impl ChatBody {
@@ -105,7 +105,7 @@ pub(super) enum Parsed {
 /// Returns the part of a body that routing reads.
 ///
 /// Errors: `Unreadable`, `Dialect` and `Field` if the body is plainly invalid.
-pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
+pub(super) fn parse(draft: &RawRequest) -> Result<ParsedBody, RequestError> {
     let body = &draft.body;
     let (options, parsed) = match draft.shape {
         Shape::Aside(_) => (parse_aside(body)?, Parsed::None),
@@ -125,7 +125,7 @@ pub(super) fn parse(draft: &RawRequest) -> Result<Body, RequestError> {
         Shape::Messages => return parse_dialect(body, anthropic::messages),
         Shape::Responses => return parse_dialect(body, responses::responses),
     };
-    Ok(Body { options, parsed, spelling: Spelling::default() })
+    Ok(ParsedBody { options, parsed, spelling: Spelling::default() })
 }
 
 /// Returns a body with another model name.
@@ -157,7 +157,10 @@ fn parse_chat(body: &[u8]) -> Result<(Options, Parsed), RequestError> {
     Ok((options, Parsed::Chat(Box::new(chat))))
 }
 
-fn parse_dialect(body: &[u8], convert: fn(&[u8]) -> Result<Converted, DialectError>) -> Result<Body, RequestError> {
+fn parse_dialect(
+    body: &[u8],
+    convert: fn(&[u8]) -> Result<Converted, DialectError>,
+) -> Result<ParsedBody, RequestError> {
     let (parsed, spelling) = match convert(body) {
         Ok(Converted { body: chat, spelling, .. }) => (parse_chat(&chat), spelling),
         Err(error @ DialectError::Read(ReadError::Json { .. } | ReadError::Field { param: None, .. })) => {
@@ -169,5 +172,5 @@ fn parse_dialect(body: &[u8], convert: fn(&[u8]) -> Result<Converted, DialectErr
         ),
     };
     let (options, parsed) = parsed.map_err(|error| error.respelled(&spelling))?;
-    Ok(Body { options: Options { n: None, ..options }, parsed, spelling })
+    Ok(ParsedBody { options: Options { n: None, ..options }, parsed, spelling })
 }

@@ -25,8 +25,8 @@ use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::{
-    self, Body as FrameBody, Change, Digest, Frame, Load, Resume, Ring, RingLimits, Run, RunState, Snapshot, Stamp,
-    Tier,
+    self, Body as FrameBody, Change, Digest, Frame, Load, ReplayBuffer, ReplayLimits, Resume, Run, RunState, Snapshot,
+    Stamp, Tier,
 };
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
@@ -90,11 +90,11 @@ pub struct Script {
     /// Prefixes that it lists; refused without any.
     pub hot: Vec<HotPrefix>,
     /// Replay buffer for a router that reconnects.
-    pub ring: Ring<Bytes>,
+    pub replay_buffer: ReplayBuffer<Bytes>,
 }
 
 /// Limits of the replay buffer.
-pub const RING: RingLimits = RingLimits { updates_max: 1000, bytes_max: 1 << 20 };
+pub const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 1000, bytes_max: 1 << 20 };
 
 struct Shared {
     script: Mutex<Script>,
@@ -146,7 +146,7 @@ impl FakeWorker {
             opening: Opening::AtOnce,
             raw_stream: None,
             hot: Vec::new(),
-            ring: Ring::new(RING, stamp),
+            replay_buffer: ReplayBuffer::new(REPLAY_LIMITS, stamp),
         };
         let shared = Arc::new(Shared {
             script: Mutex::new(script),
@@ -187,7 +187,7 @@ impl FakeWorker {
             script.snapshot.stamp.boot_epoch += 1;
             script.snapshot.stamp.seq = 0;
             script.snapshot.runs.clear();
-            script.ring = Ring::new(RING, script.snapshot.stamp);
+            script.replay_buffer = ReplayBuffer::new(REPLAY_LIMITS, script.snapshot.stamp);
         });
         let (address, runtime) = serve_apart(self.address, under(self.base, routes(Arc::clone(&self.shared))));
         self.address = address;
@@ -242,7 +242,7 @@ impl FakeWorker {
         let mut stamp = script.snapshot.stamp;
         stamp.seq = stamp.seq.checked_add_signed(skip).expect("a number");
         script.snapshot.stamp = stamp;
-        script.ring = Ring::new(RING, stamp);
+        script.replay_buffer = ReplayBuffer::new(REPLAY_LIMITS, stamp);
         let frame = Frame { stamp, body: FrameBody::Update { changes: Vec::new(), load: None, digest: None } };
         self.send_raw(&framed(&frame.encode()));
     }
@@ -342,12 +342,12 @@ fn send_update(shared: &Shared, body: FrameBody) {
     if let FrameBody::Update { load: Some(load), .. } = &body {
         script.snapshot.load = load.clone();
     }
-    let bytes = script.ring.push(|stamp| {
+    let bytes = script.replay_buffer.push(|stamp| {
         let bytes = Bytes::from(framed(&Frame { stamp, body }.encode()));
         let n_bytes = bytes.len();
         (bytes, n_bytes)
     });
-    script.snapshot.stamp = script.ring.last();
+    script.snapshot.stamp = script.replay_buffer.last();
     // Without a stream there is no receiver.
     let _ = shared.updates.send(bytes);
 }
@@ -419,7 +419,7 @@ async fn stream(State(shared): State<Arc<Shared>>, Query(asked): Query<Asked>) -
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
         let after: Option<Stamp> = asked.after.and_then(|after| after.parse().ok());
-        let missed = after.and_then(|after| Some((after, script.ring.since(after)?)));
+        let missed = after.and_then(|after| Some((after, script.replay_buffer.since(after)?)));
         let head = match missed {
             Some((stamp, missed)) => {
                 let first = framed(&Frame { stamp, body: FrameBody::Resumed }.encode());

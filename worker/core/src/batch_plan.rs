@@ -28,7 +28,7 @@ use warmpath_common::ids::SlotId;
 
 /// A running sequence, as far as a batch depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pending {
+pub struct RunningSequence {
     /// Slot of the sequence.
     pub slot: SlotId,
     /// Work that it has to do next.
@@ -55,7 +55,7 @@ pub enum Work {
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct BatchLimits {
     /// Most tokens of a batch, which is computed in micro-batches.
     pub batch_tokens: u32,
     /// Most tokens of a micro-batch, and of a batch while anything decodes; more than there are slots.
@@ -75,7 +75,7 @@ pub enum Passes {
 
 /// Measured speed of this worker; what was not measured is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pace {
+pub struct BatchTiming {
     /// Time to compute a usual prompt.
     pub usual_prompt: Duration,
     /// Fixed time of each batch.
@@ -97,10 +97,10 @@ pub struct Share {
 ///
 /// Only a share that reaches the end of its sequence's known tokens needs logits, those of its last token. `n_queued`
 /// is the number of requests that wait for a slot.
-pub fn plan(pending: &[Pending], room: Room, pace: Pace, n_queued: usize) -> Vec<Share> {
+pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming, n_queued: usize) -> Vec<Share> {
     let streams = pending.iter().filter(|sequence| sequence.work == Work::Decode);
     let mut prompts: Vec<Prompt> =
-        pending.iter().filter_map(|sequence| Prompt::of(sequence, pace.usual_prompt)).collect();
+        pending.iter().filter_map(|sequence| Prompt::of(sequence, timing.usual_prompt)).collect();
     prompts.sort_unstable_by(Prompt::by_claim);
     let n_waiting = prompts.len() + n_queued;
     let is_apart = room.passes == Passes::Apart;
@@ -118,17 +118,17 @@ pub fn plan(pending: &[Pending], room: Room, pace: Pace, n_queued: usize) -> Vec
             (shares, left)
         }
     };
-    shares.extend(begin(&prompts, left, pace, n_waiting));
+    shares.extend(begin(&prompts, left, timing, n_waiting));
     shares.sort_unstable_by_key(|share| share.slot);
     shares
 }
 
 /// Returns the shares of the prompts, given in their order, that are computed together in `left` tokens.
-fn begin(prompts: &[Prompt], mut left: u32, pace: Pace, mut n_waiting: usize) -> Vec<Share> {
+fn begin(prompts: &[Prompt], mut left: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
     let (mut shares, mut n_ending) = (Vec::new(), 0);
     for Prompt { share, ends, .. } in prompts {
         let n_tokens = share.n_tokens.min(left);
-        if n_tokens == 0 || !pays(pace, n_tokens, (n_ending, n_waiting)) {
+        if n_tokens == 0 || !pays(timing, n_tokens, (n_ending, n_waiting)) {
             break;
         }
         left -= n_tokens;
@@ -141,9 +141,9 @@ fn begin(prompts: &[Prompt], mut left: u32, pace: Pace, mut n_waiting: usize) ->
 
 /// Returns whether `n_tokens` of another prompt delay the prompts that end in this batch by less than they save the
 /// waiting ones.
-fn pays(pace: Pace, n_tokens: u32, (n_ending, n_waiting): (usize, usize)) -> bool {
-    let costs = pace.token.as_nanos() * u128::from(n_tokens) * n_ending as u128;
-    costs <= pace.batch.as_nanos() * n_waiting as u128
+fn pays(timing: BatchTiming, n_tokens: u32, (n_ending, n_waiting): (usize, usize)) -> bool {
+    let costs = timing.token.as_nanos() * u128::from(n_tokens) * n_ending as u128;
+    costs <= timing.batch.as_nanos() * n_waiting as u128
 }
 
 /// A prompt with its remaining tokens.
@@ -155,7 +155,7 @@ struct Prompt {
 }
 
 impl Prompt {
-    fn of(sequence: &Pending, usual: Duration) -> Option<Self> {
+    fn of(sequence: &RunningSequence, usual: Duration) -> Option<Self> {
         let Work::Prefill { n_tokens, ends } = sequence.work else { return None };
         let share = Share { slot: sequence.slot, n_tokens };
         Some(Self { share, ends, time: sequence.waited.saturating_add(usual) })

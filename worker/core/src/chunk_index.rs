@@ -34,7 +34,7 @@ pub use entry::{Kind, Record};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
 pub use runs::Part;
 use tier_queue::TierQueue;
-pub use tiers::{NewChunk, Order, Refused};
+pub use tiers::{NewChunk, NotStored, Order};
 pub use views::{EntryView, Evicted, News, Reason, ShareTotals, ShareView, Totals};
 
 use crate::tenants::Tenant;
@@ -148,7 +148,7 @@ pub struct ChunkIndex {
     disk_health: tiers::DiskHealth,
     orders: Vec<Order>,
     pins: pins::Pins,
-    log: views::Log,
+    log: views::ChangeLog,
 }
 
 impl ChunkIndex {
@@ -168,7 +168,7 @@ impl ChunkIndex {
             disk_health: tiers::DiskHealth::Good,
             orders: Vec::new(),
             pins: pins::Pins::new(limits.pin_top),
-            log: views::Log::default(),
+            log: views::ChangeLog::default(),
         }
     }
 

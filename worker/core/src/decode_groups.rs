@@ -13,18 +13,18 @@ use std::ops::Range;
 
 use crate::batch_plan::Share;
 
-/// Least gain at which several runs replace one. Source: the noise of a machine that does other work.
+/// Least gain at which several groups replace one. Source: the noise of a machine that does other work.
 const GAIN_MIN: f64 = 0.1;
 
-/// Sizes of the runs in which single tokens are computed.
+/// Sizes of the groups in which single tokens are computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Runs {
-    /// Length of the first run of `index + 1` sequences.
+pub struct DecodeGroups {
+    /// Length of the first group of `index + 1` sequences.
     first: Vec<usize>,
 }
 
-impl Runs {
-    /// Returns the fastest runs, given the measured times of so many sequences that decode together, in any unit.
+impl DecodeGroups {
+    /// Returns the fastest groups, given the measured times of so many sequences that decode together, in any unit.
     ///
     /// Times between two measured numbers are interpolated; beyond the measured ones all sequences are computed
     /// together.
@@ -48,9 +48,9 @@ impl Runs {
         Self { first }
     }
 
-    /// Returns the shares, given in the order of their slots, in the order that computes them in these runs.
+    /// Returns the shares, given in the order of their slots, in the order that computes them in these groups.
     pub fn arrange(&self, shares: &[Share]) -> Vec<Share> {
-        let mut runs: Vec<Range<usize>> = Vec::new();
+        let mut groups: Vec<Range<usize>> = Vec::new();
         let mut start = 0;
         while start < shares.len() {
             let is_single = |share: &Share| share.n_tokens == 1;
@@ -58,11 +58,11 @@ impl Runs {
                 |pair: &[Share]| pair[1].slot.0 == pair[0].slot.0 + 1 && is_single(&pair[0]) == is_single(&pair[1]);
             let n = 1 + shares[start..].windows(2).take_while(|pair| goes_on(pair)).count();
             let n = if is_single(&shares[start]) { self.first.get(n - 1).copied().unwrap_or(n) } else { n };
-            runs.push(start..start + n);
+            groups.push(start..start + n);
             start += n;
         }
-        // The next run's ids are below the last one's, so that llama.cpp does not join the two.
-        runs.into_iter().rev().flat_map(|run| shares[run].iter().copied()).collect()
+        // The next group's ids are below the last one's, so that llama.cpp does not join the two.
+        groups.into_iter().rev().flat_map(|group| shares[group].iter().copied()).collect()
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
     #[track_caller]
     fn check(times: &[(u16, f64)], shares: &[(u16, u32)], expected: &[&[(u16, u32)]]) {
         let shares: Vec<Share> = shares.iter().copied().map(share).collect();
-        let arranged = Runs::fastest(times).arrange(&shares);
+        let arranged = DecodeGroups::fastest(times).arrange(&shares);
         assert_eq!(passes(&arranged), expected.iter().map(|pass| pass.to_vec()).collect::<Vec<_>>());
     }
 
@@ -149,9 +149,9 @@ mod tests {
 
     #[test]
     fn times_that_say_nothing_are_as_none() {
-        let runs = Runs::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
-        assert_eq!(runs, Runs::fastest(&[]));
-        assert_eq!(Runs::fastest(&[(4, 1.0), (2, 1.0)]), Runs::fastest(&[]), "nothing is known of one");
+        let groups = DecodeGroups::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
+        assert_eq!(groups, DecodeGroups::fastest(&[]));
+        assert_eq!(DecodeGroups::fastest(&[(4, 1.0), (2, 1.0)]), DecodeGroups::fastest(&[]), "nothing is known of one");
     }
 
     proptest! {
@@ -162,8 +162,8 @@ mod tests {
         ) {
             let times: Vec<(u16, f64)> = (1..).zip(times).collect();
             let shares: Vec<Share> = (0..).zip(works).filter(|(_, n)| *n > 0).map(share).collect();
-            let runs = Runs::fastest(&times);
-            let arranged = runs.arrange(&shares);
+            let groups = DecodeGroups::fastest(&times);
+            let arranged = groups.arrange(&shares);
             let mut sorted = arranged.clone();
             sorted.sort_unstable_by_key(|share| share.slot);
             prop_assert_eq!(&sorted, &shares);
@@ -181,7 +181,8 @@ mod tests {
             let n = times.len();
             let measured: Vec<(u16, f64)> = (1..).zip(times.iter().copied()).collect();
             let shares: Vec<Share> = (0..n as u16).map(|slot| share((slot, 1))).collect();
-            let taken: f64 = passes(&Runs::fastest(&measured).arrange(&shares)).iter().map(|pass| times[pass.len() - 1]).sum();
+            let arranged = DecodeGroups::fastest(&measured).arrange(&shares);
+            let taken: f64 = passes(&arranged).iter().map(|pass| times[pass.len() - 1]).sum();
             // Each number of sequences may be a tenth above its best, and so may its parts.
             let allowed = (1.0 - GAIN_MIN).powi(n as i32);
             prop_assert!(taken * allowed <= fastest(&times, n) + 1e-9, "{} for {}", taken, fastest(&times, n));

@@ -2,14 +2,14 @@
 //!
 //! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
 //! answer with the same chain root (suffix memory). How much of it is computed depends on its chances, on the measured
-//! time of a step (`lengths`), and on the gain of earlier drafts of the sequence (`balance`). A wrong proposal costs
+//! time of a step (`lengths`), and on the gain of earlier drafts of the sequence (`budget`). A wrong proposal costs
 //! time and changes no answer: the shell samples every token as without drafts and keeps only the tokens that it has
 //! chosen.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
 //! (arXiv 2411.04975).
 
 pub mod acceptance;
-pub mod balance;
+pub mod budget;
 pub mod lengths;
 pub mod ngram_index;
 pub mod step_costs;
@@ -17,8 +17,8 @@ pub mod suffix_memory;
 
 use warmpath_common::ids::Token;
 
-use acceptance::{Acceptance, Outcome};
-use balance::{Balance, Came};
+use acceptance::{Acceptance, ProposalOutcome};
+use budget::{DraftBudget, NextTokenFrom};
 use lengths::{Length, Possible};
 use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
 
@@ -35,7 +35,7 @@ pub struct Drafter {
     /// Acceptance by origin.
     acceptance: [Acceptance; 2],
     proposal: Option<Proposal>,
-    balance: Balance,
+    budget: DraftBudget,
     limits: DraftLimits,
     forced: Option<Forced>,
 }
@@ -90,8 +90,8 @@ impl Drafter {
             text.end_text();
         }
         text.extend(prompt);
-        let (acceptance, balance) = (Default::default(), Balance::default());
-        Self { text, acceptance, proposal: None, balance, limits, forced: None }
+        let (acceptance, budget) = (Default::default(), DraftBudget::default());
+        Self { text, acceptance, proposal: None, budget, limits, forced: None }
     }
 
     /// Makes the drafter propose the drafts of a test, which are computed whatever they cost.
@@ -112,7 +112,7 @@ impl Drafter {
         Possible {
             chances: self.proposal.as_ref().map_or(&[], |proposal| &proposal.chances),
             n_min: self.limits.n_min,
-            cost_max: self.balance.cost_max(),
+            cost_max: self.budget.cost_max(),
         }
     }
 
@@ -123,7 +123,7 @@ impl Drafter {
 
     /// Returns the first proposed tokens, to be computed at this cost.
     pub fn draft(&mut self, Length { n_tokens, cost }: Length) -> &[Token] {
-        self.balance.spend(cost);
+        self.budget.spend(cost);
         let Some(proposal) = &mut self.proposal else { return &[] };
         proposal.n_drafted = n_tokens.min(proposal.tokens.len());
         &proposal.tokens[..proposal.n_drafted]
@@ -142,25 +142,25 @@ impl Drafter {
             forced.tokens.push(token);
         }
         let came = self.compare(token);
-        self.balance.take(came);
+        self.budget.take(came);
     }
 
     /// Compares the sequence's next token with the proposed one.
-    fn compare(&mut self, token: Token) -> Came {
-        let Some(proposal) = &mut self.proposal else { return Came::Unproposed };
-        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return Came::Unproposed };
+    fn compare(&mut self, token: Token) -> NextTokenFrom {
+        let Some(proposal) = &mut self.proposal else { return NextTokenFrom::Unproposed };
+        let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return NextTokenFrom::Unproposed };
         let (is_right, is_drafted) = (*proposed == token, proposal.n_taken < proposal.n_drafted);
         if let Some((origin, n_matched)) = proposal.found {
-            let outcome = if is_right { Outcome::Right } else { Outcome::Wrong };
+            let outcome = if is_right { ProposalOutcome::Right } else { ProposalOutcome::Wrong };
             self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
         }
         proposal.n_taken += 1;
         match (is_right, is_drafted) {
-            (true, true) => Came::Accepted,
-            (true, false) => Came::Foreseen,
+            (true, true) => NextTokenFrom::Accepted,
+            (true, false) => NextTokenFrom::Foreseen,
             (false, _) => {
                 self.proposal = None;
-                Came::Unforeseen
+                NextTokenFrom::Unforeseen
             }
         }
     }

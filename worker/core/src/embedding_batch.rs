@@ -9,7 +9,7 @@
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
+pub struct BatchLimits {
     /// Most tokens of texts that share a batch; a longer text has a batch to itself.
     pub tokens: u32,
     /// Most texts.
@@ -18,7 +18,7 @@ pub struct Room {
 
 /// Position of a text: its request among the waiting ones, and the text among those that the request has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct TextPosition {
     /// Index of the request.
     pub request_idx: usize,
     /// Index of the text.
@@ -27,9 +27,9 @@ pub struct Place {
 
 /// What is computed next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum NextTexts {
     /// These texts, together.
-    Batch(Vec<Place>),
+    Batch(Vec<TextPosition>),
     /// Another piece of the first text that this request still has.
     Piece {
         /// Place of the request.
@@ -39,7 +39,7 @@ pub enum Step {
 
 /// Whether a piece or a batch comes next, where long texts are computed in pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct PieceTurn {
     /// Index of the request whose first text is computed in pieces; absent if there is none.
     pub begun: Option<usize>,
     /// Whether a piece may come next: the last step was not one.
@@ -50,28 +50,28 @@ pub struct Turn {
 ///
 /// Shape: `waiting` as for [`plan`]. One text at a time is computed in pieces; between two pieces comes a batch of
 /// short texts.
-pub fn step_in_pieces(waiting: &[&[u32]], turn: Turn, room: Room) -> Option<Step> {
+pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: BatchLimits) -> Option<NextTexts> {
     let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
     let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };
     let beside: Vec<&[u32]> = waiting.iter().enumerate().map(|of| &of.1[..short(of)]).collect();
     let batch = if turn.is_due { Vec::new() } else { plan(&beside, room) };
     if !batch.is_empty() {
-        return Some(Step::Batch(batch));
+        return Some(NextTexts::Batch(batch));
     }
     if let Some(request_idx) = turn.begun {
-        return Some(Step::Piece { request_idx });
+        return Some(NextTexts::Piece { request_idx });
     }
     let batch = plan(waiting, room);
     let first = batch.first()?;
     let is_long = waiting[first.request_idx][first.text_idx] > room.tokens;
-    Some(if is_long { Step::Piece { request_idx: first.request_idx } } else { Step::Batch(batch) })
+    Some(if is_long { NextTexts::Piece { request_idx: first.request_idx } } else { NextTexts::Batch(batch) })
 }
 
 /// Returns the texts of the next batch.
 ///
 /// Shape: `waiting` has for each request, the oldest first, the tokens of the texts that it has left. The result has
 /// the first texts of each request; it is empty only if no text waits.
-pub fn plan(waiting: &[&[u32]], room: Room) -> Vec<Place> {
+pub fn plan(waiting: &[&[u32]], room: BatchLimits) -> Vec<TextPosition> {
     let mut taken = vec![0_usize; waiting.len()];
     let mut batch = Vec::new();
     let mut n_tokens = 0_u32;
@@ -84,7 +84,7 @@ pub fn plan(waiting: &[&[u32]], room: Room) -> Vec<Place> {
             if batch.len() >= usize::from(room.sequences) || (sum > room.tokens && !batch.is_empty()) {
                 continue;
             }
-            batch.push(Place { request_idx, text_idx });
+            batch.push(TextPosition { request_idx, text_idx });
             taken[request_idx] += 1;
             n_tokens = sum;
         }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn check(waiting: &[&[u32]], room: (u32, u16), expected: &[(usize, usize)]) {
-        let room = Room { tokens: room.0, sequences: room.1 };
+        let room = BatchLimits { tokens: room.0, sequences: room.1 };
         let places: Vec<_> = plan(waiting, room).iter().map(|place| (place.request_idx, place.text_idx)).collect();
         assert_eq!(places, expected, "{waiting:?} in {room:?}");
     }
@@ -122,14 +122,16 @@ mod tests {
 
     #[test]
     fn a_long_text_and_the_texts_of_others_take_turns() {
-        let room = Room { tokens: 10, sequences: 4 };
-        let next = |waiting: &[&[u32]], (begun, is_due)| step_in_pieces(waiting, Turn { begun, is_due }, room);
+        let room = BatchLimits { tokens: 10, sequences: 4 };
+        let next = |waiting: &[&[u32]], (begun, is_due)| step_in_pieces(waiting, PieceTurn { begun, is_due }, room);
         let batch = |places: &[(usize, usize)]| {
-            let place =
-                |(request_idx, text_idx): &(usize, usize)| Place { request_idx: *request_idx, text_idx: *text_idx };
-            Some(Step::Batch(places.iter().map(place).collect()))
+            let place = |(request_idx, text_idx): &(usize, usize)| TextPosition {
+                request_idx: *request_idx,
+                text_idx: *text_idx,
+            };
+            Some(NextTexts::Batch(places.iter().map(place).collect()))
         };
-        let piece = |request_idx| Some(Step::Piece { request_idx });
+        let piece = |request_idx| Some(NextTexts::Piece { request_idx });
         assert_eq!(next(&[], (None, true)), None);
         assert_eq!(next(&[&[4, 50], &[3]], (None, true)), batch(&[(0, 0), (1, 0)]));
         assert_eq!(next(&[&[50, 4], &[3]], (None, true)), piece(0));
@@ -151,13 +153,13 @@ mod tests {
             tokens in 1_u32..20,
             sequences in 1_u16..4,
         ) {
-            let room = Room { tokens, sequences };
-            let (mut turn, mut n_computed) = (Turn { begun: None, is_due: true }, 0);
+            let room = BatchLimits { tokens, sequences };
+            let (mut turn, mut n_computed) = (PieceTurn { begun: None, is_due: true }, 0);
             loop {
                 let texts: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
                 let Some(step) = step_in_pieces(&texts, turn, room) else { break };
                 match step {
-                    Step::Batch(batch) => {
+                    NextTexts::Batch(batch) => {
                         prop_assert!(!batch.is_empty());
                         let lengths = batch.iter().map(|place| waiting[place.request_idx][place.text_idx]);
                         prop_assert!(lengths.sum::<u32>() <= tokens, "what is longer goes in pieces");
@@ -166,12 +168,12 @@ mod tests {
                         }
                         turn.is_due = true;
                     }
-                    Step::Piece { request_idx } => {
+                    NextTexts::Piece { request_idx } => {
                         let fits = |(idx, texts): (usize, &Vec<u32>)| idx != request_idx && texts.first().is_some_and(|n| *n <= tokens);
                         prop_assert!(turn.is_due || !waiting.iter().enumerate().any(fits), "a short text waits");
                         prop_assert!(turn.begun.is_none_or(|begun| begun == request_idx));
                         n_computed += tokens;
-                        turn = Turn { begun: Some(request_idx), is_due: false };
+                        turn = PieceTurn { begun: Some(request_idx), is_due: false };
                         if n_computed >= waiting[request_idx][0] {
                             waiting[request_idx].remove(0);
                             (turn.begun, n_computed) = (None, 0);
@@ -191,7 +193,7 @@ mod tests {
             sequences in 1_u16..8,
         ) {
             let texts: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
-            let batch = plan(&texts, Room { tokens, sequences });
+            let batch = plan(&texts, BatchLimits { tokens, sequences });
             let oldest = waiting.iter().position(|texts| !texts.is_empty());
             prop_assert_eq!(batch.first().map(|place| (place.request_idx, place.text_idx)), oldest.map(|idx| (idx, 0)));
             prop_assert!(batch.len() <= usize::from(sequences));

@@ -5,7 +5,7 @@
 //! llama.cpp cuts a batch into micro-batches by itself, but then the shell cannot do anything before the last of them.
 //! Cut here at the same places, a batch costs the same, and its rest can be abandoned when a request arrives.
 
-use crate::batch_plan::{Passes, Room, Share};
+use crate::batch_plan::{BatchLimits, Passes, Share};
 
 /// Takes the next micro-batch from `rest`, the remaining shares of a batch in their order.
 ///
@@ -13,7 +13,7 @@ use crate::batch_plan::{Passes, Room, Share};
 ///
 /// Shape: empty only if `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` if slots share their cells,
 /// otherwise `split_equal`, sequential.
-pub fn take(rest: &mut Vec<Share>, room: Room) -> Vec<Share> {
+pub fn take(rest: &mut Vec<Share>, room: BatchLimits) -> Vec<Share> {
     let n_left: u64 = rest.iter().map(|share| u64::from(share.n_tokens)).sum();
     if n_left <= u64::from(room.ubatch_tokens) {
         return std::mem::take(rest);
@@ -54,11 +54,11 @@ mod tests {
         of.iter().map(|&(slot, n_tokens)| Share { slot: SlotId(slot), n_tokens }).collect()
     }
 
-    fn room(passes: Passes) -> Room {
-        Room { batch_tokens: 100, ubatch_tokens: 20, passes }
+    fn room(passes: Passes) -> BatchLimits {
+        BatchLimits { batch_tokens: 100, ubatch_tokens: 20, passes }
     }
 
-    fn all(mut rest: Vec<Share>, room: Room) -> Vec<Vec<(u16, u32)>> {
+    fn all(mut rest: Vec<Share>, room: BatchLimits) -> Vec<Vec<(u16, u32)>> {
         let mut micro_batches = Vec::new();
         while !rest.is_empty() {
             let taken = take(&mut rest, room);

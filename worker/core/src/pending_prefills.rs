@@ -18,19 +18,19 @@ use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
 /// Identifier of an early announcement, unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PromiseId(pub u64);
+pub struct AnnouncementId(pub u64);
 
 /// All early announcements that are not resolved.
 #[derive(Debug, Clone, Default)]
 pub struct PendingPrefills {
     /// Blocks of each announcement in the order of their chain.
-    chains: BTreeMap<PromiseId, Vec<BlockKey>>,
+    chains: BTreeMap<AnnouncementId, Vec<BlockKey>>,
     /// Every block that is announced early.
-    blocks: HashMap<BlockKey, Promised>,
+    blocks: HashMap<BlockKey, PendingBlock>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Promised {
+struct PendingBlock {
     /// Number of announcements that include the block.
     n: u32,
     /// Whether the block is announced early only.
@@ -43,7 +43,7 @@ impl PendingPrefills {
     /// `is_said` returns whether a block, given with its index, is already announced as held or filling. Cost: O(keys).
     pub fn make(
         &mut self,
-        id: PromiseId,
+        id: AnnouncementId,
         keys: Vec<BlockKey>,
         is_said: impl Fn(usize, &BlockKey) -> bool,
     ) -> Vec<Change> {
@@ -53,7 +53,7 @@ impl PendingPrefills {
                 Entry::Occupied(mut entry) => entry.get_mut().n += 1,
                 Entry::Vacant(entry) => {
                     is_new[idx] = !is_said(idx, key);
-                    entry.insert(Promised { n: 1, is_alone: is_new[idx] });
+                    entry.insert(PendingBlock { n: 1, is_alone: is_new[idx] });
                 }
             }
         }
@@ -65,7 +65,7 @@ impl PendingPrefills {
     /// Removes an announcement; returns the change to publish: the removal of blocks that nothing else announces.
     ///
     /// Cost: O(the announcement's blocks).
-    pub fn settle(&mut self, id: PromiseId) -> Option<Change> {
+    pub fn resolve(&mut self, id: AnnouncementId) -> Option<Change> {
         let keys = self.chains.remove(&id)?;
         let mut gone = Vec::new();
         for key in keys {
@@ -87,15 +87,15 @@ impl PendingPrefills {
         match &change {
             Change::Stored(run) => {
                 for key in &run.keys {
-                    if let Some(promised) = self.blocks.get_mut(key) {
-                        promised.is_alone = false;
+                    if let Some(pending_block) = self.blocks.get_mut(key) {
+                        pending_block.is_alone = false;
                     }
                 }
             }
             Change::Removed(keys) => {
                 for key in keys {
-                    if let Some(promised) = self.blocks.get_mut(key) {
-                        promised.is_alone = true;
+                    if let Some(pending_block) = self.blocks.get_mut(key) {
+                        pending_block.is_alone = true;
                         orphans.insert(*key);
                     }
                 }
@@ -184,52 +184,52 @@ mod tests {
     proptest! {
         #[test]
         fn routers_believe_what_is_held_and_else_what_is_promised(steps in prop::collection::vec(any_step(), 0..60)) {
-            let mut promises = PendingPrefills::default();
+            let mut pending_prefills = PendingPrefills::default();
             let mut view = View::default();
             let mut held: Vec<BlockKey> = Vec::new();
-            let mut open: Vec<(PromiseId, Vec<BlockKey>)> = Vec::new();
+            let mut open: Vec<(AnnouncementId, Vec<BlockKey>)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Make(keys) => {
-                        let id = PromiseId(number as u64);
+                        let id = AnnouncementId(number as u64);
                         open.push((id, keys.clone()));
-                        let changes = promises.make(id, keys, |_, key| view.0.contains_key(key));
+                        let changes = pending_prefills.make(id, keys, |_, key| view.0.contains_key(key));
                         view.hear(changes);
                     }
                     Step::Settle(any) if !open.is_empty() => {
                         let (id, _) = open.remove(any % open.len());
-                        view.hear(promises.settle(id).into_iter().collect());
+                        view.hear(pending_prefills.resolve(id).into_iter().collect());
                     }
                     Step::Settle(_) => {}
                     Step::Hold(keys) => {
                         held.extend(keys.iter().copied());
-                        view.hear(promises.pass(stored(keys)));
+                        view.hear(pending_prefills.pass(stored(keys)));
                     }
                     Step::LetGo(keys) => {
                         let gone: Vec<BlockKey> = keys.into_iter().filter(|key| held.contains(key)).collect();
                         held.retain(|key| !gone.contains(key));
-                        view.hear(promises.pass(Change::Removed(gone)));
+                        view.hear(pending_prefills.pass(Change::Removed(gone)));
                     }
                 }
                 let mut expected = View::default();
-                let promised = open.iter().flat_map(|(_, keys)| keys);
-                expected.0.extend(promised.map(|key| (*key, RunState::Filling)));
+                let pending_block = open.iter().flat_map(|(_, keys)| keys);
+                expected.0.extend(pending_block.map(|key| (*key, RunState::Filling)));
                 expected.0.extend(held.iter().map(|key| (*key, RunState::Ready)));
                 prop_assert_eq!(&view, &expected);
             }
             for (id, _) in open {
-                promises.settle(id);
+                pending_prefills.resolve(id);
             }
-            prop_assert!(promises.blocks.is_empty() && promises.chains.is_empty());
+            prop_assert!(pending_prefills.blocks.is_empty() && pending_prefills.chains.is_empty());
         }
     }
 
     #[test]
     fn runs_are_stretches_of_one_chain() {
         let keys: Vec<BlockKey> = (0..6).map(BlockKey).collect();
-        let mut promises = PendingPrefills::default();
-        let changes = promises.make(PromiseId(0), keys.clone(), |idx, _| idx == 2);
+        let mut pending_prefills = PendingPrefills::default();
+        let changes = pending_prefills.make(AnnouncementId(0), keys.clone(), |idx, _| idx == 2);
         assert_eq!(changes, [filling(&keys[..2], |_| true), filling(&keys[3..], |_| true)].concat());
-        assert_eq!(promises.make(PromiseId(1), keys, |_, _| true), []);
+        assert_eq!(pending_prefills.make(AnnouncementId(1), keys, |_, _| true), []);
     }
 }

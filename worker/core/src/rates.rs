@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use warmpath_common::summary::Rates;
 
-use crate::batch_plan::Pace;
+use crate::batch_plan::BatchTiming;
 
 /// Busy time after which the weight of a measurement is halved.
 ///
@@ -128,11 +128,11 @@ impl Averages {
     }
 
     /// Returns the measured speeds; the time of a usual prompt assumes no other work.
-    pub fn pace(&self) -> Pace {
+    pub fn pace(&self) -> BatchTiming {
         let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
         let usual_s = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;
         let (batch_s, token_s) = self.batches.line().unwrap_or_default();
-        Pace { usual_prompt: duration(usual_s), batch: duration(batch_s), token: duration(token_s) }
+        BatchTiming { usual_prompt: duration(usual_s), batch: duration(batch_s), token: duration(token_s) }
     }
 
     /// Returns the averages, absent until measured.
@@ -225,7 +225,7 @@ mod tests {
     fn a_usual_prompt_takes_what_its_average_length_takes_at_the_measured_rate() {
         let mut averages = Averages::default();
         averages.prompt(100);
-        assert_eq!(averages.pace(), Pace::default(), "no rate is known");
+        assert_eq!(averages.pace(), BatchTiming::default(), "no rate is known");
         averages.step(StepCounts::undrafted(1000, 0), SECOND);
         assert_eq!(averages.pace().usual_prompt, SECOND / 10);
         averages.prompt(200);
@@ -244,7 +244,7 @@ mod tests {
                 Duration::from_micros(10_000 + 250 * u64::from(n_prefill + n_decode)),
             );
         }
-        let Pace { batch, token, .. } = averages.pace();
+        let BatchTiming { batch, token, .. } = averages.pace();
         assert!((batch.as_secs_f64() - 0.01).abs() < 1e-6, "{batch:?}");
         assert!((token.as_secs_f64() - 0.000_25).abs() < 1e-8, "{token:?}");
     }
@@ -253,7 +253,7 @@ mod tests {
     fn batches_of_one_size_or_without_sense_say_nothing_of_tokens() {
         let mut averages = Averages::default();
         (0..100).for_each(|n| averages.step(StepCounts::undrafted(0, 4), Duration::from_millis(10 + n % 3)));
-        assert_eq!(averages.pace(), Pace::default());
+        assert_eq!(averages.pace(), BatchTiming::default());
         let mut shrinking = Averages::default();
         shrinking.step(StepCounts::undrafted(0, 1), SECOND);
         shrinking.step(StepCounts::undrafted(100, 0), SECOND / 2);

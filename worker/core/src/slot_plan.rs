@@ -90,22 +90,22 @@ pub struct PlanInputs<'a> {
 /// Returns the decision for a request at this time.
 ///
 /// Cost: O(slots + prompt). Deterministic.
-pub fn plan(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
-    let planner = Planner::new(outlook, wish);
+pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
+    let planner = Planner::new(inputs, wish);
     let Some((affine, victim)) = planner.candidates() else { return Decision::NoSlot };
     if let Some(wait) = planner.prefix_in_flight() {
         return wait;
     }
     let Some(best) = planner.best(planner.options(affine, victim)) else { return Decision::NoSlot };
     let on_disk = planner.needs(&best.plan).into_iter().filter(|(_, tier, _)| *tier == Tier::Disk);
-    let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !outlook.at_hand.contains(chunk));
+    let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !inputs.at_hand.contains(chunk));
     let missing: Vec<ChunkId> = missing.collect();
     if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
 }
 
 /// Returns an upper estimate of the prompt tokens that need not be computed when the request starts.
-pub fn best_usable(outlook: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
-    let planner = Planner::new(outlook, wish);
+pub fn best_usable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
+    let planner = Planner::new(inputs, wish);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
 }
 
@@ -134,14 +134,14 @@ struct SlotCandidate {
 }
 
 /// One option to start.
-struct Way {
+struct StartOption {
     plan: SlotPlan,
     cost_ms: f64,
 }
 
 /// One request and all state that it could use.
 struct Planner<'a> {
-    outlook: &'a PlanInputs<'a>,
+    inputs: &'a PlanInputs<'a>,
     wish: &'a Wish<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
@@ -151,24 +151,24 @@ struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    fn new(outlook: &'a PlanInputs<'a>, wish: &'a Wish<'a>) -> Self {
-        let memory = outlook.table.memory();
+    fn new(inputs: &'a PlanInputs<'a>, wish: &'a Wish<'a>) -> Self {
+        let memory = inputs.table.memory();
         let may_reuse = wish.reuse == Reuse::Allowed;
         let (mut found, mut checkpoints) = (Found::default(), Vec::new());
         if may_reuse {
-            found = outlook.index.find(&wish.prefix());
+            found = inputs.index.find(&wish.prefix());
             if !memory.stored_state_rewinds() {
-                checkpoints = outlook.index.checkpoints(&wish.prefix());
+                checkpoints = inputs.index.checkpoints(&wish.prefix());
             }
         }
-        let resident = if may_reuse { resident(outlook.table, wish) } else { Vec::new() };
-        Self { outlook, wish, memory, resident, found, checkpoints }
+        let resident = if may_reuse { resident(inputs.table, wish) } else { Vec::new() };
+        Self { inputs, wish, memory, resident, found, checkpoints }
     }
 
     /// Returns the idle slot that holds the most of the prompt and the one that is worth least.
     fn candidates(&self) -> Option<(SlotCandidate, SlotCandidate)> {
         let shares = self.shares();
-        let idle = self.outlook.table.iter().filter(|(_, slot)| !slot.is_busy());
+        let idle = self.inputs.table.iter().filter(|(_, slot)| !slot.is_busy());
         let offers: Vec<SlotCandidate> = idle.map(|(id, slot)| self.offer(id, slot, &shares)).collect();
         let affine = offers.iter().copied().min_by_key(|offer| {
             let of_equals = (offer.is_kept, !offer.is_wanted, offer.last_used, offer.slot);
@@ -183,7 +183,7 @@ impl<'a> Planner<'a> {
 
     /// Returns the tenants' shares of the slots; the slot that the request takes is included.
     fn shares(&self) -> SlotShares {
-        let table = self.outlook.table;
+        let table = self.inputs.table;
         let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
         let tenants = taken.map(|(_, slot)| slot.tenant()).chain([self.wish.tenant]);
         SlotShares::new(table.iter().count() as u64, tenants.map(|tenant| (tenant, 1)))
@@ -234,7 +234,7 @@ impl<'a> Planner<'a> {
 
     /// Returns the number of tokens that can be used without waiting for a running sequence.
     fn reach_now(&self) -> usize {
-        let reach = |held: &Resident| match self.outlook.table.slot(held.slot).is_busy() {
+        let reach = |held: &Resident| match self.inputs.table.slot(held.slot).is_busy() {
             true => self.reach_elsewhere(held),
             false => self.reach_in_slot(held),
         };
@@ -254,10 +254,10 @@ impl<'a> Planner<'a> {
     /// Returns the running sequence whose prompt shares the most with this one, and how much of it other slots will be
     /// able to start from.
     fn coming(&self) -> Option<(SlotId, usize)> {
-        if self.wish.reuse == Reuse::Forbidden || !self.outlook.costs.shares() {
+        if self.wish.reuse == Reuse::Forbidden || !self.inputs.costs.shares() {
             return None;
         }
-        let running = self.outlook.table.iter().filter(|(_, slot)| slot.is_busy());
+        let running = self.inputs.table.iter().filter(|(_, slot)| slot.is_busy());
         let shared = running.filter_map(|(id, slot)| {
             let n_coming = slot.n_coming(self.wish.prompt, self.wish.root).min(self.wish.prompt.len() - 1);
             // Without rewinding, the running sequence makes a checkpoint there unless it is already past that position.
@@ -273,41 +273,41 @@ impl<'a> Planner<'a> {
     fn prefix_in_flight(&self) -> Option<Decision> {
         let (slot, n_coming) = self.coming()?;
         let n_gained = n_coming.saturating_sub(self.reach_now());
-        let costs = self.outlook.costs;
+        let costs = self.inputs.costs;
         let share_ms = costs.copy_ms(n_coming).unwrap_or_default();
         let is_worth_it = n_gained >= self.block_size() && costs.prefill_ms(n_gained) + NEARLY_EQUAL_MS > share_ms;
         is_worth_it.then(|| Decision::WaitFor { slot, n_tokens: to_u32(n_coming) })
     }
 
-    fn options(&self, affine: SlotCandidate, victim: SlotCandidate) -> Vec<Way> {
-        let mut ways = vec![self.keep(affine)];
+    fn options(&self, affine: SlotCandidate, victim: SlotCandidate) -> Vec<StartOption> {
+        let mut options = vec![self.keep(affine)];
         let targets = if affine.slot == victim.slot { vec![victim] } else { vec![victim, affine] };
         for target in targets {
             if target.n_usable > 0 {
-                ways.push(self.keep(target));
+                options.push(self.keep(target));
             }
-            ways.extend(self.copy(target));
-            ways.extend(self.import(target));
-            ways.push(self.way(target, Start::Cold, 0.0));
+            options.extend(self.copy(target));
+            options.extend(self.import(target));
+            options.push(self.option(target, Start::Cold, 0.0));
         }
         // The victim's loss costs only its export, if it is exported; the state of another slot may still be wanted.
         let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
-        for way in &mut ways {
-            let n_saved = saved.iter().find(|(slot, _)| *slot == way.plan.slot).map_or(0, |(_, n)| *n);
-            self.charge_loss(way, n_saved, if way.plan.slot == victim.slot { 0.0 } else { CUT_END_CHANCE });
+        for option in &mut options {
+            let n_saved = saved.iter().find(|(slot, _)| *slot == option.plan.slot).map_or(0, |(_, n)| *n);
+            self.charge_loss(option, n_saved, if option.plan.slot == victim.slot { 0.0 } else { CUT_END_CHANCE });
         }
-        ways
+        options
     }
 
     /// Returns the cheapest option, or one of nearly equal cost that reuses more whole blocks.
-    fn best(&self, ways: Vec<Way>) -> Option<Way> {
-        let least_ms = ways.iter().map(|way| way.cost_ms).min_by(f64::total_cmp)?;
-        let n_blocks = |way: &Way| way.plan.start.n_tokens() as usize / self.block_size();
-        let good = ways.into_iter().filter(|way| way.cost_ms <= least_ms + NEARLY_EQUAL_MS);
+    fn best(&self, options: Vec<StartOption>) -> Option<StartOption> {
+        let least_ms = options.iter().map(|option| option.cost_ms).min_by(f64::total_cmp)?;
+        let n_blocks = |option: &StartOption| option.plan.start.n_tokens() as usize / self.block_size();
+        let good = options.into_iter().filter(|option| option.cost_ms <= least_ms + NEARLY_EQUAL_MS);
         good.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
     }
 
-    fn way(&self, target: SlotCandidate, start: Start, bring_ms: f64) -> Way {
+    fn option(&self, target: SlotCandidate, start: Start, bring_ms: f64) -> StartOption {
         let n_tokens = start.n_tokens() as usize;
         let rewinds = match start {
             Start::Cold => true,
@@ -317,13 +317,13 @@ impl<'a> Planner<'a> {
         };
         let needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
         let checkpoint = needed.map(|stored| stored.chunk);
-        let rest_ms = self.outlook.costs.prefill_ms(self.wish.prompt.len() - n_tokens);
+        let rest_ms = self.inputs.costs.prefill_ms(self.wish.prompt.len() - n_tokens);
         let plan = SlotPlan { slot: target.slot, save: Save::No, start, checkpoint };
-        Way { plan, cost_ms: bring_ms + rest_ms }
+        StartOption { plan, cost_ms: bring_ms + rest_ms }
     }
 
     fn rewinds(&self, slot: SlotId, n_tokens: usize) -> bool {
-        self.memory.rewinds_anywhere() && n_tokens >= self.outlook.table.slot(slot).rewinds_to()
+        self.memory.rewinds_anywhere() && n_tokens >= self.inputs.table.slot(slot).rewinds_to()
     }
 
     /// Returns a plan with fewer cached tokens if the longer rest is computed faster, and state can be cut anywhere.
@@ -331,37 +331,37 @@ impl<'a> Planner<'a> {
         if self.memory != MemoryKind::Full {
             return plan;
         }
-        let n_tokens = self.outlook.costs.best_start(to_u32(self.wish.prompt.len()), plan.start.n_tokens());
+        let n_tokens = self.inputs.costs.best_start(to_u32(self.wish.prompt.len()), plan.start.n_tokens());
         SlotPlan { start: plan.start.shortened(n_tokens), ..plan }
     }
 
-    fn keep(&self, offer: SlotCandidate) -> Way {
+    fn keep(&self, offer: SlotCandidate) -> StartOption {
         let start = match offer.n_usable {
             0 => Start::Cold,
             n_tokens => Start::Keep { n_tokens: to_u32(n_tokens) },
         };
-        self.way(offer, start, 0.0)
+        self.option(offer, start, 0.0)
     }
 
     /// Returns the option that copies from the other slot with the most usable tokens.
-    fn copy(&self, target: SlotCandidate) -> Option<Way> {
+    fn copy(&self, target: SlotCandidate) -> Option<StartOption> {
         let others = self.resident.iter().filter(|held| held.slot != target.slot);
         let sources = others.map(|held| (self.reach_elsewhere(held), held));
         let (n_tokens, held) = sources.max_by_key(|(n, held)| (*n, std::cmp::Reverse(held.slot)))?;
-        let ms = self.outlook.costs.copy_ms(held.n_held)?;
+        let ms = self.inputs.costs.copy_ms(held.n_held)?;
         let start = Start::Copy { from: held.slot, n_tokens: to_u32(n_tokens) };
-        (n_tokens > 0).then(|| self.way(target, start, ms))
+        (n_tokens > 0).then(|| self.option(target, start, ms))
     }
 
-    fn import(&self, target: SlotCandidate) -> Option<Way> {
+    fn import(&self, target: SlotCandidate) -> Option<StartOption> {
         let n_tokens = self.reach_in_store();
-        let mut way = self.way(target, Start::Import { n_tokens: to_u32(n_tokens) }, 0.0);
-        let costs = self.outlook.costs;
-        for (_, tier, n_bytes) in self.needs(&way.plan) {
+        let mut option = self.option(target, Start::Import { n_tokens: to_u32(n_tokens) }, 0.0);
+        let costs = self.inputs.costs;
+        for (_, tier, n_bytes) in self.needs(&option.plan) {
             let read_ms = if tier == Tier::Disk { costs.read_ms(n_bytes) } else { 0.0 };
-            way.cost_ms += costs.import_ms(n_bytes) + read_ms;
+            option.cost_ms += costs.import_ms(n_bytes) + read_ms;
         }
-        (n_tokens > 0).then_some(way)
+        (n_tokens > 0).then_some(option)
     }
 
     /// Returns what a plan needs from the store: chunk, tier, bytes.
@@ -384,43 +384,43 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds what an option destroys to its cost, and decides whether to export it first.
-    fn charge_loss(&self, way: &mut Way, n_saved: usize, chance: f64) {
-        let slot = self.outlook.table.slot(way.plan.slot);
+    fn charge_loss(&self, option: &mut StartOption, n_saved: usize, chance: f64) {
+        let slot = self.inputs.table.slot(option.plan.slot);
         let tokens = slot.exact_tokens();
-        let n_stays = match way.plan.start {
+        let n_stays = match option.plan.start {
             Start::Keep { n_tokens } => n_tokens as usize,
             Start::Cold | Start::Copy { .. } | Start::Import { .. } => 0,
         };
         // A client that sends a prompt again, or a longer one, has no use for the answer that it got.
-        if matches!(way.plan.start, Start::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
+        if matches!(option.plan.start, Start::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
             return;
         }
         let n_kept = n_stays.max(n_saved);
-        let worth_ms = self.outlook.costs.prefill_ms(tokens.len().saturating_sub(n_kept));
+        let worth_ms = self.inputs.costs.prefill_ms(tokens.len().saturating_sub(n_kept));
         let n_whole = tokens.len() / self.block_size() * self.block_size();
-        let save_ms = self.outlook.costs.export_ms(tokens.len()).filter(|_| n_whole > n_kept);
+        let save_ms = self.inputs.costs.export_ms(tokens.len()).filter(|_| n_whole > n_kept);
         match save_ms {
             Some(save_ms) if CUT_END_CHANCE * worth_ms > save_ms => {
-                way.plan.save = Save::First;
-                way.cost_ms += save_ms;
+                option.plan.save = Save::First;
+                option.cost_ms += save_ms;
             }
-            _ => way.cost_ms += chance * worth_ms,
+            _ => option.cost_ms += chance * worth_ms,
         }
     }
 
     /// Returns how many of an idle slot's first tokens need no saving: they are stored, or cannot be stored.
     fn n_saved(&self, slot: SlotId) -> usize {
-        let held = self.outlook.table.slot(slot);
+        let held = self.inputs.table.slot(slot);
         let (Some(root), tokens) = (held.root(), held.exact_tokens()) else { return 0 };
         if self.memory == MemoryKind::Recurrent {
             return tokens.len();
         }
-        let chain = self.outlook.table.tree().chain(slot);
-        self.outlook.index.find(&Prefix { root: *root, chain, tokens }).n_blocks * self.block_size()
+        let chain = self.inputs.table.tree().chain(slot);
+        self.inputs.index.find(&Prefix { root: *root, chain, tokens }).n_blocks * self.block_size()
     }
 
     fn block_size(&self) -> usize {
-        self.outlook.table.block_size_tokens() as usize
+        self.inputs.table.block_size_tokens() as usize
     }
 }
 

@@ -11,22 +11,22 @@ use std::collections::BTreeMap;
 
 use warmpath_common::summary::Load;
 
-use crate::pending_prefills::PromiseId;
+use crate::pending_prefills::AnnouncementId;
 
 /// Requests that have arrived and are not counted yet.
 #[derive(Debug, Clone, Default)]
 pub struct Arrivals {
-    n_uncached: BTreeMap<PromiseId, u32>,
+    n_uncached: BTreeMap<AnnouncementId, u32>,
 }
 
 impl Arrivals {
     /// Adds a request that will have to compute about `n_uncached` tokens.
-    pub fn come(&mut self, id: PromiseId, n_uncached: u32) {
+    pub fn come(&mut self, id: AnnouncementId, n_uncached: u32) {
         self.n_uncached.insert(id, n_uncached);
     }
 
     /// Removes a request that the engine now counts or that has ended; unknown ids are ignored.
-    pub fn leave(&mut self, id: PromiseId) {
+    pub fn leave(&mut self, id: AnnouncementId) {
         self.n_uncached.remove(&id);
     }
 
@@ -51,14 +51,14 @@ mod tests {
         let load = Load { queued_prefill_tokens: 100, n_queued: 1, n_decoding: 3, ..Load::default() };
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.beside(&load), load);
-        arrivals.come(PromiseId(0), 500);
-        arrivals.come(PromiseId(1), 20);
+        arrivals.come(AnnouncementId(0), 500);
+        arrivals.come(AnnouncementId(1), 20);
         let with = arrivals.beside(&load);
         assert_eq!((with.queued_prefill_tokens, with.n_queued, with.n_decoding), (620, 3, 3));
-        arrivals.leave(PromiseId(0));
-        arrivals.leave(PromiseId(7));
+        arrivals.leave(AnnouncementId(0));
+        arrivals.leave(AnnouncementId(7));
         assert_eq!(arrivals.beside(&load), Load { queued_prefill_tokens: 120, n_queued: 2, ..load.clone() });
-        arrivals.leave(PromiseId(1));
+        arrivals.leave(AnnouncementId(1));
         assert_eq!(arrivals.beside(&load), load);
     }
 }

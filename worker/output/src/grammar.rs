@@ -22,7 +22,7 @@ use warmpath_common::ids::Token;
 
 pub use earley::Exhausted;
 pub use lower::Grammar;
-pub use matcher::{ByName, Follower, Place};
+pub use matcher::{ByName, GrammarMatcher, GrammarPosition};
 
 /// Error in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -21,7 +21,7 @@ const END_WEIGHT: f32 = 3.0;
 
 /// A token that may be chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Candidate {
+pub struct TokenCandidate {
     /// Logit.
     pub logit: f32,
     /// Whether the token ends the answer.
@@ -30,7 +30,7 @@ pub struct Candidate {
 
 /// Candidates that stay.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptCandidates {
     /// Indices of the kept candidates, ascending.
     Candidates(Vec<usize>),
     /// No text is likely enough: the answer ends.
@@ -40,7 +40,7 @@ pub enum Kept {
 /// Returns the candidates that stay; `piece` returns the text of the candidate at an index, empty for a control token.
 ///
 /// Shape: `candidates[1..]`, by descending logit. Cost: O(n), and at most `COMPARED_MAX`² comparisons of texts.
-pub fn keep(candidates: &[Candidate], piece: impl Fn(usize) -> Vec<u8>) -> Kept {
+pub fn keep(candidates: &[TokenCandidate], piece: impl Fn(usize) -> Vec<u8>) -> KeptCandidates {
     let mut probabilities = softmax(candidates);
     let sum_of = |is_end: bool| -> f32 {
         let those = candidates.iter().zip(&probabilities).filter(|(candidate, _)| candidate.is_end == is_end);
@@ -48,7 +48,7 @@ pub fn keep(candidates: &[Candidate], piece: impl Fn(usize) -> Vec<u8>) -> Kept 
     };
     let (text, ends) = (sum_of(false), sum_of(true));
     if END_WEIGHT * ends * candidates.len() as f32 > text {
-        return Kept::Candidates((0..candidates.len()).filter(|idx| candidates[*idx].is_end).collect());
+        return KeptCandidates::Candidates((0..candidates.len()).filter(|idx| candidates[*idx].is_end).collect());
     }
     merge(&mut probabilities[..candidates.len().min(COMPARED_MAX)], piece);
     let mut kept: Vec<usize> = (0..candidates.len()).collect();
@@ -56,14 +56,14 @@ pub fn keep(candidates: &[Candidate], piece: impl Fn(usize) -> Vec<u8>) -> Kept 
     kept.retain(|idx| is_likely(idx, PROBABILITY_MIN));
     let n_texts = kept.iter().filter(|idx| !candidates[**idx].is_end).count();
     if n_texts == 0 {
-        return Kept::End;
+        return KeptCandidates::End;
     }
     let sum: f32 = kept.iter().map(|idx| probabilities[*idx]).sum();
     kept.retain(|idx| is_likely(idx, sum / (n_texts + 1) as f32));
-    Kept::Candidates(kept)
+    KeptCandidates::Candidates(kept)
 }
 
-fn softmax(candidates: &[Candidate]) -> Vec<f32> {
+fn softmax(candidates: &[TokenCandidate]) -> Vec<f32> {
     let most = candidates.first().map_or(0.0, |candidate| candidate.logit);
     let weights: Vec<f32> = candidates.iter().map(|candidate| (candidate.logit - most).exp()).collect();
     let sum: f32 = weights.iter().sum();
@@ -100,11 +100,11 @@ mod tests {
 
     /// Checks which texts stay of candidates with these probabilities, the likeliest first; none if the answer ends.
     fn check(candidates: &[(&str, f32)], expected: &[&str]) {
-        let read = |(text, p): &(&str, f32)| Candidate { logit: p.ln(), is_end: *text == END };
+        let read = |(text, p): &(&str, f32)| TokenCandidate { logit: p.ln(), is_end: *text == END };
         let texts = |idx: usize| if candidates[idx].0 == END { Vec::new() } else { candidates[idx].0.into() };
         let kept = match keep(&candidates.iter().map(read).collect::<Vec<_>>(), texts) {
-            Kept::Candidates(kept) => kept.into_iter().map(|idx| candidates[idx].0).collect(),
-            Kept::End => Vec::new(),
+            KeptCandidates::Candidates(kept) => kept.into_iter().map(|idx| candidates[idx].0).collect(),
+            KeptCandidates::End => Vec::new(),
         };
         assert_eq!(kept, expected, "{candidates:?}");
     }
@@ -127,13 +127,13 @@ mod tests {
     #[test]
     fn compares_a_limited_number_and_looks_at_all_ends() {
         let n = COMPARED_MAX * 200;
-        let mut candidates = vec![Candidate { logit: 0.0, is_end: false }; n];
+        let mut candidates = vec![TokenCandidate { logit: 0.0, is_end: false }; n];
         candidates[0].logit = 20.0;
-        candidates[n - 1] = Candidate { logit: -20.0, is_end: true };
+        candidates[n - 1] = TokenCandidate { logit: -20.0, is_end: true };
         let kept = keep(&candidates, |idx| {
             assert!(idx < COMPARED_MAX);
             b"same".to_vec()
         });
-        assert_eq!(kept, Kept::Candidates(vec![0, n - 1]));
+        assert_eq!(kept, KeptCandidates::Candidates(vec![0, n - 1]));
     }
 }

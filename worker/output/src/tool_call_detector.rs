@@ -16,7 +16,7 @@ pub const SEARCHED_BYTES_MAX: usize = 8 << 10;
 
 /// What starts a call.
 #[derive(Debug, Clone)]
-pub enum Start {
+pub enum StartTrigger {
     /// Any of these texts.
     Words(Vec<String>),
     /// A match of any of these patterns.
@@ -55,7 +55,7 @@ impl Pattern {
 
 /// Markers of reasoning in an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Thoughts {
+pub struct ReasoningMarks {
     /// Text that opens the reasoning; empty for a model that does not reason.
     pub start: String,
     /// Texts that close the reasoning.
@@ -64,7 +64,7 @@ pub struct Thoughts {
 
 /// Result of looking at a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum CallDetection {
     /// No call starts here.
     Nothing,
     /// A call starts. Its tokens so far, each with those of its bytes that belong to the call.
@@ -76,8 +76,8 @@ pub enum Seen {
 /// Detector of tool calls in one answer.
 #[derive(Debug, Clone)]
 pub struct ToolCallDetector {
-    start: Start,
-    thoughts: Thoughts,
+    start: StartTrigger,
+    marks: ReasoningMarks,
     is_thinking: bool,
     /// End of the answer, as far as it can still matter.
     end: Held,
@@ -95,45 +95,45 @@ struct Held {
 
 impl ToolCallDetector {
     /// Returns a detector for an answer whose first part, already in the prompt, is `prefix`.
-    pub fn new(start: Start, thoughts: Thoughts, prefix: &str) -> Self {
-        let opened = if thoughts.start.is_empty() { None } else { prefix.rfind(&thoughts.start) };
-        let behind = opened.map(|at| &prefix[at + thoughts.start.len()..]);
-        let is_thinking = behind.is_some_and(|behind| !thoughts.ends.iter().any(|end| behind.contains(end.as_str())));
-        Self { start, thoughts, is_thinking, end: Held::default(), searched: Held::default() }
+    pub fn new(start: StartTrigger, marks: ReasoningMarks, prefix: &str) -> Self {
+        let opened = if marks.start.is_empty() { None } else { prefix.rfind(&marks.start) };
+        let behind = opened.map(|at| &prefix[at + marks.start.len()..]);
+        let is_thinking = behind.is_some_and(|behind| !marks.ends.iter().any(|end| behind.contains(end.as_str())));
+        Self { start, marks, is_thinking, end: Held::default(), searched: Held::default() }
     }
 
     /// Takes the next token, whose text is `piece`.
-    pub fn push(&mut self, token: Token, piece: &[u8]) -> Seen {
+    pub fn push(&mut self, token: Token, piece: &[u8]) -> CallDetection {
         self.end.push(token, piece);
         if self.is_thinking {
-            let Some(at) = first(&self.end.text, self.thoughts.ends.iter()) else {
-                self.end.forget_all_but(longest(self.thoughts.ends.iter()));
-                return Seen::Nothing;
+            let Some(at) = first(&self.end.text, self.marks.ends.iter()) else {
+                self.end.forget_all_but(longest(self.marks.ends.iter()));
+                return CallDetection::Nothing;
             };
             // A text that closes the reasoning may also start a call.
             self.is_thinking = false;
             self.end.forget_before(at);
-        } else if let Some(at) = first(&self.end.text, [&self.thoughts.start].into_iter()) {
+        } else if let Some(at) = first(&self.end.text, [&self.marks.start].into_iter()) {
             self.is_thinking = true;
-            self.end.forget_before(at + self.thoughts.start.len());
-            return Seen::Nothing;
+            self.end.forget_before(at + self.marks.start.len());
+            return CallDetection::Nothing;
         }
         match &self.start {
-            Start::Words(words) => match first(&self.end.text, words.iter()) {
-                Some(at) => Seen::Call(self.end.from(at)),
+            StartTrigger::Words(words) => match first(&self.end.text, words.iter()) {
+                Some(at) => CallDetection::Call(self.end.from(at)),
                 None => {
-                    self.end.forget_all_but(longest(words.iter().chain([&self.thoughts.start])));
-                    Seen::Nothing
+                    self.end.forget_all_but(longest(words.iter().chain([&self.marks.start])));
+                    CallDetection::Nothing
                 }
             },
-            Start::Patterns(patterns) => {
+            StartTrigger::Patterns(patterns) => {
                 if self.searched.text.len() > SEARCHED_BYTES_MAX {
-                    return Seen::Full;
+                    return CallDetection::Full;
                 }
-                self.end.hand_on(self.thoughts.start.as_bytes(), &mut self.searched);
+                self.end.hand_on(self.marks.start.as_bytes(), &mut self.searched);
                 match self.searched.find(patterns) {
-                    Some(at) => Seen::Call([self.searched.from(at), self.end.from(0)].concat()),
-                    None => Seen::Nothing,
+                    Some(at) => CallDetection::Call([self.searched.from(at), self.end.from(0)].concat()),
+                    None => CallDetection::Nothing,
                 }
             }
         }
@@ -208,24 +208,24 @@ fn longest<'a>(words: impl Iterator<Item = &'a String>) -> usize {
 mod tests {
     use super::*;
 
-    fn words(words: &[&str]) -> Start {
-        Start::Words(words.iter().map(|word| (*word).to_owned()).collect())
+    fn words(words: &[&str]) -> StartTrigger {
+        StartTrigger::Words(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
-    fn think() -> Thoughts {
-        Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned()] }
+    fn think() -> ReasoningMarks {
+        ReasoningMarks { start: "<think>".to_owned(), ends: vec!["</think>".to_owned()] }
     }
 
     /// Returns the pieces of the call, as far as they belong to it, and the number of tokens until it was detected.
     fn call(mut watch: ToolCallDetector, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
         (0..).zip(pieces).find_map(|(token, piece)| match watch.push(token, piece.as_bytes()) {
-            Seen::Call(tokens) => {
+            CallDetection::Call(tokens) => {
                 let first = tokens[0].0;
                 assert!(tokens.iter().map(|(token, _)| *token).eq(first..=token), "{tokens:?}");
                 let texts = tokens.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap());
                 Some((token as usize + 1, texts.collect()))
             }
-            Seen::Nothing | Seen::Full => None,
+            CallDetection::Nothing | CallDetection::Full => None,
         })
     }
 
@@ -236,17 +236,17 @@ mod tests {
 
     #[test]
     fn a_call_starts_where_its_word_starts() {
-        let watch = || ToolCallDetector::new(words(&["<tool_call>", "<fn"]), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(words(&["<tool_call>", "<fn"]), ReasoningMarks::default(), "");
         check_call(watch(), &["a", "b<tool", "_call", ">"], 4, &["<tool", "_call", ">"]);
         check_call(watch(), &["<tool_", "<fn", "x"], 2, &["<fn"]);
         check_call(watch(), &["é<f", "n>\n"], 2, &["<f", "n>\n"]);
         assert_eq!(call(watch(), &["<", "tool", "call>", "<f", "m"]), None);
         let mut single = watch();
         for byte in b"xx<tool_call" {
-            assert_eq!(single.push(u32::from(*byte), &[*byte]), Seen::Nothing);
+            assert_eq!(single.push(u32::from(*byte), &[*byte]), CallDetection::Nothing);
         }
         let whole = b"<tool_call>".iter().map(|byte| (u32::from(*byte), vec![*byte])).collect();
-        assert_eq!(single.push(u32::from(b'>'), b">"), Seen::Call(whole));
+        assert_eq!(single.push(u32::from(b'>'), b">"), CallDetection::Call(whole));
     }
 
     #[test]
@@ -260,30 +260,31 @@ mod tests {
 
     #[test]
     fn what_ends_thoughts_may_start_a_call() {
-        let thoughts = Thoughts { start: "<think>".to_owned(), ends: vec!["</think>".to_owned(), "<call>".to_owned()] };
-        let watch = ToolCallDetector::new(words(&["<call>"]), thoughts, "<think>");
+        let marks =
+            ReasoningMarks { start: "<think>".to_owned(), ends: vec!["</think>".to_owned(), "<call>".to_owned()] };
+        let watch = ToolCallDetector::new(words(&["<call>"]), marks, "<think>");
         check_call(watch, &["hm", "<call>", "f"], 2, &["<call>"]);
     }
 
-    fn patterns(patterns: &[&str]) -> Start {
-        Start::Patterns(patterns.iter().map(|pattern| Pattern::new(pattern).unwrap()).collect())
+    fn patterns(patterns: &[&str]) -> StartTrigger {
+        StartTrigger::Patterns(patterns.iter().map(|pattern| Pattern::new(pattern).unwrap()).collect())
     }
 
     #[test]
     fn a_pattern_says_where_a_call_starts_by_its_groups() {
         let harmony = [r"^\s+to$", r"<\|start\|>assistant(\s+to)", r"<\|start\|>assistant(<\|channel\|>(?:a|b)\s+to)"];
-        let watch = || ToolCallDetector::new(patterns(&harmony), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(patterns(&harmony), ReasoningMarks::default(), "");
         check_call(watch(), &[" ", "to", "="], 2, &[" ", "to"]);
         check_call(watch(), &["x", "<|start|>", "assistant ", "to", "="], 4, &[" ", "to"]);
         check_call(watch(), &["<|start|>assistant<|channel|>", "b to="], 2, &["<|channel|>", "b to="]);
         assert_eq!(call(watch(), &["x", " to", "<|start|>assistant<|channel|>c to"]), None);
         // Functionary's calls have a name other than `all`, which its pattern must see to reject it.
-        let watch = || ToolCallDetector::new(patterns(&[">>>(?!all)"]), Thoughts::default(), "");
+        let watch = || ToolCallDetector::new(patterns(&[">>>(?!all)"]), ReasoningMarks::default(), "");
         assert_eq!(call(watch(), &["a>", ">>all\n", ">> >all"]), None);
         check_call(watch(), &["é\n>", ">>get"], 2, &[">", ">>get"]);
-        let word = Start::Patterns(vec![Pattern::of_word("[c](.)").unwrap()]);
+        let word = StartTrigger::Patterns(vec![Pattern::of_word("[c](.)").unwrap()]);
         check_call(
-            ToolCallDetector::new(word, Thoughts::default(), ""),
+            ToolCallDetector::new(word, ReasoningMarks::default(), ""),
             &["c.[c](", "x[c]", "(.)"],
             3,
             &["[c]", "(.)"],
@@ -296,18 +297,19 @@ mod tests {
         check_call(watch(), &["x", "<th", "ink>", "xyz", "</think>", "xy", "z"], 7, &["y", "z"]);
         check_call(watch(), &["<th", "ink>", "</think>", "xy", "z<t", "o"], 6, &["y", "z<t", "o"]);
         let mut broken = watch();
-        assert_eq!(broken.push(0, b"\xC3x"), Seen::Nothing);
-        assert_eq!(broken.push(1, b"y\xFFz"), Seen::Nothing);
-        assert_eq!(broken.push(2, b"\xE5xyz\xE5"), Seen::Call(vec![(2, b"yz\xE5".to_vec())]));
+        assert_eq!(broken.push(0, b"\xC3x"), CallDetection::Nothing);
+        assert_eq!(broken.push(1, b"y\xFFz"), CallDetection::Nothing);
+        assert_eq!(broken.push(2, b"\xE5xyz\xE5"), CallDetection::Call(vec![(2, b"yz\xE5".to_vec())]));
     }
 
     #[test]
     fn with_patterns_all_but_thoughts_is_looked_at_up_to_the_limit() {
         let mut watch = ToolCallDetector::new(patterns(&["^z$"]), think(), "");
         let piece = "y".repeat(1000);
-        let n_looks = (0..100).take_while(|token| watch.push(*token, piece.as_bytes()) == Seen::Nothing).count();
+        let n_looks =
+            (0..100).take_while(|token| watch.push(*token, piece.as_bytes()) == CallDetection::Nothing).count();
         assert_eq!(n_looks, SEARCHED_BYTES_MAX / 1000 + 1);
-        assert_eq!(watch.push(0, b"z"), Seen::Full);
+        assert_eq!(watch.push(0, b"z"), CallDetection::Full);
     }
 
     #[test]

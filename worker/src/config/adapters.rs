@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use warmpath_common::lora::{self, Applied, Scale, Wanted};
+use warmpath_common::lora::{self, Applied, RequestedAdapter, Scale};
 
 use super::ConfigError;
 use super::flags::Flags;
@@ -43,7 +43,8 @@ pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Ap
     if flags.lora_init_without_apply {
         return Ok(None);
     }
-    let wanted: Vec<Wanted> = (0..).zip(files).map(|(id, file)| Wanted { id, scale: file.scale.into() }).collect();
+    let wanted: Vec<RequestedAdapter> =
+        (0..).zip(files).map(|(id, file)| RequestedAdapter { id, scale: file.scale.into() }).collect();
     lora::chosen(files.len(), &wanted).map_err(|_| ConfigError::Range {
         flag: "lora".into(),
         reason: "one adapter is applied at a time; with several give --lora-init-without-apply".to_owned(),

@@ -10,7 +10,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, Parser, ValueEnum};
 use warmpath_common::block_hash::BLOCK_SIZE_TOKENS_DEFAULT;
-use warmpath_shell::command_line::{self, Asked, ConfigFlags};
+use warmpath_shell::command_line::{self, ConfigFlags, ParsedCommandLine};
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
@@ -388,7 +388,9 @@ impl Flags {
     /// Reads a command line, its first element the program; llama-server's spellings are accepted, too.
     ///
     /// Errors: those of [`command_line::parse`].
-    pub fn from_command_line(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<Self>, clap::Error> {
+    pub fn from_command_line(
+        arguments: impl IntoIterator<Item = OsString>,
+    ) -> Result<ParsedCommandLine<Self>, clap::Error> {
         let refused = |refusal: NoTranslation| Self::command().error(ErrorKind::UnknownArgument, refusal);
         let Translated { arguments, ignored } = llama_server::translate(arguments).map_err(refused)?;
         let asked = command_line::parse::<Self>(arguments).map_err(with_page)?;

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::ConfigError;
 use crate::engine::Generation;
-use crate::request::generation::{Basis, GenerationFields};
+use crate::request::generation::{CheckContext, GenerationFields};
 
 /// Flags that stand in for fields of a request, in llama-server's words. The name of each field here is the name there.
 #[derive(Debug, Clone, Default, Args, Serialize)]
@@ -143,7 +143,7 @@ pub(super) fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigErro
     }
     let fields: GenerationFields = serde_json::from_value(body).expect("the flags have the types of the fields");
     let own = Generation::default();
-    let resolved = fields.resolve(&Basis { n_vocab: 0, tokenize: &|_| Vec::new(), defaults: &own });
+    let resolved = fields.resolve(&CheckContext { n_vocab: 0, tokenize: &|_| Vec::new(), defaults: &own });
     resolved.map_err(|error| ConfigError::Range {
         flag: error.param().map_or_else(String::new, |field| flag_of(&field)).into(),
         reason: error.to_string(),

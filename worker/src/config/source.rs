@@ -11,7 +11,7 @@ use clap::Args;
 use url::Url;
 
 use super::{ConfigError, cache_folder};
-use crate::download::{HubConfig, HubModel, HubToken, ModelSource, Wanted};
+use crate::download::{FileSelection, HubConfig, HubModel, HubToken, ModelSource};
 
 /// Address of the hub. Source: `huggingface_hub`.
 const ENDPOINT_DEFAULT: &str = "https://huggingface.co";
@@ -120,9 +120,9 @@ fn hub_model(given: &str, flags: &SourceFlags) -> Result<HubModel, ConfigError> 
         return refuse("hf-repo", format!("must be OWNER/NAME or OWNER/NAME:QUANT, not {given}"));
     }
     let wanted = match (&flags.hf_file, quant) {
-        (Some(file), _) => Wanted::File(file.clone()),
-        (None, Some(quant)) => Wanted::Quant(quant.to_owned()),
-        (None, None) => Wanted::Any,
+        (Some(file), _) => FileSelection::File(file.clone()),
+        (None, Some(quant)) => FileSelection::Quant(quant.to_owned()),
+        (None, None) => FileSelection::Any,
     };
     let revision = flags.hf_revision.clone().unwrap_or_else(|| HubModel::REVISION_DEFAULT.to_owned());
     if !crate::download::is_inside(&revision) {
@@ -155,7 +155,7 @@ fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
         name: warmpath_gguf::model_name(Path::new(&file)),
         repo,
         revision,
-        wanted: Wanted::File(file),
+        wanted: FileSelection::File(file),
     })
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use warmpath_gguf::{shard_name, shard_path};
 
-use super::source::Wanted;
+use super::source::FileSelection;
 
 /// Quantizations to look for when none is named, the preferred one first.
 const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
@@ -52,22 +52,22 @@ fn listed(files: &[String]) -> String {
 /// Returns the paths of the model's files, its first one first.
 ///
 /// Errors: every [`NoChoice`].
-pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &Wanted) -> Result<Vec<String>, NoChoice> {
+pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &FileSelection) -> Result<Vec<String>, NoChoice> {
     let paths: Vec<&str> = paths.collect();
     let first_of_models = || paths.iter().copied().filter(|path| is_model(path) && is_first(path));
     let by_quant = |quant: &str| first_of_models().find(|path| bears(path, quant));
     let primary = match wanted {
-        Wanted::File(file) => paths.iter().copied().find(|path| path == file),
-        Wanted::Quant(quant) => by_quant(quant),
-        Wanted::Any => QUANTS_DEFAULT.into_iter().find_map(by_quant).or_else(|| first_of_models().next()),
+        FileSelection::File(file) => paths.iter().copied().find(|path| path == file),
+        FileSelection::Quant(quant) => by_quant(quant),
+        FileSelection::Any => QUANTS_DEFAULT.into_iter().find_map(by_quant).or_else(|| first_of_models().next()),
     };
     let Some(primary) = primary else {
         let files: Vec<String> =
             paths.iter().filter(|path| path.ends_with(".gguf")).map(|&path| path.to_owned()).collect();
         let wanted = match wanted {
-            Wanted::File(file) => format!("file {file}"),
-            Wanted::Quant(quant) => format!("model file with {quant} in its name"),
-            Wanted::Any => "model file".to_owned(),
+            FileSelection::File(file) => format!("file {file}"),
+            FileSelection::Quant(quant) => format!("model file with {quant} in its name"),
+            FileSelection::Any => "model file".to_owned(),
         };
         return Err(if files.is_empty() { NoChoice::NoModel } else { NoChoice::NoSuchFile { wanted, files } });
     };
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(paths: &[&str], wanted: &Wanted, expected: &[&str]) {
+    fn check(paths: &[&str], wanted: &FileSelection, expected: &[&str]) {
         let chosen = choose(paths.iter().copied(), wanted).expect("a choice");
         assert_eq!(chosen, expected, "{paths:?} {wanted:?}");
     }
@@ -125,15 +125,15 @@ mod tests {
         "sub/m-BF16.gguf",
     ];
 
-    fn quant(name: &str) -> Wanted {
-        Wanted::Quant(name.to_owned())
+    fn quant(name: &str) -> FileSelection {
+        FileSelection::Quant(name.to_owned())
     }
 
     #[test]
     fn the_choice_is_llama_servers() {
-        check(&REPO, &Wanted::Any, &["m-Q4_K_M.gguf"]);
-        check(&["a-F16.gguf", "a-q8_0.gguf"], &Wanted::Any, &["a-q8_0.gguf"]);
-        check(&["mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"], &Wanted::Any, &["a-F16.gguf"]);
+        check(&REPO, &FileSelection::Any, &["m-Q4_K_M.gguf"]);
+        check(&["a-F16.gguf", "a-q8_0.gguf"], &FileSelection::Any, &["a-q8_0.gguf"]);
+        check(&["mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"], &FileSelection::Any, &["a-F16.gguf"]);
         check(&REPO, &quant("q2_k"), &["m-Q2_K.gguf"]);
         check(&REPO, &quant("BF16"), &["sub/m-BF16.gguf"]);
         // A quantization whose name begins with the wanted one is a different quantization.
@@ -145,7 +145,7 @@ mod tests {
         let both = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"];
         check(&REPO, &quant("Q8_0"), &both);
         for file in both {
-            check(&REPO, &Wanted::File(file.to_owned()), &both);
+            check(&REPO, &FileSelection::File(file.to_owned()), &both);
         }
         let missing = choose(REPO.into_iter().filter(|path| *path != both[1]), &quant("Q8_0"));
         assert_eq!(missing, Err(NoChoice::PartMissing { path: both[1].to_owned() }));
@@ -157,11 +157,11 @@ mod tests {
         let error = |paths: &[&str], wanted| choose(paths.iter().copied(), &wanted).expect_err("no choice").to_string();
         let text = error(&REPO, quant("Q6_K"));
         assert!(text.contains("Q6_K") && text.contains("m-Q2_K.gguf, m-Q4_K_M.gguf"), "{text}");
-        let text = error(&REPO, Wanted::File("x.gguf".to_owned()));
+        let text = error(&REPO, FileSelection::File("x.gguf".to_owned()));
         assert!(text.contains("no file x.gguf"), "{text}");
-        assert!(error(&["model.safetensors"], Wanted::Any).contains("no GGUF files"));
+        assert!(error(&["model.safetensors"], FileSelection::Any).contains("no GGUF files"));
         let many: Vec<String> = (0..50).map(|n| format!("mmproj-{n}.gguf")).collect();
-        let text = error(&many.iter().map(String::as_str).collect::<Vec<_>>(), Wanted::Any);
+        let text = error(&many.iter().map(String::as_str).collect::<Vec<_>>(), FileSelection::Any);
         assert!(text.ends_with("and 20 more"), "{text}");
     }
 }

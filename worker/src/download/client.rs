@@ -74,7 +74,7 @@ pub struct Ask<'a> {
 
 /// A usable response: a success, or another status that the caller's headers provoke.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HostResponse {
     /// Address that sent the response, after redirects.
     pub url: Url,
     /// Status.
@@ -85,7 +85,7 @@ pub struct Answer {
 
 /// Failure of one attempt.
 #[derive(Debug)]
-pub enum Failure {
+pub enum AttemptFailure {
     /// Another attempt may succeed.
     Transient {
         /// Reason.
@@ -97,13 +97,13 @@ pub enum Failure {
     Final(DownloadError),
 }
 
-impl Failure {
+impl AttemptFailure {
     pub fn transient(reason: impl ToString) -> Self {
         Self::Transient { reason: reason.to_string(), pause: None }
     }
 }
 
-impl From<DownloadError> for Failure {
+impl From<DownloadError> for AttemptFailure {
     fn from(error: DownloadError) -> Self {
         Self::Final(error)
     }
@@ -122,7 +122,7 @@ impl Web {
     /// Sends a request and follows its redirects.
     ///
     /// Errors: `Transient`; `Final` with `Denied`, `NotFound`, `Answer`.
-    pub async fn get(&self, ask: &Ask<'_>) -> Result<Answer, Failure> {
+    pub async fn get(&self, ask: &Ask<'_>) -> Result<HostResponse, AttemptFailure> {
         let mut url = ask.url.clone();
         let mut token = ask.token;
         for _ in 0..=REDIRECTS_MAX {
@@ -140,7 +140,7 @@ impl Web {
         Err(unusable(&url, ask.what, "it redirects without end"))
     }
 
-    async fn send(&self, ask: &Ask<'_>, url: &Url, token: Option<&HubToken>) -> Result<Answer, Failure> {
+    async fn send(&self, ask: &Ask<'_>, url: &Url, token: Option<&HubToken>) -> Result<HostResponse, AttemptFailure> {
         let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its address is none"))?;
         let mut request = Request::get(uri.clone());
         request = request.header(header::USER_AGENT, concat!("warmpath/", env!("CARGO_PKG_VERSION")));
@@ -158,10 +158,10 @@ impl Web {
             }
         };
         let response = tokio::time::timeout(CONNECT_TIMEOUT + SILENCE_MAX, sent).await;
-        let response = response.map_err(|_| Failure::transient("it does not answer"))?;
-        let response = response.map_err(|error| Failure::transient(warmpath_shell::chain(&error)))?;
+        let response = response.map_err(|_| AttemptFailure::transient("it does not answer"))?;
+        let response = response.map_err(|error| AttemptFailure::transient(warmpath_shell::chain(&error)))?;
         let (parts, body) = response.into_parts();
-        Ok(Answer { url: url.clone(), status: parts.status, headers: parts.headers, body })
+        Ok(HostResponse { url: url.clone(), status: parts.status, headers: parts.headers, body })
     }
 
     fn client_through(&self, proxy: &Intercept) -> Client<HttpsConnector<Tunnel<HttpConnector>>, Empty<Bytes>> {
@@ -172,7 +172,7 @@ impl Web {
         Client::builder(TokioExecutor::new()).build(HttpsConnector::from((tunnel, self.tls.load_full())))
     }
 
-    async fn checked(&self, what: &str, answer: Answer) -> Result<Answer, Failure> {
+    async fn checked(&self, what: &str, answer: HostResponse) -> Result<HostResponse, AttemptFailure> {
         let status = answer.status;
         if status.is_success() || [StatusCode::NOT_MODIFIED, StatusCode::RANGE_NOT_SATISFIABLE].contains(&status) {
             return Ok(answer);
@@ -180,11 +180,11 @@ impl Web {
         if status.is_server_error() || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status) {
             let pause = answer.header(header::RETRY_AFTER).and_then(|seconds| seconds.trim().parse().ok());
             let pause = pause.map(Duration::from_secs);
-            return Err(Failure::Transient { reason: format!("it answers {status}"), pause });
+            return Err(AttemptFailure::Transient { reason: format!("it answers {status}"), pause });
         }
         let (host, what, status) = (host(&answer.url), what.to_owned(), status.as_u16());
         let says = answer.explanation().await;
-        Err(Failure::Final(match status {
+        Err(AttemptFailure::Final(match status {
             401 | 403 => DownloadError::Denied { host, what, status, says, advice: self.advice },
             404 | 410 => DownloadError::NotFound { host, what, says },
             _ => DownloadError::Answer { host, what, reason: format!("status {status} {says}").trim_end().to_owned() },
@@ -199,7 +199,7 @@ fn connector() -> HttpConnector {
     http
 }
 
-impl Answer {
+impl HostResponse {
     /// Returns a header's text.
     pub fn header(&self, name: HeaderName) -> Option<String> {
         self.headers.get(name).and_then(|value| HeaderValue::to_str(value).ok()).map(str::to_owned)
@@ -213,13 +213,13 @@ impl Answer {
     /// Returns the next bytes of the body; none at its end.
     ///
     /// Errors: `Transient` if the response breaks off or no byte arrives in time.
-    pub async fn chunk(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, AttemptFailure> {
         loop {
             let frame = tokio::time::timeout(SILENCE_MAX, self.body.frame()).await;
-            let Some(frame) = frame.map_err(|_| Failure::transient("it sends nothing any more"))? else {
+            let Some(frame) = frame.map_err(|_| AttemptFailure::transient("it sends nothing any more"))? else {
                 return Ok(None);
             };
-            let frame = frame.map_err(|error| Failure::transient(warmpath_shell::chain(&error)))?;
+            let frame = frame.map_err(|error| AttemptFailure::transient(warmpath_shell::chain(&error)))?;
             // A frame without data holds trailers.
             if let Ok(bytes) = frame.into_data() {
                 return Ok(Some(bytes));
@@ -230,7 +230,7 @@ impl Answer {
     /// Returns the complete body.
     ///
     /// Errors: `Transient` if the response breaks off; `Final` if the body exceeds `bytes_max`.
-    pub async fn whole(&mut self, what: &str, bytes_max: usize) -> Result<Vec<u8>, Failure> {
+    pub async fn whole(&mut self, what: &str, bytes_max: usize) -> Result<Vec<u8>, AttemptFailure> {
         let mut body = Vec::new();
         while let Some(bytes) = self.chunk().await? {
             if body.len() + bytes.len() > bytes_max {
@@ -257,8 +257,8 @@ impl Answer {
 }
 
 /// Returns the failure for a response that another attempt would not change.
-pub fn unusable(url: &Url, what: &str, reason: &str) -> Failure {
-    Failure::Final(DownloadError::Answer { host: host(url), what: what.to_owned(), reason: reason.to_owned() })
+pub fn unusable(url: &Url, what: &str, reason: &str) -> AttemptFailure {
+    AttemptFailure::Final(DownloadError::Answer { host: host(url), what: what.to_owned(), reason: reason.to_owned() })
 }
 
 /// Returns the host of a URL, for messages.
@@ -280,10 +280,10 @@ impl Attempts {
     /// Waits until the next attempt is due.
     ///
     /// Errors: the failure itself if it is final; `Broken` after the last attempt.
-    pub async fn again(&mut self, failure: Failure, (host, what): (&str, &str)) -> Result<(), DownloadError> {
+    pub async fn again(&mut self, failure: AttemptFailure, (host, what): (&str, &str)) -> Result<(), DownloadError> {
         let (reason, pause) = match failure {
-            Failure::Final(error) => return Err(error),
-            Failure::Transient { reason, pause } => (reason, pause),
+            AttemptFailure::Final(error) => return Err(error),
+            AttemptFailure::Transient { reason, pause } => (reason, pause),
         };
         self.0 += 1;
         if self.0 >= ATTEMPTS_MAX {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use super::cache::{is_commit, is_inside};
-use super::client::{Answer, Ask, Attempts, Failure, Web, host, unusable};
+use super::client::{Ask, AttemptFailure, Attempts, HostResponse, Web, host, unusable};
 use super::error::DownloadError;
 use super::source::{HubConfig, HubModel};
 
@@ -22,7 +22,7 @@ const PAGES_MAX: usize = 50;
 
 /// Files of one commit.
 #[derive(Debug)]
-pub struct Listing {
+pub struct CommitFiles {
     /// Commit.
     pub commit: String,
     /// Files that the cache can hold.
@@ -69,7 +69,7 @@ struct Large {
 /// Returns the files of a model's repository.
 ///
 /// Errors: `Denied`, `NotFound`, `Broken`, `Answer`.
-pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Listing, DownloadError> {
+pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<CommitFiles, DownloadError> {
     let what = format!("{} (revision {})", model.repo, model.revision);
     let url = address(&hub.endpoint, &["api", "models", &model.repo, "revision"], &[&model.revision]);
     let (Revision { sha: commit }, _) = ask(web, hub, (url, &what)).await?;
@@ -86,7 +86,7 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Listin
     for _ in 0..PAGES_MAX {
         let (entries, next): (Vec<Entry>, _) = ask(web, hub, (page, &what)).await?;
         files.extend(entries.into_iter().filter_map(HubFile::new));
-        let Some(next) = next else { return Ok(Listing { commit, files }) };
+        let Some(next) = next else { return Ok(CommitFiles { commit, files }) };
         // The request carries the token, so the next page must be on the same host.
         if next.origin() != hub.endpoint.origin() {
             return Err(unusable("its list goes on at another host"));
@@ -149,7 +149,7 @@ async fn ask<T: DeserializeOwned>(
     }
 }
 
-async fn answered<T: DeserializeOwned>(web: &Web, ask: &Ask<'_>) -> Result<(T, Option<Url>), Failure> {
+async fn answered<T: DeserializeOwned>(web: &Web, ask: &Ask<'_>) -> Result<(T, Option<Url>), AttemptFailure> {
     let mut answer = web.get(ask).await?;
     let body = answer.whole(ask.what, ANSWER_BYTES_MAX).await?;
     let read = serde_json::from_slice(&body).map_err(|error| unusable(&answer.url, ask.what, &error.to_string()))?;
@@ -157,7 +157,7 @@ async fn answered<T: DeserializeOwned>(web: &Web, ask: &Ask<'_>) -> Result<(T, O
 }
 
 /// Returns the address of a list's next page. Source: RFC 8288, as the hub writes it.
-fn next_page(answer: &Answer) -> Option<Url> {
+fn next_page(answer: &HostResponse) -> Option<Url> {
     let link = answer.header(header::LINK)?;
     let next = link.split(',').find(|link| link.contains("rel=\"next\""))?;
     let (_, rest) = next.split_once('<')?;

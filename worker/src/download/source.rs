@@ -41,12 +41,12 @@ pub struct HubModel {
     /// Branch, tag or commit.
     pub revision: String,
     /// Files to use.
-    pub wanted: Wanted,
+    pub wanted: FileSelection,
 }
 
 /// Selection among a repository's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FileSelection {
     /// This file, together with the other files of a split model.
     File(String),
     /// The first file whose name contains this quantization.
@@ -139,9 +139,9 @@ impl fmt::Display for HubModel {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.repo)?;
         match &self.wanted {
-            Wanted::File(file) => write!(out, "/{file}")?,
-            Wanted::Quant(quant) => write!(out, ":{quant}")?,
-            Wanted::Any => {}
+            FileSelection::File(file) => write!(out, "/{file}")?,
+            FileSelection::Quant(quant) => write!(out, ":{quant}")?,
+            FileSelection::Any => {}
         }
         if self.revision == Self::REVISION_DEFAULT { Ok(()) } else { write!(out, "@{}", self.revision) }
     }

@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt;
 use tracing::{info, warn};
 use url::Url;
 
-use super::client::{Answer, Ask, Attempts, Failure, Web, host, unusable};
+use super::client::{Ask, AttemptFailure, Attempts, HostResponse, Web, host, unusable};
 use super::error::DownloadError;
 use super::progress::DownloadProgress;
 use super::source::HubToken;
@@ -221,7 +221,7 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     /// Appends the bytes that the host sends.
-    async fn run(&mut self) -> Result<Transferred, Failure> {
+    async fn run(&mut self) -> Result<Transferred, AttemptFailure> {
         match self.remote.size {
             Some(size) if self.partial.len > size => self.partial.clear().await?,
             Some(size) if self.partial.len == size => return Ok(Transferred::Whole(None)),
@@ -234,7 +234,7 @@ impl Attempt<'_> {
             StatusCode::NOT_MODIFIED => return Ok(Transferred::Unchanged),
             StatusCode::RANGE_NOT_SATISFIABLE => {
                 self.partial.clear().await?;
-                return Err(Failure::transient("it has no such part of the file"));
+                return Err(AttemptFailure::transient("it has no such part of the file"));
             }
             StatusCode::PARTIAL_CONTENT => self.check_part(&answer)?,
             _ => self.partial.clear().await?,
@@ -255,12 +255,12 @@ impl Attempt<'_> {
             self.progress.at(self.partial.len);
         }
         match size {
-            Some(size) if self.partial.len < size => Err(Failure::transient("the answer ended early")),
+            Some(size) if self.partial.len < size => Err(AttemptFailure::transient("the answer ended early")),
             _ => Ok(Transferred::Whole(etag)),
         }
     }
 
-    async fn ask(&mut self) -> Result<Answer, Failure> {
+    async fn ask(&mut self) -> Result<HostResponse, AttemptFailure> {
         let mut headers = Vec::new();
         if self.partial.len > 0 {
             headers.push((header::RANGE, format!("bytes={}-", self.partial.len)));
@@ -275,7 +275,7 @@ impl Attempt<'_> {
     }
 
     /// Checks that the sent range begins at the end of the file.
-    fn check_part(&self, answer: &Answer) -> Result<(), Failure> {
+    fn check_part(&self, answer: &HostResponse) -> Result<(), AttemptFailure> {
         let range = answer.header(header::CONTENT_RANGE).unwrap_or_default();
         let begin = range.strip_prefix("bytes ").and_then(|range| range.split_once('-')?.0.parse().ok());
         match begin == Some(self.partial.len) {

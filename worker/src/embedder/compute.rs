@@ -14,7 +14,7 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::Token;
 use warmpath_common::model::{EmbeddingInfo, Fingerprint, Pooling};
 
-use super::layout::Layout;
+use super::layout::EmbeddingLayout;
 use super::{EmbedConfig, EmbedFacts};
 use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
 
@@ -22,7 +22,7 @@ use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
 pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
-    layout: Layout,
+    layout: EmbeddingLayout,
     n_slots: u16,
 }
 
@@ -42,7 +42,7 @@ impl<'m> Computer<'m> {
         let file = |key: &str| model.meta_val_str(key).ok();
         let metadata = config.engine.metadata(&file);
         let n_ctx_train = config.engine.rope.extended(&metadata);
-        let mut layout = Layout::new(&metadata, config);
+        let mut layout = EmbeddingLayout::new(&metadata, config);
         if layout.pooling == Pooling::Rank {
             check_head(config).map_err(unsupported)?;
         }
@@ -54,7 +54,7 @@ impl<'m> Computer<'m> {
             drop(computer);
             computer = Self::with_context(model, config, layout)?;
         }
-        let Layout { pooling, text_tokens_max, .. } = layout;
+        let EmbeddingLayout { pooling, text_tokens_max, .. } = layout;
         let n_out = match pooling {
             Pooling::Rank => model.n_cls_out(),
             _ => u32::try_from(model.n_embd_out()).unwrap_or(0),
@@ -73,7 +73,7 @@ impl<'m> Computer<'m> {
         Ok((computer, facts))
     }
 
-    fn with_context(model: &'m LlamaModel, config: &EmbedConfig, layout: Layout) -> Result<Self, StartError> {
+    fn with_context(model: &'m LlamaModel, config: &EmbedConfig, layout: EmbeddingLayout) -> Result<Self, StartError> {
         let context = model.new_context(warmpath_prompt::backend(), context_params(config, layout));
         let context = context.map_err(|error| StartError::Context {
             n_slots: config.engine.n_slots,
@@ -195,7 +195,7 @@ impl<'m> Computer<'m> {
 
 /// Returns the settings of a context for batches of texts and, if texts are computed in pieces, for one of these beside
 /// them.
-pub(super) fn context_params(config: &EmbedConfig, layout: Layout) -> LlamaContextParams {
+pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> LlamaContextParams {
     let engine = &config.engine;
     let (n_sequences, piece_cells) = match layout.piece_tokens() {
         Some(piece_tokens) => (n_sequences(engine.n_slots), piece_tokens),

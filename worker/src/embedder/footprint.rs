@@ -8,7 +8,7 @@ use warmpath_llama_chat::DeviceMemory;
 
 use super::EmbedConfig;
 use super::compute::context_params;
-use super::layout::Layout;
+use super::layout::EmbeddingLayout;
 use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 
 /// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is a lower bound.
@@ -25,7 +25,8 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
     // llama.cpp is asked about a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
-    let asked = Layout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
+    let asked =
+        EmbeddingLayout { batch_tokens: asked_tokens, ubatch_tokens: layout.ubatch_tokens.min(asked_tokens), ..layout };
     let Some((memory, devices)) = outline.context(&context_params(config, asked)) else { return Ok(None) };
     let grown = |bytes: u64| bytes.saturating_mul(layout.batch_tokens.into()).div_ceil(asked_tokens.max(1).into());
     let devices = devices.into_iter().map(|device| {
@@ -74,7 +75,7 @@ pub fn settle(config: EmbedConfig) -> Result<EmbedConfig, StartError> {
     Ok(EmbedConfig { engine: engine::settle_with(config.engine, wanted)?, pooling })
 }
 
-fn layout(outline: &Outline, config: &EmbedConfig) -> Layout {
+fn layout(outline: &Outline, config: &EmbedConfig) -> EmbeddingLayout {
     let file = |key: &str| outline.meta(key);
-    Layout::new(&config.engine.metadata(&file), config)
+    EmbeddingLayout::new(&config.engine.metadata(&file), config)
 }

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use warmpath_common::ids::{RequestId, Token};
 
 use super::{EmbedFacts, Embedded};
-use crate::engine::{ArrivalAnnouncer, CounterValues, Counters, EngineError, Promise};
+use crate::engine::{ArrivalAnnouncer, CounterValues, Counters, EarlyAnnouncement, EngineError};
 
 /// Handle of the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub struct EmbedHandle {
 /// State shared by the handles.
 pub(super) struct Shared {
     pub facts: EmbedFacts,
-    pub promiser: ArrivalAnnouncer,
+    pub announcer: ArrivalAnnouncer,
     pub commands: SyncSender<Command>,
     pub places: Arc<Semaphore>,
     pub queue_max: usize,
@@ -37,14 +37,14 @@ pub(super) struct Shared {
 
 /// Command for the thread.
 pub(super) enum Command {
-    Embed(Job),
+    Embed(EmbedJob),
     Drain { deadline: Instant },
 }
 
 /// A request: its texts, and the receiver of their vectors.
-pub(super) struct Job {
+pub(super) struct EmbedJob {
     /// Announces the request until the load counts it.
-    pub promise: Promise,
+    pub announcement: EarlyAnnouncement,
     /// Texts, none of them empty or too long.
     pub texts: Vec<Vec<Token>>,
     pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
@@ -52,7 +52,7 @@ pub(super) struct Job {
     pub place: OwnedSemaphorePermit,
 }
 
-impl Job {
+impl EmbedJob {
     /// Sends the result to the caller. The place is freed first, so that the caller can send another request.
     pub fn answer(self, outcome: Result<Vec<Embedded>, EngineError>) {
         drop(self.place);
@@ -117,8 +117,8 @@ impl EmbedHandle {
         let place = Arc::clone(&shared.places).try_acquire_owned().map_err(|_| full())?;
         let (reply, answer) = oneshot::channel();
         let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
-        let promise = shared.promiser.promise(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
-        let job = Job { promise, texts, reply, place };
+        let announcement = shared.announcer.announce(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
+        let job = EmbedJob { announcement, texts, reply, place };
         shared.commands.try_send(Command::Embed(job)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

@@ -9,14 +9,14 @@ use crate::engine::Metadata;
 
 /// Output for a text, and the length of batches. Units: tokens.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct EmbeddingLayout {
     pub(super) pooling: Pooling,
     pub(super) text_tokens_max: u32,
     pub(super) batch_tokens: u32,
     pub(super) ubatch_tokens: u32,
 }
 
-impl Layout {
+impl EmbeddingLayout {
     /// Returns the layout of a model. The default pooling is the one in the file, or none, like in llama.cpp.
     pub(super) fn new(model: &Metadata<'_>, config: &EmbedConfig) -> Self {
         let own = || match model.of_architecture("pooling_type").as_deref() {

@@ -13,17 +13,19 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embedding_batch::{Place, Room, Step, Turn, plan, step_in_pieces};
+use warmpath_worker_core::embedding_batch::{BatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces};
 use warmpath_worker_core::rates::{Averages, StepCounts};
 
 use super::compute::Computer;
-use super::handle::{Command, EmbedHandle, Job, Shared};
+use super::handle::{Command, EmbedHandle, EmbedJob, Shared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
-use crate::engine::{ArrivalAnnouncer, Counters, EngineError, EngineUpdate, Progress, Report, StartError, load_model};
+use crate::engine::{
+    ArrivalAnnouncer, Counters, EngineError, EngineUpdate, Progress, StartError, UpdateSender, load_model,
+};
 
 /// A request that waits or runs.
 struct Waiting {
-    job: Job,
+    job: EmbedJob,
     /// Lengths of its texts. Units: tokens.
     lengths: Vec<u32>,
     /// Results of its first texts.
@@ -33,7 +35,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn new(job: Job) -> Self {
+    fn new(job: EmbedJob) -> Self {
         let lengths = job.texts.iter().map(|text| u32::try_from(text.len()).unwrap_or(u32::MAX)).collect();
         Self { job, lengths, done: Vec::new(), n_computed: 0 }
     }
@@ -83,7 +85,7 @@ pub(super) fn start(
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
-    let promiser = ArrivalAnnouncer::new(&updates);
+    let announcer = ArrivalAnnouncer::new(&updates);
     let inside = Inside { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("embedder".to_owned());
@@ -94,7 +96,7 @@ pub(super) fn start(
     let facts = started.recv().map_err(ended)??;
     Ok(EmbedHandle::new(Shared {
         facts,
-        promiser,
+        announcer,
         commands,
         places: Arc::new(Semaphore::new(n_places)),
         queue_max,
@@ -117,13 +119,13 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
         Ok(opened) => opened,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let room = Room { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
+    let room = BatchLimits { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
     let free_cells = u64::from(facts.text_tokens_max) * u64::from(facts.n_sequences);
     if ready.send(Ok(facts)).is_err() {
         return;
     }
     let Inside { commands, updates, counters, _running } = inside;
-    let report = Report::new(updates);
+    let report = UpdateSender::new(updates);
     let averages = Averages::default();
     let (waiting, deadline) = (Vec::new(), None);
     let piece_is_due = true;
@@ -135,9 +137,9 @@ struct Loop<'m> {
     computer: Computer<'m>,
     commands: Receiver<Command>,
     counters: Arc<Counters>,
-    report: Report,
+    report: UpdateSender,
     averages: Averages,
-    room: Room,
+    room: BatchLimits,
     /// Free cells for the load that routers get; nothing is cached, so it never changes.
     free_cells: u64,
     /// Requests, the oldest first.
@@ -202,7 +204,7 @@ impl Loop<'_> {
         match command {
             Command::Embed(job) if self.deadline.is_some() => job.answer(Err(EngineError::Draining)),
             Command::Embed(job) => {
-                self.report.count(Some(&job.promise));
+                self.report.count(Some(&job.announcement));
                 self.waiting.push(Waiting::new(job));
             }
             Command::Drain { deadline } => {
@@ -231,20 +233,22 @@ impl Loop<'_> {
         let lengths: Vec<&[u32]> = self.waiting.iter().map(Waiting::lengths_left).collect();
         let begun = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
         let step = match self.computer.piece_tokens() {
-            Some(_) => step_in_pieces(&lengths, Turn { begun, is_due: self.piece_is_due }, self.room),
-            None => Some(Step::Batch(plan(&lengths, self.room))).filter(|step| *step != Step::Batch(Vec::new())),
+            Some(_) => step_in_pieces(&lengths, PieceTurn { begun, is_due: self.piece_is_due }, self.room),
+            None => {
+                Some(NextTexts::Batch(plan(&lengths, self.room))).filter(|step| *step != NextTexts::Batch(Vec::new()))
+            }
         };
         match step {
-            Some(Step::Batch(batch)) => self.compute(&batch),
-            Some(Step::Piece { request_idx }) => self.compute_piece(request_idx),
+            Some(NextTexts::Batch(batch)) => self.compute(&batch),
+            Some(NextTexts::Piece { request_idx }) => self.compute_piece(request_idx),
             None => return,
         }
         self.report.touch();
     }
 
-    fn compute(&mut self, batch: &[Place]) {
+    fn compute(&mut self, batch: &[TextPosition]) {
         self.begin(batch);
-        let text = |place: &Place| self.waiting[place.request_idx].text(place.text_idx);
+        let text = |place: &TextPosition| self.waiting[place.request_idx].text(place.text_idx);
         let texts: Vec<&[Token]> = batch.iter().map(text).collect();
         let n_tokens = texts.iter().map(|text| text.len()).sum::<usize>();
         let began = Instant::now();
@@ -265,7 +269,7 @@ impl Loop<'_> {
     }
 
     fn compute_piece(&mut self, request_idx: usize) {
-        let batch = [Place { request_idx, text_idx: 0 }];
+        let batch = [TextPosition { request_idx, text_idx: 0 }];
         self.begin(&batch);
         let waiting = &self.waiting[request_idx];
         let (text, n_before) = (waiting.text(0), waiting.n_computed as usize);
@@ -288,7 +292,7 @@ impl Loop<'_> {
     }
 
     /// Reports the batch that is about to be computed.
-    fn begin(&mut self, batch: &[Place]) {
+    fn begin(&mut self, batch: &[TextPosition]) {
         self.report.touch();
         if self.report.due_in(Instant::now()) == Some(Duration::ZERO) {
             self.tell(batch);
@@ -313,7 +317,7 @@ impl Loop<'_> {
     }
 
     /// Fails the requests of a batch; the others continue.
-    fn fail(&mut self, batch: &[Place], reason: String) {
+    fn fail(&mut self, batch: &[TextPosition], reason: String) {
         tracing::error!(reason, texts = batch.len(), "a batch of texts failed");
         self.counters.decode_failures.fetch_add(1, Relaxed);
         let mut request_idx = 0;
@@ -328,8 +332,8 @@ impl Loop<'_> {
     }
 
     /// Reports the load while `batch` runs.
-    fn tell(&mut self, batch: &[Place]) {
-        let in_batch = |place: &Place| {
+    fn tell(&mut self, batch: &[TextPosition]) {
+        let in_batch = |place: &TextPosition| {
             let waiting = &self.waiting[place.request_idx];
             let n_computed = if place.text_idx == 0 { waiting.n_computed } else { 0 };
             u64::from(waiting.lengths_left()[place.text_idx] - n_computed)

@@ -174,12 +174,12 @@ pub(crate) enum AdminQuery {
 }
 
 /// An inquiry with its place among those that wait.
-pub(crate) struct Asked {
+pub(crate) struct WaitingQuery {
     pub inquiry: AdminQuery,
     pub _place: Place,
 }
 
-impl Asked {
+impl WaitingQuery {
     /// Returns the slot that must be idle for it.
     pub(super) fn wants_idle(&self) -> Option<SlotId> {
         match self.inquiry {
@@ -272,7 +272,7 @@ impl EngineHandle {
     async fn inquire<T>(&self, ask: impl FnOnce(Reply<T>) -> AdminQuery) -> Result<T, CacheError> {
         let place = self.shared.inquiries.take().ok_or(CacheError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        let asked = Box::new(Asked { inquiry: ask(reply), _place: place });
+        let asked = Box::new(WaitingQuery { inquiry: ask(reply), _place: place });
         self.shared.commands.try_send(Command::Inquire(asked)).map_err(|error| match error {
             TrySendError::Full(_) => CacheError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped.into(),
@@ -286,7 +286,7 @@ impl EngineHandle {
 
 impl EngineState<'_> {
     /// Executes an inquiry and sends the answer; a caller that is gone needs none.
-    pub(super) fn answer(&mut self, asked: Asked) {
+    pub(super) fn answer(&mut self, asked: WaitingQuery) {
         let kv = &mut self.kv;
         let is_change = matches!(asked.inquiry, AdminQuery::Clear(_) | AdminQuery::Import(..) | AdminQuery::Erase(..));
         match asked.inquiry {

@@ -11,7 +11,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::pending_prefills::PromiseId;
+use warmpath_worker_core::pending_prefills::AnnouncementId;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
@@ -19,7 +19,7 @@ use super::config::ShiftObstacle;
 use super::events::EventSender;
 use super::kv::receiving::{Fetched, PeerOffer};
 use super::output::json_schema::CompiledSchema;
-use super::output::reasoning::ThoughtsFirst;
+use super::output::reasoning::ReasoningFirst;
 use super::output::sampler_kind::SamplerKind;
 use super::output::tool_grammar::CallGrammar;
 
@@ -111,7 +111,7 @@ pub struct Generation {
     /// Schema that the response must follow; excludes `ignore_eos` and a grammar.
     pub schema: Option<CompiledSchema>,
     /// Reasoning that may precede the text that follows the schema; `None` if there is none.
-    pub thoughts: Option<ThoughtsFirst>,
+    pub reasoning: Option<ReasoningFirst>,
     /// What may be drafted.
     pub drafts: DraftWish,
 }
@@ -404,12 +404,12 @@ pub enum EngineUpdate {
         /// Load after the step.
         load: Load,
         /// Requests that this load is the first to count.
-        counted: Vec<PromiseId>,
+        counted: Vec<AnnouncementId>,
     },
     /// A request has arrived.
-    Promised {
+    Arrived {
         /// Id of the early announcement.
-        id: PromiseId,
+        id: AnnouncementId,
         /// Id of the request; several submissions of one request share it.
         request: RequestId,
         /// Work if nothing can be reused. Units: tokens.
@@ -420,7 +420,7 @@ pub enum EngineUpdate {
         is_filling: bool,
     },
     /// That request has started, which a step before has reported, or never will.
-    Settled(PromiseId),
+    Resolved(AnnouncementId),
 }
 
 /// Tiers of the prompt tokens that were not computed.

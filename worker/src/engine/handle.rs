@@ -21,7 +21,7 @@ use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
-use super::admin::{Asked, CacheTotals};
+use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
 use super::kv::receiving::Prefetch;
@@ -31,7 +31,7 @@ use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
 use super::output::sampler::TokenSampler;
 use super::output::speculation::SpeculationConfig;
-use super::publish::arrival_announcer::{ArrivalAnnouncer, Promise};
+use super::publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 use super::publish::counters::{CounterValues, Counters};
 use super::sequence::Chosen;
 
@@ -59,7 +59,7 @@ pub(crate) struct Shared {
     /// Places of runs that are sent to other workers.
     pub sends: Arc<Places>,
     pub view: Arc<View>,
-    pub promiser: ArrivalAnnouncer,
+    pub announcer: ArrivalAnnouncer,
     /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
     pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
@@ -94,7 +94,7 @@ pub(crate) struct View {
 /// Command for the engine thread.
 pub(crate) enum Command {
     Submit(Box<Admission>),
-    Inquire(Box<Asked>),
+    Inquire(Box<WaitingQuery>),
     Send(Box<Sending>),
     Prefetch(Box<Prefetch>),
     Wake,
@@ -114,7 +114,7 @@ pub(crate) struct Admission {
     /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
     /// Early announcement of the submission; `None` once it has started.
-    pub promise: Option<Promise>,
+    pub announcement: Option<EarlyAnnouncement>,
     /// Time of submission.
     pub came: Instant,
     pub place: Place,
@@ -202,14 +202,15 @@ impl EngineHandle {
         let chain = chain_of(shared.block_hasher, sequence, shared.facts.block_size_tokens);
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
-        let promise = Some(shared.promiser.promise(&submission.request_id, n_tokens, own));
+        let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
         let rule = Rule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
         let tenant = shared.greet(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
         let spelled = &submission.generation.spelled;
         let past = submission.past.iter().map(|sampled| look_up(&shared.model, *sampled, spelled)).collect();
-        let admission = Box::new(Admission { submission, past, tenant, sampler, drafter, chain, promise, came, place });
+        let admission =
+            Box::new(Admission { submission, past, tenant, sampler, drafter, chain, announcement, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,

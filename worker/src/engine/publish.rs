@@ -20,11 +20,11 @@ use super::kv::KvState;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
 use super::sequence::Sequence;
-use summary_events::Report;
+use summary_events::UpdateSender;
 
 /// Publisher of the engine's state.
 pub(crate) struct Publisher {
-    pub(crate) report: Report,
+    pub(crate) report: UpdateSender,
     pub(crate) view: Arc<View>,
 }
 

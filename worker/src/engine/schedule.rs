@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::Load;
-use warmpath_worker_core::batch_plan::Room;
-use warmpath_worker_core::decode_groups::Runs;
+use warmpath_worker_core::batch_plan::BatchLimits;
+use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
@@ -44,9 +44,9 @@ pub(crate) struct Scheduler {
 
 /// Limits of batches.
 pub(crate) struct Limits {
-    pub room: Room,
+    pub room: BatchLimits,
     /// Groups of a batch that are computed together; `None` if slots share their cells, because then all are.
-    pub runs: Option<Runs>,
+    pub decode_groups: Option<DecodeGroups>,
     /// Most prompt tokens in one step whose logits are all wanted.
     pub listed_tokens_max: usize,
     /// Longest wait of an idle engine for requests on their way.

@@ -6,11 +6,11 @@
 //! file, because a machine does not change between starts.
 //! Source: docs/decisions/0011-buffer-self-test.md.
 //!
-//! Not here: measuring one setting (`measure`), the cost by which settings are compared (`figures`).
+//! Not here: measuring one setting (`measure`), the cost by which settings are compared (`measurements`).
 
-mod figures;
 mod measure;
-mod remembered;
+mod measurements;
+mod result_file;
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +23,8 @@ use warmpath_common::model::Fingerprint;
 
 use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
 use crate::backends;
-pub use figures::{Costs, Figures, SuffixRounding};
-use remembered::{Key, Remembered};
+pub use measurements::{Costs, Figures, SuffixRounding};
+use result_file::{Remembered, ResultKey};
 
 /// Time for repeated measurements of the expected setting.
 const EXPECTED_TIME: Duration = Duration::from_millis(400);
@@ -81,7 +81,7 @@ pub struct SelfTestReport {
     /// Time of the measurement. Units: seconds.
     pub took_s: f64,
     /// Every setting that was tried.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<TriedSetting>,
     /// Cost of moving state in the chosen setting; `None` if nothing could be measured.
     pub costs: Option<Costs>,
 }
@@ -98,7 +98,7 @@ pub enum Origin {
 
 /// A setting that was tried.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Candidate {
+pub struct TriedSetting {
     /// The setting.
     #[serde(flatten)]
     pub setting: Setting,
@@ -107,7 +107,7 @@ pub struct Candidate {
     /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
     pub cost_ms: f64,
     /// How far the measurement came.
-    pub outcome: Outcome,
+    pub outcome: MeasureOutcome,
     /// Cost of moving state; `None` if it was not measured.
     pub costs: Option<Costs>,
 }
@@ -115,7 +115,7 @@ pub struct Candidate {
 /// How far a measurement came.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum MeasureOutcome {
     /// Everything was measured.
     Whole,
     /// It was already more expensive than another.
@@ -135,7 +135,7 @@ pub(super) fn settle(
     let SelfTest::Run { cache } = &config.self_test else {
         return (with(config, expected(config)), None);
     };
-    let key = Key::of(model_fingerprint, config);
+    let key = ResultKey::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
     let report = remembered.load(&key).unwrap_or_else(|| {
         // Another worker of this kind may have measured meanwhile.
@@ -150,7 +150,7 @@ pub(super) fn settle(
 fn measure_and_keep(
     (model, config): (&LlamaModel, &EngineConfig),
     remembered: &Remembered,
-    key: &Key,
+    key: &ResultKey,
 ) -> SelfTestReport {
     let report = run(model, config);
     if !report.is_calm() {
@@ -167,9 +167,9 @@ fn measure_and_keep(
 fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     let began = Instant::now();
     let settings = settings(config, Bf16::of_this_machine());
-    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut candidates: Vec<TriedSetting> = Vec::new();
     for &setting in &settings {
-        let best = candidates.iter().filter(|tried| tried.outcome == Outcome::Whole).map(|tried| tried.cost_ms);
+        let best = candidates.iter().filter(|tried| tried.outcome == MeasureOutcome::Whole).map(|tried| tried.cost_ms);
         let limit_ms = best.fold(f64::MAX, f64::min);
         let time = if candidates.is_empty() { EXPECTED_TIME } else { OTHER_TIME };
         candidates.push(measure::measure(model, &with(config, setting), limit(limit_ms, time)));
@@ -246,8 +246,8 @@ fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)>
 }
 
 /// Returns the index of the cheapest setting; the first, unless another is clearly cheaper on a quiet machine.
-fn choose(candidates: &[Candidate]) -> usize {
-    let whole = |&idx: &usize| candidates[idx].outcome == Outcome::Whole;
+fn choose(candidates: &[TriedSetting]) -> usize {
+    let whole = |&idx: &usize| candidates[idx].outcome == MeasureOutcome::Whole;
     let cost = |idx: usize| candidates[idx].cost_ms;
     let best = (0..candidates.len()).filter(whole).min_by(|&a, &b| cost(a).total_cmp(&cost(b)));
     let is_better = |&best: &usize| !whole(&0) || cost(best) < (1.0 - GAIN_MIN) * cost(0);
@@ -266,8 +266,8 @@ fn with(config: &EngineConfig, setting: Setting) -> EngineConfig {
     }
 }
 
-fn are_calm(candidates: &[Candidate]) -> bool {
-    candidates.iter().all(|tried| tried.outcome != Outcome::Disturbed)
+fn are_calm(candidates: &[TriedSetting]) -> bool {
+    candidates.iter().all(|tried| tried.outcome != MeasureOutcome::Disturbed)
 }
 
 impl SelfTestReport {
@@ -277,16 +277,16 @@ impl SelfTestReport {
     }
 
     /// Returns the measurements of the chosen setting.
-    pub fn chosen(&self) -> Option<&Candidate> {
+    pub fn chosen(&self) -> Option<&TriedSetting> {
         self.candidates.iter().find(|tried| tried.setting == self.setting)
     }
 }
 
-impl Candidate {
+impl TriedSetting {
     /// Replaces the measurement by another one of the same setting if that is cheaper.
     fn keep_better(&mut self, again: Self) {
-        let was_whole = self.outcome == Outcome::Whole;
-        if again.outcome == Outcome::Whole && (!was_whole || again.cost_ms < self.cost_ms) {
+        let was_whole = self.outcome == MeasureOutcome::Whole;
+        if again.outcome == MeasureOutcome::Whole && (!was_whole || again.cost_ms < self.cost_ms) {
             *self = again;
         }
     }

@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use llama_cpp_2::model::LlamaModel;
 use tracing::{info, warn};
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::batch_plan::{Passes, Room};
+use warmpath_worker_core::batch_plan::{BatchLimits, Passes};
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
 use warmpath_worker_core::chunk_index::Limits;
-use warmpath_worker_core::decode_groups::Runs;
+use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::drafting::step_costs::{Curve, Depth, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
 use warmpath_worker_core::slot_table::{Shape, SlotTable};
@@ -73,8 +73,8 @@ pub(super) fn scheduler(
 ) -> Scheduler {
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
     let limits = schedule::Limits {
-        room: Room { batch_tokens, ubatch_tokens, passes: passes(facts) },
-        runs: (!facts.kv_unified).then(|| runs(facts)),
+        room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(facts) },
+        decode_groups: (!facts.kv_unified).then(|| decode_groups(facts)),
         listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
         gather_max: config.gather_max,
     };
@@ -198,10 +198,10 @@ fn passes(facts: &EngineFacts) -> Passes {
 
 /// Returns the groups in which single tokens are computed; all together unless a self-test has measured it on a quiet
 /// machine.
-fn runs(facts: &EngineFacts) -> Runs {
+fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
     let report = facts.self_test.as_ref().filter(|report| report.is_calm());
     let chosen = report.and_then(|report| report.chosen());
-    Runs::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
+    DecodeGroups::fastest(&chosen.map_or(Vec::new(), |chosen| chosen.figures.decode_ms()))
 }
 
 /// Returns the time that an idle cell adds to a step: zero if every slot has its own cells.

@@ -67,7 +67,7 @@ impl EngineState<'_> {
 
     /// Puts a submission at the end of the queue.
     pub(super) fn enqueue(&mut self, admission: Admission) {
-        self.publisher.report.count(admission.promise.as_ref());
+        self.publisher.report.count(admission.announcement.as_ref());
         self.schedule.enqueue(admission, &mut self.kv);
     }
 
@@ -150,7 +150,7 @@ impl EngineState<'_> {
         let (started, checkpoints) = self.kv.start(&waiting.admission, plan, &waiting.fetching);
         waiting.let_go(&mut self.kv.cache);
         let Waiting { mut admission, fetched, .. } = waiting;
-        self.publisher.report.settle(admission.promise.take());
+        self.publisher.report.resolve(admission.announcement.take());
         let past = std::mem::take(&mut admission.past);
         let slot = started.slot;
         let sequence = self.schedule.start(admission, Started { fetched, ..started }, checkpoints);
@@ -203,7 +203,7 @@ impl EngineState<'_> {
         }
         // The slot table records the computed tokens before logits are used, because a sampled stop may release the slot.
         self.publisher.count_batch(batch, self.schedule.running.iter().count());
-        self.schedule.let_pass(batch);
+        self.schedule.count_passed_tokens(batch);
         self.record(batch);
         let n_streams = batch.shares.iter().filter(|share| self.is_stream(share.slot)).count() as u32;
         let n_chosen = self.use_logits(batch);
@@ -303,18 +303,18 @@ impl EngineState<'_> {
         self.schedule.averages.answer(sequence.n_generated);
         let finished = sequence.finished(reason);
         self.counters().answered(&finished);
-        self.tell_end(sequence, Event::Finished(finished));
+        self.send_final_event(sequence, Event::Finished(finished));
     }
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {
         let sequence = self.release(slot);
         self.counters().failed.fetch_add(1, Relaxed);
-        self.tell_end(sequence, Event::Failed(error.clone()));
+        self.send_final_event(sequence, Event::Failed(error.clone()));
     }
 
     /// Sends a sequence its last event, after its slot and its place in the queue are free, so that a client that then
     /// reads `/slots` sees them free.
-    fn tell_end(&self, sequence: Sequence, event: Event) {
+    fn send_final_event(&self, sequence: Sequence, event: Event) {
         let events = sequence.into_events();
         self.count();
         self.publisher.show_slots(&self.schedule, &self.kv.table);

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
 
-use super::admin::{Asked, INQUIRIES_MAX};
+use super::admin::{INQUIRIES_MAX, WaitingQuery};
 use super::api::{EngineError, EngineUpdate, Event};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
@@ -25,7 +25,7 @@ use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::output::constraint::KnownGrammars;
 use super::publish::Publisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
-use super::publish::summary_events::Report;
+use super::publish::summary_events::UpdateSender;
 use super::self_test;
 use super::setup;
 use super::step::EngineState;
@@ -84,7 +84,7 @@ pub(super) fn start(
     let (running, stopped) = watch::channel(());
     let view = Arc::new(View::default());
     let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
-    let promiser = ArrivalAnnouncer::new(&updates);
+    let announcer = ArrivalAnnouncer::new(&updates);
     let inside = Inside { commands: inbox, updates, view: Arc::clone(&view), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
@@ -95,7 +95,7 @@ pub(super) fn start(
     let Ready { model, facts } = started.recv().map_err(ended)??;
     Ok(EngineHandle::new(Shared {
         tenants: Mutex::default(),
-        promiser: if keeps_prefixes && facts.memory.rewinds_anywhere() { promiser.filling() } else { promiser },
+        announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
         speculation: speculation.filter(|_| facts.drafts),
         facts,
         queue_max,
@@ -158,7 +158,7 @@ fn prepare<'m>(
         schedule: setup::scheduler(&llama, (config, &facts), counters),
         generator: setup::generator(model, (config, &facts), counters),
         kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
-        publisher: Publisher { report: Report::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
+        publisher: Publisher { report: UpdateSender::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
     };
     Ok((engine, facts))
 }
@@ -172,7 +172,7 @@ struct Loop<'a, 'm> {
     /// Time since which nothing has come and nothing runs.
     idle_since: Option<Instant>,
     /// Inquiries that wait for a slot to become idle, at most [`INQUIRIES_MAX`].
-    deferred: Vec<Asked>,
+    deferred: Vec<WaitingQuery>,
 }
 
 impl Loop<'_, '_> {

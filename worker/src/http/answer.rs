@@ -16,15 +16,15 @@ use super::body::Body;
 use super::calls::GrowingCalls;
 use super::context::RequestContext;
 use super::error::{error_body, log_error};
-use super::logprobs::{self, Logprobs, Pieces, TextEnd, Told};
+use super::logprobs::{self, ListedTokens, Logprobs, Pieces, TextEnd};
 use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
 use crate::app_state::Serving;
 use crate::engine::{Fetched, Started};
 use crate::error::RequestError;
-use crate::lifecycle::journal::{self, Identity, Wanted};
-use crate::lifecycle::message_stream::{Ending, Message, MessageStep, Messages};
+use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
+use crate::lifecycle::message_stream::{Message, MessageEnd, MessageStep, Messages};
 use crate::lifecycle::{self, Answer, Arrival};
 use crate::request::{Delivery, Read};
 
@@ -63,7 +63,7 @@ pub async fn create(
 /// Errors: any [`RequestError`] before the first token.
 pub async fn start(
     app: &App,
-    (context, wanted): (RequestContext, Wanted),
+    (context, wanted): (RequestContext, RouterInstructions),
     body: Body,
     read: Read,
 ) -> Result<Messages, RequestError> {
@@ -175,7 +175,7 @@ struct Head {
 }
 
 impl Head {
-    fn new(shape: Shape, serving: Arc<Serving>, identity: &Identity) -> Self {
+    fn new(shape: Shape, serving: Arc<Serving>, identity: &ResponseIdentity) -> Self {
         Self {
             shape,
             id: format!("{}{}", shape.id_prefix(), identity.id()),
@@ -200,7 +200,7 @@ impl Head {
         }
     }
 
-    fn logprobs(&self, told: Told<'_>, end: &mut TextEnd) -> Logprobs {
+    fn logprobs(&self, told: ListedTokens<'_>, end: &mut TextEnd) -> Logprobs {
         let prompts = &self.serving.prompts;
         let pieces = Pieces { spelled: &|token| prompts.piece(token), said: &|token| prompts.answer_piece(token) };
         logprobs::describe(self.shape, told, pieces, end)
@@ -238,7 +238,7 @@ async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestE
             Shape::Chat => Content::Message(wire::Message::new(&whole.message, &custom_tools)),
             Shape::Completion => Content::Text(&whole.message.content),
         };
-        let told = Told { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
+        let told = ListedTokens { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
         let logprobs =
             answer.form().generation.probabilities.is_some().then(|| head.logprobs(told, &mut TextEnd::default()));
         Choice { index, content, logprobs, finish_reason: whole.finish_reason }
@@ -335,7 +335,7 @@ impl Events {
                     if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
                         continue;
                     }
-                    let told = Told { prompt: None, answer: &probabilities };
+                    let told = ListedTokens { prompt: None, answer: &probabilities };
                     let logprobs = has_probabilities.then(|| self.head.logprobs(told, &mut self.ends[choice]));
                     self.write_choice(out, Choice { logprobs, ..self.choice(choice, content) });
                     self.messages.end_write(Some(choice), out);
@@ -371,7 +371,7 @@ impl Events {
     }
 
     fn write_prompt(&mut self, out: &mut Vec<u8>, index: usize, probabilities: &PromptProbabilities) {
-        let told = Told { prompt: Some(probabilities), answer: &[] };
+        let told = ListedTokens { prompt: Some(probabilities), answer: &[] };
         let logprobs = Some(self.head.logprobs(told, &mut self.ends[index]));
         let text = self.messages.answer().form().prompt_texts.get(index).map_or("", String::as_str);
         self.write_choice(out, Choice { logprobs, ..self.choice(index, Content::Text(text)) });
@@ -388,7 +388,7 @@ impl Events {
     }
 
     /// Writes the end of one choice; the last one carries the timings unless a chunk with the counts follows.
-    fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, ending: Ending) {
+    fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, ending: MessageEnd) {
         let answer = self.messages.answer();
         let content = match self.head.shape {
             Shape::Chat => Content::Delta(Delta::default()),

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
 
 use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
-use super::api_adapter::{self, Beginning, Message, PartEnd, Writer};
+use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd};
 use super::body::Body;
-use super::content_parts::{Kind, Part};
+use super::content_parts::{Part, PartKind};
 use super::context::RequestContext;
 use super::error::status_of;
 use super::sse::write_named_event;
@@ -74,7 +74,7 @@ fn end_of<'a>(message: &Message<'a>) -> End<'a> {
     End { stop_reason: Some(stop_reason(message)), stop_sequence: message.stop_text }
 }
 
-impl Writer for MessageWriter {
+impl DialectWriter for MessageWriter {
     type Repeated = ();
 
     fn convert(body: &[u8]) -> Result<Converted, DialectError> {
@@ -110,7 +110,7 @@ impl Writer for MessageWriter {
     }
 
     fn close(&mut self, out: &mut Vec<u8>, part: &Part, _: PartEnd) {
-        if part.kind == Kind::Thought {
+        if part.kind == PartKind::Thought {
             let delta = Delta::Signature { signature: "" };
             write(out, &Event::ContentBlockDelta { index: part.index, delta });
         }

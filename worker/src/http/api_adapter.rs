@@ -25,13 +25,13 @@ use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::Totals;
-use crate::lifecycle::journal::{self, Identity};
-use crate::lifecycle::message_stream::{Ending, MessageDelta, MessageStep, Messages};
+use crate::lifecycle::journal::{self, ResponseIdentity};
+use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
 use crate::request::{ChatRequest, Delivery, read_chat};
 use crate::tools::ToolFields;
 
 /// Writer of a response in a dialect.
-pub trait Writer: Send + Sized + 'static {
+pub trait DialectWriter: Send + Sized + 'static {
     /// Parts of the request that the response repeats.
     type Repeated: Send + 'static;
 
@@ -75,7 +75,7 @@ pub struct Beginning {
     /// First name of the model.
     pub model: String,
     /// Identity of the response.
-    pub identity: Identity,
+    pub identity: ResponseIdentity,
     /// Length of the prompt. Units: tokens.
     pub prompt_tokens: u32,
     /// Number of these that were reused.
@@ -90,7 +90,7 @@ pub struct Message<'a> {
     /// Its parts.
     pub parts: &'a [Part],
     /// How it ended.
-    pub ending: Ending,
+    pub ending: MessageEnd,
     /// Stop text that ended it, if one did.
     pub stop_text: Option<&'a str>,
     /// Its tokens.
@@ -107,7 +107,7 @@ pub enum PartEnd {
 }
 
 /// Responds to a request of a dialect.
-pub async fn create<W: Writer>(
+pub async fn create<W: DialectWriter>(
     app: &App,
     mut context: RequestContext,
     mut body: Body,
@@ -173,10 +173,10 @@ struct Writing<W> {
     messages: Messages,
     parts: Parts,
     /// End of the response; `None` until then.
-    ending: Option<Ending>,
+    ending: Option<MessageEnd>,
 }
 
-impl<W: Writer> Writing<W> {
+impl<W: DialectWriter> Writing<W> {
     async fn whole(mut self) -> Result<Response, RequestError> {
         while let Some(step) = self.messages.next().await? {
             match step {
@@ -281,10 +281,10 @@ impl<W: Writer> Writing<W> {
     }
 }
 
-fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<Ending>) -> Message<'a> {
+fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<MessageEnd>) -> Message<'a> {
     Message {
         parts: parts.list(),
-        ending: ending.unwrap_or(Ending { reason: FinishReason::EndOfGeneration, has_tool_calls: false }),
+        ending: ending.unwrap_or(MessageEnd { reason: FinishReason::EndOfGeneration, has_tool_calls: false }),
         stop_text: messages.answer().stop_text(),
         totals: messages.totals(),
     }

@@ -18,7 +18,7 @@ pub enum Piece<'a> {
 
 /// Kind of a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
+pub enum PartKind {
     /// Reasoning.
     Thought,
     /// Text.
@@ -40,14 +40,14 @@ pub struct Part {
     /// Index among the parts.
     pub index: usize,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: PartKind,
     /// Its text so far: content, reasoning, or a call's arguments as JSON.
     pub text: String,
 }
 
 /// Changes by a piece, in this order.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Change<'a> {
+pub struct PartChanges<'a> {
     /// The part that it has closed, if any.
     pub closed: Option<usize>,
     /// Whether the last part is new.
@@ -64,7 +64,7 @@ pub struct Parts {
 
 impl Parts {
     /// Adds a piece; returns its changes, `None` if there are none.
-    pub fn push<'a>(&mut self, piece: Piece<'a>) -> Option<Change<'a>> {
+    pub fn push<'a>(&mut self, piece: Piece<'a>) -> Option<PartChanges<'a>> {
         let grown = match piece {
             Piece::Thought(text) | Piece::Text(text) => text,
             Piece::Call(call) => &call.arguments,
@@ -79,7 +79,7 @@ impl Parts {
         }
         self.parts.last_mut().expect("there is one").text.push_str(grown);
         let closed = if goes_on { None } else { n_before.checked_sub(1) };
-        Some(Change { closed, opened: !goes_on, grown })
+        Some(PartChanges { closed, opened: !goes_on, grown })
     }
 
     /// Returns the open part.
@@ -93,19 +93,19 @@ impl Parts {
     }
 }
 
-fn belongs(piece: &Piece<'_>, kind: &Kind) -> bool {
+fn belongs(piece: &Piece<'_>, kind: &PartKind) -> bool {
     match (piece, kind) {
-        (Piece::Thought(_), Kind::Thought) | (Piece::Text(_), Kind::Text) => true,
-        (Piece::Call(call), Kind::Call { call_idx, .. }) => call.index == *call_idx,
+        (Piece::Thought(_), PartKind::Thought) | (Piece::Text(_), PartKind::Text) => true,
+        (Piece::Call(call), PartKind::Call { call_idx, .. }) => call.index == *call_idx,
         _ => false,
     }
 }
 
-fn kind(piece: &Piece<'_>) -> Kind {
+fn kind(piece: &Piece<'_>) -> PartKind {
     match piece {
-        Piece::Thought(_) => Kind::Thought,
-        Piece::Text(_) => Kind::Text,
-        Piece::Call(call) => Kind::Call {
+        Piece::Thought(_) => PartKind::Thought,
+        Piece::Text(_) => PartKind::Text,
+        Piece::Call(call) => PartKind::Call {
             call_idx: call.index,
             id: call.id.clone().unwrap_or_default(),
             name: call.name.clone().unwrap_or_default(),
@@ -123,12 +123,12 @@ mod tests {
         ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
     }
 
-    fn opens(closed: Option<usize>, grown: &str) -> Option<Change<'_>> {
-        Some(Change { closed, opened: true, grown })
+    fn opens(closed: Option<usize>, grown: &str) -> Option<PartChanges<'_>> {
+        Some(PartChanges { closed, opened: true, grown })
     }
 
-    fn grows(grown: &str) -> Option<Change<'_>> {
-        Some(Change { closed: None, opened: false, grown })
+    fn grows(grown: &str) -> Option<PartChanges<'_>> {
+        Some(PartChanges { closed: None, opened: false, grown })
     }
 
     #[test]
@@ -146,6 +146,6 @@ mod tests {
         let said: Vec<_> = parts.list().iter().map(|part| (part.index, part.text.as_str())).collect();
         assert_eq!(said, [(0, "hmm"), (1, "a"), (2, "{}"), (3, "[")]);
         assert_eq!(parts.open().map(|part| part.index), Some(3));
-        assert_eq!(parts.list()[2].kind, Kind::Call { call_idx: 0, id: "x".to_owned(), name: "f".to_owned() });
+        assert_eq!(parts.list()[2].kind, PartKind::Call { call_idx: 0, id: "x".to_owned(), name: "f".to_owned() });
     }
 }

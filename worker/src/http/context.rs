@@ -24,7 +24,7 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
-use crate::lifecycle::journal::{Identity, Past, Wanted};
+use crate::lifecycle::journal::{Past, ResponseIdentity, RouterInstructions};
 
 /// Most choices that a journal may name.
 ///
@@ -56,7 +56,7 @@ pub struct RequestContext {
     /// Highest priority that the router allows.
     pub priority_max: Option<i32>,
     /// Identity of the response, if the router keeps its journal.
-    pub journal: Option<Identity>,
+    pub journal: Option<ResponseIdentity>,
     /// Length of the journal behind the body. Units: bytes.
     pub journal_bytes: Option<usize>,
     /// Reused prompt tokens that the client of a continued response was told.
@@ -82,7 +82,7 @@ impl RequestContext {
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
-            journal: text(headers, headers::JOURNAL).and_then(Identity::parse),
+            journal: text(headers, headers::JOURNAL).and_then(ResponseIdentity::parse),
             journal_bytes: parsed(headers, headers::JOURNAL_BYTES),
             told_cached_tokens: parsed(headers, headers::CACHED_TOKENS),
         }
@@ -93,15 +93,15 @@ impl RequestContext {
     /// Returns what the router said about the response; takes the journal off the body's end.
     ///
     /// Errors: `Field` if there is no such journal.
-    pub fn take_journal(&mut self, body: &mut Body) -> Result<Wanted, RequestError> {
-        let Some(identity) = self.journal.take() else { return Ok(Wanted::nothing()) };
+    pub fn take_journal(&mut self, body: &mut Body) -> Result<RouterInstructions, RequestError> {
+        let Some(identity) = self.journal.take() else { return Ok(RouterInstructions::nothing()) };
         let past = self.journal_bytes.take().map(|n_bytes| {
             let start = body.0.len().checked_sub(n_bytes);
             let start = start.ok_or_else(|| RequestError::field(headers::JOURNAL_BYTES, "the body is shorter"))?;
             let past = Past::parse(&body.0.split_off(start), CHOICES_MAX)?;
             Ok::<_, RequestError>(Past { cached_tokens: self.told_cached_tokens, ..past })
         });
-        Ok(Wanted { identity, is_journaled: true, past: past.transpose()? })
+        Ok(RouterInstructions { identity, is_journaled: true, past: past.transpose()? })
     }
 }
 

@@ -78,7 +78,7 @@ enum Shape {
 }
 
 /// A checked request.
-struct Wish {
+struct CheckedRequest {
     shape: Shape,
     encoding: Encoding,
     /// Number of a vector's dimensions that are kept.
@@ -157,7 +157,7 @@ fn read(
     (embedding, base): (&Embedding, Base<'_>),
     (body, scope): (&Body, Scope),
     shape: Shape,
-) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
+) -> Result<(CheckedRequest, Vec<Vec<Token>>), RequestError> {
     let fields: EmbeddingsRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     // The field `content` means llama-server's own format.
@@ -198,7 +198,7 @@ fn read(
     let inputs = Inputs::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let texts = tokens(embedding, base, (inputs, param), scope)?;
-    Ok((Wish { shape, encoding, dimensions, norm }, texts))
+    Ok((CheckedRequest { shape, encoding, dimensions, norm }, texts))
 }
 
 fn tokens(
@@ -244,7 +244,7 @@ pub fn too_long(embedding: &Embedding, param: String, n_tokens: TokenCount) -> R
     RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
 }
 
-fn spell(embedding: &Embedding, wish: &Wish, mut embedded: Vec<Embedded>) -> Response {
+fn spell(embedding: &Embedding, wish: &CheckedRequest, mut embedded: Vec<Embedded>) -> Response {
     let usage = Usage::of(&embedded);
     let is_pooled = embedding.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
     for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {

@@ -4,7 +4,7 @@
 //! message, the log gets its causes.
 
 use axum::response::{IntoResponse, Response};
-use warmpath_common::openai::{ErrorBody, ErrorObject, Excess};
+use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
 use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
@@ -22,7 +22,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
     let code = error.code().map(str::to_owned);
     let excess = match error {
         RequestError::PromptTooLong { n_tokens, room } => {
-            Some(Excess { n_prompt_tokens: n_tokens.number(), n_ctx: room.context_tokens })
+            Some(PromptExcess { n_prompt_tokens: n_tokens.number(), n_ctx: room.context_tokens })
         }
         _ => None,
     };

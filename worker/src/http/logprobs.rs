@@ -54,7 +54,7 @@ pub struct ByToken {
 
 /// Tokens of a choice or of a part of it.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Told<'a> {
+pub struct ListedTokens<'a> {
     /// Prompt before the response's text, only in completions.
     pub prompt: Option<&'a PromptProbabilities>,
     /// Tokens of the response.
@@ -127,7 +127,7 @@ impl TextEnd {
 }
 
 /// Returns the log probabilities of tokens in the form of their endpoint, and moves `end` behind their text.
-pub fn describe(shape: Shape, told: Told<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
+pub fn describe(shape: Shape, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     if shape == Shape::Chat {
         let content = told.answer.iter().map(|token| ChatToken {
             chosen: likely(token.chosen, pieces),
@@ -240,11 +240,11 @@ mod tests {
         vec![token((1, -0.5), &[(1, -0.5), (0, -1.0), (3, -2.0)]), token((2, f32::NEG_INFINITY), &[(0, -0.25)])]
     }
 
-    fn answer(answer: &[TokenProbabilities]) -> Told<'_> {
-        Told { prompt: None, answer }
+    fn answer(answer: &[TokenProbabilities]) -> ListedTokens<'_> {
+        ListedTokens { prompt: None, answer }
     }
 
-    fn completion(told: Told<'_>, piece: &dyn Fn(Token) -> Vec<u8>, end: &mut TextEnd) -> Value {
+    fn completion(told: ListedTokens<'_>, piece: &dyn Fn(Token) -> Vec<u8>, end: &mut TextEnd) -> Value {
         let pieces = Pieces { spelled: piece, said: piece };
         serde_json::to_value(describe(Shape::Completion, told, pieces, end)).unwrap()
     }
@@ -305,7 +305,7 @@ mod tests {
     fn a_prompts_first_token_has_none_and_a_character_of_two_tokens_counts_once() {
         let rest = |token| TokenProbabilities { chosen: TokenLogprob { token, logprob: -1.0 }, top: Vec::new() };
         let prompt = PromptProbabilities { first: 0, rest: vec![rest(2), rest(4)] };
-        let told = Told { prompt: Some(&prompt), answer: &tokens()[..1] };
+        let told = ListedTokens { prompt: Some(&prompt), answer: &tokens()[..1] };
         let bytes = |token| if token == 4 { b"\xa9".to_vec() } else { piece(token) };
         let got = completion(told, &bytes, &mut TextEnd::default());
         assert_eq!(got["token_logprobs"], json!([null, -1.0, -1.0, -0.5]));

@@ -6,7 +6,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
-use warmpath_common::lora::{Scale, Wanted, chosen};
+use warmpath_common::lora::{RequestedAdapter, Scale, chosen};
 
 use super::body::Body;
 use super::state::App;
@@ -39,7 +39,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
 /// Accepts scales that are already in force, and refuses others.
 pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
-    let wanted: Vec<Wanted> = body.parse_list()?;
+    let wanted: Vec<RequestedAdapter> = body.parse_list()?;
     if chosen(serving.model.adapters.len(), &wanted)? != serving.model.adapter_in_force {
         let what = "changing what every request runs with, while the worker runs,";
         return Err(RequestError::NotEnabled {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
-use warmpath_common::lora::{self, Wanted};
+use warmpath_common::lora::{self, RequestedAdapter};
 use warmpath_shell::refusal::Name;
 
 use super::body::Body;
@@ -33,7 +33,7 @@ struct PinRequest {
     #[serde(default, deserialize_with = "warmpath_common::salt::of_body")]
     cache_salt: Option<String>,
     model: Option<String>,
-    lora: Option<Vec<Wanted>>,
+    lora: Option<Vec<RequestedAdapter>>,
     messages: Option<IgnoredAny>,
     prompt: Option<IgnoredAny>,
 }

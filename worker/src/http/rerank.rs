@@ -50,7 +50,7 @@ enum Shape {
 }
 
 /// A checked request.
-struct Wish {
+struct CheckedRequest {
     shape: Shape,
     top_n: usize,
     /// The documents if they are to be returned.
@@ -97,7 +97,7 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let reader = served.embedder()?;
     let read = move |base: Base<'_>| read((&reader, base), &body);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
-    let Wish { shape, top_n, documents } = wish;
+    let CheckedRequest { shape, top_n, documents } = wish;
     let usage = Usage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
@@ -124,7 +124,10 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     })
 }
 
-fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<(Wish, Vec<Vec<Token>>), RequestError> {
+fn read(
+    (embedding, base): (&Embedding, Base<'_>),
+    body: &Body,
+) -> Result<(CheckedRequest, Vec<Vec<Token>>), RequestError> {
     let fields: RerankRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
@@ -170,5 +173,5 @@ fn read((embedding, base): (&Embedding, Base<'_>), body: &Body) -> Result<(Wish,
         Shape::Jina => fields.return_documents,
         Shape::Tei => fields.return_text,
     };
-    Ok((Wish { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
+    Ok((CheckedRequest { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
 }

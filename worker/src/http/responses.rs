@@ -18,9 +18,9 @@ use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
-use super::api_adapter::{self, Beginning, Message, PartEnd, Writer, now_s};
+use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd, now_s};
 use super::body::Body;
-use super::content_parts::{Kind, Part};
+use super::content_parts::{Part, PartKind};
 use super::context::RequestContext;
 use super::free_text::FreeText;
 use super::sse;
@@ -101,8 +101,8 @@ impl ResponseWriter {
     /// Returns the tool of a call, if its client listed it.
     fn tool(&self, part: &Part) -> Option<&Tool> {
         match &part.kind {
-            Kind::Call { name, .. } => self.beginning.tools.tool(name),
-            Kind::Thought | Kind::Text => None,
+            PartKind::Call { name, .. } => self.beginning.tools.tool(name),
+            PartKind::Thought | PartKind::Text => None,
         }
     }
 
@@ -112,10 +112,10 @@ impl ResponseWriter {
 
     fn add_id(&mut self, part: &Part) {
         let prefix = match part.kind {
-            Kind::Thought => "rs",
-            Kind::Text => "msg",
-            Kind::Call { .. } if self.is_custom(part) => "ctc",
-            Kind::Call { .. } => "fc",
+            PartKind::Thought => "rs",
+            PartKind::Text => "msg",
+            PartKind::Call { .. } if self.is_custom(part) => "ctc",
+            PartKind::Call { .. } => "fc",
         };
         let id = self.beginning.identity.part_id("item", self.item_ids.len());
         self.item_ids.push(format!("{prefix}_{id}"));
@@ -132,7 +132,7 @@ impl ResponseWriter {
     }
 }
 
-impl Writer for ResponseWriter {
+impl DialectWriter for ResponseWriter {
     type Repeated = Repeated;
 
     fn convert(body: &[u8]) -> Result<Converted, DialectError> {

@@ -10,7 +10,7 @@ use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, Drafted, FinishReason};
 use crate::lifecycle::Totals;
-use crate::lifecycle::message_stream::{self, Ending};
+use crate::lifecycle::message_stream::{self, MessageEnd};
 
 /// Family of objects that a response is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,7 +279,7 @@ impl From<Totals> for Timings {
 }
 
 /// Returns OpenAI's name for the end of a choice.
-pub fn finish_reason(ending: Ending) -> &'static str {
+pub fn finish_reason(ending: MessageEnd) -> &'static str {
     match ending.reason {
         FinishReason::EndOfGeneration | FinishReason::StopText if ending.has_tool_calls => "tool_calls",
         FinishReason::EndOfGeneration | FinishReason::StopText => "stop",

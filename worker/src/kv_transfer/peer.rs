@@ -112,14 +112,14 @@ impl FetchError {
 
 /// What of a run has been received.
 #[derive(Debug)]
-pub struct Progress {
+pub struct FetchProgress {
     reader: RunReader,
     n_bytes: u64,
     /// Time from the request to the head of the response, and the time of that head.
     head: Option<(Duration, Instant)>,
 }
 
-impl Progress {
+impl FetchProgress {
     /// Returns the progress of an order that has not begun.
     pub fn new(order: &FetchOrder) -> Self {
         Self { reader: RunReader::new(order.run.clone()), n_bytes: 0, head: None }
@@ -193,7 +193,7 @@ impl Peer {
     }
 
     /// Learns from the end of a fetch.
-    pub fn learn(&self, fetched: &Result<(), FetchError>, (progress, took): (&Progress, Duration), now: Instant) {
+    pub fn learn(&self, fetched: &Result<(), FetchError>, (progress, took): (&FetchProgress, Duration), now: Instant) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if fetched.as_ref().is_err_and(FetchError::is_fault) {
             known.paused_until = Some(now + PAUSE);
@@ -211,7 +211,7 @@ impl Peer {
     pub async fn fetch(
         &self,
         (order, layout, tokens): (&FetchOrder, Fingerprint, Option<&FleetTokens>),
-        progress: &mut Progress,
+        progress: &mut FetchProgress,
         engine: &EngineHandle,
     ) -> Result<(), FetchError> {
         let began = Instant::now();

@@ -13,7 +13,7 @@ use warmpath_llama_chat::ToolChoice;
 use warmpath_prompt::{AnswerFormat, FormatWish, Prompt, PromptError, Separators};
 
 use crate::app_state::Serving;
-use crate::engine::{ArgumentSchemas, CompiledSchema, Extent};
+use crate::engine::{ArgumentSchemas, ArgumentsExtent, CompiledSchema};
 use crate::error::RequestError;
 use crate::schema::{CallText, SchemaError, ValueGrammar, check_apart};
 use crate::tools::{ToolFields, arguments, forms, parameters};
@@ -40,7 +40,7 @@ pub(super) struct Calls {
 type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
 /// Tools of one request, for which a format is being made.
-struct Asked<'a> {
+struct ToolsRequest<'a> {
     serving: &'a Serving,
     chat: &'a ChatPrompt,
     prompt: &'a Prompt,
@@ -57,7 +57,7 @@ pub(super) fn calls(
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
 ) -> Result<Calls, RequestError> {
-    let asked = Asked { serving, chat, prompt, wish, fields };
+    let asked = ToolsRequest { serving, chat, prompt, wish, fields };
     if wish.tools.is_empty() {
         return Ok(Calls { format: asked.format(&wish.tools)?, ..Calls::default() });
     }
@@ -77,7 +77,7 @@ pub(super) fn calls(
     }
 }
 
-impl Asked<'_> {
+impl ToolsRequest<'_> {
     fn is_required(&self) -> bool {
         self.wish.tool_choice == ToolChoice::Required
     }
@@ -143,7 +143,7 @@ impl Asked<'_> {
         };
         let kept = grammar.map(|grammar| KeptArguments {
             grammar,
-            schemas: Arc::new(ArgumentSchemas { first, extent: Extent::Object, schemas }),
+            schemas: Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Object, schemas }),
         });
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
@@ -176,7 +176,7 @@ impl Asked<'_> {
         let Some(grammar) = grammar.and_then(|grammar| forms::fill(grammar.text, form, (tools, &places), first)) else {
             return Ok(None);
         };
-        let schemas = Arc::new(ArgumentSchemas { first, extent: Extent::Value, schemas });
+        let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
         let kept = Some(KeptArguments { grammar, schemas });
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
@@ -201,7 +201,7 @@ impl Asked<'_> {
         let Some(grammar) = grammar.and_then(|grammar| parameters::fill(grammar.text, tools, &places, first)) else {
             return Ok(None);
         };
-        let schemas = Arc::new(ArgumentSchemas { first, extent: Extent::Value, schemas });
+        let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
         let kept = Some(KeptArguments { grammar, schemas });
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }

@@ -14,10 +14,10 @@ use warmpath_worker_output::tool_call_detector;
 use super::arguments::{self, Calls, KeptArguments};
 use super::prompts::ReadPrompt;
 use crate::app_state::Serving;
-use crate::engine::{Begin, CallGrammar, CallStart, Generation, ThoughtsFirst};
+use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
 use crate::error::RequestError;
 use crate::room::SlotRoom;
-use crate::tools::{Thoughts, ToolFields};
+use crate::tools::{ReasoningOutput, ToolFields};
 
 /// Constraints and parsing of the response to a chat.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct ChatAnswer {
     /// Format from the template.
     pub format: AnswerFormat,
     /// Where reasoning goes.
-    pub thoughts: Thoughts,
+    pub reasoning_output: ReasoningOutput,
     calls: Option<CallGrammar>,
     /// Whether the response must be calls.
     must_call: bool,
@@ -35,7 +35,7 @@ pub struct ChatAnswer {
     pub custom_tools: Arc<[String]>,
     spelled: Vec<Token>,
     /// Reasoning that may precede the content.
-    first: Option<ThoughtsFirst>,
+    first: Option<ReasoningFirst>,
 }
 
 impl ChatAnswer {
@@ -61,15 +61,15 @@ impl ChatAnswer {
         if self.must_call {
             generation.schema = None;
         } else {
-            generation.thoughts.clone_from(&self.first);
+            generation.reasoning.clone_from(&self.first);
         }
         Ok(())
     }
 
     /// Allows reasoning before the content in a generation with a schema; returns whether there may be any that is
     /// recognized.
-    pub fn let_think(&self, generation: &mut Generation) -> bool {
-        generation.thoughts.clone_from(&self.first);
+    pub fn let_reason(&self, generation: &mut Generation) -> bool {
+        generation.reasoning.clone_from(&self.first);
         if self.first.is_some() {
             generation.spelled.clone_from(&self.spelled);
         }
@@ -86,7 +86,7 @@ impl ChatAnswer {
 ///
 /// Errors: `Field` for tools, `Prompt` for messages, `PromptTooLong` if it is far too long.
 pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<ReadPrompt, RequestError> {
-    let (wish, thoughts) = tools.resolve()?;
+    let (wish, reasoning_output) = tools.resolve()?;
     let room = SlotRoom::of(&serving.model);
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
@@ -98,10 +98,10 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let answer = format.map(|format| {
         let calls = format.grammar().map(|grammar| call_grammar(&format, grammar, kept));
         let spelled = spelled(serving, &format.format().preserved_tokens);
-        let first = if thoughts == Thoughts::Apart { thoughts_first(serving, &format) } else { None };
+        let first = if reasoning_output == ReasoningOutput::Apart { reasoning_first(serving, &format) } else { None };
         let must_call = wish.tool_choice == ToolChoice::Required;
         let custom_tools = tools.custom_names().into();
-        Arc::new(ChatAnswer { format, thoughts, calls, must_call, unconstrained, custom_tools, spelled, first })
+        Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let left_out = tools.left_out();
     Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer, left_out })
@@ -120,8 +120,8 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
                 }
             }
             let (start, ends) = (format.thinking_start.clone(), format.thinking_ends.clone());
-            let thoughts = tool_call_detector::Thoughts { start, ends };
-            Begin::AtCall(CallStart { words, patterns, thoughts, prefix: answer.prefix().to_owned() })
+            let marks = tool_call_detector::ReasoningMarks { start, ends };
+            Begin::AtCall(CallStart { words, patterns, marks, prefix: answer.prefix().to_owned() })
         }
     };
     match kept {
@@ -132,7 +132,7 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
 
 /// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or only a text of
 /// several tokens opens it.
-fn thoughts_first(serving: &Serving, answer: &AnswerFormat) -> Option<ThoughtsFirst> {
+fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<ReasoningFirst> {
     // Models do not always keep the template's space around them.
     let start = answer.format().thinking_start.trim();
     let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
@@ -147,7 +147,7 @@ fn thoughts_first(serving: &Serving, answer: &AnswerFormat) -> Option<ThoughtsFi
         None if answer.continues() => return None,
         None => Some(single(serving, start)?),
     };
-    Some(ThoughtsFirst { opening, ends })
+    Some(ReasoningFirst { opening, ends })
 }
 
 /// Returns the token of a text, if it is a single token.

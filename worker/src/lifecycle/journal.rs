@@ -19,13 +19,13 @@ use crate::error::RequestError;
 
 /// Identity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ResponseIdentity {
     id: String,
     /// Time of its start. Units: seconds since 1970.
     pub created: u64,
 }
 
-impl Identity {
+impl ResponseIdentity {
     /// Returns a new identity.
     pub fn fresh() -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -69,19 +69,19 @@ impl Identity {
 
 /// What a router said about the response to a request.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct RouterInstructions {
     /// Its identity.
-    pub identity: Identity,
+    pub identity: ResponseIdentity,
     /// Whether the router keeps a journal.
     pub is_journaled: bool,
     /// Response so far, which is continued; `None` for a new one.
     pub past: Option<Past>,
 }
 
-impl Wanted {
+impl RouterInstructions {
     /// Returns what is wanted where no router said anything.
     pub fn nothing() -> Self {
-        Self { identity: Identity::fresh(), is_journaled: false, past: None }
+        Self { identity: ResponseIdentity::fresh(), is_journaled: false, past: None }
     }
 }
 
@@ -260,13 +260,13 @@ mod tests {
 
     #[test]
     fn what_follows_from_an_identity_is_always_the_same_and_differs_by_part() {
-        let identity = Identity::parse("0123456789abcdef0123456789abcdef.17").expect("it is one");
+        let identity = ResponseIdentity::parse("0123456789abcdef0123456789abcdef.17").expect("it is one");
         assert_eq!((identity.part_id("item", 1), identity.seed()), (identity.part_id("item", 1), identity.seed()));
         assert_ne!(identity.part_id("item", 1), identity.part_id("item", 2));
         assert_ne!(identity.part_id("item", 1), identity.part_id("call", 1));
         assert_eq!((identity.part_id("item", 1).len(), identity.created), (32, 17));
         for text in ["", "0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdex.1", "01.1", "."] {
-            assert_eq!(Identity::parse(text), None, "{text}");
+            assert_eq!(ResponseIdentity::parse(text), None, "{text}");
         }
     }
 }

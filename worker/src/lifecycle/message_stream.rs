@@ -11,8 +11,8 @@ use std::sync::Arc;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::Identity;
-use super::output_parser::{Pace, Reading};
+use super::journal::ResponseIdentity;
+use super::output_parser::{OutputParser, Pace};
 use super::response_stream::{Answer, Step, Totals};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
@@ -117,13 +117,13 @@ pub enum MessageStep {
         /// Index of the choice.
         choice: usize,
         /// How it ended.
-        ending: Ending,
+        ending: MessageEnd,
     },
 }
 
 /// End of a choice's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ending {
+pub struct MessageEnd {
     /// Reason why the engine stopped.
     pub reason: FinishReason,
     /// Whether the message has tool calls.
@@ -134,7 +134,7 @@ pub struct Ending {
 pub struct Messages {
     answer: Answer,
     /// Parser of each choice; empty if their whole text is their content.
-    readings: Vec<Reading>,
+    readings: Vec<OutputParser>,
     /// Log probabilities of tokens of each choice whose text has not been sent yet.
     untold: Vec<Vec<TokenProbabilities>>,
     /// A step that comes next.
@@ -147,8 +147,9 @@ impl Messages {
         let pace = if answer.form().delivery == Delivery::Whole { Pace::AtEnd } else { Pace::Growing };
         let n_choices = answer.n_choices();
         let identity = answer.form().identity.clone();
-        let reading =
-            |(idx, format): (usize, &Arc<ChatAnswer>)| Reading::new(Arc::clone(format), pace, call_ids(&identity, idx));
+        let reading = |(idx, format): (usize, &Arc<ChatAnswer>)| {
+            OutputParser::new(Arc::clone(format), pace, call_ids(&identity, idx))
+        };
         let formats = answer.form().answer.iter().flat_map(|format| std::iter::repeat_n(format, n_choices));
         let readings = formats.enumerate().map(reading).collect();
         Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
@@ -167,7 +168,7 @@ impl Messages {
     /// Returns the tokens and times of the choices that are complete.
     pub fn totals(&self) -> Totals {
         let reasoning_tokens =
-            (!self.readings.is_empty()).then(|| self.readings.iter().map(Reading::reasoning_tokens).sum());
+            (!self.readings.is_empty()).then(|| self.readings.iter().map(OutputParser::reasoning_tokens).sum());
         Totals { reasoning_tokens, ..self.answer.totals() }
     }
 
@@ -201,7 +202,7 @@ impl Messages {
                     let reading = self.readings.get_mut(choice);
                     let (delta, has_tool_calls) =
                         reading.map_or_else(Default::default, |reading| (reading.finish(reason), reading.has_calls()));
-                    let finished = MessageStep::Finished { choice, ending: Ending { reason, has_tool_calls } };
+                    let finished = MessageStep::Finished { choice, ending: MessageEnd { reason, has_tool_calls } };
                     if delta.is_empty() && self.untold[choice].is_empty() {
                         return Ok(Some(finished));
                     }
@@ -221,7 +222,7 @@ impl Messages {
 /// Returns the prefix of the ids of a choice's calls.
 ///
 /// Source: with a digit after it, it has the nine letters and digits that Mistral's templates require.
-fn call_ids(identity: &Identity, choice: usize) -> String {
+fn call_ids(identity: &ResponseIdentity, choice: usize) -> String {
     let mut id = identity.part_id("call", choice);
     id.truncate(8);
     id

@@ -11,7 +11,7 @@ use warmpath_llama_chat::{ChatError, Delta, Reader};
 use super::chat::ChatAnswer;
 use super::message_stream::{MessageDelta, ToolCallDelta};
 use crate::engine::FinishReason;
-use crate::tools::Thoughts;
+use crate::tools::ReasoningOutput;
 
 /// Most times that each byte of a text is parsed, approximately.
 ///
@@ -31,7 +31,7 @@ pub(super) enum Pace {
 }
 
 /// Parser of one choice's text.
-pub(super) struct Reading {
+pub(super) struct OutputParser {
     answer: Arc<ChatAnswer>,
     /// Parser; `None` once the rest of the text is content.
     reader: Option<Reader>,
@@ -56,7 +56,7 @@ enum Inline {
     Behind,
 }
 
-impl Reading {
+impl OutputParser {
     /// Starts to parse a response. `fresh_id` is the prefix of its calls' ids.
     pub(super) fn new(answer: Arc<ChatAnswer>, pace: Pace, fresh_id: String) -> Self {
         let reader = answer.format.reader().inspect_err(|error| tracing::debug!(%error, "no answer can be read"));
@@ -120,11 +120,11 @@ impl Reading {
 
     /// Returns the number of reasoning tokens, the opening ones included.
     pub(super) fn reasoning_tokens(&self) -> u32 {
-        let thoughts = self.reasoning.trim();
-        if thoughts.is_empty() {
+        let reasoning = self.reasoning.trim();
+        if reasoning.is_empty() {
             return 0;
         }
-        let n_bytes = self.text.find(thoughts).map_or(thoughts.len(), |at| at + thoughts.len());
+        let n_bytes = self.text.find(reasoning).map_or(reasoning.len(), |at| at + reasoning.len());
         u32::try_from(self.token_ends.partition_point(|end| *end <= n_bytes)).unwrap_or(u32::MAX)
     }
 
@@ -160,7 +160,7 @@ impl Reading {
     /// Returns the part of the reasoning, with its tags, that is also content.
     fn inlined(&mut self, delta: &Delta) -> String {
         let mut content = String::new();
-        if self.answer.thoughts != Thoughts::Both {
+        if self.answer.reasoning_output != ReasoningOutput::Both {
             return content;
         }
         let format = self.answer.format.format();

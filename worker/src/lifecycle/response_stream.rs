@@ -14,7 +14,7 @@ use warmpath_shell::trace::{Span, Value};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::{self, Identity, Journal, Past};
+use super::journal::{self, Journal, Past, ResponseIdentity};
 use super::{Arrival, Submitted};
 use crate::engine::{
     CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, SampledToken, Started,
@@ -25,7 +25,7 @@ use crate::request::{AnswerFields, Delivery};
 
 /// Form of a response.
 #[derive(Debug, Clone)]
-pub struct Form {
+pub struct ResponseSpec {
     /// Whether it is streamed.
     pub delivery: Delivery,
     /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
@@ -41,7 +41,7 @@ pub struct Form {
     /// Kinds of tools in the request that no part of this worker executes.
     pub left_out: Vec<&'static str>,
     /// Identity of the response.
-    pub identity: Identity,
+    pub identity: ResponseIdentity,
     /// Whether the stream has a journal.
     pub is_journaled: bool,
     /// Response so far, which this one continues; `None` for a new one.
@@ -50,14 +50,14 @@ pub struct Form {
 
 /// A response that has begun: its first choice has a slot.
 pub struct Answer {
-    form: Form,
+    form: ResponseSpec,
     started: Started,
     choices: Vec<Choice>,
     /// Events of other choices that came before the first one got its slot.
     early: VecDeque<(usize, Event)>,
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
     n_open: usize,
-    clock: Clock,
+    clock: RequestTimer,
     /// Journal; `None` if there is none.
     journal: Option<Journal>,
 }
@@ -189,7 +189,7 @@ impl Choice {
 }
 
 /// Timer of one request.
-pub(super) struct Clock {
+pub(super) struct RequestTimer {
     request_id: RequestId,
     arrived: Instant,
     /// Start of the present phase of the request.
@@ -199,7 +199,7 @@ pub(super) struct Clock {
     metrics: Arc<Metrics>,
 }
 
-impl Clock {
+impl RequestTimer {
     pub(super) fn start(arrival: &mut Arrival, metrics: &Arc<Metrics>) -> Self {
         let request_id = arrival.id.clone();
         Self {
@@ -270,7 +270,7 @@ impl Clock {
     }
 }
 
-impl Drop for Clock {
+impl Drop for RequestTimer {
     fn drop(&mut self) {
         if self.saw_token {
             self.part("worker.decode", Instant::now(), Vec::new());
@@ -282,7 +282,11 @@ impl Answer {
     /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
     ///
     /// Errors: `Engine` if the first choice fails before it starts.
-    pub(super) async fn begin(form: Form, submitted: Vec<Submitted>, mut clock: Clock) -> Result<Self, RequestError> {
+    pub(super) async fn begin(
+        form: ResponseSpec,
+        submitted: Vec<Submitted>,
+        mut clock: RequestTimer,
+    ) -> Result<Self, RequestError> {
         let (mut choices, receivers): (Vec<_>, Vec<_>) = submitted.into_iter().unzip();
         let receivers = receivers.into_iter().enumerate();
         let events = receivers.map(|(idx, receiver)| receiver.map(move |event| (idx, event)).boxed());
@@ -328,7 +332,7 @@ impl Answer {
     }
 
     /// Returns the form of the response.
-    pub fn form(&self) -> &Form {
+    pub fn form(&self) -> &ResponseSpec {
         &self.form
     }
 

@@ -7,8 +7,8 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::trace::Span;
 
 use super::Arrival;
-use super::journal::{Identity, Wanted};
-use super::response_stream::{Answer, Choice, Clock, Form};
+use super::journal::{ResponseIdentity, RouterInstructions};
+use super::response_stream::{Answer, Choice, RequestTimer, ResponseSpec};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};
@@ -25,12 +25,12 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         tenant: None,
         priority_max: None,
         peer: None,
-        wanted: Wanted::nothing(),
+        wanted: RouterInstructions::nothing(),
         body: bytes::Bytes::new(),
         read: CompletionRequest::read,
     };
-    let clock = Clock::start(&mut arrival, &Arc::new(Metrics::new()));
-    let form = Form {
+    let clock = RequestTimer::start(&mut arrival, &Arc::new(Metrics::new()));
+    let form = ResponseSpec {
         delivery: Delivery::Stream,
         silence_max: Some(Duration::from_secs(15)),
         fields: AnswerFields::default(),
@@ -38,7 +38,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         prompt_texts: Vec::new(),
         answer: None,
         left_out: Vec::new(),
-        identity: Identity::fresh(),
+        identity: ResponseIdentity::fresh(),
         is_journaled: false,
         past: None,
     };

@@ -11,7 +11,7 @@ use crate::engine::CounterValues;
 pub const PREFIX: &str = "llamacpp:";
 
 /// A metric under llama-server's name.
-pub struct Line {
+pub struct MetricRow {
     /// Name after [`PREFIX`].
     pub name: &'static str,
     /// `counter` or `gauge`.
@@ -30,7 +30,7 @@ enum Value {
 }
 
 /// Metrics in llama-server's order.
-pub const LINES: &[Line] = &[
+pub const LINES: &[MetricRow] = &[
     counter("prompt_tokens_total", "Prompt tokens that were computed.", |n| n.prefill_tokens as f64),
     counter("prompt_tokens_cached_total", "Prompt tokens that were reused.", |n| n.cached_tokens as f64),
     counter("prompt_seconds_total", "Time from slot to first token, of requests that were answered.", |n| {
@@ -62,16 +62,16 @@ pub const LINES: &[Line] = &[
     }),
 ];
 
-const fn counter(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> Line {
-    Line { name, kind: "counter", help, value: Value::Now(value) }
+const fn counter(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> MetricRow {
+    MetricRow { name, kind: "counter", help, value: Value::Now(value) }
 }
 
-const fn gauge(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> Line {
-    Line { name, kind: "gauge", help, value: Value::Now(value) }
+const fn gauge(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> MetricRow {
+    MetricRow { name, kind: "gauge", help, value: Value::Now(value) }
 }
 
-const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> (u64, u64)) -> Line {
-    Line { name, kind: "gauge", help, value: Value::Since(value) }
+const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> (u64, u64)) -> MetricRow {
+    MetricRow { name, kind: "gauge", help, value: Value::Since(value) }
 }
 
 fn seconds(us: u64) -> f64 {
@@ -80,7 +80,7 @@ fn seconds(us: u64) -> f64 {
 
 /// Writes the metrics in Prometheus' text format, given the counters at this scrape and at the one before.
 pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValues) {
-    for Line { name, kind, help, value } in LINES {
+    for MetricRow { name, kind, help, value } in LINES {
         let value = match value {
             Value::Now(read) => read(now),
             Value::Since(read) => {

@@ -177,7 +177,7 @@ enum Bias {
 }
 
 /// Context in which the fields are checked.
-pub struct Basis<'a> {
+pub struct CheckContext<'a> {
     /// Number of tokens in the vocabulary.
     pub n_vocab: u32,
     /// Tokenizes a text of `logit_bias`.
@@ -190,7 +190,7 @@ impl GenerationFields {
     /// Returns the generation parameters of the fields.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
-    pub fn resolve(self, basis: &Basis<'_>) -> Result<Generation, RequestError> {
+    pub fn resolve(self, basis: &CheckContext<'_>) -> Result<Generation, RequestError> {
         Ok(Generation {
             max_tokens: self.resolve_max_tokens(basis.defaults.max_tokens)?,
             stop: resolve_stop(self.stop.clone())?,
@@ -306,7 +306,7 @@ impl GenerationFields {
         Ok((is_wanted || n_probs > 0).then_some(ProbabilityWish { n_top, source, of_prompt: false }))
     }
 
-    fn resolve_sampling(self, basis: &Basis<'_>) -> Result<Sampling, RequestError> {
+    fn resolve_sampling(self, basis: &CheckContext<'_>) -> Result<Sampling, RequestError> {
         let default = &basis.defaults.sampling;
         let target = self.adaptive_target;
         let sampling = Sampling {
@@ -420,7 +420,7 @@ fn resolve_breakers(breakers: Option<Vec<String>>, default: &[String]) -> Result
     Ok(breakers)
 }
 
-fn resolve_bias(bias: Option<BiasField>, basis: &Basis<'_>) -> Result<Vec<(Token, f32)>, RequestError> {
+fn resolve_bias(bias: Option<BiasField>, basis: &CheckContext<'_>) -> Result<Vec<(Token, f32)>, RequestError> {
     let pairs: Vec<(BiasToken, Bias)> = match bias {
         None => return Ok(Vec::new()),
         Some(BiasField::Map(map)) => map

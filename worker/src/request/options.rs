@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use warmpath_common::ids::{SlotId, Token};
-use warmpath_common::lora::Wanted;
+use warmpath_common::lora::RequestedAdapter;
 use warmpath_worker_core::shift_plan::REUSE_TOKENS_DEFAULT;
 
 use crate::engine::ShiftWish;
@@ -78,7 +78,7 @@ pub struct Options {
     #[schemars(range(min = 0, max = 4294967295_u32))]
     n_discard: Option<i64>,
     /// Adapters to apply, by their indexes, with their scales; at most one of them above 0.
-    pub lora: Option<Vec<Wanted>>,
+    pub lora: Option<Vec<RequestedAdapter>>,
 }
 
 /// `cache_reuse` in its two forms: a length, or a bool.

@@ -30,7 +30,7 @@ type Structure<'a> = (u8, &'a Map<String, Value>);
 ///
 /// Source: `parsers/` of llama.cpp and the templates themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum ArgumentForm {
     /// `{a:<|"|>text<|"|>,b:1}`: objects with bare names, sorted, and strings between marks, at any depth.
     Gemma4,
     /// A tag for each argument with its name and type.
@@ -63,7 +63,7 @@ impl CallText {
     /// conditions on several arguments.
     ///
     /// Errors: the part of the schema that this form cannot express.
-    pub fn new(schema: Value, form: Form) -> Result<Self, SchemaError> {
+    pub fn new(schema: Value, form: ArgumentForm) -> Result<Self, SchemaError> {
         let definitions = schema.get("$defs").and_then(Value::as_object);
         let mut writer = Writer { form, reader: Reader { definitions }, text: Text::default() };
         let (start, told) = writer.arguments(&schema)?;
@@ -90,7 +90,7 @@ struct Member {
 
 /// Writes the grammar of one tool.
 struct Writer<'a> {
-    form: Form,
+    form: ArgumentForm,
     reader: Reader<'a>,
     text: Text,
 }
@@ -102,16 +102,20 @@ impl<'a> Writer<'a> {
         let (members, told) = self.members(keywords, 0)?;
         let quote = |text: &str| Text::quoted(text);
         let start = match self.form {
-            Form::Gemma4 => format!("\"{{\" {} \"}}\"", self.text.separated(members, ",", Least::None)),
+            ArgumentForm::Gemma4 => format!("\"{{\" {} \"}}\"", self.text.separated(members, ",", Least::None)),
             // llama.cpp cannot parse a call without arguments if the tool has any.
-            Form::Lfm2 if !members.is_empty() => format!("{} \")\"", self.text.separated(members, ", ", Least::One)),
-            Form::Lfm2 => "\")\"".to_owned(),
-            Form::KimiK3 => {
+            ArgumentForm::Lfm2 if !members.is_empty() => {
+                format!("{} \")\"", self.text.separated(members, ", ", Least::One))
+            }
+            ArgumentForm::Lfm2 => "\")\"".to_owned(),
+            ArgumentForm::KimiK3 => {
                 let index = "/ index=\"[1-9][0-9]{0,2}\"<\\|sep\\|>/";
                 format!("{index} {} {}", Text::joined(members), quote("<|close|>call<|sep|>"))
             }
-            Form::MiniCpm5 => format!("{} {}", Text::joined(members), quote("</function>")),
-            Form::MiniMaxM3 => format!("{} {}", Text::joined(members), quote(&format!("{MINIMAX_MARK}</invoke>"))),
+            ArgumentForm::MiniCpm5 => format!("{} {}", Text::joined(members), quote("</function>")),
+            ArgumentForm::MiniMaxM3 => {
+                format!("{} {}", Text::joined(members), quote(&format!("{MINIMAX_MARK}</invoke>")))
+            }
         };
         Ok((start, told))
     }
@@ -133,9 +137,9 @@ impl<'a> Writer<'a> {
             .map(|(name, schema)| (name.as_str(), schema))
             .collect();
         match self.form {
-            Form::Gemma4 => properties.sort_by_key(|(name, _)| name.to_lowercase()),
-            Form::MiniMaxM3 => properties.sort_by_key(|(name, _)| !required.contains(name)),
-            Form::KimiK3 | Form::Lfm2 | Form::MiniCpm5 => {}
+            ArgumentForm::Gemma4 => properties.sort_by_key(|(name, _)| name.to_lowercase()),
+            ArgumentForm::MiniMaxM3 => properties.sort_by_key(|(name, _)| !required.contains(name)),
+            ArgumentForm::KimiK3 | ArgumentForm::Lfm2 | ArgumentForm::MiniCpm5 => {}
         }
         let (mut members, mut told) = (Vec::new(), Map::new());
         for (name, schema) in properties {
@@ -150,7 +154,7 @@ impl<'a> Writer<'a> {
     fn member(&mut self, name: &str, schema: &'a Value, depth: usize) -> Written {
         let quote = |text: &str| Text::quoted(text);
         match self.form {
-            Form::Gemma4 => {
+            ArgumentForm::Gemma4 => {
                 let is_bare = !name.is_empty() && !name.starts_with(char::is_whitespace) && !name.contains([':', '}']);
                 if !is_bare {
                     return Err(refuse("", "this model's chat template cannot write the name"));
@@ -158,19 +162,19 @@ impl<'a> Writer<'a> {
                 let value = self.gemma(schema)?;
                 Ok((format!("{} {value}", quote(&format!("{name}:"))), json!({})))
             }
-            Form::Lfm2 => {
+            ArgumentForm::Lfm2 => {
                 let value = self.json(schema, ALL);
                 Ok((format!("{} {value}", quote(&format!("{name}="))), json!({})))
             }
-            Form::KimiK3 => {
+            ArgumentForm::KimiK3 => {
                 let (value, told) = self.kimi(schema)?;
                 Ok((format!("{} {value}", quote(&format!("<|open|>argument key=\"{name}\" type="))), told))
             }
-            Form::MiniCpm5 => {
+            ArgumentForm::MiniCpm5 => {
                 let (value, told) = self.minicpm(schema)?;
                 Ok((format!("{} {value}", quote(&format!("<param name=\"{name}\">"))), told))
             }
-            Form::MiniMaxM3 => {
+            ArgumentForm::MiniMaxM3 => {
                 let (value, told) = self.minimax(schema, &format!("{MINIMAX_MARK}</{name}>"), depth)?;
                 Ok((format!("{} {value}", quote(&format!("{MINIMAX_MARK}<{name}>"))), told))
             }

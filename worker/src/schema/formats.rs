@@ -4,7 +4,7 @@
 //! stricter one is defined here; the other formats are passed to it by name. Not here: their use.
 
 /// How a format is passed to the compiler.
-pub(super) enum Kept {
+pub(super) enum EnforcedFormat {
     /// By its name.
     Name,
     /// As a pattern.
@@ -33,12 +33,12 @@ const NAMES: [&str; 7] = ["duration", "email", "hostname", "ipv4", "ipv6", "uri"
 const DATES: [&str; 3] = ["date", "date-time", "time"];
 
 /// Returns how a format is enforced; `None` if it is not.
-pub(super) fn find(name: &str) -> Option<Kept> {
+pub(super) fn find(name: &str) -> Option<EnforcedFormat> {
     match name {
-        "date" => Some(Kept::Pattern(format!("^{DATE}$"))),
-        "time" => Some(Kept::Pattern(format!("^{TIME}$"))),
-        "date-time" => Some(Kept::Pattern(format!("^{DATE}T{TIME}$"))),
-        name if NAMES.contains(&name) => Some(Kept::Name),
+        "date" => Some(EnforcedFormat::Pattern(format!("^{DATE}$"))),
+        "time" => Some(EnforcedFormat::Pattern(format!("^{TIME}$"))),
+        "date-time" => Some(EnforcedFormat::Pattern(format!("^{DATE}T{TIME}$"))),
+        name if NAMES.contains(&name) => Some(EnforcedFormat::Name),
         _ => None,
     }
 }

@@ -154,8 +154,10 @@ impl<'a> Node<'a> {
             return Ok(());
         }
         match formats::find(name) {
-            Some(formats::Kept::Pattern(pattern)) => self.all_of(json!([{ "type": "string", "pattern": pattern }])),
-            Some(formats::Kept::Name) => {
+            Some(formats::EnforcedFormat::Pattern(pattern)) => {
+                self.all_of(json!([{ "type": "string", "pattern": pattern }]))
+            }
+            Some(formats::EnforcedFormat::Name) => {
                 self.out.insert("format".to_owned(), value.clone());
                 Ok(())
             }

@@ -22,22 +22,22 @@ const FORMAT_FACTOR: u64 = 8;
 /// stack.
 ///
 /// Errors: the reason, for the client.
-pub fn check_meetings(normal: &Value) -> Result<(), String> {
+pub fn check_products(normal: &Value) -> Result<(), String> {
     let definitions = normal.get("$defs").and_then(Value::as_object);
-    let product = Meetings { definitions, known: HashMap::new() }.of(normal);
+    let product = Products { definitions, known: HashMap::new() }.of(normal);
     if product > PRODUCT_MAX {
         return Err("too many patterns, formats, lengths or steps must hold for one value".to_owned());
     }
     Ok(())
 }
 
-struct Meetings<'a> {
+struct Products<'a> {
     definitions: Option<&'a Map<String, Value>>,
     /// Factor of each definition; 1 while it is being computed, which ends a recursion.
     known: HashMap<&'a str, u64>,
 }
 
-impl<'a> Meetings<'a> {
+impl<'a> Products<'a> {
     fn of(&mut self, schema: &'a Value) -> u64 {
         let Value::Object(keywords) = schema else { return 1 };
         let mut product = own_factor(keywords);
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn factor(schema: Value) -> u64 {
-        Meetings { definitions: schema.get("$defs").and_then(Value::as_object), known: HashMap::new() }.of(&schema)
+        Products { definitions: schema.get("$defs").and_then(Value::as_object), known: HashMap::new() }.of(&schema)
     }
 
     #[test]
@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn refuses_a_product_above_the_limit() {
         let patterns = |n: usize| json!({"allOf": vec![json!({"pattern": "^a*b*c*$"}); n]});
-        assert_eq!(check_meetings(&patterns(9)), Ok(()));
-        assert!(check_meetings(&patterns(10)).is_err());
+        assert_eq!(check_products(&patterns(9)), Ok(()));
+        assert!(check_products(&patterns(10)).is_err());
         assert_eq!(factor(patterns(100)), u64::MAX);
     }
 }

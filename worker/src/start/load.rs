@@ -18,7 +18,7 @@ use warmpath_common::summary::Stamp;
 use warmpath_gguf::VocabularyChanges;
 use warmpath_prompt::{PromptMaker, PromptOptions};
 
-use super::{Identity, RunError, kernels};
+use super::{RunError, WorkerIdentity, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
 use crate::backends;
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
@@ -34,11 +34,11 @@ use crate::summary::Publisher;
 const TOOL_PROBE: &str = "warmpath_probe";
 
 /// What to load, and where to report the progress.
-pub struct Job {
+pub struct LoadJob {
     /// Configuration.
     pub config: Config,
     /// Identity of the worker.
-    pub identity: Identity,
+    pub identity: WorkerIdentity,
     /// Receives the progress.
     pub phase: Arc<watch::Sender<Phase>>,
     /// Metrics.
@@ -71,10 +71,10 @@ impl Drop for StopOnDrop {
 /// Returns the state of the loaded worker; dropping the future stops the loading.
 ///
 /// Errors: `Backends`, `Model`, `Prompt`, `Engine`, `Panicked`.
-pub async fn load(job: Job) -> Result<Served, RunError> {
+pub async fn load(job: LoadJob) -> Result<Served, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
-    let Job { config, identity, phase, metrics } = job;
+    let LoadJob { config, identity, phase, metrics } = job;
     let progress = Progress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);

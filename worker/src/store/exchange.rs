@@ -175,7 +175,7 @@ impl RunReader {
         PREAMBLE_BYTES + 512 + self.n_left() * block_bytes
     }
 
-    fn begin(&self, header: &format::Header) -> Result<Open, Untrusted> {
+    fn begin(&self, header: &format::RecordHeader) -> Result<Open, Untrusted> {
         let (wanted, record) = (&self.wanted, &header.record);
         let block_tokens = wanted.identity.block_size_tokens as usize;
         let (from, n) = (self.n_received, record.blocks.len());

@@ -72,7 +72,7 @@ pub enum Damage {
 
 /// Content of a header.
 #[derive(Debug)]
-pub(super) struct Header {
+pub(super) struct RecordHeader {
     /// Identity with which the payload can be used.
     pub identity: Identity,
     /// Blocks and size of the payload.
@@ -112,7 +112,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    fn into_header(self, tenant: Option<TenantId>) -> Option<Header> {
+    fn into_header(self, tenant: Option<TenantId>) -> Option<RecordHeader> {
         let record = Record {
             kind: if self.is_checkpoint { Kind::Checkpoint } else { Kind::Chunk },
             root: self.root,
@@ -124,7 +124,7 @@ impl<'a> Written<'a> {
             priority: self.priority,
             tenant,
         };
-        Some(Header { identity: self.identity, record, payload_checksum: self.payload_checksum })
+        Some(RecordHeader { identity: self.identity, record, payload_checksum: self.payload_checksum })
     }
 }
 
@@ -165,7 +165,7 @@ pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io:
 ///
 /// Returns the header and the offset of the payload.
 /// Errors: `Damaged` if it is not a valid file of that length; `Io`.
-pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(Header, u64), ReadFailure> {
+pub(super) fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<(RecordHeader, u64), ReadFailure> {
     let mut bytes = Vec::with_capacity(FIRST_READ_BYTES);
     read_to(file, &mut bytes, FIRST_READ_BYTES)?;
     let end = header_end(&bytes)?;
@@ -208,7 +208,7 @@ pub(super) fn header_end(bytes: &[u8]) -> Result<usize, Damage> {
 }
 
 /// Returns the header in `bytes`, which are preamble and header.
-pub(super) fn decode(bytes: &[u8]) -> Result<Header, Damage> {
+pub(super) fn decode(bytes: &[u8]) -> Result<RecordHeader, Damage> {
     if bytes[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(bytes) {
         return Err(Damage::Header);
     }

@@ -30,7 +30,7 @@ impl Write {
 
 /// Next job of the disk thread.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum DiskJob {
     /// Report a result that needed no disk access.
     Tell(DiskEvent),
     /// Read a chunk.
@@ -57,7 +57,7 @@ pub(super) struct Queue {
 struct State {
     /// Jobs ahead of writes. They hold no payloads besides those that `writes` had; the engine sends at most one per
     /// chunk.
-    urgent: VecDeque<Job>,
+    urgent: VecDeque<DiskJob>,
     writes: HashMap<ChunkId, Write>,
     /// Order of `writes`; ids of cancelled writes stay until they are reached.
     write_order: VecDeque<ChunkId>,
@@ -108,7 +108,7 @@ impl Queue {
         let n_bytes = write.n_bytes();
         if state.queued_bytes.saturating_add(n_bytes) > self.queued_bytes_max {
             let refusal = DiskEvent::WriteFailed { id: write.id, reason: WriteFailure::QueueFull };
-            state.urgent.push_back(Job::Tell(refusal));
+            state.urgent.push_back(DiskJob::Tell(refusal));
         } else {
             state.queued_bytes += n_bytes;
             state.write_order.push_back(write.id);
@@ -121,8 +121,8 @@ impl Queue {
     pub fn read(&self, id: ChunkId, record: Arc<Record>) {
         let mut state = self.lock();
         let job = match state.writes.get(&id) {
-            Some(write) => Job::Tell(DiskEvent::Read { id, payload: Arc::clone(&write.payload) }),
-            None => Job::Read { id, record },
+            Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: Arc::clone(&write.payload) }),
+            None => DiskJob::Read { id, record },
         };
         state.urgent.push_back(job);
         self.asked.notify_one();
@@ -132,13 +132,13 @@ impl Queue {
     pub fn delete(&self, id: ChunkId, record: Arc<Record>) {
         let mut state = self.lock();
         state.take_back_write(id);
-        state.urgent.push_back(Job::Delete { record });
+        state.urgent.push_back(DiskJob::Delete { record });
         self.asked.notify_one();
         self.progressed.notify_all();
     }
 
     /// Waits for a job; returns `None` when the queue has been closed.
-    pub fn next(&self) -> Option<Job> {
+    pub fn next(&self) -> Option<DiskJob> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -148,7 +148,7 @@ impl Queue {
                 return Some(job);
             }
             if let Some(write) = state.next_write() {
-                return Some(Job::Write(write));
+                return Some(DiskJob::Write(write));
             }
             state = self.asked.wait(state).expect("no holder of the lock panics");
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::folder::Folder;
-use super::queue::{Job, Queue, Write};
+use super::queue::{DiskJob, Queue, Write};
 use super::{ChunkId, DiskEvent, ReadFailure, Record, WriteFailure};
 
 /// Name of the thread in `top -H`.
@@ -85,10 +85,10 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
     fn run(mut self) {
         while let Some(job) = self.queue.next() {
             match job {
-                Job::Tell(event) => (self.on_event)(event),
-                Job::Read { id, record } => self.read(id, &record),
-                Job::Delete { record } => self.delete(&record),
-                Job::Write(write) => {
+                DiskJob::Tell(event) => (self.on_event)(event),
+                DiskJob::Read { id, record } => self.read(id, &record),
+                DiskJob::Delete { record } => self.delete(&record),
+                DiskJob::Write(write) => {
                     self.write(&write);
                     drop(write);
                     self.queue.finish_write();

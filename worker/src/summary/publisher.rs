@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::{
-    Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, Ring, RingLimits, Snapshot, Stamp,
+    Body, Change, Digest, Frame, KEYS_PER_FRAME_MAX, Load, ReplayBuffer, ReplayLimits, Snapshot, Stamp,
 };
 use warmpath_worker_core::pending_prefills::PendingPrefills;
 use warmpath_worker_core::unadmitted_requests::Arrivals;
@@ -41,7 +41,7 @@ const STREAM_UPDATES_MAX: usize = 1024;
 ///
 /// Source: own choice: a minute and more of load updates at their highest rate, or the announcement of a million
 /// blocks.
-const RING: RingLimits = RingLimits { updates_max: 8192, bytes_max: 8 << 20 };
+const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 8192, bytes_max: 8 << 20 };
 
 /// Longest silence of a stream.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -126,10 +126,10 @@ impl Publisher {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let (stamp, model) = first;
         let task = Task {
-            ring: Ring::new(RING, stamp),
+            replay_buffer: ReplayBuffer::new(REPLAY_LIMITS, stamp),
             model,
             published: Published::default(),
-            promises: PendingPrefills::default(),
+            pending_prefills: PendingPrefills::default(),
             arrivals: Arrivals::default(),
             untold: Vec::new(),
             is_behind: false,
@@ -214,12 +214,12 @@ impl Drop for Subscription {
 /// State of the task.
 struct Task {
     /// Replay buffer: recent updates with their numbers.
-    ring: Ring<Bytes>,
+    replay_buffer: ReplayBuffer<Bytes>,
     model: ModelInfo,
     published: Published,
     /// Early announcements: blocks of requests that have not started. The published view combines the engine's and
     /// these.
-    promises: PendingPrefills,
+    pending_prefills: PendingPrefills,
     arrivals: Arrivals,
     /// Changes in the published view that subscribers have not received yet.
     untold: Vec<Change>,
@@ -265,7 +265,7 @@ impl Task {
         match command {
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Subscribe(after, reply) => {
-                let missed = after.and_then(|after| Some((after, self.ring.since(after)?)));
+                let missed = after.and_then(|after| Some((after, self.replay_buffer.since(after)?)));
                 let start = match missed {
                     Some((after, missed)) => Start::Resumed(after, missed),
                     None => Start::Snapshot(Box::new(self.snapshot())),
@@ -277,7 +277,7 @@ impl Task {
 
     fn snapshot(&self) -> Snapshot {
         Snapshot {
-            stamp: self.ring.last(),
+            stamp: self.replay_buffer.last(),
             model: self.model.clone(),
             runs: self.published.runs(),
             load: self.load.clone(),
@@ -290,22 +290,22 @@ impl Task {
                 self.metrics.prefill_rate.set(load.rates.prefill_tokens_per_s.unwrap_or_default().into());
                 counted.into_iter().for_each(|id| self.arrivals.leave(id));
                 self.counted = load;
-                let changes = changes.into_iter().flat_map(|change| self.promises.pass(change)).collect();
+                let changes = changes.into_iter().flat_map(|change| self.pending_prefills.pass(change)).collect();
                 self.publish(changes);
                 self.tell();
             }
-            EngineUpdate::Promised { id, request, n_tokens, keys, is_filling } => {
+            EngineUpdate::Arrived { id, request, n_tokens, keys, is_filling } => {
                 self.arrivals.come(id, self.n_uncached(n_tokens, &keys));
                 let keys = if is_filling { keys } else { Vec::new() };
-                let mut changes = self.promises.make(id, keys, |_, key| self.published.has(key));
+                let mut changes = self.pending_prefills.make(id, keys, |_, key| self.published.has(key));
                 // After the blocks, so that it is sent with the load that counts the request.
                 changes.push(Change::Accepted(request));
                 self.publish(changes);
                 self.tell_soon();
             }
-            EngineUpdate::Settled(id) => {
+            EngineUpdate::Resolved(id) => {
                 self.arrivals.leave(id);
-                let changes = self.promises.settle(id).into_iter().collect();
+                let changes = self.pending_prefills.resolve(id).into_iter().collect();
                 self.publish(changes);
                 self.tell_soon();
             }
@@ -358,7 +358,7 @@ impl Task {
 
     fn send(&mut self, changes: Vec<Change>, load: Option<Load>, digest: Option<Digest>) {
         self.metrics.summary_updates.inc();
-        let bytes = self.ring.push(|stamp| {
+        let bytes = self.replay_buffer.push(|stamp| {
             let bytes = on_wire(&Frame { stamp, body: Body::Update { changes, load, digest } });
             let n_bytes = bytes.len();
             (bytes, n_bytes)

@@ -28,7 +28,7 @@ pub(super) struct Named<'a> {
 }
 
 /// Tools of a request.
-pub(super) struct Listed<'a> {
+pub(super) struct RequestTools<'a> {
     /// Those that may be called.
     pub tools: &'a [Named<'a>],
     /// Kinds of those that were left out.
@@ -46,7 +46,7 @@ impl<'a> Named<'a> {
 /// Reads the choice.
 ///
 /// Errors: `Field`: it has another shape, names a tool that is not in the request, or requires a call without tools.
-pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
+pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> Result<Choice<'a>, RequestError> {
     let all = |tool_choice| Choice { tool_choice, only: None, is_single: false };
     let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
     match choice {
@@ -75,7 +75,7 @@ pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &Listed<'_>) -> Result
 }
 
 /// Reads a list of the only tools that may be called. Tools that this worker leaves out are ignored.
-fn read_allowed<'a>(choice: &'a Value, listed: &Listed<'_>) -> Result<Choice<'a>, RequestError> {
+fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Choice<'a>, RequestError> {
     let at = ".allowed_tools";
     let Some(allowed) = choice["allowed_tools"].as_object() else {
         return Err(refused(at, "`tool_choice.allowed_tools` must be an object"));
@@ -115,7 +115,7 @@ fn read_allowed<'a>(choice: &'a Value, listed: &Listed<'_>) -> Result<Choice<'a>
     }
 }
 
-impl Listed<'_> {
+impl RequestTools<'_> {
     fn check_any(&self) -> Result<(), RequestError> {
         match (self.tools, self.left_out) {
             ([], []) => Err(refused("", "`tool_choice` asks for a call, but there are no `tools`")),

@@ -8,18 +8,18 @@
 use serde_json::{Value, json};
 
 use super::parameters::quoted;
-use crate::schema::Form;
+use crate::schema::ArgumentForm;
 
 /// Forms, each with the literals before and after a tool's name in the tool's rule. Gemma's form has a rule after the
 /// name instead.
 ///
 /// Source: `parsers/` of llama.cpp.
-const OPENINGS: [(Form, &[&str], &[&str]); 5] = [
-    (Form::Gemma4, &[], &[]),
-    (Form::Lfm2, &[], &["("]),
-    (Form::KimiK3, &["<|open|>call tool=\""], &["\""]),
-    (Form::MiniCpm5, &["<function name=\""], &["\">"]),
-    (Form::MiniMaxM3, &["]<]minimax[>[<invoke name=\""], &["\">"]),
+const OPENINGS: [(ArgumentForm, &[&str], &[&str]); 5] = [
+    (ArgumentForm::Gemma4, &[], &[]),
+    (ArgumentForm::Lfm2, &[], &["("]),
+    (ArgumentForm::KimiK3, &["<|open|>call tool=\""], &["\""]),
+    (ArgumentForm::MiniCpm5, &["<function name=\""], &["\">"]),
+    (ArgumentForm::MiniMaxM3, &["]<]minimax[>[<invoke name=\""], &["\">"]),
 ];
 
 /// Rule that stands for arguments in Gemma's format.
@@ -35,15 +35,15 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
 }
 
 /// Returns the form of arguments in a grammar of calls to these tools; `None` if it is another one.
-pub fn form(grammar: &str, tools: &[Value]) -> Option<Form> {
+pub fn form(grammar: &str, tools: &[Value]) -> Option<ArgumentForm> {
     let name = tools.first()?["function"]["name"].as_str()?;
-    let is_of = |form: &Form| grammar.lines().any(|line| opening(line, *form, name).is_some());
+    let is_of = |form: &ArgumentForm| grammar.lines().any(|line| opening(line, *form, name).is_some());
     OPENINGS.into_iter().map(|(form, ..)| form).find(is_of)
 }
 
 /// Returns a grammar of calls in which the tokens from `first` on stand for the arguments of the tools at `places`;
 /// `None` if a tool's rule is not found.
-pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
+pub fn fill(grammar: &str, form: ArgumentForm, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
     let mut n_found = 0;
     let filled = grammar.lines().map(|line| {
         let found = places.iter().zip(first..).find_map(|(idx, token)| {
@@ -58,7 +58,7 @@ pub fn fill(grammar: &str, form: Form, (tools, places): (&[Value], &[usize]), fi
 }
 
 /// Returns a tool's rule up to its arguments; `None` for other rules. llama.cpp puts some literals in brackets.
-fn opening(line: &str, form: Form, name: &str) -> Option<String> {
+fn opening(line: &str, form: ArgumentForm, name: &str) -> Option<String> {
     let (_, before, behind) = OPENINGS.iter().find(|(known, ..)| *known == form)?;
     let literals: Vec<String> = [before, &[name][..], behind].concat().into_iter().map(quoted).collect();
     let (rule, mut rest) = line.split_once(" ::= ")?;
@@ -66,7 +66,7 @@ fn opening(line: &str, form: Form, name: &str) -> Option<String> {
         rest = rest.trim_start_matches([' ', '(']).strip_prefix(literal.as_str())?.trim_start_matches(')');
     }
     let arguments = rest.strip_prefix(' ')?;
-    (form != Form::Gemma4 || arguments == GEMMA_ARGUMENTS).then(|| format!("{rule} ::= {}", literals.join(" ")))
+    (form != ArgumentForm::Gemma4 || arguments == GEMMA_ARGUMENTS).then(|| format!("{rule} ::= {}", literals.join(" ")))
 }
 
 #[cfg(test)]
@@ -77,16 +77,16 @@ mod tests {
     fn the_arguments_of_each_tool_become_a_token() {
         let tools = [json!({"function": {"name": "a"}}), json!({"function": {"name": "a-b"}})];
         let grammar = "root ::= tool-a | tool-a-b\ntool-a ::= \"a\" \"(\" space (x | y)* \")\"\ntool-a-b ::= \"a-b\" \"(\" space \")\"\n";
-        assert_eq!(form(grammar, &tools), Some(Form::Lfm2));
-        let filled = fill(grammar, Form::Lfm2, (&tools, &[0, 1]), 100).expect("both are there");
+        assert_eq!(form(grammar, &tools), Some(ArgumentForm::Lfm2));
+        let filled = fill(grammar, ArgumentForm::Lfm2, (&tools, &[0, 1]), 100).expect("both are there");
         assert_eq!(
             filled,
             "root ::= tool-a | tool-a-b\ntool-a ::= \"a\" \"(\" <[100]>\ntool-a-b ::= \"a-b\" \"(\" <[101]>\n"
         );
-        assert_eq!(fill(grammar, Form::Gemma4, (&tools, &[0]), 100), None);
+        assert_eq!(fill(grammar, ArgumentForm::Gemma4, (&tools, &[0]), 100), None);
         let gemma = "tool-a ::= (\"a\") gemma4-dict\n";
-        assert_eq!(form(gemma, &tools), Some(Form::Gemma4));
-        assert_eq!(fill(gemma, Form::Gemma4, (&tools, &[0]), 7).as_deref(), Some("tool-a ::= \"a\" <[7]>\n"));
+        assert_eq!(form(gemma, &tools), Some(ArgumentForm::Gemma4));
+        assert_eq!(fill(gemma, ArgumentForm::Gemma4, (&tools, &[0]), 7).as_deref(), Some("tool-a ::= \"a\" <[7]>\n"));
         assert_eq!(form("tool-a ::= \"{\" \"a\" x\n", &tools), None);
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
-use warmpath_worker_output::grammar::{Follower, Grammar, Tokens};
+use warmpath_worker_output::grammar::{Grammar, GrammarMatcher, Tokens};
 
 use super::support::{Answer, ask, config, start, stop, tokens};
 
@@ -43,7 +43,7 @@ fn random(seed: u32) -> Sampling {
 /// Checks that a response matches the grammar, or is the prefix of a match if it was cut off.
 fn check_follows(grammar: &str, answer: &Answer) {
     let read = Grammar::new(grammar, Tokens { n_vocab: 1 << 20, named: &|_| None }).unwrap();
-    let mut follower = Follower::new(&read.into(), 1 << 20).unwrap();
+    let mut follower = GrammarMatcher::new(&read.into(), 1 << 20).unwrap();
     let text = answer.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
     for byte in text.bytes() {
         follower.refuel(1 << 20);

@@ -9,7 +9,7 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Load, Resume, RunState, Tier};
 use warmpath_worker::engine::{EngineConfig, EngineUpdate, StoreConfig};
-use warmpath_worker_core::pending_prefills::PromiseId;
+use warmpath_worker_core::pending_prefills::AnnouncementId;
 
 use super::support::{ask, config, root, start, stop, tokens, until};
 
@@ -44,8 +44,8 @@ impl Router {
                 self.load = load;
                 self.n_counted += counted.len();
             }
-            EngineUpdate::Promised { .. } => self.n_come += 1,
-            EngineUpdate::Settled(_) => {}
+            EngineUpdate::Arrived { .. } => self.n_come += 1,
+            EngineUpdate::Resolved(_) => {}
         }
     }
 
@@ -96,22 +96,22 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
 /// Reports about one request's prompt before it runs.
 struct Story {
     keys: Vec<BlockKey>,
-    promise: Option<PromiseId>,
+    announcement: Option<AnnouncementId>,
     told: Vec<&'static str>,
 }
 
 impl Story {
     fn of(prompt: &[Token]) -> Self {
-        Self { keys: keys(prompt), promise: None, told: Vec::new() }
+        Self { keys: keys(prompt), announcement: None, told: Vec::new() }
     }
 
     fn take_in(&mut self, update: &EngineUpdate) {
         match update {
-            EngineUpdate::Promised { id, keys, is_filling: true, .. } if *keys == self.keys => {
-                self.promise = Some(*id);
+            EngineUpdate::Arrived { id, keys, is_filling: true, .. } if *keys == self.keys => {
+                self.announcement = Some(*id);
                 self.told.push("promised");
             }
-            EngineUpdate::Settled(id) if self.promise == Some(*id) => self.told.push("settled"),
+            EngineUpdate::Resolved(id) if self.announcement == Some(*id) => self.told.push("settled"),
             EngineUpdate::Step { changes, .. } if changes.iter().any(|change| self.is_filling(change)) => {
                 self.told.push("filling");
             }
@@ -203,7 +203,7 @@ async fn requests_that_leave_nothing_behind_are_not_announced() {
     request.answer(&engine).await;
     stop(engine).await;
     while let Ok(update) = updates.try_recv() {
-        if let EngineUpdate::Promised { keys, n_tokens, .. } = &update {
+        if let EngineUpdate::Arrived { keys, n_tokens, .. } = &update {
             assert_eq!((keys.len(), *n_tokens), (0, 100), "no block is promised");
         }
         router.take_in(update);
@@ -224,11 +224,11 @@ async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_
     while let Ok(update) = updates.try_recv() {
         let changes = match update {
             EngineUpdate::Step { changes, .. } => changes,
-            EngineUpdate::Promised { is_filling, .. } => {
+            EngineUpdate::Arrived { is_filling, .. } => {
                 assert!(!is_filling, "nobody can start from what runs, so nothing is promised");
                 continue;
             }
-            EngineUpdate::Settled(_) => continue,
+            EngineUpdate::Resolved(_) => continue,
         };
         stored.extend(changes.into_iter().filter_map(|change| match change {
             Change::Stored(run) => Some(run),

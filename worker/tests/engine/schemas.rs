@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling, ThoughtsFirst};
+use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, ReasoningFirst, Sampling};
 use warmpath_worker::schema::normalize;
 
 use super::random_schema::random_schema;
@@ -156,8 +156,8 @@ async fn thoughts_come_before_a_schema_and_end_no_answer() {
         let mut request = ask(&tokens(7, 20), ANSWER_TOKENS_MAX);
         request.generation.ignore_eos = false;
         request.generation.schema = Some(engine.compiler().unwrap().compile(&normal).unwrap());
-        let first = ThoughtsFirst { opening: opens.then_some(opening), ends: vec!["</think>".to_owned()] };
-        request.generation.thoughts = Some(first);
+        let first = ReasoningFirst { opening: opens.then_some(opening), ends: vec!["</think>".to_owned()] };
+        request.generation.reasoning = Some(first);
         request.generation.sampling = flat(seed, vec![(closing, 500.0), (opening, 200.0), (end, 1000.0)]);
         let answer = request.submit(&engine).unwrap().answer().await;
         let reason = answer.finished.as_ref().map(|finished| finished.reason);
@@ -168,8 +168,8 @@ async fn thoughts_come_before_a_schema_and_end_no_answer() {
             answer.text.as_str()
         } else {
             n_thought += 1;
-            let (thoughts, json) = answer.text.split_once("</think>").expect("the thoughts end");
-            longest = longest.max(thoughts.len());
+            let (reasoning, json) = answer.text.split_once("</think>").expect("the thoughts end");
+            longest = longest.max(reasoning.len());
             json
         };
         let value: Value = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {:?}", answer.text));
@@ -187,7 +187,7 @@ async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
         let mut request = ask(&tokens(7, 20), 40);
         request.generation.ignore_eos = false;
         request.generation.schema = Some(engine.compiler().unwrap().compile(&normal).unwrap());
-        request.generation.thoughts = Some(ThoughtsFirst { opening: None, ends: vec![end.to_owned()] });
+        request.generation.reasoning = Some(ReasoningFirst { opening: None, ends: vec![end.to_owned()] });
         // `</think>` is one token, of which reasoning that ends with `</thin` leaves `k>`, and reasoning that ends with
         // `</think>` leaves nothing.
         request.generation.sampling.logit_bias = vec![(engine.facts().n_vocab - 1, 1000.0)];
@@ -197,7 +197,7 @@ async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
     assert!(right.failed.is_none() && right.text.starts_with("</think>\"aXbY"), "{:?}", right.text);
     let wrong = ask_with("</thin").await;
     assert!(
-        wrong.failed.is_some_and(|error| error.to_string().contains("right behind the thoughts")),
+        wrong.failed.is_some_and(|error| error.to_string().contains("right behind the reasoning")),
         "{:?}",
         wrong.text
     );

@@ -54,7 +54,7 @@ fn file(text: &str) -> NamedTempFile {
 }
 
 /// Returns the result of a command line with a configuration file of this text.
-fn asked(text: &str, flags: &[&str]) -> Result<Asked<Line>, String> {
+fn asked(text: &str, flags: &[&str]) -> Result<ParsedCommandLine<Line>, String> {
     let file = file(text);
     let path = file.path().to_str().expect("a path");
     let line = [&["program", "--config", path], flags].concat();
@@ -67,8 +67,8 @@ fn line(text: &str, flags: &[&str]) -> Line {
 
 fn printed(text: &str, flags: &[&str]) -> String {
     match asked(text, &[flags, &["--print-config"]].concat()).expect("the flags parse") {
-        Asked::Run(line) => panic!("{line:?}"),
-        Asked::Text(text) => text,
+        ParsedCommandLine::Run(line) => panic!("{line:?}"),
+        ParsedCommandLine::Text(text) => text,
     }
 }
 
@@ -165,14 +165,14 @@ fn the_printed_configuration_names_origins_and_hides_secrets() {
 #[test]
 fn completions_and_manual_pages_need_no_other_flag() {
     let script = match parse::<Line>(["program", "--completions", "bash"].map(Into::into)).expect("the flags parse") {
-        Asked::Text(script) => script,
-        Asked::Run(line) => panic!("{line:?}"),
+        ParsedCommandLine::Text(script) => script,
+        ParsedCommandLine::Run(line) => panic!("{line:?}"),
     };
     assert!(script.contains("--slots") && script.contains("complete -F"), "{script}");
     let dir = tempfile::tempdir().expect("a folder");
     let pages = dir.path().join("man1");
     let line = ["program".into(), "--man-pages".into(), pages.clone().into_os_string()];
-    assert!(matches!(parse::<Line>(line), Ok(Asked::Text(text)) if text.is_empty()));
+    assert!(matches!(parse::<Line>(line), Ok(ParsedCommandLine::Text(text)) if text.is_empty()));
     let page = std::fs::read_to_string(pages.join("program.1")).expect("a page");
     assert!(page.contains(".TH program 1") && page.contains("TEST_SLOTS"), "{page}");
     let taken = file("");

@@ -24,13 +24,13 @@ const SILENCE_STEP: Duration = Duration::from_millis(500);
 pub struct Connections {
     limits: ConnectionLimits,
     /// State of the open connections. The lock is held for one entry, never across `.await`.
-    books: Mutex<Books>,
+    table: Mutex<OpenConnections>,
     n_refused: AtomicU64,
     n_displaced: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct OpenConnections {
     next: u64,
     open: HashMap<u64, Open>,
     /// Connections whose client has to send something, by the start of its silence.
@@ -47,7 +47,7 @@ struct Open {
 
 /// Result of a new connection.
 #[derive(Debug)]
-pub(super) enum Entered {
+pub(super) enum Accepted {
     /// The connection is accepted.
     Seat(Seat),
     /// The limit is reached.
@@ -57,13 +57,13 @@ pub(super) enum Entered {
 impl Connections {
     /// Returns the state of a listener without connections.
     pub fn new(limits: ConnectionLimits) -> Arc<Self> {
-        let books = Mutex::default();
-        Arc::new(Self { limits, books, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
+        let table = Mutex::default();
+        Arc::new(Self { limits, table, n_refused: AtomicU64::new(0), n_displaced: AtomicU64::new(0) })
     }
 
     /// Returns how many connections are open.
     pub fn n_open(&self) -> usize {
-        self.books().open.len()
+        self.table().open.len()
     }
 
     /// Returns how many connections have been refused.
@@ -77,46 +77,46 @@ impl Connections {
     }
 
     /// Adds a connection from `address`; if the limit is reached, a silent connection is displaced.
-    pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Entered {
-        let mut books = connections.books();
-        let n_of_address = books.by_address.get(&address).copied().unwrap_or(0);
+    pub(super) fn enter(connections: &Arc<Self>, address: IpAddr) -> Accepted {
+        let mut table = connections.table();
+        let n_of_address = table.by_address.get(&address).copied().unwrap_or(0);
         let is_full_for_address = connections.limits.per_address_max.is_some_and(|max| n_of_address >= max);
-        let has_room = books.open.len() < connections.limits.connections_max;
-        if is_full_for_address || !(has_room || connections.displace(&mut books)) {
+        let has_room = table.open.len() < connections.limits.connections_max;
+        if is_full_for_address || !(has_room || connections.displace(&mut table)) {
             connections.n_refused.fetch_add(1, Ordering::Relaxed);
-            return Entered::Full;
+            return Accepted::Full;
         }
-        let (number, displaced) = (books.next, Arc::new(Notify::new()));
-        books.next += 1;
-        books.open.insert(number, Open { address, silent_since: None, displaced: Arc::clone(&displaced) });
-        *books.by_address.entry(address).or_default() += 1;
-        books.turn(number, Some(Instant::now()));
-        drop(books);
+        let (number, displaced) = (table.next, Arc::new(Notify::new()));
+        table.next += 1;
+        table.open.insert(number, Open { address, silent_since: None, displaced: Arc::clone(&displaced) });
+        *table.by_address.entry(address).or_default() += 1;
+        table.turn(number, Some(Instant::now()));
+        drop(table);
         let connections = Arc::clone(connections);
         let told_at = Mutex::new(Instant::now());
-        Entered::Seat(Seat { connections, number, address, displaced, told_at, has_answered: AtomicBool::new(false) })
+        Accepted::Seat(Seat { connections, number, address, displaced, told_at, has_answered: AtomicBool::new(false) })
     }
 
     /// Closes the connection whose client has been silent for longest, if there is one.
     pub(super) fn displace_one(&self) {
-        self.displace(&mut self.books());
+        self.displace(&mut self.table());
     }
 
-    fn displace(&self, books: &mut Books) -> bool {
-        let Some((_, number)) = books.silent.first().copied() else { return false };
-        if let Some(open) = books.leave(number) {
+    fn displace(&self, table: &mut OpenConnections) -> bool {
+        let Some((_, number)) = table.silent.first().copied() else { return false };
+        if let Some(open) = table.leave(number) {
             open.displaced.notify_one();
             self.n_displaced.fetch_add(1, Ordering::Relaxed);
         }
         true
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, OpenConnections> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Books {
+impl OpenConnections {
     /// Records since when a client has been silent; `None` while the client has nothing to send.
     fn turn(&mut self, number: u64, silent_since: Option<Instant>) {
         let Some(open) = self.open.get_mut(&number) else { return };
@@ -172,7 +172,7 @@ impl Seat {
 
     /// Records that the client has to send something now.
     pub(super) fn client_s_turn(&self) {
-        self.connections.books().turn(self.number, Some(Instant::now()));
+        self.connections.table().turn(self.number, Some(Instant::now()));
     }
 
     /// Records that the client has sent a part of what it has to send.
@@ -187,7 +187,7 @@ impl Seat {
 
     /// Records that the connection does not wait for the client.
     pub(super) fn server_s_turn(&self) {
-        self.connections.books().turn(self.number, None);
+        self.connections.table().turn(self.number, None);
     }
 
     /// Records that a response is complete.
@@ -199,7 +199,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.connections.books().leave(self.number);
+        self.connections.table().leave(self.number);
     }
 }
 
@@ -219,13 +219,13 @@ mod tests {
 
     fn enter(connections: &Arc<Connections>, address: IpAddr) -> Option<Seat> {
         match Connections::enter(connections, address) {
-            Entered::Seat(seat) => Some(seat),
-            Entered::Full => None,
+            Accepted::Seat(seat) => Some(seat),
+            Accepted::Full => None,
         }
     }
 
     fn is_displaced(connections: &Connections, seat: &Seat) -> bool {
-        !connections.books().open.contains_key(&seat.number)
+        !connections.table().open.contains_key(&seat.number)
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         assert!(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))).is_some());
         drop(seats);
         assert!(enter(&all, HERE).is_some());
-        assert!(all.books().by_address.len() <= 1, "an address without connections is forgotten");
+        assert!(all.table().by_address.len() <= 1, "an address without connections is forgotten");
     }
 
     proptest! {
@@ -278,12 +278,12 @@ mod tests {
                     (3, n) => seats[which.index(n)].answered(),
                     (_, n) => seats[which.index(n)].client_s_turn(),
                 }
-                let books = all.books();
-                let silent = books.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
-                prop_assert_eq!(silent.collect::<BTreeSet<_>>(), books.silent.clone());
-                prop_assert_eq!(books.by_address.values().sum::<usize>(), books.open.len());
-                prop_assert!(books.open.len() <= max);
-                prop_assert!(books.by_address.values().all(|n| *n <= per_address.unwrap_or(max)));
+                let table = all.table();
+                let silent = table.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));
+                prop_assert_eq!(silent.collect::<BTreeSet<_>>(), table.silent.clone());
+                prop_assert_eq!(table.by_address.values().sum::<usize>(), table.open.len());
+                prop_assert!(table.open.len() <= max);
+                prop_assert!(table.by_address.values().all(|n| *n <= per_address.unwrap_or(max)));
             }
         }
     }

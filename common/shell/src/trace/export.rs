@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::{Kind, Record, Recorder, Tracer, Value, unix_ns};
+use super::{Recorder, SpanKind, SpanRecord, Tracer, Value, unix_ns};
 use crate::connect::{Connector, Secured};
 use crate::tls::{ClientFiles, TlsError};
 
@@ -96,8 +96,8 @@ pub enum TraceError {
 
 /// Message to the exporting task.
 #[derive(Debug)]
-pub(super) enum Message {
-    Span(Record),
+pub(super) enum ExportMessage {
+    Span(SpanRecord),
     Flush(oneshot::Sender<()>),
 }
 
@@ -140,7 +140,7 @@ struct Exporter {
 }
 
 impl Exporter {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Message>) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<ExportMessage>) {
         let mut batch = Vec::new();
         while let Some(first) = inbox.recv().await {
             let mut waiting = Vec::new();
@@ -164,7 +164,7 @@ impl Exporter {
         }
     }
 
-    async fn send(&mut self, batch: Vec<Record>) {
+    async fn send(&mut self, batch: Vec<SpanRecord>) {
         if batch.is_empty() {
             return;
         }
@@ -187,16 +187,16 @@ impl Exporter {
     }
 }
 
-fn sort(message: Message, batch: &mut Vec<Record>, waiting: &mut Vec<oneshot::Sender<()>>) {
+fn sort(message: ExportMessage, batch: &mut Vec<SpanRecord>, waiting: &mut Vec<oneshot::Sender<()>>) {
     match message {
-        Message::Span(record) => batch.push(record),
-        Message::Flush(done) => waiting.push(done),
+        ExportMessage::Span(record) => batch.push(record),
+        ExportMessage::Flush(done) => waiting.push(done),
     }
 }
 
 /// Returns the OTLP message. Source: OTLP's `trace.proto` in the JSON mapping: ids in hexadecimal, 64-bit numbers as
 /// texts, enumerations as numbers.
-fn message(service: &str, batch: &[Record]) -> Json {
+fn message(service: &str, batch: &[SpanRecord]) -> Json {
     let spans: Vec<Json> = batch.iter().map(span).collect();
     json!({"resourceSpans": [{
         "resource": {"attributes": [
@@ -207,15 +207,15 @@ fn message(service: &str, batch: &[Record]) -> Json {
     }]})
 }
 
-fn span(record: &Record) -> Json {
+fn span(record: &SpanRecord) -> Json {
     let attribute = |(key, value): &(&str, Value)| match value {
         Value::Name(name) => json!({"key": key, "value": {"stringValue": name}}),
         Value::Count(count) => json!({"key": key, "value": {"intValue": count.to_string()}}),
     };
     let kind = match record.kind {
-        Kind::Internal => 1,
-        Kind::Server => 2,
-        Kind::Client => 3,
+        SpanKind::Internal => 1,
+        SpanKind::Server => 2,
+        SpanKind::Client => 3,
     };
     let mut span = json!({
         "traceId": format!("{:032x}", record.trace),

@@ -10,11 +10,11 @@ use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 
 use crate::overload::retry::Failure;
-use crate::routing::choose::Reason;
+use crate::routing::choose::ChoiceReason;
 
 /// One choice of a worker, as it was made.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Chosen {
+pub struct LoggedChoice {
     /// Time of the choice. Units: milliseconds since 1970.
     pub at_ms: u64,
     /// Id of the request.
@@ -24,7 +24,7 @@ pub struct Chosen {
     /// Name of the worker for people: its URL.
     pub worker: String,
     /// Reason for the choice.
-    pub reason: Reason,
+    pub reason: ChoiceReason,
     /// Worker from which it was to fetch KV state; `None` if it was to fetch none.
     pub kv_peer: Option<String>,
     /// Length of the prompt, or an estimate of it. Units: tokens.
@@ -58,7 +58,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// The choice.
-    pub chosen: Chosen,
+    pub chosen: LoggedChoice,
     /// Its outcome.
     pub outcome: Outcome,
 }
@@ -83,7 +83,7 @@ impl DecisionLog {
     }
 
     /// Adds an entry and drops the oldest one when the log is full. Cost: O(1).
-    pub fn write(&mut self, chosen: Chosen) -> EntryNumber {
+    pub fn write(&mut self, chosen: LoggedChoice) -> EntryNumber {
         let number = EntryNumber(self.n_written);
         self.n_written += 1;
         if self.entries.len() == self.entries_max {
@@ -117,13 +117,13 @@ mod tests {
     use super::*;
     use crate::testing::model;
 
-    fn chosen(n: u64) -> Chosen {
-        Chosen {
+    fn chosen(n: u64) -> LoggedChoice {
+        LoggedChoice {
             at_ms: n,
             request_id: RequestId::new(&format!("r{n}")).expect("an id"),
             model: Arc::new(model()),
             worker: "http://worker-0".to_owned(),
-            reason: Reason::Cold,
+            reason: ChoiceReason::Cold,
             kv_peer: None,
             prompt_tokens: 1,
             predicted_cached_tokens: None,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Totals since the router started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct HistoryTotals {
     /// Time of the record, from the router's start.
     pub at: Duration,
     /// Requests that got a response of any status.
@@ -29,7 +29,7 @@ pub struct Totals {
     pub ttft: Vec<u64>,
 }
 
-impl Totals {
+impl HistoryTotals {
     /// Returns the difference to `earlier`, which has the same bounds.
     fn since(&self, earlier: &Self) -> Self {
         let first = earlier.ttft.iter().copied().chain(std::iter::repeat(0));
@@ -72,13 +72,13 @@ pub struct Stretch {
     /// End of the period, from the router's start.
     pub end: Duration,
     /// What was counted in the period; `at` is its duration.
-    pub counted: Totals,
+    pub counted: HistoryTotals,
 }
 
 /// Ring of the last records.
 #[derive(Debug)]
 pub struct History {
-    notes: VecDeque<Totals>,
+    notes: VecDeque<HistoryTotals>,
     notes_max: usize,
 }
 
@@ -86,12 +86,12 @@ impl History {
     /// Returns a history that keeps the last `notes_max` records, at least one, and begins with a record of zeros.
     pub fn new(notes_max: usize) -> Self {
         let mut notes = VecDeque::with_capacity(notes_max.max(1));
-        notes.push_back(Totals::default());
+        notes.push_back(HistoryTotals::default());
         Self { notes, notes_max: notes_max.max(1) }
     }
 
     /// Records totals, and drops the oldest record when the history is full.
-    pub fn note(&mut self, totals: Totals) {
+    pub fn note(&mut self, totals: HistoryTotals) {
         if self.notes.len() == self.notes_max {
             self.notes.pop_front();
         }
@@ -101,11 +101,11 @@ impl History {
     /// Returns the counts between consecutive records within `window` before `now`, and from the last record until now,
     /// in order; then their sum. The first period begins at or before the start of the window, if the history is long
     /// enough.
-    pub fn within(&self, window: Duration, now: &Totals) -> (Vec<Stretch>, Totals) {
+    pub fn within(&self, window: Duration, now: &HistoryTotals) -> (Vec<Stretch>, HistoryTotals) {
         let start = now.at.saturating_sub(window);
         let first = self.notes.iter().rposition(|note| note.at <= start).unwrap_or(0);
         let ends = self.notes.iter().skip(first + 1).chain([now]);
-        let stretch = |(from, to): (&Totals, &Totals)| Stretch { end: to.at, counted: to.since(from) };
+        let stretch = |(from, to): (&HistoryTotals, &HistoryTotals)| Stretch { end: to.at, counted: to.since(from) };
         let stretches = self.notes.iter().skip(first).zip(ends).map(stretch).collect();
         (stretches, now.since(&self.notes[first]))
     }
@@ -119,11 +119,11 @@ mod tests {
 
     const BOUNDS: [f64; 3] = [1.0, 2.0, 4.0];
 
-    fn totals(at_s: u64, times: &[f64]) -> Totals {
+    fn totals(at_s: u64, times: &[f64]) -> HistoryTotals {
         let n = |bound: f64| times.iter().filter(|time| **time <= bound).count() as u64;
         let mut ttft: Vec<u64> = BOUNDS.iter().map(|bound| n(*bound)).collect();
         ttft.push(times.len() as u64);
-        Totals { at: Duration::from_secs(at_s), requests: times.len() as u64, ttft, ..Totals::default() }
+        HistoryTotals { at: Duration::from_secs(at_s), requests: times.len() as u64, ttft, ..HistoryTotals::default() }
     }
 
     #[test]
@@ -137,7 +137,7 @@ mod tests {
         check(&[0.5, 1.5, 1.5, 3.0], 1.0, Some(4.0));
         check(&[100.0], 0.5, Some(4.0));
         check(&[3.0], 0.0, Some(0.0));
-        assert_eq!(Totals::default().ttft_quantile(0.5, &BOUNDS), None);
+        assert_eq!(HistoryTotals::default().ttft_quantile(0.5, &BOUNDS), None);
     }
 
     proptest! {
@@ -167,11 +167,11 @@ mod tests {
                 let (at, sum) = naive[naive.len() - 1];
                 naive.push((at + pause, sum + requests));
                 let (at, sum) = naive[naive.len() - 1];
-                history.note(Totals { at: Duration::from_secs(at), requests: sum, ..Totals::default() });
+                history.note(HistoryTotals { at: Duration::from_secs(at), requests: sum, ..HistoryTotals::default() });
             }
             let (at, sum) = naive[naive.len() - 1];
             let (at, sum) = (at + last, sum + more);
-            let now = Totals { at: Duration::from_secs(at), requests: sum, ..Totals::default() };
+            let now = HistoryTotals { at: Duration::from_secs(at), requests: sum, ..HistoryTotals::default() };
             let (stretches, all) = history.within(Duration::from_secs(window), &now);
 
             let kept = &naive[naive.len().saturating_sub(notes_max)..];

@@ -4,7 +4,7 @@ use super::*;
 
 const OPENAI: &str = r#"{"usage": {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 64}}}"#;
 
-fn read(mark: EndMark, events: &str) -> (Says, EventReader) {
+fn read(mark: EndMark, events: &str) -> (StreamProgress, EventReader) {
     let mut reader = EventReader::new(mark);
     (reader.read(events.as_bytes()), reader)
 }
@@ -74,8 +74,12 @@ fn an_error_is_an_end_however_it_is_told() {
         (EndMark::MessageStop, "event: error\ndata: {\"type\": \"error\"}\n\n"),
         (EndMark::Response, "data: {\"type\": \"error\", \"message\": \"no\"}\n\n"),
     ] {
-        let (says, reader) = read(mark, events);
-        assert_eq!((says, reader.told().has_failed, reader.may_end()), (Says::Content, true, true), "{events}");
+        let (progress, reader) = read(mark, events);
+        assert_eq!(
+            (progress, reader.state().has_failed, reader.may_end()),
+            (StreamProgress::Content, true, true),
+            "{events}"
+        );
     }
     check_end(EndMark::Done, "data: {\"error\": null, \"choices\": []}\n\n", false);
     check_end(EndMark::Done, "data: {\"text\": \"\\\"error\\\"\", \"choices\": []}\n\n", false);
@@ -86,34 +90,34 @@ fn an_error_is_an_end_however_it_is_told() {
 fn comments_pings_and_events_without_data_say_nothing() {
     let check = |mark, events: &str, expected| assert_eq!(read(mark, events).0, expected, "{events}");
     for events in ["", "\n", ": a\n\n", "event: ping\n\n", "retry: 3000\n\n", "id: 1\n\n", "data\n\n", "data:  \n\n"] {
-        check(EndMark::Done, events, Says::Nothing);
+        check(EndMark::Done, events, StreamProgress::Nothing);
     }
-    check(EndMark::MessageStop, "event: ping\ndata: {\"type\": \"ping\"}\n\n", Says::Nothing);
-    check(EndMark::MessageStop, "event: message_start\ndata: {}\n\n", Says::Opening);
-    check(EndMark::MessageStop, "event: ping\ndata: {}\n\nevent: message_start\ndata: {}\n\n", Says::Opening);
-    check(EndMark::Response, "event: response.created\ndata: {}\n\n: a\n\n", Says::Opening);
-    check(EndMark::Response, "event: response.output_text.delta\ndata: {}\n\n", Says::Content);
-    check(EndMark::Done, "event: ping\ndata: {}\n\n", Says::Content);
+    check(EndMark::MessageStop, "event: ping\ndata: {\"type\": \"ping\"}\n\n", StreamProgress::Nothing);
+    check(EndMark::MessageStop, "event: message_start\ndata: {}\n\n", StreamProgress::Opening);
+    check(EndMark::MessageStop, "event: ping\ndata: {}\n\nevent: message_start\ndata: {}\n\n", StreamProgress::Opening);
+    check(EndMark::Response, "event: response.created\ndata: {}\n\n: a\n\n", StreamProgress::Opening);
+    check(EndMark::Response, "event: response.output_text.delta\ndata: {}\n\n", StreamProgress::Content);
+    check(EndMark::Done, "event: ping\ndata: {}\n\n", StreamProgress::Content);
 }
 
 #[test]
 fn usage_is_read_and_events_are_counted() {
     let events = format!(": a comment\n\ndata: {{\"choices\": []}}\r\n\r\ndata:{OPENAI}\n\ndata: [DONE]\n\n");
-    let told = read(EndMark::Done, &events).1.told();
-    assert_eq!((told.usage.reuse(), told.n_events, told.is_complete), (Some((90, 64)), 2, true));
+    let state = read(EndMark::Done, &events).1.state();
+    assert_eq!((state.usage.reuse(), state.n_events, state.is_complete), (Some((90, 64)), 2, true));
 
     let split =
         "data: {\"usage\":\ndata: {\"prompt_tokens\": 9, \"prompt_tokens_details\": {\"cached_tokens\": 4}}}\n\n";
-    assert_eq!(read(EndMark::Done, split).1.told().usage.reuse(), Some((9, 4)), "an event may have several lines");
+    assert_eq!(read(EndMark::Done, split).1.state().usage.reuse(), Some((9, 4)), "an event may have several lines");
 
     let usage = r#"{"input_tokens": 4, "cache_read_input_tokens": 236, "output_tokens": 8}"#;
     let message = format!(
         "event: message_start\ndata: {{\"message\": {{\"usage\": {usage}}}}}\n\n\
          event: message_delta\ndata: {{\"usage\": {{\"output_tokens\": 9}}}}\n\nevent: message_stop\ndata: {{}}\n\n"
     );
-    let told = read(EndMark::MessageStop, &message).1.told();
-    assert_eq!((told.usage.reuse(), told.usage.completion_tokens), (Some((240, 236)), Some(9)));
-    assert_eq!((told.is_complete, told.n_events), (true, 3));
+    let state = read(EndMark::MessageStop, &message).1.state();
+    assert_eq!((state.usage.reuse(), state.usage.completion_tokens), (Some((240, 236)), Some(9)));
+    assert_eq!((state.is_complete, state.n_events), (true, 3));
 }
 
 #[test]
@@ -136,7 +140,7 @@ fn a_server_that_leaves_the_last_event_out_has_told_why_its_only_choice_ended() 
         let events: String = events.iter().map(|data| format!("data: {data}\n\n")).collect();
         let reader = read(mark, &events).1;
         assert_eq!(reader.lacks_only_done(), expected, "{mark:?}: {events}");
-        assert!(!reader.told().is_complete || events.contains("DONE"), "the end must come all the same");
+        assert!(!reader.state().is_complete || events.contains("DONE"), "the end must come all the same");
     };
     let part = r#"{"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}"#;
     let last = r#"{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}"#;

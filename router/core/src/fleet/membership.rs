@@ -25,7 +25,7 @@ pub struct MembershipOptions {
 
 /// One worker as discovery found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found<A> {
+pub struct DiscoveredWorker<A> {
     /// Address and protocol of the worker.
     pub address: A,
     /// Whether the worker has been told to shut down.
@@ -34,7 +34,7 @@ pub struct Found<A> {
 
 /// Change of a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change<A> {
+pub enum MembershipChange<A> {
     /// A worker gets a place without any state.
     Joined {
         /// Place of the worker.
@@ -63,7 +63,7 @@ pub enum Change<A> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Update<A> {
     /// Changes in order.
-    pub changes: Vec<Change<A>>,
+    pub changes: Vec<MembershipChange<A>>,
     /// Number of workers that were found and got no place.
     pub n_refused: usize,
 }
@@ -102,7 +102,12 @@ impl<A: Clone + Eq + Hash> Membership<A> {
     /// Takes the workers that discovery finds now. An address that is listed twice is ending only if both entries are.
     ///
     /// `is_idle` returns whether the worker of a place has no requests. Cost: O(places + found).
-    pub fn update(&mut self, found: &[Found<A>], now: Instant, is_idle: impl Fn(WorkerIdx) -> bool) -> Update<A> {
+    pub fn update(
+        &mut self,
+        found: &[DiscoveredWorker<A>],
+        now: Instant,
+        is_idle: impl Fn(WorkerIdx) -> bool,
+    ) -> Update<A> {
         let staying: HashSet<&A> = found.iter().filter(|found| !found.is_ending).map(|found| &found.address).collect();
         let ending: HashSet<&A> = found.iter().filter(|found| found.is_ending).map(|found| &found.address).collect();
         let mut changes = Vec::new();
@@ -117,20 +122,20 @@ impl<A: Clone + Eq + Hash> Membership<A> {
             };
             match (*phase, next) {
                 (Phase::Staying, Phase::Staying) => {}
-                (Phase::Staying, _) => changes.push(Change::Leaving { worker }),
-                (_, Phase::Staying) => changes.push(Change::Stayed { worker }),
+                (Phase::Staying, _) => changes.push(MembershipChange::Leaving { worker }),
+                (_, Phase::Staying) => changes.push(MembershipChange::Stayed { worker }),
                 _ => {}
             }
             *phase = next;
             if matches!(next, Phase::Gone { since } if passed(since, now) >= self.options.linger) && is_idle(worker) {
                 self.by_address.remove(address);
                 *place = Place::Vacant { since: now };
-                changes.push(Change::Left { worker });
+                changes.push(MembershipChange::Left { worker });
             }
         }
         let mut n_refused = 0;
         // In the order of the list; a worker that is about to end does not join.
-        for Found { address, .. } in found.iter().filter(|found| !found.is_ending) {
+        for DiscoveredWorker { address, .. } in found.iter().filter(|found| !found.is_ending) {
             if self.by_address.contains_key(address) {
                 continue;
             }
@@ -154,14 +159,14 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         (idx < WorkerIdx::COUNT_MAX as usize).then(|| worker_idx(idx))
     }
 
-    fn join(&mut self, worker: WorkerIdx, address: A) -> Change<A> {
+    fn join(&mut self, worker: WorkerIdx, address: A) -> MembershipChange<A> {
         self.by_address.insert(address.clone(), worker);
         let place = Place::Taken { address: address.clone(), phase: Phase::Staying };
         match self.places.get_mut(worker.0 as usize) {
             Some(empty) => *empty = place,
             None => self.places.push(place),
         }
-        Change::Joined { worker, address }
+        MembershipChange::Joined { worker, address }
     }
 }
 

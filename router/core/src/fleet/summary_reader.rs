@@ -6,7 +6,7 @@
 //! one, and any impossible value, ends the stream. As long as the view can be trusted, the next stream is opened at the
 //! view's position: the worker sends the missed updates from its replay buffer, or else a snapshot.
 
-use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Opening, Run, Stamp};
+use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Run, SnapshotHeader, Stamp};
 
 /// Limits on what a worker may report.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ pub struct NewWorker {
     /// Stamp of the snapshot.
     pub stamp: Stamp,
     /// Declared model and load.
-    pub opening: Opening,
+    pub opening: SnapshotHeader,
 }
 
 /// A complete snapshot of a worker's blocks.
@@ -35,7 +35,7 @@ pub struct NewView {
 
 /// What a frame changes.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
+pub enum FrameEffect {
     /// A snapshot has begun: model and load are known, the blocks are unchanged.
     Opened(Box<NewWorker>),
     /// Nothing yet: the frame is part of an incomplete snapshot.
@@ -198,7 +198,7 @@ impl SummaryReader {
     /// Applies the next frame.
     ///
     /// Errors: any [`Violation`]; the stream must then be dropped, and the next one be opened by [`Self::open`].
-    pub fn apply(&mut self, frame: Frame) -> Result<Step, Violation> {
+    pub fn apply(&mut self, frame: Frame) -> Result<FrameEffect, Violation> {
         let state = std::mem::replace(&mut self.state, State::Closed);
         // If the first update of a stream is out of order again, resuming would repeat that forever.
         let is_in_vain = matches!(state, State::Live(Progress::None));
@@ -209,13 +209,13 @@ impl SummaryReader {
         })
     }
 
-    fn advance(&mut self, state: State, Frame { stamp, body }: Frame) -> Result<Step, Violation> {
+    fn advance(&mut self, state: State, Frame { stamp, body }: Frame) -> Result<FrameEffect, Violation> {
         match (state, body) {
             (State::Opened, Body::Begin(opening)) => self.begin(stamp, opening),
             (State::Opened, Body::Resumed) => {
                 let view = self.view.filter(|view| view.stamp == stamp).ok_or(Violation::Identity)?;
                 (self.state, self.newest) = (State::Live(Progress::None), Some(view.stamp));
-                Ok(Step::Resumed)
+                Ok(FrameEffect::Resumed)
             }
             (State::Snapshot { stamp: opened, .. }, _) if opened != stamp => Err(Violation::TornSnapshot),
             (State::Snapshot { n_slots, mut runs, mut digest, .. }, Body::Runs(more)) => {
@@ -224,14 +224,14 @@ impl SummaryReader {
                 self.check_n_blocks(usize::try_from(digest.n_blocks).unwrap_or(usize::MAX))?;
                 runs.extend(more);
                 self.state = State::Snapshot { stamp, n_slots, runs, digest };
-                Ok(Step::Partial)
+                Ok(FrameEffect::Partial)
             }
             // Only a complete snapshot replaces the view; until then the old one stays in use.
             (State::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => Err(Violation::TornSnapshot),
             (State::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
                 self.view = Some(Known { stamp, n_slots });
                 self.state = State::Live(Progress::Some);
-                Ok(Step::Replace(Box::new(NewView { stamp, runs })))
+                Ok(FrameEffect::Replace(Box::new(NewView { stamp, runs })))
             }
             (State::Live(_), Body::Update { changes, load, digest }) => {
                 let view = self.view.ok_or(Violation::Identity)?;
@@ -245,7 +245,7 @@ impl SummaryReader {
                 load.iter().try_for_each(|load| check_load(load, view.n_slots))?;
                 (self.view, self.newest) = (Some(Known { stamp, ..view }), Some(stamp));
                 self.state = State::Live(Progress::Some);
-                Ok(Step::Update { changes, load, digest })
+                Ok(FrameEffect::Update { changes, load, digest })
             }
             (State::Closed | State::Opened, body) => Err(out_of_place(&body, "begin or resumed")),
             (State::Snapshot { .. }, body) => Err(out_of_place(&body, "runs or end")),
@@ -253,12 +253,12 @@ impl SummaryReader {
         }
     }
 
-    fn begin(&mut self, stamp: Stamp, opening: Box<Opening>) -> Result<Step, Violation> {
+    fn begin(&mut self, stamp: Stamp, opening: Box<SnapshotHeader>) -> Result<FrameEffect, Violation> {
         self.check_life(stamp)?;
         let n_slots = opening.model.n_slots;
         check_load(&opening.load, n_slots)?;
         self.state = State::Snapshot { stamp, n_slots, runs: Vec::new(), digest: Digest::default() };
-        Ok(Step::Opened(Box::new(NewWorker { stamp, opening: *opening })))
+        Ok(FrameEffect::Opened(Box::new(NewWorker { stamp, opening: *opening })))
     }
 
     /// Checks that the worker does not go back in time.

@@ -81,7 +81,7 @@ fn a_name_that_a_loading_worker_s_pattern_matches_is_waited_for() {
     let now = Instant::now();
     let loading = WorkerView {
         model: None,
-        link: Connection::Loading { since: now },
+        link: ConnectionState::Loading { since: now },
         awaited: vec!["qwen".into(), "claude-*".into()],
         ..worker(0)
     };
@@ -107,7 +107,7 @@ fn workers_are_found_by_place_also_where_some_have_left() {
 #[test]
 fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() {
     let now = Instant::now();
-    let silent = |idx| WorkerView { model: None, link: Connection::Connecting, joined_at: now, ..worker(idx) };
+    let silent = |idx| WorkerView { model: None, link: ConnectionState::Connecting, joined_at: now, ..worker(idx) };
     let loading = || WorkerView { awaited: vec!["b".into(), "b:x".into()], ..silent(1) };
     let out = Mismatch::HashVersion { worker: 9 };
     let excluded = || WorkerView { excluded: Some(out.clone()), ..named(2, "d", 4) };
@@ -143,8 +143,8 @@ fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() 
 fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does() {
     let now = Instant::now();
     let silent = |link| WorkerView { model: None, link, joined_at: now, ..worker(1) };
-    let loading = || WorkerView { awaited: vec!["b".into()], ..silent(Connection::Loading { since: now }) };
-    let down = |idx| WorkerView { link: Connection::Down { since: now }, ..named(idx, "b", 1) };
+    let loading = || WorkerView { awaited: vec!["b".into()], ..silent(ConnectionState::Loading { since: now }) };
+    let down = |idx| WorkerView { link: ConnectionState::Down { since: now }, ..named(idx, "b", 1) };
     let check = |workers: Vec<WorkerView>, name, expected: bool| {
         let fleet = fleet(workers);
         let found = fleet.is_awaited(name, Some(Capability::Completion), now);
@@ -161,14 +161,14 @@ fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does(
     check(vec![WorkerView { model: named(1, "b", 1).model, ..loading() }], Some("b"), true);
     check(vec![down(0)], Some("b"), false);
     check(vec![down(0), loading()], Some("b"), true);
-    for link in [Connection::Connecting, Connection::Down { since: now }] {
+    for link in [ConnectionState::Connecting, ConnectionState::Down { since: now }] {
         check(vec![silent(link)], Some("b"), true);
         check(vec![silent(link)], None, true);
         check(vec![named(0, "a", 1), silent(link)], Some("b"), true);
         let since_long = WorkerView { joined_at: now - UNHEARD_GRACE - Duration::from_millis(1), ..silent(link) };
         check(vec![since_long], Some("b"), false);
     }
-    check(vec![silent(Connection::Refused { since: now })], Some("b"), false);
+    check(vec![silent(ConnectionState::Refused { since: now })], Some("b"), false);
     check(vec![WorkerView { is_leaving: true, ..loading() }], Some("b"), false);
     let embedder = ModelInfo { capabilities: vec![Capability::Embedding], ..model() };
     check(vec![WorkerView { model: Some(Arc::new(embedder)), ..worker(0) }, loading()], None, true);
@@ -177,7 +177,7 @@ fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does(
 #[test]
 fn no_name_means_the_only_model() {
     assert_eq!(fleet(vec![worker(0), worker(1)]).lookup(None, None, Instant::now()), Ok(Arc::new(model())));
-    let silent = WorkerView { model: None, link: Connection::Connecting, ..worker(0) };
+    let silent = WorkerView { model: None, link: ConnectionState::Connecting, ..worker(0) };
     let refused = fleet(vec![silent]).lookup(None, None, Instant::now());
     assert_eq!(refused, Err(LookupError::NoWorkers { n_known: 1, n_connected: 0, name: None }));
 }
@@ -214,14 +214,14 @@ fn a_worker_is_unavailable_for_the_first_reason_that_holds() {
         assert_eq!(worker.unavailable(now), expected);
     };
     check(&|_| {}, None);
-    check(&|worker| worker.link = Connection::Connecting, Some(Unavailable::Connecting));
-    check(&|worker| worker.link = Connection::Down { since: now }, Some(Unavailable::Down));
-    check(&|worker| worker.link = Connection::Refused { since: now }, Some(Unavailable::Refused));
-    check(&|worker| worker.link = Connection::Loading { since: now }, Some(Unavailable::Loading));
-    check(&|worker| worker.link = Connection::Stale { since: now }, None);
-    check(&|worker| worker.link = Connection::Stale { since: since(STALE_AGE_MAX) }, None);
+    check(&|worker| worker.link = ConnectionState::Connecting, Some(Unavailable::Connecting));
+    check(&|worker| worker.link = ConnectionState::Down { since: now }, Some(Unavailable::Down));
+    check(&|worker| worker.link = ConnectionState::Refused { since: now }, Some(Unavailable::Refused));
+    check(&|worker| worker.link = ConnectionState::Loading { since: now }, Some(Unavailable::Loading));
+    check(&|worker| worker.link = ConnectionState::Stale { since: now }, None);
+    check(&|worker| worker.link = ConnectionState::Stale { since: since(STALE_AGE_MAX) }, None);
     let older = STALE_AGE_MAX + Duration::from_millis(1);
-    check(&|worker| worker.link = Connection::Stale { since: since(older) }, Some(Unavailable::Stale));
+    check(&|worker| worker.link = ConnectionState::Stale { since: since(older) }, Some(Unavailable::Stale));
     check(&|worker| worker.load.draining = true, Some(Unavailable::Draining));
     check(&|worker| worker.is_leaving = true, Some(Unavailable::Leaving));
     let out = Mismatch::HashVersion { worker: 9 };

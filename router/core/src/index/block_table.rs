@@ -58,12 +58,12 @@ struct Line([u32; 16]);
 /// A slot's line, bits and distance determine the block's own line, so blocks of one segment that agree in them are
 /// interchangeable.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Probe {
+pub(super) struct BlockProbe {
     home: u32,
     fine: u32,
 }
 
-impl Probe {
+impl BlockProbe {
     /// Returns the slot of the block when it belongs to segment `id` and lies `distance` lines after its own.
     fn slot(self, distance: usize, id: u32) -> Slot {
         let word = self.fine << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1);
@@ -188,8 +188,8 @@ impl BlockTable {
     }
 
     /// Returns where the blocks of these hashes may be found, and loads their lines in parallel; at most [`BATCH`].
-    pub(super) fn probes(&self, hashes: impl Iterator<Item = u64>) -> [Probe; BATCH] {
-        let mut probes = [Probe::default(); BATCH];
+    pub(super) fn probes(&self, hashes: impl Iterator<Item = u64>) -> [BlockProbe; BATCH] {
+        let mut probes = [BlockProbe::default(); BATCH];
         let mut loaded = 0;
         for (probe, hash) in probes.iter_mut().zip(hashes) {
             *probe = self.probe(hash);
@@ -201,23 +201,23 @@ impl BlockTable {
     }
 
     /// Returns where a block of this hash may be found.
-    pub(super) fn probe(&self, hash: u64) -> Probe {
+    pub(super) fn probe(&self, hash: u64) -> BlockProbe {
         self.probe_of_bits(hash >> (u64::BITS - self.hash_bits))
     }
 
-    fn probe_of_bits(&self, bits: u64) -> Probe {
+    fn probe_of_bits(&self, bits: u64) -> BlockProbe {
         let home = (bits * self.lines.len() as u64) >> self.hash_bits;
-        Probe { home: home as u32, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
+        BlockProbe { home: home as u32, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
     }
 
     /// Returns the line that is tried after `distance` others; blocks of one line take different paths, by their bits.
-    fn line_at(&self, probe: Probe, distance: usize) -> usize {
+    fn line_at(&self, probe: BlockProbe, distance: usize) -> usize {
         let home = probe.home as usize;
         if distance == 0 { home } else { (home + distance * step(probe.fine)) % self.lines.len() }
     }
 
     /// Returns the first result of `check` for the segments that may have the block.
-    pub(super) fn find<T>(&self, probe: Probe, mut check: impl FnMut(u32) -> Option<T>) -> Option<T> {
+    pub(super) fn find<T>(&self, probe: BlockProbe, mut check: impl FnMut(u32) -> Option<T>) -> Option<T> {
         if self.lines.is_empty() {
             return None;
         }
@@ -232,7 +232,7 @@ impl BlockTable {
     }
 
     /// Records that a segment has a block, which is in no segment yet; returns whether there was a slot.
-    pub(super) fn insert(&mut self, probe: Probe, id: u32) -> bool {
+    pub(super) fn insert(&mut self, probe: BlockProbe, id: u32) -> bool {
         let n_tried = if self.lines.is_empty() { 0 } else { LINES_TRIED };
         for distance in 0..n_tried {
             let line = self.line_at(probe, distance);
@@ -250,7 +250,7 @@ impl BlockTable {
     }
 
     /// Counts a block in the lines into which it did not fit.
-    fn pass(&mut self, probe: Probe, distance: usize) {
+    fn pass(&mut self, probe: BlockProbe, distance: usize) {
         for passed in 0..distance {
             let line = self.line_at(probe, passed);
             self.lines[line].0[COUNT_WORD] += 1 << COUNT_SHIFT;
@@ -258,7 +258,7 @@ impl BlockTable {
     }
 
     /// Removes a block whose segment number `is` accepts.
-    pub(super) fn remove(&mut self, probe: Probe, is: impl Fn(u32) -> bool) {
+    pub(super) fn remove(&mut self, probe: BlockProbe, is: impl Fn(u32) -> bool) {
         let (distance, line, idx) = self.find_slot(probe, is).expect("a block that is removed was inserted");
         self.lines[line].0[idx] = 0;
         for passed in 0..distance {
@@ -270,14 +270,14 @@ impl BlockTable {
 
     /// Changes the segment number of a block if `is` accepts the old one; without such a block, it has been changed
     /// already.
-    pub(super) fn relabel(&mut self, probe: Probe, is: impl Fn(u32) -> bool, to: u32) {
+    pub(super) fn relabel(&mut self, probe: BlockProbe, is: impl Fn(u32) -> bool, to: u32) {
         if let Some((distance, line, idx)) = self.find_slot(probe, is) {
             self.lines[line].0[idx] = probe.slot(distance, to).word;
         }
     }
 
     /// Returns the distance of a block whose segment number `is` accepts, its line, and its slot there.
-    fn find_slot(&self, probe: Probe, is: impl Fn(u32) -> bool) -> Option<(usize, usize, usize)> {
+    fn find_slot(&self, probe: BlockProbe, is: impl Fn(u32) -> bool) -> Option<(usize, usize, usize)> {
         (0..LINES_TRIED).find_map(|distance| {
             let line = self.line_at(probe, distance);
             let accepted = |idx, id| is(id).then_some((distance, line, idx));

@@ -13,13 +13,13 @@ use super::segment::Segment;
 use super::span::SEGMENT_BLOCKS_MAX;
 
 /// Maximum number of hints that wait for the writer.
-pub(super) const NOTES_MAX: usize = 256;
+pub(super) const HINTS_MAX: usize = 256;
 /// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
 const SPANS_MAX: usize = 16;
 
 /// Two segments: a prompt's chain continued from the end of the first into the second.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DecisionHandle {
+pub(super) struct MergeHint {
     /// The writer's numbers of both, which spare it a search.
     pub(super) numbers: [u32; 2],
     /// Last block of the first and first block of the second, because numbers are reused.
@@ -30,33 +30,30 @@ pub(super) struct DecisionHandle {
 #[derive(Default)]
 pub(super) struct MergeHints {
     /// The lock guards the hints. It is held for one push or one swap; a reader takes it only if it is free.
-    notes: Mutex<Vec<DecisionHandle>>,
+    hints: Mutex<Vec<MergeHint>>,
     /// Number of hints, so that the writer needs no lock to see that there are none.
-    n_notes: AtomicUsize,
+    n_hints: AtomicUsize,
 }
 
 impl MergeHints {
     /// Adds a hint for two segments, the second after the end of the first, if they could be joined.
     pub(super) fn note(&self, first: Segment<'_>, second: Segment<'_>) {
-        if !can_join(first, second) || self.n_notes.load(Ordering::Relaxed) >= NOTES_MAX {
+        if !can_join(first, second) || self.n_hints.load(Ordering::Relaxed) >= HINTS_MAX {
             return;
         }
-        let Ok(mut notes) = self.notes.try_lock() else { return };
-        notes.push(DecisionHandle {
-            numbers: [first.number(), second.number()],
-            blocks: [first.last(), second.first()],
-        });
-        self.n_notes.store(notes.len(), Ordering::Relaxed);
+        let Ok(mut hints) = self.hints.try_lock() else { return };
+        hints.push(MergeHint { numbers: [first.number(), second.number()], blocks: [first.last(), second.first()] });
+        self.n_hints.store(hints.len(), Ordering::Relaxed);
     }
 
     /// Returns and removes the hints.
-    pub(super) fn take(&self) -> Vec<DecisionHandle> {
-        if self.n_notes.load(Ordering::Relaxed) == 0 {
+    pub(super) fn take(&self) -> Vec<MergeHint> {
+        if self.n_hints.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.n_notes.store(0, Ordering::Relaxed);
-        std::mem::take(&mut notes)
+        let mut hints = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
+        self.n_hints.store(0, Ordering::Relaxed);
+        std::mem::take(&mut hints)
     }
 }
 

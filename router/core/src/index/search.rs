@@ -18,7 +18,7 @@ use crate::WorkerIdx;
 const FEW: usize = 16;
 
 /// A segment that the chain passes.
-pub(super) struct Step {
+pub(super) struct SearchStep {
     segment: Held,
     /// The segment's only span as it was read; it may have changed since.
     only: u64,
@@ -28,7 +28,7 @@ pub(super) struct Step {
     pub(super) n: usize,
 }
 
-impl Step {
+impl SearchStep {
     fn new(keys: &[BlockKey], first: usize, segment: Held) -> Self {
         let found = segment.as_ref().map(Segment::from);
         let n = found.map_or(0, |found| found.n_common(0, &keys[first..]));
@@ -67,12 +67,12 @@ impl Step {
 }
 
 /// Returns the segments that a chain passes, in order.
-pub(super) fn walk(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Step> {
-    let mut path: Vec<Step> = Vec::with_capacity(8);
+pub(super) fn walk(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<SearchStep> {
+    let mut path: Vec<SearchStep> = Vec::with_capacity(8);
     let mut at = 0;
     while at < keys.len() {
         if let Some(segment) = heads.find(keys[at]) {
-            let step = Step::new(keys, at, segment);
+            let step = SearchStep::new(keys, at, segment);
             at += step.n;
             path.push(step);
         } else if let Some((n_kept, step)) = joined(heads, keys, &path) {
@@ -90,11 +90,11 @@ pub(super) fn walk(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Step> {
 /// path remain before it.
 ///
 /// The last segments of the path may have been merged into earlier ones as well; then the earlier one is longer now.
-fn joined(heads: &SegmentTable, keys: &[BlockKey], path: &[Step]) -> Option<(usize, Step)> {
+fn joined(heads: &SegmentTable, keys: &[BlockKey], path: &[SearchStep]) -> Option<(usize, SearchStep)> {
     let end = path.last().filter(|last| last.is_whole()).map(|last| last.first + last.n)?;
     let (n_kept, first, segment) =
         path.iter().enumerate().rev().find_map(|(n, step)| Some((n, step.first, heads.find(keys[step.first])?)))?;
-    let step = Step::new(keys, first, segment);
+    let step = SearchStep::new(keys, first, segment);
     (step.first + step.n > end).then_some((n_kept, step))
 }
 
@@ -114,7 +114,7 @@ pub(super) fn matches(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Match> {
 }
 
 /// Adds the workers of a plain segment that are not in `matches` yet; few are.
-fn take_plain(step: &Step, matches: &mut Vec<Match>) {
+fn take_plain(step: &SearchStep, matches: &mut Vec<Match>) {
     let mut met = [WorkerIdx(0); FEW];
     let met = &mut met[..matches.len()];
     met.iter_mut().zip(&*matches).for_each(|(met, found)| *met = found.worker);
@@ -134,7 +134,7 @@ fn take_plain(step: &Step, matches: &mut Vec<Match>) {
 }
 
 /// Adds the workers of a segment that are not in `matches` yet.
-fn take(step: &Step, matches: &mut Vec<Match>) {
+fn take(step: &SearchStep, matches: &mut Vec<Match>) {
     let n_before = matches.len();
     let mut met: Vec<WorkerIdx> = Vec::new();
     if n_before > FEW {

@@ -21,7 +21,7 @@ use crate::WorkerIdx;
 const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>().next_multiple_of(8) + size_of::<usize>() + 8;
 
 /// A segment in memory: counter, head and words are adjacent, so that a lookup waits for memory once.
-pub(super) type Shared = ThinArc<Head, u64>;
+pub(super) type SharedSegment = ThinArc<Head, u64>;
 
 /// Fields of a segment outside its words.
 pub(super) struct Head {
@@ -45,8 +45,8 @@ pub(super) struct Segment<'a> {
     only: u64,
 }
 
-impl<'a> From<&'a Shared> for Segment<'a> {
-    fn from(shared: &'a Shared) -> Self {
+impl<'a> From<&'a SharedSegment> for Segment<'a> {
+    fn from(shared: &'a SharedSegment) -> Self {
         Self::with_only(shared, shared.header.header.only.load(Ordering::Relaxed))
     }
 }
@@ -83,7 +83,12 @@ impl Head {
 
 impl<'a> Segment<'a> {
     /// Returns a segment of `keys` with the ordered `spans`, number and age; `words` is scratch memory.
-    pub(super) fn of(keys: &[BlockKey], spans: &[Span], (number, age): (u32, u32), words: &mut Vec<u64>) -> Shared {
+    pub(super) fn of(
+        keys: &[BlockKey],
+        spans: &[Span],
+        (number, age): (u32, u32),
+        words: &mut Vec<u64>,
+    ) -> SharedSegment {
         words.clear();
         words.extend(spans.iter().map(|span| span.0));
         let head = Head::new(number, words, age);
@@ -92,7 +97,12 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns the segment after an edit, with its first `n_keys` keys followed by `more`; `words` is scratch memory.
-    pub(super) fn edited(self, edit: &Edit, (n_keys, more): (usize, &[BlockKey]), words: &mut Vec<u64>) -> Shared {
+    pub(super) fn edited(
+        self,
+        edit: &Edit,
+        (n_keys, more): (usize, &[BlockKey]),
+        words: &mut Vec<u64>,
+    ) -> SharedSegment {
         let spans = self.span_words();
         words.clear();
         words.extend_from_slice(&spans[..edit.replaced.start]);
@@ -105,7 +115,7 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns this segment and `next` as one, under this one's number; `words` is scratch memory.
-    pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> Shared {
+    pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> SharedSegment {
         let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
         let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
         spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
@@ -119,7 +129,7 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns a segment with its only span as it was at some time; a segment of several spans ignores `only`.
-    pub(super) fn with_only(shared: &'a Shared, only: u64) -> Self {
+    pub(super) fn with_only(shared: &'a SharedSegment, only: u64) -> Self {
         Self { head: &shared.header.header, words: &shared.slice, only }
     }
 

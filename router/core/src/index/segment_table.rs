@@ -12,19 +12,19 @@ use arc_swap::{ArcSwapAny, Guard};
 use warmpath_common::block_hash::BlockKey;
 
 use super::hash::Hasher;
-use super::segment::{Segment, Shared};
+use super::segment::{Segment, SharedSegment};
 
 /// Minimum number of slots of a table that is not empty.
 const SLOTS_MIN: usize = 8;
 
 /// A reference that keeps a segment alive while it is read.
-pub(super) type Held = Guard<Option<Shared>>;
+pub(super) type Held = Guard<Option<SharedSegment>>;
 
 /// A slot that has been filled at least once.
 struct Slot {
     /// Hash of the key, which stays when the segment is removed.
     hash: u64,
-    segment: ArcSwapAny<Option<Shared>>,
+    segment: ArcSwapAny<Option<SharedSegment>>,
 }
 
 /// One table; its slots are filled and emptied, but their number never changes.
@@ -60,7 +60,7 @@ impl SegmentTable {
         Err(None)
     }
 
-    fn put(&self, hash: u64, segment: Shared) -> Put {
+    fn put(&self, hash: u64, segment: SharedSegment) -> Put {
         match self.slot_of(hash) {
             Ok(slot) => match slot.segment.swap(Some(segment)) {
                 Some(_) => Put::Replaced,
@@ -139,7 +139,7 @@ impl SegmentTableWriter {
     }
 
     /// Makes a segment the one that is found by its first block.
-    pub(super) fn put(&mut self, segment: Shared) {
+    pub(super) fn put(&mut self, segment: SharedSegment) {
         let put = self.table.put(self.table.hasher.hash(Segment::from(&segment).first()), segment);
         self.n_used += usize::from(put == Put::New);
         self.n_live += usize::from(put != Put::Replaced);

@@ -197,12 +197,12 @@ fn what_many_hold_is_not_joined_with_what_one_holds() {
 #[test]
 fn notes_beyond_the_limit_are_not_taken() {
     let mut writer = IndexWriter::new(ROOMY);
-    let n = merge_hints::NOTES_MAX as u64 + 10;
+    let n = merge_hints::HINTS_MAX as u64 + 10;
     for block in 0..=n {
         writer.insert(WorkerIdx(0), &run(keys(1, block..block + 1), Resume::EveryBlock, 0));
     }
     writer.reader().touch(&keys(1, 0..n + 1));
-    assert_eq!(writer.reader().walked.take().len(), merge_hints::NOTES_MAX);
+    assert_eq!(writer.reader().merge_hints.take().len(), merge_hints::HINTS_MAX);
 }
 
 #[test]

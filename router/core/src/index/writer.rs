@@ -20,10 +20,10 @@ use warmpath_common::summary::{Change, Digest, Resume, Run, RunState};
 use self::segment_ids::SegmentIds;
 pub use self::worker_blocks::Replacement;
 use self::worker_blocks::{Touched, WorkerBlocks};
-use super::block_table::{BATCH, BlockTable, Probe};
+use super::block_table::{BATCH, BlockProbe, BlockTable};
 use super::hash::Hasher;
-use super::merge_hints::{DecisionHandle, MergeHints, can_join};
-use super::segment::{Edit, Segment, Shared};
+use super::merge_hints::{MergeHint, MergeHints, can_join};
+use super::segment::{Edit, Segment, SharedSegment};
 use super::segment_table::SegmentTableWriter;
 use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
 use super::{IndexOptions, PrefixIndex};
@@ -86,7 +86,7 @@ struct Piece<'a> {
 struct Given<'a> {
     range: Range<usize>,
     /// Probes of the first of them, as far as they are known.
-    probes: &'a [Probe],
+    probes: &'a [BlockProbe],
 }
 
 impl IndexWriter {
@@ -96,7 +96,7 @@ impl IndexWriter {
         let heads = SegmentTableWriter::new(hasher);
         let index = PrefixIndex {
             heads: ArcSwap::new(heads.table()),
-            walked: MergeHints::default(),
+            merge_hints: MergeHints::default(),
             epoch: AtomicU32::new(0),
             bytes: AtomicUsize::new(0),
             n_blocks: AtomicUsize::new(0),
@@ -204,7 +204,7 @@ impl IndexWriter {
     }
 
     /// Returns the place of the first block of `keys`, whose probe is given.
-    fn locate_at(&self, probe: Probe, keys: &[BlockKey]) -> Option<Place> {
+    fn locate_at(&self, probe: BlockProbe, keys: &[BlockKey]) -> Option<Place> {
         self.locator.find(probe, |number| {
             let id = self.numbers.owner(number);
             self.numbers.segment(id).offset_of(keys).map(|offset| Place { id, offset })
@@ -298,7 +298,7 @@ impl IndexWriter {
 
     /// Adds the first of `keys` that are in no segment to the writer's table; returns how many it added.
     fn index_fresh(&mut self, keys: &[BlockKey], id: u32) -> usize {
-        let mut probes = [Probe::default(); BATCH];
+        let mut probes = [BlockProbe::default(); BATCH];
         for (n, &key) in keys.iter().enumerate() {
             if n % BATCH == 0 {
                 probes = self.probes(keys[n..].iter().map(|key| key.0));
@@ -317,12 +317,12 @@ impl IndexWriter {
     }
 
     /// Returns the probes of the first blocks of `keys`, one batch.
-    fn probes(&self, keys: impl Iterator<Item = u64>) -> [Probe; BATCH] {
+    fn probes(&self, keys: impl Iterator<Item = u64>) -> [BlockProbe; BATCH] {
         self.locator.probes(keys.map(|key| self.hasher.hash(BlockKey(key))))
     }
 
     /// Removes blocks of a segment from the writer's table; `probes` are those of the first blocks, or empty.
-    fn unindex(&mut self, keys: &[u64], id: u32, probes: &[Probe]) {
+    fn unindex(&mut self, keys: &[u64], id: u32, probes: &[BlockProbe]) {
         let is_of = |number: u32| self.numbers.owner(number) == id;
         probes.iter().for_each(|&probe| self.locator.remove(probe, is_of));
         for batch in keys[probes.len()..].chunks(BATCH) {
@@ -332,7 +332,7 @@ impl IndexWriter {
     }
 
     /// Adds a new segment of one worker.
-    fn open(&mut self, worker: WorkerIdx, id: u32, segment: Shared) {
+    fn open(&mut self, worker: WorkerIdx, id: u32, segment: SharedSegment) {
         self.list(worker, id);
         self.segment_bytes += Segment::from(&segment).bytes();
         self.heads.put(segment.clone());
@@ -340,7 +340,7 @@ impl IndexWriter {
     }
 
     /// Replaces the segment of a number by one with the same first block.
-    fn put(&mut self, id: u32, segment: Shared) {
+    fn put(&mut self, id: u32, segment: SharedSegment) {
         self.segment_bytes += Segment::from(&segment).bytes();
         self.heads.put(segment.clone());
         let old = self.numbers.replace(id, segment);
@@ -373,7 +373,12 @@ impl IndexWriter {
 
     /// Withdraws a worker from the blocks at the start of `keys` that are adjacent in one segment, in either direction;
     /// returns their number.
-    fn withdraw_stretch(&mut self, worker: WorkerIdx, at: Place, (keys, probes): (&[BlockKey], &[Probe])) -> usize {
+    fn withdraw_stretch(
+        &mut self,
+        worker: WorkerIdx,
+        at: Place,
+        (keys, probes): (&[BlockKey], &[BlockProbe]),
+    ) -> usize {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
         if n > 1 {
@@ -410,7 +415,7 @@ impl IndexWriter {
         if self.n_arriving > 0 {
             return;
         }
-        for DecisionHandle { numbers, blocks: [last, first] } in self.index.walked.take() {
+        for MergeHint { numbers, blocks: [last, first] } in self.index.merge_hints.take() {
             // Both may have changed since, and the first may be a part of an earlier segment now.
             let [one, two] = numbers.map(|number| self.numbers.owner(number));
             let segments = (self.numbers.get(one), self.numbers.get(two));

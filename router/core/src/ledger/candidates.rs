@@ -54,7 +54,7 @@ impl Ledger {
         let mut pause: Option<Duration> = None;
         let mut field = Vec::with_capacity(serving.len());
         for worker in serving {
-            let health = &self.account(worker.idx).health;
+            let health = &self.worker_ledger(worker.idx).health;
             if let Some(why) = self.unavailable(worker, request) {
                 *reasons.entry(why).or_insert(0) += 1;
                 if let (Unavailable::Full | Unavailable::Unready, Some((left, _))) =
@@ -102,8 +102,8 @@ impl Ledger {
         request: &RouteRequest<'_>,
         (assumed, peers): (Speeds, &[Peer]),
     ) -> (Candidate<'a>, Capacity) {
-        let givers = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
-        let worker_load = worker_load(worker, self.account(worker.idx).unreported, assumed, request.now);
+        let senders = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
+        let worker_load = worker_load(worker, self.worker_ledger(worker.idx).unreported, assumed, request.now);
         let block_size_tokens = request.model.block_size_tokens;
         let mut candidate = Candidate::score(worker, request.prompt, block_size_tokens, worker_load);
         if let Some(assumed) = self.options.kv_bytes_per_ms {
@@ -111,7 +111,7 @@ impl Ledger {
             let bytes_per_ms = |peer| rates.bytes_per_ms((worker.idx, peer), assumed, request.now);
             candidate = candidate.with_transfer(block_size_tokens, peers, bytes_per_ms);
         }
-        candidate.recent_tokens = self.recent_work.of(worker.idx, givers);
+        candidate.recent_tokens = self.recent_work.of(worker.idx, senders);
         let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));
         if capacity == Capacity::No {
             // A full worker queues the request: all of its work comes first.
@@ -121,10 +121,10 @@ impl Ledger {
     }
 
     pub(super) fn unavailable(&self, worker: &WorkerView, request: &RouteRequest<'_>) -> Option<Unavailable> {
-        let account = self.account(worker.idx);
+        let worker_ledger = self.worker_ledger(worker.idx);
         worker
             .unavailable(request.now)
-            .or_else(|| account.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
+            .or_else(|| worker_ledger.health.pauses.of(request.model_name, request.now).map(|(_, why)| why))
             .or_else(|| request.tried.contains(&worker.idx).then_some(Unavailable::Tried))
     }
 }

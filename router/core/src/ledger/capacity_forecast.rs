@@ -32,13 +32,13 @@ impl Ledger {
         let (mut wait_ms, mut starts_per_ms) = (RETURN.as_secs_f64() * 1e3, 0.0);
         let mut is_first = true;
         for worker in serving.into_iter().filter(|worker| worker.unavailable(now).is_none()) {
-            let account = self.account(worker.idx);
-            let worker_load = worker_load(worker, account.unreported, assumed, now);
-            let own_ms = worker_load.queue_delay_ms().max(account.health.away(names, now).as_secs_f64() * 1e3);
+            let worker_ledger = self.worker_ledger(worker.idx);
+            let worker_load = worker_load(worker, worker_ledger.unreported, assumed, now);
+            let own_ms = worker_load.queue_delay_ms().max(worker_ledger.health.away(names, now).as_secs_f64() * 1e3);
             wait_ms = if is_first { own_ms } else { wait_ms.min(own_ms) };
             is_first = false;
             starts_per_ms +=
-                1.0 / account.service_ms.unwrap_or_else(|| answer_share_ms(&worker_load)).max(SERVICE_MS_MIN);
+                1.0 / worker_ledger.service_ms.unwrap_or_else(|| answer_share_ms(&worker_load)).max(SERVICE_MS_MIN);
         }
         CapacityForecast { wait_ms, interval_ms: if starts_per_ms > 0.0 { 1.0 / starts_per_ms } else { 0.0 } }
     }

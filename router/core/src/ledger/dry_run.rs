@@ -14,7 +14,7 @@ use super::{Ledger, NoWorker, RouteRequest};
 use crate::WorkerIdx;
 use crate::fleet::{FleetView, Unavailable};
 use crate::overload::admission::Capacity;
-use crate::routing::choose::{Candidate, Reason, choose, reason};
+use crate::routing::choose::{Candidate, ChoiceReason, choose, reason};
 use crate::routing::cost::Speeds;
 
 /// A worker that serves the model, with its cost, whether or not it can be chosen.
@@ -34,7 +34,7 @@ pub struct DryRun<'a> {
     /// Workers that serve the model, in the order of configuration.
     pub workers: Vec<Scored<'a>>,
     /// The worker that would be chosen and the reason, or why none would.
-    pub choice: Result<(WorkerIdx, Reason), NoWorker>,
+    pub choice: Result<(WorkerIdx, ChoiceReason), NoWorker>,
     /// Longest backoff before the request's choice.
     pub backoff_max: Duration,
 }
@@ -49,7 +49,7 @@ impl Ledger {
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
         let score = |worker| {
             let (candidate, capacity) = self.score(worker, request, (assumed, &held.peers));
-            let is_failing = self.account(worker.idx).health.trust(request.now) == Trust::Failing;
+            let is_failing = self.worker_ledger(worker.idx).health.trust(request.now) == Trust::Failing;
             let failing = is_failing.then_some(Unavailable::BreakerOpen);
             let unavailable = self.unavailable(worker, request).or(failing);
             Scored { candidate, unavailable, has_capacity: capacity == Capacity::Yes }

@@ -81,14 +81,14 @@ impl Ledger {
     ///
     /// The success proves that these failures were those workers' fault.
     pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, Failure)], now: Instant) {
-        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            let pauses = std::mem::take(&mut account.health.pauses).answered(now);
-            account.health = Health { pauses, ..Health::default() };
+        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
+            let pauses = std::mem::take(&mut worker_ledger.health.pauses).answered(now);
+            worker_ledger.health = Health { pauses, ..Health::default() };
         }
         for (failed, failure) in failures {
             let is_proof = failure.blame() == Blame::Unproven && *failed != worker;
-            if let Some(account) = self.accounts.get_mut(failed.0 as usize).filter(|_| is_proof) {
-                account.health.proven(&self.options, now);
+            if let Some(worker_ledger) = self.worker_ledgers.get_mut(failed.0 as usize).filter(|_| is_proof) {
+                worker_ledger.health.proven(&self.options, now);
             }
         }
     }
@@ -97,28 +97,28 @@ impl Ledger {
     pub fn failed(&mut self, worker: WorkerIdx, failure: Failure, now: Instant) {
         if matches!(failure, Failure::Full | Failure::Unready) {
             self.refused(worker, (failure, Terms::default()), now);
-        } else if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            account.health.failed(failure, &self.options, now);
+        } else if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
+            worker_ledger.health.failed(failure, &self.options, now);
         }
     }
 
     /// Records that a worker has refused a request ([`Failure::Full`], [`Failure::Unready`]) on these terms.
     pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (Failure, Terms<'_>), now: Instant) {
-        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            account.health.pauses.refused((failure, terms), &self.options, now);
+        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
+            worker_ledger.health.pauses.refused((failure, terms), &self.options, now);
         }
     }
 
     /// Records that a worker's summary stream has started again: it is alive, whatever happened before.
     pub fn reconnected(&mut self, worker: WorkerIdx) {
-        if let Some(account) = self.accounts.get_mut(worker.0 as usize) {
-            account.health = Health::default();
+        if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
+            worker_ledger.health = Health::default();
         }
     }
 
     /// Returns the state of a worker's breaker.
     pub fn breaker(&self, worker: WorkerIdx, now: Instant) -> BreakerState {
-        self.account(worker).health.breaker.state(now)
+        self.worker_ledger(worker).health.breaker.state(now)
     }
 }
 

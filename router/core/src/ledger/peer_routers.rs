@@ -19,7 +19,7 @@ const OWN_MAX: usize = 4096;
 /// Time for which other routers are assumed to exist after one of their requests.
 ///
 /// Source: own choice: routers come and go with deployments and autoscaling, over minutes.
-const HEARD_FOR: Duration = Duration::from_secs(600);
+const ASSUMED_FOR: Duration = Duration::from_secs(600);
 
 /// Detector of other routers, by the requests that workers report.
 #[derive(Debug, Default)]
@@ -28,12 +28,12 @@ pub(crate) struct PeerRouters {
     own: HashSet<u64>,
     /// Its own requests, the oldest first.
     order: VecDeque<u64>,
-    heard: Heard,
+    evidence: Evidence,
 }
 
 /// Routers whose requests workers have reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Heard {
+enum Evidence {
     /// No request was reported, so nothing is known of other routers.
     #[default]
     Nobody,
@@ -59,19 +59,19 @@ impl PeerRouters {
     /// Records that a worker has reported a request.
     pub(crate) fn named(&mut self, request: &RequestId, now: Instant) {
         if !self.own.contains(&self.hasher.hash_one(request)) {
-            self.heard = Heard::PeerRouters(now);
-        } else if self.heard == Heard::Nobody {
-            self.heard = Heard::Own;
+            self.evidence = Evidence::PeerRouters(now);
+        } else if self.evidence == Evidence::Nobody {
+            self.evidence = Evidence::Own;
         }
     }
 
     /// Returns whether there may be other routers: a worker has lately reported another router's request, or none at
     /// all.
     pub(crate) fn may_be_there(&self, now: Instant) -> bool {
-        match self.heard {
-            Heard::Nobody => true,
-            Heard::Own => false,
-            Heard::PeerRouters(heard) => now.saturating_duration_since(heard) < HEARD_FOR,
+        match self.evidence {
+            Evidence::Nobody => true,
+            Evidence::Own => false,
+            Evidence::PeerRouters(at) => now.saturating_duration_since(at) < ASSUMED_FOR,
         }
     }
 }
@@ -94,8 +94,8 @@ mod tests {
         assert!(!peer_routers.may_be_there(now), "a request has a name for each of its choices");
         peer_routers.named(&id(1), now);
         assert!(peer_routers.may_be_there(now));
-        assert!(peer_routers.may_be_there(now + HEARD_FOR - Duration::from_millis(1)));
-        assert!(!peer_routers.may_be_there(now + HEARD_FOR));
+        assert!(peer_routers.may_be_there(now + ASSUMED_FOR - Duration::from_millis(1)));
+        assert!(!peer_routers.may_be_there(now + ASSUMED_FOR));
     }
 
     #[test]

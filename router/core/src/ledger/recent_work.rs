@@ -21,7 +21,7 @@ pub enum WorkSenders {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct WorkerLedger {
+struct WorkerTokens {
     /// Prompt tokens that this router has sent it.
     sent_tokens: f64,
     /// Prompt tokens that it has announced as prefilling.
@@ -31,40 +31,40 @@ struct WorkerLedger {
 /// Recent work of every worker.
 #[derive(Debug, Default)]
 pub struct RecentWork {
-    by_worker: Vec<WorkerLedger>,
+    by_worker: Vec<WorkerTokens>,
 }
 
 impl RecentWork {
     /// Records that this router sent a worker this many prompt tokens to compute. Cost: O(workers).
     pub fn give(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.by_worker.iter_mut().for_each(|account| account.sent_tokens *= FADING);
+        self.by_worker.iter_mut().for_each(|recent| recent.sent_tokens *= FADING);
         self.of_mut(worker).sent_tokens += tokens as f64;
     }
 
     /// Records that a worker has announced the prefill of this many tokens. Cost: O(workers).
     pub fn fill(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.by_worker.iter_mut().for_each(|account| account.filling_tokens *= FADING);
+        self.by_worker.iter_mut().for_each(|recent| recent.filling_tokens *= FADING);
         self.of_mut(worker).filling_tokens += tokens as f64;
     }
 
     /// Returns a worker's recent work in prompt tokens, decayed; zero for a worker without any.
-    pub fn of(&self, worker: WorkerIdx, givers: WorkSenders) -> f64 {
-        let account = self.by_worker.get(worker.0 as usize).copied().unwrap_or_default();
-        let heard = if givers == WorkSenders::All { account.filling_tokens } else { 0.0 };
-        account.sent_tokens + heard
+    pub fn of(&self, worker: WorkerIdx, senders: WorkSenders) -> f64 {
+        let recent = self.by_worker.get(worker.0 as usize).copied().unwrap_or_default();
+        let announced = if senders == WorkSenders::All { recent.filling_tokens } else { 0.0 };
+        recent.sent_tokens + announced
     }
 
     /// Removes a worker that has left.
     pub fn left(&mut self, worker: WorkerIdx) {
-        if let Some(account) = self.by_worker.get_mut(worker.0 as usize) {
-            *account = WorkerLedger::default();
+        if let Some(recent) = self.by_worker.get_mut(worker.0 as usize) {
+            *recent = WorkerTokens::default();
         }
     }
 
-    fn of_mut(&mut self, worker: WorkerIdx) -> &mut WorkerLedger {
+    fn of_mut(&mut self, worker: WorkerIdx) -> &mut WorkerTokens {
         let idx = worker.0 as usize;
         if idx >= self.by_worker.len() {
-            self.by_worker.resize(idx + 1, WorkerLedger::default());
+            self.by_worker.resize(idx + 1, WorkerTokens::default());
         }
         &mut self.by_worker[idx]
     }

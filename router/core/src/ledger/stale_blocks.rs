@@ -23,7 +23,7 @@ const MISSES_MAX: usize = 4096;
 
 /// Result of one prediction.
 #[derive(Debug, Clone, Copy)]
-pub struct Outcome<'a> {
+pub struct PredictionOutcome<'a> {
     /// The worker.
     pub worker: WorkerIdx,
     /// Keys of the prompt's full blocks.
@@ -36,7 +36,7 @@ pub struct Outcome<'a> {
     pub actual_blocks: u32,
 }
 
-impl Outcome<'_> {
+impl PredictionOutcome<'_> {
     /// Returns the predicted reuse of the worker's own blocks.
     fn own_blocks(&self) -> u32 {
         self.expected_blocks.saturating_sub(self.fetched_blocks)
@@ -85,8 +85,8 @@ impl StaleBlocks {
     }
 
     /// Records the result of a prediction; returns whether a block became stale.
-    pub fn observe(&mut self, outcome: Outcome<'_>) -> bool {
-        let Outcome { worker, keys, actual_blocks, .. } = outcome;
+    pub fn observe(&mut self, outcome: PredictionOutcome<'_>) -> bool {
+        let PredictionOutcome { worker, keys, actual_blocks, .. } = outcome;
         let actual = (actual_blocks as usize).min(keys.len());
         self.announced(worker, &keys[..actual]);
         let Some(&key) = keys.get(actual).filter(|_| actual_blocks < outcome.own_blocks()) else { return false };
@@ -155,7 +155,8 @@ mod tests {
         fn observe(&mut self, expected: u32, actual: u32) -> bool {
             let keys = keys(8);
             let (expected_blocks, fetched_blocks, actual_blocks) = (expected, self.fetched, actual);
-            let outcome = Outcome { worker: WORKER, keys: &keys, expected_blocks, fetched_blocks, actual_blocks };
+            let outcome =
+                PredictionOutcome { worker: WORKER, keys: &keys, expected_blocks, fetched_blocks, actual_blocks };
             self.stale_blocks.observe(outcome)
         }
 
@@ -198,7 +199,8 @@ mod tests {
         world.miss(6, 1);
         assert_eq!(world.corrected_matches(), 1);
         let label = |actual_blocks| {
-            Outcome { worker: WORKER, keys: &[], expected_blocks: 6, fetched_blocks: 4, actual_blocks }.label()
+            PredictionOutcome { worker: WORKER, keys: &[], expected_blocks: 6, fetched_blocks: 4, actual_blocks }
+                .label()
         };
         assert_eq!(
             [label(1), label(2), label(5), label(6), label(7)],
@@ -231,8 +233,13 @@ mod tests {
         let mut world = World::default();
         for n in 0..2 * MISSES_MAX as u64 {
             let keys = [BlockKey(n)];
-            let outcome =
-                Outcome { worker: WORKER, keys: &keys, expected_blocks: 1, fetched_blocks: 0, actual_blocks: 0 };
+            let outcome = PredictionOutcome {
+                worker: WORKER,
+                keys: &keys,
+                expected_blocks: 1,
+                fetched_blocks: 0,
+                actual_blocks: 0,
+            };
             assert!(!world.stale_blocks.observe(outcome));
             assert!(world.stale_blocks.observe(outcome));
         }

@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use warmpath_common::summary::{Load, RunState, Tier};
 
 use super::*;
-use crate::fleet::{Connection, WorkerView};
+use crate::fleet::{ConnectionState, WorkerView};
 use crate::index::Match;
 use crate::overload::admission::CapacityForecast;
 use crate::overload::retry::Failure;
@@ -30,14 +30,14 @@ fn request<'a>(request_id: &'a RequestId, model: &'a ModelInfo, prompt: PromptVi
 }
 
 struct World {
-    dispatch: Ledger,
+    ledger: Ledger,
     fleet: FleetView,
     now: Instant,
 }
 
 impl World {
     fn new(n_workers: u32) -> Self {
-        Self { dispatch: Ledger::new(LedgerOptions::default()), fleet: fleet(n_workers), now: Instant::now() }
+        Self { ledger: Ledger::new(LedgerOptions::default()), fleet: fleet(n_workers), now: Instant::now() }
     }
 
     fn send(&mut self, request_id: &str, tried: &[WorkerIdx]) -> Result<(Decision, Ticket), NoWorker> {
@@ -52,22 +52,22 @@ impl World {
     ) -> Result<(Decision, Ticket), NoWorker> {
         let (request_id, model) = (id(request_id), model());
         let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
-        self.dispatch.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))
+        self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))
     }
 
     /// Returns the longest backoff of a prompt.
     fn backoff_max(&self, prompt: PromptView<'_>, tried: &[WorkerIdx]) -> Duration {
         let (request_id, model) = (id("asked"), model());
         let request = RouteRequest { tried, now: self.now, ..request(&request_id, &model, prompt) };
-        let backoff_of = self.dispatch.backoff(&self.fleet, &request, &mut SmallRng::seed_from_u64(1));
-        let max = self.dispatch.backoff_max(&self.fleet, &request);
+        let backoff_of = self.ledger.backoff(&self.fleet, &request, &mut SmallRng::seed_from_u64(1));
+        let max = self.ledger.backoff_max(&self.fleet, &request);
         assert!(backoff_of <= max);
         max
     }
 
     /// Has the first worker report a request.
     fn accepted(&mut self, request_id: &str) {
-        self.dispatch.accepted(WorkerIdx(0), &id(request_id), self.now);
+        self.ledger.accepted(WorkerIdx(0), &id(request_id), self.now);
     }
 
     fn change(&mut self, idx: usize, change: impl FnOnce(&mut WorkerView)) {
@@ -93,12 +93,12 @@ fn a_burst_spreads_before_any_worker_has_reported() {
 #[test]
 fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
     let mut world = World::new(3);
-    world.dispatch.filling(WorkerIdx(0), 500);
-    world.dispatch.filling(WorkerIdx(1), 150);
+    world.ledger.filling(WorkerIdx(0), 500);
+    world.ledger.filling(WorkerIdx(1), 150);
     let mut chosen = Vec::new();
     for n in 0..3 {
         let (decision, ticket) = world.send(&format!("r{n}"), &[]).expect("workers are there");
-        world.dispatch.ended(ticket);
+        world.ledger.ended(ticket);
         chosen.push(decision.worker.0);
     }
     assert_eq!(chosen, [2, 2, 1], "100 tokens each");
@@ -109,23 +109,23 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
     let mut world = World::new(1);
     let one = Unreported { n_requests: 1, prefill_tokens: 100 };
     let (_, ticket) = world.send("a", &[]).expect("sent");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one);
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)), one);
     world.accepted("a");
     world.accepted("a");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
-    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 1);
-    world.dispatch.ended(ticket);
-    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 1);
+    world.ledger.ended(ticket);
+    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 0);
 
     let (_, ticket) = world.send("b", &[]).expect("sent");
-    world.dispatch.ended(ticket);
+    world.ledger.ended(ticket);
     world.accepted("b");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), Unreported::default());
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)), Unreported::default());
 
     let (_, _ticket) = world.send("c", &[]).expect("sent");
     world.now += LedgerOptions::default().unreported_age_max;
     let (_, _ticket) = world.send("d", &[]).expect("sent");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)), one, "c has expired, d is new");
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)), one, "c has expired, d is new");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
     let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches };
     assert_eq!(world.backoff_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
     assert_eq!(world.backoff_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
-    world.change(0, |worker| worker.link = Connection::Connecting);
+    world.change(0, |worker| worker.link = ConnectionState::Connecting);
     assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
     world.now += Duration::from_secs(600);
     assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "the peer_routers have gone");
@@ -165,7 +165,7 @@ fn what_begins_alike_is_held_back_alike() {
     let (request_id, model) = (id("asked"), model());
     let backoff = |keys: &[BlockKey], seed| {
         let prompt = PromptView::Known { n_tokens: 1000, keys, matches: &[] };
-        world.dispatch.backoff(&world.fleet, &request(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
+        world.ledger.backoff(&world.fleet, &request(&request_id, &model, prompt), &mut SmallRng::seed_from_u64(seed))
     };
     let keys: Vec<_> = (1..41).map(BlockKey).collect();
     assert_eq!(backoff(&keys, 1), backoff(&keys[..20], 2));
@@ -180,12 +180,12 @@ fn two_requests_of_one_name_are_two() {
     let mut world = World::new(1);
     let (_, first) = world.send("a", &[]).expect("sent");
     let (_, second) = world.send("a", &[]).expect("sent");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 2);
-    world.dispatch.ended(first);
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)).n_requests, 2);
+    world.ledger.ended(first);
     world.accepted("a");
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).n_requests, 0);
-    world.dispatch.ended(second);
-    assert_eq!(world.dispatch.n_in_flight(WorkerIdx(0)), 0);
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)).n_requests, 0);
+    world.ledger.ended(second);
+    assert_eq!(world.ledger.n_in_flight(WorkerIdx(0)), 0);
 }
 
 #[test]
@@ -199,12 +199,12 @@ fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
     let (decision, _ticket) = world.send_prompt("a", prompt(140), &[]).expect("sent");
     assert_eq!(decision.worker, WorkerIdx(1));
     assert_eq!((decision.slot, decision.expected_block), (slot, Some(BlockKey(3))));
-    assert_eq!((decision.cached_tokens, decision.reason), (128, Reason::Prefix));
-    assert_eq!(world.dispatch.unreported(WorkerIdx(1)).prefill_tokens, 12);
+    assert_eq!((decision.cached_tokens, decision.reason), (128, ChoiceReason::Prefix));
+    assert_eq!(world.ledger.unreported(WorkerIdx(1)).prefill_tokens, 12);
     let (decision, _ticket) = world.send_prompt("b", prompt(128), &[]).expect("sent");
     assert_eq!((decision.cached_tokens, decision.expected_block), (96, Some(BlockKey(2))), "one token is computed");
     let (decision, _ticket) = world.send_prompt("c", prompt(128), &[WorkerIdx(1)]).expect("sent");
-    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), Reason::Retry));
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), ChoiceReason::Retry));
     assert_eq!((decision.slot, decision.expected_block, decision.cached_tokens), (None, None, 0));
 }
 
@@ -212,12 +212,12 @@ fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
 fn who_is_unavailable_gets_nothing_and_the_refusal_says_why() {
     let mut world = World::new(5);
     let now = world.now;
-    world.change(0, |worker| worker.link = Connection::Connecting);
-    world.change(1, |worker| worker.link = Connection::Down { since: now });
-    world.change(2, |worker| worker.link = Connection::Down { since: now });
+    world.change(0, |worker| worker.link = ConnectionState::Connecting);
+    world.change(1, |worker| worker.link = ConnectionState::Down { since: now });
+    world.change(2, |worker| worker.link = ConnectionState::Down { since: now });
     world.change(3, |worker| worker.load.draining = true);
     let (decision, _ticket) = world.send("a", &[]).expect("one is left");
-    assert_eq!((decision.worker, decision.reason), (WorkerIdx(4), Reason::Only));
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(4), ChoiceReason::Only));
     let refused = world.send("b", &[WorkerIdx(4)]).expect_err("it has failed there");
     let text = "no worker can take the request: 1 connecting, 2 down, 1 draining, 1 tried";
     assert_eq!(refused.to_string(), text);
@@ -230,16 +230,16 @@ fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
     world.change(1, |worker| worker.load.free_cells = 0);
     let worker_of = |world: &mut World| {
         let (decision, ticket) = world.send("a", &[]).expect("sent");
-        world.dispatch.ended(ticket);
+        world.ledger.ended(ticket);
         decision.worker
     };
     assert_eq!(worker_of(&mut world), WorkerIdx(0));
-    (0..3).for_each(|_| world.dispatch.failed(WorkerIdx(0), Failure::Connect, world.now));
+    (0..3).for_each(|_| world.ledger.failed(WorkerIdx(0), Failure::Connect, world.now));
     assert_eq!(worker_of(&mut world), WorkerIdx(1));
     world.now += Duration::from_secs(1);
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
     assert_eq!(worker_of(&mut world), WorkerIdx(1), "and no more");
-    world.dispatch.reconnected(WorkerIdx(0));
+    world.ledger.reconnected(WorkerIdx(0));
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a worker that is back gets requests");
 }
 
@@ -247,8 +247,8 @@ fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
 fn a_full_worker_gets_a_pause() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.dispatch.failed(decision.worker, Failure::Full, world.now);
-    world.dispatch.ended(ticket);
+    world.ledger.failed(decision.worker, Failure::Full, world.now);
+    world.ledger.ended(ticket);
     assert!(world.refusal().is_overload());
     world.now += LedgerOptions::default().full_pause;
     world.send("b", &[]).expect("the pause is over");
@@ -267,7 +267,7 @@ fn a_name_that_one_worker_serves_goes_there_only() {
 fn full_world(n_workers: u32) -> World {
     let admission = Some(AdmissionOptions { wait_max: Duration::from_secs(2) });
     let mut world = World::new(n_workers);
-    world.dispatch = Ledger::new(LedgerOptions { admission, ..LedgerOptions::default() });
+    world.ledger = Ledger::new(LedgerOptions { admission, ..LedgerOptions::default() });
     (0..n_workers as usize).for_each(|idx| world.change(idx, |worker| worker.load = full(3000)));
     world
 }
@@ -325,8 +325,8 @@ fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
 fn a_worker_that_does_not_serve_is_no_overload() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.dispatch.failed(decision.worker, Failure::Unready, world.now);
-    world.dispatch.ended(ticket);
+    world.ledger.failed(decision.worker, Failure::Unready, world.now);
+    world.ledger.ended(ticket);
     let refusal = world.refusal();
     assert_eq!(
         (refusal.to_string().as_str(), refusal.is_overload()),
@@ -340,7 +340,7 @@ fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
     world.change(1, |worker| worker.load.free_cells = 0);
     let worker_of = |world: &mut World| {
         let (decision, ticket) = world.send("a", &[]).expect("sent");
-        world.dispatch.ended(ticket);
+        world.ledger.ended(ticket);
         decision.worker
     };
     assert_eq!(worker_of(&mut world), WorkerIdx(0));
@@ -363,7 +363,7 @@ fn share(
         let (decision, ticket) = world.send(&n.to_string(), &[]).expect("sent");
         let (idx, now) = (decision.worker.0 as usize, world.now);
         sent[idx] += 1;
-        world.dispatch.ended(ticket);
+        world.ledger.ended(ticket);
         world.change(idx, |worker| report(worker, n, now));
         world.now += every;
     }
@@ -402,15 +402,15 @@ fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
 fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
     let mut world = full_world(3);
     world.change(0, |worker| worker.load = full(5000));
-    world.change(2, |worker| worker.link = Connection::Connecting);
-    let capacity_forecast = |world: &World| world.dispatch.capacity_forecast(&world.fleet, Some(&model()), world.now);
+    world.change(2, |worker| worker.link = ConnectionState::Connecting);
+    let capacity_forecast = |world: &World| world.ledger.capacity_forecast(&world.fleet, Some(&model()), world.now);
     // A response of 100 tokens at 10 ms shared by 4 slots: 250 ms, twice; two workers serve.
     assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 3500.0, interval_ms: 125.0 });
     world.change(1, |worker| worker.load = crate::testing::idle());
     let (decision, _ticket) = world.send("a", &[]).expect("one has capacity");
     assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");
     assert_eq!(capacity_forecast(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
-    (0..2).for_each(|idx| world.change(idx, |worker| worker.link = Connection::Connecting));
+    (0..2).for_each(|idx| world.change(idx, |worker| worker.link = ConnectionState::Connecting));
     assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
 }
 
@@ -441,22 +441,22 @@ proptest! {
             match op {
                 Op::Send(request) => open.push(world.send(&request.to_string(), &[]).expect("workers are there").1),
                 Op::Accept(request, worker) => {
-                    world.dispatch.accepted(WorkerIdx(worker), &id(&request.to_string()), world.now);
+                    world.ledger.accepted(WorkerIdx(worker), &id(&request.to_string()), world.now);
                 }
-                Op::End(nth) if !open.is_empty() => world.dispatch.ended(open.swap_remove(nth % open.len())),
+                Op::End(nth) if !open.is_empty() => world.ledger.ended(open.swap_remove(nth % open.len())),
                 Op::End(_) => {}
                 Op::Wait(ms) => world.now += Duration::from_millis(ms),
             }
-            let in_flight: u32 = (0..3).map(|idx| world.dispatch.n_in_flight(WorkerIdx(idx))).sum();
+            let in_flight: u32 = (0..3).map(|idx| world.ledger.n_in_flight(WorkerIdx(idx))).sum();
             prop_assert_eq!(in_flight as usize, open.len());
-            let unreported: u32 = (0..3).map(|idx| world.dispatch.unreported(WorkerIdx(idx)).n_requests).sum();
-            prop_assert_eq!(unreported as usize, world.dispatch.sent.len());
+            let unreported: u32 = (0..3).map(|idx| world.ledger.unreported(WorkerIdx(idx)).n_requests).sum();
+            prop_assert_eq!(unreported as usize, world.ledger.sent.len());
             prop_assert!(unreported <= in_flight);
-            prop_assert!(world.dispatch.by_request.len() <= world.dispatch.sent.len());
+            prop_assert!(world.ledger.by_request.len() <= world.ledger.sent.len());
         }
-        open.into_iter().for_each(|ticket| world.dispatch.ended(ticket));
+        open.into_iter().for_each(|ticket| world.ledger.ended(ticket));
         for idx in (0..3).map(WorkerIdx) {
-            prop_assert_eq!(world.dispatch.unreported(idx), Unreported::default());
+            prop_assert_eq!(world.ledger.unreported(idx), Unreported::default());
         }
     }
 }

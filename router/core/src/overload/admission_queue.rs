@@ -38,7 +38,7 @@ pub struct Waiter {
 
 /// Place of a request in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entered {
+pub struct Enqueued {
     /// Id of the request in the queue.
     pub id: WaiterId,
     /// Request that was evicted to make room for it.
@@ -121,33 +121,33 @@ impl AdmissionQueue {
     /// Adds a request to the queue.
     ///
     /// Errors: [`QueueFull`] where the queue is full and no tenant has at least two more requests in it than this one.
-    pub fn enter(&mut self, entrant: Waiter) -> Result<Entered, QueueFull> {
+    pub fn enter(&mut self, waiter: Waiter) -> Result<Enqueued, QueueFull> {
         let id = WaiterId(self.next_id);
-        self.re_enter(id, entrant)
+        self.re_enter(id, waiter)
     }
 
     /// Puts a request back that was started without success, under its old id; under a new id if the old one is taken.
     ///
     /// Errors: [`QueueFull`], as [`AdmissionQueue::enter`].
-    pub fn re_enter(&mut self, id: WaiterId, entrant: Waiter) -> Result<Entered, QueueFull> {
+    pub fn re_enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<Enqueued, QueueFull> {
         let id = if self.contains(id) { WaiterId(self.next_id) } else { id };
-        let has_place = entrant.is_continuation || self.waiting.len() - self.continuations.len() < self.waiting_max;
-        let displaced = if has_place { None } else { Some(self.displace(entrant.tenant)?) };
+        let has_place = waiter.is_continuation || self.waiting.len() - self.continuations.len() < self.waiting_max;
+        let displaced = if has_place { None } else { Some(self.displace(waiter.tenant)?) };
         let served_us = self.served_us;
         self.next_id = self.next_id.max(id.0 + 1);
-        self.waiting.insert(id, entrant);
-        self.deadlines.insert((entrant.deadline, id));
-        if entrant.is_continuation {
+        self.waiting.insert(id, waiter);
+        self.deadlines.insert((waiter.deadline, id));
+        if waiter.is_continuation {
             self.continuations.insert(id);
-            return Ok(Entered { id, displaced });
+            return Ok(Enqueued { id, displaced });
         }
-        self.change(entrant.tenant, |tenant| {
+        self.change(waiter.tenant, |tenant| {
             if tenant.waiting.is_empty() {
                 tenant.tag_us = tenant.tag_us.max(served_us);
             }
             tenant.waiting.insert(id);
         });
-        Ok(Entered { id, displaced })
+        Ok(Enqueued { id, displaced })
     }
 
     /// Records that the request at the head starts, and how much worker time it takes.
@@ -157,11 +157,11 @@ impl AdmissionQueue {
         if self.head() != Some(id) {
             return false;
         }
-        let Some(entrant) = self.remove(id).filter(|entrant| !entrant.is_continuation) else { return true };
-        if let Some(tenant) = self.tenants.get(&entrant.tenant) {
+        let Some(waiter) = self.remove(id).filter(|waiter| !waiter.is_continuation) else { return true };
+        if let Some(tenant) = self.tenants.get(&waiter.tenant) {
             self.served_us = tenant.tag_us;
         }
-        self.change(entrant.tenant, |tenant| tenant.tag_us = tenant.tag_us.saturating_add(service_us));
+        self.change(waiter.tenant, |tenant| tenant.tag_us = tenant.tag_us.saturating_add(service_us));
         self.forget();
         true
     }
@@ -196,15 +196,15 @@ impl AdmissionQueue {
     }
 
     fn remove(&mut self, id: WaiterId) -> Option<Waiter> {
-        let entrant = self.waiting.remove(&id)?;
-        self.deadlines.remove(&(entrant.deadline, id));
+        let waiter = self.waiting.remove(&id)?;
+        self.deadlines.remove(&(waiter.deadline, id));
         if self.continuations.remove(&id) {
-            return Some(entrant);
+            return Some(waiter);
         }
-        self.change(entrant.tenant, |tenant| {
+        self.change(waiter.tenant, |tenant| {
             tenant.waiting.remove(&id);
         });
-        Some(entrant)
+        Some(waiter)
     }
 
     /// Changes a tenant and updates its position in the order.

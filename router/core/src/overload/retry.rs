@@ -84,7 +84,7 @@ pub struct RetryOptions {
 
 /// What follows a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RetryDecision {
     /// The request goes to another worker.
     TryAnother,
     /// The client gets the error.
@@ -97,9 +97,9 @@ impl RetryOptions {
     ///
     /// The time that a worker spent before the request's first failure is not spent on retries. Nor is the time that it
     /// took to notice the loss of a worker.
-    pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> Verdict {
+    pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> RetryDecision {
         let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
-        if n_attempts < self.attempts_max && is_in_time { Verdict::TryAnother } else { Verdict::GiveUp }
+        if n_attempts < self.attempts_max && is_in_time { RetryDecision::TryAnother } else { RetryDecision::GiveUp }
     }
 }
 
@@ -195,12 +195,12 @@ mod tests {
     fn tries_so_often_and_so_long_and_no_more() {
         let options = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(10) };
         for (n_attempts, failure, seconds, expected) in [
-            (1, Failure::Broken, 0, Verdict::TryAnother),
-            (2, Failure::Broken, 10, Verdict::TryAnother),
-            (3, Failure::Broken, 0, Verdict::GiveUp),
-            (1, Failure::Broken, 11, Verdict::GiveUp),
-            (2, Failure::Lost, 3600, Verdict::TryAnother),
-            (3, Failure::Lost, 0, Verdict::GiveUp),
+            (1, Failure::Broken, 0, RetryDecision::TryAnother),
+            (2, Failure::Broken, 10, RetryDecision::TryAnother),
+            (3, Failure::Broken, 0, RetryDecision::GiveUp),
+            (1, Failure::Broken, 11, RetryDecision::GiveUp),
+            (2, Failure::Lost, 3600, RetryDecision::TryAnother),
+            (3, Failure::Lost, 0, RetryDecision::GiveUp),
         ] {
             let verdict = options.after(n_attempts, failure, Duration::from_secs(seconds));
             assert_eq!(verdict, expected, "{n_attempts} {failure:?} {seconds}");

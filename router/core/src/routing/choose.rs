@@ -86,7 +86,7 @@ impl FromStr for Policy {
 
 /// Reason why a worker was chosen; its text is the value of `x-warmpath-route`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum ChoiceReason {
     /// No other worker was available.
     Only,
     /// The worker holds the longest prefix of the prompt.
@@ -103,7 +103,7 @@ pub enum Reason {
     Retry,
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for ChoiceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Only => f.write_str("only"),
@@ -336,20 +336,25 @@ fn rendezvous(affinity: u64, name: &str) -> u64 {
 }
 
 /// Returns the reason why `chosen` was chosen among `candidates`.
-pub fn reason(policy: Policy, candidates: &[Candidate<'_>], chosen: &Candidate<'_>, prompt: PromptView<'_>) -> Reason {
+pub fn reason(
+    policy: Policy,
+    candidates: &[Candidate<'_>],
+    chosen: &Candidate<'_>,
+    prompt: PromptView<'_>,
+) -> ChoiceReason {
     if candidates.len() == 1 {
-        return Reason::Only;
+        return ChoiceReason::Only;
     }
     if !matches!(policy, Policy::PredictedTtft | Policy::Prefix) {
-        return Reason::Policy(policy);
+        return ChoiceReason::Policy(policy);
     }
     let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max().unwrap_or(0);
     match prompt {
-        PromptView::Estimated { .. } => Reason::Load,
-        PromptView::Known { .. } if chosen.transfer.is_some() => Reason::Transfer,
-        PromptView::Known { .. } if longest == 0 => Reason::Cold,
-        PromptView::Known { .. } if chosen.cached_blocks == longest => Reason::Prefix,
-        PromptView::Known { .. } => Reason::Load,
+        PromptView::Estimated { .. } => ChoiceReason::Load,
+        PromptView::Known { .. } if chosen.transfer.is_some() => ChoiceReason::Transfer,
+        PromptView::Known { .. } if longest == 0 => ChoiceReason::Cold,
+        PromptView::Known { .. } if chosen.cached_blocks == longest => ChoiceReason::Prefix,
+        PromptView::Known { .. } => ChoiceReason::Load,
     }
 }
 

@@ -25,7 +25,7 @@ const SOURCES_MAX: usize = 4;
 
 /// Event for which state moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum FleetChange {
     /// A worker has joined that holds nothing.
     Joined(WorkerIdx),
     /// A worker drains.
@@ -47,7 +47,7 @@ pub fn sources(fleet: &FleetView, new: WorkerIdx) -> Vec<WorkerIdx> {
 }
 
 /// Returns the workers that can take over the state of one that leaves.
-pub fn heirs(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
+pub fn receivers(fleet: &FleetView, leaving: WorkerIdx) -> Vec<WorkerIdx> {
     let Some(own) = layout(fleet, leaving) else { return Vec::new() };
     let stays = fleet.workers.iter().filter(|other| other.idx != leaving && !other.load.draining && !other.is_leaving);
     stays.filter(|other| exchanged(other).is_some_and(|kv| kv.layout == own)).map(|other| other.idx).collect()
@@ -86,7 +86,7 @@ pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) ->
 /// Ties go to the heir with the fewest tokens to fetch, then by name.
 pub fn divide(
     prefixes: Vec<HotPrefix>,
-    (heirs, block_size_tokens): (&[(WorkerIdx, &str)], u32),
+    (receivers, block_size_tokens): (&[(WorkerIdx, &str)], u32),
     matches: impl Fn(&[BlockKey]) -> Vec<Match>,
 ) -> HashMap<WorkerIdx, Vec<HotPrefix>> {
     let mut shares: HashMap<WorkerIdx, Vec<HotPrefix>> = HashMap::new();
@@ -97,22 +97,22 @@ pub fn divide(
         let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
         let found = matches(&keys);
-        let n_held = |heir: WorkerIdx| {
-            let ready = found.iter().find(|found| found.worker == heir && found.state == RunState::Ready);
-            let n_given = chain.iter().take_while(|hash| given.contains(&(heir, **hash))).count();
+        let n_held = |receiver: WorkerIdx| {
+            let ready = found.iter().find(|found| found.worker == receiver && found.state == RunState::Ready);
+            let n_given = chain.iter().take_while(|hash| given.contains(&(receiver, **hash))).count();
             n_given.max(ready.map_or(0, |found| found.blocks as usize))
         };
         let order = |place: &usize| {
-            let (heir, name) = heirs[*place];
-            (std::cmp::Reverse(n_held(heir)), n_given.get(&heir).copied().unwrap_or_default(), name)
+            let (receiver, name) = receivers[*place];
+            (std::cmp::Reverse(n_held(receiver)), n_given.get(&receiver).copied().unwrap_or_default(), name)
         };
-        let Some(place) = (0..heirs.len()).min_by_key(order) else { break };
-        let (heir, _) = heirs[place];
-        let n_missing = chain.len() - n_held(heir).min(chain.len());
+        let Some(place) = (0..receivers.len()).min_by_key(order) else { break };
+        let (receiver, _) = receivers[place];
+        let n_missing = chain.len() - n_held(receiver).min(chain.len());
         if n_missing > 0 {
-            *n_given.entry(heir).or_default() += n_missing;
-            given.extend(chain.into_iter().map(|hash| (heir, hash)));
-            shares.entry(heir).or_default().push(prefix);
+            *n_given.entry(receiver).or_default() += n_missing;
+            given.extend(chain.into_iter().map(|hash| (receiver, hash)));
+            shares.entry(receiver).or_default().push(prefix);
         }
     }
     shares

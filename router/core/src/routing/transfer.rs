@@ -9,7 +9,7 @@ use warmpath_common::model::{Fingerprint, KvTransfer};
 use warmpath_common::summary::RunState;
 
 use crate::WorkerIdx;
-use crate::fleet::{Connection, FleetView, WorkerView};
+use crate::fleet::{ConnectionState, FleetView, WorkerView};
 use crate::index::Match;
 
 /// Most peers that are compared for each worker, the ones that hold most.
@@ -63,7 +63,7 @@ pub struct Gap {
 ///
 /// A worker that drains still sends its state.
 pub(super) fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
-    let is_live = worker.link == Connection::Live && worker.excluded.is_none() && worker.stock.is_none();
+    let is_live = worker.link == ConnectionState::Live && worker.excluded.is_none() && worker.stock.is_none();
     worker.model.as_ref().filter(|_| is_live)?.kv_transfer
 }
 

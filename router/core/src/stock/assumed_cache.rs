@@ -23,7 +23,7 @@ const SURPASSED_MAX: usize = 4;
 const BLOCKS_MAX: usize = 1 << 21;
 
 /// Number of a use; later uses have larger numbers.
-pub(super) type Use = u64;
+pub(super) type UseNumber = u64;
 
 /// Limits of the assumed blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,10 +50,10 @@ impl AssumedCacheLimits {
 pub(super) struct AssumedCache {
     limits: AssumedCacheLimits,
     capacity_blocks: usize,
-    last_use: HashMap<BlockKey, Use>,
+    last_use: HashMap<BlockKey, UseNumber>,
     /// Uses by age, those of one prompt from its last block to its first; some blocks have a later use.
-    order: VecDeque<(Use, BlockKey)>,
-    clock: Use,
+    order: VecDeque<(UseNumber, BlockKey)>,
+    clock: UseNumber,
 }
 
 impl AssumedCache {
@@ -84,12 +84,12 @@ impl AssumedCache {
     }
 
     /// Returns the last use of each leading block that is assumed.
-    pub(super) fn known(&self, keys: &[BlockKey]) -> Vec<Use> {
+    pub(super) fn known(&self, keys: &[BlockKey]) -> Vec<UseNumber> {
         keys.iter().map_while(|key| self.last_use.get(key).copied()).collect()
     }
 
     /// Records that the server has computed a prompt; returns the number of this use.
-    pub(super) fn hold(&mut self, keys: &[BlockKey], changes: &mut Vec<Change>) -> Use {
+    pub(super) fn hold(&mut self, keys: &[BlockKey], changes: &mut Vec<Change>) -> UseNumber {
         self.clock += 1;
         let keys = &keys[..keys.len().min(self.capacity_blocks)];
         let n_known = keys.iter().take_while(|key| self.last_use.contains_key(key)).count();
@@ -108,9 +108,9 @@ impl AssumedCache {
     /// Records that the server no longer had a block of the prompt `own`; `last_use` is that block's previous use.
     ///
     /// Cost: O(all assumed blocks).
-    pub(super) fn missed(&mut self, last_use: Use, own: &[BlockKey], changes: &mut Vec<Change>) {
+    pub(super) fn missed(&mut self, last_use: UseNumber, own: &[BlockKey], changes: &mut Vec<Change>) {
         let own: HashSet<_> = own.iter().collect();
-        let is_since = |(key, at): &(&BlockKey, &Use)| **at > last_use && !own.contains(key);
+        let is_since = |(key, at): &(&BlockKey, &UseNumber)| **at > last_use && !own.contains(key);
         let n_since = self.last_use.iter().filter(is_since).count();
         // Only half way: a slot that another branch takes over loses the end of one prompt and nothing of others.
         self.capacity_blocks = (n_since + self.len()) / 2;
@@ -163,9 +163,9 @@ mod tests {
     /// The same, by searching a list: key, last use, depth in its chain.
     #[derive(Default)]
     struct Naive {
-        held: Vec<(BlockKey, Use, usize)>,
+        held: Vec<(BlockKey, UseNumber, usize)>,
         capacity: usize,
-        clock: Use,
+        clock: UseNumber,
     }
 
     impl Naive {
@@ -178,7 +178,7 @@ mod tests {
             self.shrink();
         }
 
-        fn missed(&mut self, last_use: Use, own: &[BlockKey]) {
+        fn missed(&mut self, last_use: UseNumber, own: &[BlockKey]) {
             let n_since = self.held.iter().filter(|(key, at, _)| *at > last_use && !own.contains(key)).count();
             self.capacity = (n_since + self.held.len()) / 2;
             self.shrink();

@@ -10,9 +10,9 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::summary::Change;
 
-use super::assumed_cache::{AssumedCache, Use};
+use super::assumed_cache::{AssumedCache, UseNumber};
 use super::usage::Usage;
-use super::{AssumedCacheLimits, Reused, SentRequest, TokenizerSource};
+use super::{AssumedCacheLimits, ReuseReport, SentRequest, TokenizerSource};
 
 /// Number of consecutive responses whose token count differs from this router's after which the vocabulary is
 /// considered wrong.
@@ -26,7 +26,7 @@ pub struct Placed {
     /// Root of its blocks.
     pub fingerprint: Fingerprint,
     /// Source of the token counts of its prompts.
-    pub footing: TokenizerSource,
+    pub tokenizer_source: TokenizerSource,
     /// Number of tokens in a block.
     pub block_size_tokens: u32,
     /// Limits of its assumed blocks.
@@ -49,9 +49,9 @@ pub enum Residence {
 /// What a response shows about the assumed blocks.
 pub(super) struct Evidence<'a> {
     /// Previous use of each leading block that could be reused.
-    pub(super) known: &'a [Use],
+    pub(super) known: &'a [UseNumber],
     /// Uses of the requests that were running when this one arrived.
-    pub(super) busy: &'a [Use],
+    pub(super) busy: &'a [UseNumber],
     /// Block keys of the prompt.
     pub(super) keys: &'a [BlockKey],
     /// Number of blocks that were reused.
@@ -104,7 +104,8 @@ impl ModelState {
 
     /// Returns whether prompts of a request can be recorded here.
     pub(super) fn is_cut_like(&self, sending: &SentRequest) -> bool {
-        self.placed.footing != TokenizerSource::Load && sending.block_size_tokens == self.placed.block_size_tokens
+        self.placed.tokenizer_source != TokenizerSource::Load
+            && sending.block_size_tokens == self.placed.block_size_tokens
     }
 
     /// Returns the assumed free capacity. Units: tokens.
@@ -115,18 +116,18 @@ impl ModelState {
     /// Compares the server's count of a prompt's tokens; returns true when it has differed [`DIFFERING_MAX`] times in a
     /// row.
     pub(super) fn compare_counts(&mut self, sending: &SentRequest, usage: &Usage) -> bool {
-        let is_comparable = sending.is_countable && self.placed.footing == TokenizerSource::Vocabulary;
+        let is_comparable = sending.is_countable && self.placed.tokenizer_source == TokenizerSource::Vocabulary;
         let Some(counted) = usage.prompt_tokens.filter(|_| is_comparable) else { return false };
         self.n_differing = if counted == sending.n_tokens { 0 } else { self.n_differing + 1 };
         self.n_differing == DIFFERING_MAX
     }
 
     /// Compares the reuse with the prediction; returns the outcome and the number of reused blocks.
-    pub(super) fn compare_reuse(&self, sending: &SentRequest, usage: &Usage) -> Option<(Reused, usize)> {
+    pub(super) fn compare_reuse(&self, sending: &SentRequest, usage: &Usage) -> Option<(ReuseReport, usize)> {
         let (prompt_tokens, cached_tokens) = usage.reuse()?;
         let n_tokens = u64::from(sending.n_tokens.max(1));
         // In text blocks, the reused share of the tokens is roughly the reused share of the text.
-        let cached = match self.placed.footing {
+        let cached = match self.placed.tokenizer_source {
             TokenizerSource::Text => u64::from(cached_tokens) * n_tokens / u64::from(prompt_tokens),
             TokenizerSource::Vocabulary | TokenizerSource::Load => u64::from(cached_tokens),
         };
@@ -136,12 +137,12 @@ impl ModelState {
         let slack = self.slack(expected);
         let outcome = if actual.abs_diff(expected) <= slack { Ordering::Equal } else { actual.cmp(&expected) };
         let predicted = u64::from(sending.cached_tokens);
-        let predicted_tokens = match self.placed.footing {
+        let predicted_tokens = match self.placed.tokenizer_source {
             TokenizerSource::Text => predicted * u64::from(prompt_tokens) / n_tokens,
             TokenizerSource::Vocabulary | TokenizerSource::Load => predicted,
         };
         let predicted_tokens = u32::try_from(predicted_tokens).unwrap_or(u32::MAX);
-        Some((Reused { prompt_tokens, cached_tokens, predicted_tokens, outcome }, actual))
+        Some((ReuseReport { prompt_tokens, cached_tokens, predicted_tokens, outcome }, actual))
     }
 
     /// Corrects the assumed blocks by how many blocks of a prompt were reused.
@@ -163,7 +164,7 @@ impl ModelState {
     /// Returns by how many blocks a count may be off: none for tokens; for text some, since markup and rare words are
     /// spread unevenly.
     fn slack(&self, n_blocks: usize) -> usize {
-        match self.placed.footing {
+        match self.placed.tokenizer_source {
             TokenizerSource::Text => 1 + n_blocks / 8,
             TokenizerSource::Vocabulary | TokenizerSource::Load => 0,
         }

@@ -11,9 +11,9 @@ const LIMITS: AssumedCacheLimits = AssumedCacheLimits { blocks_max: 1000, blocks
 const MODEL: Fingerprint = Fingerprint([1; 32]);
 const OTHER: Fingerprint = Fingerprint([2; 32]);
 
-fn placed(fingerprint: Fingerprint, footing: TokenizerSource) -> Placed {
+fn placed(fingerprint: Fingerprint, tokenizer_source: TokenizerSource) -> Placed {
     let (identity, residence) = (String::new(), Residence::Loaded);
-    Placed { fingerprint, footing, block_size_tokens: BLOCK, limits: LIMITS, identity, residence }
+    Placed { fingerprint, tokenizer_source, block_size_tokens: BLOCK, limits: LIMITS, identity, residence }
 }
 
 struct World {
@@ -34,9 +34,9 @@ fn usage(prompt: u32, cached: u32) -> Usage {
 }
 
 impl World {
-    fn new(footing: TokenizerSource) -> Self {
+    fn new(tokenizer_source: TokenizerSource) -> Self {
         let mut server = StockServer::default();
-        server.placed(2, vec![placed(MODEL, footing)]);
+        server.placed(2, vec![placed(MODEL, tokenizer_source)]);
         server.take_news();
         Self { server, now: Instant::now(), n_sent: 0, told: Default::default() }
     }
@@ -47,11 +47,11 @@ impl World {
     }
 
     /// Sends a prompt of whole blocks and five tokens; all its assumed blocks are expected to be reused.
-    fn send(&mut self, keys: &[BlockKey]) -> VisitId {
+    fn send(&mut self, keys: &[BlockKey]) -> ServerRequestId {
         self.send_to(MODEL, keys)
     }
 
-    fn send_to(&mut self, model: Fingerprint, keys: &[BlockKey]) -> VisitId {
+    fn send_to(&mut self, model: Fingerprint, keys: &[BlockKey]) -> ServerRequestId {
         self.n_sent += 1;
         let known = keys.iter().take_while(|key| self.told.contains(key)).count() as u32;
         let sending = SentRequest {
@@ -66,8 +66,8 @@ impl World {
         self.server.sent(&id, sending, self.now)
     }
 
-    fn end(&mut self, id: VisitId, usage: Usage) -> Option<Reused> {
-        let reused = self.server.ended(id, Some(Ending { usage, is_complete: true, n_events: 0, at: self.now }));
+    fn end(&mut self, id: ServerRequestId, usage: Usage) -> Option<ReuseReport> {
+        let reused = self.server.ended(id, Some(ResponseEnd { usage, is_complete: true, n_events: 0, at: self.now }));
         self.hear();
         reused
     }
@@ -194,7 +194,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
         let at = world.pass(wait_ms);
         world.server.begun(id, at);
         let at = world.pass(90);
-        world.server.ended(id, Some(Ending { usage: usage(165, 65), is_complete: true, n_events: 10, at }));
+        world.server.ended(id, Some(ResponseEnd { usage: usage(165, 65), is_complete: true, n_events: 10, at }));
     };
     let disturbing = world.send(&[]);
     stream(&mut world, 1);
@@ -235,7 +235,7 @@ fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
     let id = world.send(&chain(0, 0, 10));
     world.server.begun(id, world.now);
     let at = world.pass(50);
-    world.server.ended(id, Some(Ending { usage: Usage::default(), is_complete: false, n_events: 6, at }));
+    world.server.ended(id, Some(ResponseEnd { usage: Usage::default(), is_complete: false, n_events: 6, at }));
     let rates = world.server.load().rates;
     assert_eq!((rates.answer_tokens, rates.decode_step_ms), (None, Some(10.0)));
 }
@@ -266,7 +266,7 @@ fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_onc
         world.server.begun(id, world.now);
         world
             .server
-            .ended(id, Some(Ending { usage: usage(counted, 0), is_complete: true, n_events: 0, at: world.now }));
+            .ended(id, Some(ResponseEnd { usage: usage(counted, 0), is_complete: true, n_events: 0, at: world.now }));
         world.hear().differing == [MODEL]
     };
     assert_eq!([166, 166, 165, 166, 166, 166, 166].map(&mut ask), [false, false, false, false, false, true, false]);

@@ -9,7 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind, ModelInfo};
 use warmpath_common::openai::ChatPrompt;
 
-use super::Listed;
+use super::StockModel;
 
 /// Chat template fingerprint of a model whose prompts are split by their text.
 ///
@@ -32,7 +32,7 @@ const MESSAGE: u8 = 0x1e;
 const PART: u8 = 0x1f;
 
 /// Returns the model description of a server that serves `listed` by its text, `n_slots` requests at a time.
-pub fn model(listed: &Listed, n_slots: u16) -> ModelInfo {
+pub fn model(listed: &StockModel, n_slots: u16) -> ModelInfo {
     let name = listed.names.first().map_or("", String::as_str);
     let root = ChainRoot { model_fingerprint: &TEMPLATE.0, lora: name.as_bytes(), cache_salt: &[] };
     ModelInfo {
@@ -158,7 +158,7 @@ mod tests {
     fn models_of_other_names_share_nothing_and_their_roots_are_no_model_files() {
         let model = |name: &str| {
             let (names, identity, residence) = (vec![name.into()], String::new(), Residence::Loaded);
-            super::model(&Listed { names, context_tokens: 1, identity, residence }, 1)
+            super::model(&StockModel { names, context_tokens: 1, identity, residence }, 1)
         };
         assert_eq!(model("a"), model("a"));
         assert_ne!(model("a").fingerprint, model("b").fingerprint);

@@ -13,7 +13,7 @@ use super::{Residence, text_blocks};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Models that it serves; empty where it reports that it serves none at the moment.
-    pub models: Vec<Listed>,
+    pub models: Vec<StockModel>,
     /// Number of requests that it runs at a time, reported or assumed.
     pub n_slots: u16,
     /// Number of listed models that were dropped because of the limit.
@@ -22,7 +22,7 @@ pub struct ServerInfo {
 
 /// One model of a stock server, as the server lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct StockModel {
     /// Model names; at least one.
     pub names: Vec<String>,
     /// Longest sequence, reported or assumed. Units: tokens.
@@ -71,7 +71,7 @@ pub struct PeerServer<'a> {
     /// The model, as its worker declares it or as it is assumed to be.
     pub model: &'a ModelInfo,
     /// Source of the token counts of its prompts.
-    pub footing: TokenizerSource,
+    pub tokenizer_source: TokenizerSource,
 }
 
 /// Returns the model that a stock server is assumed to serve as its `nth`, and the source of its token counts.
@@ -99,10 +99,10 @@ pub fn place<'a>(
         ..model.clone()
     };
     match (fellows.into_iter().find(shares_name), given) {
-        (Some(PeerServer { model, footing: TokenizerSource::Vocabulary }), _) if counts == Counts::Differ => {
+        (Some(PeerServer { model, tokenizer_source: TokenizerSource::Vocabulary }), _) if counts == Counts::Differ => {
             (own(model), TokenizerSource::Load)
         }
-        (Some(PeerServer { model, footing }), _) => (own(model), footing),
+        (Some(PeerServer { model, tokenizer_source }), _) => (own(model), tokenizer_source),
         (None, Some(model)) if nth == 0 => (own(model), TokenizerSource::Vocabulary),
         (None, Some(model)) => {
             // Models of one server share no state, even if one vocabulary is configured for all of them.
@@ -125,9 +125,9 @@ mod tests {
     use super::*;
     use crate::testing::model;
 
-    fn listed(names: &[&str]) -> Listed {
+    fn listed(names: &[&str]) -> StockModel {
         let names = names.iter().map(|&name| name.to_owned()).collect();
-        Listed { names, context_tokens: 500, identity: String::new(), residence: Residence::Loaded }
+        StockModel { names, context_tokens: 500, identity: String::new(), residence: Residence::Loaded }
     }
 
     #[test]
@@ -137,9 +137,10 @@ mod tests {
         let stranger = ModelInfo { names: vec!["x".into()], ..model() };
         let check =
             |served: &[ModelInfo], given: Option<&ModelInfo>, counts, expected: (Fingerprint, TokenizerSource)| {
-                let fellows = served.iter().map(|model| PeerServer { model, footing: TokenizerSource::Vocabulary });
-                let (model, footing) = place((&declared, 0), fellows, given, counts);
-                assert_eq!((model.fingerprint, footing), expected);
+                let fellows =
+                    served.iter().map(|model| PeerServer { model, tokenizer_source: TokenizerSource::Vocabulary });
+                let (model, tokenizer_source) = place((&declared, 0), fellows, given, counts);
+                assert_eq!((model.fingerprint, tokenizer_source), expected);
                 assert_eq!((model.names, model.n_slots, model.context_tokens), (vec!["m".into(), "n".into()], 3, 500));
             };
         let text = text_blocks::model(&declared.models[0], 3).fingerprint;
@@ -161,9 +162,10 @@ mod tests {
             assert!(roots[0] != roots[1] && roots[1] != roots[2] && roots[2] != roots[0], "{given:?}");
         }
         // A server with another list of names takes over the model of the one that shares a name with it.
-        let (first, footing) = place((&declared, 1), [], None, Counts::Agree);
+        let (first, tokenizer_source) = place((&declared, 1), [], None, Counts::Agree);
         let other = ServerInfo { models: vec![listed(&["d", "b"])], n_slots: 1, n_left_out: 0 };
-        let (second, same) = place((&other, 0), [PeerServer { model: &first, footing }], Some(&given), Counts::Differ);
+        let (second, same) =
+            place((&other, 0), [PeerServer { model: &first, tokenizer_source }], Some(&given), Counts::Differ);
         assert_eq!((second.fingerprint, same), (first.fingerprint, TokenizerSource::Text));
     }
 }

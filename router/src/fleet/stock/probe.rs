@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use warmpath_router_core::fleet::compatibility::{NAME_BYTES_MAX, NAMES_MAX};
-use warmpath_router_core::stock::{Listed, Residence, ServerInfo, ServerStatus};
+use warmpath_router_core::stock::{Residence, ServerInfo, ServerStatus, StockModel};
 
 use crate::config::{
     STOCK_ANSWER_BYTES_MAX, STOCK_ANSWER_TIMEOUT, STOCK_CONTEXT_DEFAULT, STOCK_MODELS_MAX, STOCK_SLOTS_DEFAULT,
@@ -92,17 +92,17 @@ impl ProbeError {
 }
 
 /// A server that was found.
-pub(super) struct Found {
+pub(super) struct FoundServer {
     pub(super) declared: ServerInfo,
     /// The server's list, for comparison with later lists.
     pub(super) models: Models,
-    pub(super) ways: Ways,
+    pub(super) ways: ProbePaths,
 }
 
 /// Result of a poll.
-pub(super) struct Look {
+pub(super) struct ProbeResult {
     /// The server's own report of its load; `None` if it has none.
-    pub(super) pulse: Option<ServerStatus>,
+    pub(super) server_status: Option<ServerStatus>,
     /// The server's current list; `None` if no list came, which changes nothing.
     pub(super) models: Option<Models>,
 }
@@ -123,7 +123,7 @@ struct ListedModel {
 }
 
 /// The paths where the server reports its state.
-pub(super) struct Ways {
+pub(super) struct ProbePaths {
     health: &'static str,
     load: Option<&'static str>,
 }
@@ -142,7 +142,7 @@ impl Probe {
     /// Returns the server's models and the paths where it reports its state.
     ///
     /// Errors: every [`ProbeError`].
-    pub(super) async fn find(&self) -> Result<Found, ProbeError> {
+    pub(super) async fn find(&self) -> Result<FoundServer, ProbeError> {
         let health = match self.get(HEALTH).await {
             Ok(_) => HEALTH,
             Err(ProbeError::Status { status: 403..=405 | 501, .. } | ProbeError::Refused { .. }) => MODELS,
@@ -155,12 +155,12 @@ impl Probe {
         let slots = self.json(SLOTS).await;
         let declared = declared(&models, &props, &slots);
         let metrics = self.get(METRICS).await.unwrap_or_default();
-        let load = if pulse_of_metrics(&String::from_utf8_lossy(&metrics)).is_some() {
+        let load = if status_of_metrics(&String::from_utf8_lossy(&metrics)).is_some() {
             Some(METRICS)
         } else {
-            pulse_of_slots(&slots).map(|_| SLOTS)
+            status_of_slots(&slots).map(|_| SLOTS)
         };
-        Ok(Found { declared, models, ways: Ways { health, load } })
+        Ok(FoundServer { declared, models, ways: ProbePaths { health, load } })
     }
 
     /// Returns the names that an unhealthy server will serve, if it lists them already. llama-server does so while it
@@ -174,7 +174,7 @@ impl Probe {
     ///
     /// Errors: every [`ProbeError`] if the server is unhealthy or serves nothing any more. A missing load or list is no
     /// error: the server may be computing.
-    pub(super) async fn look(&self, ways: &Ways) -> Result<Look, ProbeError> {
+    pub(super) async fn look(&self, ways: &ProbePaths) -> Result<ProbeResult, ProbeError> {
         let health = self.get(ways.health).await?;
         let models = if ways.health == MODELS { health } else { self.get(MODELS).await.unwrap_or_default() };
         let models = match listed(&serde_json::from_slice(&models).unwrap_or_default()) {
@@ -182,15 +182,15 @@ impl Probe {
             Err(ProbeError::NoModel) => return Err(ProbeError::NoModel),
             Err(_) => None,
         };
-        let pulse = match ways.load {
+        let server_status = match ways.load {
             Some(METRICS) => {
                 let text = self.get(METRICS).await.unwrap_or_default();
-                pulse_of_metrics(&String::from_utf8_lossy(&text))
+                status_of_metrics(&String::from_utf8_lossy(&text))
             }
-            Some(path) => pulse_of_slots(&self.json(path).await),
+            Some(path) => status_of_slots(&self.json(path).await),
             None => None,
         };
-        Ok(Look { pulse, models })
+        Ok(ProbeResult { server_status, models })
     }
 
     /// Returns the JSON at `path`; `Null` if there is none.
@@ -297,7 +297,7 @@ fn declared(models: &Models, props: &Value, slots: &Value) -> ServerInfo {
     // The properties describe a slot of the only model. If there are several models, each may describe its own slots.
     let is_only = models.listed.len() == 1;
     let context = |listed: Option<u32>| if is_only { context.or(listed) } else { listed.or(context) };
-    let model = |listed: &ListedModel| Listed {
+    let model = |listed: &ListedModel| StockModel {
         names: listed.names.clone(),
         context_tokens: context(listed.context_tokens).unwrap_or(STOCK_CONTEXT_DEFAULT),
         identity: listed.identity.clone(),
@@ -311,7 +311,7 @@ fn declared(models: &Models, props: &Value, slots: &Value) -> ServerInfo {
 }
 
 /// Returns the load in llama-server's `/slots`.
-fn pulse_of_slots(slots: &Value) -> Option<ServerStatus> {
+fn status_of_slots(slots: &Value) -> Option<ServerStatus> {
     let slots = slots.as_array().filter(|slots| slots.iter().all(|slot| slot["is_processing"].is_boolean()))?;
     let n_running = slots.iter().filter(|slot| slot["is_processing"] == true).count();
     // Tasks are numbered from the server's start.
@@ -320,7 +320,7 @@ fn pulse_of_slots(slots: &Value) -> Option<ServerStatus> {
 }
 
 /// Returns the load in `/metrics`, for a server whose names are known.
-fn pulse_of_metrics(text: &str) -> Option<ServerStatus> {
+fn status_of_metrics(text: &str) -> Option<ServerStatus> {
     let value = |name: &str| {
         let values = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
@@ -408,16 +408,16 @@ mod tests {
             {"id": 1, "is_processing": false, "id_task": 12},
             {"id": 2, "is_processing": false},
         ]);
-        assert_eq!(pulse_of_slots(&slots), Some(ServerStatus { n_running: 1, n_waiting: 0, progress: Some(12) }));
-        assert_eq!(pulse_of_slots(&json!({"error": {}})), None);
-        assert_eq!(pulse_of_slots(&json!([{"id": 0}])), None);
+        assert_eq!(status_of_slots(&slots), Some(ServerStatus { n_running: 1, n_waiting: 0, progress: Some(12) }));
+        assert_eq!(status_of_slots(&json!({"error": {}})), None);
+        assert_eq!(status_of_slots(&json!([{"id": 0}])), None);
         let llama = "# HELP llamacpp:requests_processing x\nllamacpp:requests_processing 2\n\
                      llamacpp:requests_deferred 5\nllamacpp:prompt_tokens_total 900\n";
-        assert_eq!(pulse_of_metrics(llama), Some(ServerStatus { n_running: 2, n_waiting: 5, progress: Some(900) }));
+        assert_eq!(status_of_metrics(llama), Some(ServerStatus { n_running: 2, n_waiting: 5, progress: Some(900) }));
         let vllm = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:num_requests_running{engine=\"1\"} 4.0\n";
-        assert_eq!(pulse_of_metrics(vllm), Some(ServerStatus { n_running: 7, n_waiting: 0, progress: None }));
+        assert_eq!(status_of_metrics(vllm), Some(ServerStatus { n_running: 7, n_waiting: 0, progress: None }));
         for none in ["", "llamacpp:requests_processing_seconds 2\n", "llamacpp:requests_processing NaN\n"] {
-            assert_eq!(pulse_of_metrics(none), None, "{none}");
+            assert_eq!(status_of_metrics(none), None, "{none}");
         }
     }
 }

@@ -8,27 +8,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
-use warmpath_router_core::event_stream::Told;
+use warmpath_router_core::event_stream::StreamState;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_router_core::stock::usage::Usage;
-use warmpath_router_core::stock::{Ending, Reused, SentRequest, VisitId};
+use warmpath_router_core::stock::{ResponseEnd, ReuseReport, SentRequest, ServerRequestId};
 
 use super::Stock;
 use crate::metrics::Metrics;
 
 /// A request at a stock server, until this is dropped.
-pub struct Visit {
+pub struct ServerRequest {
     stock: Arc<Stock>,
     metrics: Arc<Metrics>,
-    id: VisitId,
+    id: ServerRequestId,
     /// What a streamed response has reported so far.
-    told: Told,
+    state: StreamState,
     /// Usage in a whole response.
     whole: Option<Usage>,
     has_begun: bool,
 }
 
-impl Visit {
+impl ServerRequest {
     /// Records a request that is sent to `stock`.
     pub fn new(stock: &Arc<Stock>, metrics: &Arc<Metrics>, (request_id, sending): (&RequestId, SentRequest)) -> Self {
         let id = stock.server().sent(request_id, sending, Instant::now());
@@ -37,7 +37,7 @@ impl Visit {
             stock: Arc::clone(stock),
             metrics: Arc::clone(metrics),
             id,
-            told: Told::default(),
+            state: StreamState::default(),
             whole: None,
             has_begun: false,
         }
@@ -51,8 +51,8 @@ impl Visit {
     }
 
     /// Records what a streamed response has reported so far.
-    pub fn heard(&mut self, told: Told) {
-        self.told = told;
+    pub fn heard(&mut self, state: StreamState) {
+        self.state = state;
     }
 
     /// Reads a whole response; returns the number of reused prompt tokens that it reports.
@@ -74,12 +74,12 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ServerRequest {
     fn drop(&mut self) {
-        let ending = self.has_begun.then(|| Ending {
-            usage: self.whole.unwrap_or(self.told.usage),
-            is_complete: self.whole.is_some() || self.told.is_complete,
-            n_events: self.told.n_events,
+        let ending = self.has_begun.then(|| ResponseEnd {
+            usage: self.whole.unwrap_or(self.state.usage),
+            is_complete: self.whole.is_some() || self.state.is_complete,
+            n_events: self.state.n_events,
             at: Instant::now(),
         });
         let reused = self.stock.server().ended(self.id, ending);
@@ -92,7 +92,7 @@ impl Drop for Visit {
     }
 }
 
-fn count(metrics: &Metrics, reused: Reused) {
+fn count(metrics: &Metrics, reused: ReuseReport) {
     metrics.prompt_tokens.inc_by(u64::from(reused.prompt_tokens));
     metrics.cached_tokens.inc_by(u64::from(reused.cached_tokens));
     metrics.predicted_cached_tokens.inc_by(u64::from(reused.predicted_tokens));

@@ -15,7 +15,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::KnownBlocks;
 use warmpath_router_core::index::{IndexWriter, Replacement};
 
-use crate::fleet::Report;
+use crate::fleet::TrackerMessage;
 
 /// Blocks of a view that are inserted before the tracker reads its inbox again.
 ///
@@ -67,8 +67,8 @@ impl StaleReports {
     }
 
     /// Sends the notice, unless the view is distrusted already.
-    pub(super) fn raise(&self, distrust: StaleReport) {
-        self.0.send_if_modified(|known| known.replace(distrust).is_none());
+    pub(super) fn raise(&self, stale_report: StaleReport) {
+        self.0.send_if_modified(|known| known.replace(stale_report).is_none());
     }
 
     /// Records a new view, which is trusted.
@@ -81,14 +81,14 @@ impl StaleReports {
 struct Arriving {
     view: Replacement,
     /// Later reports of the worker.
-    behind: Vec<Report>,
+    behind: Vec<TrackerMessage>,
 }
 
 /// A worker whose view is in the index.
 pub(super) struct Arrived {
     pub(super) worker: WorkerIdx,
     /// Later reports of the worker, in order.
-    pub(super) behind: Vec<Report>,
+    pub(super) behind: Vec<TrackerMessage>,
 }
 
 /// Writer of the prefix index.
@@ -122,7 +122,7 @@ impl Blocks {
     }
 
     /// Returns a report that need not wait; keeps one that must wait for its worker's view.
-    pub(super) fn pass(&mut self, report: Report) -> Option<Report> {
+    pub(super) fn pass(&mut self, report: TrackerMessage) -> Option<TrackerMessage> {
         let worker = report.worker();
         let is_its = |arriving: &Arriving| Some(arriving.view.worker()) == worker;
         let Some(place) = self.arriving.iter().position(is_its) else { return Some(report) };
@@ -207,29 +207,29 @@ pub(super) mod tests {
         }
     }
 
-    fn update(worker: WorkerIdx, keys: std::ops::Range<u64>) -> Report {
-        Report::Update { worker, changes: vec![Change::Stored(run(keys))], load: None, digest: None }
+    fn update(worker: WorkerIdx, keys: std::ops::Range<u64>) -> TrackerMessage {
+        TrackerMessage::Update { worker, changes: vec![Change::Stored(run(keys))], load: None, digest: None }
     }
 
     #[test]
     fn a_digest_that_differs_raises_one_distrust_until_a_snapshot_comes() {
         let mut blocks = blocks(10);
-        let distrusts = StaleReports::default();
-        let mut told = distrusts.listen();
+        let stale_reports = StaleReports::default();
+        let mut told = stale_reports.listen();
         let mut check = |change, said: Option<std::ops::Range<u64>>| {
             blocks.update(WORKER, &[change]);
             let said = said.map(|keys| Digest::of(&run(keys).keys));
-            blocks.check(WORKER, said).into_iter().for_each(|distrust| distrusts.raise(distrust));
+            blocks.check(WORKER, said).into_iter().for_each(|stale_report| stale_reports.raise(stale_report));
             let is_new = told.has_changed().expect("the sender lives");
-            let distrust = *told.borrow_and_update();
-            distrust.filter(|_| is_new).map(|distrust| distrust.label())
+            let stale_report = *told.borrow_and_update();
+            stale_report.filter(|_| is_new).map(|stale_report| stale_report.label())
         };
         assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None);
         assert_eq!(check(Change::Removed(vec![BlockKey(4)]), Some(0..4)), None);
         assert_eq!(check(Change::Removed(vec![BlockKey(3)]), None), None, "nothing to compare with");
         assert_eq!(check(Change::Stored(run(3..4)), Some(0..3)), Some("digest"));
         assert_eq!(check(Change::Stored(run(4..5)), Some(0..3)), None, "it is known");
-        distrusts.settle();
+        stale_reports.settle();
         assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None, "all is well again");
         assert_eq!(check(Change::Stored(run(5..6)), Some(0..5)), Some("digest"));
     }
@@ -268,12 +268,12 @@ pub(super) mod tests {
         blocks.begin(WORKER, view(3));
         assert!(blocks.take_in_slice().is_empty());
         assert!(blocks.pass(update(WORKER, 0..1)).is_none());
-        assert!(blocks.pass(Report::Lost { worker: WORKER }).is_none());
+        assert!(blocks.pass(TrackerMessage::Lost { worker: WORKER }).is_none());
         assert!(blocks.pass(update(OTHER, 0..1)).is_some());
-        assert!(blocks.pass(Report::Vocabulary).is_some());
+        assert!(blocks.pass(TrackerMessage::Vocabulary).is_some());
         assert!(blocks.take_in_slice().is_empty() && blocks.is_busy());
         let [Arrived { worker: WORKER, behind }] = &blocks.take_in_slice()[..] else { panic!("all of it is there") };
-        assert!(matches!(behind[..], [Report::Update { .. }, Report::Lost { .. }]), "in order");
+        assert!(matches!(behind[..], [TrackerMessage::Update { .. }, TrackerMessage::Lost { .. }]), "in order");
         assert!(!blocks.is_busy() && blocks.pass(update(WORKER, 0..1)).is_some());
         assert_eq!(blocks.known(WORKER, KnownBlocks::default()).n_blocks, 3 * SLICE_BLOCKS);
     }

@@ -47,21 +47,21 @@ fn tracker() -> Tracker {
         first_look_max: Duration::ZERO,
         was_ready: AtomicBool::new(false),
         models_changed: Notify::new(),
-        turns: None,
+        fleet_changes: None,
         trial: TrialConfig::default(),
         metrics: Arc::new(Metrics::new()),
     });
     Tracker::new(fleet, writer)
 }
 
-fn snapshot(n_blocks: u64) -> Report {
+fn snapshot(n_blocks: u64) -> TrackerMessage {
     let starts = (0..n_blocks).step_by(RUN_BLOCKS_MAX);
     let runs = starts.map(|start| run(start..n_blocks.min(start + RUN_BLOCKS_MAX as u64))).collect();
-    Report::Replaced { worker: WORKER, runs }
+    TrackerMessage::Replaced { worker: WORKER, runs }
 }
 
-fn unreachable(kind: ConnectErrorKind) -> Report {
-    Report::Unreachable { worker: WORKER, trouble: ConnectError { kind, reason: "a test's".into() } }
+fn unreachable(kind: ConnectErrorKind) -> TrackerMessage {
+    TrackerMessage::Unreachable { worker: WORKER, trouble: ConnectError { kind, reason: "a test's".into() } }
 }
 
 /// Takes in all views that are on their way.
@@ -74,9 +74,9 @@ fn take_in(tracker: &mut Tracker) {
 #[test]
 fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost() {
     let mut tracker = tracker();
-    let (lost, resumed) = (|| Report::Lost { worker: WORKER }, || Report::Resumed { worker: WORKER });
+    let (lost, resumed) = (|| TrackerMessage::Lost { worker: WORKER }, || TrackerMessage::Resumed { worker: WORKER });
     for (what, report, is_current, n_blocks) in [
-        ("it joins", Report::Joined { worker: WORKER }, false, 0),
+        ("it joins", TrackerMessage::Joined { worker: WORKER }, false, 0),
         ("its snapshot comes", snapshot(3), true, 3),
         ("its stream is lost", lost(), false, 3),
         ("its stream goes on", resumed(), true, 3),
@@ -96,12 +96,12 @@ fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost(
 #[test]
 fn a_snapshot_s_blocks_are_not_current_before_its_last_one_nor_after_a_loss_behind_it() {
     let mut tracker = tracker();
-    tracker.take(Report::Joined { worker: WORKER });
+    tracker.take(TrackerMessage::Joined { worker: WORKER });
     let is_current = |tracker: &Tracker| tracker.workers[&WORKER].view.blocks.is_current;
     tracker.take(snapshot(N_BLOCKS_OF_SLICES));
     tracker.take_in_slice();
     assert!(tracker.blocks.is_busy() && !is_current(&tracker), "a part of it is in the index");
-    tracker.take(Report::Lost { worker: WORKER });
+    tracker.take(TrackerMessage::Lost { worker: WORKER });
     take_in(&mut tracker);
     assert!(!is_current(&tracker), "the stream was lost behind the snapshot");
     tracker.take(snapshot(1));

@@ -4,21 +4,21 @@ use proptest::prelude::*;
 
 use super::*;
 
-const ROOM: Room = Room { batch_tokens: 100, ubatch_tokens: 20, passes: Passes::Together };
+const ROOM: BatchLimits = BatchLimits { batch_tokens: 100, ubatch_tokens: 20, passes: Passes::Together };
 const USUAL: Duration = Duration::from_millis(100);
 /// Speed of a worker that has measured nothing except the time of a usual prompt.
-const PACE: Pace = Pace { usual_prompt: USUAL, batch: Duration::ZERO, token: Duration::ZERO };
+const PACE: BatchTiming = BatchTiming { usual_prompt: USUAL, batch: Duration::ZERO, token: Duration::ZERO };
 
-fn decode(slot: u16) -> Pending {
-    Pending { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO, passed_tokens: 0 }
+fn decode(slot: u16) -> RunningSequence {
+    RunningSequence { slot: SlotId(slot), work: Work::Decode, waited: Duration::ZERO, passed_tokens: 0 }
 }
 
-fn prefill(slot: u16, n_tokens: u32) -> Pending {
+fn prefill(slot: u16, n_tokens: u32) -> RunningSequence {
     waited(slot, n_tokens, 1000)
 }
 
-fn waited(slot: u16, n_tokens: u32, ms: u64) -> Pending {
-    Pending {
+fn waited(slot: u16, n_tokens: u32, ms: u64) -> RunningSequence {
+    RunningSequence {
         slot: SlotId(slot),
         work: Work::Prefill { n_tokens, ends: true },
         waited: Duration::from_millis(ms),
@@ -27,27 +27,27 @@ fn waited(slot: u16, n_tokens: u32, ms: u64) -> Pending {
 }
 
 #[track_caller]
-fn check(pending: &[Pending], expected: &[(u16, u32)]) {
+fn check(pending: &[RunningSequence], expected: &[(u16, u32)]) {
     check_at(PACE, pending, expected);
 }
 
 #[track_caller]
-fn check_apart(pending: &[Pending], expected: &[(u16, u32)]) {
-    check_in(Room { passes: Passes::Apart, ..ROOM }, PACE, pending, expected);
+fn check_apart(pending: &[RunningSequence], expected: &[(u16, u32)]) {
+    check_in(BatchLimits { passes: Passes::Apart, ..ROOM }, PACE, pending, expected);
 }
 
-fn stream(slot: u16, passed_tokens: u32) -> Pending {
-    Pending { passed_tokens, ..decode(slot) }
-}
-
-#[track_caller]
-fn check_at(pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
-    check_in(ROOM, pace, pending, expected);
+fn stream(slot: u16, passed_tokens: u32) -> RunningSequence {
+    RunningSequence { passed_tokens, ..decode(slot) }
 }
 
 #[track_caller]
-fn check_in(room: Room, pace: Pace, pending: &[Pending], expected: &[(u16, u32)]) {
-    let shares: Vec<_> = plan(pending, room, pace, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
+fn check_at(timing: BatchTiming, pending: &[RunningSequence], expected: &[(u16, u32)]) {
+    check_in(ROOM, timing, pending, expected);
+}
+
+#[track_caller]
+fn check_in(room: BatchLimits, timing: BatchTiming, pending: &[RunningSequence], expected: &[(u16, u32)]) {
+    let shares: Vec<_> = plan(pending, room, timing, 0).iter().map(|share| (share.slot.0, share.n_tokens)).collect();
     assert_eq!(shares, expected);
 }
 
@@ -84,32 +84,32 @@ fn prefers_who_has_waited_longest_for_each_token_left() {
 
 #[test]
 fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
-    let pace = |batch_ms, token_ms| Pace {
+    let timing = |batch_ms, token_ms| BatchTiming {
         batch: Duration::from_millis(batch_ms),
         token: Duration::from_millis(token_ms),
         ..PACE
     };
     let two = [prefill(0, 40), prefill(1, 30)];
-    check_at(pace(0, 1), &two, &[(1, 30)]);
-    check_at(pace(39, 1), &two, &[(1, 30)]);
-    check_at(pace(40, 1), &two, &[(0, 40), (1, 30)]);
+    check_at(timing(0, 1), &two, &[(1, 30)]);
+    check_at(timing(39, 1), &two, &[(1, 30)]);
+    check_at(timing(40, 1), &two, &[(0, 40), (1, 30)]);
     // Two prompts wait, so the second joins; then two would end later for the third's sake alone.
     let three = [prefill(0, 10), prefill(1, 20), prefill(2, 30)];
-    check_at(pace(10, 1), &three, &[(0, 10), (1, 20)]);
-    check_at(pace(9, 1), &three, &[(0, 10)]);
-    check_at(pace(60, 1), &three, &[(0, 10), (1, 20), (2, 30)]);
+    check_at(timing(10, 1), &three, &[(0, 10), (1, 20)]);
+    check_at(timing(9, 1), &three, &[(0, 10)]);
+    check_at(timing(60, 1), &three, &[(0, 10), (1, 20), (2, 30)]);
     // A prompt that continues in the next batch anyway does not wait for others.
-    check_at(pace(0, 1), &[prefill(0, 4000), prefill(1, 10), decode(2)], &[(1, 10), (2, 1)]);
-    check_at(pace(0, 1), &[waited(0, 300, 60_000), waited(1, 10, 0)], &[(0, 100)]);
-    check_at(pace(0, 1), &[decode(0), decode(1), prefill(2, 5)], &[(0, 1), (1, 1), (2, 5)]);
+    check_at(timing(0, 1), &[prefill(0, 4000), prefill(1, 10), decode(2)], &[(1, 10), (2, 1)]);
+    check_at(timing(0, 1), &[waited(0, 300, 60_000), waited(1, 10, 0)], &[(0, 100)]);
+    check_at(timing(0, 1), &[decode(0), decode(1), prefill(2, 5)], &[(0, 1), (1, 1), (2, 5)]);
 }
 
 #[test]
 fn who_waits_for_a_slot_waits_for_the_batches_too() {
-    let pace = Pace { batch: Duration::from_millis(10), token: Duration::from_millis(1), ..PACE };
+    let timing = BatchTiming { batch: Duration::from_millis(10), token: Duration::from_millis(1), ..PACE };
     let two = [prefill(0, 40), prefill(1, 30)];
-    assert_eq!(plan(&two, ROOM, pace, 2).len(), 1);
-    assert_eq!(plan(&two, ROOM, pace, 3).len(), 2);
+    assert_eq!(plan(&two, ROOM, timing, 2).len(), 1);
+    assert_eq!(plan(&two, ROOM, timing, 3).len(), 2);
 }
 
 #[test]
@@ -135,12 +135,12 @@ fn a_single_token_of_a_prompt_goes_with_those_of_the_streams() {
 
 #[test]
 fn a_piece_of_a_prompt_that_does_not_end_there_is_a_turn() {
-    let piece = |n_tokens| Pending { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
+    let piece = |n_tokens| RunningSequence { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
     check_apart(&[decode(0), piece(5)], &[(1, 5)]);
     check_apart(&[stream(0, 5), piece(5)], &[(0, 1)]);
     // No prompt ends with it, so none would wait for a prompt that joins it.
-    let pace = Pace { token: Duration::from_millis(1), ..PACE };
-    check_at(pace, &[piece(5), prefill(2, 30)], &[(1, 5), (2, 30)]);
+    let timing = BatchTiming { token: Duration::from_millis(1), ..PACE };
+    check_at(timing, &[piece(5), prefill(2, 30)], &[(1, 5), (2, 30)]);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
             came_ms.push(now_ms);
         });
         let open: Vec<usize> = (0..left.len()).filter(|idx| left[*idx] > 0).collect();
-        let pending: Vec<Pending> =
+        let pending: Vec<RunningSequence> =
             (0_u16..).zip(&open).map(|(slot, idx)| waited(slot, left[*idx], now_ms - came_ms[*idx])).collect();
         for share in plan(&pending, ROOM, PACE, 0) {
             left[open[usize::from(share.slot.0)]] -= share.n_tokens;
@@ -165,11 +165,11 @@ fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
     panic!("{} tokens of the long prompt are left", left[0]);
 }
 
-fn pending() -> impl Strategy<Value = Vec<Pending>> {
+fn pending() -> impl Strategy<Value = Vec<RunningSequence>> {
     let work =
         prop_oneof![Just(Work::Decode), (1_u32..500).prop_map(|n_tokens| Work::Prefill { n_tokens, ends: true })];
     prop::collection::vec((work, 0_u64..50), 0..16).prop_map(|works| {
-        let pending = |(slot, (work, ms))| Pending {
+        let pending = |(slot, (work, ms))| RunningSequence {
             slot: SlotId(slot),
             work,
             waited: Duration::from_millis(ms),
@@ -187,9 +187,9 @@ proptest! {
         (batch_ms, token_ms) in (0_u64..200, 0_u64..3),
         n_queued in 0_usize..4,
     ) {
-        let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Together };
+        let room = BatchLimits { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Together };
         let (batch, token) = (Duration::from_millis(batch_ms), Duration::from_millis(token_ms));
-        let shares = plan(&pending, room, Pace { batch, token, ..PACE }, n_queued);
+        let shares = plan(&pending, room, BatchTiming { batch, token, ..PACE }, n_queued);
         let share = |slot| shares.iter().find(|share| share.slot == slot).map_or(0, |share| share.n_tokens);
         let n_decoding = pending.iter().filter(|sequence| sequence.work == Work::Decode).count() as u32;
         let limit = if n_decoding > 0 { room.ubatch_tokens } else { room.batch_tokens };
@@ -230,16 +230,16 @@ proptest! {
         token_ms in 0_u64..3,
         n_answer in 1_u32..20,
     ) {
-        let room = Room { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Apart };
-        let pace = Pace { token: Duration::from_millis(token_ms), ..PACE };
+        let room = BatchLimits { batch_tokens: ubatch + more, ubatch_tokens: ubatch, passes: Passes::Apart };
+        let timing = BatchTiming { token: Duration::from_millis(token_ms), ..PACE };
         let mut n_answered = vec![0; pending.len()];
         for _ in 0..10_000 {
-            let going: Vec<Pending> =
+            let going: Vec<RunningSequence> =
                 (0..).zip(&pending).filter(|(idx, _): &(usize, _)| n_answered[*idx] < n_answer).map(|(_, p)| *p).collect();
             if going.is_empty() {
                 return Ok(());
             }
-            let shares = plan(&going, room, pace, 0);
+            let shares = plan(&going, room, timing, 0);
             prop_assert!(!shares.is_empty() && shares.is_sorted_by_key(|share| share.slot));
             let has_streams = going.iter().any(|sequence| sequence.work == Work::Decode);
             let (mut n_prefill, mut n_single, mut n_streams) = (0, 0, 0);

@@ -35,7 +35,7 @@ const N_NAMES_MAX: usize = 1 << 16;
 ///
 /// Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (2003).
 #[derive(Debug, Clone)]
-pub(super) struct Balance {
+pub(super) struct ArcTarget {
     limit_bytes: u64,
     protected_bytes_max: u64,
     unused: Names,
@@ -61,7 +61,7 @@ struct Names {
     by_age: VecDeque<(u64, BlockHash)>,
 }
 
-impl Balance {
+impl ArcTarget {
     pub(super) fn new(limit_bytes: u64) -> Self {
         let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_FIRST);
         Self { limit_bytes, protected_bytes_max, unused: Names::default(), used: Names::default() }
@@ -138,36 +138,36 @@ mod tests {
 
     #[test]
     fn what_comes_back_moves_the_border_towards_its_kind() {
-        let mut balance = Balance::new(1000);
-        assert_eq!(balance.protected_bytes_max(), 400);
-        balance.left(name(1), 10, Use::Never);
-        assert!(balance.comes(&name(1), 10));
-        assert_eq!(balance.protected_bytes_max(), 320);
-        balance.left(name(2), 5, Use::Once);
-        assert!(balance.comes(&name(2), 5));
-        assert_eq!(balance.protected_bytes_max(), 360);
-        assert!(!balance.comes(&name(2), 5), "a name is taken once");
-        assert!(!balance.comes(&name(3), 5), "this one never left");
-        assert_eq!(balance.protected_bytes_max(), 360);
+        let mut arc_target = ArcTarget::new(1000);
+        assert_eq!(arc_target.protected_bytes_max(), 400);
+        arc_target.left(name(1), 10, Use::Never);
+        assert!(arc_target.comes(&name(1), 10));
+        assert_eq!(arc_target.protected_bytes_max(), 320);
+        arc_target.left(name(2), 5, Use::Once);
+        assert!(arc_target.comes(&name(2), 5));
+        assert_eq!(arc_target.protected_bytes_max(), 360);
+        assert!(!arc_target.comes(&name(2), 5), "a name is taken once");
+        assert!(!arc_target.comes(&name(3), 5), "this one never left");
+        assert_eq!(arc_target.protected_bytes_max(), 360);
     }
 
     #[test]
     fn a_return_of_the_rarer_kind_counts_more_and_the_border_stays_within_the_tier() {
-        let mut balance = Balance::new(1000);
-        (0..10).for_each(|n| balance.left(name(n), 10, Use::Once));
-        balance.left(name(20), 10, Use::Never);
-        assert!(balance.comes(&name(20), 10));
-        assert_eq!(balance.protected_bytes_max(), 0);
-        (0..10).for_each(|n| assert!(balance.comes(&name(n), 10)));
-        assert_eq!(balance.protected_bytes_max(), 800);
+        let mut arc_target = ArcTarget::new(1000);
+        (0..10).for_each(|n| arc_target.left(name(n), 10, Use::Once));
+        arc_target.left(name(20), 10, Use::Never);
+        assert!(arc_target.comes(&name(20), 10));
+        assert_eq!(arc_target.protected_bytes_max(), 0);
+        (0..10).for_each(|n| assert!(arc_target.comes(&name(n), 10)));
+        assert_eq!(arc_target.protected_bytes_max(), 800);
     }
 
     #[test]
     fn names_are_kept_for_as_much_as_the_tier_holds_and_no_more_than_the_limit() {
-        let mut balance = Balance::new(1000);
-        (0..11).for_each(|n| balance.left(name(n), 100, Use::Never));
-        assert!(!balance.comes(&name(0), 100) && balance.comes(&name(1), 100));
-        let mut large = Balance::new(u64::MAX);
+        let mut arc_target = ArcTarget::new(1000);
+        (0..11).for_each(|n| arc_target.left(name(n), 100, Use::Never));
+        assert!(!arc_target.comes(&name(0), 100) && arc_target.comes(&name(1), 100));
+        let mut large = ArcTarget::new(u64::MAX);
         (0..=N_NAMES_MAX as u32).for_each(|n| large.left(name(n), 1, Use::Never));
         assert!(!large.comes(&name(0), 1) && large.comes(&name(1), 1));
     }

@@ -14,7 +14,7 @@ use warmpath_common::summary::Tier;
 
 use super::ChunkId;
 use super::guards::Pinned;
-use super::tier_queue::{Facts, Segment, Standing};
+use super::tier_queue::{EntryStats, Evictability, LruSegment};
 use crate::tenants::{Tenant, TenantId};
 
 /// Kind of stored KV state.
@@ -151,24 +151,24 @@ impl Chunk {
     }
 
     /// Returns whether the chunk may leave RAM: without a loss if it has a file, otherwise only if it has no children.
-    pub(super) fn standing_in_ram(&self) -> Standing {
+    pub(super) fn evictability_in_ram(&self) -> Evictability {
         match self.file {
-            File::Written => Standing::Free,
-            _ if !self.children.is_empty() => Standing::Fixed,
-            File::Writing => Standing::Writing,
-            File::Absent => Standing::Free,
+            File::Written => Evictability::Free,
+            _ if !self.children.is_empty() => Evictability::Fixed,
+            File::Writing => Evictability::Writing,
+            File::Absent => Evictability::Free,
         }
     }
 
     /// Returns whether the chunk's file may be deleted: only if no other chunk needs it to be reached, now or after a
     /// restart.
-    pub(super) fn standing_on_disk(&self) -> Standing {
+    pub(super) fn evictability_on_disk(&self) -> Evictability {
         let n_behind = if self.in_ram { self.n_filed_children } else { self.children.len() };
-        if self.file == File::Written && n_behind == 0 { Standing::Free } else { Standing::Fixed }
+        if self.file == File::Written && n_behind == 0 { Evictability::Free } else { Evictability::Fixed }
     }
 
-    pub(super) fn facts(&self) -> Facts {
-        Facts {
+    pub(super) fn stats(&self) -> EntryStats {
+        EntryStats {
             name: self.record.key_block().1,
             tenant: self.tenant,
             n_bytes: self.record.n_bytes,
@@ -176,7 +176,7 @@ impl Chunk {
             priority: self.record.priority,
             first_block: self.record.first_block,
             last_used_ms: self.last_used_ms,
-            segment: if self.n_hits > 0 { Segment::Protected } else { Segment::Probation },
+            segment: if self.n_hits > 0 { LruSegment::Protected } else { LruSegment::Probation },
             pinned: self.pinned(),
         }
     }

@@ -17,14 +17,14 @@ use std::ops::Bound;
 use hashbrown::HashMap;
 
 use super::ChunkId;
-use super::tier_queue::{Segment, Standing};
+use super::tier_queue::{Evictability, LruSegment};
 use super::views::Reason;
 use crate::tenants::{Acquaintance, Tenant, TenantId};
 
 /// Order of the chunks of a group: the least recently used first; ties: the deepest first, then the oldest.
 pub(super) type Age = (u64, Reverse<usize>, ChunkId);
 /// Order of the groups of chunks that may leave.
-pub(super) type Group = (Standing, i32, Segment);
+pub(super) type Group = (Evictability, i32, LruSegment);
 
 /// Order of tenants by their bytes; ties: the one that was quiet longest last.
 type Size = (u64, Reverse<u64>, TenantId);
@@ -86,11 +86,12 @@ impl Account {
     /// Cost: O(log n) for each priority in use.
     fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
         let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
-            let stays = |age: &Age| *segment == Segment::Protected && now_ms.saturating_sub(age.0) < min_hold_ms;
+            let stays = |age: &Age| *segment == LruSegment::Protected && now_ms.saturating_sub(age.0) < min_hold_ms;
             ages.first().copied().filter(|age| !stays(age))
         };
-        [Standing::Free, Standing::Writing].into_iter().find_map(|standing| {
-            let (first, last) = ((standing, i32::MIN, Segment::Probation), (standing, i32::MAX, Segment::Protected));
+        [Evictability::Free, Evictability::Writing].into_iter().find_map(|evictability| {
+            let (first, last) =
+                ((evictability, i32::MIN, LruSegment::Probation), (evictability, i32::MAX, LruSegment::Protected));
             self.leaving.range(first..=last).find_map(oldest_of)
         })
     }

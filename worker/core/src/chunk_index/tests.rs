@@ -127,7 +127,7 @@ fn a_collision_behind_another_prefix_gives_nothing() {
     assert_eq!(missing(&index, &other), [(0, 4)]);
     other.store(&mut index, 2);
     assert_eq!(other.n_stored(&index), 4);
-    assert_eq!(index.insert(&other.new_chunk(4..8, 3)), Err(Refused::Taken));
+    assert_eq!(index.insert(&other.new_chunk(4..8, 3)), Err(NotStored::Taken));
     // The same chain and tokens under another root.
     let other = Sequence { root: root(1), ..Sequence::new(0..16) };
     assert_eq!(other.n_stored(&index), 0);
@@ -140,7 +140,7 @@ fn finds_checkpoints_of_the_same_tokens_only_and_without_chunks() {
     let sequence = Sequence::new(0..17);
     let late = index.insert_checkpoint(&sequence.new_chunk(0..6, 1)).unwrap();
     let early = index.insert_checkpoint(&sequence.new_chunk(0..2, 2)).unwrap();
-    assert_eq!(index.insert_checkpoint(&sequence.new_chunk(0..2, 3)), Err(Refused::Taken));
+    assert_eq!(index.insert_checkpoint(&sequence.new_chunk(0..2, 3)), Err(NotStored::Taken));
     let point = |chunk, n_blocks, n_bytes| StoredCheckpoint { chunk, n_blocks, tier: Tier::Ram, n_bytes };
     assert_eq!(index.checkpoints(&sequence.prefix()), [point(early, 2, 20), point(late, 6, 60)]);
     assert_eq!(sequence.n_stored(&index), 0);
@@ -175,23 +175,23 @@ fn cuts_what_is_missing_at_multiples_of_a_chunk() {
 fn refuses_what_is_malformed_taken_too_large_or_behind_nothing() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let sequence = Sequence::new(0..17);
-    let mut check = |blocks: Range<usize>, n_bytes: u64, expected: Refused| {
+    let mut check = |blocks: Range<usize>, n_bytes: u64, expected: NotStored| {
         let new = NewChunk { n_bytes, ..sequence.new_chunk(blocks, 1) };
         assert_eq!(index.insert(&new), Err(expected));
     };
-    check(0..0, 10, Refused::Malformed);
-    check(0..5, 50, Refused::Malformed);
-    check(7..9, 20, Refused::Malformed);
-    check(0..1, 0, Refused::Malformed);
-    check(0..4, 81, Refused::TooLarge);
-    check(1..2, 10, Refused::NoParent);
+    check(0..0, 10, NotStored::Malformed);
+    check(0..5, 50, NotStored::Malformed);
+    check(7..9, 20, NotStored::Malformed);
+    check(0..1, 0, NotStored::Malformed);
+    check(0..4, 81, NotStored::TooLarge);
+    check(1..2, 10, NotStored::NoParent);
     index.insert(&sequence.new_chunk(0..4, 1)).unwrap();
-    assert_eq!(index.insert(&sequence.new_chunk(3..5, 1)), Err(Refused::Taken));
-    assert_eq!(index.insert(&sequence.new_chunk(5..6, 1)), Err(Refused::NoParent));
+    assert_eq!(index.insert(&sequence.new_chunk(3..5, 1)), Err(NotStored::Taken));
+    assert_eq!(index.insert(&sequence.new_chunk(5..6, 1)), Err(NotStored::NoParent));
     let checkpoint = NewChunk { blocks: 1..2, ..sequence.new_chunk(0..2, 1) };
-    assert_eq!(index.insert_checkpoint(&checkpoint), Err(Refused::Malformed));
+    assert_eq!(index.insert_checkpoint(&checkpoint), Err(NotStored::Malformed));
     let nothing = ChunkIndex::new(limits(0, 0)).insert(&sequence.new_chunk(0..1, 1));
-    assert_eq!(nothing, Err(Refused::TooLarge));
+    assert_eq!(nothing, Err(NotStored::TooLarge));
     index.check_invariants();
 }
 

@@ -1,11 +1,11 @@
 //! One tier: its chunks, their bytes, and the order of eviction.
 //!
-//! `tiers` decides which chunks may leave without making another unreachable, and passes it as a [`Standing`]; `shares`
-//! decides which tenant's chunk leaves.
+//! `tiers` decides which chunks may leave without making another unreachable, and passes it as an [`Evictability`];
+//! `shares` decides which tenant's chunk leaves.
 //!
 //! The order is a segmented LRU. Chunks that were used after they were stored are protected and leave after those that
 //! were not, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
-//! (`balance`).
+//! (`arc_target`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 
-use super::arc_target::{Balance, Use};
+use super::arc_target::{ArcTarget, Use};
 use super::guards::{Guards, Pin, Pinned, Pinning};
 use super::shares::{Age, Group, Need, Shares};
 use super::views::Reason;
@@ -22,7 +22,7 @@ use crate::tenants::Tenant;
 
 /// Whether a chunk may leave its tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Standing {
+pub(super) enum Evictability {
     /// It may leave.
     Free,
     /// It may leave if no free chunk can: it is being written, and shortly it could leave without a loss.
@@ -33,7 +33,7 @@ pub(super) enum Standing {
 
 /// Properties of a chunk that enters a tier.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Facts {
+pub(super) struct EntryStats {
     /// Name of the chunk that will be the same when it is stored again.
     pub name: BlockHash,
     /// Tenant to which it is charged.
@@ -43,13 +43,13 @@ pub(super) struct Facts {
     pub priority: i32,
     pub first_block: usize,
     pub last_used_ms: u64,
-    pub segment: Segment,
+    pub segment: LruSegment,
     pub pinned: Pinned,
 }
 
 /// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Segment {
+pub(super) enum LruSegment {
     /// It was not, or long ago.
     Probation,
     /// It was.
@@ -65,15 +65,15 @@ pub(super) struct TierQueue {
     shares: Shares,
     protected: BTreeSet<Age>,
     protected_bytes: u64,
-    balance: Balance,
+    arc_target: ArcTarget,
     guards: Guards,
 }
 
 /// One chunk in the tier.
 #[derive(Debug, Clone)]
 struct Member {
-    facts: Facts,
-    standing: Standing,
+    stats: EntryStats,
+    evictability: Evictability,
     used: Use,
     is_guarded: bool,
     /// Group in which the chunk is listed for eviction.
@@ -82,15 +82,15 @@ struct Member {
 
 impl Member {
     fn age(&self, id: ChunkId) -> Age {
-        (self.facts.last_used_ms, Reverse(self.facts.first_block), id)
+        (self.stats.last_used_ms, Reverse(self.stats.first_block), id)
     }
 
     fn pin(&self, id: ChunkId) -> Pin {
-        (self.facts.pinned, self.facts.first_block, id)
+        (self.stats.pinned, self.stats.first_block, id)
     }
 
     fn pinning(&self) -> Pinning {
-        Pinning { n_bytes: self.facts.n_bytes, tenant: self.facts.tenant.id }
+        Pinning { n_bytes: self.stats.n_bytes, tenant: self.stats.tenant.id }
     }
 }
 
@@ -104,7 +104,7 @@ impl TierQueue {
             shares: Shares::new(quiet_after_ms),
             protected: BTreeSet::new(),
             protected_bytes: 0,
-            balance: Balance::new(limit_bytes),
+            arc_target: ArcTarget::new(limit_bytes),
             guards: Guards::new(limit_bytes),
         }
     }
@@ -126,34 +126,35 @@ impl TierQueue {
     }
 
     /// Adds a chunk; it stays until `set_standing` allows it to leave.
-    pub(super) fn enter(&mut self, id: ChunkId, facts: Facts) {
-        let member = Member { facts, standing: Standing::Fixed, used: Use::Never, is_guarded: false, listed: None };
-        self.totals.add(facts.n_tokens, facts.n_bytes);
-        self.shares.enter(facts.tenant, facts.n_bytes);
-        self.shares.note_use(facts.tenant, facts.last_used_ms);
+    pub(super) fn enter(&mut self, id: ChunkId, stats: EntryStats) {
+        let member =
+            Member { stats, evictability: Evictability::Fixed, used: Use::Never, is_guarded: false, listed: None };
+        self.totals.add(stats.n_tokens, stats.n_bytes);
+        self.shares.enter(stats.tenant, stats.n_bytes);
+        self.shares.note_use(stats.tenant, stats.last_used_ms);
         let is_new = self.members.insert(id, member).is_none();
         assert!(is_new, "chunk {} enters a tier twice", id.0);
-        let comes_back = self.balance.comes(&facts.name, facts.n_bytes);
-        self.set_segment(id, if comes_back { Segment::Protected } else { facts.segment });
+        let comes_back = self.arc_target.comes(&stats.name, stats.n_bytes);
+        self.set_segment(id, if comes_back { LruSegment::Protected } else { stats.segment });
         self.guard(id);
     }
 
     /// Removes a chunk and returns its properties.
-    pub(super) fn leave(&mut self, id: ChunkId) -> Facts {
-        self.set_segment(id, Segment::Probation);
+    pub(super) fn leave(&mut self, id: ChunkId) -> EntryStats {
+        self.set_segment(id, LruSegment::Probation);
         self.unguard(id);
-        self.set_standing(id, Standing::Fixed);
+        self.set_standing(id, Evictability::Fixed);
         let member = self.members.remove(&id).expect("a chunk leaves only a tier that it is in");
-        self.totals.subtract(member.facts.n_tokens, member.facts.n_bytes);
-        self.shares.leave(member.facts.tenant.id, member.facts.n_bytes);
+        self.totals.subtract(member.stats.n_tokens, member.stats.n_bytes);
+        self.shares.leave(member.stats.tenant.id, member.stats.n_bytes);
         self.guard_next();
-        member.facts
+        member.stats
     }
 
     /// Remembers that a chunk is about to be evicted because another one needs its space.
     pub(super) fn note_evicted(&mut self, id: ChunkId) {
         let Some(member) = self.members.get(&id) else { return };
-        self.balance.left(member.facts.name, member.facts.n_bytes, member.used);
+        self.arc_target.left(member.stats.name, member.stats.n_bytes, member.used);
     }
 
     /// Records a tenant's use of a chunk, if it is in the tier; from now on the chunk is charged to that tenant.
@@ -161,44 +162,44 @@ impl TierQueue {
         if !self.members.contains_key(&id) {
             return;
         }
-        self.set_segment(id, Segment::Probation);
+        self.set_segment(id, LruSegment::Probation);
         let member = self.member(id);
-        let standing = std::mem::replace(&mut member.standing, Standing::Fixed);
+        let evictability = std::mem::replace(&mut member.evictability, Evictability::Fixed);
         self.relist(id);
         self.change_tenant(id, tenant);
         self.shares.note_use(tenant, now_ms);
         let member = self.member(id);
-        member.facts.last_used_ms = now_ms;
-        member.standing = standing;
-        self.set_segment(id, Segment::Protected);
+        member.stats.last_used_ms = now_ms;
+        member.evictability = evictability;
+        self.set_segment(id, LruSegment::Protected);
     }
 
     /// Charges a chunk, which must not be listed for eviction, to a tenant.
     fn change_tenant(&mut self, id: ChunkId, tenant: Tenant) {
-        let facts = self.member(id).facts;
-        if facts.tenant.id != tenant.id {
+        let stats = self.member(id).stats;
+        if stats.tenant.id != tenant.id {
             self.unguard(id);
-            self.shares.enter(tenant, facts.n_bytes);
-            self.shares.leave(facts.tenant.id, facts.n_bytes);
-            self.member(id).facts.tenant = tenant;
+            self.shares.enter(tenant, stats.n_bytes);
+            self.shares.leave(stats.tenant.id, stats.n_bytes);
+            self.member(id).stats.tenant = tenant;
             self.guard(id);
         }
     }
 
     /// Sets whether a chunk may leave, if it is in the tier.
-    pub(super) fn set_standing(&mut self, id: ChunkId, standing: Standing) {
+    pub(super) fn set_standing(&mut self, id: ChunkId, evictability: Evictability) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        member.standing = standing;
+        member.evictability = evictability;
         self.relist(id);
     }
 
     /// Sets the kind of a chunk's pin, if it is in the tier.
     pub(super) fn set_pinned(&mut self, id: ChunkId, pinned: Pinned) {
-        if self.members.get(&id).is_none_or(|member| member.facts.pinned == pinned) {
+        if self.members.get(&id).is_none_or(|member| member.stats.pinned == pinned) {
             return;
         }
         self.unguard(id);
-        self.member(id).facts.pinned = pinned;
+        self.member(id).stats.pinned = pinned;
         self.guard(id);
         self.guard_next();
     }
@@ -220,9 +221,9 @@ impl TierQueue {
     /// Moves a chunk to its group and position in the order of eviction.
     fn relist(&mut self, id: ChunkId) {
         let member = self.members.get_mut(&id).expect("the caller has seen that the chunk is in the tier");
-        let stays = member.is_guarded || member.standing == Standing::Fixed;
-        let group = (!stays).then_some((member.standing, member.facts.priority, member.facts.segment));
-        let (tenant, age) = (member.facts.tenant.id, member.age(id));
+        let stays = member.is_guarded || member.evictability == Evictability::Fixed;
+        let group = (!stays).then_some((member.evictability, member.stats.priority, member.stats.segment));
+        let (tenant, age) = (member.stats.tenant.id, member.age(id));
         if let Some(was) = std::mem::replace(&mut member.listed, group) {
             self.shares.unlist(tenant, was, age);
         }
@@ -233,26 +234,26 @@ impl TierQueue {
 
     /// Moves a chunk to a segment. While the protected segment is too large, its least recently used chunk moves to
     /// probation.
-    fn set_segment(&mut self, id: ChunkId, segment: Segment) {
+    fn set_segment(&mut self, id: ChunkId, segment: LruSegment) {
         self.change_segment(id, segment);
-        while self.protected_bytes > self.balance.protected_bytes_max()
+        while self.protected_bytes > self.arc_target.protected_bytes_max()
             && let Some((_, _, oldest)) = self.protected.first().copied()
         {
-            self.change_segment(oldest, Segment::Probation);
+            self.change_segment(oldest, LruSegment::Probation);
         }
     }
 
-    fn change_segment(&mut self, id: ChunkId, segment: Segment) {
+    fn change_segment(&mut self, id: ChunkId, segment: LruSegment) {
         let member = self.member(id);
-        member.facts.segment = segment;
-        if segment == Segment::Protected {
+        member.stats.segment = segment;
+        if segment == LruSegment::Protected {
             member.used = Use::Once;
         }
-        let (age, n_bytes) = (member.age(id), member.facts.n_bytes);
+        let (age, n_bytes) = (member.age(id), member.stats.n_bytes);
         self.relist(id);
         match segment {
-            Segment::Protected if self.protected.insert(age) => self.protected_bytes += n_bytes,
-            Segment::Probation if self.protected.remove(&age) => self.protected_bytes -= n_bytes,
+            LruSegment::Protected if self.protected.insert(age) => self.protected_bytes += n_bytes,
+            LruSegment::Probation if self.protected.remove(&age) => self.protected_bytes -= n_bytes,
             _ => {}
         }
     }
@@ -298,12 +299,12 @@ impl TierQueue {
     /// Checks that all parts agree; for tests. Panics: when they do not.
     pub(super) fn check_invariants(&self) {
         let sum = |keep: &dyn Fn(&Member) -> bool| -> u64 {
-            self.members.values().filter(|member| keep(member)).map(|member| member.facts.n_bytes).sum()
+            self.members.values().filter(|member| keep(member)).map(|member| member.stats.n_bytes).sum()
         };
         assert_eq!(sum(&|_| true), self.totals.n_bytes, "a tier's bytes are counted wrong");
         assert!(self.totals.n_bytes <= self.limit_bytes, "a tier holds more than its limit");
-        assert_eq!(sum(&|member| member.facts.segment == Segment::Protected), self.protected_bytes);
-        assert!(self.protected_bytes <= self.balance.protected_bytes_max(), "too much is protected");
+        assert_eq!(sum(&|member| member.stats.segment == LruSegment::Protected), self.protected_bytes);
+        assert!(self.protected_bytes <= self.arc_target.protected_bytes_max(), "too much is protected");
         assert_eq!(sum(&|member| member.is_guarded), self.guards.guarded_bytes());
         self.guards.check_invariants();
         self.shares.check_invariants();
@@ -312,9 +313,9 @@ impl TierQueue {
         assert_eq!(self.shares.count(), (self.members.len(), n_bytes, n_listed), "tenants' accounts are wrong");
         for (id, member) in &self.members {
             let is_listed =
-                member.listed.is_some_and(|group| self.shares.lists(member.facts.tenant.id, (group, member.age(*id))));
-            assert_eq!(is_listed, member.standing != Standing::Fixed && !member.is_guarded);
-            let is_guarded = (member.facts.pinned != Pinned::Not).then_some(member.is_guarded);
+                member.listed.is_some_and(|group| self.shares.lists(member.stats.tenant.id, (group, member.age(*id))));
+            assert_eq!(is_listed, member.evictability != Evictability::Fixed && !member.is_guarded);
+            let is_guarded = (member.stats.pinned != Pinned::Not).then_some(member.is_guarded);
             assert_eq!(self.guards.is_guarded(member.pin(*id)), is_guarded);
         }
     }

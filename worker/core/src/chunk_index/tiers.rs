@@ -13,7 +13,7 @@ use warmpath_common::summary::Tier;
 
 use super::entry::{Chunk, File, Kind, Record};
 use super::shares::Need;
-use super::tier_queue::Standing;
+use super::tier_queue::Evictability;
 use super::views::Reason;
 use super::{ChunkId, ChunkIndex, Prefix};
 use crate::tenants::{Tenant, TenantId};
@@ -48,7 +48,7 @@ pub enum Order {
 
 /// Reason for which a chunk or checkpoint was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum NotStored {
     /// It alone exceeds the limit.
     #[error("the chunk alone is larger than its tier's limit")]
     TooLarge,
@@ -74,7 +74,7 @@ pub(super) enum DiskHealth {
 }
 
 /// Bytes that must fit into a tier.
-struct Room {
+struct NeededSpace {
     tier: Tier,
     n_bytes: u64,
     tenant: Tenant,
@@ -90,24 +90,24 @@ impl ChunkIndex {
     /// that may leave: lower priority first, then chunks that were not used after they were stored, then the least
     /// recently used. Held chunks, guarded pins, and chunks that are needed to reach others always stay. A chunk that
     /// was used after it was stored stays during the minimum hold time, unless its tenant is above its share.
-    /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`Refused`].
-    pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
+    /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`NotStored`].
+    pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
         let record = self.record_of(Kind::Chunk, new)?;
         if record.blocks.len() > self.limits.chunk_blocks_max {
-            return Err(Refused::Malformed);
+            return Err(NotStored::Malformed);
         }
         let before = Prefix { chain: &new.prefix.chain[..record.first_block], ..new.prefix };
         let found = self.find(&before);
         if found.n_blocks < record.first_block {
-            return Err(Refused::NoParent);
+            return Err(NotStored::NoParent);
         }
         self.admit(record, found.pieces.last().map(|piece| piece.chunk), (new.tenant, new.now_ms))
     }
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
     ///
-    /// Frees space as [`Self::insert`] does. Errors: see [`Refused`].
-    pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, Refused> {
+    /// Frees space as [`Self::insert`] does. Errors: see [`NotStored`].
+    pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
         let record = self.record_of(Kind::Checkpoint, new)?;
         self.admit(record, None, (new.tenant, new.now_ms))
     }
@@ -116,11 +116,11 @@ impl ChunkIndex {
     /// in that order. The shell must delete refused files; for files that are evicted later it gets an order.
     ///
     /// Panics: when the index holds any chunk or pin.
-    pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, Refused>> {
+    pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, NotStored>> {
         assert!(self.chunks.is_empty() && self.pins().is_empty(), "files are adopted into an empty index");
         let mut by_depth: Vec<usize> = (0..files.len()).collect();
         by_depth.sort_by_key(|idx| files[*idx].0.first_block);
-        let mut outcomes = vec![Err(Refused::Malformed); files.len()];
+        let mut outcomes = vec![Err(NotStored::Malformed); files.len()];
         let mut now_ms = 0;
         for idx in by_depth {
             let (record, last_used_ms) = &files[idx];
@@ -174,7 +174,7 @@ impl ChunkIndex {
             return true;
         }
         let (n_bytes, tenant) = (chunk.record.n_bytes, chunk.tenant);
-        if !self.make_room(&Room { tier: Tier::Ram, n_bytes, tenant, now_ms, spared: None }) {
+        if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes, tenant, now_ms, spared: None }) {
             return false;
         }
         self.enter_ram(id);
@@ -212,12 +212,12 @@ impl ChunkIndex {
         }
     }
 
-    fn record_of(&self, kind: Kind, new: &NewChunk<'_>) -> Result<Record, Refused> {
+    fn record_of(&self, kind: Kind, new: &NewChunk<'_>) -> Result<Record, NotStored> {
         let n = self.limits.block_size_tokens as usize;
         let Range { start, end } = new.blocks;
         let is_inside = start < end && end <= new.prefix.chain.len() && end <= new.prefix.tokens.len() / n;
         if !is_inside || new.n_bytes == 0 || (kind == Kind::Checkpoint && start > 0) {
-            return Err(Refused::Malformed);
+            return Err(NotStored::Malformed);
         }
         Ok(Record {
             kind,
@@ -237,15 +237,15 @@ impl ChunkIndex {
         record: Record,
         parent: Option<ChunkId>,
         (tenant, now_ms): (Tenant, u64),
-    ) -> Result<ChunkId, Refused> {
+    ) -> Result<ChunkId, NotStored> {
         self.check_free(&record)?;
         if record.n_bytes > self.limits.ram_bytes {
-            return Err(Refused::TooLarge);
+            return Err(NotStored::TooLarge);
         }
         // If the parent is only in RAM and has no children, it could be evicted for its own child.
         let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
-        if !self.make_room(&Room { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
-            return Err(Refused::NoRoom);
+        if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
+            return Err(NotStored::NoRoom);
         }
         let id = self.link(record, parent, (tenant, now_ms));
         self.enter_ram(id);
@@ -258,16 +258,16 @@ impl ChunkIndex {
         Ok(id)
     }
 
-    fn adopt_one(&mut self, record: &Record, last_used_ms: u64) -> Result<ChunkId, Refused> {
+    fn adopt_one(&mut self, record: &Record, last_used_ms: u64) -> Result<ChunkId, NotStored> {
         if !record.is_well_formed(self.limits.block_size_tokens as usize) {
-            return Err(Refused::Malformed);
+            return Err(NotStored::Malformed);
         }
         if record.n_bytes > self.limits.disk_bytes {
-            return Err(Refused::TooLarge);
+            return Err(NotStored::TooLarge);
         }
         self.check_free(record)?;
         let parent =
-            record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(Refused::NoParent)).transpose()?;
+            record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(NotStored::NoParent)).transpose()?;
         let newcomer = || Tenant::stranger(TenantId::of_root(&record.root));
         let tenant = record.tenant.map_or_else(newcomer, Tenant::known);
         let id = self.link(record.clone(), parent, (tenant, last_used_ms));
@@ -284,13 +284,13 @@ impl ChunkIndex {
         (parent.root == record.root && parent.first_block + offset + 1 == record.first_block).then_some(id)
     }
 
-    fn check_free(&self, record: &Record) -> Result<(), Refused> {
+    fn check_free(&self, record: &Record) -> Result<(), NotStored> {
         let mut seen = HashSet::new();
         let is_taken = match record.kind {
             Kind::Chunk => record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen.insert(hash)),
             Kind::Checkpoint => self.checkpoints.contains_key(&record.key_block().1),
         };
-        if is_taken { Err(Refused::Taken) } else { Ok(()) }
+        if is_taken { Err(NotStored::Taken) } else { Ok(()) }
     }
 
     fn link(&mut self, record: Record, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> ChunkId {
@@ -315,11 +315,11 @@ impl ChunkIndex {
     }
 
     /// Evicts chunks until a tier has space, and returns whether it has.
-    fn make_room(&mut self, room: &Room) -> bool {
+    fn make_room(&mut self, room: &NeededSpace) -> bool {
         if let Some(id) = room.spared {
             self.hold(id);
         }
-        let &Room { tenant, n_bytes, now_ms, .. } = room;
+        let &NeededSpace { tenant, n_bytes, now_ms, .. } = room;
         let need = Need { tenant, n_bytes, now_ms, min_hold_ms: self.limits.min_hold_ms };
         let has_room = loop {
             let queue = if room.tier == Tier::Disk { &mut self.disk } else { &mut self.ram };
@@ -352,23 +352,23 @@ impl ChunkIndex {
     fn enter_ram(&mut self, id: ChunkId) {
         let chunk = self.chunk_mut(id);
         chunk.in_ram = true;
-        let facts = chunk.facts();
-        self.ram.enter(id, facts);
+        let stats = chunk.stats();
+        self.ram.enter(id, stats);
     }
 
     fn enter_disk(&mut self, id: ChunkId, file: File) {
         let chunk = self.chunk_mut(id);
         chunk.file = file;
-        let facts = chunk.facts();
-        self.disk.enter(id, facts);
+        let stats = chunk.stats();
+        self.disk.enter(id, stats);
         self.note_filed_child(id, Filed::Newly);
     }
 
     /// Removes a chunk from RAM; without a complete file it is forgotten.
     fn drop_ram(&mut self, id: ChunkId, reason: Reason) {
         self.chunk_mut(id).in_ram = false;
-        let facts = self.ram.leave(id);
-        self.log.count(Tier::Ram, reason, &facts);
+        let stats = self.ram.leave(id);
+        self.log.count(Tier::Ram, reason, &stats);
         self.orders.push(Order::DropRam(id));
         if self.chunks[&id].file == File::Writing {
             self.drop_file(id, reason);
@@ -380,8 +380,8 @@ impl ChunkIndex {
     /// Removes a chunk's file; if the chunk is not in RAM it is forgotten.
     fn drop_file(&mut self, id: ChunkId, reason: Reason) {
         self.chunk_mut(id).file = File::Absent;
-        let facts = self.disk.leave(id);
-        self.log.count(Tier::Disk, reason, &facts);
+        let stats = self.disk.leave(id);
+        self.log.count(Tier::Disk, reason, &stats);
         self.orders.push(Order::DropFile(id, Arc::clone(&self.chunks[&id].record)));
         if self.disk_health == (DiskHealth::Failing { probe: Some(id) }) {
             self.disk_health = DiskHealth::Failing { probe: None };
@@ -452,7 +452,7 @@ impl ChunkIndex {
                 self.unwritten.remove(&(depth, id));
                 continue;
             }
-            if !self.make_room(&Room { tier: Tier::Disk, n_bytes, tenant, now_ms, spared: parent }) {
+            if !self.make_room(&NeededSpace { tier: Tier::Disk, n_bytes, tenant, now_ms, spared: parent }) {
                 return;
             }
             self.unwritten.remove(&(depth, id));
@@ -480,9 +480,9 @@ impl ChunkIndex {
     pub(super) fn restand(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get(&id) else { return };
         let is_held = self.is_held(id);
-        let unless_held = |standing| if is_held { Standing::Fixed } else { standing };
-        self.ram.set_standing(id, unless_held(chunk.standing_in_ram()));
-        self.disk.set_standing(id, unless_held(chunk.standing_on_disk()));
+        let unless_held = |evictability| if is_held { Evictability::Fixed } else { evictability };
+        self.ram.set_standing(id, unless_held(chunk.evictability_in_ram()));
+        self.disk.set_standing(id, unless_held(chunk.evictability_on_disk()));
     }
 
     pub(super) fn chunk_mut(&mut self, id: ChunkId) -> &mut Chunk {

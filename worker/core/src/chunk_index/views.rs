@@ -12,7 +12,7 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
 use super::entry::{Chunk, File, Kind};
-use super::tier_queue::Facts;
+use super::tier_queue::EntryStats;
 use super::{ChunkId, ChunkIndex};
 use crate::tenants::TenantId;
 
@@ -149,7 +149,7 @@ impl News {
 
 /// Changes that were not taken yet, and all evictions.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Log {
+pub(super) struct ChangeLog {
     pending: Vec<Pending>,
     evicted: BTreeMap<(Tier, Reason), Totals>,
 }
@@ -163,9 +163,9 @@ enum Pending {
     Gone(News),
 }
 
-impl Log {
-    pub(super) fn count(&mut self, tier: Tier, reason: Reason, facts: &Facts) {
-        self.evicted.entry((tier, reason)).or_default().add(facts.n_tokens, facts.n_bytes);
+impl ChangeLog {
+    pub(super) fn count(&mut self, tier: Tier, reason: Reason, stats: &EntryStats) {
+        self.evicted.entry((tier, reason)).or_default().add(stats.n_tokens, stats.n_bytes);
     }
 
     pub(super) fn note_gone(&mut self, chunk: &Chunk) {

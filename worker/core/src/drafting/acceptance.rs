@@ -21,12 +21,12 @@ const SEEN_MAX: f64 = 64.0;
 /// Tokens of one sequence that were proposed, and how many of them were right.
 #[derive(Debug, Clone, Default)]
 pub struct Acceptance {
-    seen: [Seen; CLASSES.len()],
+    seen: [ProposedTokens; CLASSES.len()],
 }
 
 /// Outcome of a proposed token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ProposalOutcome {
     /// The sequence has it.
     Right,
     /// The sequence has another one.
@@ -34,7 +34,7 @@ pub enum Outcome {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct ProposedTokens {
     n: f64,
     n_right: f64,
 }
@@ -43,18 +43,18 @@ impl Acceptance {
     /// Returns the chance that the token after a match of `n_matched` tokens is the proposed one.
     pub fn chance(&self, n_matched: usize) -> f64 {
         let class = class(n_matched);
-        let Seen { n, n_right } = self.seen[class];
+        let ProposedTokens { n, n_right } = self.seen[class];
         (PRIOR_TOKENS * CLASSES[class].1 + n_right) / (PRIOR_TOKENS + n)
     }
 
     /// Records the token after a match of `n_matched` tokens.
-    pub fn record(&mut self, n_matched: usize, outcome: Outcome) {
+    pub fn record(&mut self, n_matched: usize, outcome: ProposalOutcome) {
         let seen = &mut self.seen[class(n_matched)];
         if seen.n >= SEEN_MAX {
-            *seen = Seen { n: seen.n / 2.0, n_right: seen.n_right / 2.0 };
+            *seen = ProposedTokens { n: seen.n / 2.0, n_right: seen.n_right / 2.0 };
         }
         seen.n += 1.0;
-        seen.n_right += if outcome == Outcome::Right { 1.0 } else { 0.0 };
+        seen.n_right += if outcome == ProposalOutcome::Right { 1.0 } else { 0.0 };
     }
 }
 
@@ -71,18 +71,18 @@ mod tests {
         let mut acceptance = Acceptance::default();
         let at_first: Vec<f64> = [0, 4, 7, 8, 16, 31, 32, 99].map(|n| acceptance.chance(n)).to_vec();
         assert_eq!(at_first, [0.5, 0.5, 0.5, 0.75, 0.9, 0.9, 0.95, 0.95]);
-        (0..10).for_each(|_| acceptance.record(5, Outcome::Right));
+        (0..10).for_each(|_| acceptance.record(5, ProposalOutcome::Right));
         assert!(acceptance.chance(4) > 0.9 && acceptance.chance(8) == 0.75, "{acceptance:?}");
-        (0..10).for_each(|_| acceptance.record(5, Outcome::Wrong));
+        (0..10).for_each(|_| acceptance.record(5, ProposalOutcome::Wrong));
         assert!((0.4..0.6).contains(&acceptance.chance(4)), "{acceptance:?}");
     }
 
     #[test]
     fn what_was_long_ago_counts_little() {
         let mut acceptance = Acceptance::default();
-        (0..10_000).for_each(|_| acceptance.record(4, Outcome::Wrong));
+        (0..10_000).for_each(|_| acceptance.record(4, ProposalOutcome::Wrong));
         assert!(acceptance.chance(4) < 0.05);
-        (0..100).for_each(|_| acceptance.record(4, Outcome::Right));
+        (0..100).for_each(|_| acceptance.record(4, ProposalOutcome::Right));
         assert!(acceptance.chance(4) > 0.75, "{acceptance:?}");
     }
 }

@@ -93,7 +93,7 @@ impl World {
         self.index.insert_checkpoint(&new).unwrap()
     }
 
-    fn outlook(&self) -> PlanInputs<'_> {
+    fn inputs(&self) -> PlanInputs<'_> {
         PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
     }
 
@@ -105,14 +105,14 @@ impl World {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let tenant = Some(TenantId::of_root(&root));
-        plan(&self.outlook(), &Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted: wanted.map(SlotId) })
+        plan(&self.inputs(), &Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted: wanted.map(SlotId) })
     }
 
     fn best_usable(&self, prompt: &[Token], salt: u8) -> u32 {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse: Reuse::Allowed, wanted: None };
-        best_usable(&self.outlook(), &wish)
+        best_usable(&self.inputs(), &wish)
     }
 }
 

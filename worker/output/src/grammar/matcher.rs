@@ -18,16 +18,16 @@ use super::parser::Symbol;
 
 /// Position of an answer in its grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct GrammarPosition {
     row: RowId,
     partial: Option<Partial>,
 }
 
 /// Matcher of one answer.
 #[derive(Debug, Clone)]
-pub struct Follower {
+pub struct GrammarMatcher {
     automaton: Automaton,
-    places: Vec<Place>,
+    places: Vec<GrammarPosition>,
 }
 
 /// Tokens that may come next by their name, whatever their text is.
@@ -39,13 +39,13 @@ pub enum ByName {
     Except(Token),
 }
 
-impl Follower {
+impl GrammarMatcher {
     /// Returns a matcher at the start of an answer that may do `fuel` work.
     ///
     /// Errors: the start alone takes more.
     pub fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<Self, Exhausted> {
         let (automaton, row) = Automaton::new(grammar, fuel)?;
-        Ok(Self { automaton, places: vec![Place { row, partial: None }] })
+        Ok(Self { automaton, places: vec![GrammarPosition { row, partial: None }] })
     }
 
     /// Sets the work that may be done until the next call. Units: characters of remembered rows, some 5 ns each.
@@ -64,7 +64,7 @@ impl Follower {
     }
 
     /// Returns the positions where the answer may be.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[GrammarPosition] {
         &self.places
     }
 
@@ -78,7 +78,7 @@ impl Follower {
     }
 
     /// Returns the tokens that the grammar names at a place.
-    pub fn named_at(&self, place: Place) -> impl Iterator<Item = Token> {
+    pub fn named_at(&self, place: GrammarPosition) -> impl Iterator<Item = Token> {
         let wishes = place.partial.is_none().then(|| self.automaton.wishes(place.row));
         wishes.into_iter().flatten().filter_map(|wish| match wish {
             Symbol::Token(token) => Some(token),
@@ -87,18 +87,20 @@ impl Follower {
     }
 
     /// Returns the place behind a byte of text; `None` if the grammar does not allow it.
-    pub fn push(&mut self, place: Place, byte: u8) -> Result<Option<Place>, Exhausted> {
-        let Place { row, partial } = place;
+    pub fn push(&mut self, place: GrammarPosition, byte: u8) -> Result<Option<GrammarPosition>, Exhausted> {
+        let GrammarPosition { row, partial } = place;
         let decoded = match partial {
             None => Partial::begin(byte),
             Some(partial) => partial.push(byte),
         };
         match decoded {
             None => Ok(None),
-            Some(Decoded::Whole(c)) => Ok(self.automaton.step(row, c)?.map(|row| Place { row, partial: None })),
+            Some(Decoded::Whole(c)) => {
+                Ok(self.automaton.step(row, c)?.map(|row| GrammarPosition { row, partial: None }))
+            }
             Some(Decoded::Begun(partial)) => {
                 let is_allowed = self.automaton.allows_one_of(row, partial.range())?;
-                Ok(is_allowed.then_some(Place { row, partial: Some(partial) }))
+                Ok(is_allowed.then_some(GrammarPosition { row, partial: Some(partial) }))
             }
         }
     }
@@ -127,13 +129,13 @@ impl Follower {
     }
 
     /// Continues at these places; returns whether there are any.
-    fn go_on(&mut self, behind: &[Place]) -> Result<bool, Exhausted> {
+    fn go_on(&mut self, behind: &[GrammarPosition]) -> Result<bool, Exhausted> {
         if behind.is_empty() {
             return Ok(false);
         }
         let mut rows: Vec<RowId> = behind.iter().map(|place| place.row).collect();
         self.automaton.trim(&mut rows)?;
-        self.places = behind.iter().zip(rows).map(|(place, row)| Place { row, ..*place }).collect();
+        self.places = behind.iter().zip(rows).map(|(place, row)| GrammarPosition { row, ..*place }).collect();
         Ok(true)
     }
 
@@ -143,7 +145,7 @@ impl Follower {
     }
 
     /// Returns the places behind a token, at most one for each partial character and one without.
-    fn behind(&mut self, token: Token, bytes: &[u8]) -> Result<Vec<Place>, Exhausted> {
+    fn behind(&mut self, token: Token, bytes: &[u8]) -> Result<Vec<GrammarPosition>, Exhausted> {
         let mut behind = Vec::new();
         for idx in 0..self.places.len() {
             let place = self.places[idx];
@@ -155,13 +157,13 @@ impl Follower {
             if place.partial.is_none()
                 && let Some(row) = self.automaton.step_token(place.row, token)?
             {
-                self.add(&mut behind, Place { row, partial: None })?;
+                self.add(&mut behind, GrammarPosition { row, partial: None })?;
             }
         }
         Ok(behind)
     }
 
-    fn push_all(&mut self, mut place: Place, bytes: &[u8]) -> Result<Option<Place>, Exhausted> {
+    fn push_all(&mut self, mut place: GrammarPosition, bytes: &[u8]) -> Result<Option<GrammarPosition>, Exhausted> {
         for byte in bytes {
             match self.push(place, *byte)? {
                 Some(next) => place = next,
@@ -171,7 +173,7 @@ impl Follower {
         Ok(Some(place))
     }
 
-    fn add(&mut self, places: &mut Vec<Place>, new: Place) -> Result<(), Exhausted> {
+    fn add(&mut self, places: &mut Vec<GrammarPosition>, new: GrammarPosition) -> Result<(), Exhausted> {
         match places.iter_mut().find(|place| place.partial == new.partial) {
             Some(place) => place.row = self.automaton.join(place.row, new.row)?,
             None => places.push(new),

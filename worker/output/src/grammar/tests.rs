@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use warmpath_common::ids::Token;
 
-use super::{Exhausted, Follower, Grammar, GrammarError, Tokens};
+use super::{Exhausted, Grammar, GrammarError, GrammarMatcher, Tokens};
 
 const FUEL: u64 = 1_500_000;
 
@@ -22,13 +22,13 @@ fn compile(text: &str) -> Result<Arc<Grammar>, GrammarError> {
     Grammar::new(text, Tokens { n_vocab: 2000, named: &named }).map(Arc::new)
 }
 
-fn follow(grammar: &str) -> Follower {
+fn follow(grammar: &str) -> GrammarMatcher {
     let grammar = compile(grammar).unwrap_or_else(|error| panic!("{error}: {grammar}"));
-    Follower::new(&grammar, FUEL).expect("the start is not too much")
+    GrammarMatcher::new(&grammar, FUEL).expect("the start is not too much")
 }
 
 /// Feeds a text byte by byte; returns how many bytes were allowed.
-fn feed(follower: &mut Follower, text: &str) -> Result<usize, Exhausted> {
+fn feed(follower: &mut GrammarMatcher, text: &str) -> Result<usize, Exhausted> {
     for (n, byte) in text.bytes().enumerate() {
         follower.refuel(FUEL);
         if !follower.take(Token::from(byte), &[byte])? {
@@ -189,7 +189,7 @@ proptest! {
                 naive.begins_with_itself() || !naive.is_possible(0), "{} refused: {}", text, error
             ),
             Ok(grammar) => for answer in &texts {
-                naive::compare(&naive, Follower::new(&grammar, FUEL).unwrap(), answer)?;
+                naive::compare(&naive, GrammarMatcher::new(&grammar, FUEL).unwrap(), answer)?;
             },
         }
     }

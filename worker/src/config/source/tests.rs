@@ -39,15 +39,15 @@ const HOME: (&str, &str) = ("HOME", "/home/a");
 
 #[test]
 fn a_repository_is_named_with_its_quantization_or_its_file() {
-    let check = |line: &str, name: &str, wanted: Wanted, revision: &str| {
+    let check = |line: &str, name: &str, wanted: FileSelection, revision: &str| {
         let (model, _) = hub(line, &[HOME]);
         let expected =
             HubModel { name: name.to_owned(), repo: "a/b-GGUF".to_owned(), revision: revision.to_owned(), wanted };
         assert_eq!(model, expected, "{line}");
     };
-    check("--hf-repo a/b-GGUF", "a/b-GGUF", Wanted::Any, "main");
-    check("--hf-repo a/b-GGUF:q8_0", "a/b-GGUF:q8_0", Wanted::Quant("q8_0".to_owned()), "main");
-    let file = || Wanted::File("sub/c.gguf".to_owned());
+    check("--hf-repo a/b-GGUF", "a/b-GGUF", FileSelection::Any, "main");
+    check("--hf-repo a/b-GGUF:q8_0", "a/b-GGUF:q8_0", FileSelection::Quant("q8_0".to_owned()), "main");
+    let file = || FileSelection::File("sub/c.gguf".to_owned());
     check("--hf-repo a/b-GGUF:q8_0 --hf-file sub/c.gguf", "a/b-GGUF:q8_0", file(), "main");
     check("--hf-repo a/b-GGUF --hf-file sub/c.gguf --hf-revision refs/pr/1", "a/b-GGUF", file(), "refs/pr/1");
     check("--model-url https://huggingface.co/a/b-GGUF/resolve/v1/sub/c.gguf?download=true", "c", file(), "v1");

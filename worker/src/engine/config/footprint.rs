@@ -39,7 +39,7 @@ pub(crate) struct Taken {
 
 /// Memory that llama.cpp reports for a model and configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct ReportedMemory {
     /// Cells that the configuration wants.
     pub(crate) wanted_cells: u64,
     /// Weights that are mapped from the file.
@@ -124,8 +124,8 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    fn new(asked: &Asked, (stored, n_slots): (u64, u16)) -> Self {
-        let Asked { large, small, wanted_cells, .. } = *asked;
+    fn new(asked: &ReportedMemory, (stored, n_slots): (u64, u16)) -> Self {
+        let ReportedMemory { large, small, wanted_cells, .. } = *asked;
         let n_between = large.n_cells.saturating_sub(small.n_cells).max(1);
         let slope = |large: u64, small: u64| large.saturating_sub(small).div_ceil(n_between);
         let (context, compute) = (slope(large.context, small.context), slope(large.compute, small.compute));
@@ -287,11 +287,11 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn asked(wanted_cells: u64) -> Asked {
+    fn asked(wanted_cells: u64) -> ReportedMemory {
         let taken = |n_cells: u64| Taken { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
         let n_cells = wanted_cells.min(ASKED_CELLS_MAX);
         let (large, small) = (taken(n_cells), taken(n_cells / 2));
-        Asked { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, devices: Vec::new(), large, small }
+        ReportedMemory { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, devices: Vec::new(), large, small }
     }
 
     fn footprint(wanted_cells: u64) -> Footprint {

@@ -13,7 +13,7 @@ use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_me
 use super::context_params;
 use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
-use crate::engine::config::footprint::{Asked, Taken};
+use crate::engine::config::footprint::{ReportedMemory, Taken};
 
 /// Longest value of the metadata that is read, with the final byte. Source: architectures and types have some twenty
 /// bytes.
@@ -101,7 +101,7 @@ pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
 /// Returns the memory of a configuration; `None` if llama.cpp cannot tell.
 ///
 /// Cost: that of reading the model's metadata twice.
-pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<Asked> {
+pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<ReportedMemory> {
     let model = Outline::load(config)?;
     let wanted_cells = wanted_cells(&model, config);
     let large_cells = wanted_cells.min(asked_cells_max);
@@ -126,7 +126,7 @@ pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Opt
         };
         DeviceMemory { context: grown(large.context, context), compute: grown(large.compute, compute), ..large }
     });
-    Some(Asked {
+    Some(ReportedMemory {
         wanted_cells,
         mapped,
         copied,

@@ -21,14 +21,14 @@ pub struct ArgumentSchemas {
     /// Token of the first schema; the others follow. It is the size of the vocabulary.
     pub first: Token,
     /// Extent of each schema.
-    pub extent: Extent,
+    pub extent: ArgumentsExtent,
     /// The schemas, compiled.
     pub schemas: Vec<CompiledSchema>,
 }
 
 /// Part of a call's arguments that a schema covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Extent {
+pub enum ArgumentsExtent {
     /// All of them, an object.
     #[default]
     Object,
@@ -39,12 +39,12 @@ pub enum Extent {
 impl ArgumentSchemas {
     /// Returns the schema of an object, given its token.
     pub(crate) fn object(&self, token: Token) -> Option<&CompiledSchema> {
-        (self.extent == Extent::Object).then(|| self.of(token)).flatten()
+        (self.extent == ArgumentsExtent::Object).then(|| self.of(token)).flatten()
     }
 
     /// Returns the schema of a single argument, given its token.
     pub(crate) fn value(&self, token: Token) -> Option<&CompiledSchema> {
-        (self.extent == Extent::Value).then(|| self.of(token)).flatten()
+        (self.extent == ArgumentsExtent::Value).then(|| self.of(token)).flatten()
     }
 
     fn of(&self, token: Token) -> Option<&CompiledSchema> {

@@ -16,7 +16,7 @@ use warmpath_worker_output::grammar::{Grammar, Tokens};
 use super::arguments::FollowedArguments;
 use super::grammar::{Followed, Spelled};
 use super::json_schema::{Constraint, SchemaCompiler};
-use super::reasoning::{Thinking, Thought};
+use super::reasoning::{Reasoning, ReasoningStep};
 use super::schema_or_call::SchemaOrCall;
 use super::tool_grammar::{Begin, CallGrammar, Waited, WaitingGrammar};
 use crate::engine::api::{EngineError, Generation};
@@ -37,7 +37,7 @@ pub(crate) enum Rule {
     /// None, until a tool call starts.
     Waiting(Box<WaitingGrammar>),
     /// None, until the model's reasoning is over.
-    Thinking(Box<Thinking>),
+    Reasoning(Box<Reasoning>),
 }
 
 impl Rule {
@@ -58,9 +58,9 @@ impl Rule {
                     Some(Begin::AtCall(start)) => start.words.clone(),
                     _ => Vec::new(),
                 };
-                Ok(match &generation.thoughts {
+                Ok(match &generation.reasoning {
                     None => then.into_rule(),
-                    Some(first) => Self::Thinking(Box::new(Thinking::new(first, words, then))),
+                    Some(first) => Self::Reasoning(Box::new(Reasoning::new(first, words, then))),
                 })
             }
             (None, Some(text), None) => Self::grammar(shared, text).map_err(|reason| EngineError::Sampler { reason }),
@@ -119,11 +119,11 @@ impl Rule {
                 Waited::Counts(followed) => Self::Grammar(followed),
                 Waited::Dropped => Self::Free,
             },
-            Self::Thinking(thinking) => {
+            Self::Reasoning(thinking) => {
                 let thought = thinking.push(token, &piece(model, token));
                 match thought.map_err(refuse)? {
-                    Thought::GoesOn(thinking) => Self::Thinking(thinking),
-                    Thought::IsOver(rule) => rule,
+                    ReasoningStep::GoesOn(thinking) => Self::Reasoning(thinking),
+                    ReasoningStep::IsOver(rule) => rule,
                 }
             }
         };

@@ -12,9 +12,9 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
-use warmpath_worker_output::grammar::{ByName, Exhausted, Follower, Grammar, Place};
+use warmpath_worker_output::grammar::{ByName, Exhausted, Grammar, GrammarMatcher, GrammarPosition};
 
-use super::arguments::{Begun, Extent, FollowedArguments, FollowedValue};
+use super::arguments::{ArgumentsExtent, Begun, FollowedArguments, FollowedValue};
 use super::json_schema::CompiledSchema;
 
 /// Most work for taking a token. Source: docs/decisions/0032; some 4 ms.
@@ -49,12 +49,12 @@ impl Spelled {
 
 /// Grammar state of one response.
 pub(crate) struct Followed {
-    follower: Follower,
+    follower: GrammarMatcher,
     vocabulary: TokEnv,
     spelled: Spelled,
     arguments: FollowedArguments,
     /// Masks of the places that were checked last, the latest at the end.
-    masks: Vec<(Vec<Place>, SimpleVob)>,
+    masks: Vec<(Vec<GrammarPosition>, SimpleVob)>,
     /// Count of the follower's trims for which these places are valid.
     n_trimmed: u32,
     /// Mask of a place where a single argument may begin, as it was last computed.
@@ -71,7 +71,7 @@ impl Followed {
         spelled: Spelled,
         arguments: FollowedArguments,
     ) -> Result<Self, String> {
-        let follower = Follower::new(grammar, MASK_FUEL).map_err(described)?;
+        let follower = GrammarMatcher::new(grammar, MASK_FUEL).map_err(described)?;
         let vocabulary = Arc::clone(vocabulary);
         Ok(Self { follower, vocabulary, spelled, arguments, masks: Vec::new(), n_trimmed: 0, value_mask: None })
     }
@@ -181,7 +181,7 @@ impl Followed {
     /// Returns where arguments begin in the next bytes, and their schema; `None` if none do.
     fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
         let schemas = &self.arguments.schemas;
-        if schemas.schemas.is_empty() || schemas.extent != Extent::Object || !bytes.contains(&b'{') {
+        if schemas.schemas.is_empty() || schemas.extent != ArgumentsExtent::Object || !bytes.contains(&b'{') {
             return Ok(None);
         }
         for idx in 0..self.follower.places().len() {
@@ -248,10 +248,10 @@ impl Followed {
         Ok(())
     }
 
-    fn mask(&mut self, places: &[Place]) -> Result<SimpleVob, String> {
+    fn mask(&mut self, places: &[GrammarPosition]) -> Result<SimpleVob, String> {
         let mut mask = self.grammar_mask(places).map_err(described)?;
         let schemas = &self.arguments.schemas;
-        if schemas.schemas.is_empty() || schemas.extent != Extent::Object {
+        if schemas.schemas.is_empty() || schemas.extent != ArgumentsExtent::Object {
             return Ok(mask);
         }
         let vocabulary = Arc::clone(&self.vocabulary);
@@ -269,7 +269,7 @@ impl Followed {
         Token::try_from(self.vocabulary.tok_trie().vocab_size()).expect("tokens are numbered by a u32")
     }
 
-    fn grammar_mask(&mut self, places: &[Place]) -> Result<SimpleVob, Exhausted> {
+    fn grammar_mask(&mut self, places: &[GrammarPosition]) -> Result<SimpleVob, Exhausted> {
         let trie = self.vocabulary.tok_trie();
         let mut mask = trie.alloc_token_set();
         self.follower.refuel(MASK_FUEL);
@@ -364,9 +364,9 @@ fn allow(mask: &mut SimpleVob, by_name: ByName, trie: &TokTrie) {
 
 /// A walk over the vocabulary's trie.
 struct Walk<'a> {
-    follower: &'a mut Follower,
+    follower: &'a mut GrammarMatcher,
     /// Places after the bytes from the trie's root to the present node.
-    places: Vec<Place>,
+    places: Vec<GrammarPosition>,
     is_exhausted: bool,
 }
 

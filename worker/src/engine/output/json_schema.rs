@@ -21,7 +21,7 @@ use warmpath_common::ids::Token;
 use warmpath_prompt::Separators;
 
 use super::arguments::bracketed;
-use crate::schema::{CallText, ValueGrammar, check_meetings};
+use crate::schema::{CallText, ValueGrammar, check_products};
 
 /// White space between the parts of a response: none, a space, or a line break with indentation.
 ///
@@ -156,7 +156,7 @@ impl SchemaCompiler {
             let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
             let job = thread.spawn_scoped(scope, || {
                 guarded(|| {
-                    check_meetings(schema)?;
+                    check_products(schema)?;
                     let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
                     fresh.start_without_prompt();
                     // The first mask shows whether there is a response at all, and warms the lexer.
@@ -316,7 +316,7 @@ impl Constraint {
             match self.allowed()? {
                 Allowed::Tokens(mask) if mask.is_allowed(token) => self.take(token)?,
                 Allowed::Tokens(_) | Allowed::Ends(_) => {
-                    return Err("what stands right behind the thoughts does not fit it".to_owned());
+                    return Err("what stands right behind the reasoning does not fit it".to_owned());
                 }
             }
         }

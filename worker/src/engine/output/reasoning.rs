@@ -8,14 +8,14 @@
 //! Not here: how reasoning is separated from content for the client (`lifecycle::output_parser`).
 
 use warmpath_common::ids::Token;
-use warmpath_worker_output::tool_call_detector::{Seen, Start, Thoughts, ToolCallDetector};
+use warmpath_worker_output::tool_call_detector::{CallDetection, ReasoningMarks, StartTrigger, ToolCallDetector};
 
 use super::constraint::Rule;
 use super::schema_or_call::SchemaOrCall;
 
 /// Reasoning that may precede the text that follows a schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ThoughtsFirst {
+pub struct ReasoningFirst {
     /// Token that opens it; `None` if the prompt has done so.
     pub opening: Option<Token>,
     /// Texts that close it.
@@ -23,7 +23,7 @@ pub struct ThoughtsFirst {
 }
 
 /// A response before its schema applies.
-pub(crate) struct Thinking {
+pub(crate) struct Reasoning {
     /// Token that would open reasoning, until the response has begun.
     pub(crate) opening: Option<Token>,
     ends: Vec<String>,
@@ -35,36 +35,36 @@ pub(crate) struct Thinking {
 }
 
 /// State after a token.
-pub(crate) enum Thought {
-    GoesOn(Box<Thinking>),
+pub(crate) enum ReasoningStep {
+    GoesOn(Box<Reasoning>),
     /// The reasoning is over, and this rule applies from now on.
     IsOver(Rule),
 }
 
-impl Thinking {
+impl Reasoning {
     /// Returns a response at its start; `calls` has the texts that begin a tool call.
-    pub(crate) fn new(first: &ThoughtsFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
-        let ThoughtsFirst { opening, ends } = first.clone();
-        let watch = ToolCallDetector::new(Start::Words(ends.clone()), Thoughts::default(), "");
+    pub(crate) fn new(first: &ReasoningFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
+        let ReasoningFirst { opening, ends } = first.clone();
+        let watch = ToolCallDetector::new(StartTrigger::Words(ends.clone()), ReasoningMarks::default(), "");
         Self { opening, ends, calls, watch, then }
     }
 
     /// Takes the next token of the response, which spells `piece`.
     ///
     /// Errors: the rule does not allow the text after the end of the reasoning in the same token.
-    pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<Thought, String> {
+    pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<ReasoningStep, String> {
         let rule = match self.opening.take() {
-            Some(opening) if opening == token => return Ok(Thought::GoesOn(self)),
+            Some(opening) if opening == token => return Ok(ReasoningStep::GoesOn(self)),
             Some(_) => self.then.take(token)?,
             None => match self.watch.push(token, piece) {
-                Seen::Call(tokens) => {
+                CallDetection::Call(tokens) => {
                     let rest = self.behind(&tokens);
                     self.then.take_text(&rest)?
                 }
-                Seen::Nothing | Seen::Full => return Ok(Thought::GoesOn(self)),
+                CallDetection::Nothing | CallDetection::Full => return Ok(ReasoningStep::GoesOn(self)),
             },
         };
-        Ok(Thought::IsOver(rule))
+        Ok(ReasoningStep::IsOver(rule))
     }
 
     /// Returns the text after the end of the reasoning with which these tokens begin, without space before it.

@@ -14,7 +14,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
-use warmpath_worker_output::infill::{self, Kept};
+use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 
 use super::constraint::{Rule, unfollowed};
@@ -104,10 +104,10 @@ impl TokenSampler {
             }
             Rule::SchemaOrCall(either) => chooser.choose_allowed(either.allowed().map_err(refuse)?, None, source),
             Rule::Grammar(followed) => chooser.choose_followed(followed, source),
-            Rule::Thinking(thinking) if thinking.opening.is_some() => {
+            Rule::Reasoning(thinking) if thinking.opening.is_some() => {
                 chooser.choose_allowed(thinking.then.allowed().map_err(refuse)?, thinking.opening, source)
             }
-            Rule::Thinking(thinking) => chooser.choose_unending(thinking.then.ends(), source),
+            Rule::Reasoning(thinking) => chooser.choose_unending(thinking.then.ends(), source),
         }?;
         let token = id.0.unsigned_abs();
         self.rule.take(model, token)?;
@@ -315,12 +315,13 @@ fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Op
     if data.is_empty() {
         return;
     }
-    let weighed = |data: &LlamaTokenData| infill::Candidate { logit: data.logit(), is_end: vocab.is_eog(data.id()) };
-    let weighed: Vec<infill::Candidate> = data.iter().map(weighed).collect();
+    let weighed =
+        |data: &LlamaTokenData| infill::TokenCandidate { logit: data.logit(), is_end: vocab.is_eog(data.id()) };
+    let weighed: Vec<infill::TokenCandidate> = data.iter().map(weighed).collect();
     match (infill::keep(&weighed, |idx| vocab.token_to_piece(data[idx].id(), false, None)), end) {
-        (Kept::Candidates(kept), _) => *data = kept.into_iter().map(|idx| data[idx]).collect(),
-        (Kept::End, Some(end)) => *data = vec![LlamaTokenData::new(end, 1.0, 1.0)],
-        (Kept::End, None) => data.truncate(1),
+        (KeptCandidates::Candidates(kept), _) => *data = kept.into_iter().map(|idx| data[idx]).collect(),
+        (KeptCandidates::End, Some(end)) => *data = vec![LlamaTokenData::new(end, 1.0, 1.0)],
+        (KeptCandidates::End, None) => data.truncate(1),
     }
 }
 

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
-use warmpath_worker_output::tool_call_detector::{Pattern, Seen, Start, Thoughts, ToolCallDetector};
+use warmpath_worker_output::tool_call_detector::{
+    CallDetection, Pattern, ReasoningMarks, StartTrigger, ToolCallDetector,
+};
 
 use super::arguments::ArgumentSchemas;
 use super::grammar::Followed;
@@ -42,7 +44,7 @@ pub struct CallStart {
     /// Regular expressions that match where one starts.
     pub patterns: Vec<String>,
     /// Texts that open and close reasoning, in which no call starts.
-    pub thoughts: Thoughts,
+    pub marks: ReasoningMarks,
     /// End of the prompt that belongs to the response.
     pub prefix: String,
 }
@@ -66,23 +68,25 @@ pub(crate) enum Waited {
 impl WaitingGrammar {
     /// Returns a waiting grammar, or why it cannot be used.
     pub(crate) fn new(followed: Box<Followed>, start: &CallStart) -> Result<Self, String> {
-        let CallStart { words, patterns, thoughts, prefix } = start;
+        let CallStart { words, patterns, marks, prefix } = start;
         let starts = if patterns.is_empty() {
-            Start::Words(words.clone())
+            StartTrigger::Words(words.clone())
         } else {
             let words = words.iter().map(|word| Pattern::of_word(word));
             let patterns: Result<_, _> = words.chain(patterns.iter().map(|pattern| Pattern::new(pattern))).collect();
-            Start::Patterns(patterns.map_err(|error| format!("what starts a tool call cannot be looked for: {error}"))?)
+            StartTrigger::Patterns(
+                patterns.map_err(|error| format!("what starts a tool call cannot be looked for: {error}"))?,
+            )
         };
-        Ok(Self { followed, watch: ToolCallDetector::new(starts, thoughts.clone(), prefix) })
+        Ok(Self { followed, watch: ToolCallDetector::new(starts, marks.clone(), prefix) })
     }
 
     /// Takes the next token of the response, which spells `piece`.
     pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Waited {
         match self.watch.push(token, piece) {
-            Seen::Nothing => Waited::Waits(self),
-            Seen::Full => Waited::Dropped,
-            Seen::Call(tokens) => {
+            CallDetection::Nothing => Waited::Waits(self),
+            CallDetection::Full => Waited::Dropped,
+            CallDetection::Call(tokens) => {
                 let fits = |(token, bytes): &(Token, Vec<u8>)| self.followed.take_part(*token, bytes);
                 if tokens.iter().all(fits) { Waited::Counts(self.followed) } else { Waited::Dropped }
             }

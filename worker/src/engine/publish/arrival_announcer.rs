@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::RequestId;
-use warmpath_worker_core::pending_prefills::PromiseId;
+use warmpath_worker_core::pending_prefills::AnnouncementId;
 
 use crate::engine::api::EngineUpdate;
 
@@ -23,9 +23,9 @@ pub(crate) struct ArrivalAnnouncer {
 }
 
 /// An early announcement, withdrawn once it is dropped.
-pub(crate) struct Promise {
+pub(crate) struct EarlyAnnouncement {
     updates: WeakUnboundedSender<EngineUpdate>,
-    id: PromiseId,
+    id: AnnouncementId,
 }
 
 impl ArrivalAnnouncer {
@@ -40,30 +40,30 @@ impl ArrivalAnnouncer {
     }
 
     /// Announces a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
-    pub(crate) fn promise(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> Promise {
-        let id = PromiseId(self.n_made.fetch_add(1, Ordering::Relaxed));
+    pub(crate) fn announce(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> EarlyAnnouncement {
+        let id = AnnouncementId(self.n_made.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
         let is_filling = self.is_filling;
-        let promised = EngineUpdate::Promised { id, request: request.clone(), n_tokens, keys, is_filling };
+        let arrived = EngineUpdate::Arrived { id, request: request.clone(), n_tokens, keys, is_filling };
         // Without the thread there is no publisher to notify.
         if let Some(updates) = self.updates.upgrade() {
-            let _ = updates.send(promised);
+            let _ = updates.send(arrived);
         }
-        Promise { updates: self.updates.clone(), id }
+        EarlyAnnouncement { updates: self.updates.clone(), id }
     }
 }
 
-impl Promise {
+impl EarlyAnnouncement {
     /// Returns its id.
-    pub(crate) fn id(&self) -> PromiseId {
+    pub(crate) fn id(&self) -> AnnouncementId {
         self.id
     }
 }
 
-impl Drop for Promise {
+impl Drop for EarlyAnnouncement {
     fn drop(&mut self) {
         if let Some(updates) = self.updates.upgrade() {
-            let _ = updates.send(EngineUpdate::Settled(self.id));
+            let _ = updates.send(EngineUpdate::Resolved(self.id));
         }
     }
 }

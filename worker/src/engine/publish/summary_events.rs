@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use warmpath_common::summary::{Change, Load};
-use warmpath_worker_core::pending_prefills::PromiseId;
+use warmpath_worker_core::pending_prefills::AnnouncementId;
 
-use super::arrival_announcer::Promise;
+use super::arrival_announcer::EarlyAnnouncement;
 use crate::engine::api::EngineUpdate;
 
 /// Shortest time between two updates with only the load.
@@ -17,31 +17,31 @@ use crate::engine::api::EngineUpdate;
 const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Sender of updates, with a rate limit on those without changes.
-pub(crate) struct Report {
+pub(crate) struct UpdateSender {
     updates: UnboundedSender<EngineUpdate>,
     /// Requests that the load counts since the last update.
-    counted: Vec<PromiseId>,
+    counted: Vec<AnnouncementId>,
     /// Early announcements of submissions that have started since the last update.
-    settled: Vec<Promise>,
+    resolved: Vec<EarlyAnnouncement>,
     sent: Option<(Instant, Load)>,
     /// Whether something happened since the last update.
     is_stale: bool,
 }
 
-impl Report {
+impl UpdateSender {
     pub(crate) fn new(updates: UnboundedSender<EngineUpdate>) -> Self {
-        Self { updates, counted: Vec::new(), settled: Vec::new(), sent: None, is_stale: true }
+        Self { updates, counted: Vec::new(), resolved: Vec::new(), sent: None, is_stale: true }
     }
 
     /// Records that the load counts a request from now on.
-    pub(crate) fn count(&mut self, promise: Option<&Promise>) {
-        self.counted.extend(promise.map(Promise::id));
+    pub(crate) fn count(&mut self, announcement: Option<&EarlyAnnouncement>) {
+        self.counted.extend(announcement.map(EarlyAnnouncement::id));
         self.is_stale = true;
     }
 
     /// Records that a submission has started, so that its blocks are reported from now on.
-    pub(crate) fn settle(&mut self, promise: Option<Promise>) {
-        self.settled.extend(promise);
+    pub(crate) fn resolve(&mut self, announcement: Option<EarlyAnnouncement>) {
+        self.resolved.extend(announcement);
     }
 
     /// Records that a step was taken.
@@ -57,7 +57,7 @@ impl Report {
 
     /// Returns whether an update must be sent at once.
     pub(crate) fn is_urgent(&self) -> bool {
-        !self.counted.is_empty() || !self.settled.is_empty()
+        !self.counted.is_empty() || !self.resolved.is_empty()
     }
 
     /// Sends the changes and the load.
@@ -71,6 +71,6 @@ impl Report {
             let _ = self.updates.send(EngineUpdate::Step { changes, load, counted });
         }
         // The announced blocks are in the changes, so the announcements are withdrawn after them.
-        self.settled.clear();
+        self.resolved.clear();
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use warmpath_common::ids::SlotId;
 use warmpath_common::lora::Applied;
 use warmpath_worker_core::adapter_schedule;
-use warmpath_worker_core::batch_plan::{self, Pending, Room, Share, Work};
+use warmpath_worker_core::batch_plan::{self, BatchLimits, RunningSequence, Share, Work};
 use warmpath_worker_core::micro_batches;
 use warmpath_worker_core::slot_table::SlotTable;
 
@@ -98,7 +98,7 @@ impl Scheduler {
     }
 
     /// Counts for each stream the prompt tokens computed since its last token.
-    pub(crate) fn let_pass(&mut self, batch: &Batch) {
+    pub(crate) fn count_passed_tokens(&mut self, batch: &Batch) {
         let is_held_up = |sequence: &&mut Sequence| sequence.is_stream() && !sequence.is_unread();
         for sequence in self.running.iter_mut().map(|(_, sequence)| sequence).filter(is_held_up) {
             sequence.passed_tokens += batch.n_prefill;
@@ -128,19 +128,20 @@ impl Scheduler {
         let is_next = |(sequence, n_held, slot): (&Sequence, u32, SlotId)| {
             (adapter_of(sequence) == adapter).then(|| pending(sequence, (slot, n_held), list_max))
         };
-        let pending: Vec<Pending> = able().filter_map(is_next).collect();
+        let pending: Vec<RunningSequence> = able().filter_map(is_next).collect();
         let is_short = able().any(|(sequence, ..)| adapter_of(sequence) != adapter)
             || is_joined(able().map(|(sequence, n_held, _)| (sequence, n_held)));
         let room = self.limits.room;
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };
-        let shares = batch_plan::plan(&pending, Room { batch_tokens, ..room }, self.averages.pace(), self.queue.len());
+        let shares =
+            batch_plan::plan(&pending, BatchLimits { batch_tokens, ..room }, self.averages.pace(), self.queue.len());
         self.planned.for_whom = able().map(|(sequence, ..)| sequence.order).collect();
         let shares = match pending.iter().all(|pending| pending.work == Work::Decode) {
             true => generator.draft(shares, &mut self.running, (table, room.ubatch_tokens)),
             false => shares,
         };
-        self.planned.rest = match &self.limits.runs {
-            Some(runs) => runs.arrange(&shares),
+        self.planned.rest = match &self.limits.decode_groups {
+            Some(decode_groups) => decode_groups.arrange(&shares),
             None => shares,
         };
     }
@@ -163,7 +164,7 @@ fn is_joined<'a>(able: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
 }
 
 /// Returns the work of a sequence.
-fn pending(sequence: &Sequence, (slot, n_held): (SlotId, u32), list_max: u32) -> Pending {
+fn pending(sequence: &Sequence, (slot, n_held): (SlotId, u32), list_max: u32) -> RunningSequence {
     let work = match sequence.work(n_held) {
         // Each step of such a prompt is a turn, the last one too: its tokens take longer than others'.
         Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {
@@ -171,5 +172,5 @@ fn pending(sequence: &Sequence, (slot, n_held): (SlotId, u32), list_max: u32) ->
         }
         work => work,
     };
-    Pending { slot, work, waited: sequence.waited(), passed_tokens: sequence.passed_tokens }
+    RunningSequence { slot, work, waited: sequence.waited(), passed_tokens: sequence.passed_tokens }
 }

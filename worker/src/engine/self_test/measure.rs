@@ -10,10 +10,10 @@ use std::time::Instant;
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
-use super::figures::{
+use super::measurements::{
     Costs, Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding,
 };
-use super::{Candidate, Outcome};
+use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv::codec::{Layout, Piece, Sections};
 use crate::engine::llama::{Llama, Logits, StateError};
@@ -91,7 +91,7 @@ struct Bench<'m> {
 }
 
 /// Measures the setting in `config`.
-pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> Candidate {
+pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> TriedSetting {
     let setting = super::expected(config);
     let mut figures = Figures::default();
     let measured = Bench::open(model, config, limit).and_then(|mut bench| {
@@ -101,13 +101,13 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
         Ok(bench.costs().ok())
     });
     let (outcome, costs) = match measured {
-        Ok(costs) => (Outcome::Whole, costs),
-        Err(Stop::Behind) => (Outcome::Behind, None),
-        Err(Stop::Disturbed) => (Outcome::Disturbed, None),
-        Err(Stop::Failed(reason)) => (Outcome::Failed(reason), None),
+        Ok(costs) => (MeasureOutcome::Whole, costs),
+        Err(Stop::Behind) => (MeasureOutcome::Behind, None),
+        Err(Stop::Disturbed) => (MeasureOutcome::Disturbed, None),
+        Err(Stop::Failed(reason)) => (MeasureOutcome::Failed(reason), None),
     };
     let cost_ms = figures.cost_ms();
-    Candidate { setting, figures, cost_ms, outcome, costs }
+    TriedSetting { setting, figures, cost_ms, outcome, costs }
 }
 
 /// Returns the cached tokens of each slot, and the tokens that it has room for besides.

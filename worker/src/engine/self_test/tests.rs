@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_model;
 
-use super::figures::rounding;
+use super::measurements::rounding;
 use super::*;
 use crate::engine::config::CacheType;
 use crate::engine::config::placement::{GpuLayers, Placement};
@@ -18,16 +18,16 @@ fn setting((flash_attn, kv_unified): (bool, bool)) -> Setting {
     Setting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
 }
 
-fn candidate(switches: (bool, bool), cost_ms: f64, outcome: Outcome) -> Candidate {
-    Candidate { setting: setting(switches), figures: Figures::default(), cost_ms, outcome, costs: None }
+fn candidate(switches: (bool, bool), cost_ms: f64, outcome: MeasureOutcome) -> TriedSetting {
+    TriedSetting { setting: setting(switches), figures: Figures::default(), cost_ms, outcome, costs: None }
 }
 
 #[test]
 fn takes_the_expected_setting_unless_another_is_clearly_cheaper() {
     let check = |costs: &[Option<f64>], expected| {
         let of = |cost: &Option<f64>| match cost {
-            Some(cost) => candidate((false, false), *cost, Outcome::Whole),
-            None => candidate((false, false), 0.0, Outcome::Failed("no memory".to_owned())),
+            Some(cost) => candidate((false, false), *cost, MeasureOutcome::Whole),
+            None => candidate((false, false), 0.0, MeasureOutcome::Failed("no memory".to_owned())),
         };
         assert_eq!(choose(&costs.iter().map(of).collect::<Vec<_>>()), expected, "{costs:?}");
     };
@@ -38,25 +38,27 @@ fn takes_the_expected_setting_unless_another_is_clearly_cheaper() {
     check(&[None, Some(1000.0)], 1);
     check(&[Some(100.0), None], 0);
     check(&[None, None], 0);
-    let mut busy = [candidate((false, false), 100.0, Outcome::Whole), candidate((true, true), 1.0, Outcome::Whole)];
+    let mut busy =
+        [candidate((false, false), 100.0, MeasureOutcome::Whole), candidate((true, true), 1.0, MeasureOutcome::Whole)];
     assert_eq!(choose(&busy), 1);
-    busy[0].outcome = Outcome::Disturbed;
+    busy[0].outcome = MeasureOutcome::Disturbed;
     assert_eq!(choose(&busy), 0, "figures of a busy machine change nothing");
-    let behind = [candidate((false, false), 100.0, Outcome::Whole), candidate((true, true), 1.0, Outcome::Behind)];
+    let behind =
+        [candidate((false, false), 100.0, MeasureOutcome::Whole), candidate((true, true), 1.0, MeasureOutcome::Behind)];
     assert_eq!(choose(&behind), 0);
 }
 
 #[test]
 fn a_second_measurement_counts_only_where_it_is_better() {
-    let mut tried = candidate((false, false), 100.0, Outcome::Whole);
-    tried.keep_better(candidate((false, false), 120.0, Outcome::Whole));
-    tried.keep_better(candidate((false, false), 10.0, Outcome::Failed("busy".to_owned())));
+    let mut tried = candidate((false, false), 100.0, MeasureOutcome::Whole);
+    tried.keep_better(candidate((false, false), 120.0, MeasureOutcome::Whole));
+    tried.keep_better(candidate((false, false), 10.0, MeasureOutcome::Failed("busy".to_owned())));
     assert_eq!(tried.cost_ms, 100.0);
-    tried.keep_better(candidate((false, false), 90.0, Outcome::Whole));
+    tried.keep_better(candidate((false, false), 90.0, MeasureOutcome::Whole));
     assert_eq!(tried.cost_ms, 90.0);
-    let mut failed = candidate((false, false), 0.0, Outcome::Failed("busy".to_owned()));
-    failed.keep_better(candidate((false, false), 90.0, Outcome::Whole));
-    assert_eq!((failed.cost_ms, failed.outcome), (90.0, Outcome::Whole));
+    let mut failed = candidate((false, false), 0.0, MeasureOutcome::Failed("busy".to_owned()));
+    failed.keep_better(candidate((false, false), 90.0, MeasureOutcome::Whole));
+    assert_eq!((failed.cost_ms, failed.outcome), (90.0, MeasureOutcome::Whole));
 }
 
 #[test]
@@ -107,7 +109,7 @@ fn bf16_that_is_measured_is_used() {
     let bf16 = Setting { cache_type_k: CacheType::Bf16, cache_type_v: CacheType::Bf16, ..setting((false, false)) };
     let tried = measure::measure(&model, &with(&auto, bf16), limit(f64::MAX, EXPECTED_TIME));
     assert_eq!(tried.setting, bf16);
-    assert!(matches!(tried.outcome, Outcome::Whole | Outcome::Disturbed), "{tried:?}");
+    assert!(matches!(tried.outcome, MeasureOutcome::Whole | MeasureOutcome::Disturbed), "{tried:?}");
     let settled = with(&auto, tried.setting);
     assert_eq!((settled.cache_type_k, settled.cache_type_v), (CacheType::Bf16, CacheType::Bf16));
 }
@@ -165,14 +167,14 @@ fn report() -> SelfTestReport {
         setting: setting((true, false)),
         origin: Origin::Measured,
         took_s: 0.5,
-        candidates: vec![candidate((true, false), 1.5, Outcome::Failed("no memory".to_owned()))],
+        candidates: vec![candidate((true, false), 1.5, MeasureOutcome::Failed("no memory".to_owned()))],
         costs: Some(Costs::default()),
     }
 }
 
 #[test]
 fn many_engines_may_name_the_machine_at_once() {
-    let key = || Key::of(MODEL, &EngineConfig::default());
+    let key = || ResultKey::of(MODEL, &EngineConfig::default());
     let first = key();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -201,14 +203,14 @@ fn remembers_by_key_and_keeps_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let below = folder.path().join("not/there/yet");
     let remembered = Remembered::new(Some(&below));
-    let key = |n: usize| Key(format!("key {n}"));
+    let key = |n: usize| ResultKey(format!("key {n}"));
     assert_eq!(remembered.load(&key(0)), None);
     for n in 0..100 {
         remembered.store(&key(n), &report()).unwrap();
     }
     let expected = SelfTestReport { origin: Origin::Remembered, ..report() };
     assert_eq!(remembered.load(&key(99)), Some(expected));
-    assert_eq!(remembered.load(&Key("another".to_owned())), None);
+    assert_eq!(remembered.load(&ResultKey("another".to_owned())), None);
     assert_eq!((0..100).filter(|&n| remembered.load(&key(n)).is_some()).count(), 64);
     assert_eq!(std::fs::read_dir(&below).unwrap().count(), 1, "nothing is left behind");
 }
@@ -216,7 +218,7 @@ fn remembers_by_key_and_keeps_the_newest() {
 #[test]
 fn a_file_that_is_damaged_or_cannot_be_there_is_as_good_as_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (file, key) = (folder.path().join("self-test.json"), Key("key".to_owned()));
+    let (file, key) = (folder.path().join("self-test.json"), ResultKey("key".to_owned()));
     let remembered = Remembered::new(Some(folder.path()));
     for damaged in ["", "no json", "{\"entries\": 3}", "[]"] {
         std::fs::write(&file, damaged).unwrap();
@@ -256,7 +258,10 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         let chosen = (switch(report.setting.flash_attn), switch(report.setting.kv_unified));
         assert_eq!((settled.flash_attn, settled.kv_unified), chosen);
         assert_eq!(report.origin, Origin::Measured);
-        assert!(report.candidates.iter().all(|tried| !matches!(tried.outcome, Outcome::Failed(_))), "{preset:?}");
+        assert!(
+            report.candidates.iter().all(|tried| !matches!(tried.outcome, MeasureOutcome::Failed(_))),
+            "{preset:?}"
+        );
         if !report.is_calm() {
             // The machine of this test does other work: the expected setting is taken.
             assert_eq!(report.setting, setting((false, false)));
@@ -294,12 +299,12 @@ fn small_and_odd_sizes_are_measured_as_well() {
         for switches in [(false, false), (false, true), (true, false), (true, true)] {
             let tried = measure::measure(&model, &with(&config, setting(switches)), limit(f64::MAX, EXPECTED_TIME));
             match tried.outcome {
-                Outcome::Whole => {
+                MeasureOutcome::Whole => {
                     assert!(tried.costs.is_some_and(|costs| costs.export_ms_per_token > 0.0), "{tried:?}");
                     let n_shallow = if config.speculation.is_some() { 3 } else { 0 };
                     assert_eq!(tried.figures.shallow_ms.len(), n_shallow, "{tried:?}");
                 }
-                Outcome::Disturbed => {}
+                MeasureOutcome::Disturbed => {}
                 _ => panic!("{tried:?}"),
             }
         }
@@ -312,7 +317,7 @@ fn what_cannot_run_is_out_and_what_is_said_is_kept() {
     let model = load(&config, Box::new(|_| true)).unwrap();
     let off = Setting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
     let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME));
-    assert!(matches!(tried.outcome, Outcome::Failed(_)), "quantized values need flash attention: {tried:?}");
+    assert!(matches!(tried.outcome, MeasureOutcome::Failed(_)), "quantized values need flash attention: {tried:?}");
     let (settled, _) = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL);
     assert_eq!((settled.flash_attn, settled.kv_unified), (Switch::On, Switch::On));
     let (by_rule, report) = settle(&model, &EngineConfig { self_test: SelfTest::Skip, ..config }, MODEL);

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::super::api_adapter::Message as Answered;
-use super::super::content_parts::{Kind, Part};
+use super::super::content_parts::{Part, PartKind};
 use crate::engine::FinishReason;
 
 /// Event of a stream.
@@ -143,10 +143,10 @@ impl<'a> Block<'a> {
 
     fn with(part: &'a Part, text: &'a str) -> Self {
         match &part.kind {
-            Kind::Thought => Self::Thinking { thinking: text, signature: "" },
-            Kind::Text => Self::Text { text },
+            PartKind::Thought => Self::Thinking { thinking: text, signature: "" },
+            PartKind::Text => Self::Text { text },
             // Arguments that are no object, such as cut off ones, only appear in deltas.
-            Kind::Call { id, name, .. } => {
+            PartKind::Call { id, name, .. } => {
                 Self::ToolUse { id, name, input: serde_json::from_str(text).unwrap_or_default() }
             }
         }
@@ -188,9 +188,9 @@ impl<'a> Delta<'a> {
     /// Returns the new part of a block.
     pub fn of(part: &Part, text: &'a str) -> Self {
         match part.kind {
-            Kind::Thought => Self::Thinking { thinking: text },
-            Kind::Text => Self::Text { text },
-            Kind::Call { .. } => Self::InputJson { partial_json: text },
+            PartKind::Thought => Self::Thinking { thinking: text },
+            PartKind::Text => Self::Text { text },
+            PartKind::Call { .. } => Self::InputJson { partial_json: text },
         }
     }
 }

@@ -10,7 +10,7 @@ use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
 use crate::engine::{CachedTokens, Drafted, EngineError, Event, EventSender, Finished, Started};
-use crate::lifecycle::journal::Identity;
+use crate::lifecycle::journal::ResponseIdentity;
 use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
 
@@ -43,7 +43,7 @@ fn ended(reason: FinishReason) -> Event {
 }
 
 /// Returns a response in progress whose engine sends `events` after its start, and the engine's end of the channel.
-async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, EventSender) {
+async fn writing<W: DialectWriter>(body: Value, events: Vec<Event>) -> (Writing<W>, EventSender) {
     let (engine, receiver) = crate::engine::events();
     for event in std::iter::once(started()).chain(events) {
         engine.send(event);
@@ -51,7 +51,7 @@ async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, Eve
     let body = Body(body.to_string().into());
     let beginning = Beginning {
         model: "tiny".to_owned(),
-        identity: Identity::parse("0123456789abcdef0123456789abcdef.7").expect("an identity"),
+        identity: ResponseIdentity::parse("0123456789abcdef0123456789abcdef.7").expect("an identity"),
         prompt_tokens: u32::try_from(PROMPT_TOKENS).expect("a small number"),
         cached_tokens: CACHED_TOKENS,
         tools: W::convert(&body.0).map(|converted| converted.tools).unwrap_or_default(),
@@ -62,14 +62,14 @@ async fn writing<W: Writer>(body: Value, events: Vec<Event>) -> (Writing<W>, Eve
 }
 
 /// Returns the events of a stream: names beside data, ids without their random part, times as 0.
-async fn streamed<W: Writer>(body: Value, events: Vec<Event>) -> Vec<(String, Value)> {
+async fn streamed<W: DialectWriter>(body: Value, events: Vec<Event>) -> Vec<(String, Value)> {
     let (writing, _engine) = writing::<W>(body, events).await;
     let response = writing.stream();
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     parse(&to_bytes(response.into_body(), 1 << 20).await.expect("a stream"))
 }
 
-async fn whole<W: Writer>(body: Value, events: Vec<Event>) -> Value {
+async fn whole<W: DialectWriter>(body: Value, events: Vec<Event>) -> Value {
     let response = writing::<W>(body, events).await.0.whole().await.expect("an answer");
     assert_eq!(response.headers()["content-type"], "application/json");
     let bytes = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
@@ -172,7 +172,7 @@ async fn a_message_that_fails_midway_ends_with_an_error_event() {
 }
 
 /// Writes the pieces of a response with reasoning, content and two calls; returns the events after its start.
-async fn parts_of<W: Writer>(reason: FinishReason) -> Vec<(String, Value)> {
+async fn parts_of<W: DialectWriter>(reason: FinishReason) -> Vec<(String, Value)> {
     let (mut writing, _engine) = writing::<W>(json!({}), vec![ended(reason)]).await;
     let call = |index, head: Option<(&str, &str)>, arguments: &str| {
         let (id, name) = head.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();

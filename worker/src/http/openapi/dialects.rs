@@ -220,7 +220,7 @@ fn response() -> Map<String, Value> {
     let text = |kind: &str| tagged(kind, json!({"text": {"type": "string"}}), &["text"]);
     let refusal = tagged("refusal", json!({"refusal": {"type": "string"}}), &["refusal"]);
     let texts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal]);
-    let thoughts = json!({
+    let reasoning = json!({
         "type": ["array", "null"],
         "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     });
@@ -244,7 +244,7 @@ fn response() -> Map<String, Value> {
     };
     let output =
         |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": texts}), &["call_id", "output"]);
-    let reasoning = tagged("reasoning", json!({"content": thoughts, "summary": thoughts}), &[]);
+    let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
     let items = [
         message,
         call("function_call", "arguments"),

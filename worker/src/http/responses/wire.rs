@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use warmpath_common::dialects::{CallForm, Tool};
 
-use super::super::content_parts::{Kind, Part};
+use super::super::content_parts::{Part, PartKind};
 use super::super::free_text::FreeText;
 use super::repeated::Repeated;
 use crate::lifecycle::Totals;
@@ -161,9 +161,9 @@ impl<'a> Item<'a> {
         let content = if has_begun_only { None } else { Content::of(part, &part.text) };
         let content = content.into_iter().collect();
         match &part.kind {
-            Kind::Thought => Self::Reasoning { id, status, summary: [], content },
-            Kind::Text => Self::Message { id, status, role: "assistant", content },
-            Kind::Call { id: call_id, name, .. } => {
+            PartKind::Thought => Self::Reasoning { id, status, summary: [], content },
+            PartKind::Text => Self::Message { id, status, role: "assistant", content },
+            PartKind::Call { id: call_id, name, .. } => {
                 let arguments = if has_begun_only { "" } else { &part.text };
                 let namespace = tool.and_then(|tool| tool.namespace.as_deref());
                 let name = tool.map_or(name.as_str(), |tool| &tool.name);
@@ -205,9 +205,9 @@ impl<'a> Content<'a> {
     /// Returns `text` as content of a part's item; a call has none.
     pub fn of(part: &Part, text: &'a str) -> Option<Self> {
         match part.kind {
-            Kind::Thought => Some(Self::ReasoningText { text }),
-            Kind::Text => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
-            Kind::Call { .. } => None,
+            PartKind::Thought => Some(Self::ReasoningText { text }),
+            PartKind::Text => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
+            PartKind::Call { .. } => None,
         }
     }
 }
@@ -381,9 +381,9 @@ impl<'a> Event<'a> {
     pub fn delta(part: &Part, place: Place<'a>, delta: &'a str) -> Self {
         let Place { item_id, output_index, .. } = place;
         match part.kind {
-            Kind::Thought => Self::ThoughtDelta { place, delta },
-            Kind::Text => Self::TextDelta { place, delta, logprobs: [] },
-            Kind::Call { .. } => Self::ArgumentsDelta { item_id, output_index, delta },
+            PartKind::Thought => Self::ThoughtDelta { place, delta },
+            PartKind::Text => Self::TextDelta { place, delta, logprobs: [] },
+            PartKind::Call { .. } => Self::ArgumentsDelta { item_id, output_index, delta },
         }
     }
 
@@ -392,9 +392,9 @@ impl<'a> Event<'a> {
         let Place { item_id, output_index, .. } = place;
         let text = part.text.as_str();
         match &part.kind {
-            Kind::Thought => Self::ThoughtDone { place, text },
-            Kind::Text => Self::TextDone { place, text, logprobs: [] },
-            Kind::Call { name, .. } => match tool {
+            PartKind::Thought => Self::ThoughtDone { place, text },
+            PartKind::Text => Self::TextDone { place, text, logprobs: [] },
+            PartKind::Call { name, .. } => match tool {
                 Some(Tool { form: CallForm::Custom, .. }) => {
                     Self::InputDone { item_id, output_index, input: FreeText::of(text) }
                 }

@@ -6,7 +6,7 @@ fn resolve(body: &str) -> Result<Generation, RequestError> {
     let fields: GenerationFields = serde_json::from_str(body).expect(body);
     let defaults = Generation::default();
     let tokenize = |text: &str| text.bytes().map(u32::from).collect();
-    fields.resolve(&Basis { n_vocab: 100, tokenize: &tokenize, defaults: &defaults })
+    fields.resolve(&CheckContext { n_vocab: 100, tokenize: &tokenize, defaults: &defaults })
 }
 
 fn check_refused(body: &str, param: &str, part: &str) {
@@ -28,7 +28,7 @@ fn a_seed_or_a_limit_that_is_said_to_be_none_is_none_whatever_the_default() {
     defaults.sampling.seed = Some(42);
     let resolve = |body: &str| {
         let fields: GenerationFields = serde_json::from_str(body).expect(body);
-        let basis = Basis { n_vocab: 100, tokenize: &|_| Vec::new(), defaults: &defaults };
+        let basis = CheckContext { n_vocab: 100, tokenize: &|_| Vec::new(), defaults: &defaults };
         let generation = fields.resolve(&basis).expect(body);
         (generation.max_tokens, generation.sampling.seed)
     };

@@ -4,7 +4,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
 use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
-use warmpath_worker_core::pending_prefills::PromiseId;
+use warmpath_worker_core::pending_prefills::AnnouncementId;
 
 use super::*;
 
@@ -63,9 +63,9 @@ async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscripti
 }
 
 /// Returns the arrival of a request of 100 tokens, the first of which are those of `keys`.
-fn come(id: PromiseId, keys: Vec<BlockKey>) -> EngineUpdate {
+fn come(id: AnnouncementId, keys: Vec<BlockKey>) -> EngineUpdate {
     let request = RequestId::new("r").unwrap();
-    EngineUpdate::Promised { id, request, n_tokens: 100, keys, is_filling: true }
+    EngineUpdate::Arrived { id, request, n_tokens: 100, keys, is_filling: true }
 }
 
 async fn next(subscription: &mut Subscription) -> Frame {
@@ -105,18 +105,18 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
 async fn what_is_promised_is_said_until_the_engine_says_it() {
     let (publisher, updates, mut subscription) = follow().await;
     let keys: Vec<BlockKey> = (0..3).map(BlockKey).collect();
-    for id in [PromiseId(0), PromiseId(1)] {
+    for id in [AnnouncementId(0), AnnouncementId(1)] {
         updates.send(come(id, keys.clone())).unwrap();
     }
     updates.send(update(vec![stored(0..1)], 1)).unwrap();
-    updates.send(EngineUpdate::Settled(PromiseId(0))).unwrap();
-    updates.send(EngineUpdate::Settled(PromiseId(1))).unwrap();
+    updates.send(EngineUpdate::Resolved(AnnouncementId(0))).unwrap();
+    updates.send(EngineUpdate::Resolved(AnnouncementId(1))).unwrap();
     let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
-    let promised = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
+    let announced = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
     let accepted = || Change::Accepted(RequestId::new("r").unwrap());
     // The second announcement and the first end of one change no blocks. Changes at the same time share a frame.
     for (said, held) in [
-        (vec![promised, accepted()], Some(&keys[..])),
+        (vec![announced, accepted()], Some(&keys[..])),
         (vec![accepted(), stored(0..1)], Some(&keys[..])),
         (vec![Change::Removed(keys[1..].to_vec())], Some(&keys[..1])),
     ] {
@@ -140,16 +140,16 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
         counted,
     };
     // Two blocks of 32 tokens of the first are cached, none of the second, all of the third and one more block.
-    let first = come(PromiseId(0), (0..3).map(BlockKey).collect());
-    let second = come(PromiseId(1), Vec::new());
-    let third = come(PromiseId(2), [0, 1, 2, 3].map(BlockKey).to_vec());
+    let first = come(AnnouncementId(0), (0..3).map(BlockKey).collect());
+    let second = come(AnnouncementId(1), Vec::new());
+    let third = come(AnnouncementId(2), [0, 1, 2, 3].map(BlockKey).to_vec());
     for (update, expected) in [
         (first, (1, 36)),
         (second, (2, 136)),
         (third, (3, 140)),
-        (EngineUpdate::Settled(PromiseId(1)), (2, 40)),
-        (counted(1, 30, vec![PromiseId(0)]), (2, 34)),
-        (counted(2, 31, vec![PromiseId(2)]), (2, 31)),
+        (EngineUpdate::Resolved(AnnouncementId(1)), (2, 40)),
+        (counted(1, 30, vec![AnnouncementId(0)]), (2, 34)),
+        (counted(2, 31, vec![AnnouncementId(2)]), (2, 31)),
     ] {
         updates.send(update).unwrap();
         let Body::Update { load, .. } = next(&mut subscription).await.body else { panic!("an update") };
@@ -162,7 +162,7 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
 async fn however_many_come_they_are_told_together_once_a_millisecond() {
     let (_publisher, updates, mut subscription) = follow().await;
     for n in 0..100 {
-        updates.send(come(PromiseId(n), Vec::new())).unwrap();
+        updates.send(come(AnnouncementId(n), Vec::new())).unwrap();
     }
     let mut n_told = Vec::new();
     for _ in 0..2 {
@@ -229,7 +229,7 @@ async fn a_subscriber_that_comes_back_gets_what_it_missed_as_long_as_that_is_kep
     updates.send(update(Vec::new(), 2)).unwrap();
     assert_eq!(next(&mut subscription).await.stamp.seq, 3, "and all that follows");
 
-    for n in 0..RING.updates_max as u32 {
+    for n in 0..REPLAY_LIMITS.updates_max as u32 {
         updates.send(update(Vec::new(), n % 2)).unwrap();
         at(u64::from(n) + 4).await;
     }

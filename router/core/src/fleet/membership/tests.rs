@@ -15,15 +15,15 @@ fn options(workers_max: usize) -> MembershipOptions {
     MembershipOptions { workers_max, linger: LINGER, vacancy: VACANCY }
 }
 
-fn found(addresses: &[u32]) -> Vec<Found<u32>> {
-    addresses.iter().map(|&address| Found { address, is_ending: false }).collect()
+fn found(addresses: &[u32]) -> Vec<DiscoveredWorker<u32>> {
+    addresses.iter().map(|&address| DiscoveredWorker { address, is_ending: false }).collect()
 }
 
-fn joined(worker: u32, address: u32) -> Change<u32> {
-    Change::Joined { worker: WorkerIdx(worker), address }
+fn joined(worker: u32, address: u32) -> MembershipChange<u32> {
+    MembershipChange::Joined { worker: WorkerIdx(worker), address }
 }
 
-fn changes(fleet: &mut Membership<u32>, listed: &[Found<u32>], now: Instant) -> Vec<Change<u32>> {
+fn changes(fleet: &mut Membership<u32>, listed: &[DiscoveredWorker<u32>], now: Instant) -> Vec<MembershipChange<u32>> {
     fleet.update(listed, now, |_| true).changes
 }
 
@@ -41,11 +41,11 @@ fn who_is_found_again_in_time_keeps_its_place() {
     let start = Instant::now();
     let worker = WorkerIdx(0);
     changes(&mut fleet, &found(&[7]), start);
-    assert_eq!(changes(&mut fleet, &[], start), [Change::Leaving { worker }]);
+    assert_eq!(changes(&mut fleet, &[], start), [MembershipChange::Leaving { worker }]);
     assert_eq!(changes(&mut fleet, &[], start + LINGER - SECOND), []);
-    assert_eq!(changes(&mut fleet, &found(&[7]), start + LINGER), [Change::Stayed { worker }]);
-    assert_eq!(changes(&mut fleet, &[], start + LINGER), [Change::Leaving { worker }]);
-    assert_eq!(changes(&mut fleet, &[], start + LINGER * 2), [Change::Left { worker }]);
+    assert_eq!(changes(&mut fleet, &found(&[7]), start + LINGER), [MembershipChange::Stayed { worker }]);
+    assert_eq!(changes(&mut fleet, &[], start + LINGER), [MembershipChange::Leaving { worker }]);
+    assert_eq!(changes(&mut fleet, &[], start + LINGER * 2), [MembershipChange::Left { worker }]);
     let again = start + LINGER * 2 + SECOND;
     assert_eq!(changes(&mut fleet, &found(&[7]), again), [joined(1, 7)], "the place is not empty for long enough");
     assert_eq!(changes(&mut fleet, &found(&[7, 8]), start + LINGER * 2 + VACANCY), [joined(0, 8)]);
@@ -56,23 +56,23 @@ fn who_is_told_to_end_gets_nothing_more_and_leaves_when_it_is_gone() {
     let mut fleet = Membership::new(options(10));
     let start = Instant::now();
     let worker = WorkerIdx(0);
-    let ending = [Found { address: 7, is_ending: true }];
+    let ending = [DiscoveredWorker { address: 7, is_ending: true }];
     assert_eq!(changes(&mut fleet, &ending, start), [], "who is ending does not join");
     changes(&mut fleet, &found(&[7]), start);
-    assert_eq!(changes(&mut fleet, &ending, start), [Change::Leaving { worker }]);
+    assert_eq!(changes(&mut fleet, &ending, start), [MembershipChange::Leaving { worker }]);
     assert_eq!(changes(&mut fleet, &ending, start + LINGER * 9), [], "it is still there");
     assert_eq!(changes(&mut fleet, &[], start + LINGER * 9), []);
-    assert_eq!(changes(&mut fleet, &[], start + LINGER * 10), [Change::Left { worker }]);
+    assert_eq!(changes(&mut fleet, &[], start + LINGER * 10), [MembershipChange::Left { worker }]);
 }
 
 #[test]
 fn an_address_of_two_sources_ends_when_both_say_so() {
     let mut fleet = Membership::new(options(10));
     let now = Instant::now();
-    let listed = |first, second| [first, second].map(|is_ending| Found { address: 7, is_ending });
+    let listed = |first, second| [first, second].map(|is_ending| DiscoveredWorker { address: 7, is_ending });
     assert_eq!(changes(&mut fleet, &listed(true, false), now), [joined(0, 7)]);
     assert_eq!(changes(&mut fleet, &listed(false, true), now), []);
-    assert_eq!(changes(&mut fleet, &listed(true, true), now), [Change::Leaving { worker: WorkerIdx(0) }]);
+    assert_eq!(changes(&mut fleet, &listed(true, true), now), [MembershipChange::Leaving { worker: WorkerIdx(0) }]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_request_keeps_the_place_of_its_worker() {
     changes(&mut fleet, &found(&[7]), start);
     changes(&mut fleet, &[], start);
     assert_eq!(fleet.update(&[], start + LINGER * 5, |_| false).changes, []);
-    assert_eq!(changes(&mut fleet, &[], start + LINGER * 5), [Change::Left { worker: WorkerIdx(0) }]);
+    assert_eq!(changes(&mut fleet, &[], start + LINGER * 5), [MembershipChange::Left { worker: WorkerIdx(0) }]);
 }
 
 #[test]
@@ -93,7 +93,10 @@ fn more_than_the_most_get_no_place() {
     assert_eq!((update.changes.len(), update.n_refused), (2, 2));
     changes(&mut fleet, &found(&[2, 3, 4]), start);
     let update = fleet.update(&found(&[2, 3, 4]), start + LINGER, |_| true);
-    assert_eq!(update, Update { changes: vec![Change::Left { worker: WorkerIdx(0) }, joined(2, 3)], n_refused: 1 });
+    assert_eq!(
+        update,
+        Update { changes: vec![MembershipChange::Left { worker: WorkerIdx(0) }, joined(2, 3)], n_refused: 1 }
+    );
 }
 
 /// State of a place in the model.
@@ -114,8 +117,8 @@ fn random_flaps_never_mix_up_two_workers() {
         let mut now = Instant::now();
         for _ in 0..400 {
             now += Duration::from_millis(rng.random_range(0..20_000));
-            let listed: Vec<Found<u32>> = (0..rng.random_range(0..8))
-                .map(|_| Found { address: rng.random_range(0..9), is_ending: rng.random_bool(0.2) })
+            let listed: Vec<DiscoveredWorker<u32>> = (0..rng.random_range(0..8))
+                .map(|_| DiscoveredWorker { address: rng.random_range(0..9), is_ending: rng.random_bool(0.2) })
                 .collect();
             let busy: Vec<u32> = (0..9).filter(|_| rng.random_bool(0.2)).collect();
             let is_idle = |worker: WorkerIdx| !busy.contains(&worker.0);
@@ -138,10 +141,10 @@ fn random_flaps_never_mix_up_two_workers() {
 fn apply(
     seats: &mut BTreeMap<u32, Seat>,
     missing: &BTreeMap<u32, Instant>,
-    (change, now, busy): (Change<u32>, Instant, &[u32]),
+    (change, now, busy): (MembershipChange<u32>, Instant, &[u32]),
 ) {
     match change {
-        Change::Joined { worker, address } => {
+        MembershipChange::Joined { worker, address } => {
             let seat = seats.entry(worker.0).or_default();
             assert_eq!(seat.address, None, "a place that is taken is given away");
             if let Some(left) = seat.left {
@@ -149,15 +152,15 @@ fn apply(
             }
             *seat = Seat { address: Some(address), ..Seat::default() };
         }
-        Change::Leaving { worker } => {
+        MembershipChange::Leaving { worker } => {
             let seat = seats.get_mut(&worker.0).expect("it has joined");
             assert!(!std::mem::replace(&mut seat.is_leaving, true));
         }
-        Change::Stayed { worker } => {
+        MembershipChange::Stayed { worker } => {
             let seat = seats.get_mut(&worker.0).expect("it has joined");
             assert!(std::mem::replace(&mut seat.is_leaving, false));
         }
-        Change::Left { worker } => {
+        MembershipChange::Left { worker } => {
             let seat = seats.get_mut(&worker.0).expect("it has joined");
             let address = seat.address.take().expect("it was there");
             assert!(seat.is_leaving && now - missing[&address] >= LINGER && !busy.contains(&worker.0));
@@ -167,7 +170,7 @@ fn apply(
 }
 
 /// Checks that exactly the workers that are found and stay get requests, except for refused ones.
-fn check(seats: &BTreeMap<u32, Seat>, listed: &[Found<u32>], n_refused: usize) {
+fn check(seats: &BTreeMap<u32, Seat>, listed: &[DiscoveredWorker<u32>], n_refused: usize) {
     let taken = || seats.values().filter(|seat| seat.address.is_some());
     assert!(taken().count() <= 6);
     for seat in taken().filter(|seat| !seat.is_leaving) {

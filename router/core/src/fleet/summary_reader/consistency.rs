@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::WorkerUid;
-use warmpath_common::summary::{Resume, Ring, RingLimits, RunState, Snapshot, Tier};
+use warmpath_common::summary::{ReplayBuffer, ReplayLimits, Resume, RunState, Snapshot, Tier};
 
 use super::*;
 use crate::testing::{idle, model};
@@ -43,7 +43,7 @@ enum Event {
 
 struct Worker {
     held: Held,
-    ring: Ring<Frame>,
+    replay_buffer: ReplayBuffer<Frame>,
     /// Blocks that were held at each stamp.
     past: HashMap<(u64, u64), Held>,
     sent: Vec<Frame>,
@@ -53,9 +53,9 @@ impl Worker {
     fn new(boot_epoch: u64) -> Self {
         let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch, seq: 0 };
         // A short buffer, so that snapshots are needed too.
-        let limits = RingLimits { updates_max: 6, bytes_max: usize::MAX };
+        let limits = ReplayLimits { updates_max: 6, bytes_max: usize::MAX };
         let past = HashMap::from([((boot_epoch, 0), Held::new())]);
-        Self { held: Held::new(), ring: Ring::new(limits, stamp), past, sent: Vec::new() }
+        Self { held: Held::new(), replay_buffer: ReplayBuffer::new(limits, stamp), past, sent: Vec::new() }
     }
 
     fn update(&mut self, change: Option<Change>) -> Frame {
@@ -66,25 +66,25 @@ impl Worker {
         }
         let (changes, digest) = (change.into_iter().collect(), Some(Digest::of(&self.held)));
         let body = Body::Update { changes, load: None, digest };
-        let frame = self.ring.push(|stamp| (Frame { stamp, body }, 1));
+        let frame = self.replay_buffer.push(|stamp| (Frame { stamp, body }, 1));
         self.past.insert((frame.stamp.boot_epoch, frame.stamp.seq), self.held.clone());
         self.sent.push(frame.clone());
         frame
     }
 
     fn restart(&mut self) {
-        let mut next = Self::new(self.ring.last().boot_epoch + 1);
+        let mut next = Self::new(self.replay_buffer.last().boot_epoch + 1);
         next.past.extend(self.past.drain());
         next.sent = std::mem::take(&mut self.sent);
         *self = next;
     }
 
     fn stream(&self, after: Option<Stamp>) -> VecDeque<Frame> {
-        if let Some((stamp, missed)) = after.and_then(|after| Some((after, self.ring.since(after)?))) {
+        if let Some((stamp, missed)) = after.and_then(|after| Some((after, self.replay_buffer.since(after)?))) {
             return std::iter::once(Frame { stamp, body: Body::Resumed }).chain(missed).collect();
         }
         let runs = if self.held.is_empty() { Vec::new() } else { vec![run(self.held.iter().copied().collect())] };
-        Snapshot { stamp: self.ring.last(), model: model(), runs, load: idle() }.into_frames().into()
+        Snapshot { stamp: self.replay_buffer.last(), model: model(), runs, load: idle() }.into_frames().into()
     }
 }
 
@@ -118,17 +118,17 @@ impl Router {
         let stamp = frame.stamp;
         let digest = match self.follower.apply(frame) {
             Err(_) => return self.connect(worker),
-            Ok(Step::Opened(_) | Step::Partial) => None,
-            Ok(Step::Resumed) => {
+            Ok(FrameEffect::Opened(_) | FrameEffect::Partial) => None,
+            Ok(FrameEffect::Resumed) => {
                 self.n_resumed += 1;
                 None
             }
-            Ok(Step::Replace(new)) => {
+            Ok(FrameEffect::Replace(new)) => {
                 self.view = new.runs.iter().flat_map(|run| &run.keys).copied().collect();
                 (self.at, self.is_spoilt) = (Some(new.stamp), false);
                 None
             }
-            Ok(Step::Update { changes, digest, .. }) => {
+            Ok(FrameEffect::Update { changes, digest, .. }) => {
                 for change in changes {
                     match change {
                         Change::Stored(run) => self.view.extend(run.keys),
@@ -221,7 +221,7 @@ proptest! {
             router.deliver(&worker);
         }
         prop_assert_eq!(&router.view, &worker.held);
-        prop_assert_eq!(router.at, Some(worker.ring.last()));
+        prop_assert_eq!(router.at, Some(worker.replay_buffer.last()));
     }
 }
 

@@ -24,8 +24,8 @@ fn run(n: u64) -> Run {
     }
 }
 
-fn opening() -> Opening {
-    Opening { model: model(), load: idle() }
+fn opening() -> SnapshotHeader {
+    SnapshotHeader { model: model(), load: idle() }
 }
 
 fn begin() -> Body {
@@ -45,10 +45,10 @@ fn frame(stamp: Stamp, body: Body) -> Frame {
 }
 
 /// Applies frames, each with its sequence number, and returns the last result.
-fn feed(frames: Vec<(u64, Body)>) -> Result<Step, Violation> {
+fn feed(frames: Vec<(u64, Body)>) -> Result<FrameEffect, Violation> {
     let mut follower = SummaryReader::new(LIMITS);
     assert_eq!(follower.open(), None);
-    let mut last = Ok(Step::Partial);
+    let mut last = Ok(FrameEffect::Partial);
     for (seq, body) in frames {
         assert!(last.is_ok(), "only the last frame is wrong: {last:?}");
         last = follower.apply(Frame { stamp: stamp(seq), body });
@@ -56,7 +56,7 @@ fn feed(frames: Vec<(u64, Body)>) -> Result<Step, Violation> {
     last
 }
 
-fn live(frames: Vec<(u64, Body)>) -> Result<Step, Violation> {
+fn live(frames: Vec<(u64, Body)>) -> Result<FrameEffect, Violation> {
     feed([(5, begin()), (5, end(&[]))].into_iter().chain(frames).collect())
 }
 
@@ -67,9 +67,9 @@ fn a_snapshot_replaces_the_view_only_when_it_is_whole() {
     let snapshot = Snapshot { stamp: stamp(5), model: model(), runs: vec![run(3), run(4)], load: idle() };
     let mut frames = snapshot.clone().into_frames().into_iter();
     let mut next = || follower.apply(frames.next().expect("begin, runs and end"));
-    assert_eq!(next(), Ok(Step::Opened(Box::new(NewWorker { stamp: stamp(5), opening: opening() }))));
-    assert_eq!(next(), Ok(Step::Partial));
-    assert_eq!(next(), Ok(Step::Replace(Box::new(NewView { stamp: stamp(5), runs: snapshot.runs }))));
+    assert_eq!(next(), Ok(FrameEffect::Opened(Box::new(NewWorker { stamp: stamp(5), opening: opening() }))));
+    assert_eq!(next(), Ok(FrameEffect::Partial));
+    assert_eq!(next(), Ok(FrameEffect::Replace(Box::new(NewView { stamp: stamp(5), runs: snapshot.runs }))));
     assert!(frames.next().is_none());
 }
 
@@ -79,7 +79,7 @@ fn updates_follow_one_by_one() {
     let second = update(changes.clone(), Some(idle()));
     assert_eq!(
         live(vec![(6, update(Vec::new(), None)), (7, second)]),
-        Ok(Step::Update { changes, load: Some(idle()), digest: None })
+        Ok(FrameEffect::Update { changes, load: Some(idle()), digest: None })
     );
 }
 
@@ -128,7 +128,7 @@ fn another_life_ends_the_stream() {
 fn a_lost_stream_goes_on_where_it_was_lost() {
     let mut follower = known(stamp(5));
     assert_eq!(follower.open(), Some(stamp(5)));
-    assert_eq!(follower.apply(frame(stamp(5), Body::Resumed)), Ok(Step::Resumed));
+    assert_eq!(follower.apply(frame(stamp(5), Body::Resumed)), Ok(FrameEffect::Resumed));
     assert!(follower.apply(frame(stamp(6), update(Vec::new(), None))).is_ok());
     let gap = Err(Violation::Gap { got: 8, expected: 7 });
     assert_eq!(follower.apply(frame(stamp(8), update(Vec::new(), None))), gap);
@@ -143,7 +143,7 @@ fn a_snapshot_that_breaks_off_leaves_the_old_view_to_go_on_from() {
     let mut follower = known(stamp(5));
     follower.open();
     let opened = follower.apply(frame(stamp(9), begin()));
-    assert!(matches!(opened, Ok(Step::Opened(_))), "{opened:?}");
+    assert!(matches!(opened, Ok(FrameEffect::Opened(_))), "{opened:?}");
     assert_eq!(follower.open(), Some(stamp(5)));
 }
 
@@ -171,7 +171,7 @@ fn an_older_state_is_believed_only_when_it_is_shown_again() {
         let refused = Err(Violation::OldLife { got: old, newest: stamp(5) });
         assert_eq!(follower.apply(frame(old, begin())), refused);
         assert_eq!(follower.open(), None);
-        assert!(matches!(follower.apply(frame(old, begin())), Ok(Step::Opened(_))), "its clock was put back");
+        assert!(matches!(follower.apply(frame(old, begin())), Ok(FrameEffect::Opened(_))), "its clock was put back");
     }
     let mut follower = known(stamp(5));
     for (next, is_believed) in [(older_life, false), (stamp(6), true), (older_life, false), (stamp(6), true)] {
@@ -200,7 +200,7 @@ fn a_snapshot_that_lacks_a_part_ends_the_stream() {
 fn more_blocks_than_believed_end_the_stream() {
     let limit = Err(Violation::TooManyBlocks { blocks_max: 100 });
     assert_eq!(feed(vec![(5, begin()), (5, Body::Runs(vec![run(100)])), (5, Body::Runs(vec![run(1)]))]), limit);
-    assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(101).map(|()| Step::Partial), limit);
+    assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(101).map(|()| FrameEffect::Partial), limit);
     assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(100), Ok(()));
 }
 
@@ -213,7 +213,7 @@ fn what_cannot_be_ends_the_stream() {
     assert_eq!(live(vec![(6, update(vec![Change::Stored(run(0))], None))]), Err(Violation::EmptyRun));
     let busy = Load { busy_slots: vec![SlotId(4)], ..idle() };
     assert_eq!(live(vec![(6, update(Vec::new(), Some(busy.clone())))]), unknown);
-    let opening = Opening { load: busy, ..opening() };
+    let opening = SnapshotHeader { load: busy, ..opening() };
     assert_eq!(feed(vec![(5, Body::Begin(Box::new(opening)))]), unknown);
     for rate in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let load = Load { rates: Rates { prefill_tokens_per_s: Some(rate), ..Rates::default() }, ..idle() };
@@ -236,7 +236,7 @@ proptest! {
             let body = [begin(), Body::Runs(vec![run(1)]), end(&[run(1)]), update(Vec::new(), None)][kind].clone();
             seen.push((seq, kind));
             match follower.apply(Frame { stamp: stamp(seq), body }) {
-                Ok(Step::Replace(_)) => {
+                Ok(FrameEffect::Replace(_)) => {
                     prop_assert_eq!(seen[0].1, 0);
                     prop_assert!(seen.iter().all(|&(of, _)| of == seq));
                 }

@@ -121,7 +121,7 @@ fn grows_from_itself_until_its_bits_tell_too_little() {
 fn a_line_that_too_many_pass_takes_no_more() {
     let mut table = BlockTable::new();
     table.reset(1_024 * size_of::<Line>());
-    let probe = |fine: u32| Probe { home: 0, fine: fine % (1 << FINE_BITS) };
+    let probe = |fine: u32| BlockProbe { home: 0, fine: fine % (1 << FINE_BITS) };
     let n = (0..10_000).take_while(|&id| table.insert(probe(id), id)).count() as u32;
     assert_eq!(n, LINE_SLOTS as u32 + PASSES_MAX);
     assert!(table.bytes_of_next(0, LOADS_PERCENT_NEW[1]) > Some(table.bytes()), "a larger one is asked for");

@@ -4,7 +4,7 @@
 //! their number, which becomes a *part* of the first. That takes one word here instead of a write to the writer's table
 //! for each block. A part is free again when the segment is removed, or when all its blocks are given one number.
 
-use super::super::segment::{Segment, Shared};
+use super::super::segment::{Segment, SharedSegment};
 
 /// End of a list of parts.
 const NONE: u32 = u32::MAX;
@@ -19,7 +19,7 @@ pub(super) struct SegmentIds {
 /// What a number stands for.
 enum Number {
     /// A segment, and the list of its parts.
-    Segment { segment: Shared, next: u32, n_parts: u32 },
+    Segment { segment: SharedSegment, next: u32, n_parts: u32 },
     /// A part of the segment `of`, in the list of its parts; a free number is a part of itself.
     Part { of: u32, next: u32 },
 }
@@ -78,7 +78,7 @@ impl SegmentIds {
     }
 
     /// Returns the segment of a number, if it has one.
-    pub(super) fn get(&self, id: u32) -> Option<&Shared> {
+    pub(super) fn get(&self, id: u32) -> Option<&SharedSegment> {
         match self.numbers.get(id as usize)? {
             Number::Segment { segment, .. } => Some(segment),
             Number::Part { .. } => None,
@@ -104,7 +104,7 @@ impl SegmentIds {
     }
 
     /// Gives a taken number its segment.
-    pub(super) fn open(&mut self, id: u32, segment: Shared) {
+    pub(super) fn open(&mut self, id: u32, segment: SharedSegment) {
         let opened = Number::Segment { segment, next: NONE, n_parts: 0 };
         match self.numbers.get_mut(id as usize) {
             Some(number) => *number = opened,
@@ -113,7 +113,7 @@ impl SegmentIds {
     }
 
     /// Replaces the segment of a number; returns the old one.
-    pub(super) fn replace(&mut self, id: u32, with: Shared) -> Shared {
+    pub(super) fn replace(&mut self, id: u32, with: SharedSegment) -> SharedSegment {
         match &mut self.numbers[id as usize] {
             Number::Segment { segment, .. } => std::mem::replace(segment, with),
             Number::Part { .. } => unreachable!("a segment is replaced where there is one"),
@@ -121,7 +121,7 @@ impl SegmentIds {
     }
 
     /// Removes and returns the segment of a number that no block has any more.
-    pub(super) fn close(&mut self, id: u32) -> Shared {
+    pub(super) fn close(&mut self, id: u32) -> SharedSegment {
         self.free_parts(id);
         self.free.push(id);
         self.make_part(id, Number::Part { of: id, next: NONE })
@@ -130,7 +130,7 @@ impl SegmentIds {
     /// Removes and returns the segment `second`, whose number becomes a part of `first`.
     ///
     /// Cost: O(1) for each part of `second`.
-    pub(super) fn join(&mut self, first: u32, second: u32) -> Shared {
+    pub(super) fn join(&mut self, first: u32, second: u32) -> SharedSegment {
         let n_more = self.n_parts(second) as u32 + 1;
         let Number::Segment { next, n_parts, .. } = &mut self.numbers[first as usize] else {
             unreachable!("a part has no parts")
@@ -153,7 +153,7 @@ impl SegmentIds {
         }
     }
 
-    fn make_part(&mut self, id: u32, part: Number) -> Shared {
+    fn make_part(&mut self, id: u32, part: Number) -> SharedSegment {
         match std::mem::replace(&mut self.numbers[id as usize], part) {
             Number::Segment { segment, .. } => segment,
             Number::Part { .. } => unreachable!("a segment is taken out once"),

@@ -15,7 +15,7 @@ use crate::testing::{model, worker};
 
 /// A fleet in which some workers fail every request.
 struct World {
-    dispatch: Ledger,
+    ledger: Ledger,
     fleet: FleetView,
     sick: Vec<bool>,
     now: Instant,
@@ -32,8 +32,8 @@ enum Came {
 impl World {
     fn new(sick: &[bool]) -> Self {
         let workers = (0..sick.len() as u32).map(|idx| Arc::new(worker(idx))).collect();
-        let dispatch = Ledger::new(LedgerOptions::default());
-        Self { dispatch, fleet: FleetView { workers }, sick: sick.to_vec(), now: Instant::now(), n_requests: 0 }
+        let ledger = Ledger::new(LedgerOptions::default());
+        Self { ledger, fleet: FleetView { workers }, sick: sick.to_vec(), now: Instant::now(), n_requests: 0 }
     }
 
     fn choose(&mut self, tried: &[WorkerIdx]) -> Result<WorkerIdx, NoWorker> {
@@ -50,8 +50,8 @@ impl World {
             tried,
             now: self.now,
         };
-        let (decision, ticket) = self.dispatch.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;
-        self.dispatch.ended(ticket);
+        let (decision, ticket) = self.ledger.choose(&self.fleet, &request, &mut SmallRng::seed_from_u64(1))?;
+        self.ledger.ended(ticket);
         Ok(decision.worker)
     }
 
@@ -66,17 +66,17 @@ impl World {
             };
             let sick = self.sick[chosen.0 as usize].then_some(Failure::Error);
             let Some(failure) = killer.or(sick) else {
-                self.dispatch.answered(chosen, &failures, self.now);
+                self.ledger.answered(chosen, &failures, self.now);
                 return Came::Answered { n_attempts: failures.len() + 1 };
             };
-            self.dispatch.failed(chosen, failure, self.now);
+            self.ledger.failed(chosen, failure, self.now);
             failures.push((chosen, failure));
         }
         Came::GivenUp
     }
 
     fn breakers(&self) -> Vec<BreakerState> {
-        (0..self.sick.len() as u32).map(|idx| self.dispatch.breaker(WorkerIdx(idx), self.now)).collect()
+        (0..self.sick.len() as u32).map(|idx| self.ledger.breaker(WorkerIdx(idx), self.now)).collect()
     }
 }
 
@@ -114,12 +114,12 @@ fn a_worker_that_fails_is_the_last_resort() {
     let mut world = World::new(&[false, false]);
     world.choose(&[]).expect("both are sound");
     for _ in 0..3 {
-        world.dispatch.failed(WorkerIdx(0), Failure::Connect, world.now);
+        world.ledger.failed(WorkerIdx(0), Failure::Connect, world.now);
     }
     assert_eq!(world.breakers()[0], BreakerState::Open);
     (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
     assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other");
-    world.dispatch.failed(WorkerIdx(1), Failure::Full, world.now);
+    world.ledger.failed(WorkerIdx(1), Failure::Full, world.now);
     let refused = world.choose(&[]).expect_err("the other has capacity soon");
     assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");
     assert!(refused.is_overload());
@@ -130,9 +130,9 @@ fn what_is_nobodys_fault_changes_nothing() {
     let mut world = World::new(&[false]);
     world.choose(&[]).expect("it is sound");
     for failure in [Failure::Timeout, Failure::Lost, Failure::Full, Failure::Unready] {
-        (0..10).for_each(|_| world.dispatch.failed(WorkerIdx(0), failure, world.now));
+        (0..10).for_each(|_| world.ledger.failed(WorkerIdx(0), failure, world.now));
     }
-    assert_eq!(world.dispatch.account(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
+    assert_eq!(world.ledger.worker_ledger(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
 }
 
 proptest! {

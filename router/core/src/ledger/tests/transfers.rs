@@ -10,7 +10,7 @@ const PAIR: (WorkerIdx, WorkerIdx) = (WorkerIdx(0), WorkerIdx(1));
 /// Returns an idle worker and a busy one that exchange state, at 1 MB a millisecond.
 fn idle_and_busy() -> World {
     let mut world = World::new(2);
-    world.dispatch = Ledger::new(LedgerOptions { kv_bytes_per_ms: Some(1e6), ..LedgerOptions::default() });
+    world.ledger = Ledger::new(LedgerOptions { kv_bytes_per_ms: Some(1e6), ..LedgerOptions::default() });
     let kv_transfer = Some(KvTransfer { layout: Fingerprint([5; 32]), bytes_per_token: 100_000 });
     (0..2).for_each(|idx| {
         world.change(idx, |worker| worker.model = Some(Arc::new(ModelInfo { kv_transfer, ..model() })));
@@ -37,25 +37,25 @@ fn choose_for(world: &mut World, request_id: &str) -> (Decision, Ticket) {
 fn an_idle_worker_fetches_what_a_busy_one_holds_and_siblings_find_it_there() {
     let mut world = idle_and_busy();
     let (decision, _ticket) = choose_for(&mut world, "a");
-    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), Reason::Transfer));
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), ChoiceReason::Transfer));
     assert_eq!((decision.cached_tokens, decision.fetched_tokens), (1984, 1984));
     assert_eq!((decision.slot, decision.expected_block), (None, None), "nothing is there yet");
     let transfer = decision.transfer.expect("it is fetched");
     assert_eq!((transfer.peer, transfer.blocks), (WorkerIdx(1), N_BLOCKS));
     assert_eq!((decision.cost.transfer_ms, decision.cost.prefill_ms), (5.0 + 198.4, 16.0));
-    assert_eq!(world.dispatch.unreported(WorkerIdx(0)).prefill_tokens, 16);
+    assert_eq!(world.ledger.unreported(WorkerIdx(0)).prefill_tokens, 16);
     let (sibling, _ticket) = choose_for(&mut world, "b");
-    assert_eq!((sibling.worker, sibling.reason, sibling.transfer), (WorkerIdx(0), Reason::Prefix, None));
+    assert_eq!((sibling.worker, sibling.reason, sibling.transfer), (WorkerIdx(0), ChoiceReason::Prefix, None));
     assert_eq!(sibling.cached_tokens, 1984);
 }
 
 #[test]
 fn nothing_is_fetched_where_transfers_are_off_or_computing_is_as_fast() {
     let mut world = idle_and_busy();
-    world.dispatch = Ledger::new(LedgerOptions::default());
+    world.ledger = Ledger::new(LedgerOptions::default());
     assert_eq!(choose_for(&mut world, "a").0.transfer, None);
     let mut world = idle_and_busy();
-    world.dispatch = Ledger::new(LedgerOptions { kv_bytes_per_ms: Some(1e5), ..LedgerOptions::default() });
+    world.ledger = Ledger::new(LedgerOptions { kv_bytes_per_ms: Some(1e5), ..LedgerOptions::default() });
     assert_eq!(choose_for(&mut world, "a").0.transfer, None);
 }
 
@@ -64,21 +64,21 @@ fn a_holder_that_is_idle_is_not_copied() {
     let mut world = idle_and_busy();
     world.change(1, |worker| worker.load = crate::testing::idle());
     let (decision, _ticket) = choose_for(&mut world, "a");
-    assert_eq!((decision.worker, decision.reason), (WorkerIdx(1), Reason::Prefix));
+    assert_eq!((decision.worker, decision.reason), (WorkerIdx(1), ChoiceReason::Prefix));
 }
 
 #[test]
 fn a_pair_that_failed_is_left_alone_for_a_while_and_a_slow_one_is_charged() {
     let mut world = idle_and_busy();
-    world.dispatch.fetched(PAIR, None, world.now);
+    world.ledger.fetched(PAIR, None, world.now);
     let (decision, ticket) = choose_for(&mut world, "a");
     assert_eq!(decision.transfer, None);
-    world.dispatch.ended(ticket);
+    world.ledger.ended(ticket);
     world.now += Duration::from_secs(90);
     let (decision, ticket) = choose_for(&mut world, "b");
     assert!(decision.transfer.is_some(), "it is tried again");
-    world.dispatch.ended(ticket);
-    world.dispatch.fetched(PAIR, Some((200_000_000, 400.0)), world.now);
+    world.ledger.ended(ticket);
+    world.ledger.fetched(PAIR, Some((200_000_000, 400.0)), world.now);
     let (decision, _ticket) = choose_for(&mut world, "c");
     assert_eq!(decision.cost.transfer_ms, 5.0 + 396.8);
 }

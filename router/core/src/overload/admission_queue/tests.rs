@@ -19,16 +19,16 @@ struct Naive {
 
 impl Naive {
     fn n_of(&self, tenant: TenantKey) -> usize {
-        self.new_ones().filter(|(_, entrant)| entrant.tenant == tenant).count()
+        self.new_ones().filter(|(_, waiter)| waiter.tenant == tenant).count()
     }
 
     /// Returns the requests that begin, without the rests of streams.
     fn new_ones(&self) -> impl Iterator<Item = &(WaiterId, Waiter)> {
-        self.waiting.iter().filter(|(_, entrant)| !entrant.is_continuation)
+        self.waiting.iter().filter(|(_, waiter)| !waiter.is_continuation)
     }
 
     fn head(&self) -> Option<WaiterId> {
-        let continued = self.waiting.iter().filter(|(_, entrant)| entrant.is_continuation).map(|(id, _)| *id).min();
+        let continued = self.waiting.iter().filter(|(_, waiter)| waiter.is_continuation).map(|(id, _)| *id).min();
         if continued.is_some() {
             return continued;
         }
@@ -49,23 +49,23 @@ impl Naive {
         (longest.0 > self.n_of(tenant) + 1).then_some(longest.1).flatten()
     }
 
-    fn enter(&mut self, id: WaiterId, entrant: Waiter) {
-        if !entrant.is_continuation {
-            let is_first = self.n_of(entrant.tenant) == 0;
-            let tag = self.tags.entry(entrant.tenant).or_default();
+    fn enter(&mut self, id: WaiterId, waiter: Waiter) {
+        if !waiter.is_continuation {
+            let is_first = self.n_of(waiter.tenant) == 0;
+            let tag = self.tags.entry(waiter.tenant).or_default();
             if is_first {
                 *tag = (*tag).max(self.served_us);
             }
         }
-        self.waiting.push((id, entrant));
+        self.waiting.push((id, waiter));
     }
 
     fn start(&mut self, id: WaiterId, service_us: u64) {
-        let entrant = self.remove(id).expect("the head waits");
-        if entrant.is_continuation {
+        let waiter = self.remove(id).expect("the head waits");
+        if waiter.is_continuation {
             return;
         }
-        let tag = self.tags.entry(entrant.tenant).or_default();
+        let tag = self.tags.entry(waiter.tenant).or_default();
         self.served_us = *tag;
         *tag += service_us;
     }
@@ -116,8 +116,8 @@ impl Pair {
             }
             Op::Start { service_us } => drop(self.start(service_us)?),
             Op::StartInVain { service_us } => {
-                if let Some((id, entrant)) = self.start(service_us)? {
-                    self.enter(entrant, Some(id))?;
+                if let Some((id, waiter)) = self.start(service_us)? {
+                    self.enter(waiter, Some(id))?;
                 }
             }
             Op::Leave(nth) => {
@@ -132,7 +132,7 @@ impl Pair {
                 let now = self.now;
                 let mut expired = self.queue.expire(now);
                 expired.sort_unstable();
-                let late = self.naive.waiting.iter().filter(|(_, entrant)| entrant.deadline <= now);
+                let late = self.naive.waiting.iter().filter(|(_, waiter)| waiter.deadline <= now);
                 let mut expected: Vec<_> = late.map(|(id, _)| *id).collect();
                 expected.sort_unstable();
                 prop_assert_eq!(&expired, &expected, "exactly those whose time has come");
@@ -143,20 +143,20 @@ impl Pair {
         Ok(())
     }
 
-    fn enter(&mut self, entrant: Waiter, id: Option<WaiterId>) -> Result<(), TestCaseError> {
-        let victim = self.naive.victim(entrant.tenant);
-        let is_full = !entrant.is_continuation && self.naive.new_ones().count() == PLACES;
+    fn enter(&mut self, waiter: Waiter, id: Option<WaiterId>) -> Result<(), TestCaseError> {
+        let victim = self.naive.victim(waiter.tenant);
+        let is_full = !waiter.is_continuation && self.naive.new_ones().count() == PLACES;
         let entered = match id {
-            Some(id) => self.queue.re_enter(id, entrant),
-            None => self.queue.enter(entrant),
+            Some(id) => self.queue.re_enter(id, waiter),
+            None => self.queue.enter(waiter),
         };
         match entered {
-            Ok(Entered { id, displaced }) => {
+            Ok(Enqueued { id, displaced }) => {
                 prop_assert_eq!(displaced, victim.filter(|_| is_full));
                 prop_assert!(!is_full || displaced.is_some());
                 displaced.map(|id| self.naive.remove(id));
                 self.n_gone += usize::from(displaced.is_some());
-                self.naive.enter(id, entrant);
+                self.naive.enter(id, waiter);
                 self.n_entered += 1;
             }
             Err(QueueFull { waiting_max }) => {
@@ -169,13 +169,13 @@ impl Pair {
 
     fn start(&mut self, service_us: u64) -> Result<Option<(WaiterId, Waiter)>, TestCaseError> {
         let Some(id) = self.naive.head() else { return Ok(None) };
-        let entrant = self.naive.waiting.iter().find(|(waiter, _)| *waiter == id).expect("the head waits").1;
+        let waiter = self.naive.waiting.iter().find(|(waiter, _)| *waiter == id).expect("the head waits").1;
         let other = self.naive.waiting.iter().map(|(id, _)| *id).find(|other| *other != id);
         prop_assert!(!other.is_some_and(|other| self.queue.start(other, service_us)), "only the head starts");
         prop_assert!(self.queue.start(id, service_us));
         self.naive.start(id, service_us);
         self.n_gone += 1;
-        Ok(Some((id, entrant)))
+        Ok(Some((id, waiter)))
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
@@ -212,7 +212,7 @@ proptest! {
         for tenant in (0..n_tenants).map(TenantKey) {
             // The first tenant sends all its requests at once, the others one by one.
             for _ in 0..if tenant.0 == 0 { 20 } else { 1 } {
-                owner.insert(queue.enter(Waiter { deadline, ..entrant(tenant.0) }).expect("a place").id, tenant);
+                owner.insert(queue.enter(Waiter { deadline, ..waiter(tenant.0) }).expect("a place").id, tenant);
             }
         }
         for service_us in services_us {
@@ -220,25 +220,25 @@ proptest! {
             let tenant = owner[&id];
             prop_assert!(queue.start(id, service_us));
             given_us[tenant.0 as usize] += service_us;
-            owner.insert(queue.enter(Waiter { deadline, ..entrant(tenant.0) }).expect("a place").id, tenant);
+            owner.insert(queue.enter(Waiter { deadline, ..waiter(tenant.0) }).expect("a place").id, tenant);
             let (least, most) = (given_us.iter().min(), given_us.iter().max());
             prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "no more apart than two of the longest: {:?}", given_us);
         }
     }
 }
 
-fn entrant(tenant: u64) -> Waiter {
+fn waiter(tenant: u64) -> Waiter {
     Waiter { tenant: TenantKey(tenant), deadline: Instant::now(), is_continuation: false }
 }
 
 #[test]
 fn the_rest_of_a_stream_goes_before_new_requests_and_takes_no_place() {
     let mut queue = AdmissionQueue::new(1);
-    let new = queue.enter(entrant(0)).expect("a place").id;
-    let rest = Waiter { is_continuation: true, ..entrant(0) };
+    let new = queue.enter(waiter(0)).expect("a place").id;
+    let rest = Waiter { is_continuation: true, ..waiter(0) };
     let rests: Vec<_> = (0..2).map(|_| queue.enter(rest).expect("it needs none")).collect();
     assert!(rests.iter().all(|rest| rest.displaced.is_none()) && queue.len() == 3);
-    assert_eq!(queue.enter(entrant(0)), Err(QueueFull { waiting_max: 1 }));
+    assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 1 }));
     assert!(!queue.start(new, 10), "it is not its turn");
     assert!(queue.start(rests[0].id, 1000) && queue.leave(rests[1].id));
     assert_eq!(queue.head(), Some(new));
@@ -248,21 +248,21 @@ fn the_rest_of_a_stream_goes_before_new_requests_and_takes_no_place() {
 #[test]
 fn a_flood_displaces_itself_and_not_the_others() {
     let mut queue = AdmissionQueue::new(4);
-    let flood: Vec<_> = (0..4).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
-    assert_eq!(queue.enter(entrant(0)), Err(QueueFull { waiting_max: 4 }));
-    let other = queue.enter(entrant(1)).expect("a place of the flood's");
+    let flood: Vec<_> = (0..4).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
+    assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 4 }));
+    let other = queue.enter(waiter(1)).expect("a place of the flood's");
     assert_eq!(other.displaced, Some(flood[3]), "the newest of the longest line");
-    assert_eq!(queue.enter(entrant(1)).expect("another").displaced, Some(flood[2]));
-    assert!(queue.enter(entrant(1)).is_err(), "two each: nobody has more");
+    assert_eq!(queue.enter(waiter(1)).expect("another").displaced, Some(flood[2]));
+    assert!(queue.enter(waiter(1)).is_err(), "two each: nobody has more");
 }
 
 #[test]
 fn who_comes_later_saves_up_no_turns() {
     let mut queue = AdmissionQueue::new(8);
-    let first: Vec<_> = (0..3).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
+    let first: Vec<_> = (0..3).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert!(queue.start(first[0], 100));
     assert!(queue.start(first[1], 100));
-    let late: Vec<_> = (0..2).map(|_| queue.enter(entrant(1)).expect("a place").id).collect();
+    let late: Vec<_> = (0..2).map(|_| queue.enter(waiter(1)).expect("a place").id).collect();
     assert_eq!(queue.head(), Some(late[0]), "it has been given less");
     assert!(queue.start(late[0], 150));
     assert_eq!(queue.head(), Some(first[2]), "it began at the others' time, not at zero");
@@ -271,26 +271,26 @@ fn who_comes_later_saves_up_no_turns() {
 #[test]
 fn a_request_that_started_in_vain_has_its_old_place() {
     let mut queue = AdmissionQueue::new(8);
-    let ids: Vec<_> = (0..2).map(|_| queue.enter(entrant(0)).expect("a place").id).collect();
+    let ids: Vec<_> = (0..2).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert!(queue.start(ids[0], 10));
-    queue.re_enter(ids[0], entrant(0)).expect("a place");
+    queue.re_enter(ids[0], waiter(0)).expect("a place");
     assert_eq!(queue.head(), Some(ids[0]));
-    assert_ne!(queue.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1], "that one still waits");
+    assert_ne!(queue.re_enter(ids[1], waiter(0)).expect("a place").id, ids[1], "that one still waits");
     let mut other = AdmissionQueue::new(8);
-    assert_eq!(other.re_enter(ids[1], entrant(0)).expect("a place").id, ids[1]);
-    assert_ne!(other.enter(entrant(0)).expect("a place").id, ids[1]);
+    assert_eq!(other.re_enter(ids[1], waiter(0)).expect("a place").id, ids[1]);
+    assert_ne!(other.enter(waiter(0)).expect("a place").id, ids[1]);
 }
 
 #[test]
 fn a_queue_without_places_takes_nobody() {
-    assert_eq!(AdmissionQueue::new(0).enter(entrant(0)), Err(QueueFull { waiting_max: 0 }));
+    assert_eq!(AdmissionQueue::new(0).enter(waiter(0)), Err(QueueFull { waiting_max: 0 }));
 }
 
 #[test]
 fn what_is_remembered_of_tenants_that_left_is_bounded() {
     let mut queue = AdmissionQueue::new(4);
     for tenant in 0..100 {
-        let id = queue.enter(entrant(tenant)).expect("a place").id;
+        let id = queue.enter(waiter(tenant)).expect("a place").id;
         assert!(queue.start(id, 1000));
         assert!(queue.tenants.len() <= 4);
     }

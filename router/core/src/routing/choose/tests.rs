@@ -24,7 +24,7 @@ fn free(cells: u64) -> Load {
 const N_TOKENS: u32 = 1000;
 const BLOCK: u32 = 32;
 
-fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, Reason) {
+fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) {
     let workers: Vec<_> = held
         .iter()
         .enumerate()
@@ -57,27 +57,27 @@ fn scored<'a>(worker: &'a WorkerView, prompt: PromptView<'_>) -> Candidate<'a> {
 
 const TURN: TieBreak = TieBreak { last: None, affinity: 0, first_new_block: 0 };
 
-fn check(held: &[Held], expected: (u32, Reason)) {
+fn check(held: &[Held], expected: (u32, ChoiceReason)) {
     assert_eq!(decide(Policy::PredictedTtft, held, TURN), expected);
 }
 
 #[test]
 fn the_predicted_ttft_weighs_prefix_against_queue() {
-    check(&[Held(0, idle()), Held(30, idle())], (1, Reason::Prefix));
-    check(&[Held(0, idle()), Held(30, queued(5_000))], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(30, idle())], (1, ChoiceReason::Prefix));
+    check(&[Held(0, idle()), Held(30, queued(5_000))], (1, ChoiceReason::Prefix));
     // The rest of a known prompt is computed beside a long one.
-    check(&[Held(0, idle()), Held(30, queued(20_000))], (1, Reason::Prefix));
+    check(&[Held(0, idle()), Held(30, queued(20_000))], (1, ChoiceReason::Prefix));
     let crowded = Load { n_queued: 60, ..queued(6_000) };
-    check(&[Held(0, idle()), Held(0, idle()), Held(0, idle()), Held(30, crowded)], (0, Reason::Load));
-    check(&[Held(10, queued(20_000)), Held(9, idle())], (1, Reason::Load));
-    check(&[Held(0, queued(5_000)), Held(0, idle())], (1, Reason::Cold));
-    check(&[Held(30, queued(50_000))], (0, Reason::Only));
+    check(&[Held(0, idle()), Held(0, idle()), Held(0, idle()), Held(30, crowded)], (0, ChoiceReason::Load));
+    check(&[Held(10, queued(20_000)), Held(9, idle())], (1, ChoiceReason::Load));
+    check(&[Held(0, queued(5_000)), Held(0, idle())], (1, ChoiceReason::Cold));
+    check(&[Held(30, queued(50_000))], (0, ChoiceReason::Only));
 }
 
 #[test]
 fn of_equals_the_emptiest_wins_then_one_by_lot() {
-    check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, Reason::Cold));
-    check(&[Held(8, free(10)), Held(8, free(30))], (1, Reason::Prefix));
+    check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, ChoiceReason::Cold));
+    check(&[Held(8, free(10)), Held(8, free(30))], (1, ChoiceReason::Prefix));
     let all = || [Held(0, idle()), Held(0, idle()), Held(0, idle())];
     let jitter = |first_new_block| decide(Policy::PredictedTtft, &all(), TieBreak { first_new_block, ..TURN }).0;
     let mut n_won = [0; 3];
@@ -134,8 +134,8 @@ fn a_small_difference_between_rates_does_not_outweigh_a_line() {
 fn an_idle_worker_is_taken_while_others_have_a_line_and_one_that_is_not_keeps_hits_elsewhere() {
     // Each worker with half of the prompt has a queue, like most others; the idle one is not charged for it.
     let line = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 1000, ..idle() };
-    check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, Reason::Load));
-    check(&[Held(16, line(12)), Held(16, line(12)), Held(0, line(12)), Held(0, line(6))], (0, Reason::Prefix));
+    check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, ChoiceReason::Load));
+    check(&[Held(16, line(12)), Held(16, line(12)), Held(0, line(12)), Held(0, line(6))], (0, ChoiceReason::Prefix));
 }
 
 #[test]
@@ -145,15 +145,15 @@ fn rates_that_differ_by_noise_are_equal() {
         load.rates.prefill_tokens_per_s = Some(rate);
         load
     };
-    check(&[Held(0, rate(1030.0, 10)), Held(0, rate(1000.0, 20))], (1, Reason::Cold));
-    check(&[Held(0, rate(2000.0, 10)), Held(0, rate(1000.0, 20))], (0, Reason::Cold));
+    check(&[Held(0, rate(1030.0, 10)), Held(0, rate(1000.0, 20))], (1, ChoiceReason::Cold));
+    check(&[Held(0, rate(2000.0, 10)), Held(0, rate(1000.0, 20))], (0, ChoiceReason::Cold));
 }
 
 #[test]
 fn each_policy_looks_at_what_it_is_named_for() {
     let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
-    assert_eq!(decide(Policy::Prefix, &held, TURN), (1, Reason::Prefix));
-    assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, Reason::Policy(Policy::LeastLoaded)));
+    assert_eq!(decide(Policy::Prefix, &held, TURN), (1, ChoiceReason::Prefix));
+    assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, ChoiceReason::Policy(Policy::LeastLoaded)));
     let after = |last| TieBreak { last: Some(WorkerIdx(last)), ..TURN };
     assert_eq!(decide(Policy::RoundRobin, &held, TURN).0, 0);
     assert_eq!(decide(Policy::RoundRobin, &held, after(0)).0, 1);
@@ -206,9 +206,9 @@ fn policies_are_parsed_by_their_names() {
 fn ties_are_between_workers_that_hold_as_much() {
     let given = |cells| Load { free_cells: cells, ..idle() };
     // The common start of all chats is no hit; an idle fleet would call two blocks more equal in cost.
-    check(&[Held(1, given(10)), Held(0, given(20))], (1, Reason::Load));
-    check(&[Held(2, given(10)), Held(0, given(20))], (0, Reason::Prefix));
-    check(&[Held(16, given(10)), Held(15, given(20))], (0, Reason::Prefix));
+    check(&[Held(1, given(10)), Held(0, given(20))], (1, ChoiceReason::Load));
+    check(&[Held(2, given(10)), Held(0, given(20))], (0, ChoiceReason::Prefix));
+    check(&[Held(16, given(10)), Held(15, given(20))], (0, ChoiceReason::Prefix));
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_a
         load
     };
     // Ties go to the one with the most free cells, since none has recent work.
-    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(600.0, 20))], (0, Reason::Cold));
-    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(800.0, 20))], (1, Reason::Cold));
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(600.0, 20))], (0, ChoiceReason::Cold));
+    check(&[Held(0, rate(1000.0, 10)), Held(0, rate(800.0, 20))], (1, ChoiceReason::Cold));
 }
 
 proptest! {

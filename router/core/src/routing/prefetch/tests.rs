@@ -8,7 +8,7 @@ use warmpath_common::model::{KvTransfer, ModelInfo};
 use warmpath_common::summary::Tier;
 
 use super::*;
-use crate::fleet::{Connection, KnownBlocks, WorkerView};
+use crate::fleet::{ConnectionState, KnownBlocks, WorkerView};
 use crate::testing;
 
 const BLOCK: u32 = 2;
@@ -28,7 +28,7 @@ fn prefix(tokens: impl IntoIterator<Item = Token>) -> HotPrefix {
     HotPrefix { root: BlockHash([0; 32]), tokens: tokens.into_iter().collect() }
 }
 
-fn heirs(n: usize) -> Vec<(WorkerIdx, &'static str)> {
+fn receivers(n: usize) -> Vec<(WorkerIdx, &'static str)> {
     (0..n).map(|idx| (WorkerIdx(idx as u32), NAMES[idx])).collect()
 }
 
@@ -37,14 +37,16 @@ fn a_new_worker_is_told_what_the_fullest_others_hold_and_what_leaves_goes_to_tho
     let mut workers: Vec<WorkerView> = (0..8).map(|idx| worker(idx, idx as usize)).collect();
     workers[5].load.draining = true;
     workers[6].model.as_mut().map(Arc::make_mut).expect("a model").kv_transfer = None;
-    workers[7].link = Connection::Connecting;
+    workers[7].link = ConnectionState::Connecting;
     workers[4].is_leaving = true;
     let fleet = fleet(workers);
     let indexes = |found: Vec<WorkerIdx>| found.into_iter().map(|worker| worker.0).collect::<Vec<_>>();
     assert_eq!(indexes(sources(&fleet, WorkerIdx(0))), [5, 4, 3, 2]);
-    assert_eq!(indexes(super::heirs(&fleet, WorkerIdx(5))), [0, 1, 2, 3]);
+    assert_eq!(indexes(super::receivers(&fleet, WorkerIdx(5))), [0, 1, 2, 3]);
     for nobody in [6, 7, 9] {
-        assert!(sources(&fleet, WorkerIdx(nobody)).is_empty() && super::heirs(&fleet, WorkerIdx(nobody)).is_empty());
+        assert!(
+            sources(&fleet, WorkerIdx(nobody)).is_empty() && super::receivers(&fleet, WorkerIdx(nobody)).is_empty()
+        );
     }
 }
 
@@ -67,7 +69,7 @@ fn lists_take_turns_and_nothing_is_told_twice() {
 fn a_prefix_goes_to_the_worker_that_holds_most_of_it_unless_one_holds_it_whole() {
     let found = |worker, blocks, state| Match { worker: WorkerIdx(worker), blocks, tier: Tier::Ram, state, slot: None };
     let check = |matches: &[Match], expected: Option<u32>| {
-        let shares = divide(vec![prefix(0..8)], (&heirs(3), BLOCK), |_| matches.to_vec());
+        let shares = divide(vec![prefix(0..8)], (&receivers(3), BLOCK), |_| matches.to_vec());
         let told: Vec<u32> = shares.keys().map(|worker| worker.0).collect();
         assert_eq!(told, expected.into_iter().collect::<Vec<_>>(), "{matches:?}");
     };
@@ -85,7 +87,7 @@ fn prefixes_that_begin_alike_stay_together_and_others_are_spread() {
     let alike = [prefix(0..8), prefix((0..6).chain([50, 51]))];
     let others = [prefix(100..108), prefix(200..208), prefix(300..308)];
     let all = [&alike[..], &others].concat();
-    let shares = divide(all, (&heirs(3), BLOCK), |_| Vec::new());
+    let shares = divide(all, (&receivers(3), BLOCK), |_| Vec::new());
     assert_eq!(shares[&WorkerIdx(0)], alike);
     let n_told: Vec<usize> = (0..3).map(|idx| shares[&WorkerIdx(idx)].len()).collect();
     assert_eq!(n_told, [2, 2, 1]);
@@ -96,40 +98,46 @@ proptest! {
     fn every_block_that_no_heir_holds_gets_to_one_and_all_routers_divide_alike(
         prefixes in prop::collection::vec(prop::collection::vec(0u32..2, 2..16), 1..12),
         held in prop::collection::vec((0usize..12, 0usize..4, 1u32..8), 0..6),
-        n_heirs in 1usize..4,
+        n_receivers in 1usize..4,
         turned in 0usize..4,
     ) {
         let prefixes: Vec<HotPrefix> = prefixes.into_iter().map(prefix).collect();
         let chains: Vec<Vec<BlockHash>> =
             prefixes.iter().map(|prefix| block_chain(&prefix.root, &prefix.tokens, BLOCK)).collect();
         let mut holds: HashSet<(usize, BlockKey)> = HashSet::new();
-        for (idx, heir, n) in held.into_iter().filter(|(idx, heir, _)| *idx < chains.len() && *heir < n_heirs) {
-            holds.extend(chains[idx].iter().take(n as usize).map(|hash| (heir, hash.key())));
+        let in_range = |(idx, receiver, _): &(usize, usize, u32)| *idx < chains.len() && *receiver < n_receivers;
+        for (idx, receiver, n) in held.into_iter().filter(in_range) {
+            holds.extend(chains[idx].iter().take(n as usize).map(|hash| (receiver, hash.key())));
         }
         // Another router has other numbers for the workers.
         let divided = |turned: usize| {
-            let number = |heir: usize| WorkerIdx(((heir + turned) % n_heirs) as u32);
-            let named: Vec<_> = (0..n_heirs).map(|heir| (number(heir), NAMES[heir])).collect();
+            let number = |receiver: usize| WorkerIdx(((receiver + turned) % n_receivers) as u32);
+            let named: Vec<_> = (0..n_receivers).map(|receiver| (number(receiver), NAMES[receiver])).collect();
             let shares = divide(prefixes.clone(), (&named, BLOCK), |keys| {
-                let n_held = |heir| keys.iter().take_while(|key| holds.contains(&(heir, **key))).count() as u32;
-                let found = |heir| Match {
-                    worker: number(heir), blocks: n_held(heir), tier: Tier::Ram, state: RunState::Ready, slot: None,
+                let n_held = |receiver| keys.iter().take_while(|key| holds.contains(&(receiver, **key))).count() as u32;
+                let found = |receiver| Match {
+                    worker: number(receiver),
+                    blocks: n_held(receiver),
+                    tier: Tier::Ram,
+                    state: RunState::Ready,
+                    slot: None,
                 };
-                (0..n_heirs).map(found).filter(|found| found.blocks > 0).collect()
+                (0..n_receivers).map(found).filter(|found| found.blocks > 0).collect()
             });
-            (0..n_heirs).map(|heir| shares.get(&number(heir)).cloned().unwrap_or_default()).collect::<Vec<_>>()
+            let share_of = |receiver| shares.get(&number(receiver)).cloned().unwrap_or_default();
+            (0..n_receivers).map(share_of).collect::<Vec<_>>()
         };
         let shares = divided(0);
         prop_assert_eq!(&shares, &divided(turned));
-        for (heir, share) in shares.iter().enumerate() {
+        for (receiver, share) in shares.iter().enumerate() {
             for prefix in share {
                 let chain = block_chain(&prefix.root, &prefix.tokens, BLOCK);
-                holds.extend(chain.iter().map(|hash| (heir, hash.key())));
+                holds.extend(chain.iter().map(|hash| (receiver, hash.key())));
             }
         }
         for chain in chains.iter().filter(|chain| !chain.is_empty()) {
-            let is_whole = |heir| chain.iter().all(|hash| holds.contains(&(heir, hash.key())));
-            prop_assert!((0..n_heirs).any(is_whole));
+            let is_whole = |receiver| chain.iter().all(|hash| holds.contains(&(receiver, hash.key())));
+            prop_assert!((0..n_receivers).any(is_whole));
         }
     }
 }

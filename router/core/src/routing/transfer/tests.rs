@@ -37,9 +37,9 @@ fn only_workers_that_are_there_and_exchange_state_are_peers() {
     let changes: [(&str, Change, bool); 8] = [
         ("as it is", |_, _| {}, true),
         ("draining", |worker, _| worker.load.draining = true, true),
-        ("stale", |worker, now| worker.link = Connection::Stale { since: now }, false),
-        ("down", |worker, now| worker.link = Connection::Down { since: now }, false),
-        ("not heard", |worker, _| worker.link = Connection::Connecting, false),
+        ("stale", |worker, now| worker.link = ConnectionState::Stale { since: now }, false),
+        ("down", |worker, now| worker.link = ConnectionState::Down { since: now }, false),
+        ("not heard", |worker, _| worker.link = ConnectionState::Connecting, false),
         ("without state", |worker, _| *worker = self::worker(0, None), false),
         ("unknown", |worker, _| worker.model = None, false),
         ("stock", |worker, _| worker.stock = Some(crate::stock::TokenizerSource::Vocabulary), false),

@@ -115,7 +115,7 @@ fn what_was_used_stays_for_the_minimum_hold_time() {
     used.store(&mut index, 0);
     used.touch(&mut index, 2000);
     let large = NewChunk { n_bytes: 70, ..other.new_chunk(0..4, 2099) };
-    assert_eq!(index.insert(&large), Err(Refused::NoRoom));
+    assert_eq!(index.insert(&large), Err(NotStored::NoRoom));
     assert!(index.insert(&NewChunk { now_ms: 2100, ..large }).is_ok());
     assert_eq!(used.n_stored(&index), 0);
     index.check_invariants();
@@ -130,9 +130,9 @@ fn held_chunks_stay_until_they_are_let_go_as_often() {
     index.hold(id);
     let large = Sequence::new(100..108);
     let large = NewChunk { n_bytes: 80, ..large.new_chunk(0..4, 2) };
-    assert_eq!(index.insert(&large), Err(Refused::NoRoom));
+    assert_eq!(index.insert(&large), Err(NotStored::NoRoom));
     index.let_go(id);
-    assert_eq!((index.insert(&large), index.is_held(id)), (Err(Refused::NoRoom), true));
+    assert_eq!((index.insert(&large), index.is_held(id)), (Err(NotStored::NoRoom), true));
     index.let_go(id);
     assert!(!index.is_held(id));
     assert!(index.insert(&large).is_ok());

@@ -163,7 +163,7 @@ impl Model {
             match self.index.insert(&new) {
                 Ok(id) => self.note_stored(id, &sequence, blocks.end),
                 Err(refused) => {
-                    assert!(matches!(refused, Refused::NoRoom | Refused::TooLarge), "{refused}");
+                    assert!(matches!(refused, NotStored::NoRoom | NotStored::TooLarge), "{refused}");
                     break;
                 }
             }
@@ -187,7 +187,7 @@ impl Model {
             let is_taken = n_blocks > 0 && model.has_hash(Kind::Checkpoint, &prompt.chain[n_blocks - 1]);
             match model.index.insert_checkpoint(&new) {
                 Ok(id) => model.note_stored(id, prompt, n_blocks),
-                Err(refused) => assert_eq!(refused == Refused::Taken, is_taken),
+                Err(refused) => assert_eq!(refused == NotStored::Taken, is_taken),
             }
         });
     }
@@ -318,11 +318,11 @@ impl Model {
         };
         let outcomes = self.index.adopt(&records);
         for (file, outcome) in files.iter().zip(&outcomes) {
-            let is_parent = |(other, outcome): (&Stored, &Result<ChunkId, Refused>)| {
+            let is_parent = |(other, outcome): (&Stored, &Result<ChunkId, NotStored>)| {
                 outcome.is_ok() && other.ends(file.record.root, file.before())
             };
             let has_parent = file.before().is_empty() || files.iter().zip(&outcomes).any(is_parent);
-            assert_eq!(outcome.err(), (!has_parent).then_some(Refused::NoParent));
+            assert_eq!(outcome.err(), (!has_parent).then_some(NotStored::NoParent));
             if let Ok(id) = outcome {
                 self.stored.push(Stored { id: *id, in_ram: false, ..file.clone() });
             }

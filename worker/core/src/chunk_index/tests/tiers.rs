@@ -48,7 +48,7 @@ fn a_chain_longer_than_ram_is_stored_as_fast_as_it_is_written() {
         assert!(index.insert(&sequence.new_chunk(blocks.clone(), 1)).is_ok());
         let behind = blocks.end..(blocks.end + 4).min(12);
         if !behind.is_empty() {
-            assert_eq!(index.insert(&sequence.new_chunk(behind, 1)), Err(Refused::NoRoom));
+            assert_eq!(index.insert(&sequence.new_chunk(behind, 1)), Err(NotStored::NoRoom));
         }
         write_all(&mut index);
     }
@@ -225,10 +225,10 @@ fn refuses_files_whose_parents_are_missing_or_that_make_no_sense() {
     files.push((Record { parent: None, ..whole[2].0.clone() }, 1));
     files.push((Record { root: root(9), ..whole[1].0.clone() }, 1));
     let mut next = ChunkIndex::new(limits(100, 100));
-    let outcomes: Vec<Option<Refused>> = next.adopt(&files).into_iter().map(Result::err).collect();
-    let (none, taken) = (Some(Refused::NoParent), Some(Refused::Taken));
-    let malformed = Some(Refused::Malformed);
-    assert_eq!(outcomes, [None, Some(Refused::TooLarge), none, none, taken, malformed, malformed, none]);
+    let outcomes: Vec<Option<NotStored>> = next.adopt(&files).into_iter().map(Result::err).collect();
+    let (none, taken) = (Some(NotStored::NoParent), Some(NotStored::Taken));
+    let malformed = Some(NotStored::Malformed);
+    assert_eq!(outcomes, [None, Some(NotStored::TooLarge), none, none, taken, malformed, malformed, none]);
     next.check_invariants();
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{FUEL, compile};
-use crate::grammar::Follower;
+use crate::grammar::GrammarMatcher;
 
 /// Upper limit of every step on a machine that does other work too. Steps take some 10 ms there, compiling 150 ms; the
 /// printed times are more precise.
@@ -50,7 +50,7 @@ fn hostile_grammars_go_on_or_fail_within_their_work() {
         };
         let compiled = began.elapsed();
         assert!(compiled < STEP_MAX, "{name} took {compiled:?} to compile");
-        let Ok(mut follower) = Follower::new(&grammar, FUEL) else {
+        let Ok(mut follower) = GrammarMatcher::new(&grammar, FUEL) else {
             println!("{name}: too much at once");
             continue;
         };

@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::super::Follower;
+use super::super::GrammarMatcher;
 
 /// Expression: a rule or a part of one.
 #[derive(Debug, Clone)]
@@ -262,7 +262,7 @@ fn merge(into: &mut [bool], more: &[bool]) {
 }
 
 /// Checks that a follower allows the same bytes of a text as the matcher.
-pub fn compare(naive: &Naive<'_>, mut follower: Follower, text: &str) -> Result<(), TestCaseError> {
+pub fn compare(naive: &Naive<'_>, mut follower: GrammarMatcher, text: &str) -> Result<(), TestCaseError> {
     let chars: Vec<char> = text.chars().collect();
     for n in 0..=chars.len() {
         let (is_right, is_begun) = naive.judge(&chars[..n]);

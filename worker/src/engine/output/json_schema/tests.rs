@@ -15,7 +15,7 @@ use serde_json::Map;
 use warmpath_llama_chat::{ChatFormat, ChatTemplates, FormatInputs, ReasoningFormat, ToolChoice};
 
 use super::*;
-use crate::schema::Form;
+use crate::schema::ArgumentForm;
 use crate::tools::{arguments, forms};
 
 #[path = "../../../../tests/engine/random_schema.rs"]
@@ -28,7 +28,7 @@ const SEPARATORS: Separators = Separators { item: ", ", key: ": " };
 
 /// Template with a form of its own, and what of an answer stands around the arguments of the tool `f`.
 struct Case {
-    form: Form,
+    form: ArgumentForm,
     template: &'static str,
     before: &'static str,
     behind: &'static str,
@@ -36,27 +36,32 @@ struct Case {
 
 const CASES: [Case; 6] = [
     Case {
-        form: Form::Gemma4,
+        form: ArgumentForm::Gemma4,
         template: "google-gemma-4-31B-it",
         before: "<|tool_call>call:f",
         behind: "<tool_call|>",
     },
     Case {
-        form: Form::KimiK3,
+        form: ArgumentForm::KimiK3,
         template: "Kimi-K3",
         before: "<|close|>think<|sep|><|open|>tools<|sep|><|open|>call tool=\"f\"",
         behind: "<|close|>tools<|sep|>",
     },
-    Case { form: Form::Lfm2, template: "LFM2-8B-A1B", before: "<|tool_call_start|>[f(", behind: "]<|tool_call_end|>" },
     Case {
-        form: Form::Lfm2,
+        form: ArgumentForm::Lfm2,
+        template: "LFM2-8B-A1B",
+        before: "<|tool_call_start|>[f(",
+        behind: "]<|tool_call_end|>",
+    },
+    Case {
+        form: ArgumentForm::Lfm2,
         template: "LFM2.5-8B-A1B",
         before: "<|tool_call_start|>[f(",
         behind: "]<|tool_call_end|>",
     },
-    Case { form: Form::MiniCpm5, template: "openbmb-MiniCPM5-1B", before: "<function name=\"f\">", behind: "" },
+    Case { form: ArgumentForm::MiniCpm5, template: "openbmb-MiniCPM5-1B", before: "<function name=\"f\">", behind: "" },
     Case {
-        form: Form::MiniMaxM3,
+        form: ArgumentForm::MiniMaxM3,
         template: "MiniMax-M3",
         before: "</mm:think>]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">",
         behind: "]<]minimax[>[</tool_call>",
@@ -107,7 +112,7 @@ fn walk(compiled: &CompiledSchema, random: &mut ChaCha8Rng) -> Option<Vec<u8>> {
 /// Returns the arguments that llama.cpp reads out of a call whose arguments are these.
 fn read(case: &Case, format: &ChatFormat, text: &str) -> Value {
     let answer = format!("{}{text}{}", case.before, case.behind);
-    let answer = if format.generation_prompt.contains("</think>") || case.form != Form::MiniCpm5 {
+    let answer = if format.generation_prompt.contains("</think>") || case.form != ArgumentForm::MiniCpm5 {
         answer
     } else {
         format!("<think>\n\n</think>\n\n{answer}")
@@ -204,22 +209,22 @@ fn texts_may_hold_what_looks_like_a_mark() {
 
 #[test]
 fn what_a_form_cannot_write_is_refused_by_its_path() {
-    let refused = |form: Form, property: Value| {
+    let refused = |form: ArgumentForm, property: Value| {
         let schema = json!({"type": "object", "properties": {"a": property}});
         CallText::new(schema, form).map(|_| ()).map_err(|error| error.path)
     };
     let tuple = json!({"type": "array", "prefixItems": [{"type": "integer"}]});
-    assert_eq!(refused(Form::Gemma4, tuple.clone()), Err("properties.a.prefixItems".to_owned()));
+    assert_eq!(refused(ArgumentForm::Gemma4, tuple.clone()), Err("properties.a.prefixItems".to_owned()));
     let all =
         json!({"allOf": [{"type": "object", "properties": {"b": {}}}, {"type": "object", "properties": {"c": {}}}]});
-    assert_eq!(refused(Form::Gemma4, all.clone()), Err("properties.a".to_owned()));
-    assert_eq!(refused(Form::KimiK3, json!(false)), Err("properties.a".to_owned()));
-    for form in [Form::KimiK3, Form::Lfm2, Form::MiniCpm5, Form::MiniMaxM3] {
+    assert_eq!(refused(ArgumentForm::Gemma4, all.clone()), Err("properties.a".to_owned()));
+    assert_eq!(refused(ArgumentForm::KimiK3, json!(false)), Err("properties.a".to_owned()));
+    for form in [ArgumentForm::KimiK3, ArgumentForm::Lfm2, ArgumentForm::MiniCpm5, ArgumentForm::MiniMaxM3] {
         assert_eq!((refused(form, tuple.clone()), refused(form, all.clone())), (Ok(()), Ok(())), "{form:?}");
     }
     let itself = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}},
         "$defs": {"0": {"type": "object", "properties": {"next": {"$ref": "#/$defs/0"}, "n": {"type": "integer"}}}}});
-    for form in [Form::Gemma4, Form::MiniMaxM3] {
+    for form in [ArgumentForm::Gemma4, ArgumentForm::MiniMaxM3] {
         CallText::new(itself.clone(), form).unwrap_or_else(|error| panic!("{form:?}: {error}"));
     }
 }

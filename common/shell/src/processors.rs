@@ -23,7 +23,7 @@ pub struct Processors {
 
 /// Right to use one processor, until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct ProcessorPermit {
     processors: Processors,
     /// Absent while another turn is awaited.
     permit: Option<OwnedSemaphorePermit>,
@@ -49,13 +49,13 @@ impl Processors {
     /// Waits for a processor.
     ///
     /// Panics: outside a tokio runtime.
-    pub async fn turn(&self) -> Turn {
+    pub async fn turn(&self) -> ProcessorPermit {
         let permit = Arc::clone(&self.turns).acquire_owned().await.ok();
-        Turn { processors: self.clone(), permit, runtime: Handle::current() }
+        ProcessorPermit { processors: self.clone(), permit, runtime: Handle::current() }
     }
 }
 
-impl Turn {
+impl ProcessorPermit {
     /// Lets all work go first that waits already; blocks the thread until the turn comes back.
     ///
     /// Panics: in an asynchronous task, which must not block.

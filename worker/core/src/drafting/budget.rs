@@ -18,7 +18,7 @@ const KEPT_MAX: f64 = 24.0;
 
 /// Tokens that the drafts of one sequence may still cost. Units: tokens that steps without drafts would give.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Balance {
+pub struct DraftBudget {
     /// Tokens that drafts brought, and their share of the response, without their cost.
     kept: f64,
     /// Right tokens in a row that were proposed and not computed.
@@ -27,7 +27,7 @@ pub struct Balance {
 
 /// How the next token of the sequence came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Came {
+pub enum NextTokenFrom {
     /// From a draft that was computed.
     Accepted,
     /// As it was proposed, without being computed in advance.
@@ -38,13 +38,13 @@ pub enum Came {
     Unproposed,
 }
 
-impl Default for Balance {
+impl Default for DraftBudget {
     fn default() -> Self {
         Self { kept: AT_FIRST, foreseen: 0.0 }
     }
 }
 
-impl Balance {
+impl DraftBudget {
     /// Returns the most that a draft may cost.
     pub fn cost_max(&self) -> f64 {
         self.kept + self.foreseen
@@ -56,13 +56,13 @@ impl Balance {
     }
 
     /// Records the sequence's next token.
-    pub fn take(&mut self, came: Came) {
+    pub fn take(&mut self, came: NextTokenFrom) {
         self.kept += SHARE;
         match came {
-            Came::Accepted => self.kept += 1.0,
-            Came::Foreseen => self.foreseen += 1.0,
-            Came::Unforeseen => self.foreseen = 0.0,
-            Came::Unproposed => {}
+            NextTokenFrom::Accepted => self.kept += 1.0,
+            NextTokenFrom::Foreseen => self.foreseen += 1.0,
+            NextTokenFrom::Unforeseen => self.foreseen = 0.0,
+            NextTokenFrom::Unproposed => {}
         }
         self.kept = self.kept.min(KEPT_MAX);
     }
@@ -74,33 +74,33 @@ mod tests {
 
     use super::*;
 
-    fn after(came: &[(Came, usize)]) -> Balance {
-        let mut balance = Balance::default();
-        came.iter().for_each(|(came, n)| (0..*n).for_each(|_| balance.take(*came)));
-        balance
+    fn after(came: &[(NextTokenFrom, usize)]) -> DraftBudget {
+        let mut budget = DraftBudget::default();
+        came.iter().for_each(|(came, n)| (0..*n).for_each(|_| budget.take(*came)));
+        budget
     }
 
     #[test]
     fn right_proposals_in_a_row_cover_a_draft_and_a_wrong_one_ends_the_row() {
-        assert!(after(&[(Came::Foreseen, 7)]).cost_max() > 7.0);
-        assert!(after(&[(Came::Foreseen, 7), (Came::Unforeseen, 1)]).cost_max() < 1.0);
-        assert!(after(&[(Came::Foreseen, 7), (Came::Unproposed, 9)]).cost_max() > 7.0);
+        assert!(after(&[(NextTokenFrom::Foreseen, 7)]).cost_max() > 7.0);
+        assert!(after(&[(NextTokenFrom::Foreseen, 7), (NextTokenFrom::Unforeseen, 1)]).cost_max() < 1.0);
+        assert!(after(&[(NextTokenFrom::Foreseen, 7), (NextTokenFrom::Unproposed, 9)]).cost_max() > 7.0);
     }
 
     #[test]
     fn a_lost_draft_makes_the_next_one_wait_for_a_longer_row() {
-        let mut balance = after(&[(Came::Foreseen, 8)]);
-        balance.spend(8.0);
-        balance.take(Came::Unforeseen);
-        (0..8).for_each(|_| balance.take(Came::Foreseen));
-        assert!(balance.cost_max() < 1.0, "{balance:?}");
-        (0..8).for_each(|_| balance.take(Came::Foreseen));
-        assert!(balance.cost_max() > 8.0, "{balance:?}");
+        let mut budget = after(&[(NextTokenFrom::Foreseen, 8)]);
+        budget.spend(8.0);
+        budget.take(NextTokenFrom::Unforeseen);
+        (0..8).for_each(|_| budget.take(NextTokenFrom::Foreseen));
+        assert!(budget.cost_max() < 1.0, "{budget:?}");
+        (0..8).for_each(|_| budget.take(NextTokenFrom::Foreseen));
+        assert!(budget.cost_max() > 8.0, "{budget:?}");
     }
 
     #[test]
     fn what_was_brought_long_ago_covers_few_drafts() {
-        assert_eq!(after(&[(Came::Accepted, 500)]).cost_max(), KEPT_MAX);
+        assert_eq!(after(&[(NextTokenFrom::Accepted, 500)]).cost_max(), KEPT_MAX);
     }
 
     proptest! {
@@ -108,18 +108,23 @@ mod tests {
         fn what_drafts_cost_is_covered_by_their_tokens_the_row_and_the_share(
             steps in prop::collection::vec((0.0..1.0_f64, 0_usize..4, 0_usize..20), 1..200),
         ) {
-            let (mut balance, mut spent, mut accepted, mut n, mut row) = (Balance::default(), 0.0, 0.0, 0.0, 0.0);
+            let (mut budget, mut spent, mut accepted, mut n, mut row) = (DraftBudget::default(), 0.0, 0.0, 0.0, 0.0);
             for (share, came, n_tokens) in steps {
-                let cost = share * balance.cost_max().max(0.0);
-                balance.spend(cost);
+                let cost = share * budget.cost_max().max(0.0);
+                budget.spend(cost);
                 spent += cost;
                 prop_assert!(spent <= AT_FIRST + SHARE * n + accepted + row + 1e-9);
-                let came = [Came::Accepted, Came::Foreseen, Came::Unforeseen, Came::Unproposed][came];
+                let came = match came {
+                    0 => NextTokenFrom::Accepted,
+                    1 => NextTokenFrom::Foreseen,
+                    2 => NextTokenFrom::Unforeseen,
+                    _ => NextTokenFrom::Unproposed,
+                };
                 for _ in 0..n_tokens {
-                    balance.take(came);
+                    budget.take(came);
                     n += 1.0;
-                    accepted += if came == Came::Accepted { 1.0 } else { 0.0 };
-                    row += if came == Came::Foreseen { 1.0 } else { 0.0 };
+                    accepted += if came == NextTokenFrom::Accepted { 1.0 } else { 0.0 };
+                    row += if came == NextTokenFrom::Foreseen { 1.0 } else { 0.0 };
                 }
             }
         }

@@ -35,9 +35,9 @@ const VERSION: u32 = 6;
 
 /// Key of a model, a setup and a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Key(pub String);
+pub(super) struct ResultKey(pub String);
 
-impl Key {
+impl ResultKey {
     pub(super) fn of(model: Fingerprint, config: &EngineConfig) -> Self {
         let EngineConfig { n_slots, context_tokens_total, threads, threads_batch, ubatch_tokens, .. } = config;
         let (placement, metadata) = (&config.placement, &config.metadata_overrides);
@@ -101,7 +101,7 @@ impl Remembered {
         }
     }
 
-    pub(super) fn load(&self, key: &Key) -> Option<SelfTestReport> {
+    pub(super) fn load(&self, key: &ResultKey) -> Option<SelfTestReport> {
         let (_, report) = self.read().entries.remove(&key.0)?;
         Some(SelfTestReport { origin: Origin::Remembered, ..report })
     }
@@ -109,7 +109,7 @@ impl Remembered {
     /// Adds a result to the file.
     ///
     /// Errors: if the folder or file cannot be written.
-    pub(super) fn store(&self, key: &Key, report: &SelfTestReport) -> io::Result<()> {
+    pub(super) fn store(&self, key: &ResultKey, report: &SelfTestReport) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut all = self.read();

@@ -11,7 +11,7 @@ use super::Stamp;
 
 /// Limits of a replay buffer.
 #[derive(Debug, Clone, Copy)]
-pub struct RingLimits {
+pub struct ReplayLimits {
     /// Maximum number of kept updates.
     pub updates_max: usize,
     /// Maximum size of the kept updates. Units: bytes.
@@ -20,8 +20,8 @@ pub struct RingLimits {
 
 /// Recent updates of one life of a worker.
 #[derive(Debug, Clone)]
-pub struct Ring<T> {
-    limits: RingLimits,
+pub struct ReplayBuffer<T> {
+    limits: ReplayLimits,
     /// Stamp of the last update, kept or not.
     last: Stamp,
     /// Updates up to the last one with the size of each, oldest first.
@@ -29,9 +29,9 @@ pub struct Ring<T> {
     n_bytes: usize,
 }
 
-impl<T: Clone> Ring<T> {
+impl<T: Clone> ReplayBuffer<T> {
     /// Returns an empty buffer of a life whose last update was `last`.
-    pub fn new(limits: RingLimits, last: Stamp) -> Self {
+    pub fn new(limits: ReplayLimits, last: Stamp) -> Self {
         Self { limits, last, updates: VecDeque::new(), n_bytes: 0 }
     }
 
@@ -69,46 +69,46 @@ mod tests {
     use super::*;
     use crate::ids::WorkerUid;
 
-    const LIMITS: RingLimits = RingLimits { updates_max: 3, bytes_max: 100 };
+    const LIMITS: ReplayLimits = ReplayLimits { updates_max: 3, bytes_max: 100 };
 
     fn stamp(seq: u64) -> Stamp {
         Stamp { worker_uid: WorkerUid(1), boot_epoch: 7, seq }
     }
 
-    fn ring(sizes: &[usize]) -> Ring<u64> {
-        let mut ring = Ring::new(LIMITS, stamp(10));
+    fn replay_buffer(sizes: &[usize]) -> ReplayBuffer<u64> {
+        let mut replay_buffer = ReplayBuffer::new(LIMITS, stamp(10));
         for size in sizes {
-            ring.push(|stamp| (stamp.seq, *size));
+            replay_buffer.push(|stamp| (stamp.seq, *size));
         }
-        ring
+        replay_buffer
     }
 
-    fn check(ring: &Ring<u64>, after: u64, expected: Option<&[u64]>) {
-        assert_eq!(ring.since(stamp(after)).as_deref(), expected, "after {after}");
+    fn check(replay_buffer: &ReplayBuffer<u64>, after: u64, expected: Option<&[u64]>) {
+        assert_eq!(replay_buffer.since(stamp(after)).as_deref(), expected, "after {after}");
     }
 
     #[test]
     fn gives_what_was_missed_and_nothing_to_whom_it_cannot_help() {
-        let empty = ring(&[]);
+        let empty = replay_buffer(&[]);
         check(&empty, 10, Some(&[]));
         check(&empty, 9, None);
         check(&empty, 11, None);
-        let ring = ring(&[1, 1, 1, 1]);
-        check(&ring, 14, Some(&[]));
-        check(&ring, 13, Some(&[14]));
-        check(&ring, 11, Some(&[12, 13, 14]));
-        check(&ring, 10, None);
-        check(&ring, 15, None);
-        assert_eq!(ring.since(Stamp { boot_epoch: 8, ..stamp(13) }), None, "another life");
-        assert_eq!(ring.since(Stamp { worker_uid: WorkerUid(2), ..stamp(13) }), None, "another worker");
+        let replay_buffer = replay_buffer(&[1, 1, 1, 1]);
+        check(&replay_buffer, 14, Some(&[]));
+        check(&replay_buffer, 13, Some(&[14]));
+        check(&replay_buffer, 11, Some(&[12, 13, 14]));
+        check(&replay_buffer, 10, None);
+        check(&replay_buffer, 15, None);
+        assert_eq!(replay_buffer.since(Stamp { boot_epoch: 8, ..stamp(13) }), None, "another life");
+        assert_eq!(replay_buffer.since(Stamp { worker_uid: WorkerUid(2), ..stamp(13) }), None, "another worker");
     }
 
     #[test]
     fn keeps_no_more_than_its_bytes() {
-        check(&ring(&[60, 30, 20]), 11, Some(&[12, 13]));
-        check(&ring(&[60, 30, 20]), 10, None);
-        check(&ring(&[1, 101]), 11, None);
-        check(&ring(&[1, 101]), 12, Some(&[]));
-        assert_eq!(ring(&[1, 101]).n_bytes, 0);
+        check(&replay_buffer(&[60, 30, 20]), 11, Some(&[12, 13]));
+        check(&replay_buffer(&[60, 30, 20]), 10, None);
+        check(&replay_buffer(&[1, 101]), 11, None);
+        check(&replay_buffer(&[1, 101]), 12, Some(&[]));
+        assert_eq!(replay_buffer(&[1, 101]).n_bytes, 0);
     }
 }
