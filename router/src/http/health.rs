@@ -15,9 +15,9 @@ use crate::fleet::Unready;
 /// Audience of a health endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Audience {
-    /// Everybody who can reach the public listener.
+    /// All who can reach the public listener.
     Clients,
-    /// Everybody who can reach the admin listener.
+    /// All who can reach the admin listener.
     Operators,
 }
 

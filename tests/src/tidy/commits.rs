@@ -8,8 +8,8 @@ use super::Finding;
 /// Longest subject of a commit. Units: characters.
 const SUBJECT_CHARS_MAX: usize = 72;
 
-/// Most changed lines of a commit without a body. Source: own choice: a typo, a link, a wrapped paragraph.
-const LINES_WITHOUT_BODY_MAX: u64 = 50;
+/// Most changed lines of a commit without a body. Source: own choice: mended sentences of some files.
+const LINES_WITHOUT_BODY_MAX: u64 = 100;
 
 /// Number of commits that are checked: those of a change that is about to be pushed, and some before them.
 const COMMITS_CHECKED: &str = "-20";

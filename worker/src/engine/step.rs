@@ -201,7 +201,7 @@ impl EngineState<'_> {
             }
             Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
-        // The slot table records the computed tokens before logits are used, because a sampled stop may release the slot.
+        // The slot table records the computed tokens before logits are used: a sampled stop may release the slot.
         self.publisher.count_batch(batch, self.schedule.running.iter().count());
         self.schedule.count_passed_tokens(batch);
         self.record(batch);
