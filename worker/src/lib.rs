@@ -16,6 +16,7 @@ mod kv_transfer;
 mod lifecycle;
 mod metrics;
 mod model_kind;
+mod pages;
 mod request;
 mod response_format;
 pub mod room;

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use warmpath_common::model::Fingerprint;
 use warmpath_worker_core::chunk_index::{ChunkId, Record};
@@ -119,7 +120,7 @@ pub enum DiskEvent {
         /// The chunk.
         id: ChunkId,
         /// The payload.
-        payload: Arc<[u8]>,
+        payload: Bytes,
     },
     /// The payload cannot be read, and its file has been deleted.
     ReadFailed {
@@ -281,7 +282,7 @@ impl DiskStore {
     }
 
     /// Requests the write of `payload`; the event is `Written` or `WriteFailed`.
-    pub fn write(&self, id: ChunkId, record: Arc<Record>, payload: Arc<[u8]>) {
+    pub fn write(&self, id: ChunkId, record: Arc<Record>, payload: Bytes) {
         self.queue.write(queue::Write { id, record, payload });
     }
 

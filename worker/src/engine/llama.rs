@@ -8,6 +8,7 @@ mod layout;
 pub(crate) mod measure;
 mod params;
 mod shift;
+mod staging;
 mod state;
 
 pub(super) use layout::RopeFactors;
@@ -34,6 +35,7 @@ use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
 use adapters::Adapters;
 use params::ModelParams;
+use staging::StagingBuffer;
 
 /// Callback that gets the loaded share of a model and returns whether to continue.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
@@ -155,8 +157,8 @@ pub(crate) struct Llama<'m> {
     has_recurrent: bool,
     /// Number of each slot's first tokens that may be in cells shared with another slot, spare sequence included.
     n_shared: Vec<u32>,
-    /// Buffer for exports: pages that were touched before are several times faster than new ones.
-    scratch: Vec<u8>,
+    /// Buffer of exports, and of states to import.
+    staging: StagingBuffer,
 }
 
 impl<'m> Llama<'m> {
@@ -176,7 +178,7 @@ impl<'m> Llama<'m> {
             window_tokens: window_tokens(model, config),
             has_recurrent: model.is_recurrent() || model.is_hybrid(),
             n_shared: vec![0; usize::from(config.n_slots) + 1],
-            scratch: Vec::new(),
+            staging: StagingBuffer::new(devices::host_memory(&config.placement)),
         })
     }
 

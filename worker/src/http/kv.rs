@@ -201,7 +201,7 @@ async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Re
     };
     metrics.kv_transfer_bytes.with_label_values(&["sent"]).inc_by((head.len() + part.bytes.len()) as u64);
     metrics.kv_transfer_blocks.with_label_values(&["sent"]).inc_by(part.record.blocks.len() as u64);
-    let payload = Bytes::from_owner(part.payload).slice(part.bytes);
+    let payload = part.payload.slice(part.bytes);
     let starts = (0..payload.len()).step_by(FRAME_BYTES);
     let frames = starts.map(|start| payload.slice(start..payload.len().min(start + FRAME_BYTES)));
     std::iter::once(head).chain(frames).map(Ok).collect()

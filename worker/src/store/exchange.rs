@@ -8,14 +8,15 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
+use bytes::Bytes;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 use warmpath_worker_core::chunk_index::{Kind, Record};
 
 use super::Identity;
 use super::format::{self, Damage, PREAMBLE_BYTES};
+use crate::pages::Pages;
 
 /// Blocks of one chunk that are sent.
 #[derive(Debug, Clone)]
@@ -23,7 +24,7 @@ pub struct SentPart {
     /// The blocks.
     pub record: Record,
     /// Payload of the whole chunk.
-    pub payload: Arc<[u8]>,
+    pub payload: Bytes,
     /// The blocks' part of the payload.
     pub bytes: Range<usize>,
 }
@@ -66,7 +67,7 @@ pub struct Received {
     /// Number of blocks.
     pub n_blocks: usize,
     /// Their state.
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
 }
 
 /// Reason why a peer's bytes are not used.
@@ -98,9 +99,9 @@ pub struct RunReader {
 #[derive(Debug)]
 struct Open {
     n_blocks: usize,
-    n_bytes: usize,
     checksum: [u8; 32],
-    payload: Vec<u8>,
+    payload: Pages,
+    n_bytes_received: usize,
     hasher: blake3::Hasher,
 }
 
@@ -136,12 +137,13 @@ impl RunReader {
                 bytes = self.take_head(bytes)?;
                 continue;
             };
-            let n = bytes.len().min(open.n_bytes - open.payload.len());
-            let (taken, rest) = bytes.split_at(n);
-            open.payload.extend_from_slice(taken);
+            let unreceived = &mut open.payload[open.n_bytes_received..];
+            let (taken, rest) = bytes.split_at(bytes.len().min(unreceived.len()));
+            unreceived[..taken.len()].copy_from_slice(taken);
+            open.n_bytes_received += taken.len();
             open.hasher.update(taken);
             bytes = rest;
-            if open.payload.len() == open.n_bytes {
+            if open.n_bytes_received == open.payload.len() {
                 complete.extend(self.close()?);
             }
         }
@@ -203,7 +205,7 @@ impl RunReader {
         }
         let n_bytes = usize::try_from(record.n_bytes).map_err(|_| Damage::Length)?;
         let (checksum, hasher) = (header.payload_checksum, blake3::Hasher::new());
-        Ok(Open { n_blocks: n, n_bytes, checksum, payload: Vec::with_capacity(n_bytes), hasher })
+        Ok(Open { n_blocks: n, checksum, payload: Pages::zeroed(n_bytes), n_bytes_received: 0, hasher })
     }
 
     /// Ends the payload that is complete.
@@ -214,7 +216,7 @@ impl RunReader {
         }
         let first_block = self.wanted.first_block + self.n_received;
         self.n_received += open.n_blocks;
-        Ok(Some(Received { first_block, n_blocks: open.n_blocks, payload: open.payload }))
+        Ok(Some(Received { first_block, n_blocks: open.n_blocks, payload: Bytes::from_owner(open.payload) }))
     }
 }
 

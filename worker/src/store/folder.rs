@@ -9,14 +9,15 @@ use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use bytes::Bytes;
 use tracing::{info, warn};
 use warmpath_common::model::Fingerprint;
 
 use super::format::{self, Damage, FORMAT_VERSION};
 use super::{Identity, ReadFailure, Record, StoreError, StoredFile};
+use crate::pages::Pages;
 
 /// Context string of the hash in the folder's name.
 const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
@@ -184,7 +185,7 @@ impl Folder {
     /// Returns the payload of `record`, checked.
     ///
     /// Errors: `Missing`, `Damaged`, `Other` if the header is not that of `record`, `Io`.
-    pub fn read(&self, record: &Record) -> Result<Arc<[u8]>, ReadFailure> {
+    pub fn read(&self, record: &Record) -> Result<Bytes, ReadFailure> {
         let io = |source| ReadFailure::Io { source };
         let mut file = File::open(self.path.join(format::file_name(record))).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => ReadFailure::Missing,
@@ -200,10 +201,8 @@ impl Folder {
         }
         file.seek(SeekFrom::Start(payload_at)).map_err(io)?;
         let n_bytes = usize::try_from(header.record.n_bytes).map_err(|_| Damage::Length)?;
-        // The final buffer is zeroed and read into: the payload is not copied.
-        let mut payload: Arc<[u8]> = std::iter::repeat_n(0, n_bytes).collect();
-        let bytes = Arc::get_mut(&mut payload).expect("nobody else has it yet");
-        file.read_exact(bytes).map_err(|source| match source.kind() {
+        let mut payload = Pages::zeroed(n_bytes);
+        file.read_exact(&mut payload).map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => Damage::Length.into(),
             _ => ReadFailure::Io { source },
         })?;
@@ -212,7 +211,7 @@ impl Folder {
         }
         // A restarted worker evicts by this time; if it cannot be set, the order is only less accurate.
         let _ = file.set_modified(SystemTime::now());
-        Ok(payload)
+        Ok(Bytes::from_owner(payload))
     }
 
     /// Deletes the file of `record`, if it exists.

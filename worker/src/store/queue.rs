@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
+use bytes::Bytes;
 use warmpath_worker_core::chunk_index::{ChunkId, Record};
 
 use super::{DiskEvent, WriteFailure};
@@ -17,7 +18,7 @@ use super::{DiskEvent, WriteFailure};
 pub(super) struct Write {
     pub id: ChunkId,
     pub record: Arc<Record>,
-    pub payload: Arc<[u8]>,
+    pub payload: Bytes,
 }
 
 impl Write {
@@ -121,7 +122,7 @@ impl Queue {
     pub fn read(&self, id: ChunkId, record: Arc<Record>) {
         let mut state = self.lock();
         let job = match state.writes.get(&id) {
-            Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: Arc::clone(&write.payload) }),
+            Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: write.payload.clone() }),
             None => DiskJob::Read { id, record },
         };
         state.urgent.push_back(job);

@@ -19,8 +19,8 @@
 use std::borrow::Cow;
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
@@ -189,7 +189,7 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
         if *blake3::hash(partial).as_bytes() != checkpoint.checksum {
             return Err(damaged("checkpoint"));
         }
-        checkpoints.push(SlotCheckpoint { n_tokens, partial: Arc::from(partial) });
+        checkpoints.push(SlotCheckpoint { n_tokens, partial: Bytes::copy_from_slice(partial) });
     }
     if !rest.is_empty() {
         return Err(damaged("too long"));

@@ -64,7 +64,7 @@ fn child_of(parent: &Record) -> Record {
 }
 
 /// Returns the payload that belongs to `record` in these tests.
-fn payload(record: &Record) -> Arc<[u8]> {
+fn payload(record: &Record) -> Bytes {
     let mut bytes = vec![0; record.n_bytes as usize];
     blake3::Hasher::new().update(file_name(record).as_bytes()).finalize_xof().fill(&mut bytes);
     bytes.into()
@@ -96,7 +96,7 @@ impl Opened {
         assert!(matches!(event, DiskEvent::Written { .. }), "{event:?}");
     }
 
-    fn read_through(&self, record: &Record) -> Result<Arc<[u8]>, ReadFailure> {
+    fn read_through(&self, record: &Record) -> Result<Bytes, ReadFailure> {
         self.store.read(ChunkId(0), record.clone().into());
         match self.event() {
             DiskEvent::Read { payload, .. } => Ok(payload),

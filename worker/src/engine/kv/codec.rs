@@ -28,6 +28,27 @@ const HEADER_BYTES: usize = 8;
 /// Most sequences and streams of a context. Source: `LLAMA_MAX_SEQ`.
 const STREAMS_MAX: u32 = 256;
 
+/// Blocks that are cut or assembled at a time, if values are transposed.
+///
+/// A column has a few bytes of each block, by default half a cache line. Those of a group are consecutive in a state,
+/// and each block is written or read from its front to its end.
+/// Source: own choice: as many blocks as a chunk has by default.
+const GROUP_BLOCKS: usize = 16;
+
+/// Writes bytes at the front of a buffer, which becomes the rest.
+///
+/// Panics: if the buffer is shorter.
+fn write(buffer: &mut &mut [u8], bytes: &[u8]) {
+    take(buffer, bytes.len()).copy_from_slice(bytes);
+}
+
+/// Takes bytes from the front of a buffer, which becomes the rest.
+fn take<'b>(buffer: &mut &'b mut [u8], n_bytes: usize) -> &'b mut [u8] {
+    let (taken, rest) = std::mem::take(buffer).split_at_mut(n_bytes);
+    *buffer = rest;
+    taken
+}
+
 /// Reason why bytes are not the state of a sequence, or why a state cannot be cut or assembled as requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {

@@ -13,6 +13,7 @@ use warmpath_worker_core::chunk_index::{ChunkId, Found};
 use warmpath_worker_core::slot_plan::{Save, SlotPlan, Start};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
+use super::codec::Piece;
 use super::{KvState, Owner};
 use crate::engine::api::{CachedTokens, Started};
 use crate::engine::handle::Admission;
@@ -123,13 +124,18 @@ impl KvState<'_> {
                 None => self.llama.copy_prefix(from, slot, n_tokens).is_ok(),
                 Some(checkpoint) => {
                     let exported = self.llama.export(from).ok();
-                    let state = exported.and_then(|state| self.cache.cut_back(state, (n_tokens, checkpoint)));
-                    state.is_some_and(|state| self.llama.import(slot, &state, n_tokens).is_ok())
+                    let payload = exported.and_then(|state| self.cache.first_tokens(state, n_tokens));
+                    let written = payload.and_then(|payload| {
+                        let piece = Piece { payload: &payload, n_tokens };
+                        self.cache.state_at(checkpoint, piece, |n_bytes| self.llama.room(n_bytes))
+                    });
+                    written.is_some_and(|n_bytes| self.llama.import_written(slot, n_bytes, n_tokens).is_ok())
                 }
             },
             Start::Import { .. } => {
-                let stored = self.cache.state(found, (n_tokens, plan.checkpoint));
-                stored.is_some_and(|(state, n_whole)| self.llama.import(slot, &state, n_whole).is_ok())
+                let wanted = (n_tokens, plan.checkpoint);
+                let stored = self.cache.state(found, wanted, |n_bytes| self.llama.room(n_bytes));
+                stored.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
                     && self.rewind(slot, n_tokens)
             }
         }

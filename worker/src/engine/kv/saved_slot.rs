@@ -7,8 +7,7 @@
 //!
 //! Not here: the file (`crate::store::slot_file`), when a slot is idle (`thread`).
 
-use std::sync::Arc;
-
+use bytes::Bytes;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::checkpoints;
@@ -47,7 +46,7 @@ pub struct SlotCheckpoint {
     /// Number of the tokens before it, whole blocks.
     pub n_tokens: usize,
     /// The state as llama.cpp exports it.
-    pub partial: Arc<[u8]>,
+    pub partial: Bytes,
 }
 
 /// A slot's state that waits for those of its checkpoints that are only on disk.
@@ -172,7 +171,7 @@ impl KvState<'_> {
             let n_blocks = n_tokens / self.table.block_size_tokens() as usize;
             let (Some(tokens), Some(chain)) = (tokens.get(..*n_tokens), chain.get(..n_blocks)) else { continue };
             let prefix = Prefix { root: saved.root, chain, tokens };
-            self.cache.store_checkpoint(Arc::clone(partial), &Kept { prefix, tenant, priority });
+            self.cache.store_checkpoint(partial.clone(), &Kept { prefix, tenant, priority });
         }
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
@@ -22,6 +23,7 @@ use warmpath_worker_core::tenants::Tenant;
 use super::codec::{Frame, Layout, Piece};
 use crate::engine::api::CachedTokens;
 use crate::engine::config::CostSource;
+use crate::pages::{PagePool, PooledPages};
 use crate::store::exchange::Received;
 use crate::store::{DiskEvent, DiskStore, StoredFile};
 
@@ -29,7 +31,9 @@ use crate::store::{DiskEvent, DiskStore, StoredFile};
 pub(crate) struct Cache {
     index: ChunkIndex,
     /// Payloads of the chunks in RAM, and of those that were read for a request and did not fit there.
-    payloads: HashMap<ChunkId, Arc<[u8]>>,
+    payloads: HashMap<ChunkId, Bytes>,
+    /// Buffers of evicted payloads.
+    pages: PagePool,
     /// Chunks whose payload is in memory although the index has them on disk only.
     passing: HashSet<ChunkId>,
     reading: HashSet<ChunkId>,
@@ -87,6 +91,7 @@ impl Cache {
         Self {
             index: ChunkIndex::new(limits),
             payloads: HashMap::new(),
+            pages: PagePool::default(),
             passing: HashSet::new(),
             reading: HashSet::new(),
             disk: None,
@@ -161,7 +166,7 @@ impl Cache {
     }
 
     /// Returns a chunk's bytes if they are in memory.
-    pub(crate) fn payload(&self, id: ChunkId) -> Option<Arc<[u8]>> {
+    pub(crate) fn payload(&self, id: ChunkId) -> Option<Bytes> {
         self.payloads.get(&id).cloned()
     }
 
@@ -181,8 +186,8 @@ impl Cache {
         for blocks in missing {
             let tokens = blocks.start as u32 * block_tokens..blocks.end as u32 * block_tokens;
             let n_tokens = tokens.end - tokens.start;
-            let Ok(payload) = export.cut(tokens) else { break };
-            if self.insert(blocks, payload.into(), kept).is_none() {
+            let mut payload = self.pages.take(export.layout().payload_bytes(n_tokens));
+            if export.cut(tokens, &mut payload).is_err() || self.insert(blocks, payload.freeze(), kept).is_none() {
                 break;
             }
             n_stored += n_tokens;
@@ -200,8 +205,13 @@ impl Cache {
         for blocks in self.index.missing(&kept.prefix) {
             let Some(first) = blocks.start.checked_sub(received.first_block) else { break };
             let bytes = first * block_bytes..(first + blocks.len()) * block_bytes;
-            let Some(payload) = received.payload.get(bytes) else { break };
-            let Some(id) = self.insert(blocks, payload.into(), kept) else { break };
+            let payload = match received.payload.get(bytes) {
+                None => break,
+                Some(all) if all.len() == received.payload.len() => received.payload.clone(),
+                // A slice would keep all of it in memory.
+                Some(part) => Bytes::copy_from_slice(part),
+            };
+            let Some(id) = self.insert(blocks, payload, kept) else { break };
             self.index.hold(id);
             stored.push(id);
             self.obey();
@@ -211,7 +221,7 @@ impl Cache {
     }
 
     /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
-    fn insert(&mut self, blocks: Range<usize>, payload: Arc<[u8]>, kept: &Kept<'_>) -> Option<ChunkId> {
+    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, kept: &Kept<'_>) -> Option<ChunkId> {
         let new = NewChunk {
             prefix: kept.prefix,
             blocks,
@@ -233,7 +243,7 @@ impl Cache {
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
-    pub(crate) fn store_checkpoint(&mut self, partial: Arc<[u8]>, kept: &Kept<'_>) {
+    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, kept: &Kept<'_>) {
         let new = NewChunk {
             prefix: kept.prefix,
             blocks: 0..kept.prefix.chain.len(),
@@ -249,33 +259,46 @@ impl Cache {
         self.obey();
     }
 
-    /// Returns the state of a prompt's first tokens, assembled from the store, and their number: whole blocks.
-    pub(crate) fn state(
+    /// Assembles the state of a prompt's first tokens from the store in a buffer from `room`; returns its size, and the
+    /// number of its tokens: whole blocks.
+    pub(crate) fn state<'b>(
         &self,
         found: &Found,
         (n_tokens, checkpoint): (u32, Option<ChunkId>),
-    ) -> Option<(Vec<u8>, u32)> {
+        room: impl FnOnce(usize) -> &'b mut [u8],
+    ) -> Option<(usize, u32)> {
         let codec = self.codec.as_ref()?;
         let block_tokens = codec.layout.block_tokens();
         let pieces = self
             .pieces(found, n_tokens)
             .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
-        let pieces: Vec<(Arc<[u8]>, u32)> = pieces.collect::<Option<_>>()?;
+        let pieces: Vec<(Bytes, u32)> = pieces.collect::<Option<_>>()?;
         let pieces: Vec<Piece<'_>> = pieces.iter().map(|(payload, n)| Piece { payload, n_tokens: *n }).collect();
         let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
-        let state = match checkpoint {
-            None => codec.assemble(&pieces, None)?,
-            Some(checkpoint) => codec.assemble(&pieces, Some(&*self.payload(checkpoint)?))?,
+        let n_bytes = match checkpoint {
+            None => codec.assemble((&pieces, None), room)?,
+            Some(checkpoint) => codec.assemble((&pieces, Some(&*self.payload(checkpoint)?)), room)?,
         };
-        Some((state, if codec.memory == MemoryKind::Recurrent { n_tokens } else { n_whole }))
+        Some((n_bytes, if codec.memory == MemoryKind::Recurrent { n_tokens } else { n_whole }))
     }
 
-    /// Returns another slot's exported state cut back to its first tokens, which end at a checkpoint.
-    pub(crate) fn cut_back(&self, state: &[u8], (n_tokens, checkpoint): (u32, ChunkId)) -> Option<Vec<u8>> {
-        let codec = self.codec.as_ref()?;
-        let payload = codec.layout.parse(state).ok()?.cut(0..n_tokens).ok()?;
+    /// Returns the first tokens of another slot's exported state.
+    pub(crate) fn first_tokens(&self, state: &[u8], n_tokens: u32) -> Option<PooledPages> {
+        let export = self.codec.as_ref()?.layout.parse(state).ok()?;
+        let mut payload = self.pages.take(export.layout().payload_bytes(n_tokens));
+        export.cut(0..n_tokens, &mut payload).ok()?;
+        Some(payload)
+    }
+
+    /// Assembles the state of tokens that end at a checkpoint in a buffer from `room`; returns its size.
+    pub(crate) fn state_at<'b>(
+        &self,
+        checkpoint: ChunkId,
+        piece: Piece<'_>,
+        room: impl FnOnce(usize) -> &'b mut [u8],
+    ) -> Option<usize> {
         let partial = self.payload(checkpoint)?;
-        codec.assemble(&[Piece { payload: &payload, n_tokens }], Some(&*partial))
+        self.codec.as_ref()?.assemble((&[piece], Some(&*partial)), room)
     }
 
     /// Returns the bytes of one token's state, without the part that cannot be cut; 0 if nothing can be stored.
@@ -453,7 +476,7 @@ impl Cache {
     fn write(&mut self, id: ChunkId) {
         match (&self.disk, self.index.record(id), self.payloads.get(&id)) {
             (Some(disk), Some(record), Some(payload)) => {
-                disk.store.write(id, Arc::clone(record), Arc::clone(payload));
+                disk.store.write(id, Arc::clone(record), payload.clone());
             }
             _ => self.index.write_failed(id),
         }
@@ -461,9 +484,13 @@ impl Cache {
 }
 
 impl Codec {
-    fn assemble(&self, pieces: &[Piece<'_>], partial: Option<&[u8]>) -> Option<Vec<u8>> {
+    fn assemble<'b>(
+        &self,
+        parts: (&[Piece<'_>], Option<&[u8]>),
+        room: impl FnOnce(usize) -> &'b mut [u8],
+    ) -> Option<usize> {
         let frame = Frame { n_streams: self.n_streams, sequence: 0 };
-        let assembled = self.layout.assemble(frame, pieces, partial);
+        let assembled = self.layout.assemble(frame, parts, room);
         assembled.map_err(|error| warn!(%error, "stored state cannot be put together")).ok()
     }
 }

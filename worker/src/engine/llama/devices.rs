@@ -60,6 +60,21 @@ fn buffers() -> Vec<(String, sys::ggml_backend_buffer_type_t)> {
     (0..n_devices).filter_map(one).collect()
 }
 
+/// Returns the memory of the machine that the first device with the KV cache reads and writes without the driver's
+/// copy; `None` if the KV cache is on no device, or the device has no such memory.
+pub(super) fn host_memory(placement: &Placement) -> Option<sys::ggml_backend_buffer_type_t> {
+    if !placement.offloads_kv() {
+        return None;
+    }
+    let first = placement.used(&list()).ok()?.first()?.name.clone();
+    let device = *by_names(&[first]).ok()?.first()?;
+    // SAFETY: a registered device.
+    let kind = unsafe { sys::ggml_backend_dev_host_buffer_type(device) };
+    // SAFETY: a kind of buffer lives as long as the program.
+    let is_usable = !kind.is_null() && unsafe { sys::ggml_backend_buft_is_host(kind) };
+    is_usable.then_some(kind)
+}
+
 fn buffer_name(buffer: sys::ggml_backend_buffer_type_t) -> String {
     // SAFETY: a kind of buffer lives as long as the program, and so does its name.
     unsafe { CStr::from_ptr(sys::ggml_backend_buft_name(buffer)) }.to_string_lossy().into_owned()

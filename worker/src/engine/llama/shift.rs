@@ -74,9 +74,6 @@ impl Llama<'_> {
     fn own_cells(&mut self, slot: SlotId) -> Result<(), StateError> {
         let n_tokens = self.last_position(slot).map_or(0, |last| last + 1);
         let n_bytes = self.export(slot)?.len();
-        let state = std::mem::take(&mut self.scratch);
-        let imported = self.import(slot, &state[..n_bytes], n_tokens);
-        self.scratch = state;
-        imported
+        self.import_written(slot, n_bytes, n_tokens)
     }
 }

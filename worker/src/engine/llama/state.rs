@@ -93,7 +93,7 @@ impl Llama<'_> {
         let n_bytes = self.export_sequence(spare, LlamaStateSeqFlags::empty()).map(<[u8]>::len);
         let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
         let n_bytes = n_bytes.map_err(|_| StateError::Export { slot })?;
-        Ok(&self.scratch[..n_bytes])
+        Ok(self.staging.written(n_bytes))
     }
 
     /// Puts a state of `n_tokens`, from position 0 on, into a slot; the slot's former state is lost in any case.
@@ -103,6 +103,26 @@ impl Llama<'_> {
         self.clear(slot);
         self.import_sequence(slot, state, LlamaStateSeqFlags::empty());
         self.expect_tokens(slot, n_tokens)
+    }
+
+    /// Returns room in the staging buffer for a state of `n_bytes`, which [`Self::import_written`] takes from there. The
+    /// last export is overwritten.
+    pub(in crate::engine) fn room(&mut self, n_bytes: usize) -> &mut [u8] {
+        self.staging.room(n_bytes)
+    }
+
+    /// Puts the state in the staging buffer into a slot, like [`Self::import`]: one that was written into
+    /// [`Self::room`], or the last export.
+    pub(in crate::engine) fn import_written(
+        &mut self,
+        slot: SlotId,
+        n_bytes: usize,
+        n_tokens: u32,
+    ) -> Result<(), StateError> {
+        let staging = std::mem::take(&mut self.staging);
+        let imported = self.import(slot, staging.written(n_bytes), n_tokens);
+        self.staging = staging;
+        imported
     }
 
     /// Gives a slot the first `n_tokens` of another, which stays unchanged; the slot's former state is lost.
@@ -130,10 +150,7 @@ impl Llama<'_> {
             return Err(StateError::Rewind { slot: to, n_tokens });
         }
         let n_bytes = self.export(from)?.len();
-        let state = std::mem::take(&mut self.scratch);
-        let imported = self.import(to, &state[..n_bytes], n_held);
-        self.scratch = state;
-        imported?;
+        self.import_written(to, n_bytes, n_held)?;
         self.cut_back(to, n_tokens)
     }
 
@@ -229,16 +246,13 @@ impl Llama<'_> {
             return Err(StateError::Export { slot });
         }
         let n_bytes = self.context.state_seq_get_size_ext(sequence, flags);
-        if self.scratch.len() < n_bytes {
-            // Not a resize, which would copy bytes that are no longer needed.
-            self.scratch = vec![0; n_bytes];
-        }
+        let buffer = self.staging.room(n_bytes).as_mut_ptr();
         // SAFETY: the buffer has the size that llama.cpp has just returned, and nothing was decoded since.
-        let n_written = unsafe { self.context.state_seq_get_data_ext(self.scratch.as_mut_ptr(), sequence, flags) };
+        let n_written = unsafe { self.context.state_seq_get_data_ext(buffer, sequence, flags) };
         if n_written != n_bytes || n_bytes == 0 {
             return Err(StateError::Export { slot });
         }
-        Ok(&self.scratch[..n_bytes])
+        Ok(self.staging.written(n_bytes))
     }
 
     fn import_sequence(&mut self, slot: SlotId, state: &[u8], flags: LlamaStateSeqFlags) {

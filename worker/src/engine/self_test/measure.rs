@@ -36,6 +36,8 @@ const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
 const SHALLOW_DRAFT_TOKENS: [u32; 3] = [1, 4, 16];
 /// Most measurements of a step, time allowing; the fastest counts.
 const N_RUNS_MAX: u32 = 6;
+/// Measurements of moving state; the first one touches the buffers, and the fastest counts.
+const N_TRANSFERS: u32 = 3;
 /// Largest difference between the two fastest runs for the fastest to be trusted.
 const SPREAD_MAX: f64 = 0.05;
 /// Share of its threads' time that a step gets on a machine without other work.
@@ -170,21 +172,23 @@ impl<'m> Bench<'m> {
 
     /// Gives every slot a cached state.
     fn fill(&mut self) -> Result<(), Stop> {
-        let state = match &self.layout {
+        let n_bytes = match &self.layout {
             Some(layout) if layout.sections() == Sections::AttentionOnly => {
                 let payload = vec![0; layout.payload_bytes(layout.block_tokens())];
                 let piece = Piece { payload: &payload, n_tokens: layout.block_tokens() };
                 let pieces = vec![piece; (self.n_cached / layout.block_tokens()) as usize];
-                layout.assemble(self.llama.frame(SlotId(0)), &pieces, None).map_err(StateError::from)?
+                let frame = self.llama.frame(SlotId(0));
+                let written = layout.assemble(frame, (&pieces, None), |n_bytes| self.llama.room(n_bytes));
+                written.map_err(StateError::from)?
             }
             _ => {
                 self.n_cached = self.n_cached.min(CACHED_TOKENS_MIN);
                 self.llama.decode_any(self.model, SlotId(0), self.n_cached)?;
-                self.llama.export(SlotId(0))?.to_vec()
+                self.llama.export(SlotId(0))?.len()
             }
         };
         for slot in self.slots() {
-            self.llama.import(slot, &state, self.n_cached)?;
+            self.llama.import_written(slot, n_bytes, self.n_cached)?;
         }
         Ok(())
     }
@@ -307,14 +311,15 @@ impl<'m> Bench<'m> {
         Ok(costs)
     }
 
-    /// Exports and imports the first slot's state and returns the time of each.
+    /// Exports and imports the first slot's state and returns the time of each, in buffers that were touched before, as
+    /// those of a worker are once its store is full.
     fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
         let slot = SlotId(0);
         let n_held = self.llama.last_position(slot).map_or(0, |last| last + 1);
         let whole = self.llama.export(slot)?.to_vec();
-        let mut best = (f64::MAX, f64::MAX);
-        for _ in 0..2 {
-            let took = self.transfer_once_ms(slot, n_held)?;
+        let (mut best, mut payload) = ((f64::MAX, f64::MAX), Vec::new());
+        for _ in 0..N_TRANSFERS {
+            let took = self.transfer_once_ms(slot, n_held, &mut payload)?;
             best = (best.0.min(took.0), best.1.min(took.1));
             // The part that cannot be cut is that of the end: such a state is good only for timing.
             self.llama.import(slot, &whole, n_held)?;
@@ -322,26 +327,29 @@ impl<'m> Bench<'m> {
         Ok(best)
     }
 
-    fn transfer_once_ms(&mut self, slot: SlotId, n_held: u32) -> Result<(f64, f64), Stop> {
+    fn transfer_once_ms(&mut self, slot: SlotId, n_held: u32, payload: &mut Vec<u8>) -> Result<(f64, f64), Stop> {
         let began = Instant::now();
         let Some(layout) = &self.layout else {
-            let state = self.llama.export(slot)?.to_vec();
+            let n_bytes = self.llama.export(slot)?.len();
             let export_ms = ms(began);
             let began = Instant::now();
-            self.llama.import(slot, &state, n_held)?;
+            self.llama.import_written(slot, n_bytes, n_held)?;
             return Ok((export_ms, ms(began)));
         };
         let export = layout.parse(self.llama.export(slot)?).map_err(StateError::from)?;
         let n_whole = export.n_tokens() / layout.block_tokens() * layout.block_tokens();
-        let payload = export.cut(0..n_whole).map_err(StateError::from)?;
+        payload.resize(layout.payload_bytes(n_whole), 0);
+        export.cut(0..n_whole, payload).map_err(StateError::from)?;
         let partial = export.partial();
         let export_ms = ms(began);
         let began = Instant::now();
-        let piece = [Piece { payload: &payload, n_tokens: n_whole }];
+        let piece = [Piece { payload, n_tokens: n_whole }];
         let pieces = if layout.sections() == Sections::PartialOnly { &[][..] } else { &piece };
         let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
-        let state = layout.assemble(self.llama.frame(slot), pieces, partial).map_err(StateError::from)?;
-        self.llama.import(slot, &state, if pieces.is_empty() { n_held } else { n_whole })?;
+        let n_tokens = if pieces.is_empty() { n_held } else { n_whole };
+        let frame = self.llama.frame(slot);
+        let written = layout.assemble(frame, (pieces, partial), |n_bytes| self.llama.room(n_bytes));
+        self.llama.import_written(slot, written.map_err(StateError::from)?, n_tokens)?;
         Ok((export_ms, ms(began)))
     }
 

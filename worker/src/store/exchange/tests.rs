@@ -56,7 +56,7 @@ impl Chain {
     fn sent(&self, start: usize, cuts: &[usize]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (start, end) in std::iter::once(start).chain(cuts.iter().copied()).zip(cuts) {
-            let chunk: Arc<[u8]> = self.payload(0..self.blocks.len()).into();
+            let chunk = Bytes::copy_from_slice(self.payload(0..self.blocks.len()));
             let range = start * BLOCK_BYTES..end * BLOCK_BYTES;
             let part = SentPart { record: self.record(start..*end), payload: chunk, bytes: range.clone() };
             bytes.extend(part.head(IDENTITY).expect("it fits together"));

@@ -41,7 +41,7 @@ fn a_file_has_the_documented_layout() {
 
     let dir = dir();
     let opened = open(&dir);
-    opened.store.write(ChunkId(1), record.clone().into(), Arc::from(*b"abc"));
+    opened.store.write(ChunkId(1), record.clone().into(), Bytes::from_static(b"abc"));
     opened.flush();
     let name = format!("{}.checkpoint", "05".repeat(32));
     assert_eq!(fs::read(opened.store.folder().join(&name)).expect("the file has its name"), expected);

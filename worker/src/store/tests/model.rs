@@ -29,7 +29,7 @@ struct Model {
     dir: TempDir,
     opened: Option<Opened>,
     stored: HashMap<u32, (ChunkId, Record)>,
-    expected: VecDeque<Option<Arc<[u8]>>>,
+    expected: VecDeque<Option<Bytes>>,
     next_id: u64,
 }
 

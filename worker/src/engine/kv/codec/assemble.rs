@@ -1,10 +1,10 @@
 //! Assembles payloads to the state of one sequence, in the format that llama.cpp reads.
 //!
-//! The bytes are written once, front to back, into a buffer of the exact size; each layer's rows are gathered from the
-//! blocks one after another. Not here: parsing such a state (`export`).
+//! The bytes are written once, into a buffer of the exact size; each layer's rows are gathered from the blocks one
+//! after another. Not here: parsing such a state (`export`).
 
 use super::layout::{Layout, Sections, Value};
-use super::{CodecError, HEADER_BYTES, MAGIC, STREAMS_MAX};
+use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, take, write};
 
 /// Context and sequence of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,12 +25,18 @@ pub struct Piece<'a> {
 }
 
 impl Layout {
-    /// Returns the state of a sequence whose tokens, from position 0 on, are those of the pieces.
+    /// Writes the state of a sequence whose tokens, from position 0 on, are those of the pieces, and returns its size.
     ///
-    /// `partial` is the part that cannot be cut, exported alone after the last of these tokens.
+    /// The partial state is the part that cannot be cut, exported alone after the last of these tokens. `room` is asked
+    /// once for a buffer of the state's size, whose content does not matter.
     /// Cost: one copy of the state.
     /// Errors: `Piece` if one is too short or not of whole blocks, `Partial`, `Empty`, `Impossible`.
-    pub fn assemble(&self, frame: Frame, pieces: &[Piece<'_>], partial: Option<&[u8]>) -> Result<Vec<u8>, CodecError> {
+    pub fn assemble<'b>(
+        &self,
+        frame: Frame,
+        (pieces, partial): (&[Piece<'_>], Option<&[u8]>),
+        room: impl FnOnce(usize) -> &'b mut [u8],
+    ) -> Result<usize, CodecError> {
         if frame.n_streams == 0 || frame.n_streams > STREAMS_MAX || frame.sequence >= STREAMS_MAX {
             return Err(CodecError::Impossible { what: "sequence or number of streams" });
         }
@@ -38,19 +44,20 @@ impl Layout {
         let blocks = self.blocks(pieces)?;
         let n_tokens = blocks.len() * self.block_tokens as usize;
         let n_tokens = i32::try_from(n_tokens).map_err(|_| CodecError::Impossible { what: "number of tokens" })?;
-        let n_bytes = HEADER_BYTES + self.attention_bytes(frame, n_tokens) + partial.len();
-        let mut out = Vec::with_capacity(n_bytes);
-        push_u32(&mut out, MAGIC);
-        push_u32(&mut out, frame.sequence);
-        if self.sections != Sections::PartialOnly {
-            if blocks.is_empty() {
-                return Err(CodecError::Empty);
-            }
-            self.push_streams(&mut out, frame, &blocks);
+        if blocks.is_empty() && self.sections != Sections::PartialOnly {
+            return Err(CodecError::Empty);
         }
-        out.extend_from_slice(partial);
-        debug_assert_eq!(out.len(), n_bytes, "the buffer has the exact size");
-        Ok(out)
+        let n_bytes = HEADER_BYTES + self.attention_bytes(frame, n_tokens) + partial.len();
+        let out = &mut room(n_bytes);
+        write_u32(out, MAGIC);
+        write_u32(out, frame.sequence);
+        if self.sections != Sections::PartialOnly {
+            self.write_streams(out, frame, &blocks);
+        }
+        write(out, partial);
+        // The buffer may have another state's bytes.
+        assert!(out.is_empty(), "the buffer has the exact size");
+        Ok(n_bytes)
     }
 
     fn partial_section<'p>(&self, partial: Option<&'p [u8]>) -> Result<&'p [u8], CodecError> {
@@ -89,47 +96,47 @@ impl Layout {
         4 + 4 * frame.n_streams as usize + n_tokens * 12 + 16 + header_bytes + n_tokens * self.token_bytes()
     }
 
-    fn push_streams(&self, out: &mut Vec<u8>, frame: Frame, blocks: &[&[u8]]) {
-        push_u32(out, frame.n_streams);
+    fn write_streams(&self, out: &mut &mut [u8], frame: Frame, blocks: &[&[u8]]) {
+        write_u32(out, frame.n_streams);
         let own = if frame.n_streams > 1 { frame.sequence.min(frame.n_streams - 1) } else { 0 };
         for stream in 0..frame.n_streams {
             if stream == own {
-                self.push_cells(out, frame.sequence, blocks);
-                self.push_tensors(out, blocks);
+                self.write_cells(out, frame.sequence, blocks);
+                self.write_tensors(out, blocks);
             } else {
-                push_u32(out, 0);
+                write_u32(out, 0);
             }
         }
     }
 
-    fn push_cells(&self, out: &mut Vec<u8>, sequence: u32, blocks: &[&[u8]]) {
+    fn write_cells(&self, out: &mut &mut [u8], sequence: u32, blocks: &[&[u8]]) {
         let block_tokens = self.block_tokens as usize;
-        push_u32(out, (blocks.len() * block_tokens) as u32);
+        write_u32(out, (blocks.len() * block_tokens) as u32);
         let mut position = 0;
         for block in blocks {
             for token in 0..block_tokens {
-                push_u32(out, position);
-                push_u32(out, 1);
-                out.extend_from_slice(&block[token * self.extra_bytes..][..self.extra_bytes]);
-                push_u32(out, sequence);
+                write_u32(out, position);
+                write_u32(out, 1);
+                write(out, &block[token * self.extra_bytes..][..self.extra_bytes]);
+                write_u32(out, sequence);
                 position += 1;
             }
         }
     }
 
-    fn push_tensors(&self, out: &mut Vec<u8>, blocks: &[&[u8]]) {
+    fn write_tensors(&self, out: &mut &mut [u8], blocks: &[&[u8]]) {
         let block_tokens = self.block_tokens as usize;
-        push_u32(out, u32::from(self.values_transposed));
-        push_u32(out, self.layers.len() as u32);
-        push_u32(out, self.n_rot_k);
-        push_u32(out, self.n_rot_v);
+        write_u32(out, u32::from(self.values_transposed));
+        write_u32(out, self.layers.len() as u32);
+        write_u32(out, self.n_rot_k);
+        write_u32(out, self.n_rot_v);
         let mut at = self.extra_bytes * block_tokens;
         let mut value_at = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            push_u32(out, layer.key.kind as u32);
-            out.extend_from_slice(&(layer.key.row_bytes as u64).to_ne_bytes());
+            write_u32(out, layer.key.kind as u32);
+            write(out, &(layer.key.row_bytes as u64).to_ne_bytes());
             let key_bytes = layer.key.row_bytes * block_tokens;
-            push_parts(out, blocks, (at, key_bytes));
+            write_parts(out, blocks, (at, key_bytes));
             value_at.push(at + key_bytes);
             at += layer.token_bytes() * block_tokens;
         }
@@ -137,31 +144,45 @@ impl Layout {
             match layer.value {
                 Value::None => {}
                 Value::Rows(ref rows) => {
-                    push_u32(out, rows.kind as u32);
-                    out.extend_from_slice(&(rows.row_bytes as u64).to_ne_bytes());
-                    push_parts(out, blocks, (at, rows.row_bytes * block_tokens));
+                    write_u32(out, rows.kind as u32);
+                    write(out, &(rows.row_bytes as u64).to_ne_bytes());
+                    write_parts(out, blocks, (at, rows.row_bytes * block_tokens));
                 }
                 Value::Columns { kind, element_bytes, n_elements } => {
-                    push_u32(out, kind as u32);
-                    push_u32(out, element_bytes as u32);
-                    push_u32(out, n_elements as u32);
+                    write_u32(out, kind as u32);
+                    write_u32(out, element_bytes as u32);
+                    write_u32(out, n_elements as u32);
                     let part_bytes = element_bytes * block_tokens;
-                    for element in 0..n_elements {
-                        push_parts(out, blocks, (at + element * part_bytes, part_bytes));
-                    }
+                    let columns = take(out, n_elements * part_bytes * blocks.len());
+                    write_columns(columns, blocks, (at, part_bytes));
                 }
             }
         }
     }
 }
 
-/// Appends the same part of each block.
-fn push_parts(out: &mut Vec<u8>, blocks: &[&[u8]], (at, n_bytes): (usize, usize)) {
+/// Writes the same part of each block.
+fn write_parts(out: &mut &mut [u8], blocks: &[&[u8]], (at, n_bytes): (usize, usize)) {
     for block in blocks {
-        out.extend_from_slice(&block[at..at + n_bytes]);
+        write(out, &block[at..at + n_bytes]);
     }
 }
 
-fn push_u32(out: &mut Vec<u8>, number: u32) {
-    out.extend_from_slice(&number.to_ne_bytes());
+/// Writes columns, whose parts follow each other in a block from `at` on.
+///
+/// Shape: `[n_elements, n_blocks, part_bytes]`.
+fn write_columns(columns: &mut [u8], blocks: &[&[u8]], (at, part_bytes): (usize, usize)) {
+    for (group, blocks_of_group) in blocks.chunks(GROUP_BLOCKS).enumerate() {
+        let from = group * GROUP_BLOCKS * part_bytes;
+        for (element, column) in columns.chunks_exact_mut(blocks.len() * part_bytes).enumerate() {
+            let at = at + element * part_bytes;
+            for (block, part) in blocks_of_group.iter().zip(column[from..].chunks_exact_mut(part_bytes)) {
+                part.copy_from_slice(&block[at..at + part_bytes]);
+            }
+        }
+    }
+}
+
+fn write_u32(out: &mut &mut [u8], number: u32) {
+    write(out, &number.to_ne_bytes());
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::layout::{Layer, Layout, Rows, Sections, Value};
 use super::reader::Reader;
-use super::{CodecError, HEADER_BYTES, MAGIC, STREAMS_MAX};
+use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, write};
 
 /// Size of a cell's optional data besides position and sequence. Source: `llama_kv_cell_ext`.
 const EXTRA_BYTES: usize = 12;
@@ -106,45 +106,59 @@ impl<'a> Export<'a> {
         partial
     }
 
-    /// Returns the payload of the whole blocks at these positions, block after block.
+    /// Writes the payload of the whole blocks at these positions, block after block: every byte of `payload`.
     ///
     /// Cost: one copy of the payload.
-    /// Errors: [`CodecError::Range`] if the tokens are not all there or not whole blocks.
-    pub fn cut(&self, positions: Range<u32>) -> Result<Vec<u8>, CodecError> {
+    /// Errors: `Range` if the tokens are not all there or not whole blocks, `Piece` if `payload` has another size.
+    pub fn cut(&self, positions: Range<u32>, payload: &mut [u8]) -> Result<(), CodecError> {
         let refused = CodecError::Range { start: positions.start, end: positions.end };
         let end = self.first_position.saturating_add(self.n_tokens);
         let n_tokens = positions.end.checked_sub(positions.start).ok_or(refused.clone())?;
         if positions.start < self.first_position || positions.end > end || n_tokens % self.layout.block_tokens != 0 {
             return Err(refused);
         }
-        let block = self.layout.block_tokens as usize;
-        let start = (positions.start - self.first_position) as usize;
-        let mut payload = Vec::with_capacity(self.layout.payload_bytes(n_tokens));
-        for token in (start..start + n_tokens as usize).step_by(block) {
-            self.cut_block(&self.cells_of(token..token + block), &mut payload);
+        if payload.len() != self.layout.payload_bytes(n_tokens) {
+            return Err(CodecError::Piece { n_bytes: payload.len(), n_tokens });
         }
-        Ok(payload)
+        let start = (positions.start - self.first_position) as usize;
+        // A state without any bytes has no blocks to write.
+        let block_bytes = self.layout.payload_bytes(self.layout.block_tokens).max(1);
+        let group_tokens = GROUP_BLOCKS * self.layout.block_tokens as usize;
+        for (group, blocks) in payload.chunks_mut(GROUP_BLOCKS * block_bytes).enumerate() {
+            self.cut_group(start + group * group_tokens, blocks.chunks_exact_mut(block_bytes));
+        }
+        Ok(())
     }
 
-    fn cut_block(&self, cells: &[Range<usize>], payload: &mut Vec<u8>) {
-        let record_bytes = CELL_BYTES + self.layout.extra_bytes;
+    /// Writes consecutive blocks, of which `first` is the first token.
+    ///
+    /// Each tensor is read once for all of them: a column's bytes of one block are few, those of the group fill cache
+    /// lines.
+    fn cut_group<'p>(&self, first: usize, blocks: impl Iterator<Item = &'p mut [u8]>) {
+        let block = self.layout.block_tokens as usize;
+        let starts = (first..).step_by(block);
+        let open = |(start, unwritten): (usize, &'p mut [u8])| {
+            let cells = self.cells_of(start..start + block);
+            OpenBlock { cells, unwritten }
+        };
+        let mut blocks: Vec<OpenBlock<'p>> = starts.zip(blocks).map(open).collect();
         if self.layout.extra_bytes > 0 {
-            for cell in cells.iter().cloned().flatten() {
-                payload.extend_from_slice(&self.cells[cell * record_bytes + EXTRA_AT..][..self.layout.extra_bytes]);
-            }
+            blocks.iter_mut().for_each(|block| block.write_extra(self.cells, self.layout.extra_bytes));
         }
         for (layer, (keys, values)) in self.layout.layers.iter().zip(&self.tensors) {
-            push_rows(keys, layer.key.row_bytes, cells, payload);
+            blocks.iter_mut().for_each(|block| block.write_rows(keys, layer.key.row_bytes));
             match &layer.value {
                 Value::None => {}
-                Value::Rows(rows) => push_rows(values, rows.row_bytes, cells, payload),
+                Value::Rows(rows) => blocks.iter_mut().for_each(|block| block.write_rows(values, rows.row_bytes)),
                 Value::Columns { element_bytes, .. } => {
                     for column in values.chunks_exact(self.n_tokens as usize * element_bytes) {
-                        push_rows(column, *element_bytes, cells, payload);
+                        blocks.iter_mut().for_each(|block| block.write_rows(column, *element_bytes));
                     }
                 }
             }
         }
+        // The buffer may have another prompt's bytes.
+        assert!(blocks.iter().all(|block| block.unwritten.is_empty()), "a block's tokens all have their cells");
     }
 
     /// Returns the cells of tokens, counted from the first.
@@ -315,9 +329,26 @@ fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
     Ok((first, runs))
 }
 
-/// Appends the rows of these cells.
-fn push_rows(rows: &[u8], row_bytes: usize, cells: &[Range<usize>], payload: &mut Vec<u8>) {
-    for cells in cells {
-        payload.extend_from_slice(&rows[cells.start * row_bytes..cells.end * row_bytes]);
+/// A block that is being written.
+struct OpenBlock<'p> {
+    /// Cells of its tokens.
+    cells: Vec<Range<usize>>,
+    unwritten: &'p mut [u8],
+}
+
+impl OpenBlock<'_> {
+    /// Appends the rows of its cells.
+    fn write_rows(&mut self, rows: &[u8], row_bytes: usize) {
+        for cells in &self.cells {
+            write(&mut self.unwritten, &rows[cells.start * row_bytes..cells.end * row_bytes]);
+        }
+    }
+
+    /// Appends the optional data of its cells.
+    fn write_extra(&mut self, records: &[u8], extra_bytes: usize) {
+        for cell in self.cells.iter().cloned().flatten() {
+            let record = &records[cell * (CELL_BYTES + extra_bytes)..];
+            write(&mut self.unwritten, &record[EXTRA_AT..][..extra_bytes]);
+        }
     }
 }

@@ -91,7 +91,8 @@ impl Llama<'_> {
     fn pass(&mut self, from: SlotId, to: SlotId, layout: &Layout) -> Result<(), StateError> {
         let n_tokens = self.n_held(from);
         let export = layout.parse(self.export(from)?)?;
-        let payload = export.cut(0..export.n_tokens())?;
+        let mut payload = vec![0; layout.payload_bytes(export.n_tokens())];
+        export.cut(0..export.n_tokens(), &mut payload)?;
         let pieces = payload.chunks(layout.payload_bytes(layout.block_tokens()).max(1));
         let pieces: Vec<_> = pieces.map(|payload| Piece { payload, n_tokens: layout.block_tokens() }).collect();
         let partial = match layout.sections() {
@@ -99,8 +100,9 @@ impl Llama<'_> {
             Sections::AttentionAndPartial | Sections::PartialOnly => Some(self.partial(from)?),
         };
         self.clear(from);
-        let state = layout.assemble(self.frame(to), &pieces, partial.as_deref())?;
-        self.import(to, &state, n_tokens)
+        let frame = self.frame(to);
+        let n_bytes = layout.assemble(frame, (&pieces, partial.as_deref()), |n_bytes| self.room(n_bytes))?;
+        self.import_written(to, n_bytes, n_tokens)
     }
 }
 

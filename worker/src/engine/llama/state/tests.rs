@@ -14,7 +14,7 @@ use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
 use crate::engine::config::{CacheType, EngineConfig, Switch};
-use crate::engine::kv::codec::{Layout, Piece, Sections};
+use crate::engine::kv::codec::{Export, Layout, Piece, Sections};
 use crate::engine::llama::{Logits, load};
 
 const BLOCK: u32 = 32;
@@ -92,6 +92,12 @@ fn tokens(seed: u32, n: u32) -> Vec<Token> {
     (0..n).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 9) % 256).collect()
 }
 
+fn cut(export: &Export<'_>, positions: Range<u32>) -> Vec<u8> {
+    let mut payload = vec![0; export.layout().payload_bytes(positions.end - positions.start)];
+    export.cut(positions, &mut payload).unwrap();
+    payload
+}
+
 impl Bed<'_> {
     /// Decodes tokens after those of the slot and returns the logits after the last.
     fn push(&mut self, slot: SlotId, tokens: &[Token]) -> Vec<f32> {
@@ -149,7 +155,7 @@ impl Bed<'_> {
         let layout = self.layout.clone();
         let export = layout.parse(self.llama.export(slot).unwrap()).unwrap();
         let whole = export.n_tokens() / BLOCK * BLOCK;
-        (export.cut(0..whole).unwrap(), export.partial.to_vec())
+        (cut(&export, 0..whole), export.partial.to_vec())
     }
 
     fn partial(&mut self, slot: SlotId) -> Option<Vec<u8>> {
@@ -171,9 +177,10 @@ fn state_cut_and_put_together_goes_on_as_if_it_had_been_computed() {
                 pieces.push(Piece { payload: first, n_tokens: 2 * BLOCK });
                 pieces.push(Piece { payload: second, n_tokens: 4 * BLOCK });
             }
-            let state = bed.layout.assemble(bed.llama.frame(B), &pieces, partial.as_deref()).unwrap();
             bed.push(B, &tokens(9, 50));
-            bed.llama.import(B, &state, 6 * BLOCK).unwrap();
+            let (frame, parts) = (bed.llama.frame(B), (&pieces[..], partial.as_deref()));
+            let n_bytes = bed.layout.assemble(frame, parts, |n_bytes| bed.llama.room(n_bytes)).unwrap();
+            bed.llama.import_written(B, n_bytes, 6 * BLOCK).unwrap();
             let (again, its_section) = bed.payload(B);
             assert_eq!((&again, its_section.len()), (&payload, section.len()), "{setting:?}");
             assert!(its_section == section || setting.preset == Preset::TinySwa, "{setting:?}");
@@ -194,7 +201,7 @@ fn a_range_is_exported_as_the_whole_is() {
             for (start, end) in [(0, 32), (32, 96), (96, 128)] {
                 let export = layout.parse(bed.llama.export_range(A, start..end).unwrap()).unwrap();
                 let expected = &whole[layout.payload_bytes(start)..layout.payload_bytes(end)];
-                assert_eq!(export.cut(start..end).unwrap(), expected, "{setting:?}");
+                assert_eq!(cut(&export, start..end), expected, "{setting:?}");
             }
             let refused = StateError::Range { slot: A, start: 128, end: 160 };
             assert_eq!(bed.llama.export_range(A, 128..160), Err(refused));

@@ -1,0 +1,187 @@
+//! Memory of stored KV state: buffers in huge pages, and reuse of buffers whose pages were touched before.
+//!
+//! The system clears a page when it is touched first, which takes several times as long as copying state into it. So
+//! large buffers ask for huge pages, which are cleared faster, and the buffer of a dropped payload serves the next one
+//! of its size.
+//!
+//! Not here: what is stored (`engine::kv::store`), the meaning of the bytes (`engine::kv::codec`).
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use memmap2::MmapMut;
+
+/// Size from which a buffer has pages of its own: a huge page on x86-64 and on ARM with small ones of 4 KiB.
+const MAPPED_BYTES_MIN: usize = 2 << 20;
+
+/// Most buffers that are kept for reuse.
+///
+/// Source: own choice: storing a chunk in a full store evicts about one, which serves the next chunk.
+const KEPT_MAX: usize = 2;
+
+/// A buffer, zeroed when it is made.
+#[derive(Debug)]
+pub enum Pages {
+    /// Pages of its own.
+    Mapped(MmapMut),
+    /// Memory of the allocator.
+    Allocated(Vec<u8>),
+}
+
+impl Pages {
+    /// Returns a buffer of zeros.
+    ///
+    /// Cost: a page of a large buffer is cleared when it is touched first.
+    pub fn zeroed(n_bytes: usize) -> Self {
+        if n_bytes < MAPPED_BYTES_MIN {
+            return Self::Allocated(vec![0; n_bytes]);
+        }
+        // The system may refuse more mappings although it has memory.
+        let Ok(pages) = MmapMut::map_anon(n_bytes) else { return Self::Allocated(vec![0; n_bytes]) };
+        #[cfg(target_os = "linux")]
+        // Without huge pages it gets small ones.
+        let _ = pages.advise(memmap2::Advice::HugePage);
+        Self::Mapped(pages)
+    }
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Self::Allocated(Vec::new())
+    }
+}
+
+impl Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(pages) => pages,
+            Self::Allocated(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Mapped(pages) => pages,
+            Self::Allocated(bytes) => bytes,
+        }
+    }
+}
+
+impl AsRef<[u8]> for Pages {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Buffers of dropped payloads, kept for the next ones; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct PagePool {
+    /// The oldest first. The lock is held for a few instructions.
+    kept: Arc<Mutex<Vec<Pages>>>,
+}
+
+impl PagePool {
+    /// Returns a buffer, which comes back when it is dropped. It may have the bytes of an earlier payload: all of it
+    /// must be written.
+    pub fn take(&self, n_bytes: usize) -> PooledPages {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.iter().rposition(|pages| pages.len() == n_bytes).map(|idx| kept.remove(idx));
+        drop(kept);
+        PooledPages { pages: found.unwrap_or_else(|| Pages::zeroed(n_bytes)), pool: self.clone() }
+    }
+}
+
+/// A buffer of a pool.
+#[derive(Debug)]
+pub struct PooledPages {
+    pages: Pages,
+    pool: PagePool,
+}
+
+impl PooledPages {
+    /// Returns the bytes for sharing, without a copy.
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl Deref for PooledPages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.pages
+    }
+}
+
+impl DerefMut for PooledPages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.pages
+    }
+}
+
+impl AsRef<[u8]> for PooledPages {
+    fn as_ref(&self) -> &[u8] {
+        &self.pages
+    }
+}
+
+impl Drop for PooledPages {
+    fn drop(&mut self) {
+        let pages = std::mem::take(&mut self.pages);
+        let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = (kept.len() == KEPT_MAX).then(|| kept.remove(0));
+        kept.push(pages);
+        // The system takes pages back without the lock.
+        drop(kept);
+        drop(oldest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_has_its_size_and_is_zeroed() {
+        for n_bytes in [0, 1, 4096, MAPPED_BYTES_MIN - 1, MAPPED_BYTES_MIN, MAPPED_BYTES_MIN + 1] {
+            let mut pages = Pages::zeroed(n_bytes);
+            assert_eq!((pages.len(), pages.iter().any(|byte| *byte != 0)), (n_bytes, false));
+            pages.fill(7);
+            assert!(pages.iter().all(|byte| *byte == 7));
+        }
+    }
+
+    #[test]
+    fn a_payloads_buffer_serves_the_next_one_once_nobody_reads_it() {
+        for n_bytes in [1000, MAPPED_BYTES_MIN] {
+            let pool = PagePool::default();
+            let mut pages = pool.take(n_bytes);
+            pages.fill(7);
+            let (payload, place) = (pages.freeze(), |bytes: &[u8]| bytes.as_ptr().addr());
+            let part = payload.slice(10..20);
+            let first = place(&payload);
+            drop(payload);
+            let other = pool.take(n_bytes);
+            assert_ne!(place(&other), first, "a part of it is still read");
+            assert_eq!(part[..], [7; 10]);
+            drop(part);
+            assert_eq!(place(&pool.take(n_bytes)), first);
+        }
+    }
+
+    #[test]
+    fn keeps_few_buffers_and_gives_none_of_another_size() {
+        let pool = PagePool::default();
+        let taken: Vec<PooledPages> = (1..=KEPT_MAX + 3).map(|n| pool.take(n * 100)).collect();
+        drop(taken);
+        assert_eq!(pool.kept.lock().expect("nobody panicked").len(), KEPT_MAX);
+        assert_eq!(pool.take(42).len(), 42);
+        let newest = (KEPT_MAX + 3) * 100;
+        assert_eq!(pool.take(newest).len(), newest);
+    }
+}
