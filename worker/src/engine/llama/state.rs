@@ -9,6 +9,8 @@
 mod check;
 
 #[cfg(test)]
+mod speed;
+#[cfg(test)]
 mod tests;
 
 use std::ops::Range;
