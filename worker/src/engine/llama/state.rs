@@ -107,8 +107,9 @@ impl Llama<'_> {
         self.expect_tokens(slot, n_tokens)
     }
 
-    /// Returns room in the staging buffer for a state of `n_bytes`, which [`Self::import_written`] takes from there. The
-    /// last export is overwritten.
+    /// Returns room in the staging buffer for a state of `n_bytes`, which [`Self::import_written`] takes from there.
+    ///
+    /// The last export is overwritten.
     pub(in crate::engine) fn room(&mut self, n_bytes: usize) -> &mut [u8] {
         self.staging.room(n_bytes)
     }
