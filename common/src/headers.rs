@@ -16,6 +16,9 @@ pub const PROMPT_TOKENS: &str = "x-warmpath-prompt-tokens";
 pub const CACHED_TOKENS: &str = "x-warmpath-cached-tokens";
 /// Number of prompt tokens that the router expected to be reused, in whole blocks.
 pub const PREDICTED_CACHED_TOKENS: &str = "x-warmpath-predicted-cached-tokens";
+/// Longest pause between two frames of a worker's summary stream; three seconds and a half of silence are a loss where
+/// a worker does not say. Units: milliseconds.
+pub const HEARTBEAT_MS: &str = "x-warmpath-heartbeat-ms";
 /// Reason for the router's choice.
 pub const ROUTE: &str = "x-warmpath-route";
 /// Deepest block that the router expected to be reused, in hexadecimal.
@@ -45,6 +48,8 @@ pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
 /// Identity of the response, from router to worker: asks a stream for the tokens behind its events, so that another
 /// worker can continue it. In the worker's response, `exact` or `approximate`: what such a continuation would be.
 pub const JOURNAL: &str = "x-warmpath-journal";
+/// Mark of a router that takes a journal in front of a response that is sent whole, too.
+pub const JOURNAL_WHOLE: &str = "x-warmpath-journal-whole";
 /// Length of the journal that follows the request's own body, from router to worker, which continues that response.
 /// Units: bytes.
 pub const JOURNAL_BYTES: &str = "x-warmpath-journal-bytes";

@@ -39,8 +39,19 @@ pub const REPORTS_QUEUED_MAX: usize = 1024;
 
 /// Longest silence of a summary stream before it counts as lost.
 ///
-/// Source: by the protocol a worker sends at least every second; three messages may be late.
+/// Source: a worker of an earlier release sends at least every second; three messages may be late.
 pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
+
+/// Longest silence of the stream of a worker that announces its heartbeats, in heartbeats, as long as another worker is
+/// heard.
+///
+/// Source: own choice: three messages may be late, as above.
+pub const SILENT_HEARTBEATS_MAX: u32 = 4;
+
+/// Shortest silence that counts as a loss, however often a worker sends.
+///
+/// Source: own choice: a busy machine may run a process late by some hundred milliseconds.
+pub const SUMMARY_IDLE_MIN: Duration = Duration::from_secs(1);
 
 /// Longest time from a snapshot's first frame to its last.
 pub const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -121,6 +132,11 @@ pub const EVENT_HELD_BYTES_MAX: usize = 1 << 20;
 /// Source: a token that is an event of its own takes some 10 bytes, so this is enough for 200,000 of them.
 pub const JOURNAL_BYTES_MAX: usize = 2 << 20;
 
+/// Interval between comments to a client whose stream waits for another worker.
+///
+/// Source: own choice: a third of the worker's own (15 s), since the client may have waited for long already.
+pub const CONTINUATION_COMMENT: Duration = Duration::from_secs(5);
+
 /// Longest time for the body of a worker's refusal after its status; later than that the request goes on without it.
 ///
 /// Source: an error object arrives with its head. A server that takes longer is in trouble, and the request can go
@@ -153,8 +169,9 @@ pub const STOCK_SILENT_LOOKS: u32 = 2;
 /// Silence of a response after which the loss of its worker ends it. A response that still arrives shows that its
 /// worker is alive.
 ///
-/// Source: own choice: a worker is lost after 3.5 s of silence, so a response that hangs has been silent for longer.
-pub const LOST_SILENCE: Duration = Duration::from_secs(1);
+/// Source: own choice: a worker is lost after [`SUMMARY_IDLE_MIN`] or more, in which a response that hangs was silent,
+/// too; between two tokens of a large model on a slow machine there are some hundred milliseconds.
+pub const LOST_SILENCE: Duration = Duration::from_millis(500);
 
 /// Longest time after the start in which requests wait until all workers of the first discovery have been contacted.
 ///

@@ -203,6 +203,12 @@ impl Fleet {
         member.heard(self.started.elapsed());
     }
 
+    /// Returns whether any other worker has sent a message within this time.
+    fn hears_another(&self, worker: WorkerIdx, within: Duration) -> bool {
+        let has_spoken = |idx| self.age(&self.member(idx)).is_some_and(|age| age <= within);
+        self.view().workers.iter().any(|other| other.idx != worker && has_spoken(other.idx))
+    }
+
     /// Returns the reason why the router is not ready; `None` if it is.
     pub fn unready(&self) -> Option<Unready> {
         let view = self.view();

@@ -125,3 +125,25 @@ async fn a_request_at_a_stock_server_that_is_lost_goes_elsewhere() {
     assert_eq!((response.status().as_u16(), header(&response, "x-warmpath-route").as_str()), (200, "retry"));
     assert_eq!(router.metric(LOST).await, 1.0);
 }
+
+/// Heartbeat that a worker announces whose loss is noticed early.
+const HEARTBEAT: (&str, &str) = ("x-warmpath-heartbeat-ms", "250");
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_announces_its_heartbeats_is_lost_after_four_as_long_as_another_is_heard() {
+    for (headers, n_workers, silence_ms) in [
+        (vec![HEARTBEAT], 2, 1000),
+        (vec![HEARTBEAT], 1, 3500),
+        (Vec::new(), 2, 3500),
+        (vec![("x-warmpath-heartbeat-ms", "1")], 2, 1000),
+        (vec![("x-warmpath-heartbeat-ms", "99999")], 2, 3500),
+        (vec![("x-warmpath-heartbeat-ms", "soon")], 2, 3500),
+    ] {
+        let workers: Vec<_> = (1..=n_workers).map(FakeWorker::start).collect();
+        workers[0].with(|script| script.headers = headers.clone());
+        let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &[]).await;
+        hang(&workers[0]);
+        let expected = format!("nothing came for {silence_ms} ms");
+        eventually("it is lost", || async { router.fleet().await["workers"][0]["trouble"] == expected.as_str() }).await;
+    }
+}

@@ -5,4 +5,4 @@
 mod published;
 mod publisher;
 
-pub use publisher::Publisher;
+pub use publisher::{HEARTBEAT, Publisher};

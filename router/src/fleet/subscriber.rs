@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use axum::body::Body as AxumBody;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{Response, StatusCode};
+use axum::http::{HeaderMap, Response, StatusCode};
 use futures::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
@@ -33,8 +33,8 @@ use super::members::Member;
 use super::tracker::StaleReport;
 use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
 use crate::config::{
-    LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SNAPSHOT_TIMEOUT, STEADY_AFTER, SUMMARY_BYTES_PER_S_MAX,
-    SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, WORKER_BLOCKS_MAX,
+    LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SILENT_HEARTBEATS_MAX, SNAPSHOT_TIMEOUT, STEADY_AFTER,
+    SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, SUMMARY_IDLE_MIN, WORKER_BLOCKS_MAX,
 };
 
 /// Reason why a stream ended or could not be opened.
@@ -56,8 +56,8 @@ enum StreamError {
     Broken(#[source] std::io::Error),
     #[error("the stream ended")]
     Ended,
-    #[error("nothing came for {} ms", SUMMARY_IDLE_MAX.as_millis())]
-    Idle,
+    #[error("nothing came for {} ms", .0.as_millis())]
+    Idle(Duration),
     #[error("the snapshot did not end within {} s", SNAPSHOT_TIMEOUT.as_secs())]
     SlowSnapshot,
     #[error("{what} came faster than is believed")]
@@ -84,7 +84,7 @@ impl StreamError {
             Self::Broken(error) if error.kind() == std::io::ErrorKind::InvalidData => "frame_too_long",
             Self::Broken(_) => "broken",
             Self::Ended => "ended",
-            Self::Idle => "idle",
+            Self::Idle(_) => "idle",
             Self::SlowSnapshot => "slow_snapshot",
             Self::Flood { .. } => "flood",
             Self::Frame(DecodeError::Version { .. }) => "protocol_version",
@@ -108,7 +108,7 @@ impl StreamError {
     fn is_unreachable(&self) -> bool {
         let is_answer =
             matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
-        is_answer || matches!(self, Self::Connect(_) | Self::Idle | Self::Frame(DecodeError::Version { .. }))
+        is_answer || matches!(self, Self::Connect(_) | Self::Idle(_) | Self::Frame(DecodeError::Version { .. }))
     }
 
     /// Returns the reason why this router cannot use the worker.
@@ -116,7 +116,7 @@ impl StreamError {
         let kind = match self {
             Self::Refused => ConnectErrorKind::Refusal,
             Self::Loading(loading) => ConnectErrorKind::Loading { names: loading.names.clone() },
-            Self::Idle => ConnectErrorKind::Loss,
+            Self::Idle(_) => ConnectErrorKind::Loss,
             Self::Connect(error) if error.is_away() => ConnectErrorKind::Loss,
             _ => ConnectErrorKind::Other,
         };
@@ -204,7 +204,7 @@ impl Subscriber {
     /// Reads one stream to its end; `Ok` means that the router is shutting down.
     async fn read(&mut self, url: &Url) -> Result<(), StreamError> {
         let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.client.get(url)).await;
-        let response = response.map_err(|_| StreamError::Idle)??;
+        let response = response.map_err(|_| StreamError::Idle(SUMMARY_IDLE_MAX))??;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED => return Err(StreamError::Refused),
@@ -217,15 +217,18 @@ impl Subscriber {
         // A name that is not text or could be an address is ignored: the worker keeps the name it was given here.
         let name = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok());
         name.into_iter().for_each(|name| self.member.named(name));
+        let announced_silence_max = silence_max(response.headers());
         let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
         let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
         let mut frames = FramedRead::new(bytes, codec);
         let mut gate = FloodGate::new();
         let snapshot_deadline = Instant::now() + SNAPSHOT_TIMEOUT;
+        // The frames of a snapshot may be large and their way slow.
+        let mut silence_max = SUMMARY_IDLE_MAX;
         loop {
             let bytes = tokio::select! {
-                next = tokio::time::timeout(SUMMARY_IDLE_MAX, frames.next()) => {
-                    next.map_err(|_| StreamError::Idle)?.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?
+                next = unless_lost((&self.fleet, self.worker), frames.next(), silence_max) => {
+                    next?.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?
                 }
                 stale_report = stale_report(&mut self.stale_reports) => return Err(stale_report.into()),
             };
@@ -238,6 +241,9 @@ impl Subscriber {
             let step = self.follower.apply(frame)?;
             if step == FrameEffect::Partial && Instant::now() > snapshot_deadline {
                 return Err(StreamError::SlowSnapshot);
+            }
+            if step != FrameEffect::Partial {
+                silence_max = announced_silence_max;
             }
             if self.pass_on(step).await.is_err() {
                 return Ok(());
@@ -264,6 +270,42 @@ impl Subscriber {
         };
         self.outbox.tell(report).await
     }
+}
+
+/// Returns the next frame of a worker, unless it is lost.
+///
+/// A router that hears no other worker may itself be cut off, and waits for longer. Errors: `Idle`.
+async fn unless_lost<T>(
+    (fleet, worker): (&Fleet, WorkerIdx),
+    next: impl Future<Output = T>,
+    silence_max: Duration,
+) -> Result<T, StreamError> {
+    let mut next = std::pin::pin!(next);
+    let start = Instant::now();
+    // The last part is waited for by itself: a router that was stopped finds a frame only after this has begun.
+    let last_part = silence_max / SILENT_HEARTBEATS_MAX;
+    if let Ok(next) = tokio::time::timeout(silence_max - last_part, &mut next).await {
+        return Ok(next);
+    }
+    loop {
+        if let Ok(next) = tokio::time::timeout(last_part, &mut next).await {
+            return Ok(next);
+        }
+        if start.elapsed() >= SUMMARY_IDLE_MAX {
+            return Err(StreamError::Idle(SUMMARY_IDLE_MAX));
+        }
+        // Had the router been cut off when this worker fell silent, the others would have been silent for as long.
+        if fleet.hears_another(worker, 2 * last_part) {
+            return Err(StreamError::Idle(silence_max));
+        }
+    }
+}
+
+/// Returns the longest silence of a stream with these headers.
+fn silence_max(described: &HeaderMap) -> Duration {
+    let announced = described.get(headers::HEARTBEAT_MS).and_then(|ms| ms.to_str().ok()?.parse().ok());
+    let silence_max = announced.map(|ms: u32| Duration::from_millis(ms.into()) * SILENT_HEARTBEATS_MAX);
+    silence_max.map_or(SUMMARY_IDLE_MAX, |silence| silence.clamp(SUMMARY_IDLE_MIN, SUMMARY_IDLE_MAX))
 }
 
 /// The part of a worker's refusal with the reason.

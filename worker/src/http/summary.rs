@@ -8,12 +8,13 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::json;
-use warmpath_common::headers::MODEL_FINGERPRINT;
+use warmpath_common::headers::{HEARTBEAT_MS, MODEL_FINGERPRINT};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
 
 use super::error::error_body;
 use super::state::App;
 use crate::error::RequestError;
+use crate::summary::HEARTBEAT;
 
 /// Responds with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {
@@ -42,7 +43,12 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     };
     let subscription = served.base().publisher.subscribe(after).await?;
     let body = Body::from_stream(subscription.map(Ok::<_, std::convert::Infallible>));
-    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], body).into_response())
+    let described = [
+        (header::CONTENT_TYPE.as_str(), CONTENT_TYPE.to_owned()),
+        (header::CACHE_CONTROL.as_str(), "no-store".to_owned()),
+        (HEARTBEAT_MS, HEARTBEAT.as_millis().to_string()),
+    ];
+    Ok((described, body).into_response())
 }
 
 /// Returns the error of a worker that loads, with the names under which it will serve: a router tells its clients to

@@ -44,7 +44,9 @@ const STREAM_UPDATES_MAX: usize = 1024;
 const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 8192, bytes_max: 8 << 20 };
 
 /// Longest silence of a stream.
-const HEARTBEAT: Duration = Duration::from_secs(1);
+///
+/// Source: own choice: a router that hears nothing for a second has missed three frames, and a frame takes microseconds.
+pub const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Shortest time between two frames that report only new requests.
 ///
@@ -134,6 +136,7 @@ impl Publisher {
             untold: Vec::new(),
             is_behind: false,
             told: None,
+            silent_until: Instant::now() + HEARTBEAT,
             counted: Load::default(),
             load: Load::default(),
             stream: broadcast::Sender::new(STREAM_UPDATES_MAX),
@@ -225,8 +228,10 @@ struct Task {
     untold: Vec<Change>,
     /// Whether subscribers have not received the latest arrivals and departures of requests.
     is_behind: bool,
-    /// Time of the last frame.
+    /// Time of the last frame that reported changes.
     told: Option<Instant>,
+    /// Time at which the next frame is due, whatever changes.
+    silent_until: Instant,
     /// Load as the engine last reported it.
     counted: Load,
     /// Load as it was last sent: the engine's and the arrivals.
@@ -237,23 +242,20 @@ struct Task {
 
 impl Task {
     async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut updates: mpsc::UnboundedReceiver<EngineUpdate>) {
-        let mut silent_until = Instant::now() + HEARTBEAT;
         loop {
             tokio::select! {
                 update = updates.recv() => {
                     let Some(update) = update else { break };
                     self.take_in(update);
-                    silent_until = Instant::now() + HEARTBEAT;
                 }
                 Some(command) = commands.recv() => {
                     self.tell();
                     self.answer(command);
                 }
                 () = tokio::time::sleep_until(self.due()), if self.is_behind => self.tell(),
-                () = tokio::time::sleep_until(silent_until) => {
+                () = tokio::time::sleep_until(self.silent_until) => {
                     let (load, digest) = (self.load.clone(), self.published.digest());
                     self.send(Vec::new(), Some(load), Some(digest));
-                    silent_until = Instant::now() + HEARTBEAT;
                 }
             }
         }
@@ -358,6 +360,7 @@ impl Task {
 
     fn send(&mut self, changes: Vec<Change>, load: Option<Load>, digest: Option<Digest>) {
         self.metrics.summary_updates.inc();
+        self.silent_until = Instant::now() + HEARTBEAT;
         let bytes = self.replay_buffer.push(|stamp| {
             let bytes = on_wire(&Frame { stamp, body: Body::Update { changes, load, digest } });
             let n_bytes = bytes.len();
