@@ -17,7 +17,9 @@ mod kv_transfer;
 mod prefix_break_header;
 pub mod queue;
 mod relay;
+mod reuse;
 mod upstream;
+mod whole;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +34,6 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
-use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
 use warmpath_router_core::overload::retry::{Failure, RetryDecision, Terms};
 use warmpath_shell::event_stream;
@@ -42,6 +43,7 @@ use crate::error::RequestError;
 use crate::fleet::InFlightGuard;
 use crate::http::state::{App, RequestPlace};
 use crate::keys::Key;
+use crate::metrics;
 use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
@@ -151,19 +153,33 @@ async fn attempt_until_answered(
     app.deposit_retry();
     back_off(app, &arrival, &prepared).await;
     let mut retry_state = RetryState::default();
-    let attempts = Attempts { app, prepared: &prepared, comments, past: None };
-    let (choice, answer) = match attempts.run(&mut arrival, &mut hold, &mut retry_state).await {
+    let attempts = Attempts { app, prepared: &prepared, comments };
+    let begun = attempts.run(&mut arrival, &mut hold, &mut retry_state).await;
+    let told = begun.as_ref().ok().and_then(|(_, answer)| failover::told(retry_state.n_failovers, answer.head()));
+    if told.is_some() {
+        app.metrics.failovers.with_label_values(&[metrics::CONTINUED]).inc();
+    } else if retry_state.n_failovers > 0 && begun.is_err() {
+        app.metrics.failovers.with_label_values(&[metrics::FAILED]).inc();
+    }
+    let (choice, answer) = match begun {
         Ok(begun) => begun,
         Err(instead) => return *instead,
     };
     kv_transfer::observe(app, &choice, &answer.head().headers);
-    observe_reuse(app, &choice, &prepared.prompt, &answer.head().headers);
+    // What a continuation reuses may be of the response so far.
+    if told.is_none() {
+        reuse::observe(app, &choice, &prepared.prompt, &answer.head().headers);
+    }
     remember(app, &prepared, choice.n_matched_blocks);
     // A worker that can count tokens may still be unable to generate.
     if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
         choice.in_flight.answered(&retry_state.failures);
     }
-    Ok(respond(app, (arrival, prepared), choice, answer))
+    let mut response = respond(app, (arrival, prepared), choice, answer);
+    if let Some(told) = told {
+        headers::set(response.headers_mut(), warmpath_common::headers::FAILOVERS, &told);
+    }
+    Ok(response)
 }
 
 /// The attempts at one request, or at the rest of its response.
@@ -171,8 +187,6 @@ struct Attempts<'a> {
     app: &'a App,
     prepared: &'a Prepared,
     comments: &'a Keepalive,
-    /// Response so far, if it is continued.
-    past: Option<&'a Past>,
 }
 
 impl Attempts<'_> {
@@ -185,7 +199,7 @@ impl Attempts<'_> {
         hold: &mut Hold,
         retry_state: &mut RetryState,
     ) -> Result<(Choice, UpstreamResponse), Box<Result<Response, RequestError>>> {
-        let Self { app, prepared, comments, past } = *self;
+        let Self { app, prepared, comments } = *self;
         loop {
             let mut choice = match wait_for_capacity(app, arrival, prepared, retry_state).await {
                 Ok(choice) => choice,
@@ -205,11 +219,19 @@ impl Attempts<'_> {
             }
             let worker = choice.decision.worker;
             let member = app.fleet.member(worker);
+            // Only Warmpath workers take a journal.
+            let past = retry_state.past.as_ref().filter(|_| member.stock.is_none());
             let upstream = Upstream { member: &member, limits: &app.requests, comments, past };
-            let AttemptError { failure, refusal, retry_after } = match upstream.attempt(arrival, &choice).await {
+            let AttemptError { failure, refusal, retry_after, past } = match upstream.attempt(arrival, &choice).await {
                 Ok(answer) => return Ok((choice, answer)),
                 Err(error) => error,
             };
+            if let Some(past) = past {
+                // What is left of it has the time of a request that has just arrived.
+                arrival.queued_from = Instant::now();
+                retry_state.n_failovers += 1;
+                retry_state.past = Some(past);
+            }
             let terms = Terms { model_name: prepared.model_name.as_deref(), retry_after };
             note_failure(app, arrival, &mut choice, (failure, terms));
             retry_state.failed(worker, failure, refusal);
@@ -263,8 +285,10 @@ struct RetryState {
     failures: Vec<(WorkerIdx, Failure)>,
     /// Workers that cannot take it.
     excluded: Vec<WorkerIdx>,
-    /// Whether it is the rest of a stream that has begun at another worker.
-    is_continuation: bool,
+    /// Response so far, which other workers have told; `None` if it begins.
+    past: Option<Past>,
+    /// Number of workers that failed after a part of a response that is sent whole had been told.
+    n_failovers: u32,
     last: Option<(Failure, Option<WorkerRefusal>)>,
     admit_at: AdmitAt,
     /// Its place in the queue, if it has waited.
@@ -301,12 +325,17 @@ async fn wait_for_capacity(
     prepared: &Prepared,
     retry_state: &mut RetryState,
 ) -> Result<Choice, RequestError> {
+    // The client of a response that has begun has waited already, and its time at a worker is lost with it.
+    let queue_timeout = match retry_state.past {
+        None => app.requests.queue_timeout,
+        Some(_) => app.requests.queue_timeout.max(app.requests.response_timeout),
+    };
     let queue_request = QueueRequest {
         model: &prepared.model.fingerprint,
         waiter: Waiter {
             tenant: app.queue.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
-            deadline: arrival.queued_from + app.requests.queue_timeout,
-            is_continuation: retry_state.is_continuation,
+            deadline: arrival.queued_from + queue_timeout,
+            is_continuation: retry_state.past.is_some(),
         },
         admit_at: retry_state.admit_at,
         place: retry_state.place,
@@ -344,7 +373,7 @@ async fn wait_for_capacity(
             Err(RequestError::QueueFull { waiting_max: app.requests.queue_max, retry_after: retry_after() })
         }
         Err(QueueRefusal::Late) => {
-            let seconds = app.requests.queue_timeout.as_secs_f64();
+            let seconds = queue_timeout.as_secs_f64();
             Err(RequestError::QueueLate { seconds, retry_after: retry_after() })
         }
     }
@@ -450,40 +479,4 @@ fn respond(
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
-}
-
-/// Compares actual with predicted reuse, in whole blocks, if both are known.
-fn observe_reuse(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
-    let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
-    let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
-        return;
-    };
-    let n_tokens = *n_tokens;
-    let predicted = choice.decision.cached_tokens;
-    app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
-    // Even of a fully cached prompt one token is computed, and with it the last block.
-    let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
-    // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
-    let held = (held_blocks * choice.block_size_tokens).max(actual);
-    app.metrics.cacheable_tokens.inc_by(u64::from(held));
-    app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
-    app.metrics.cached_tokens.inc_by(u64::from(actual));
-    let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
-    let outcome = PredictionOutcome {
-        worker: choice.decision.worker,
-        keys,
-        expected_blocks: blocks(predicted),
-        fetched_blocks: blocks(choice.decision.fetched_tokens),
-        actual_blocks: blocks(actual),
-    };
-    app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
-    app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
-    if app.fleet.ledger().stale_blocks().observe(outcome) {
-        tracing::warn!(
-            worker = %app.fleet.member(outcome.worker).url,
-            expected_blocks = outcome.expected_blocks,
-            actual_blocks = outcome.actual_blocks,
-            "a worker did not reuse what it said that it holds"
-        );
-    }
 }

@@ -128,7 +128,7 @@ metrics! {
     failed_attempts: IntCounterVec = counters("failed_attempts_total", &["failure"]);
     /// Attempts at another worker after a failed one.
     retries: IntCounter = counter("retries_total");
-    /// Streams whose worker failed in the middle, by result: continued at another worker, or failed.
+    /// Responses whose worker failed in the middle, by result: continued at another worker, or failed.
     failovers: IntCounterVec = counters("failovers_total", &["result"]);
     /// Attempts at another worker that the retry budget did not allow.
     retry_budget_exhausted: IntCounter = counter("retry_budget_exhausted_total");

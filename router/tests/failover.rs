@@ -6,14 +6,15 @@ mod support;
 
 use futures::StreamExt;
 use serde_json::Value;
-use support::raw::{RawServer, events};
+use support::raw::{RawServer, Script, Step, events};
 use support::worker::answers::{End, N_TOKENS};
 use support::worker::{Behaviour, FakeWorker, Seen, full};
-use support::{TestRouter, chat_body, eventually, long_text};
+use support::{TestRouter, chat_body, eventually, header as head_of, long_text};
 use warmpath_common::ids::SlotId;
 use warmpath_common::summary::Load;
 
 const COMPLETE: Behaviour = Behaviour::Journaled(N_TOKENS, End::Close);
+const WHOLE: Behaviour = Behaviour::JournaledWhole(N_TOKENS, End::Close);
 const CONTINUED: &str = "warmpath_router_failovers_total{result=\"continued\"}";
 const FAILED: &str = "warmpath_router_failovers_total{result=\"failed\"}";
 
@@ -154,6 +155,86 @@ async fn without_another_worker_a_stream_ends_with_the_worker_s_own_words_or_the
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_whole_response_continues_at_another_worker_wherever_its_own_fails() {
+    let anywhere = [1, 3, N_TOKENS - 1].map(|n_lines| (n_lines, End::Break));
+    for (n_lines, end) in anywhere.into_iter().chain([(2, End::Close), (3, End::Error), (4, End::Hang)]) {
+        let [first, second] = workers([Behaviour::JournaledWhole(n_lines, end), WHOLE]);
+        let router = router(&[&first, &second], &["--idle-timeout", "0.4"]).await;
+        let response = router.chat(&long_text("failover")).await;
+        assert_eq!(
+            (response.status().as_u16(), head_of(&response, "content-type").as_str()),
+            (200, "application/json")
+        );
+        assert_eq!(head_of(&response, "x-warmpath-failovers"), "1; exact", "{end:?} {n_lines}");
+        assert_eq!(head_of(&response, "x-warmpath-worker"), "0000000000000002");
+        assert_eq!(head_of(&response, "x-warmpath-journal"), "");
+        assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}");
+        assert_eq!(router.metric(CONTINUED).await, 1.0);
+        let (before, after) = (first.seen(), second.seen());
+        let (before, after) = (before.last().expect("it was asked"), after.last().expect("it was asked"));
+        let lines: String = (0..n_lines).map(|n| format!("0 {n}\n")).collect();
+        assert_eq!(after.body, [&before.body[..], lines.as_bytes()].concat(), "{end:?}");
+        assert_eq!(header(after, "x-warmpath-journal-bytes"), Some(lines.len().to_string().as_str()));
+        assert_eq!(header(after, "x-warmpath-cached-tokens"), Some("32"));
+        assert_eq!(header(after, "x-warmpath-journal-whole"), Some("1"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_whole_response_gathers_its_journal_from_worker_to_worker() {
+    let breaks = Behaviour::JournaledWhole(2, End::Break);
+    let [first, second, third] = workers([breaks, breaks, WHOLE]);
+    let router = router(&[&first, &second, &third], &[]).await;
+    let response = router.chat(&long_text("failover")).await;
+    assert_eq!(head_of(&response, "x-warmpath-failovers"), "2; exact");
+    assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}");
+    let seen = third.seen();
+    assert!(seen[0].body.ends_with(b"0 0\n0 1\n0 2\n0 3\n"), "{:?}", seen[0].body);
+    // A worker that cannot take the journal is passed over.
+    for refusal in [400, 503] {
+        let [first, second, third] = workers([breaks, Behaviour::Refuse(refusal), WHOLE]);
+        let router = self::router(&[&first, &second, &third], &[]).await;
+        let response = router.chat(&long_text("failover")).await;
+        assert_eq!((response.status().as_u16(), second.seen().len()), (200, 1), "{refusal}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_another_worker_a_whole_response_ends_with_the_worker_s_error_or_the_router_s() {
+    for (end, status, says) in [(End::Error, 503, "my own words"), (End::Break, 502, "worker_failed")] {
+        let [only] = workers([Behaviour::JournaledWhole(3, end)]);
+        let router = router(&[&only], &[]).await;
+        let response = router.chat(&long_text("failover")).await;
+        assert_eq!((response.status().as_u16(), head_of(&response, "x-warmpath-failovers").as_str()), (status, ""));
+        let text = response.text().await.expect("text");
+        assert!(text.contains(says) && !text.contains(":wp"), "{text}");
+        assert_eq!(router.metric(FAILED).await, 1.0);
+    }
+    let [first, second] = workers([Behaviour::JournaledWhole(3, End::Break), WHOLE]);
+    let router = router(&[&first, &second], &["--failover-max", "0"]).await;
+    let response = router.chat(&long_text("failover")).await;
+    assert_eq!(header(&first.seen()[0], "x-warmpath-journal-whole"), None);
+    drop(response);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stock_server_begins_a_whole_response_anew() {
+    let [first] = workers([Behaviour::JournaledWhole(3, End::Break)]);
+    first.with(|script| script.snapshot.model.names = vec!["raw".to_owned()]);
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n".to_owned();
+    let stock = RawServer::start(Script { head, steps: vec![Step::Send(b"{\"answer\": 9}".to_vec())] }).await;
+    let router = TestRouter::ready_for(&[first.url(), stock.flag()], &[]).await;
+    first.hold(&long_text("failover"), None, 0);
+    eventually("a response was begun by the worker", || async {
+        let n_seen = first.seen().len();
+        let text = router.chat(&long_text("failover")).await.text().await.expect("text");
+        assert_eq!(text, "{\"answer\": 9}");
+        first.seen().len() > n_seen
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stock_server_continues_no_stream() {
     let [first] = workers([Behaviour::Journaled(3, End::Break)]);
     first.with(|script| script.snapshot.model.names = vec!["raw".to_owned()]);
@@ -218,6 +299,38 @@ async fn a_continuation_goes_before_the_requests_that_wait() {
     assert_eq!(without_comments(&text).0, whole());
     assert!(header(&second.seen()[0], "x-warmpath-journal-bytes").is_some(), "the new request came first");
     new.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_continuation_waits_for_longer_than_a_new_request() {
+    let [mut first, second] = workers([Behaviour::Journaled(2, End::Hang), COMPLETE]);
+    let router = router(&[&first, &second], &["--queue-timeout", "0.2"]).await;
+    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
+    let mut text = String::new();
+    while !text.contains("\"n\": 1") {
+        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
+    }
+    for worker in [&first, &second] {
+        worker.update(Vec::new(), Some(full(10_000)));
+    }
+    let is_full = |page: &Value, idx: usize| page["workers"][idx]["load"]["queued_prefill_tokens"] == 10_000;
+    eventually("both are full", || async {
+        let page = router.fleet().await;
+        is_full(&page, 0) && is_full(&page, 1)
+    })
+    .await;
+    first.kill();
+    let waiting = async |n: f64| router.metric("warmpath_router_queue_requests").await == n;
+    eventually("the rest of the stream waits", || waiting(1.0)).await;
+    // By the time that a later request is sent away, the stream has waited for longer than that.
+    assert_eq!(router.chat("hello").await.status(), 429);
+    assert!(waiting(1.0).await, "the rest of the stream waits on");
+    let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
+    second.update(Vec::new(), Some(one_slot));
+    while let Some(piece) = stream.next().await {
+        text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
+    }
+    assert_eq!(without_comments(&text).0, whole());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,11 +1,13 @@
-//! Streams whose worker is killed, frozen or told to stop in the middle: each ends as if nothing had happened.
+//! Answers whose worker is killed, frozen or told to stop in the middle: each ends as if nothing had happened.
 //!
 //! Every answer is compared with that of a worker that was left alone.
 
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
+use futures::future::try_join_all;
 use serde_json::{Value, json};
 use warmpath_bench::chaos::reply::{CHAT, MESSAGES, NATIVE, RESPONSES, Said, StreamReader};
+use warmpath_bench::model::real::smollm2;
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::Rig;
 
@@ -78,6 +80,67 @@ async fn check(mut rig: Rig, fail: impl AsyncFn(&mut Rig, usize) -> anyhow::Resu
     Ok(())
 }
 
+/// Returns the number of tokens that a worker has generated.
+async fn n_generated(rig: &Rig, idx: usize) -> anyhow::Result<u64> {
+    let text = rig.get(&format!("{}/metrics", rig.fleet.workers[idx].base_url())).await?.text;
+    let line = text.lines().find_map(|line| line.strip_prefix("llamacpp:tokens_predicted_total "));
+    line.context(text.clone())?.parse().context("reading a metric")
+}
+
+/// Starts whole answers, ends the worker that has generated most, and compares every answer.
+async fn check_whole(mut rig: Rig, fail: impl AsyncFn(&mut Rig, usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let url = rig.router_url();
+    let asked: Vec<_> = (0..N_STREAMS)
+        .map(|n| {
+            let (path, body) = request(n, false);
+            let sent = rig.http.post(format!("{url}{path}")).json(&body).send();
+            tokio::spawn(async move {
+                let response = sent.await?;
+                let continued = response.headers().get("x-warmpath-failovers").cloned();
+                anyhow::Ok((response.status().as_u16(), continued, response.text().await?))
+            })
+        })
+        .collect();
+    let victim = rig
+        .wait_for("a worker has generated many tokens", || async {
+            for idx in 0..rig.fleet.workers.len() {
+                if n_generated(&rig, idx).await.ok()? > 200 {
+                    return Some(idx);
+                }
+            }
+            None
+        })
+        .await?;
+    fail(&mut rig, victim).await?;
+    let mut n_continued = 0;
+    for (n, asked) in (0..).zip(asked) {
+        let (path, body) = request(n, false);
+        let (status, continued, text) = asked.await??;
+        ensure!(status == 200, "answer {n}: {status} {text}");
+        if let Some(continued) = continued {
+            ensure!(continued == "1; exact", "answer {n}: {continued:?}");
+            n_continued += 1;
+        }
+        let alone = rig.fleet.workers[(victim + 1) % rig.fleet.workers.len()].base_url();
+        let whole = rig.post(&format!("{alone}{path}"), &body).await?;
+        let said = Said::of_whole(path, &serde_json::from_str(&text)?);
+        assert_eq!(said, Said::of_whole(path, &whole.json()), "answer {n}");
+    }
+    let counted = rig.router_metric("warmpath_router_failovers_total{result=\"continued\"}").await?;
+    ensure!(n_continued > 0 && counted == f64::from(n_continued), "{n_continued} continued, {counted} counted");
+    Ok(())
+}
+
+#[tokio::test]
+async fn whole_answers_of_a_killed_worker_continue_elsewhere() -> anyhow::Result<()> {
+    check_whole(Rig::start(2, &[]).await?, async |rig, victim| rig.fleet.workers[victim].kill().await).await
+}
+
+#[tokio::test]
+async fn whole_answers_of_a_frozen_worker_continue_elsewhere() -> anyhow::Result<()> {
+    check_whole(Rig::start(2, &[]).await?, async |rig, victim| rig.fleet.workers[victim].signal("STOP").await).await
+}
+
 #[tokio::test]
 async fn streams_of_a_killed_worker_end_as_if_nothing_had_happened() -> anyhow::Result<()> {
     check(Rig::start(2, &[]).await?, async |rig, victim| rig.fleet.workers[victim].kill().await).await
@@ -92,4 +155,21 @@ async fn streams_of_a_frozen_worker_end_as_if_nothing_had_happened() -> anyhow::
 async fn streams_that_outlast_a_worker_s_drain_end_as_if_nothing_had_happened() -> anyhow::Result<()> {
     let rig = Rig::start_with(2, &["--drain-timeout", "0.1"], &[]).await?;
     check(rig, async |rig, victim| rig.fleet.workers[victim].signal("TERM").await).await
+}
+
+#[tokio::test]
+async fn workers_that_compute_long_prompts_on_every_processor_are_not_lost() -> anyhow::Result<()> {
+    // More threads than there are processors, each of which computes all the time.
+    let rig = Rig::start_file(smollm2()?, (2, &["--threads-batch", "8"]), &[]).await?;
+    let ask = async |n: u64| {
+        let body = json!({"prompt": words(n, 1500), "max_tokens": 1, "temperature": 0});
+        rig.post(&format!("{}/v1/completions", rig.router_url()), &body).await
+    };
+    let replies = try_join_all((0..4).map(ask)).await?;
+    ensure!(replies.iter().all(|reply| reply.status == 200), "{}", replies[0].text);
+    let metrics = rig.get(&format!("{}/metrics", rig.fleet.router.admin_url()?)).await?.text;
+    let lost: Vec<&str> =
+        metrics.lines().filter(|line| line.contains("stream_ends") && line.contains("idle")).collect();
+    ensure!(lost.is_empty(), "{lost:?}");
+    Ok(())
 }

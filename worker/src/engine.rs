@@ -24,7 +24,7 @@ mod thread;
 
 pub use admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
 pub use api::{
-    CachedTokens, DraftWish, Drafted, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation,
+    CachedTokens, DraftWish, Drafted, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, PastToken,
     ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 pub(crate) use config::footprint::check_devices;

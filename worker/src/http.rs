@@ -34,6 +34,7 @@ mod state;
 mod summary;
 mod tokenize;
 mod vector_trace;
+mod whole;
 mod wire;
 
 use axum::Router;

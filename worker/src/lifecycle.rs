@@ -29,7 +29,7 @@ use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::CheckContext;
-use crate::request::{Delivery, PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
+use crate::request::{PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
 use crate::response_format::WantedSchema;
 
 use journal::{Past, RouterInstructions};
@@ -134,12 +134,13 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     if let Some(wish) = &mut generation.probabilities {
         wish.of_prompt = prompts.iter().any(|prompt| prompt.is_echoed);
     }
-    let RouterInstructions { identity, is_journaled, past } = arrival.wanted;
+    let RouterInstructions { identity, journaled, past } = arrival.wanted;
     if let Some(past) = &past {
         past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
     }
-    // Log probabilities of the last tokens would need their logits.
-    let is_journaled = is_journaled && generation.probabilities.is_none() && options.delivery() != Delivery::Whole;
+    // Log probabilities of the prompt would need its logits again.
+    let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
+    let is_journaled = journaled.has(options.delivery()) && !lists_prompt;
     if is_journaled {
         // llama.cpp replaces its default seed by a random one, as if there were none.
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
@@ -229,7 +230,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
             generation.sampling.seed = generation.sampling.seed.map(|seed| seed.wrapping_add(k));
             let (events, receiver) = engine::events();
             let past = draft.past.tokens(submitted.len());
-            let said = past.iter().map(|sampled| sampled.token);
+            let said = past.iter().map(|past| past.sampled.token);
             let submission = Submission {
                 request_id: draft.request_id.clone(),
                 prompt: prompt.tokens.iter().copied().chain(said).collect(),

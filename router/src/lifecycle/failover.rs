@@ -2,8 +2,9 @@
 //! journal.
 //!
 //! The request is sent again with the journal behind its body. The other worker replays the tokens and sends what the
-//! client does not have yet, under the same id. Only Warmpath workers send and accept journals. Not here: taking the
-//! journal out of a stream (`journal`), the relay that continues (`relay`).
+//! client has not had, under the same id. Only Warmpath workers tell a journal and take one. Not here: taking the
+//! journal out of a stream (`journal`), the relay that goes on (`relay`), responses that are sent whole, whose next
+//! attempt continues (`lifecycle`, `whole`).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,7 @@ use super::attempt_target::Choice;
 use super::events::{Events, end_mark};
 use super::hold::Hold;
 use super::keepalive::Keepalive;
-use super::upstream::{RestOfBody, UpstreamResponse};
+use super::upstream::{ResponseHead, RestOfBody, UpstreamResponse};
 use super::{Attempts, IncomingRequest, RetryState, headers, kv_transfer};
 use crate::http::state::App;
 use crate::metrics;
@@ -92,19 +93,19 @@ impl Failover {
         // It gets as much time as a request that has just arrived.
         arrival.queued_from = start;
         let past = Past { lines, cached_tokens: self.cached_tokens };
-        let continued = self.attempt(arrival, &past, start).await;
+        let continued = self.attempt(arrival, past, start).await;
         arrival.span.part("router.failover", (start, Instant::now()), Vec::new());
         let result = if continued.is_some() { metrics::CONTINUED } else { metrics::FAILED };
         self.app.metrics.failovers.with_label_values(&[result]).inc();
         continued
     }
 
-    async fn attempt(&self, arrival: &mut IncomingRequest, past: &Past, start: Instant) -> Option<ContinuedStream> {
+    async fn attempt(&self, arrival: &mut IncomingRequest, past: Past, start: Instant) -> Option<ContinuedStream> {
         let app = &self.app;
-        let mut retry_state = RetryState { excluded: self.excluded(), is_continuation: true, ..RetryState::default() };
+        let mut retry_state = RetryState { excluded: self.excluded(), past: Some(past), ..RetryState::default() };
         let (comments, _heard) = tokio::sync::mpsc::channel(1);
         let comments = Keepalive::new(comments);
-        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments, past: Some(past) };
+        let attempts = Attempts { app, prepared: &self.prepared, comments: &comments };
         let (mut choice, answer) = attempts.run(arrival, &mut Hold::new(app), &mut retry_state).await.ok()?;
         let head = answer.head();
         kv_transfer::observe(app, &choice, &head.headers);
@@ -138,7 +139,13 @@ impl Failover {
     }
 }
 
-/// Returns the events of a stream whose worker sends a journal.
+/// Returns how often a response that is sent whole was continued, and how exactly; `None` if it was not.
+pub(super) fn told(n_failovers: u32, head: &ResponseHead) -> Option<String> {
+    let exactness = headers::text(&head.headers, JOURNAL).filter(|_| n_failovers > 0)?;
+    Some(format!("{n_failovers}; {exactness}"))
+}
+
+/// Returns the events of a stream whose worker tells a journal.
 pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
     events.with_journal(past.map(|past| past.lines.clone()).unwrap_or_default())
 }

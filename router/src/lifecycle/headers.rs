@@ -104,6 +104,7 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice, past: Option
     }
     if let Some(identity) = &arrival.identity {
         set(&mut headers, headers::JOURNAL, identity);
+        set(&mut headers, headers::JOURNAL_WHOLE, "1");
     }
     if let Some(past) = past {
         set(&mut headers, headers::JOURNAL_BYTES, &past.lines.len().to_string());

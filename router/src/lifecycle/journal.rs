@@ -50,7 +50,7 @@ impl JournalReader {
             self.is_within_line = false;
             let mut events = piece.split_to(line_end);
             let line = events.split_off(start);
-            self.record(&line[LINE_START.len()..]);
+            append(&mut self.lines, &line[LINE_START.len()..], self.limits.journal_bytes_max);
             if !events.is_empty() {
                 passed.push(events);
             }
@@ -79,19 +79,6 @@ impl JournalReader {
         self.lines.take()
     }
 
-    /// Records a line's content; one without content belongs to no choice.
-    fn record(&mut self, content: &[u8]) {
-        let content = content.trim_ascii();
-        let Some(lines) = self.lines.as_mut().filter(|_| !content.is_empty()) else { return };
-        if lines.len() + content.len() + 1 > self.limits.journal_bytes_max {
-            self.lines = None;
-            return;
-        }
-        // A line without tokens keeps the blank behind its choice.
-        lines.extend_from_slice(content);
-        lines.extend_from_slice(if content.contains(&b' ') { b"\n" } else { b" \n" });
-    }
-
     /// Returns the start and the end of the first whole line of the journal.
     fn next_line(&self, piece: &[u8]) -> Option<(usize, usize)> {
         let begins_line = |at: &usize| match at.checked_sub(1) {
@@ -114,6 +101,21 @@ impl JournalReader {
         let may_be_one = if end.len() < mark.len() { mark.starts_with(end) } else { end.starts_with(mark) };
         if may_be_one { end.len() } else { 0 }
     }
+}
+
+/// Appends a line's content to the lines so far; one without content belongs to no choice. Lines that exceed the limit
+/// are given up.
+pub(super) fn append(lines: &mut Option<Vec<u8>>, content: &[u8], bytes_max: usize) {
+    let content = content.trim_ascii();
+    let Some(so_far) = lines.as_mut().filter(|_| !content.is_empty()) else { return };
+    // A line without tokens keeps the blank behind its choice.
+    let end: &[u8] = if content.contains(&b' ') { b"\n" } else { b" \n" };
+    if so_far.len() + content.len() + end.len() > bytes_max {
+        *lines = None;
+        return;
+    }
+    so_far.extend_from_slice(content);
+    so_far.extend_from_slice(end);
 }
 
 #[cfg(test)]

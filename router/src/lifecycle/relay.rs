@@ -10,19 +10,23 @@ use std::time::Instant;
 
 use axum::http::HeaderMap;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use futures::{Stream, StreamExt};
 use prometheus::Histogram;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::IncomingRequest;
 use super::attempt_target::Choice;
-use super::failover::Failover;
+use super::failover::{ContinuedStream, Failover};
 use super::keepalive::COMMENT;
 use super::upstream::RestOfBody;
+use crate::config::CONTINUATION_COMMENT;
 use crate::fleet::InFlightGuard;
 use crate::http::error::{broken_stream_event, failed_stream_event};
 use crate::http::state::App;
 use crate::metrics::Metrics;
+use crate::prompt::Shape;
+use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::StreamState;
 use warmpath_router_core::overload::retry::Failure;
@@ -43,15 +47,25 @@ pub(super) struct Relay {
     worker_idx: WorkerIdx,
     /// Span of the attempt, which ends before that of the request.
     attempt: Span,
-    /// The request, with its body if the response may be continued elsewhere.
-    arrival: IncomingRequest,
-    /// State that is needed to continue at another worker; `None` if the response cannot be continued.
+    request: Request,
+    /// What the request holds, with its body if the response may be continued elsewhere; `None` while another worker is
+    /// sought.
+    arrival: Option<IncomingRequest>,
+    /// What it takes to continue elsewhere; `None` if the response cannot be, and while another worker is sought.
     failover: Option<Failover>,
     /// Events that the client has from workers before the present one.
     n_events_before: u32,
     /// End of the time in which running responses may finish.
     cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
     outcome: Outcome,
+}
+
+/// Properties of the request, for the log, the metrics and the last event.
+struct Request {
+    id: RequestId,
+    trace_id: Option<String>,
+    shape: Shape,
+    at: Instant,
 }
 
 /// End of a response; while it has none, the client can still disconnect.
@@ -79,7 +93,13 @@ impl Relay {
             worker_idx: choice.decision.worker,
             in_flight: choice.in_flight,
             attempt: choice.span,
-            arrival,
+            request: Request {
+                id: arrival.id.clone(),
+                trace_id: arrival.span.trace_id(),
+                shape: arrival.shape,
+                at: arrival.at,
+            },
+            arrival: Some(arrival),
             failover,
             n_events_before: 0,
             cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
@@ -95,7 +115,7 @@ impl Relay {
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let pace =
             pace.filter(|_| matches!(rest, RestOfBody::Events(_))).map(|histogram| Pace { histogram, times: None });
-        let state = State { relay: self, first: Some(first), rest, pace, failed: None };
+        let state = State { relay: self, first: Some(first), rest, pace, sought: None };
         futures::stream::unfold(state, State::next).fuse()
     }
 }
@@ -128,9 +148,12 @@ struct State {
     first: Option<Bytes>,
     rest: RestOfBody,
     pace: Option<Pace>,
-    /// Failure of the worker, after which the response is to continue elsewhere.
-    failed: Option<Failure>,
+    /// Search for a worker that continues the response, after this failure.
+    sought: Option<(Failure, Search)>,
 }
+
+/// Search for another worker; it gives back what it was given.
+type Search = BoxFuture<'static, (IncomingRequest, Failover, Option<ContinuedStream>)>;
 
 /// Reason why a response breaks off.
 enum Break {
@@ -163,10 +186,19 @@ impl State {
         if !matches!(self.relay.outcome, Outcome::Open) {
             return None;
         }
-        if let Some(failure) = self.failed.take()
-            && let Err(cause) = self.continue_elsewhere(failure).await
-        {
-            return Some((self.broken(&cause), self));
+        if let Some((failure, search)) = &mut self.sought {
+            let found = tokio::select! {
+                biased;
+                () = &mut self.relay.cut_off => Err(Break::CutOff),
+                found = search => Ok(found),
+                // The client hears something while it waits.
+                () = tokio::time::sleep(CONTINUATION_COMMENT) => return Some((Ok(Bytes::from_static(COMMENT)), self)),
+            };
+            let failure = *failure;
+            self.sought = None;
+            if let Err(cause) = found.and_then(|found| self.go_on(found).ok_or(Break::Stranded(failure))) {
+                return Some((self.broken(&cause), self));
+            }
         }
         let next = match self.first.take() {
             Some(first) => Some(Ok(first)),
@@ -178,10 +210,12 @@ impl State {
         };
         match next {
             Some(Err(Break::Failed(failure))) if self.relay.failover.as_ref().is_some_and(Failover::may_go_on) => {
-                self.failed = Some(failure);
                 self.relay.in_flight.failed(failure);
                 self.relay.attempt.fail(failure.label());
-                // The client gets a keep-alive comment before another worker is sought.
+                match self.search(failure) {
+                    Some(search) => self.sought = Some((failure, search)),
+                    None => return Some((self.broken(&Break::Stranded(failure)), self)),
+                }
                 Some((Ok(Bytes::from_static(COMMENT)), self))
             }
             Some(Ok(piece)) => {
@@ -205,30 +239,31 @@ impl State {
         }
     }
 
-    /// Continues the response at another worker.
-    ///
-    /// Errors: the failure if no worker can, or the end of the router's time.
-    async fn continue_elsewhere(&mut self, failure: Failure) -> Result<(), Break> {
-        let Self { relay, rest, .. } = self;
-        let (RestOfBody::Events(events), Some(failover)) = (rest, &mut relay.failover) else {
-            return Err(Break::Stranded(failure));
-        };
-        let Some(lines) = events.take_lines() else { return Err(Break::Stranded(failure)) };
-        let n_events = events.state().n_events;
-        // On the heap, since few streams ever need this state.
-        let elsewhere = Box::pin(failover.go_on(&mut relay.arrival, (relay.worker_idx, failure), lines));
-        let continued = tokio::select! {
-            biased;
-            () = &mut relay.cut_off => return Err(Break::CutOff),
-            continued = elsewhere => continued.ok_or(Break::Stranded(failure))?,
-        };
-        relay.n_events_before += n_events;
+    /// Begins the search for a worker that continues the response; `None` if it cannot be continued.
+    fn search(&mut self, failure: Failure) -> Option<Search> {
+        let Self { relay, rest: RestOfBody::Events(events), .. } = self else { return None };
+        let lines = events.take_lines()?;
+        let (mut arrival, mut failover) = (relay.arrival.take()?, relay.failover.take()?);
+        let failed = (relay.worker_idx, failure);
+        Some(Box::pin(async move {
+            let continued = failover.go_on(&mut arrival, failed, lines).await;
+            (arrival, failover, continued)
+        }))
+    }
+
+    /// Continues the response at the worker that was found; returns `None` if there is none.
+    fn go_on(&mut self, found: (IncomingRequest, Failover, Option<ContinuedStream>)) -> Option<()> {
+        let (arrival, failover, continued) = found;
+        let relay = &mut self.relay;
+        (relay.arrival, relay.failover) = (Some(arrival), Some(failover));
+        let continued = continued?;
+        relay.n_events_before += self.rest.state().n_events;
         relay.worker = continued.name;
         relay.worker_idx = continued.choice.decision.worker;
         relay.in_flight = continued.choice.in_flight;
         relay.attempt = continued.choice.span;
         (self.first, self.rest, self.pace) = (Some(continued.first), continued.rest, None);
-        Ok(())
+        Some(())
     }
 
     /// Ends an event stream with an error event; for any other response the client sees the connection break.
@@ -246,8 +281,8 @@ impl State {
         };
         relay.attempt.fail(label);
         tracing::warn!(
-            request_id = %relay.arrival.id,
-            trace_id = relay.arrival.span.trace_id(),
+            request_id = %relay.request.id,
+            trace_id = relay.request.trace_id,
             worker = %relay.worker,
             failure = label,
             "answer broke off"
@@ -256,7 +291,7 @@ impl State {
         match &self.rest {
             RestOfBody::Events(events) if !events.is_within_event() => {
                 let n_events = relay.n_events_before + events.state().n_events;
-                let shape = relay.arrival.shape;
+                let shape = relay.request.shape;
                 let event = match cause {
                     Break::Failed(_) | Break::Stranded(_) => match events.last_words() {
                         Some(words) => return Ok(words),
@@ -273,7 +308,7 @@ impl State {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.metrics.request.observe(self.arrival.at.elapsed().as_secs_f64());
+        self.metrics.request.observe(self.request.at.elapsed().as_secs_f64());
         if matches!(self.outcome, Outcome::Open) {
             self.metrics.abandoned_responses.inc();
         }

@@ -21,6 +21,7 @@ use warmpath_shell::event_stream;
 use super::events::{Events, end_mark};
 use super::failover::{Past, with_journal};
 use super::keepalive::Keepalive;
+use super::whole::WholeReader;
 use super::{Choice, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
@@ -36,16 +37,16 @@ pub(super) struct Upstream<'a> {
     pub(super) past: Option<&'a Past>,
 }
 
-/// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
+/// BodyPieces of a body as long as its worker is alive; reads after the last one give nothing.
 pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// Head of a response.
+/// ResponseHead of a response.
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
 }
 
-/// Rest of a response's body.
+/// RestOfBody of a response's body.
 pub(super) enum RestOfBody {
     /// Events, which another event can follow.
     Events(Box<Events>),
@@ -89,11 +90,13 @@ pub(super) struct AttemptError {
     pub(super) refusal: Option<WorkerRefusal>,
     /// Time for which the worker wants no further request; `None` if it does not say.
     pub(super) retry_after: Option<Duration>,
+    /// Response so far, from which another worker can continue; `None` if this one told nothing new.
+    pub(super) past: Option<Past>,
 }
 
 impl From<Failure> for AttemptError {
     fn from(failure: Failure) -> Self {
-        Self { failure, refusal: None, retry_after: None }
+        Self { failure, refusal: None, retry_after: None, past: None }
     }
 }
 
@@ -126,12 +129,37 @@ impl Upstream<'_> {
             let mark = end_mark(arrival.shape, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
             return Ok(self.begin_stream((head, pieces), mark, deadline).await?);
         }
+        if self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL) {
+            return self.take_journaled((head, pieces), deadline).await;
+        }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
-        let refused = match head.status {
+        // A worker of an earlier release takes the journal for a part of the body.
+        let is_misread = self.past.is_some() && head.status.is_client_error();
+        let refused = self.refused(head.status).or(is_misread.then_some(Failure::Error));
+        if refused == Some(Failure::Refused) {
+            return Err(Failure::Refused.into());
+        }
+        if let Some(failure) = refused {
+            let retry_after = headers::retry_after(&head.headers, SystemTime::now());
+            let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, take_in(&mut pieces)).await {
+                Ok(Ok(TakenIn::Whole(body))) => Some(WorkerRefusal { head, body }),
+                Ok(Ok(TakenIn::Part(_)) | Err(_)) | Err(_) => None,
+            };
+            return Err(AttemptError { failure, refusal, retry_after, past: None });
+        }
+        match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
+            TakenIn::Whole(body) => Ok(UpstreamResponse::Whole { head, body }),
+            TakenIn::Part(first) => Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) }),
+        }
+    }
+
+    /// Returns the failure that a status tells; `None` if the response is the client's.
+    fn refused(&self, status: StatusCode) -> Option<Failure> {
+        match status {
             // A stock server requires the client's own key, so the client gets its error, unless the router sent a key
             // of its own. The client has no key of a Warmpath worker.
-            StatusCode::UNAUTHORIZED if self.member.stock.is_none() || client.has_own_key() => {
-                return Err(Failure::Refused.into());
+            StatusCode::UNAUTHORIZED if self.member.stock.is_none() || self.member.client.has_own_key() => {
+                Some(Failure::Refused)
             }
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
@@ -140,19 +168,55 @@ impl Upstream<'_> {
             StatusCode::NOT_IMPLEMENTED => None,
             status if status.is_server_error() => Some(Failure::Error),
             _ => None,
+        }
+    }
+
+    /// Reads a response that is sent whole, behind the lines of its journal.
+    async fn take_journaled(
+        &self,
+        (head, mut pieces): (ResponseHead, BodyPieces),
+        deadline: Instant,
+    ) -> Result<UpstreamResponse, AttemptError> {
+        let mut reader = WholeReader::new(self.past.map(|past| past.lines.clone()).unwrap_or_default());
+        let end = self.read_journaled(&mut reader, &mut pieces, deadline).await;
+        let told_before = self.past.and_then(|past| past.cached_tokens);
+        let cached_tokens = told_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
+        let past = |reader: WholeReader| reader.into_lines().map(|lines| Past { lines, cached_tokens });
+        let (end, (status, body)) = match (end, reader.take()) {
+            (Ok(end), Some(taken)) => (end, taken),
+            (Ok(_), None) => return Err(AttemptError { past: past(reader), ..Failure::Broken.into() }),
+            (Err(failure), _) => return Err(AttemptError { past: past(reader), ..failure.into() }),
         };
-        if let Some(failure) = refused {
-            let retry_after = headers::retry_after(&head.headers, SystemTime::now());
-            let refusal = match tokio::time::timeout(REFUSAL_TIMEOUT, take_in(&mut pieces)).await {
-                Ok(Ok(TakenIn::Whole(body))) => Some(WorkerRefusal { head, body }),
-                Ok(Ok(TakenIn::Part(_)) | Err(_)) | Err(_) => None,
-            };
-            return Err(AttemptError { failure, refusal, retry_after });
+        let head = ResponseHead { status, ..head };
+        if let Some(failure) = self.refused(status) {
+            let refusal = Some(WorkerRefusal { head, body });
+            return Err(AttemptError { refusal, past: past(reader), ..failure.into() });
         }
-        match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
-            TakenIn::Whole(body) => Ok(UpstreamResponse::Whole { head, body }),
-            TakenIn::Part(first) => Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) }),
+        Ok(match end {
+            JournaledEnd::Whole => UpstreamResponse::Whole { head, body },
+            JournaledEnd::TooLong => {
+                let rest = RestOfBody::Other(patient(pieces, self.limits.idle_timeout));
+                UpstreamResponse::Stream { head, first: body, rest }
+            }
+        })
+    }
+
+    /// Reads such a response until it ends or exceeds the buffer.
+    async fn read_journaled(
+        &self,
+        reader: &mut WholeReader,
+        pieces: &mut BodyPieces,
+        deadline: Instant,
+    ) -> Result<JournaledEnd, Failure> {
+        while reader.body_bytes() <= WHOLE_ANSWER_BYTES_MAX {
+            let idle_deadline = reader.has_begun().then(|| Instant::now() + self.limits.idle_timeout);
+            let until = idle_deadline.map_or(deadline, |idle| idle.min(deadline));
+            match timeout_at(until, pieces.next()).await.map_err(|_| Failure::Timeout)? {
+                Some(piece) => reader.push(&piece?)?,
+                None => return Ok(JournaledEnd::Whole),
+            }
         }
+        Ok(JournaledEnd::TooLong)
     }
 
     /// Returns the request's body, behind which comes the journal of a response that is continued.
@@ -243,6 +307,13 @@ fn patient(pieces: BodyPieces, idle_timeout: Duration) -> BodyPieces {
         Some((piece, pieces))
     });
     patient.fuse().boxed()
+}
+
+/// End of reading a response behind a journal.
+enum JournaledEnd {
+    Whole,
+    /// The buffer is full, and there is more.
+    TooLong,
 }
 
 /// The part of a body that was read.

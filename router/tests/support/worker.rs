@@ -33,7 +33,7 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 use super::opening::{self, Opening};
 use super::{VOCABULARY, end, serve_apart, under};
 use answers::{End, hot_list};
-use answers::{Left, comment_first, journaled, kind_of, late_break, refusal, trickle, vocabulary};
+use answers::{Left, comment_first, journaled, journaled_whole, kind_of, late_break, refusal, trickle, vocabulary};
 pub use answers::{Seen, idle};
 
 /// How the worker responds to chats and completions.
@@ -59,6 +59,8 @@ pub enum Behaviour {
     Trickle,
     /// As a stream with a journal, until it has sent so many writes.
     Journaled(usize, End),
+    /// Whole, behind a journal, until it has sent so many lines.
+    JournaledWhole(usize, End),
 }
 
 /// State and behaviour of the worker.
@@ -470,9 +472,8 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
         Behaviour::Refuse(status) => refusal(status, retry_after, headers),
         Behaviour::BreakAtOnce => panic!("scripted: the connection breaks"),
         Behaviour::BreakMidway => {
-            let n = if wants_stream { 2 } else { 1 };
-            (headers, Body::from_stream(futures::stream::iter(chunks(n).collect::<Vec<_>>()).chain(late_break())))
-                .into_response()
+            let chunks = chunks(1 + usize::from(wants_stream)).collect::<Vec<_>>();
+            (headers, Body::from_stream(futures::stream::iter(chunks).chain(late_break()))).into_response()
         }
         Behaviour::BreakBehindComment => {
             let comment = futures::stream::iter([Ok(Bytes::from_static(b": wait\n\n"))]);
@@ -480,6 +481,7 @@ async fn answer(State(shared): State<Arc<Shared>>, uri: Uri, headers: HeaderMap,
         }
         Behaviour::CommentFirst => (headers, Body::from_stream(comment_first(pieces.concat()))).into_response(),
         Behaviour::Journaled(n_writes, end) => (headers, journaled(shared, &asked, (n_writes, end))).into_response(),
+        Behaviour::JournaledWhole(n, end) => (headers, journaled_whole(shared, &asked, (n, end))).into_response(),
         Behaviour::Trickle => (headers, Body::from_stream(trickle())).into_response(),
         Behaviour::Silent => {
             let _guard = Left(shared);

@@ -33,6 +33,15 @@ pub struct SampledToken {
     pub n_draws: u8,
 }
 
+/// A token of a response so far, which another worker has sampled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PastToken {
+    /// The token.
+    pub sampled: SampledToken,
+    /// Its log probabilities, if the response has them: computing them anew would take the token's logits.
+    pub probabilities: Option<TokenProbabilities>,
+}
+
 /// A request for one response to one prompt.
 #[derive(Debug)]
 pub struct Submission {
@@ -41,7 +50,7 @@ pub struct Submission {
     /// The prompt, and behind it the response so far. Shape: `[1..context_tokens)`, checked before it is submitted.
     pub prompt: Vec<Token>,
     /// The response so far, which another worker has sampled; empty for a new response.
-    pub past: Vec<SampledToken>,
+    pub past: Vec<PastToken>,
     /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
     /// Tenant from the router; `None` if there is none, and the root stands for it.
@@ -256,6 +265,8 @@ pub enum Event {
         token: Token,
         /// Number of random numbers that its choice took.
         n_draws: u8,
+        /// The token's log probabilities, if requested.
+        own_probabilities: Option<TokenProbabilities>,
         /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as
         /// one within a stop text, has no entry.
         probabilities: Vec<TokenProbabilities>,

@@ -90,7 +90,9 @@ fn size_bytes(event: &Event) -> usize {
         size_of_val(list) + n_top * size_of::<TokenLogprob>()
     };
     let more = match event {
-        Event::Text { text, probabilities, .. } => text.len() + of_list(probabilities),
+        Event::Text { text, own_probabilities, probabilities, .. } => {
+            text.len() + of_list(own_probabilities.as_slice()) + of_list(probabilities)
+        }
         Event::Prompt(probabilities) => of_list(&probabilities.rest),
         Event::Started(_) | Event::Finished(_) | Event::Failed(_) => 0,
     };
@@ -102,7 +104,8 @@ mod tests {
     use super::*;
 
     fn text(n_bytes: usize) -> Event {
-        Event::Text { text: "x".repeat(n_bytes), token: 1, n_draws: 1, probabilities: Vec::new() }
+        let text = "x".repeat(n_bytes);
+        Event::Text { text, token: 1, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
     }
 
     #[tokio::test]
@@ -130,9 +133,16 @@ mod tests {
     fn alternatives_count() {
         let likely = TokenLogprob { token: 1, logprob: -1.0 };
         let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
-        let event = |probabilities| Event::Text { text: String::new(), token: 1, n_draws: 1, probabilities };
-        let alternatives = size_bytes(&event(vec![probabilities; 3])) - size_bytes(&event(Vec::new()));
-        assert!(alternatives >= 3 * 20 * size_of::<TokenLogprob>(), "{alternatives}");
+        let event = |own_probabilities, probabilities| Event::Text {
+            text: String::new(),
+            token: 1,
+            n_draws: 1,
+            own_probabilities,
+            probabilities,
+        };
+        let own = Some(probabilities.clone());
+        let alternatives = size_bytes(&event(own, vec![probabilities; 3])) - size_bytes(&event(None, Vec::new()));
+        assert!(alternatives >= 4 * 20 * size_of::<TokenLogprob>(), "{alternatives}");
     }
 
     #[test]

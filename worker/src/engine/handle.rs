@@ -22,7 +22,7 @@ use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
 
 use super::admin::{CacheTotals, WaitingQuery};
-use super::api::{EngineError, PromptFault, SlotView, Submission};
+use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
 use super::kv::receiving::Prefetch;
 use super::kv::sending::Sending;
@@ -208,7 +208,11 @@ impl EngineHandle {
         let tenant = shared.greet(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
         let spelled = &submission.generation.spelled;
-        let past = submission.past.iter().map(|sampled| look_up(&shared.model, *sampled, spelled)).collect();
+        let chosen = |past: &PastToken| Chosen {
+            probabilities: past.probabilities.clone(),
+            ..look_up(&shared.model, past.sampled, spelled)
+        };
+        let past = submission.past.iter().map(chosen).collect();
         let admission =
             Box::new(Admission { submission, past, tenant, sampler, drafter, chain, announcement, came, place });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {

@@ -260,6 +260,7 @@ impl Sequence {
         late: impl FnOnce(&str) -> Option<FinishReason>,
     ) -> Option<FinishReason> {
         self.n_generated += 1;
+        let own_probabilities = chosen.probabilities.clone();
         self.held.extend(chosen.probabilities.take().map(|probabilities| (self.output.n_taken(), probabilities)));
         let mut text = self.output.push(&chosen.piece);
         let reason = self.end(&chosen, room_tokens).or_else(|| late(&text));
@@ -270,7 +271,8 @@ impl Sequence {
         let n_out = self.output.n_out();
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
-        self.submission.events.send(Event::Text { text, token: chosen.token, n_draws: chosen.n_draws, probabilities });
+        let Chosen { token, n_draws, .. } = chosen;
+        self.submission.events.send(Event::Text { text, token, n_draws, own_probabilities, probabilities });
         // Text that was held back may complete a stop text at the very end, as when an invalid byte becomes a
         // character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })

@@ -45,12 +45,12 @@ pub async fn create(
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     let wanted = context.take_journal(&mut body)?;
-    let messages = start(app, (context, wanted), body, endpoint.read).await?;
+    let mut messages = start(app, (context, wanted), body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().form().left_out.clone();
     let head = Head::new(endpoint.shape, serving, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
-        Delivery::Whole => whole(&head, messages).await?,
+        Delivery::Whole => super::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
     };
     facts.describe(&mut response);
@@ -216,7 +216,7 @@ struct WholeChoice {
     finish_reason: Option<&'static str>,
 }
 
-async fn whole(head: &Head, mut messages: Messages) -> Result<Response, RequestError> {
+async fn whole(head: Head, mut messages: Messages) -> Result<Response, RequestError> {
     let mut wholes: Vec<WholeChoice> = (0..messages.answer().n_choices()).map(|_| WholeChoice::default()).collect();
     for (whole, echo) in wholes.iter_mut().zip(&messages.answer().form().prompt_texts) {
         whole.message.content.push_str(echo);

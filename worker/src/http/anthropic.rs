@@ -10,6 +10,8 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{Converted, DialectError, anthropic};
+use warmpath_common::ids::RequestId;
+use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
 use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd};
@@ -93,6 +95,10 @@ impl DialectWriter for MessageWriter {
         let content = message.parts.iter().map(Block::whole).collect();
         let whole = self.message(content, end_of(message), self.usage(message.totals.completion_tokens));
         serde_json::to_vec(&whole).expect("a message has a JSON form")
+    }
+
+    fn present(error: Response, id: &RequestId) -> Response {
+        as_anthropic(error, id)
     }
 
     fn begin(&mut self, out: &mut Vec<u8>) {

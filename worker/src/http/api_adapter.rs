@@ -13,6 +13,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use warmpath_common::dialects::{Converted, DialectError, ToolNames};
 use warmpath_common::fields;
+use warmpath_common::ids::RequestId;
 
 use super::answer::Facts;
 use super::body::Body;
@@ -20,7 +21,7 @@ use super::content_parts::{Part, Parts, Piece};
 use super::context::RequestContext;
 use super::error::log_error;
 use super::state::App;
-use super::{answer, sse};
+use super::{answer, sse, whole};
 use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
@@ -46,6 +47,9 @@ pub trait DialectWriter: Send + Sized + 'static {
 
     /// Returns the whole response as JSON.
     fn whole(self, message: &Message<'_>) -> Vec<u8>;
+
+    /// Returns an error of ours in the dialect's form.
+    fn present(error: Response, id: &RequestId) -> Response;
 
     /// Writes the events before the first part.
     fn begin(&mut self, out: &mut Vec<u8>);
@@ -114,6 +118,7 @@ pub async fn create<W: DialectWriter>(
 ) -> Result<Response, RequestError> {
     let serving = app.admitting()?;
     let wanted = context.take_journal(&mut body)?;
+    let id = context.id.clone();
     serving.check_room()?;
     let read = serving.prepare(move |_| Ok((W::convert(&body.0)?, W::read_repeated(&body)?)));
     let (Converted { body, spelling, tools }, repeated) = read.await?;
@@ -129,9 +134,11 @@ pub async fn create<W: DialectWriter>(
         cached_tokens: answer.cached_tokens(),
         tools,
     };
-    let writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
+    let mut writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
     let mut response = match delivery {
-        Delivery::Whole => writing.whole().await?,
+        Delivery::Whole => {
+            whole::respond(writing.messages.lines(), writing.whole(), move |error| W::present(error, &id)).await?
+        }
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
     facts.describe(&mut response);

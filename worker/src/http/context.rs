@@ -24,7 +24,7 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
-use crate::lifecycle::journal::{Past, ResponseIdentity, RouterInstructions};
+use crate::lifecycle::journal::{Journaled, Past, ResponseIdentity, RouterInstructions};
 
 /// Most choices that a journal may name.
 ///
@@ -55,8 +55,10 @@ pub struct RequestContext {
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows.
     pub priority_max: Option<i32>,
-    /// Identity of the response, if the router keeps its journal.
+    /// ResponseIdentity of the response, if the router keeps its journal.
     pub journal: Option<ResponseIdentity>,
+    /// Whether the router takes a journal in front of a response that is sent whole.
+    pub takes_whole_journal: bool,
     /// Length of the journal behind the body. Units: bytes.
     pub journal_bytes: Option<usize>,
     /// Reused prompt tokens that the client of a continued response was told.
@@ -83,6 +85,7 @@ impl RequestContext {
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
             journal: text(headers, headers::JOURNAL).and_then(ResponseIdentity::parse),
+            takes_whole_journal: headers.contains_key(headers::JOURNAL_WHOLE),
             journal_bytes: parsed(headers, headers::JOURNAL_BYTES),
             told_cached_tokens: parsed(headers, headers::CACHED_TOKENS),
         }
@@ -101,7 +104,8 @@ impl RequestContext {
             let past = Past::parse(&body.0.split_off(start), CHOICES_MAX)?;
             Ok::<_, RequestError>(Past { cached_tokens: self.told_cached_tokens, ..past })
         });
-        Ok(RouterInstructions { identity, is_journaled: true, past: past.transpose()? })
+        let journaled = if self.takes_whole_journal { Journaled::All } else { Journaled::Streams };
+        Ok(RouterInstructions { identity, journaled, past: past.transpose()? })
     }
 }
 

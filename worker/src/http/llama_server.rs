@@ -17,7 +17,7 @@ use super::error::{error_body, log_error};
 use super::logprobs::Pieces;
 use super::state::App;
 use super::wire::Timings;
-use super::{answer, logprobs, props, sse};
+use super::{answer, logprobs, props, sse, whole};
 use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
@@ -41,9 +41,9 @@ async fn create(app: App, mut context: RequestContext, mut body: Body, read: Rea
     let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();
     let facts = Facts::of(&answer);
     let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
-    let writing = Writing { serving, answer, choices };
+    let mut writing = Writing { serving, answer, choices };
     let mut response = match writing.answer.form().delivery {
-        Delivery::Whole => writing.whole().await?,
+        Delivery::Whole => whole::respond(writing.answer.lines(), writing.whole(), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
     };
     facts.describe(&mut response);

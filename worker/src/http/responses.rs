@@ -14,6 +14,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 use warmpath_common::dialects::{CallForm, Converted, DialectError, Tool, responses};
+use warmpath_common::ids::RequestId;
 use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
@@ -158,6 +159,10 @@ impl DialectWriter for ResponseWriter {
     fn whole(mut self, message: &Message<'_>) -> Vec<u8> {
         message.parts.iter().for_each(|part| self.add_id(part));
         serde_json::to_vec(&self.ended(message)).expect("a response has a JSON form")
+    }
+
+    fn present(error: Response, _: &RequestId) -> Response {
+        error
     }
 
     fn begin(&mut self, out: &mut Vec<u8>) {

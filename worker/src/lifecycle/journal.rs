@@ -1,23 +1,33 @@
-//! The journal of a streamed response: the tokens behind its events, from which another worker can continue it.
+//! The journal of a response: the tokens behind its events, from which another worker can continue it.
 //!
-//! Every write of a stream ends with a line that names the choice and the tokens since its last write. A router keeps
-//! these lines and never passes them on. The worker that continues gets them behind the request's body, replays the
-//! tokens through the same sampler, decoder and parsers, and leaves out as many writes of each choice as the client has
-//! received. Ids and, without a seed, random numbers follow from the response's identity, so both workers write the
-//! same.
+//! Every write of a stream ends with a line that names the choice and the tokens since its last write. Before a
+//! response that is sent whole there are lines alone. A router keeps these lines and never passes them on. The worker
+//! that continues gets them behind the request's body, replays the tokens through the same sampler, decoder and
+//! parsers, and leaves out as many writes of each choice as the client has had. Ids and, without a seed, random numbers
+//! follow from the response's identity, so both workers write the same.
 //!
 //! Not here: the replay of a sequence (`engine`), the events (`http`).
 
+use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tokio::sync::mpsc;
 use warmpath_common::headers;
 use warmpath_common::ids::Token;
 use warmpath_common::journal::{LINE_START, MARK_ALONE};
+use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
-use crate::engine::{SampledToken, Sampling};
+use crate::engine::{PastToken, SampledToken, Sampling};
 use crate::error::RequestError;
+use crate::request::Delivery;
 
-/// Identity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
+/// Number of tokens of a choice in one line before a response that is sent whole.
+///
+/// Source: own choice: a continuation computes at most so many tokens of each choice again, and lines cost a sixteenth
+/// of a stream's.
+const LINE_TOKENS: u32 = 16;
+
+/// ResponseIdentity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseIdentity {
     id: String,
@@ -72,21 +82,43 @@ impl ResponseIdentity {
 pub struct RouterInstructions {
     /// Its identity.
     pub identity: ResponseIdentity,
-    /// Whether the router keeps a journal.
-    pub is_journaled: bool,
+    /// Responses of which the router keeps a journal.
+    pub journaled: Journaled,
     /// Response so far, which is continued; `None` for a new one.
     pub past: Option<Past>,
+}
+
+/// Responses of which a router keeps a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Journaled {
+    /// None.
+    None,
+    /// Streams.
+    Streams,
+    /// Streams, and responses that are sent whole.
+    All,
+}
+
+impl Journaled {
+    /// Returns whether the router keeps a journal of a response that is delivered so.
+    pub fn has(self, delivery: Delivery) -> bool {
+        match self {
+            Self::None => false,
+            Self::Streams => delivery != Delivery::Whole,
+            Self::All => true,
+        }
+    }
 }
 
 impl RouterInstructions {
     /// Returns what is wanted where no router said anything.
     pub fn nothing() -> Self {
-        Self { identity: ResponseIdentity::fresh(), is_journaled: false, past: None }
+        Self { identity: ResponseIdentity::fresh(), journaled: Journaled::None, past: None }
     }
 }
 
 /// A response so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Past {
     /// Its choices, as far as they have begun.
     pub choices: Vec<PastChoice>,
@@ -95,12 +127,12 @@ pub struct Past {
 }
 
 /// A choice so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PastChoice {
     /// Number of writes that the client has.
     pub n_writes: u32,
     /// Tokens behind them.
-    pub tokens: Vec<SampledToken>,
+    pub tokens: Vec<PastToken>,
 }
 
 impl Past {
@@ -123,14 +155,14 @@ impl Past {
             let choice = &mut past.choices[choice];
             choice.n_writes += 1;
             for token in tokens.split(',').filter(|token| !token.is_empty()) {
-                choice.tokens.push(sampled(token).ok_or_else(refuse)?);
+                choice.tokens.push(past_token(token).ok_or_else(refuse)?);
             }
         }
         Ok(past)
     }
 
     /// Returns the tokens of a choice so far.
-    pub fn tokens(&self, choice: usize) -> &[SampledToken] {
+    pub fn tokens(&self, choice: usize) -> &[PastToken] {
         self.choices.get(choice).map_or(&[], |choice| &choice.tokens)
     }
 
@@ -138,7 +170,9 @@ impl Past {
     ///
     /// Errors: `Field`, naming the header.
     pub fn check(&self, n_choices: usize, n_vocab: u32) -> Result<(), RequestError> {
-        let is_known = |sampled: &SampledToken| sampled.token < n_vocab;
+        let are_known = |likely: &TokenProbabilities| likely.top.iter().all(|likely| likely.token < n_vocab);
+        let is_known =
+            |past: &PastToken| past.sampled.token < n_vocab && past.probabilities.as_ref().is_none_or(are_known);
         let fits =
             self.choices.len() <= n_choices && self.choices.iter().flat_map(|choice| &choice.tokens).all(is_known);
         let reason = "the journal does not fit the request or the model";
@@ -146,12 +180,46 @@ impl Past {
     }
 }
 
-/// Reads a token: its number, and behind an `x` the number of draws unless that is 1.
-fn sampled(text: &str) -> Option<SampledToken> {
-    let (token, n_draws) = text.split_once('x').unwrap_or((text, "1"));
+/// Reads a token: its number, behind an `x` the number of draws unless that is 1, and behind a colon its log
+/// probability and those of the likeliest tokens, if the response has them.
+fn past_token(text: &str) -> Option<PastToken> {
+    let (sampled, probabilities) = match text.split_once(':') {
+        Some((sampled, probabilities)) => (sampled, Some(probabilities)),
+        None => (text, None),
+    };
+    let (token, n_draws) = sampled.split_once('x').unwrap_or((sampled, "1"));
     let token: Token = token.parse().ok()?;
-    let n_draws: u8 = n_draws.parse().ok()?;
-    (n_draws <= 2).then_some(SampledToken { token, n_draws })
+    let n_draws = n_draws.parse::<u8>().ok().filter(|n_draws| *n_draws <= 2)?;
+    let probabilities = match probabilities {
+        Some(text) => Some(token_probabilities(token, text)?),
+        None => None,
+    };
+    Some(PastToken { sampled: SampledToken { token, n_draws }, probabilities })
+}
+
+fn token_probabilities(token: Token, text: &str) -> Option<TokenProbabilities> {
+    let logprob = |text: &str| text.parse().ok().filter(|logprob: &f32| !logprob.is_nan());
+    let mut parts = text.split('/');
+    let chosen = TokenLogprob { token, logprob: logprob(parts.next()?)? };
+    let likely = |part: &str| {
+        let (token, text) = part.split_once(':')?;
+        Some(TokenLogprob { token: token.parse().ok()?, logprob: logprob(text)? })
+    };
+    Some(TokenProbabilities { chosen, top: parts.map(likely).collect::<Option<_>>()? })
+}
+
+/// Writes a token as [`past_token`] reads it.
+fn write_token(out: &mut String, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
+    // Writing to a string cannot fail.
+    let _ = write!(out, "{}", sampled.token);
+    if sampled.n_draws != 1 {
+        let _ = write!(out, "x{}", sampled.n_draws);
+    }
+    let Some(TokenProbabilities { chosen, top }) = probabilities else { return };
+    let _ = write!(out, ":{}", chosen.logprob);
+    for likely in top {
+        let _ = write!(out, "/{}:{}", likely.token, likely.logprob);
+    }
 }
 
 /// Returns `exact` if a continuation gives what the uninterrupted response would have given, since the state of its
@@ -159,6 +227,15 @@ fn sampled(text: &str) -> Option<SampledToken> {
 pub fn exactness(sampling: &Sampling) -> &'static str {
     let draws_apart = sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5;
     if sampling.mirostat == 0 && !draws_apart { "exact" } else { "approximate" }
+}
+
+/// Lines before a response that is sent whole, for its router.
+#[derive(Debug)]
+pub struct Lines {
+    /// Receiver of the lines. The response is computed by the task that reads them, so few wait.
+    pub receiver: mpsc::UnboundedReceiver<String>,
+    /// What a continuation would be, as [`exactness`] has it.
+    pub exactness: &'static str,
 }
 
 /// Writer of a response's journal.
@@ -172,41 +249,54 @@ pub struct Journal {
 struct Untold {
     /// Number of next writes that the client has had.
     n_had: u32,
-    /// Tokens since the last write, as the line lists them.
+    /// Tokens since the last line, as the next one lists them.
     tokens: String,
+    /// Their number.
+    n_tokens: u32,
 }
 
 impl Journal {
     /// Returns the journal of a response with `n_choices`, which may continue another.
     pub fn new(n_choices: usize, past: Option<&Past>) -> Self {
         let n_had = |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
-        let untold = |idx| Untold { n_had: n_had(idx), tokens: String::new() };
+        let untold = |idx| Untold { n_had: n_had(idx), ..Untold::default() };
         Self { choices: (0..n_choices).map(untold).collect() }
     }
 
-    /// Records a token of a choice.
-    pub fn sampled(&mut self, choice: usize, sampled: SampledToken) {
-        use std::fmt::Write as _;
-        let tokens = &mut self.choices[choice].tokens;
-        if !tokens.is_empty() {
-            tokens.push(',');
+    /// Records a token of a choice, with its log probabilities if the response has them.
+    pub fn sampled(&mut self, choice: usize, sampled: SampledToken, probabilities: Option<&TokenProbabilities>) {
+        let untold = &mut self.choices[choice];
+        if !untold.tokens.is_empty() {
+            untold.tokens.push(',');
         }
-        let _ = match sampled.n_draws {
-            1 => write!(tokens, "{}", sampled.token),
-            n_draws => write!(tokens, "{}x{n_draws}", sampled.token),
-        };
+        write_token(&mut untold.tokens, sampled, probabilities);
+        untold.n_tokens += 1;
+    }
+
+    /// Returns the next line of a choice before a response that is sent whole, once it has enough tokens.
+    pub fn next_line(&mut self, choice: usize) -> Option<String> {
+        (self.choices[choice].n_tokens >= LINE_TOKENS).then(|| self.line(choice))
+    }
+
+    /// Returns the line of a choice's tokens since the last one.
+    fn line(&mut self, choice: usize) -> String {
+        let untold = &mut self.choices[choice];
+        let line = format!("{LINE_START} {choice} {}\n", untold.tokens);
+        untold.tokens.clear();
+        untold.n_tokens = 0;
+        line
     }
 
     /// Ends a write of a choice with its line, or empties it if the client has had it.
     pub fn end_write_of(&mut self, choice: usize, out: &mut Vec<u8>) {
+        let line = self.line(choice);
         let untold = &mut self.choices[choice];
         if untold.n_had > 0 {
             untold.n_had -= 1;
             out.clear();
         } else {
-            out.extend_from_slice(format!("{LINE_START} {choice} {}\n", untold.tokens).as_bytes());
+            out.extend_from_slice(line.as_bytes());
         }
-        untold.tokens.clear();
     }
 }
 
@@ -219,27 +309,39 @@ pub fn end_write(out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn token(token: Token, n_draws: u8) -> SampledToken {
-        SampledToken { token, n_draws }
+    fn token(token: Token, n_draws: u8) -> PastToken {
+        PastToken { sampled: SampledToken { token, n_draws }, probabilities: None }
+    }
+
+    fn likely(token: PastToken, logprob: f32, top: &[(Token, f32)]) -> PastToken {
+        let chosen = TokenLogprob { token: token.sampled.token, logprob };
+        let top = top.iter().map(|&(token, logprob)| TokenLogprob { token, logprob }).collect();
+        PastToken { probabilities: Some(TokenProbabilities { chosen, top }), ..token }
+    }
+
+    fn record(journal: &mut Journal, choice: usize, tokens: &[PastToken]) {
+        tokens.iter().for_each(|past| journal.sampled(choice, past.sampled, past.probabilities.as_ref()));
     }
 
     #[test]
     fn what_a_journal_tells_is_read_back_and_its_writes_are_left_out() {
         let mut journal = Journal::new(2, None);
         let mut lines = Vec::new();
-        let mut write = |journal: &mut Journal, choice, tokens: &[SampledToken]| {
-            tokens.iter().for_each(|sampled| journal.sampled(choice, *sampled));
+        let mut write = |journal: &mut Journal, choice, tokens: &[PastToken]| {
+            record(journal, choice, tokens);
             let mut out = b"data: 1\n\n".to_vec();
             journal.end_write_of(choice, &mut out);
             let line = out.strip_prefix(b"data: 1\n\n:wp ").expect("a line").to_vec();
             lines.extend(line);
         };
-        write(&mut journal, 1, &[token(7, 1), token(8, 0)]);
-        write(&mut journal, 0, &[token(70_000, 2)]);
+        let impossible = likely(token(7, 1), -0.1, &[(7, -0.1), (3, -1e-30), (4, f32::NEG_INFINITY)]);
+        write(&mut journal, 1, &[impossible.clone(), token(8, 0)]);
+        write(&mut journal, 0, &[likely(token(70_000, 2), -3.25, &[])]);
         write(&mut journal, 1, &[]);
         let past = Past::parse(&lines, 2).expect("it can be read");
-        let choice = |n_writes, tokens: &[SampledToken]| PastChoice { n_writes, tokens: tokens.to_vec() };
-        assert_eq!(past.choices, [choice(1, &[token(70_000, 2)]), choice(2, &[token(7, 1), token(8, 0)])]);
+        let choice = |n_writes, tokens: &[PastToken]| PastChoice { n_writes, tokens: tokens.to_vec() };
+        let first = choice(1, &[likely(token(70_000, 2), -3.25, &[])]);
+        assert_eq!(past.choices, [first, choice(2, &[impossible, token(8, 0)])]);
         let mut again = Journal::new(2, Some(&past));
         for (choice, is_had) in [(1, true), (1, true), (0, true), (0, false), (1, false)] {
             let mut out = b"data: 1\n\n".to_vec();
@@ -250,12 +352,34 @@ mod tests {
 
     #[test]
     fn a_journal_that_is_none_is_refused() {
-        for lines in ["x", "0", "2 1", "0 1,x", "0 -1", "0 1x3", "0 1x", "18446744073709551616 1", "0 99999999999"] {
+        for lines in ["x", "0", "2 1", "0 1,x", "0 -1", "0 1x3", "0 1x", "18446744073709551616 1", "0 99999999999"]
+            .into_iter()
+            .chain(["0 1:", "0 1:x", "0 1:NaN", "0 1:-1/", "0 1:-1/2", "0 1:-1/2:", "0 1:-1/x:-1", "0 1:-1/2:NaN"])
+        {
             assert!(Past::parse(lines.as_bytes(), 2).is_err(), "{lines}");
         }
         assert!(Past::parse(b"\xff", 2).is_err());
         let past = Past::parse(b"1 9\n", 2).expect("it can be read");
         assert!(past.check(2, 10).is_ok() && past.check(1, 10).is_err() && past.check(2, 9).is_err());
+        let past = Past::parse(b"0 1:-1/9:-1\n", 1).expect("it can be read");
+        assert!(past.check(1, 10).is_ok() && past.check(1, 9).is_err());
+    }
+
+    #[test]
+    fn before_a_whole_response_there_is_a_line_for_every_few_tokens_of_a_choice() {
+        let mut journal = Journal::new(2, None);
+        let mut lines = String::new();
+        for n in 0..2 * LINE_TOKENS + 3 {
+            for choice in [0, 1] {
+                record(&mut journal, choice, &[token(n + 100 * choice as u32, 1)]);
+                lines.extend(journal.next_line(choice));
+            }
+        }
+        assert_eq!(lines.lines().count(), 4);
+        let past = Past::parse(lines.replace(LINE_START, "").replace("\n ", "\n").trim_start().as_bytes(), 2);
+        let past = past.expect("it can be read");
+        let tokens = |from: Token| (from..from + 2 * LINE_TOKENS).map(|n| token(n, 1)).collect::<Vec<_>>();
+        assert_eq!([past.tokens(0), past.tokens(1)], [tokens(0), tokens(100)]);
     }
 
     #[test]

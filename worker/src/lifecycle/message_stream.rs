@@ -11,7 +11,7 @@ use std::sync::Arc;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::ResponseIdentity;
+use super::journal::{Lines, ResponseIdentity};
 use super::output_parser::{OutputParser, Pace};
 use super::response_stream::{Answer, Step, Totals};
 use crate::engine::FinishReason;
@@ -158,6 +158,11 @@ impl Messages {
     /// Returns the underlying response: its form, its start.
     pub fn answer(&self) -> &Answer {
         &self.answer
+    }
+
+    /// Returns the journal's lines before a response that is sent whole, as [`Answer::lines`] does.
+    pub fn lines(&mut self) -> Option<Lines> {
+        self.answer.lines()
     }
 
     /// Ends a write of the stream, as [`Answer::end_write`] does.

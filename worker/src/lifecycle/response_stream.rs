@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
+use tokio::sync::mpsc;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
 use warmpath_shell::trace::{Span, Value};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::{self, Journal, Past, ResponseIdentity};
+use super::journal::{self, Journal, Lines, Past, ResponseIdentity};
 use super::{Arrival, Submitted};
 use crate::engine::{
     CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, SampledToken, Started,
@@ -40,9 +41,9 @@ pub struct ResponseSpec {
     pub answer: Option<Arc<ChatAnswer>>,
     /// Kinds of tools in the request that no part of this worker executes.
     pub left_out: Vec<&'static str>,
-    /// Identity of the response.
+    /// ResponseIdentity of the response.
     pub identity: ResponseIdentity,
-    /// Whether the stream has a journal.
+    /// Whether the response has a journal.
     pub is_journaled: bool,
     /// Response so far, which this one continues; `None` for a new one.
     pub past: Option<Past>,
@@ -60,6 +61,8 @@ pub struct Answer {
     clock: RequestTimer,
     /// Journal; `None` if there is none.
     journal: Option<Journal>,
+    /// Sender of the journal's lines before a response that is sent whole.
+    lines: Option<mpsc::UnboundedSender<String>>,
 }
 
 /// A step of a response.
@@ -311,7 +314,15 @@ impl Answer {
         choices[0].start(started, &clock.metrics);
         clock.started(&started);
         let journal = form.is_journaled.then(|| Journal::new(choices.len(), form.past.as_ref()));
-        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal })
+        Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal, lines: None })
+    }
+
+    /// Returns the journal's lines before a response that is sent whole; `None` if it has no journal.
+    pub fn lines(&mut self) -> Option<Lines> {
+        self.journal.as_ref()?;
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.lines = Some(sender);
+        Some(Lines { receiver, exactness: journal::exactness(&self.form.generation.sampling) })
     }
 
     /// Ends a write of the stream with its line in the journal, if there is one; empties it if the client has had it.
@@ -374,16 +385,8 @@ impl Answer {
             match event {
                 Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
                 Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),
-                Event::Text { text, token, n_draws, probabilities } => {
-                    if let Some(journal) = &mut self.journal {
-                        journal.sampled(choice, SampledToken { token, n_draws });
-                    }
-                    let replays = &mut self.choices[choice].n_to_replay;
-                    if *replays > 0 {
-                        *replays -= 1;
-                    } else {
-                        self.clock.token(self.choices[choice].share());
-                    }
+                Event::Text { text, token, n_draws, own_probabilities, probabilities } => {
+                    self.take((choice, SampledToken { token, n_draws }), own_probabilities.as_ref());
                     return Ok(Some(Step::Text { choice, text, token, probabilities }));
                 }
                 Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
@@ -394,6 +397,29 @@ impl Answer {
             }
         }
         Ok(None)
+    }
+
+    /// Counts a token, and records it in the journal, if there is one.
+    fn take(&mut self, (choice, sampled): (usize, SampledToken), probabilities: Option<&TokenProbabilities>) {
+        let n_to_replay = &mut self.choices[choice].n_to_replay;
+        let is_new = *n_to_replay == 0;
+        *n_to_replay = n_to_replay.saturating_sub(1);
+        if is_new {
+            self.clock.token(self.choices[choice].share());
+        }
+        match (&mut self.journal, &self.lines) {
+            (None, _) => {}
+            (Some(journal), None) => journal.sampled(choice, sampled, probabilities),
+            (Some(journal), Some(lines)) if is_new => {
+                journal.sampled(choice, sampled, probabilities);
+                if let Some(line) = journal.next_line(choice) {
+                    // A router that has gone needs no line.
+                    let _ = lines.send(line);
+                }
+            }
+            // The router has the lines of what is replayed.
+            (Some(_), Some(_)) => {}
+        }
     }
 
     fn finish(&mut self, choice: usize, finished: Finished) -> Step {

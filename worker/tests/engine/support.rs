@@ -15,7 +15,7 @@ use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
-    Generation, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
+    Generation, PastToken, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
 };
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
@@ -139,7 +139,7 @@ impl Ask {
         engine.submit(Submission {
             request_id: RequestId::new(&self.id).unwrap(),
             prompt: self.prompt.iter().copied().chain(self.past.iter().map(|sampled| sampled.token)).collect(),
-            past: self.past.clone(),
+            past: self.past.iter().map(|sampled| PastToken { sampled: *sampled, probabilities: None }).collect(),
             chain_root: root_with(self.salt, self.adapter),
             tenant: self.tenant,
             adapter: self.adapter,
@@ -188,7 +188,7 @@ impl Answering {
         match event {
             Some(Event::Started(started)) => self.answer.started = Some(started),
             Some(Event::Prompt(probabilities)) => self.answer.prompt = Some(probabilities),
-            Some(Event::Text { text, token, n_draws, probabilities }) => {
+            Some(Event::Text { text, token, n_draws, probabilities, .. }) => {
                 self.answer.sampled.push(SampledToken { token, n_draws });
                 self.answer.text.push_str(&text);
                 self.answer.tokens.push(token);

@@ -76,6 +76,24 @@ fn events(writes: &[(String, Option<String>)]) -> BTreeMap<String, Vec<Value>> {
     events
 }
 
+/// Returns whether two values differ at most in the rounding of log probabilities: a continuation computes in one step
+/// what the first worker computed token by token.
+pub fn alike(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| alike(one, other))
+        }
+        (Value::Object(one), Value::Object(other)) => {
+            one.len() == other.len()
+                && one.iter().zip(other).all(|(one, other)| one.0 == other.0 && alike(one.1, other.1))
+        }
+        (Value::Number(one), Value::Number(other)) if one.is_f64() && other.is_f64() => {
+            one.as_f64().zip(other.as_f64()).is_some_and(|(one, other)| (one - other).abs() < 1e-3)
+        }
+        (one, other) => one == other,
+    }
+}
+
 /// Checks every cut of a stream; the rest of it must be what `elsewhere` sends.
 async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut body: Value) -> String {
     body["stream"] = json!(true);
@@ -89,7 +107,8 @@ async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut 
         let lines: String = had.iter().filter_map(|(_, line)| line.as_deref()).collect();
         assert!(!lines.is_empty() || !begins_with_a_choice);
         let continued = stream(elsewhere, path, &body, Some((&lines, &whole.cached_tokens))).await;
-        assert_eq!(events(&continued.writes), events(rest), "{path}: {body}: cut {cut} of {n_writes}, {lines}");
+        let (continued, rest) = (json!(events(&continued.writes)), json!(events(rest)));
+        assert!(alike(&continued, &rest), "{path}: {body}: cut {cut} of {n_writes}, {lines}: {continued} {rest}");
     }
     whole.writes.into_iter().map(|(events, _)| events).collect()
 }
@@ -99,14 +118,14 @@ async fn text(worker: &TestWorker, body: &Value) -> String {
     worker.ask(COMPLETIONS, body.clone()).await["choices"][0]["text"].as_str().expect("a text").to_owned()
 }
 
-fn weather() -> Value {
+pub fn weather() -> Value {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string", "enum": ["Berlin", "Oslo"]},
         "days": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["city", "days"],
         "additionalProperties": false});
     json!({"type": "function", "function": {"name": "get_weather", "parameters": parameters}})
 }
 
-async fn two() -> (TestWorker, TestWorker) {
+pub async fn two() -> (TestWorker, TestWorker) {
     let flags = "--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off";
     tokio::join!(TestWorker::start(flags), TestWorker::start(flags))
 }
@@ -129,6 +148,34 @@ async fn a_stream_continues_the_same_from_every_cut() {
         .await;
     check(both, MESSAGES, json!({"messages": user("Go on"), "max_tokens": 10, "temperature": 0})).await;
     check(both, RESPONSES, json!({"input": "Go on", "max_output_tokens": 10, "temperature": 0})).await;
+}
+
+#[tokio::test]
+async fn log_probabilities_are_told_once_wherever_the_cut_is() {
+    let (worker, elsewhere) = two().await;
+    let both = (&worker, &elsewhere);
+    let chat = json!({"messages": user("Go on"), "max_tokens": 16, "temperature": 0, "logprobs": true,
+        "top_logprobs": 3});
+    check(both, CHAT, chat).await;
+    // Characters of several tokens each, and a text that is nearly a stop text.
+    let greek = json!({"prompt": "It was", "max_tokens": 31, "temperature": 1, "seed": 9, "logprobs": 2,
+        "grammar": "root ::= [α-ω一-十]{12}"});
+    check(both, COMPLETIONS, greek).await;
+    let mut stopped = json!({"prompt": "It was", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    let said: Vec<char> = text(&worker, &stopped).await.chars().collect();
+    let half = said.len() / 2;
+    stopped["stop"] = json!([said[half - 6..half - 1].iter().collect::<String>() + "\u{1}"]);
+    stopped["logprobs"] = json!(2);
+    check(both, COMPLETIONS, stopped).await;
+    let call = json!({"messages": user("Rain?"), "tools": [weather()], "tool_choice": "required", "max_tokens": 90,
+        "temperature": 1, "seed": 6, "logprobs": true, "top_logprobs": 2});
+    check(both, CHAT, call).await;
+    let native = json!({"prompt": "It was", "n_predict": 16, "temperature": 1, "seed": 3, "n_probs": 2,
+        "grammar": "root ::= [α-ω]{9}"});
+    check(both, NATIVE, native).await;
+    let drawn = json!({"prompt": "It was", "n_predict": 12, "temperature": 1, "seed": 3, "n_probs": 2,
+        "post_sampling_probs": true});
+    check(both, NATIVE, drawn).await;
 }
 
 #[tokio::test]
@@ -229,7 +276,7 @@ async fn only_streams_have_journals_and_only_journals_that_fit_are_continued() {
     };
     let (status, has_journal, text) = sent(json!({}), None, "").await;
     assert!(status == 200 && has_journal && text.contains("\n:wp 0 "), "{text}");
-    for change in [json!({"stream": false}), json!({"logprobs": 1})] {
+    for change in [json!({"stream": false}), json!({"logprobs": 1, "echo": true})] {
         let (status, has_journal, text) = sent(change, None, "").await;
         assert!(status == 200 && !has_journal && !text.contains(":wp"), "{text}");
     }
@@ -242,11 +289,6 @@ async fn only_streams_have_journals_and_only_journals_that_fit_are_continued() {
     let (status, _, text) = sent(json!({"grammar": "root ::= [0-9]+"}), Some("5"), "0 70\n").await;
     assert_eq!(status, 400, "{text}");
     assert_eq!(sent(json!({}), None, "0 70\n").await.0, 400);
-    // Nor do probabilities of llama-server's endpoint have one.
-    let native = json!({"prompt": "It was", "n_predict": 4, "stream": true, "n_probs": 1});
-    let native = worker.post(NATIVE, &native).header("x-warmpath-journal", IDENTITY);
-    let native = native.send().await.expect("the worker responds");
-    assert!(native.status() == 200 && !native.headers().contains_key("x-warmpath-journal"));
     // Without the router's word there is no journal.
     let plain = worker.post(COMPLETIONS, &body).send().await.expect("the worker responds");
     assert!(!plain.headers().contains_key("x-warmpath-journal"));

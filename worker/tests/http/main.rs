@@ -45,3 +45,4 @@ mod tool_text;
 mod tools;
 mod tools_first;
 mod tools_with_schema;
+mod whole_continuations;

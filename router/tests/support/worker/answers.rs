@@ -76,11 +76,7 @@ pub enum End {
 
 /// Returns a stream with a journal that continues after that in the request, if there is one.
 pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, (n_writes, end): (usize, End)) -> Response {
-    let number = |name: &str| asked.headers.get(name)?.to_str().ok()?.parse::<usize>().ok();
-    let n_had = number("x-warmpath-journal-bytes").map_or(0, |length| {
-        let lines = &asked.body[asked.body.len() - length..];
-        String::from_utf8_lossy(lines).matches('\n').count()
-    });
+    let n_had = n_had(asked);
     let write = |n: usize| format!("data: {{\"n\": {n}}}\n\n:wp 0 {n}\n");
     let until = N_TOKENS.min(n_had + n_writes);
     let mut writes: Vec<_> = (n_had..until).map(write).collect();
@@ -91,18 +87,50 @@ pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, (n_writes, end): (usi
     } else if end == End::Break {
         writes.push("data: {\"n\": \"half\"}\n\n:wp".to_owned());
     }
-    let writes = futures::stream::iter(writes.into_iter().map(|write| Ok::<_, std::io::Error>(Bytes::from(write))));
+    let end = Some(end).filter(|_| until < N_TOKENS);
+    behind_journal_headers(shared, writes, end)
+}
+
+/// Returns a whole response behind a journal that continues after that in the request, if there is one.
+pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, (n_lines, end): (usize, End)) -> Response {
+    let n_had = n_had(asked);
+    let until = N_TOKENS.min(n_had + n_lines);
+    let mut pieces: Vec<_> = (n_had..until).map(|n| format!(":wp 0 {n}\n")).collect();
+    if until == N_TOKENS {
+        pieces.push(":wp= 200\n{\"answer\":".to_owned());
+        pieces.push(" 42}".to_owned());
+    } else if end == End::Error {
+        pieces.push(":wp= 503\n{\"error\": {\"message\": \"my own words\"}}".to_owned());
+    } else if end == End::Break {
+        pieces.push(":wp".to_owned());
+    }
+    let end = Some(end).filter(|_| until < N_TOKENS);
+    behind_journal_headers(shared, pieces, end)
+}
+
+/// Returns the number of lines behind a request's body.
+fn n_had(asked: &Seen) -> usize {
+    let number = |name: &str| asked.headers.get(name)?.to_str().ok()?.parse::<usize>().ok();
+    number("x-warmpath-journal-bytes").map_or(0, |length| {
+        let lines = &asked.body[asked.body.len() - length..];
+        String::from_utf8_lossy(lines).matches('\n').count()
+    })
+}
+
+/// Returns a response of these pieces with the headers of one with a journal; `None` is an end in order.
+fn behind_journal_headers(shared: Arc<Shared>, pieces: Vec<String>, end: Option<End>) -> Response {
+    let pieces = futures::stream::iter(pieces.into_iter().map(|piece| Ok::<_, std::io::Error>(Bytes::from(piece))));
     let body = match end {
-        End::Break if until < N_TOKENS => Body::from_stream(writes.chain(late_break())),
-        End::Hang if until < N_TOKENS => {
+        Some(End::Break) => Body::from_stream(pieces.chain(late_break())),
+        Some(End::Hang) => {
             let guard = Left(shared);
             let never = futures::stream::once(async move {
                 let _guard = guard;
                 std::future::pending().await
             });
-            Body::from_stream(writes.chain(never))
+            Body::from_stream(pieces.chain(never))
         }
-        _ => Body::from_stream(writes),
+        Some(End::Close | End::Error) | None => Body::from_stream(pieces),
     };
     ([("x-warmpath-journal", "exact"), ("x-warmpath-cached-tokens", "32")], body).into_response()
 }

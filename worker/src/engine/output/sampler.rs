@@ -80,7 +80,8 @@ impl TokenSampler {
     /// Mirostat's and XTC's own state depends on logits, and begins anew. Errors: `Sampler` if a token breaks the rule.
     fn replay(&mut self, model: &LlamaModel, submission: &Submission) -> Result<(), EngineError> {
         let draws_once = submission.generation.sampling.mirostat == 0;
-        for sampled in &submission.past {
+        for past in &submission.past {
+            let sampled = past.sampled;
             self.rule.take(model, sampled.token)?;
             for _ in 0..if draws_once { sampled.n_draws } else { 0 } {
                 self.chooser.skip_draw();

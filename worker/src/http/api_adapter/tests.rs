@@ -23,7 +23,8 @@ fn started() -> Event {
 }
 
 fn text(text: &str) -> Event {
-    Event::Text { text: text.to_owned(), token: 5, n_draws: 1, probabilities: Vec::new() }
+    let text = text.to_owned();
+    Event::Text { text, token: 5, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
 }
 
 fn finished(reason: FinishReason) -> Finished {

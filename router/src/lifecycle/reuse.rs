@@ -1,0 +1,47 @@
+//! How much of a prompt its worker reused, compared with what the router expected.
+//!
+//! Not here: the expectation (`attempt_target`), the blocks that a worker no longer has (the core's `stale_blocks`).
+
+use axum::http::HeaderMap;
+use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
+
+use super::attempt_target::Choice;
+use super::headers;
+use crate::http::state::App;
+use crate::prompt::Prompt;
+
+/// Compares actual with predicted reuse, in whole blocks, if both are known.
+pub(super) fn observe(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
+    let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
+    let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
+        return;
+    };
+    let n_tokens = *n_tokens;
+    let predicted = choice.decision.cached_tokens;
+    app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
+    // Even of a fully cached prompt one token is computed, and with it the last block.
+    let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
+    // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
+    let held = (held_blocks * choice.block_size_tokens).max(actual);
+    app.metrics.cacheable_tokens.inc_by(u64::from(held));
+    app.metrics.predicted_cached_tokens.inc_by(u64::from(predicted));
+    app.metrics.cached_tokens.inc_by(u64::from(actual));
+    let blocks = |tokens: u32| tokens / choice.block_size_tokens.max(1);
+    let outcome = PredictionOutcome {
+        worker: choice.decision.worker,
+        keys,
+        expected_blocks: blocks(predicted),
+        fetched_blocks: blocks(choice.decision.fetched_tokens),
+        actual_blocks: blocks(actual),
+    };
+    app.metrics.prediction_error.observe(f64::from(outcome.actual_blocks) - f64::from(outcome.expected_blocks));
+    app.metrics.predictions.with_label_values(&[outcome.label()]).inc();
+    if app.fleet.ledger().stale_blocks().observe(outcome) {
+        tracing::warn!(
+            worker = %app.fleet.member(outcome.worker).url,
+            expected_blocks = outcome.expected_blocks,
+            actual_blocks = outcome.actual_blocks,
+            "a worker did not reuse what it said that it holds"
+        );
+    }
+}

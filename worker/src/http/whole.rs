@@ -1,0 +1,63 @@
+//! A response that is sent whole, behind the lines of its journal.
+//!
+//! The lines come while it is computed. Its head is sent before, so the status stands behind the lines, in front of the
+//! response's own body. Only a router that asks gets this form.
+//!
+//! Not here: the lines (`lifecycle::journal`), the journal of a stream (`http::answer`).
+
+use std::convert::Infallible;
+
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use warmpath_common::journal::STATUS_START;
+
+use super::answer::tell_journal;
+use crate::error::RequestError;
+use crate::lifecycle::journal::Lines;
+
+/// Returns a response that is sent whole: at once as a stream with its journal, or once it is computed if it has none.
+///
+/// `present` puts an error into the dialect of the request. Errors: those of `whole`, if there is no journal.
+pub async fn respond<F>(
+    lines: Option<Lines>,
+    whole: F,
+    present: impl FnOnce(Response) -> Response + Send + 'static,
+) -> Result<Response, RequestError>
+where
+    F: Future<Output = Result<Response, RequestError>> + Send + 'static,
+{
+    let Some(Lines { receiver, exactness }) = lines else { return whole.await };
+    let state = Some((receiver, Box::pin(whole), present));
+    let pieces = futures::stream::unfold(state, |state| async {
+        let (mut receiver, mut whole, present) = state?;
+        tokio::select! {
+            biased;
+            Some(line) = receiver.recv() => {
+                Some((Ok::<_, Infallible>(Bytes::from(line)), Some((receiver, whole, present))))
+            }
+            response = &mut whole => {
+                let response = response.unwrap_or_else(|error| present(error.into_response()));
+                // Lines of the last moment, from which another worker continues if this one has failed.
+                let mut piece = String::new();
+                while let Ok(line) = receiver.try_recv() {
+                    piece.push_str(&line);
+                }
+                Some((Ok(behind_lines(piece, response).await), None))
+            }
+        }
+    });
+    let mut response = Response::new(Body::from_stream(pieces));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    tell_journal(&mut response, exactness);
+    Ok(response)
+}
+
+/// Returns the last lines, and behind them the status and the body of the response.
+async fn behind_lines(lines: String, response: Response) -> Bytes {
+    let mut piece = format!("{lines}{STATUS_START}{}\n", response.status().as_u16()).into_bytes();
+    // The body is in memory, so it can be read.
+    piece.extend(to_bytes(response.into_body(), usize::MAX).await.unwrap_or_default());
+    piece.into()
+}
