@@ -9,7 +9,7 @@ dest=$1
 shift
 target=${CARGO_TARGET_DIR:-target/image}
 # The build script of llama-cpp-sys-2 links its libraries to these folders, too, and fails over links that an earlier build has left there.
-for folder in "$target/release" "$target/release/deps" "$target/release/examples"; do
+for folder in "$target/dist" "$target/dist/deps" "$target/dist/examples"; do
     rm -f "$folder"/libllama*.so* "$folder"/libggml*.so*
 done
 # llama.cpp would fetch models by OpenSSL where it finds that; nothing here asks it to, and images have none.
@@ -18,14 +18,14 @@ export CMAKE_DISABLE_FIND_PACKAGE_OpenSSL=TRUE
 # newer kind, which libraries of libraries do not inherit) lets the folder be put anywhere.
 # shellcheck disable=SC2016 # the loader expands $ORIGIN
 RUSTFLAGS='-C strip=symbols -C link-arg=-Wl,--disable-new-dtags,-rpath,$ORIGIN/../lib' CARGO_TARGET_DIR=$target \
-    cargo build --release --locked -p warmpath-cli -p warmpath-router -p warmpath-worker --features warmpath-worker/dynamic-backends "$@"
+    cargo build --profile dist --locked -p warmpath-cli -p warmpath-router -p warmpath-worker --features warmpath-worker/dynamic-backends "$@"
 
 # Newest first, where an older build of llama.cpp lies beside this one.
 # shellcheck disable=SC2012 # these names are cargo's
-out=$(ls -td "$target"/release/build/llama-cpp-sys-2-*/out/lib | head -1)
+out=$(ls -td "$target"/dist/build/llama-cpp-sys-2-*/out/lib | head -1)
 rm -rf "$dest"
 mkdir -p "$dest/bin" "$dest/lib/warmpath"
-install "$target/release/warmpath" "$target/release/warmpath-router" "$target/release/warmpath-worker" "$dest/bin/"
+install "$target/dist/warmpath" "$target/dist/warmpath-router" "$target/dist/warmpath-worker" "$dest/bin/"
 for library in libllama libggml libggml-base libllama-common; do
     cp -a "$out/$library".so* "$dest/lib/"
 done
