@@ -19,7 +19,7 @@ DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint fmt bench doc pages picture
+.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,9 @@ target/tools/bin/cargo-deny:
 	@$(STAGE) cargo-deny $(CARGO) install --quiet --locked --root target/tools --profile dev \
 		--config profile.dev.debug=false --target-dir target/tools/build cargo-deny --version $(CARGO_DENY_VERSION)
 	@rm -rf target/tools/build
+
+notices: ## Write THIRD-PARTY.txt, the licences of all that packages contain; after a change of Cargo.lock
+	@$(STAGE) notices scripts/third-party.py
 
 fmt: ## Format the code
 	$(CARGO) fmt --all

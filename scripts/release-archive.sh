@@ -25,7 +25,11 @@ for program in warmpath warmpath-router warmpath-worker; do
     "$tree/bin/$program" --completions zsh >"$share/zsh/site-functions/_$program"
     "$tree/bin/$program" --completions fish >"$share/fish/vendor_completions.d/$program.fish"
 done
-cp LICENSE README.md CHANGELOG.md "$share/doc/warmpath/"
+cp LICENSE THIRD-PARTY.txt README.md CHANGELOG.md "$share/doc/warmpath/"
+# The conditions of the one library that comes from the system of the build.
+if [ -e "$tree/lib/libgomp.so.1" ]; then
+    cp /usr/share/doc/libgomp1/copyright "$share/doc/warmpath/libgomp1.copyright"
+fi
 cp -R deploy/systemd "$share/warmpath/"
 chmod -R u+rwX,go+rX,go-w "$tree"
 

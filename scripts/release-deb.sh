@@ -32,7 +32,7 @@ done
 mv "$tree/share/man" "$tree/share/bash-completion" "$tree/share/fish" "$tree/share/doc" "$share/"
 mv "$tree/share/zsh/site-functions" "$share/zsh/vendor-completions"
 gzip -9n "$share"/man/man1/*.1
-gzip -9n "$share/doc/warmpath/CHANGELOG.md"
+gzip -9n "$share/doc/warmpath/CHANGELOG.md" "$share/doc/warmpath/THIRD-PARTY.txt"
 mv "$share/doc/warmpath/LICENSE" "$share/doc/warmpath/copyright"
 for unit in "$tree"/share/warmpath/systemd/*.service; do
     sed 's|/usr/local/bin/|/usr/bin/|' "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"

@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import threading
+import tomllib
 import unittest
 
 import yaml
@@ -211,7 +212,8 @@ class Packages(unittest.TestCase):
         self.assertEqual({path.name for path in (share / "man/man1").iterdir()}, pages)
         for completion in ("bash-completion/completions/warmpath", "zsh/site-functions/_warmpath", "fish/vendor_completions.d/warmpath.fish"):
             self.assertIn("serve", (share / completion).read_text())
-        self.assertTrue((share / "doc/warmpath/LICENSE").exists())
+        for name in ("LICENSE", "THIRD-PARTY.txt"):
+            self.assertEqual((share / "doc/warmpath" / name).read_text(), (ROOT / name).read_text())
 
     def test_a_debian_package_has_programs_units_and_settings_in_their_places(self):
         for program in ("dpkg-deb", "dpkg-shlibdeps"):
@@ -237,13 +239,40 @@ class Packages(unittest.TestCase):
         listed = (root / "DEBIAN/conffiles").read_text().splitlines()
         self.assertEqual(listed, ["/etc/warmpath/router.env", "/etc/warmpath/worker-a.env"])
         self.assertTrue((root / "usr/share/man/man1/warmpath-worker.1.gz").exists())
-        self.assertTrue((root / "usr/share/doc/warmpath/copyright").exists())
+        for name in ("copyright", "THIRD-PARTY.txt.gz"):
+            self.assertTrue((root / "usr/share/doc/warmpath" / name).exists(), name)
 
     def test_only_an_archive_for_processors_becomes_a_debian_package(self):
         for platform in ("macos-arm64", "linux-x86_64-cuda"):
             result = run(ROOT / "scripts/release-deb.sh", self.folder / f"warmpath-{VERSION}-{platform}.tar.gz", self.folder)
             self.assertEqual(result.returncode, 1)
             self.assertIn("is no archive for the processors", result.stderr)
+
+
+class Notices(unittest.TestCase):
+    """THIRD-PARTY.txt, as scripts/third-party.py writes it."""
+
+    def setUp(self):
+        self.text = (ROOT / "THIRD-PARTY.txt").read_text()
+        self.named = set(re.findall(r"^  ([a-zA-Z0-9_-]+) (\d\S*)  \(", self.text, re.M))
+
+    def test_every_crate_of_a_program_is_named_in_its_version(self):
+        packages = [f"--package={name}" for name in ("warmpath-cli", "warmpath-router", "warmpath-worker")]
+        tree = run("cargo", "tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}", *packages, cwd=ROOT)
+        self.assertEqual(tree.returncode, 0, tree.stderr)
+        lines = {line for line in tree.stdout.splitlines() if line and str(ROOT) not in line and "(proc-macro)" not in line}
+        needed = {tuple(line.removesuffix(" (*)").split(" v", 1)) for line in lines}
+        self.assertGreater(len(needed), 200)
+        self.assertEqual(needed - self.named, set(), "run make notices")
+
+    def test_no_crate_is_named_that_is_gone(self):
+        with open(ROOT / "Cargo.lock", "rb") as lock:
+            locked = {(package["name"], package["version"]) for package in tomllib.load(lock)["package"]}
+        self.assertEqual(self.named - locked, set(), "run make notices")
+
+    def test_the_native_code_is_named_with_its_licences(self):
+        for said in ("The ggml authors", "yhirose", "Niels Lohmann", "Mozilla Foundation", "Yann Collet", "GCC Runtime", "THE SOFTWARE IS PROVIDED"):
+            self.assertIn(said, self.text)
 
 
 class Workflows(unittest.TestCase):
