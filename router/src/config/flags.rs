@@ -107,8 +107,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_RETRY_BUDGET", value_name = "RATIO", default_value_t = 0.2)]
     pub retry_budget: f64,
 
-    /// Most times that a stream is continued at another worker when its worker fails in the middle. 0 turns it off, also
-    /// for responses that are not streamed.
+    /// Most times that a stream is continued at another worker when its worker fails in the middle. 0 turns it off,
+    /// also for responses that are not streamed.
     #[arg(long, env = "WARMPATH_FAILOVER_MAX", value_name = "N", default_value_t = 2)]
     pub failover_max: u32,
 

@@ -108,6 +108,9 @@ pub(super) fn check_manifest(path: &Path, text: &str) -> Vec<Finding> {
     findings
 }
 
+/// Profiles of the workspace: that of every build here, and that of releases, which are built elsewhere and once.
+const PROFILES: [&str; 2] = ["release", "dist"];
+
 /// Returns the rules that the workspace's manifest breaks.
 pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
     let manifest: toml::Table = match text.parse() {
@@ -115,7 +118,7 @@ pub(super) fn check_root_manifest(path: &Path, text: &str) -> Vec<Finding> {
         Err(error) => return vec![Finding::new(path, 0, format!("does not parse: {error}"))],
     };
     let profiles = manifest.get("profile").and_then(toml::Value::as_table);
-    let others = profiles.into_iter().flatten().filter(|(name, _)| *name != "release");
+    let others = profiles.into_iter().flatten().filter(|(name, _)| !PROFILES.contains(&name.as_str()));
     others
         .map(|(name, _)| Finding::new(path, 0, format!("profile `{name}`: llama.cpp is built once, in one profile")))
         .collect()

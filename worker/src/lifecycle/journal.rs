@@ -27,7 +27,7 @@ use crate::request::Delivery;
 /// of a stream's.
 const LINE_TOKENS: u32 = 16;
 
-/// ResponseIdentity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
+/// Identity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseIdentity {
     id: String,

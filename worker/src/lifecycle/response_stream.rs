@@ -325,9 +325,8 @@ impl Answer {
         Some(Lines { receiver, exactness: journal::exactness(&self.form.generation.sampling) })
     }
 
-    /// Ends a write of the stream with its line in the journal, if there is one; empties it if the client has had it.
-    ///
-    /// `choice` is the choice to which it belongs; `None` if it belongs to none.
+    /// Ends a write of the stream for this choice, or for none, with its line in the journal, if there is one; empties
+    /// it if the client has had it.
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}

@@ -45,7 +45,8 @@ const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 8192, bytes_max:
 
 /// Longest silence of a stream.
 ///
-/// Source: own choice: a router that hears nothing for a second has missed three frames, and a frame takes microseconds.
+/// Source: own choice: a router that hears nothing for a second has missed three frames, and a frame takes
+/// microseconds.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Shortest time between two frames that report only new requests.
