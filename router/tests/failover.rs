@@ -4,7 +4,8 @@
 
 mod support;
 
-use futures::StreamExt;
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
 use serde_json::Value;
 use support::raw::{RawServer, Script, Step, events};
 use support::worker::answers::{End, N_TOKENS};
@@ -54,6 +55,43 @@ async fn router(workers: &[&FakeWorker], flags: &[&str]) -> TestRouter {
     })
     .await;
     router
+}
+
+/// Begins a stream, and returns it with its text up to this part.
+async fn begun(router: &TestRouter, part: &str) -> (impl Stream<Item = reqwest::Result<Bytes>> + Unpin, String) {
+    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
+    let mut text = String::new();
+    while !text.contains(part) {
+        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
+    }
+    (stream, text)
+}
+
+/// Returns the whole text of a stream that has begun with this one.
+async fn rest(mut stream: impl Stream<Item = reqwest::Result<Bytes>> + Unpin, mut text: String) -> String {
+    while let Some(piece) = stream.next().await {
+        text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
+    }
+    text
+}
+
+/// Makes both workers full.
+async fn fill(router: &TestRouter, workers: [&FakeWorker; 2]) {
+    for worker in workers {
+        worker.update(Vec::new(), Some(full(10_000)));
+    }
+    let is_full = |page: &Value, idx: usize| page["workers"][idx]["load"]["queued_prefill_tokens"] == 10_000;
+    eventually("both are full", || async {
+        let page = router.fleet().await;
+        is_full(&page, 0) && is_full(&page, 1)
+    })
+    .await;
+}
+
+/// Frees one slot of a full worker, without which nobody could start soon.
+fn free_a_slot(worker: &FakeWorker) {
+    let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
+    worker.update(Vec::new(), Some(one_slot));
 }
 
 async fn ask(router: &TestRouter) -> String {
@@ -256,11 +294,7 @@ async fn a_stock_server_continues_no_stream() {
 async fn a_client_that_leaves_while_its_stream_changes_workers_frees_the_other() {
     let [first, second] = workers([Behaviour::Journaled(2, End::Break), Behaviour::Silent]);
     let router = router(&[&first, &second], &[]).await;
-    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
-    let mut text = String::new();
-    while !text.contains(": the answer goes on") {
-        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
-    }
+    let (stream, _) = begun(&router, ": the answer goes on").await;
     eventually("the second worker is asked", || async { second.seen().len() == 1 }).await;
     drop(stream);
     eventually("it sees the client leave", || async { second.n_left() == 1 }).await;
@@ -270,33 +304,16 @@ async fn a_client_that_leaves_while_its_stream_changes_workers_frees_the_other()
 async fn a_continuation_goes_before_the_requests_that_wait() {
     let [mut first, second] = workers([Behaviour::Journaled(2, End::Hang), COMPLETE]);
     let router = router(&[&first, &second], &[]).await;
-    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
-    let mut text = String::new();
-    while !text.contains("\"n\": 1") {
-        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
-    }
-    for worker in [&first, &second] {
-        worker.update(Vec::new(), Some(full(10_000)));
-    }
-    let is_full = |page: &Value, idx: usize| page["workers"][idx]["load"]["queued_prefill_tokens"] == 10_000;
-    eventually("both are full", || async {
-        let page = router.fleet().await;
-        is_full(&page, 0) && is_full(&page, 1)
-    })
-    .await;
+    let (stream, text) = begun(&router, "\"n\": 1").await;
+    fill(&router, [&first, &second]).await;
     let new = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));
     let new = tokio::spawn(async move { new.send().await });
     let waiting = async |n: f64| router.metric("warmpath_router_queue_requests").await == n;
     eventually("the new request waits", || waiting(1.0)).await;
     first.kill();
     eventually("the rest of the stream waits, too", || waiting(2.0)).await;
-    // One slot is free, and nobody could start soon without it.
-    let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
-    second.update(Vec::new(), Some(one_slot));
-    while let Some(piece) = stream.next().await {
-        text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
-    }
-    assert_eq!(without_comments(&text).0, whole());
+    free_a_slot(&second);
+    assert_eq!(without_comments(&rest(stream, text).await).0, whole());
     assert!(header(&second.seen()[0], "x-warmpath-journal-bytes").is_some(), "the new request came first");
     new.abort();
 }
@@ -305,32 +322,16 @@ async fn a_continuation_goes_before_the_requests_that_wait() {
 async fn a_continuation_waits_for_longer_than_a_new_request() {
     let [mut first, second] = workers([Behaviour::Journaled(2, End::Hang), COMPLETE]);
     let router = router(&[&first, &second], &["--queue-timeout", "0.2"]).await;
-    let mut stream = router.chat_stream(&long_text("failover")).await.bytes_stream();
-    let mut text = String::new();
-    while !text.contains("\"n\": 1") {
-        text.push_str(&String::from_utf8_lossy(&stream.next().await.expect("more").expect("it is whole")));
-    }
-    for worker in [&first, &second] {
-        worker.update(Vec::new(), Some(full(10_000)));
-    }
-    let is_full = |page: &Value, idx: usize| page["workers"][idx]["load"]["queued_prefill_tokens"] == 10_000;
-    eventually("both are full", || async {
-        let page = router.fleet().await;
-        is_full(&page, 0) && is_full(&page, 1)
-    })
-    .await;
+    let (stream, text) = begun(&router, "\"n\": 1").await;
+    fill(&router, [&first, &second]).await;
     first.kill();
     let waiting = async |n: f64| router.metric("warmpath_router_queue_requests").await == n;
     eventually("the rest of the stream waits", || waiting(1.0)).await;
     // By the time that a later request is sent away, the stream has waited for longer than that.
     assert_eq!(router.chat("hello").await.status(), 429);
     assert!(waiting(1.0).await, "the rest of the stream waits on");
-    let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
-    second.update(Vec::new(), Some(one_slot));
-    while let Some(piece) = stream.next().await {
-        text.push_str(&String::from_utf8_lossy(&piece.expect("the stream ends in order")));
-    }
-    assert_eq!(without_comments(&text).0, whole());
+    free_a_slot(&second);
+    assert_eq!(without_comments(&rest(stream, text).await).0, whole());
 }
 
 #[tokio::test(flavor = "multi_thread")]
