@@ -37,16 +37,16 @@ pub(super) struct Upstream<'a> {
     pub(super) past: Option<&'a Past>,
 }
 
-/// BodyPieces of a body as long as its worker is alive; reads after the last one give nothing.
+/// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
 pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, Failure>>;
 
-/// ResponseHead of a response.
+/// Head of a response.
 pub(super) struct ResponseHead {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
 }
 
-/// RestOfBody of a response's body.
+/// Rest of a response's body.
 pub(super) enum RestOfBody {
     /// Events, which another event can follow.
     Events(Box<Events>),
@@ -129,7 +129,7 @@ impl Upstream<'_> {
             let mark = end_mark(arrival.shape, &arrival.path).map(|mark| self.mark_of_server(mark, choice));
             return Ok(self.begin_stream((head, pieces), mark, deadline).await?);
         }
-        if self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL) {
+        if self.has_journal(&head) {
             return self.take_journaled((head, pieces), deadline).await;
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
@@ -147,10 +147,13 @@ impl Upstream<'_> {
             };
             return Err(AttemptError { failure, refusal, retry_after, past: None });
         }
-        match timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)?? {
-            TakenIn::Whole(body) => Ok(UpstreamResponse::Whole { head, body }),
-            TakenIn::Part(first) => Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) }),
-        }
+        let taken = timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)??;
+        Ok(taken.response(head, pieces))
+    }
+
+    /// Returns whether the response has a journal; only Warmpath workers keep one.
+    fn has_journal(&self, head: &ResponseHead) -> bool {
+        self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL)
     }
 
     /// Returns the failure that a status tells; `None` if the response is the client's.
@@ -178,45 +181,42 @@ impl Upstream<'_> {
         deadline: Instant,
     ) -> Result<UpstreamResponse, AttemptError> {
         let mut reader = WholeReader::new(self.past.map(|past| past.lines.clone()).unwrap_or_default());
-        let end = self.read_journaled(&mut reader, &mut pieces, deadline).await;
+        let read = self.read_journaled(&mut reader, &mut pieces, deadline).await;
         let told_before = self.past.and_then(|past| past.cached_tokens);
         let cached_tokens = told_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
-        let past = |reader: WholeReader| reader.into_lines().map(|lines| Past { lines, cached_tokens });
-        let (end, (status, body)) = match (end, reader.take()) {
-            (Ok(end), Some(taken)) => (end, taken),
-            (Ok(_), None) => return Err(AttemptError { past: past(reader), ..Failure::Broken.into() }),
-            (Err(failure), _) => return Err(AttemptError { past: past(reader), ..failure.into() }),
+        let past = reader.into_lines().map(|lines| Past { lines, cached_tokens });
+        let (status, taken) = match read {
+            Ok(read) => read,
+            Err(failure) => return Err(AttemptError { past, ..failure.into() }),
         };
         let head = ResponseHead { status, ..head };
         if let Some(failure) = self.refused(status) {
-            let refusal = Some(WorkerRefusal { head, body });
-            return Err(AttemptError { refusal, past: past(reader), ..failure.into() });
+            let (TakenIn::Whole(body) | TakenIn::Part(body)) = taken;
+            return Err(AttemptError { refusal: Some(WorkerRefusal { head, body }), past, ..failure.into() });
         }
-        Ok(match end {
-            JournaledEnd::Whole => UpstreamResponse::Whole { head, body },
-            JournaledEnd::TooLong => {
-                let rest = RestOfBody::Other(patient(pieces, self.limits.idle_timeout));
-                UpstreamResponse::Stream { head, first: body, rest }
-            }
-        })
+        Ok(taken.response(head, patient(pieces, self.limits.idle_timeout)))
     }
 
-    /// Reads such a response until it ends or exceeds the buffer.
+    /// Reads such a response until it ends or exceeds the buffer; returns its status and what was read of its body.
     async fn read_journaled(
         &self,
         reader: &mut WholeReader,
         pieces: &mut BodyPieces,
         deadline: Instant,
-    ) -> Result<JournaledEnd, Failure> {
-        while reader.body_bytes() <= WHOLE_ANSWER_BYTES_MAX {
+    ) -> Result<(StatusCode, TakenIn), Failure> {
+        let taken: fn(Bytes) -> TakenIn = loop {
+            if reader.body_bytes() > WHOLE_ANSWER_BYTES_MAX {
+                break TakenIn::Part;
+            }
             let idle_deadline = reader.has_begun().then(|| Instant::now() + self.limits.idle_timeout);
             let until = idle_deadline.map_or(deadline, |idle| idle.min(deadline));
             match timeout_at(until, pieces.next()).await.map_err(|_| Failure::Timeout)? {
                 Some(piece) => reader.push(&piece?)?,
-                None => return Ok(JournaledEnd::Whole),
+                None => break TakenIn::Whole,
             }
-        }
-        Ok(JournaledEnd::TooLong)
+        };
+        let (status, body) = reader.take().ok_or(Failure::Broken)?;
+        Ok((status, taken(body)))
     }
 
     /// Returns the request's body, behind which comes the journal of a response that is continued.
@@ -249,7 +249,7 @@ impl Upstream<'_> {
             return Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) });
         };
         let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
-        if self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL) {
+        if self.has_journal(&head) {
             events = with_journal(events, self.past);
         }
         let first = self.comments.skip(&mut events).await?;
@@ -309,18 +309,21 @@ fn patient(pieces: BodyPieces, idle_timeout: Duration) -> BodyPieces {
     patient.fuse().boxed()
 }
 
-/// End of reading a response behind a journal.
-enum JournaledEnd {
-    Whole,
-    /// The buffer is full, and there is more.
-    TooLong,
-}
-
 /// The part of a body that was read.
 enum TakenIn {
     Whole(Bytes),
     /// The buffer is full, and there is more.
     Part(Bytes),
+}
+
+impl TakenIn {
+    /// Returns the response that begins with this; `pieces` is the rest of its body.
+    fn response(self, head: ResponseHead, pieces: BodyPieces) -> UpstreamResponse {
+        match self {
+            Self::Whole(body) => UpstreamResponse::Whole { head, body },
+            Self::Part(first) => UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) },
+        }
+    }
 }
 
 async fn take_in(pieces: &mut BodyPieces) -> Result<TakenIn, Failure> {

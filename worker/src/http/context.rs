@@ -55,7 +55,7 @@ pub struct RequestContext {
     pub tenant: Option<TenantId>,
     /// Highest priority that the router allows.
     pub priority_max: Option<i32>,
-    /// ResponseIdentity of the response, if the router keeps its journal.
+    /// Identity of the response, if the router keeps its journal.
     pub journal: Option<ResponseIdentity>,
     /// Whether the router takes a journal in front of a response that is sent whole.
     pub takes_whole_journal: bool,

@@ -41,7 +41,7 @@ pub struct ResponseSpec {
     pub answer: Option<Arc<ChatAnswer>>,
     /// Kinds of tools in the request that no part of this worker executes.
     pub left_out: Vec<&'static str>,
-    /// ResponseIdentity of the response.
+    /// Identity of the response.
     pub identity: ResponseIdentity,
     /// Whether the response has a journal.
     pub is_journaled: bool,
