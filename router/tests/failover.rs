@@ -104,6 +104,19 @@ fn header<'a>(seen: &'a Seen, name: &str) -> Option<&'a str> {
     seen.headers.get(name).map(|value| value.to_str().expect("text"))
 }
 
+/// Returns the last request that a worker has got.
+fn last_seen(worker: &FakeWorker) -> Seen {
+    worker.seen().pop().expect("it was asked")
+}
+
+/// Asserts that the second request is the first one with so many lines of a journal, and what its client was told.
+fn assert_continues((before, after): (&Seen, &Seen), n_lines: usize, context: &str) {
+    let lines: String = (0..n_lines).map(|n| format!("0 {n}\n")).collect();
+    assert_eq!(after.body, [&before.body[..], lines.as_bytes()].concat(), "{context}");
+    assert_eq!(header(after, "x-warmpath-journal-bytes"), Some(lines.len().to_string().as_str()));
+    assert_eq!(header(after, "x-warmpath-cached-tokens"), Some("32"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_continues_at_another_worker_wherever_its_own_fails() {
     let anywhere = [1, 3, N_TOKENS - 1].map(|n_writes| (n_writes, End::Break));
@@ -115,14 +128,10 @@ async fn a_stream_continues_at_another_worker_wherever_its_own_fails() {
         assert_eq!(events, whole(), "{end:?} {n_writes}");
         assert_eq!(router.metric(CONTINUED).await, 1.0, "{end:?} {n_writes}: {text}");
         assert_eq!(comments.last(), Some(&": x-warmpath-failovers: 1; exact\n\n"));
-        let (before, after) = (first.seen(), second.seen());
-        let (before, after) = (before.last().expect("it was asked"), after.last().expect("it was asked"));
-        let lines: String = (0..n_writes).map(|n| format!("0 {n}\n")).collect();
-        assert_eq!(after.body, [&before.body[..], lines.as_bytes()].concat(), "{end:?}");
-        assert_eq!(header(after, "x-warmpath-journal-bytes"), Some(lines.len().to_string().as_str()));
-        assert_eq!(header(after, "x-warmpath-cached-tokens"), Some("32"));
-        assert_eq!(header(after, "x-warmpath-journal"), header(before, "x-warmpath-journal"));
-        assert!(header(before, "x-warmpath-journal").is_some_and(|identity| identity.len() > 40));
+        let (before, after) = (last_seen(&first), last_seen(&second));
+        assert_continues((&before, &after), n_writes, &format!("{end:?}"));
+        assert_eq!(header(&after, "x-warmpath-journal"), header(&before, "x-warmpath-journal"));
+        assert!(header(&before, "x-warmpath-journal").is_some_and(|identity| identity.len() > 40));
         assert_eq!(router.metric("warmpath_router_broken_responses_total").await, 0.0);
         if end == End::Hang {
             eventually("the hung worker sees its client leave", || async { first.n_left() == 1 }).await;
@@ -208,13 +217,9 @@ async fn a_whole_response_continues_at_another_worker_wherever_its_own_fails() {
         assert_eq!(head_of(&response, "x-warmpath-journal"), "");
         assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}");
         assert_eq!(router.metric(CONTINUED).await, 1.0);
-        let (before, after) = (first.seen(), second.seen());
-        let (before, after) = (before.last().expect("it was asked"), after.last().expect("it was asked"));
-        let lines: String = (0..n_lines).map(|n| format!("0 {n}\n")).collect();
-        assert_eq!(after.body, [&before.body[..], lines.as_bytes()].concat(), "{end:?}");
-        assert_eq!(header(after, "x-warmpath-journal-bytes"), Some(lines.len().to_string().as_str()));
-        assert_eq!(header(after, "x-warmpath-cached-tokens"), Some("32"));
-        assert_eq!(header(after, "x-warmpath-journal-whole"), Some("1"));
+        let (before, after) = (last_seen(&first), last_seen(&second));
+        assert_continues((&before, &after), n_lines, &format!("{end:?}"));
+        assert_eq!(header(&after, "x-warmpath-journal-whole"), Some("1"));
     }
 }
 

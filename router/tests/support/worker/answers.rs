@@ -75,37 +75,40 @@ pub enum End {
 }
 
 /// Returns a stream with a journal that continues after that in the request, if there is one.
-pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, (n_writes, end): (usize, End)) -> Response {
-    let n_had = n_had(asked);
+pub(super) fn journaled(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
     let write = |n: usize| format!("data: {{\"n\": {n}}}\n\n:wp 0 {n}\n");
-    let until = N_TOKENS.min(n_had + n_writes);
-    let mut writes: Vec<_> = (n_had..until).map(write).collect();
-    if until == N_TOKENS {
-        writes.push("data: [DONE]\n\n:wp\n".to_owned());
-    } else if end == End::Error {
-        writes.push("data: {\"error\": {\"message\": \"my own words\"}}\n\n".to_owned());
-    } else if end == End::Break {
-        writes.push("data: {\"n\": \"half\"}\n\n:wp".to_owned());
-    }
-    let end = Some(end).filter(|_| until < N_TOKENS);
-    behind_journal_headers(shared, writes, end)
+    behind_journal((shared, asked), part, write, |end| match end {
+        None => &["data: [DONE]\n\n:wp\n"],
+        Some(End::Error) => &["data: {\"error\": {\"message\": \"my own words\"}}\n\n"],
+        Some(End::Break) => &["data: {\"n\": \"half\"}\n\n:wp"],
+        Some(End::Close | End::Hang) => &[],
+    })
 }
 
 /// Returns a whole response behind a journal that continues after that in the request, if there is one.
-pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, (n_lines, end): (usize, End)) -> Response {
+pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, End)) -> Response {
+    let write = |n: usize| format!(":wp 0 {n}\n");
+    behind_journal((shared, asked), part, write, |end| match end {
+        None => &[":wp= 200\n{\"answer\":", " 42}"],
+        Some(End::Error) => &[":wp= 503\n{\"error\": {\"message\": \"my own words\"}}"],
+        Some(End::Break) => &[":wp"],
+        Some(End::Close | End::Hang) => &[],
+    })
+}
+
+/// Returns a response of so many writes after those in the request, and of what stands at its end, which is in order
+/// behind the last write.
+fn behind_journal(
+    (shared, asked): (Arc<Shared>, &Seen),
+    (n_writes, end): (usize, End),
+    write: impl Fn(usize) -> String,
+    last: impl FnOnce(Option<End>) -> &'static [&'static str],
+) -> Response {
     let n_had = n_had(asked);
-    let until = N_TOKENS.min(n_had + n_lines);
-    let mut pieces: Vec<_> = (n_had..until).map(|n| format!(":wp 0 {n}\n")).collect();
-    if until == N_TOKENS {
-        pieces.push(":wp= 200\n{\"answer\":".to_owned());
-        pieces.push(" 42}".to_owned());
-    } else if end == End::Error {
-        pieces.push(":wp= 503\n{\"error\": {\"message\": \"my own words\"}}".to_owned());
-    } else if end == End::Break {
-        pieces.push(":wp".to_owned());
-    }
+    let until = N_TOKENS.min(n_had + n_writes);
     let end = Some(end).filter(|_| until < N_TOKENS);
-    behind_journal_headers(shared, pieces, end)
+    let pieces = (n_had..until).map(write).chain(last(end).iter().map(|piece| (*piece).to_owned()));
+    behind_journal_headers(shared, pieces.collect(), end)
 }
 
 /// Returns the number of lines behind a request's body.
