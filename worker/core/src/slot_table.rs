@@ -138,6 +138,11 @@ impl Slot {
         self.n_last_prompt
     }
 
+    /// Returns the number of the first tokens from which a later request has started, here or in another slot.
+    pub fn n_reused(&self) -> usize {
+        self.n_reused
+    }
+
     /// Returns whether a sequence runs in the slot.
     pub fn is_busy(&self) -> bool {
         self.state != State::Idle

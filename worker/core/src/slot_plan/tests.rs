@@ -190,6 +190,19 @@ fn takes_the_slot_used_longest_ago_when_all_hold_something_else() {
 }
 
 #[test]
+fn state_that_was_reused_is_saved_where_an_export_takes_a_third_of_computing() {
+    let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), IDLE));
+    let mut world = world(MemoryKind::Full, &used);
+    // As on a GPU: 0.02 to 0.03 ms to export a token, 0.1 ms to compute it.
+    world.costs.export_ms_per_token = Some(0.3);
+    for (n_reused, save) in [(0, Save::No), (10, Save::No), (48, Save::First)] {
+        world.table.lend(SlotId(2), n_reused);
+        let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+        assert_eq!((plan.slot, plan.save), (SlotId(2), save), "{n_reused} tokens were reused");
+    }
+}
+
+#[test]
 fn does_not_save_what_is_stored() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 48, u32::from(slot) + 1), IDLE));
     let mut world = world(MemoryKind::Full, &used);
