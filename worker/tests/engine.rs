@@ -15,6 +15,7 @@ mod engine {
     mod faults;
     mod grammars;
     mod interrupts;
+    mod parked;
     mod prompt_lists;
     mod property;
     mod random_schema;

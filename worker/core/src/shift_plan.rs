@@ -2,10 +2,15 @@
 //!
 //! The shell moves the state; which tokens are exact afterwards is in `slot_table`.
 //!
-//! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and continues it
-//! later, as when a client drops its oldest messages, the state of the common text moves to its position in the prompt.
-//! That state was computed behind other tokens than the prompt's, so it is close to the exact state and not equal to
-//! it.
+//! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and has other
+//! parts of that text further on, their state moves to its position in the prompt. So it is when a client drops its
+//! oldest messages, or when the same tools stand behind another system text. The tokens of the prompt in between are
+//! computed. Moved state was computed behind other tokens than the prompt's, so it is close to the exact state and not
+//! equal to it.
+
+mod runs;
+
+use std::ops::Range;
 
 use warmpath_common::ids::{SlotId, Token};
 
@@ -25,7 +30,7 @@ const SHIFTED_TOKENS_MIN: u32 = 4;
 pub struct Move {
     /// Position of the first token.
     pub from_token: u32,
-    /// New position of the first token: at most `from_token`.
+    /// New position of the first token, before the old one or behind it.
     pub to_token: u32,
     /// Number of tokens, at least 1.
     pub n_tokens: u32,
@@ -34,64 +39,90 @@ pub struct Move {
 /// Start of a prompt from moved state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reused {
-    /// Slot to use, idle.
+    /// Slot that has the state.
     pub slot: SlotId,
     /// Number of the prompt's first tokens that stay in place and are exact, at least 1.
     pub n_exact: u32,
-    /// Moves in the order in which they are made. Each goes to the position at which the one before ended, the first
-    /// one right behind the exact tokens; all other tokens are dropped.
+    /// Moves, each behind the one before, in the slot and in the prompt. All other tokens are dropped, and the prompt's
+    /// tokens between the moved ones are computed.
     pub moves: Vec<Move>,
 }
 
 impl Reused {
-    /// Returns the number of the prompt's tokens that are present afterwards.
+    /// Returns the number of the prompt's tokens that are not computed.
     pub fn n_tokens(&self) -> u32 {
         self.n_exact + self.n_moved()
     }
 
-    /// Returns the number of the present tokens that are not exact.
+    /// Returns the number of those tokens that are not exact.
     pub fn n_moved(&self) -> u32 {
         self.moves.iter().map(|one| one.n_tokens).sum()
     }
+
+    /// Returns the number of the slot's first tokens that are needed.
+    pub fn n_source_tokens(&self) -> u32 {
+        self.moves.last().map_or(self.n_exact, |last| last.from_token + last.n_tokens)
+    }
+
+    /// Returns the number of the prompt's first tokens that are there before any is computed.
+    pub fn n_in_place(&self) -> u32 {
+        let follows = |range: &&Range<u32>| range.start == self.n_exact;
+        self.ranges().first().filter(follows).map_or(self.n_exact, |range| range.end)
+    }
+
+    /// Returns the ranges of the prompt's tokens that are moved behind tokens which are still to be computed.
+    pub fn behind_gaps(&self) -> Vec<Range<u32>> {
+        let n_in_place = self.n_in_place();
+        self.ranges().into_iter().filter(|range| range.start > n_in_place).collect()
+    }
+
+    /// Returns the ranges of the prompt's moved tokens; adjacent ones are one range.
+    fn ranges(&self) -> Vec<Range<u32>> {
+        let mut ranges: Vec<Range<u32>> = Vec::new();
+        for one in &self.moves {
+            let end = one.to_token + one.n_tokens;
+            match ranges.last_mut() {
+                Some(last) if last.end == one.to_token => last.end = end,
+                _ => ranges.push(one.to_token..end),
+            }
+        }
+        ranges
+    }
 }
 
-/// Returns the idle slot whose state covers the most of the prompt once runs of at least `n_run_min` tokens are moved.
+/// Returns the slot whose state covers the most of the prompt once runs of at least `n_run_min` tokens are moved.
 ///
 /// `None` if nothing can be moved or `n_run_min` is 0. Ties go to the slot used last.
-/// Cost: O(held tokens x `n_run_min`).
+/// Cost: that of [`moves`] for each slot of the same root.
 pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused> {
     if n_run_min == 0 || wish.reuse == Reuse::Forbidden {
         return None;
     }
-    let idle = table.iter().filter(|(_, slot)| !slot.is_busy());
-    let ways = idle.filter_map(|(id, held)| {
+    let ways = table.iter().filter_map(|(id, held)| {
         let n_exact = held.n_common(wish.prompt, wish.root).min(wish.prompt.len() - 1);
+        if n_exact == 0 {
+            return None;
+        }
         let moves = moves(held.tokens(), wish.prompt, (n_exact, n_run_min as usize));
         let reused = Reused { slot: id, n_exact: to_u32(n_exact), moves };
-        (n_exact > 0 && !reused.moves.is_empty()).then_some((reused, held.last_used()))
+        (!reused.moves.is_empty()).then_some((reused, held.last_used()))
     });
     ways.max_by_key(|(reused, last_used)| (reused.n_tokens(), *last_used)).map(|(reused, _)| reused)
 }
 
-/// Returns the runs of at least `n_run_min` held tokens that continue the prompt one after another, behind the
+/// Returns the runs of at least `n_run_min` held tokens that the prompt has as well, in the same order, behind the
 /// `n_common` tokens that prompt and slot share; at least one token of the prompt is left to compute.
 ///
-/// Source: llama-server's `--cache-reuse`: tokens that do not match are skipped in the slot, never in the prompt.
+/// Cost: O(n log n) for n tokens of slot and prompt, and 64 comparisons of them.
+/// Source: llama-server's `--cache-reuse`, which skips tokens in the slot and never in the prompt.
 pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, usize)) -> Vec<Move> {
-    let prompt = &prompt[..prompt.len() - 1];
-    let (mut from, mut to) = (n_common, n_common);
-    let mut moves = Vec::new();
-    while from < held.len() && to < prompt.len() {
-        let n_run = held[from..].iter().zip(&prompt[to..]).take_while(|(held, wanted)| held == wanted).count();
-        if n_run < n_run_min.max(1) {
-            from += 1;
-            continue;
-        }
-        moves.push(Move { from_token: to_u32(from), to_token: to_u32(to), n_tokens: to_u32(n_run) });
-        from += n_run;
-        to += n_run;
-    }
-    moves
+    let (held, wanted) = (&held[n_common..], &prompt[n_common..prompt.len() - 1]);
+    let to_move = |run: &runs::Run| Move {
+        from_token: to_u32(n_common + run.from),
+        to_token: to_u32(n_common + run.to),
+        n_tokens: to_u32(run.n),
+    };
+    runs::in_common(held, wanted, n_run_min.max(1)).iter().map(to_move).collect()
 }
 
 /// Returns the tokens that are dropped when a sequence of `n_held` tokens has filled its context and continues:

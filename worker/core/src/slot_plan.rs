@@ -108,6 +108,12 @@ pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
     if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
 }
 
+/// Returns the idle slot whose state is worth least; `None` if there is none.
+pub fn least_valuable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Option<SlotId> {
+    let (_, victim) = Planner::new(inputs, wish).candidates()?;
+    Some(victim.slot)
+}
+
 /// Returns an upper estimate of the prompt tokens that need not be computed when the request starts.
 pub fn best_usable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
     let planner = Planner::new(inputs, wish);

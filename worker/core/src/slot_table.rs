@@ -321,17 +321,28 @@ impl SlotTable {
         }
     }
 
-    /// Adds tokens of its prompt to a busy slot whose state was computed at another place in a text and moved here.
-    /// Neither they nor later tokens are exact.
+    /// Records that state from another place in a text will follow a busy slot's first `n_tokens` tokens, which are its
+    /// prompt's: neither it nor what is computed behind it is exact, so none of that is announced.
     ///
-    /// Panics: when the slot is idle or no token of its prompt would be left to compute.
+    /// Panics: when the slot is idle or holds more tokens.
+    pub fn expect_moved(&mut self, slot: SlotId, n_tokens: u32) {
+        let entry = &mut self.slots[usize::from(slot.0)];
+        assert!(entry.is_busy(), "slot {slot} is idle");
+        assert!(entry.tokens.len() <= n_tokens as usize, "slot {slot} holds more than {n_tokens} tokens");
+        entry.prompt.truncate(n_tokens as usize);
+        self.tree.cut(slot, &entry.prompt);
+    }
+
+    /// Adds tokens of its prompt to a busy slot whose state was computed at another place in a text and moved here, as
+    /// [`Self::expect_moved`] has recorded. Neither they nor later tokens are exact.
+    ///
+    /// Panics: when the slot is idle, no token of its prompt would be left to compute, or it was not recorded.
     pub fn extend_moved(&mut self, slot: SlotId, tokens: &[Token]) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");
+        assert!(entry.prompt.len() <= entry.n_exact, "slot {slot} announces what will not be exact");
         entry.tokens.extend_from_slice(tokens);
         assert!(entry.tokens.len() < entry.n_last_prompt, "slot {slot} would have nothing to compute");
-        entry.prompt.truncate(entry.n_exact);
-        self.tree.cut(slot, entry.exact_tokens());
     }
 
     /// Drops tokens from the middle of a busy slot; the tokens behind them are no longer exact.

@@ -9,11 +9,11 @@
 pub(crate) mod codec;
 mod contents;
 pub(crate) mod receiving;
-mod restoring;
+pub(crate) mod restoring;
 pub(crate) mod saved_slot;
 mod saving;
 pub(crate) mod sending;
-mod shifts;
+pub(crate) mod shifts;
 pub(crate) mod store;
 
 use std::collections::BTreeSet;

@@ -20,8 +20,8 @@ use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
-use super::api::Started;
 use super::handle::Admission;
+use super::kv::restoring::SlotStart;
 use super::publish::counters::Counters;
 use super::sequence::Sequence;
 use batch::Planned;
@@ -75,14 +75,14 @@ impl Scheduler {
         step_ms.map_or(gather_max, |step_ms| gather_max.min(Duration::from_secs_f64(step_ms.max(0.0) / 1e3)))
     }
 
-    /// Runs a submission in its slot; `checkpoints` are the numbers of prompt tokens after which the partial state is
-    /// kept.
-    pub(crate) fn start(&mut self, admission: Admission, started: Started, checkpoints: Vec<u32>) -> &mut Sequence {
+    /// Runs a submission in its slot.
+    pub(crate) fn start(&mut self, admission: Admission, start: SlotStart) -> &mut Sequence {
+        let started = start.started;
         let n_prompt = u32::try_from(admission.submission.prompt.len()).unwrap_or(u32::MAX);
         self.counters.admit(u64::from(n_prompt), started.cached);
         self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
         self.n_started += 1;
-        let sequence = Sequence::start(admission, started, self.n_started).with_checkpoints(checkpoints);
+        let sequence = Sequence::start(admission, start, self.n_started);
         self.running.put(started.slot, sequence)
     }
 

@@ -12,9 +12,11 @@ use warmpath_worker_core::drafting::lengths::Length;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_output::stream_decoder::Output;
 
-use super::api::{Drafted, Event, FinishReason, Finished, Started, Submission};
+use super::api::{Drafted, Event, FinishReason, Finished, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, Place};
+use super::kv::restoring::SlotStart;
+use super::kv::shifts::ParkedRun;
 use super::output::sampler::TokenSampler;
 
 /// A sequence in a slot.
@@ -44,6 +46,8 @@ pub(crate) struct Sequence {
     decoding: Vec<Token>,
     /// Numbers of tokens after which the partial state is kept, ascending, without past ones.
     checkpoints: Vec<u32>,
+    /// Moved state that continues the prompt once the tokens before it are computed, without what has.
+    parked: VecDeque<ParkedRun>,
     times: Times,
     _place: Place,
 }
@@ -77,14 +81,14 @@ pub(crate) struct Chosen {
 
 impl Sequence {
     /// Starts a submission and notifies its client.
-    pub(super) fn start(admission: Admission, started: Started, order: u64) -> Self {
+    pub(super) fn start(admission: Admission, start: SlotStart, order: u64) -> Self {
+        let SlotStart { started, checkpoints, parked } = start;
         let Admission { mut submission, sampler, drafter, came, place, .. } = admission;
         submission.events.send(Event::Started(started));
         let stops = std::mem::take(&mut submission.generation.stop);
         let output = Output::new(stops).indented(submission.generation.n_indent);
         let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
         let n_cached = started.cached_tokens();
-        let checkpoints = Vec::new();
         let wants_list = submission.prompt_probabilities().is_some();
         let listed = wants_list.then(|| PromptProbabilities { first: submission.prompt[0], rest: Vec::new() });
         Self {
@@ -103,6 +107,7 @@ impl Sequence {
             held: VecDeque::new(),
             decoding: Vec::new(),
             checkpoints,
+            parked,
             times,
             _place: place,
         }
@@ -111,11 +116,6 @@ impl Sequence {
     /// Returns the time since its submission, in the queue and in its slot.
     pub(super) fn waited(&self) -> Duration {
         self.times.came.elapsed()
-    }
-
-    /// Sets the numbers of prompt tokens after which the partial state is kept.
-    pub(super) fn with_checkpoints(self, checkpoints: Vec<u32>) -> Self {
-        Self { checkpoints, ..self }
     }
 
     /// Requests the partial state after this many tokens of the prompt, for a sequence that waits for it.
@@ -129,6 +129,20 @@ impl Sequence {
     pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
         let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
         self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
+    }
+
+    /// Takes the parked state that follows the first `n_held` tokens.
+    pub(super) fn take_parked(&mut self, n_held: u32) -> Option<ParkedRun> {
+        self.parked.pop_front_if(|run| run.positions.start == n_held)
+    }
+
+    /// Returns whether tokens of its prompt have been computed.
+    pub(super) fn has_begun(&self, n_held: u32) -> bool {
+        n_held + self.n_parked() > self.n_cached
+    }
+
+    fn n_parked(&self) -> u32 {
+        self.parked.iter().map(|run| run.positions.end - run.positions.start).sum()
     }
 
     /// Returns whether the client is gone.
@@ -147,14 +161,15 @@ impl Sequence {
     }
 
     /// Returns the next work, given how many of the sequence's tokens have their KV state: a prompt is computed up to
-    /// the next checkpoint at most.
+    /// the next checkpoint or parked state at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // A sequence that generates may have fewer tokens than its prompt had, once its context was shifted.
         if self.is_stream() {
             return Work::Decode;
         }
-        let until =
-            self.checkpoints.iter().copied().find(|stop| *stop > n_held).unwrap_or(u32::MAX).min(self.n_prompt());
+        let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
+        let parked = self.parked.front().map(|run| run.positions.start);
+        let until = checkpoint.into_iter().chain(parked).fold(self.n_prompt(), u32::min);
         match until.saturating_sub(n_held) {
             0 => Work::Decode,
             n_tokens => Work::Prefill { n_tokens, ends: until == self.n_prompt() },
@@ -311,9 +326,9 @@ impl Sequence {
         }
     }
 
-    /// Returns how many of the prompt's tokens have no KV state yet.
+    /// Returns how many of the prompt's tokens are still to be computed.
     pub(super) fn n_prompt_left(&self, n_held: u32) -> u32 {
-        if self.is_stream() { 0 } else { self.n_prompt().saturating_sub(n_held) }
+        if self.is_stream() { 0 } else { self.n_prompt().saturating_sub(n_held + self.n_parked()) }
     }
 
     fn n_prompt(&self) -> u32 {

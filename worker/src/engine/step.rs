@@ -15,7 +15,7 @@ use warmpath_common::ids::SlotId;
 use warmpath_worker_core::rates::StepCounts;
 use warmpath_worker_core::slot_plan::SlotPlan;
 
-use super::api::{EngineError, Event, FinishReason, PromptFault, Started};
+use super::api::{EngineError, Event, FinishReason, PromptFault};
 use super::handle::Admission;
 use super::kv::KvState;
 use super::output::Generator;
@@ -147,13 +147,14 @@ impl EngineState<'_> {
 
     fn start(&mut self, waiting: Waiting, plan: &SlotPlan) {
         self.counters().waited(&waiting, Instant::now());
-        let (started, checkpoints) = self.kv.start(&waiting.admission, plan, &waiting.fetching);
+        let mut start = self.kv.start(&waiting.admission, plan, &waiting.fetching);
         waiting.let_go(&mut self.kv.cache);
         let Waiting { mut admission, fetched, .. } = waiting;
         self.publisher.report.resolve(admission.announcement.take());
         let past = std::mem::take(&mut admission.past);
-        let slot = started.slot;
-        let sequence = self.schedule.start(admission, Started { fetched, ..started }, checkpoints);
+        start.started.fetched = fetched;
+        let slot = start.started.slot;
+        let sequence = self.schedule.start(admission, start);
         let n_tokens = sequence.submission.prompt.len();
         let context_tokens = self.kv.table.context_tokens();
         if let Some(reason) = self.generator.replay(sequence, past) {
@@ -205,6 +206,7 @@ impl EngineState<'_> {
         self.publisher.count_batch(batch, self.schedule.running.iter().count());
         self.schedule.count_passed_tokens(batch);
         self.record(batch);
+        self.append_parked();
         let n_streams = batch.shares.iter().filter(|share| self.is_stream(share.slot)).count() as u32;
         let n_chosen = self.use_logits(batch);
         if self.schedule.is_over() {
@@ -235,6 +237,18 @@ impl EngineState<'_> {
         for (slot, sequence) in self.schedule.running.iter_mut() {
             if sequence.reaches_checkpoint(self.kv.n_held(slot)) {
                 self.kv.keep_checkpoint(slot);
+            }
+        }
+    }
+
+    /// Continues the prompts that have been computed up to their parked state.
+    fn append_parked(&mut self) {
+        for slot in self.schedule.running.slots() {
+            let n_held = self.kv.n_held(slot);
+            let Some(sequence) = self.schedule.running.get_mut(slot) else { continue };
+            let Some(run) = sequence.take_parked(n_held) else { continue };
+            if let Err(error) = self.kv.append_parked(slot, &run, &sequence.submission.prompt) {
+                self.abort(slot, &error.to_string());
             }
         }
     }

@@ -1,8 +1,10 @@
 //! One sequence in a separate context, moved by hand, for comparison with the engine's shifted responses.
 //!
-//! These are llama.cpp's own calls, in the order in which its server makes them, without any code of the engine's.
+//! These are llama.cpp's own calls, in the order in which its server makes them, without any code of the engine's. What
+//! its server cannot do, to compute tokens in front of others, takes further sequences that share the cells.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
@@ -32,6 +34,8 @@ impl ByHand {
         };
         let params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(1024))
+            .with_n_seq_max(4)
+            .with_kv_unified(true)
             .with_n_threads(1)
             .with_n_threads_batch(1)
             .with_flash_attention_policy(flash_attn);
@@ -83,6 +87,24 @@ impl ByHand {
         assert!(self.context.clear_kv_cache_seq(Some(0), Some(n_kept), Some(from)).unwrap());
         self.context.kv_cache_seq_add(0, Some(from), None, -(n_dropped as i32)).unwrap();
         self.n_held -= n_dropped;
+    }
+
+    /// Gives the tokens at these positions to another sequence as well.
+    pub fn lay_aside(&mut self, sequence: i32, positions: Range<u32>) {
+        self.context.kv_cache_seq_cp(0, sequence, Some(positions.start), Some(positions.end)).unwrap();
+    }
+
+    /// Drops the tokens after the first `n_kept`.
+    pub fn cut(&mut self, n_kept: u32) {
+        assert!(self.context.clear_kv_cache_seq(Some(0), Some(n_kept), None).unwrap());
+        self.n_held = n_kept;
+    }
+
+    /// Puts the tokens of another sequence, which begin at the position `from`, behind the present ones.
+    pub fn take_back(&mut self, sequence: i32, from: u32) {
+        self.context.kv_cache_seq_add(sequence, None, None, self.n_held as i32 - from as i32).unwrap();
+        self.context.kv_cache_seq_cp(sequence, 0, None, None).unwrap();
+        self.n_held = self.context.kv_cache_seq_pos_max(0) as u32 + 1;
     }
 
     /// Continues with the most likely tokens that do not end the text.

@@ -3,7 +3,7 @@
 //!
 //! The digital model (`Preset::Tiny`, whose positions are rotations that llama.cpp can turn on) answers by every state
 //! it sees, so a shifted answer differs from the computed one, and whatever leaks shows in the answers of others. Not
-//! here: what is moved (`shift_plan` in the core).
+//! here: moved state behind tokens that are computed first (`parked`), what is moved (`shift_plan` in the core).
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -20,7 +20,7 @@ use super::support::{Answer, Ask, ask, config, start, stop, tokens};
 
 const CONTEXT: u32 = 512;
 
-fn slots(n_slots: u16) -> EngineConfig {
+pub fn slots(n_slots: u16) -> EngineConfig {
     let context_tokens_total = CONTEXT * u32::from(n_slots);
     EngineConfig { n_slots, context_tokens_total, ..config(Preset::Tiny) }
 }
@@ -31,18 +31,18 @@ fn shifting(n_slots: u16) -> EngineConfig {
 }
 
 /// Returns each kind of buffer with and without flash attention.
-fn kinds(config: &EngineConfig) -> Vec<EngineConfig> {
+pub fn kinds(config: &EngineConfig) -> Vec<EngineConfig> {
     let kinds = [(Switch::Off, Switch::Off), (Switch::On, Switch::Off), (Switch::On, Switch::On)];
     kinds.map(|(kv_unified, flash_attn)| EngineConfig { kv_unified, flash_attn, ..config.clone() }).to_vec()
 }
 
-fn reusing(prompt: &[Token], max_tokens: u32) -> Ask {
+pub fn reusing(prompt: &[Token], max_tokens: u32) -> Ask {
     let shifts = ShiftWish { cache_reuse_tokens: Some(32), ..ShiftWish::default() };
     Ask { shifts, ..ask(prompt, max_tokens) }
 }
 
 /// Returns the answers that an engine without any cache gives.
-async fn cold(asks: &[Ask]) -> Vec<Vec<Token>> {
+pub async fn cold(asks: &[Ask]) -> Vec<Vec<Token>> {
     let (engine, _updates) = start(EngineConfig { prefix_cache: PrefixCache::Disabled, ..slots(1) });
     let mut answers = Vec::new();
     for ask in asks {
@@ -233,7 +233,8 @@ async fn ordinary_answers_stay_right_among_shifted_ones() {
                 let text = &mut texts[idx];
                 let (start, n) = (rng.random_range(1..text.len() / 2), rng.random_range(0..90));
                 let end = (start + n).min(text.len() - 1);
-                text.drain(start..end);
+                let n_new = if rng.random_bool(0.5) { rng.random_range(1..60) } else { 0 };
+                text.splice(start..end, tokens(rng.random_range(0..1000), n_new));
                 text.extend(tokens(rng.random_range(0..1000), rng.random_range(1..60)));
                 text.truncate(430);
                 let is_shifted = rng.random_bool(0.5);

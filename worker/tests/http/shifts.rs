@@ -33,6 +33,22 @@ async fn a_client_asks_for_moved_state_and_is_told_how_much_there_was() {
 }
 
 #[tokio::test]
+async fn moved_state_behind_new_text_is_counted_too() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 512 --cache-reuse 32").await;
+    let text = |n: u32| (0..n).map(|idx| idx * idx % 241);
+    let new = |n: u32| (0..n).map(|idx| 242 + idx % 9);
+    worker.ask(COMPLETIONS, prompt(text(250))).await;
+    // The part stands later than it did, then a second one earlier.
+    let behind = text(20).chain(new(70)).chain(text(250).skip(60).take(80)).chain(new(40)).chain(text(250).skip(215));
+    let answer = worker.ask(COMPLETIONS, prompt(behind.chain(new(5)))).await;
+    let timings = &answer["timings"];
+    assert_eq!(timings["prefix_cache_tokens"]["shifted"], 80 + 35, "{answer}");
+    assert_eq!(timings["prefix_cache_tokens"]["resident"], 20, "{answer}");
+    assert_eq!((&timings["cache_n"], &timings["prompt_n"]), (&json!(135), &json!(70 + 40 + 5)), "{answer}");
+    assert_eq!(worker.metric(r#"prefix_cache_tokens_total{tier="shifted"}"#).await, 115.0);
+}
+
+#[tokio::test]
 async fn an_answer_that_outgrows_its_context_says_so() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512 --context-shift").await;
     let mut body = prompt(0..100);

@@ -12,7 +12,14 @@ fn check(held: &[Token], prompt: &[Token], n_run_min: usize, expected: &[(u32, u
     let moves = moves(held, prompt, (n_common, n_run_min));
     let plain: Vec<_> = moves.iter().map(|one| (one.from_token, one.to_token, one.n_tokens)).collect();
     assert_eq!(plain, expected, "{held:?} -> {prompt:?}");
-    assert!(prompt.starts_with(&applied(held, n_common, &moves)));
+    assert_are_of_the_prompt(prompt, &applied(held, n_common, &moves));
+}
+
+/// Asserts that all tokens are the prompt's at their positions, and that its last one is not there.
+fn assert_are_of_the_prompt(prompt: &[Token], cells: &[(u32, Token)]) {
+    assert!(cells.windows(2).all(|pair| pair[0].0 < pair[1].0), "two tokens at one position: {cells:?}");
+    let wanted = &prompt[..prompt.len() - 1];
+    assert!(cells.iter().all(|(position, token)| wanted.get(*position as usize) == Some(token)), "{cells:?}");
 }
 
 fn n_common(held: &[Token], prompt: &[Token]) -> usize {
@@ -20,23 +27,13 @@ fn n_common(held: &[Token], prompt: &[Token]) -> usize {
     n_same.min(prompt.len() - 1)
 }
 
-/// Moves tokens in a list of cells, each with its position, as llama.cpp does, and returns them by position.
-fn applied(held: &[Token], n_kept: usize, moves: &[Move]) -> Vec<Token> {
-    let mut cells: Vec<(u32, Token)> = (0..).zip(held.iter().copied()).collect();
-    let mut end = to_u32(n_kept);
-    for one in moves {
-        cells.retain(|(position, _)| !(one.to_token..one.from_token).contains(position));
-        for (position, _) in &mut cells {
-            if (one.from_token..one.from_token + one.n_tokens).contains(position) {
-                *position -= one.from_token - one.to_token;
-            }
-        }
-        end = one.to_token + one.n_tokens;
-    }
-    cells.retain(|(position, _)| *position < end);
-    cells.sort_unstable();
-    assert!(cells.iter().enumerate().all(|(idx, (position, _))| to_u32(idx) == *position), "a gap or an overlap");
-    cells.into_iter().map(|(_, token)| token).collect()
+/// Moves tokens in a list of cells and returns them with their positions, in the order of these.
+fn applied(held: &[Token], n_kept: usize, moves: &[Move]) -> Vec<(u32, Token)> {
+    let moved = moves.iter().flat_map(|one| {
+        let tokens = &held[one.from_token as usize..][..one.n_tokens as usize];
+        (one.to_token..).zip(tokens.iter().copied())
+    });
+    (0..).zip(held[..n_kept].iter().copied()).chain(moved).collect()
 }
 
 #[test]
@@ -44,9 +41,52 @@ fn moves_what_the_prompt_has_further_on() {
     let held = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     check(&held, &[1, 2, 5, 6, 7, 8, 9, 10], 3, &[(4, 2, 5)]);
     check(&held, &[1, 2, 4, 5, 7, 8, 9, 10], 2, &[(3, 2, 2), (6, 4, 3)]);
-    check(&held, &[1, 2, 4, 5, 7, 8, 9, 10], 3, &[]);
-    check(&held, &[1, 2, 0, 4, 5, 6, 7, 8], 2, &[]);
+    check(&held, &[1, 2, 4, 5, 7, 8, 9, 10], 3, &[(6, 4, 3)]);
+    check(&held, &[1, 2, 5, 6, 7, 8, 9, 0], 6, &[]);
     check(&held, &[1, 2, 3, 4, 5, 6, 7, 8, 9], 1, &[]);
+}
+
+#[test]
+fn moves_what_stands_behind_other_tokens_of_the_prompt() {
+    let held = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+    check(&held, &[1, 2, 0, 4, 5, 6, 7, 0], 2, &[(3, 3, 4)]);
+    check(&held, &[1, 0, 0, 0, 3, 4, 5, 0], 2, &[(2, 4, 3)]);
+    check(&held, &[1, 0, 5, 6, 7, 8, 9, 0], 2, &[(4, 2, 5)]);
+    check(&held, &[1, 0, 2, 3, 0, 6, 7, 8, 9, 0], 2, &[(1, 2, 2), (5, 5, 4)]);
+    check(&held, &[1, 7, 8, 9, 3, 4, 5, 6, 0], 2, &[(2, 4, 4)]);
+}
+
+#[test]
+fn text_that_is_there_twice_is_moved_from_where_it_continues() {
+    let held = [1, 5, 6, 7, 2, 5, 6, 7, 3, 4, 8];
+    check(&held, &[0, 1, 5, 6, 7, 9, 5, 6, 7, 3, 4, 0], 2, &[(0, 1, 4), (5, 6, 5)]);
+    check(&held, &[0, 5, 6, 7, 3, 4, 0], 3, &[(5, 1, 5)]);
+}
+
+#[test]
+fn tells_which_tokens_are_there_before_any_is_computed() {
+    let reused = |n_exact, moves: &[(u32, u32, u32)]| {
+        let to_move = |&(from_token, to_token, n_tokens): &_| Move { from_token, to_token, n_tokens };
+        Reused { slot: SlotId(0), n_exact, moves: moves.iter().map(to_move).collect() }
+    };
+    let check = |reused: Reused, n_in_place, behind_gaps: &[Range<u32>]| {
+        assert_eq!((reused.n_in_place(), &reused.behind_gaps()[..]), (n_in_place, behind_gaps), "{reused:?}");
+    };
+    check(reused(3, &[(5, 3, 2), (8, 5, 4)]), 9, &[]);
+    check(reused(3, &[(5, 4, 2), (9, 10, 3)]), 3, &[4..6, 10..13]);
+    check(reused(3, &[(5, 3, 2), (8, 6, 4), (20, 10, 1), (30, 40, 5)]), 5, &[6..11, 40..45]);
+}
+
+#[test]
+fn repetitive_text_is_chosen_from_in_bounded_time() {
+    // Each window of either text is in the other one thousands of times.
+    let held = [vec![7; 20_000], vec![8; 10], vec![7; 20_000]].concat();
+    let prompt = [vec![9], vec![7; 15_000], vec![9], vec![7; 15_000], vec![9]].concat();
+    let moves = moves(&held, &prompt, (0, 32));
+    assert_eq!(moves.iter().map(|one| one.n_tokens).sum::<u32>(), 30_000);
+    let few = |step: u32| -> Vec<Token> { (0..20_000).map(|idx| (idx * step + idx / 7) % 3).collect() };
+    let n_runs = super::moves(&few(1), &few(2), (0, 1)).len();
+    assert!((1..=runs::RUNS_MAX).contains(&n_runs), "{n_runs} runs");
 }
 
 #[test]
@@ -119,25 +159,74 @@ fn takes_the_slot_that_covers_most_and_never_another_tenants() {
     assert_eq!(best_for(&table, &[4, 5, 6, 7, 8, 9, 3], 2), None, "the first token is always the prompt's own");
 }
 
+/// Returns the most tokens that runs of at least `n_run_min` tokens can cover, each behind the one before in both
+/// texts, by trying everything.
+fn most_covered(held: &[Token], wanted: &[Token], n_run_min: usize) -> usize {
+    let mut most = vec![vec![0; wanted.len() + 1]; held.len() + 1];
+    for from in (0..held.len()).rev() {
+        for to in (0..wanted.len()).rev() {
+            let n_same = held[from..].iter().zip(&wanted[to..]).take_while(|(held, wanted)| held == wanted).count();
+            let with_run = (n_run_min..=n_same).map(|n| n + most[from + n][to + n]).max();
+            most[from][to] = most[from + 1][to].max(most[from][to + 1]).max(with_run.unwrap_or(0));
+        }
+    }
+    most[0][0]
+}
+
+fn n_moved(moves: &[Move]) -> usize {
+    moves.iter().map(|one| one.n_tokens as usize).sum()
+}
+
+/// Returns a prompt that has parts of a slot's text, none of them twice, in any order, with new tokens in between.
+fn rearranged() -> impl Strategy<Value = (Vec<Token>, Vec<Token>)> {
+    let cuts = prop::collection::vec((1_usize..12, 0_usize..4, any::<bool>(), any::<u16>()), 1..7);
+    cuts.prop_map(|cuts| {
+        let n_held = cuts.iter().map(|(n, ..)| n).sum::<usize>() as Token;
+        let held: Vec<Token> = (0..n_held).collect();
+        let (mut parts, mut from, mut new) = (Vec::new(), 0, 1000..);
+        for (n, n_new, stays, place) in cuts {
+            let part = if stays { &held[from..from + n] } else { &[] };
+            let part: Vec<Token> = part.iter().copied().chain(new.by_ref().take(n_new)).collect();
+            // Most parts keep their order.
+            parts.push((if place % 4 == 0 { usize::from(place) } else { from }, part));
+            from += n;
+        }
+        parts.sort_by_key(|(place, _)| *place);
+        let prompt = parts.into_iter().flat_map(|(_, part)| part).chain([999]).collect();
+        (held, prompt)
+    })
+}
+
 proptest! {
     #[test]
-    fn moved_tokens_are_the_prompts_first_ones(
+    fn moved_tokens_are_the_prompts(
         held in prop::collection::vec(0_u32..3, 0..40),
         prompt in prop::collection::vec(0_u32..3, 1..40),
         n_run_min in 1_usize..6,
     ) {
         let n_common = n_common(&held, &prompt);
         let moves = moves(&held, &prompt, (n_common, n_run_min));
-        let tokens = applied(&held, n_common, &moves);
-        prop_assert!(tokens.len() < prompt.len());
-        prop_assert!(prompt.starts_with(&tokens));
+        assert_are_of_the_prompt(&prompt, &applied(&held, n_common, &moves));
         let (mut from, mut to) = (to_u32(n_common), to_u32(n_common));
-        for one in moves {
-            prop_assert!(one.from_token >= from && one.from_token >= one.to_token && one.to_token == to);
+        for one in &moves {
+            prop_assert!(one.from_token >= from && one.to_token >= to);
             prop_assert!(one.n_tokens as usize >= n_run_min);
             (from, to) = (one.from_token + one.n_tokens, one.to_token + one.n_tokens);
         }
         prop_assert!(from as usize <= held.len());
+        let wanted = &prompt[n_common..prompt.len() - 1];
+        prop_assert!(n_moved(&moves) <= most_covered(&held[n_common..], wanted, n_run_min));
+    }
+
+    #[test]
+    fn as_many_tokens_are_moved_as_can_be_where_none_occurs_twice(
+        (held, prompt) in rearranged(),
+        n_run_min in 1_usize..6,
+    ) {
+        let n_common = n_common(&held, &prompt);
+        let wanted = &prompt[n_common..prompt.len() - 1];
+        let n_moved = n_moved(&moves(&held, &prompt, (n_common, n_run_min)));
+        prop_assert_eq!(n_moved, most_covered(&held[n_common..], wanted, n_run_min), "{:?} -> {:?}", held, prompt);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Random life of a worker against a naive KV model: held, announced and freed state.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain, block_hash};
@@ -64,6 +65,8 @@ struct Model {
     n_exact: Vec<usize>,
     /// Prompt of the sequence in each slot, and whether it asked to leave nothing in the cache.
     running: Vec<Option<(Vec<Token>, bool)>>,
+    /// Range of each slot's prompt whose state is moved there once the tokens before it are computed.
+    parked: Vec<Option<Range<usize>>>,
     announced: HashMap<BlockKey, (RunState, SlotId, bool)>,
     conversations: Vec<Vec<Token>>,
 }
@@ -76,6 +79,7 @@ impl Model {
             kv: vec![(0, Vec::new()); usize::from(n_slots)],
             n_exact: vec![0; usize::from(n_slots)],
             running: vec![None; usize::from(n_slots)],
+            parked: vec![None; usize::from(n_slots)],
             announced: HashMap::new(),
             conversations: vec![Vec::new()],
         }
@@ -180,18 +184,30 @@ impl Model {
             prompt_chain: &chain,
             after_use: if leaves_nothing { AfterUse::Forget } else { AfterUse::Keep },
         });
-        // Some of the prompt's next tokens were further back in the slot: a number that depends on the prompt's length.
-        let n_moved = if matches!(plan.start, Start::Keep { .. }) && self.memory == MemoryKind::Full {
-            (prompt.len() - 1 - n_start) % 5
-        } else {
-            0
-        };
-        if n_moved > 0 {
-            let moved = &prompt[n_start..n_start + n_moved];
-            self.kv[idx].1.extend(moved);
-            self.table.extend_moved(SlotId(idx as u16), moved);
+        if matches!(plan.start, Start::Keep { .. }) && self.memory == MemoryKind::Full {
+            self.expect_moved(idx, &prompt);
         }
         self.running[idx] = Some((prompt, leaves_nothing));
+    }
+
+    /// Finds some of the prompt's next tokens elsewhere in the slot, at once or behind others: numbers that depend on
+    /// the prompt.
+    fn expect_moved(&mut self, idx: usize, prompt: &[Token]) {
+        let n_held = self.kv[idx].1.len();
+        let start = n_held + prompt[0] as usize * 3;
+        let range = start..start + prompt.len() % 5;
+        if !range.is_empty() && range.end < prompt.len() {
+            self.table.expect_moved(SlotId(idx as u16), start as u32);
+            self.parked[idx] = Some(range);
+            self.move_parked(idx, prompt);
+        }
+    }
+
+    fn move_parked(&mut self, idx: usize, prompt: &[Token]) {
+        if let Some(range) = self.parked[idx].take_if(|range| range.start == self.kv[idx].1.len()) {
+            self.kv[idx].1.extend(&prompt[range.clone()]);
+            self.table.extend_moved(SlotId(idx as u16), &prompt[range]);
+        }
     }
 
     /// Checks that a running sequence will compute the prefix for which a request waits.
@@ -199,6 +215,8 @@ impl Model {
         let (running, secret) = self.running[usize::from(slot.0)].as_ref().unwrap();
         let n_tokens = n_tokens as usize;
         assert!(!secret && running[..n_tokens] == prompt[..n_tokens], "a request waits for what never comes");
+        let parked = self.parked[usize::from(slot.0)].as_ref();
+        assert!(parked.is_none_or(|range| n_tokens <= range.start), "a request waits for what will be moved");
         let n_held = self.kv[usize::from(slot.0)].1.len();
         assert!(n_held < n_tokens, "a request waits for what is there");
         assert!(
@@ -208,8 +226,9 @@ impl Model {
     }
 
     fn compute(&mut self, idx: usize, n: usize) {
-        let Some((prompt, _)) = &self.running[idx] else { return };
+        let Some((prompt, _)) = self.running[idx].clone() else { return };
         let kv = &mut self.kv[idx].1;
+        let n = self.parked[idx].as_ref().map_or(n, |range| n.min(range.start - kv.len()));
         let next: Vec<Token> = match prompt.len().saturating_sub(kv.len()) {
             // One token of the answer at a time, as long as there is space.
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
@@ -220,6 +239,7 @@ impl Model {
         }
         kv.extend(&next);
         self.table.extend(SlotId(idx as u16), &next);
+        self.move_parked(idx, &prompt);
     }
 
     /// Drops tokens of an answer or of a computed prompt, as a context shift does.
@@ -240,6 +260,7 @@ impl Model {
 
     fn end(&mut self, idx: usize) {
         let (_, leaves_nothing) = self.running[idx].take().unwrap();
+        self.parked[idx] = None;
         self.conversations.push(self.kv[idx].1.clone());
         if self.conversations.len() > 6 {
             self.conversations.remove(0);
@@ -296,7 +317,9 @@ impl Model {
             let chain = |tokens: &[Token]| block_chain(&root(*salt), tokens, BLOCK);
             let ready = chain(&kv[..self.n_exact[idx].min(kv.len())]);
             let is_exact = self.n_exact[idx] >= kv.len();
-            let coming = |prompt: &Vec<Token>| if is_exact { chain(prompt) } else { Vec::new() };
+            let n_coming = self.parked[idx].as_ref().map_or(usize::MAX, |range| range.start);
+            let coming =
+                |prompt: &Vec<Token>| if is_exact { chain(&prompt[..n_coming.min(prompt.len())]) } else { Vec::new() };
             let filling = running.map(|(prompt, _)| coming(prompt)).unwrap_or_default();
             let n_ready = ready.len();
             let rest = filling.into_iter().skip(n_ready);

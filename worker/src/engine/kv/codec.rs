@@ -9,6 +9,7 @@
 
 mod assemble;
 mod export;
+mod join;
 mod layout;
 mod reader;
 
@@ -17,6 +18,7 @@ mod tests;
 
 pub use assemble::{Frame, Piece};
 pub use export::Export;
+pub use join::join;
 pub use layout::{Layout, Sections};
 
 /// First bytes of every export. Source: `io_magic` in `llama-context.cpp`.

@@ -5,6 +5,7 @@
 //!
 //! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`store`), computing the rest (`step`).
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -14,22 +15,31 @@ use warmpath_worker_core::slot_plan::{Save, SlotPlan, Start};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
 use super::codec::Piece;
+use super::shifts::ParkedRun;
 use super::{KvState, Owner};
 use crate::engine::api::{CachedTokens, Started};
 use crate::engine::handle::Admission;
 
+/// Start of a request in its slot, and what happens there while its prompt is computed.
+pub(crate) struct SlotStart {
+    pub(crate) started: Started,
+    /// Numbers of prompt tokens after which the partial state is kept, ascending.
+    pub(crate) checkpoints: Vec<u32>,
+    /// Moved state that continues the prompt once the tokens before it are computed, in their order.
+    pub(crate) parked: VecDeque<ParkedRun>,
+}
+
 impl KvState<'_> {
-    /// Gives a request the slot of its plan, with the state that can be reused; returns the start, and after how many
-    /// prompt tokens the partial state is kept.
+    /// Gives a request the slot of its plan, with the state that can be reused.
     ///
     /// `fetched` are the chunks that were read from disk for it.
-    pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched: &[ChunkId]) -> (Started, Vec<u32>) {
+    pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched: &[ChunkId]) -> SlotStart {
         let began = Instant::now();
         let submission = &admission.submission;
         let left_answer_at = self.table.left_answer_at(&submission.prompt, &submission.chain_root);
-        let (slot, cached) = match self.reuse(&self.wish(admission), plan, submission.shifts) {
-            Some(reused) => (reused.slot, self.prepare_moved(&reused)),
-            None => (plan.slot, self.prepare((admission, fetched), plan)),
+        let (slot, (cached, parked)) = match self.reuse(&self.wish(admission), plan, submission.shifts) {
+            Some((reused, slot)) => (slot, self.prepare_moved(&reused, slot)),
+            None => (plan.slot, (self.prepare((admission, fetched), plan), VecDeque::new())),
         };
         let restored = began.elapsed();
         let rewinds_to_tokens = if cached.total() > 0 { plan.rewinds_to(&self.table) } else { 0 };
@@ -42,15 +52,20 @@ impl KvState<'_> {
             prompt_chain: &admission.chain,
             after_use: if self.leaves_nothing(admission) { AfterUse::Forget } else { AfterUse::Keep },
         });
-        if cached.shifted > 0 {
-            self.table.extend_moved(slot, &submission.prompt[cached.exact() as usize..cached.total() as usize]);
+        let n_parked: usize = parked.iter().map(|run| run.positions.len()).sum();
+        let in_place = cached.exact() as usize..cached.total() as usize - n_parked;
+        if !in_place.is_empty() {
+            self.table.expect_moved(slot, cached.exact());
+            self.table.extend_moved(slot, &submission.prompt[in_place]);
+        } else if let Some(run) = parked.front() {
+            self.table.expect_moved(slot, run.positions.start);
         }
         self.unsaved.remove(&slot);
         self.table.set_tenant(slot, admission.tenant.with_share());
         let owner = Owner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
         self.owners[usize::from(slot.0)] = owner;
         let started = Started { slot, cached, left_answer_at, restored, fetched: None };
-        (started, self.checkpoint_stops(admission, cached.total()))
+        SlotStart { started, checkpoints: self.checkpoint_stops(admission, cached.total()), parked }
     }
 
     /// Returns where a prompt's partial state is kept: nowhere if the request leaves nothing in the cache.

@@ -3,43 +3,89 @@
 //! Both happen only on request, because state after a shift is only approximate. Exact state that is about to be lost
 //! is stored before; the slot table offers inexact state to no other request.
 //!
+//! llama.cpp computes a token only behind all others of its sequence. So moved state with tokens to compute before it
+//! is *parked*: it leaves the buffer at its new positions, and its slot gets it back once those tokens are computed.
+//!
 //! Not here: the moves (`warmpath_worker_core::shift_plan`), llama.cpp's calls (`llama`).
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use tracing::{debug, warn};
-use warmpath_common::ids::SlotId;
+use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::shift_plan::{self, Move, Reused};
-use warmpath_worker_core::slot_plan::{SlotPlan, Wish};
+use warmpath_worker_core::slot_plan::{self, SlotPlan, Wish};
 
 use super::KvState;
 use crate::engine::api::{CachedTokens, ShiftWish};
 use crate::engine::llama::StateError;
 
+/// Moved state that waits for the prompt's tokens before it.
+pub(crate) struct ParkedRun {
+    /// Its positions in the prompt.
+    pub(crate) positions: Range<u32>,
+    /// The state as llama.cpp exports it.
+    state: Vec<u8>,
+}
+
 impl KvState<'_> {
-    /// Returns how a request starts from moved state, if it may and that saves more than its plan does.
-    pub(super) fn reuse(&self, wish: &Wish<'_>, plan: &SlotPlan, shifts: ShiftWish) -> Option<Reused> {
+    /// Returns how a request starts from moved state, and its slot, if it may and that saves more than its plan does.
+    ///
+    /// A prompt that only leaves out text of an idle slot takes this slot, since it goes on with the same conversation.
+    /// Another one may be of another conversation, whose state stays where it is.
+    pub(super) fn reuse(&self, wish: &Wish<'_>, plan: &SlotPlan, shifts: ShiftWish) -> Option<(Reused, SlotId)> {
         let n_run_min = shifts.cache_reuse_tokens.unwrap_or(self.rules.shifts.cache_reuse_tokens);
-        let reused = shift_plan::best(&self.table, wish, n_run_min);
-        reused.filter(|reused| reused.n_tokens() > plan.start.n_tokens())
+        let reused = shift_plan::best(&self.table, wish, n_run_min)?;
+        let has_gaps = !reused.behind_gaps().is_empty();
+        if reused.n_tokens() <= plan.start.n_tokens() || has_gaps && self.cache.layout().is_none() {
+            return None;
+        }
+        let slot = match has_gaps || self.table.slot(reused.slot).is_busy() {
+            true => slot_plan::least_valuable(&self.outlook(), wish)?,
+            false => reused.slot,
+        };
+        Some((reused, slot))
     }
 
-    /// Moves the tokens of a slot to their positions in a prompt and returns what was reached.
-    pub(super) fn prepare_moved(&mut self, reused: &Reused) -> CachedTokens {
-        let slot = reused.slot;
+    /// Moves tokens to their positions in a prompt, in this slot; returns what was reached, or is parked.
+    pub(super) fn prepare_moved(&mut self, reused: &Reused, slot: SlotId) -> (CachedTokens, VecDeque<ParkedRun>) {
         self.save(slot);
-        match self.llama.shift(slot, reused.n_exact, &reused.moves) {
-            Ok(()) => {
-                debug!(%slot, n_exact = reused.n_exact, n_moved = reused.n_moved(), "moved state within a slot");
-                CachedTokens { resident: reused.n_exact, shifted: reused.n_moved(), ..CachedTokens::default() }
+        match self.move_tokens(reused, slot) {
+            Ok(parked) => {
+                let (n_exact, n_moved) = (reused.n_exact, reused.n_moved());
+                debug!(%slot, from = %reused.slot, n_exact, n_moved, n_parked_runs = parked.len(), "moved state");
+                (CachedTokens { resident: n_exact, shifted: n_moved, ..CachedTokens::default() }, parked)
             }
             Err(error) => {
-                warn!(%slot, %error, "state cannot be moved within the slot; computing the prompt");
+                warn!(%slot, from = %reused.slot, %error, "state cannot be moved; computing the prompt");
                 self.counters.failed_starts.fetch_add(1, Relaxed);
                 self.llama.clear(slot);
-                CachedTokens::default()
+                (CachedTokens::default(), VecDeque::new())
             }
         }
+    }
+
+    fn move_tokens(&mut self, reused: &Reused, slot: SlotId) -> Result<VecDeque<ParkedRun>, StateError> {
+        if slot != reused.slot {
+            self.llama.copy_prefix(reused.slot, slot, reused.n_source_tokens())?;
+            self.table.lend(reused.slot, reused.n_exact);
+        }
+        self.llama.shift(slot, reused.n_exact, &reused.moves)?;
+        let ranges = reused.behind_gaps();
+        let Some(layout) = self.cache.layout().filter(|_| !ranges.is_empty()) else { return Ok(VecDeque::new()) };
+        let states = self.llama.take_out((slot, reused.n_in_place()), &ranges, layout)?;
+        Ok(ranges.into_iter().zip(states).map(|(positions, state)| ParkedRun { positions, state }).collect())
+    }
+
+    /// Puts parked state behind the tokens of a prompt that have been computed up to it.
+    ///
+    /// Errors: a description of the failure; the slot is then empty.
+    pub(crate) fn append_parked(&mut self, slot: SlotId, run: &ParkedRun, prompt: &[Token]) -> Result<(), StateError> {
+        let layout = self.cache.layout().expect("state is parked only where it can be cut");
+        self.llama.append(slot, (&run.state, run.positions.clone()), layout)?;
+        self.table.extend_moved(slot, &prompt[run.positions.start as usize..run.positions.end as usize]);
+        Ok(())
     }
 
     /// Drops tokens from the middle of a full slot and moves those behind them forward; returns whether it did.

@@ -45,7 +45,8 @@ pub(in crate::engine) fn obstacle(
 }
 
 impl Llama<'_> {
-    /// Keeps a slot's first `n_kept` tokens, makes the moves in order and drops all other tokens.
+    /// Keeps a slot's first `n_kept` tokens, makes the moves, each of which is behind the one before in the old and the
+    /// new order, and drops all other tokens. The positions have gaps if the new ones of the moves do.
     ///
     /// Until the next decode the keys of moved tokens are not those of their new positions.
     /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer perhaps an export and an
@@ -56,18 +57,28 @@ impl Llama<'_> {
         if moves.iter().any(|one| one.from_token != one.to_token && one.from_token < n_shared) {
             self.own_cells(slot)?;
         }
-        let sequence = i32::from(slot.0);
         let mut n_tokens = n_kept;
+        let mut drop_from = n_kept;
         for one in moves {
-            let (from, to) = (one.from_token, one.to_token);
-            let dropped = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(to), Some(from));
-            debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
-            let by = i32::try_from(i64::from(to) - i64::from(from)).expect("positions are i32s");
-            let moved = self.context.kv_cache_seq_add(sequence, Some(from), Some(from + one.n_tokens), by);
+            self.drop_tokens(slot, (drop_from, Some(one.from_token)));
+            drop_from = one.from_token + one.n_tokens;
+            n_tokens = one.to_token + one.n_tokens;
+        }
+        self.drop_tokens(slot, (drop_from, None));
+        // No move may reach the old position of a later one: those to later positions are made from the last on.
+        let (later, earlier): (Vec<Move>, Vec<Move>) = moves.iter().partition(|one| one.to_token > one.from_token);
+        for one in later.iter().rev().chain(&earlier) {
+            let by = i32::try_from(i64::from(one.to_token) - i64::from(one.from_token)).expect("positions are i32s");
+            let (from, to) = (one.from_token, one.from_token + one.n_tokens);
+            let moved = self.context.kv_cache_seq_add(i32::from(slot.0), Some(from), Some(to), by);
             debug_assert!(moved.is_ok(), "positions are i32s");
-            n_tokens = to + one.n_tokens;
         }
         self.cut_back(slot, n_tokens)
+    }
+
+    fn drop_tokens(&mut self, slot: SlotId, (from, to): (u32, Option<u32>)) {
+        let dropped = self.context.clear_kv_cache_seq(Some(u32::from(slot.0)), Some(from), to);
+        debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
     }
 
     /// Gives a slot cells that no other slot shares.

@@ -21,7 +21,7 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::SlotId;
 
 use super::{Llama, Spare};
-use crate::engine::kv::codec::{CodecError, Frame};
+use crate::engine::kv::codec::{CodecError, Frame, Layout, join};
 
 /// Reason why a sequence's state could not be moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -128,6 +128,61 @@ impl Llama<'_> {
         imported
     }
 
+    /// Takes the tokens at these positions, which may have gaps between them, out of a slot, with all others behind its
+    /// first `n_kept`; returns a state of each range, for [`Self::append`].
+    ///
+    /// Cost: a decode of one token, and an export, of the tokens behind `n_kept` in a shared buffer, of all elsewhere.
+    /// Errors: `Decode`, `Rewind`, `Import`, `Range`, `Export`, `Codec`; the slot is then empty.
+    pub(in crate::engine) fn take_out(
+        &mut self,
+        (slot, n_kept): (SlotId, u32),
+        ranges: &[Range<u32>],
+        layout: &Layout,
+    ) -> Result<Vec<Vec<u8>>, StateError> {
+        let n_held = self.n_held(slot);
+        // The keys of shifted tokens are rotated by then.
+        self.settle(slot, n_held)?;
+        let frame = self.frame(slot);
+        let taken = self.export_range(slot, n_kept..n_held).and_then(|state| {
+            let export = layout.parse_with_gaps(state)?;
+            let states = ranges.iter().map(|range| join(frame, &[(&export, range.clone())]));
+            Ok(states.collect::<Result<Vec<_>, _>>()?)
+        });
+        if taken.is_err() {
+            self.clear(slot);
+        }
+        let taken = taken?;
+        self.cut_back(slot, n_kept)?;
+        Ok(taken)
+    }
+
+    /// Puts a state behind the tokens of a slot, whose positions it continues.
+    ///
+    /// Cost: an import of the state in a shared buffer, an export and import of the whole sequence elsewhere.
+    /// Errors: `Export`, `Codec`, `Import`; the slot is then empty.
+    pub(in crate::engine) fn append(
+        &mut self,
+        slot: SlotId,
+        (state, positions): (&[u8], Range<u32>),
+        layout: &Layout,
+    ) -> Result<(), StateError> {
+        if let Some(spare) = self.spare_slot() {
+            self.import_sequence(spare, state, LlamaStateSeqFlags::empty());
+            self.share(spare, slot, positions.clone());
+            let _ = self.context.clear_kv_cache_seq(Some(u32::from(spare.0)), None, None);
+            return self.expect_tokens(slot, positions.end);
+        }
+        let frame = self.frame(slot);
+        let joined = self.export(slot).and_then(|held| {
+            let (held, behind) = (layout.parse(held)?, layout.parse(state)?);
+            Ok(join(frame, &[(&held, 0..positions.start), (&behind, positions.clone())])?)
+        });
+        if joined.is_err() {
+            self.clear(slot);
+        }
+        self.import(slot, &joined?, positions.end)
+    }
+
     /// Gives a slot the first `n_tokens` of another, which stays unchanged; the slot's former state is lost.
     ///
     /// A recurrent part is always copied as a whole. If the other slot has more than `n_tokens`, a hybrid model's copy
@@ -206,18 +261,24 @@ impl Llama<'_> {
         let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
         debug_assert!(copied.is_ok(), "no position was given");
         let cut = self.cut_back(to, n_tokens);
-        let position = if cut.is_ok() { n_tokens } else { 0 };
+        let settled = self.settle(to, if cut.is_ok() { n_tokens } else { 0 });
+        cut.and(settled)
+    }
+
+    /// Makes llama.cpp do what it has only recorded, by a decode: of one token behind a slot's `n_tokens`, which is then
+    /// dropped.
+    ///
+    /// Errors: `Decode`, `Rewind`, `Import`; the slot is then empty.
+    fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let mut batch = LlamaBatch::new(1, 1);
-        let position = i32::try_from(position).expect("a position is below the context's size, an i32");
-        let added = batch.add(LlamaToken(0), position, &[i32::from(to.0)], false);
+        let position = i32::try_from(n_tokens).expect("a position is below the context's size, an i32");
+        let added = batch.add(LlamaToken(0), position, &[i32::from(slot.0)], false);
         added.expect("the batch has room for one token");
-        let decoded = self.context.decode(&mut batch);
-        let decoded = decoded.map_err(|error| StateError::Decode { reason: error.to_string() });
-        if cut.is_err() || decoded.is_err() {
-            self.clear(to);
-            return cut.and(decoded);
+        if let Err(error) = self.context.decode(&mut batch) {
+            self.clear(slot);
+            return Err(StateError::Decode { reason: error.to_string() });
         }
-        self.cut_back(to, n_tokens)
+        self.cut_back(slot, n_tokens)
     }
 
     fn n_held(&self, slot: SlotId) -> u32 {

@@ -158,7 +158,7 @@ impl Scheduler {
 fn is_joined<'a>(able: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
     let begun: Vec<bool> = able
         .filter(|(sequence, n_held)| sequence.work(*n_held) != Work::Decode)
-        .map(|(sequence, n_held)| n_held > sequence.n_cached)
+        .map(|(sequence, n_held)| sequence.has_begun(n_held))
         .collect();
     begun.len() > 1 && begun.contains(&true)
 }

@@ -1,7 +1,7 @@
 //! Assembles payloads to the state of one sequence, in the format that llama.cpp reads.
 //!
 //! The bytes are written once, into a buffer of the exact size; each layer's rows are gathered from the blocks one
-//! after another. Not here: parsing such a state (`export`).
+//! after another. Not here: parsing such a state (`export`), putting together parts of such states (`join`).
 
 use super::layout::{Layout, Sections, Value};
 use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, take, write};
@@ -24,6 +24,20 @@ pub struct Piece<'a> {
     pub n_tokens: u32,
 }
 
+/// Tokens whose state is written, layer by layer.
+pub(super) trait Source {
+    /// Returns the number of tokens.
+    fn n_tokens(&self) -> usize;
+    /// Writes each token's position, sequence and optional data.
+    fn write_cells(&self, out: &mut &mut [u8], sequence: u32);
+    /// Writes the keys of a layer.
+    fn write_keys(&self, out: &mut &mut [u8], layer: usize);
+    /// Writes the values of a layer that has one row for each token.
+    fn write_value_rows(&self, out: &mut &mut [u8], layer: usize);
+    /// Writes the values of a layer that has one column for each element.
+    fn write_value_columns(&self, out: &mut &mut [u8], layer: usize);
+}
+
 impl Layout {
     /// Writes the state of a sequence whose tokens, from position 0 on, are those of the pieces, and returns its size.
     ///
@@ -41,19 +55,13 @@ impl Layout {
             return Err(CodecError::Impossible { what: "sequence or number of streams" });
         }
         let partial = self.partial_section(partial)?;
-        let blocks = self.blocks(pieces)?;
-        let n_tokens = blocks.len() * self.block_tokens as usize;
-        let n_tokens = i32::try_from(n_tokens).map_err(|_| CodecError::Impossible { what: "number of tokens" })?;
-        if blocks.is_empty() && self.sections != Sections::PartialOnly {
+        let blocks = Blocks::of(self, pieces)?;
+        if blocks.n_tokens() == 0 && self.sections != Sections::PartialOnly {
             return Err(CodecError::Empty);
         }
-        let n_bytes = HEADER_BYTES + self.attention_bytes(frame, n_tokens) + partial.len();
+        let n_bytes = self.cut_bytes(frame, &blocks)? + partial.len();
         let out = &mut room(n_bytes);
-        write_u32(out, MAGIC);
-        write_u32(out, frame.sequence);
-        if self.sections != Sections::PartialOnly {
-            self.write_streams(out, frame, &blocks);
-        }
+        self.write_cut(out, frame, &blocks);
         write(out, partial);
         // The buffer may have another state's bytes.
         assert!(out.is_empty(), "the buffer has the exact size");
@@ -72,92 +80,139 @@ impl Layout {
         }
     }
 
-    /// Returns the pieces' blocks one by one.
-    fn blocks<'p>(&self, pieces: &[Piece<'p>]) -> Result<Vec<&'p [u8]>, CodecError> {
-        let block_bytes = self.payload_bytes(self.block_tokens);
-        let mut blocks = Vec::new();
-        for &Piece { payload, n_tokens } in pieces {
-            let n_bytes = payload.len();
-            let used = payload.get(..self.payload_bytes(n_tokens));
-            let used = used.filter(|_| n_tokens % self.block_tokens == 0 && block_bytes > 0);
-            let used = used.ok_or(CodecError::Piece { n_bytes, n_tokens })?;
-            blocks.extend(used.chunks_exact(block_bytes));
-        }
-        Ok(blocks)
-    }
-
-    fn attention_bytes(&self, frame: Frame, n_tokens: i32) -> usize {
+    /// Returns the bytes of a state without the part that cannot be cut.
+    pub(super) fn cut_bytes(&self, frame: Frame, source: &impl Source) -> Result<usize, CodecError> {
         if self.sections == Sections::PartialOnly {
-            return 0;
+            return Ok(HEADER_BYTES);
         }
-        let n_tokens = n_tokens.unsigned_abs() as usize;
+        let n_tokens = source.n_tokens();
+        if i32::try_from(n_tokens).is_err() {
+            return Err(CodecError::Impossible { what: "number of tokens" });
+        }
         let headers = |layer: &super::layout::Layer| 12 + if layer.value == Value::None { 0 } else { 12 };
         let header_bytes: usize = self.layers.iter().map(headers).sum();
-        4 + 4 * frame.n_streams as usize + n_tokens * 12 + 16 + header_bytes + n_tokens * self.token_bytes()
+        let cell_bytes = 4 + 4 * frame.n_streams as usize + n_tokens * 12 + 16;
+        Ok(HEADER_BYTES + cell_bytes + header_bytes + n_tokens * self.token_bytes())
     }
 
-    fn write_streams(&self, out: &mut &mut [u8], frame: Frame, blocks: &[&[u8]]) {
+    /// Writes a state without the part that cannot be cut.
+    pub(super) fn write_cut(&self, out: &mut &mut [u8], frame: Frame, source: &impl Source) {
+        write_u32(out, MAGIC);
+        write_u32(out, frame.sequence);
+        if self.sections == Sections::PartialOnly {
+            return;
+        }
         write_u32(out, frame.n_streams);
         let own = if frame.n_streams > 1 { frame.sequence.min(frame.n_streams - 1) } else { 0 };
         for stream in 0..frame.n_streams {
             if stream == own {
-                self.write_cells(out, frame.sequence, blocks);
-                self.write_tensors(out, blocks);
+                write_u32(out, source.n_tokens() as u32);
+                source.write_cells(out, frame.sequence);
+                self.write_tensors(out, source);
             } else {
                 write_u32(out, 0);
             }
         }
     }
 
-    fn write_cells(&self, out: &mut &mut [u8], sequence: u32, blocks: &[&[u8]]) {
-        let block_tokens = self.block_tokens as usize;
-        write_u32(out, (blocks.len() * block_tokens) as u32);
+    fn write_tensors(&self, out: &mut &mut [u8], source: &impl Source) {
+        write_u32(out, u32::from(self.values_transposed));
+        write_u32(out, self.layers.len() as u32);
+        write_u32(out, self.n_rot_k);
+        write_u32(out, self.n_rot_v);
+        for (idx, layer) in self.layers.iter().enumerate() {
+            write_u32(out, layer.key.kind as u32);
+            write(out, &(layer.key.row_bytes as u64).to_ne_bytes());
+            source.write_keys(out, idx);
+        }
+        for (idx, layer) in self.layers.iter().enumerate() {
+            match layer.value {
+                Value::None => {}
+                Value::Rows(ref rows) => {
+                    write_u32(out, rows.kind as u32);
+                    write(out, &(rows.row_bytes as u64).to_ne_bytes());
+                    source.write_value_rows(out, idx);
+                }
+                Value::Columns { kind, element_bytes, n_elements } => {
+                    write_u32(out, kind as u32);
+                    write_u32(out, element_bytes as u32);
+                    write_u32(out, n_elements as u32);
+                    source.write_value_columns(out, idx);
+                }
+            }
+        }
+    }
+}
+
+/// Blocks of payloads, at positions from 0 on.
+struct Blocks<'p> {
+    layout: &'p Layout,
+    blocks: Vec<&'p [u8]>,
+    /// Offsets of each layer's keys and values in a block.
+    offsets: Vec<(usize, usize)>,
+}
+
+impl<'p> Blocks<'p> {
+    /// Returns the pieces' blocks one by one.
+    fn of(layout: &'p Layout, pieces: &[Piece<'p>]) -> Result<Self, CodecError> {
+        let block_tokens = layout.block_tokens as usize;
+        let block_bytes = layout.payload_bytes(layout.block_tokens);
+        let mut blocks = Vec::new();
+        for &Piece { payload, n_tokens } in pieces {
+            let n_bytes = payload.len();
+            let used = payload.get(..layout.payload_bytes(n_tokens));
+            let used = used.filter(|_| n_tokens % layout.block_tokens == 0 && block_bytes > 0);
+            let used = used.ok_or(CodecError::Piece { n_bytes, n_tokens })?;
+            blocks.extend(used.chunks_exact(block_bytes));
+        }
+        let mut at = layout.extra_bytes * block_tokens;
+        let offsets = layout.layers.iter().map(|layer| {
+            let keys_at = at;
+            at += layer.token_bytes() * block_tokens;
+            (keys_at, keys_at + layer.key.row_bytes * block_tokens)
+        });
+        Ok(Self { layout, blocks, offsets: offsets.collect() })
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.layout.block_tokens as usize
+    }
+}
+
+impl Source for Blocks<'_> {
+    fn n_tokens(&self) -> usize {
+        self.blocks.len() * self.block_tokens()
+    }
+
+    fn write_cells(&self, out: &mut &mut [u8], sequence: u32) {
+        let extra_bytes = self.layout.extra_bytes;
         let mut position = 0;
-        for block in blocks {
-            for token in 0..block_tokens {
+        for block in &self.blocks {
+            for token in 0..self.block_tokens() {
                 write_u32(out, position);
                 write_u32(out, 1);
-                write(out, &block[token * self.extra_bytes..][..self.extra_bytes]);
+                write(out, &block[token * extra_bytes..][..extra_bytes]);
                 write_u32(out, sequence);
                 position += 1;
             }
         }
     }
 
-    fn write_tensors(&self, out: &mut &mut [u8], blocks: &[&[u8]]) {
-        let block_tokens = self.block_tokens as usize;
-        write_u32(out, u32::from(self.values_transposed));
-        write_u32(out, self.layers.len() as u32);
-        write_u32(out, self.n_rot_k);
-        write_u32(out, self.n_rot_v);
-        let mut at = self.extra_bytes * block_tokens;
-        let mut value_at = Vec::with_capacity(self.layers.len());
-        for layer in &self.layers {
-            write_u32(out, layer.key.kind as u32);
-            write(out, &(layer.key.row_bytes as u64).to_ne_bytes());
-            let key_bytes = layer.key.row_bytes * block_tokens;
-            write_parts(out, blocks, (at, key_bytes));
-            value_at.push(at + key_bytes);
-            at += layer.token_bytes() * block_tokens;
-        }
-        for (layer, at) in self.layers.iter().zip(value_at) {
-            match layer.value {
-                Value::None => {}
-                Value::Rows(ref rows) => {
-                    write_u32(out, rows.kind as u32);
-                    write(out, &(rows.row_bytes as u64).to_ne_bytes());
-                    write_parts(out, blocks, (at, rows.row_bytes * block_tokens));
-                }
-                Value::Columns { kind, element_bytes, n_elements } => {
-                    write_u32(out, kind as u32);
-                    write_u32(out, element_bytes as u32);
-                    write_u32(out, n_elements as u32);
-                    let part_bytes = element_bytes * block_tokens;
-                    let columns = take(out, n_elements * part_bytes * blocks.len());
-                    write_columns(columns, blocks, (at, part_bytes));
-                }
-            }
-        }
+    fn write_keys(&self, out: &mut &mut [u8], layer: usize) {
+        let n_bytes = self.layout.layers[layer].key.row_bytes * self.block_tokens();
+        write_parts(out, &self.blocks, (self.offsets[layer].0, n_bytes));
+    }
+
+    fn write_value_rows(&self, out: &mut &mut [u8], layer: usize) {
+        let n_bytes = self.layout.layers[layer].value.token_bytes() * self.block_tokens();
+        write_parts(out, &self.blocks, (self.offsets[layer].1, n_bytes));
+    }
+
+    fn write_value_columns(&self, out: &mut &mut [u8], layer: usize) {
+        let Value::Columns { element_bytes, n_elements, .. } = self.layout.layers[layer].value else { return };
+        let part_bytes = element_bytes * self.block_tokens();
+        let columns = take(out, n_elements * part_bytes * self.blocks.len());
+        write_columns(columns, &self.blocks, (self.offsets[layer].1, part_bytes));
     }
 }
 
@@ -183,6 +238,6 @@ fn write_columns(columns: &mut [u8], blocks: &[&[u8]], (at, part_bytes): (usize,
     }
 }
 
-fn write_u32(out: &mut &mut [u8], number: u32) {
+pub(super) fn write_u32(out: &mut &mut [u8], number: u32) {
     write(out, &number.to_ne_bytes());
 }

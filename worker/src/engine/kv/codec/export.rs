@@ -13,7 +13,7 @@ use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, write};
 /// Size of a cell's optional data besides position and sequence. Source: `llama_kv_cell_ext`.
 const EXTRA_BYTES: usize = 12;
 /// Size of a cell's record without optional data: position, number of sequences, sequence.
-const CELL_BYTES: usize = 12;
+pub(super) const CELL_BYTES: usize = 12;
 /// Offset of the optional data in a cell's record.
 const EXTRA_AT: usize = 8;
 
@@ -24,9 +24,9 @@ pub struct Export<'a> {
     pub(crate) first_position: u32,
     n_tokens: u32,
     runs: Vec<Run>,
-    cells: &'a [u8],
+    pub(super) cells: &'a [u8],
     /// Keys and values of each layer. Shape: `[n_layers]`.
-    tensors: Vec<(&'a [u8], &'a [u8])>,
+    pub(super) tensors: Vec<(&'a [u8], &'a [u8])>,
     sequence: i32,
     /// Bytes of the part that cannot be cut; empty if the layout has none.
     pub(crate) partial: &'a [u8],
@@ -35,7 +35,7 @@ pub struct Export<'a> {
 /// Consecutive positions in consecutive cells.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// Index of its first token, from the export's first position.
+    /// Position of its first token, from the export's first position.
     token: usize,
     cell: usize,
     n: usize,
@@ -61,6 +61,14 @@ impl<'a> Export<'a> {
     /// Cost: linear in the cells; no state is copied.
     /// Errors: if the bytes are not a state of these sections, or its positions are not consecutive.
     pub fn parse(bytes: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
+        let export = Self::parse_with_gaps(bytes, sections, block_tokens)?;
+        if export.runs.last().is_some_and(|run| run.token + run.n != export.n_tokens as usize) {
+            return Err(CodecError::Positions);
+        }
+        Ok(export)
+    }
+
+    fn parse_with_gaps(bytes: &'a [u8], sections: Sections, block_tokens: u32) -> Result<Self, CodecError> {
         if block_tokens == 0 {
             return Err(CodecError::Impossible { what: "block size" });
         }
@@ -161,7 +169,21 @@ impl<'a> Export<'a> {
         assert!(blocks.iter().all(|block| block.unwritten.is_empty()), "a block's tokens all have their cells");
     }
 
-    /// Returns the cells of tokens, counted from the first.
+    /// Returns the cells of the tokens at these positions.
+    ///
+    /// Errors: `Range` if they are not all there.
+    pub(super) fn cells_at(&self, positions: &Range<u32>) -> Result<Vec<Range<usize>>, CodecError> {
+        let refused = CodecError::Range { start: positions.start, end: positions.end };
+        let start = positions.start.checked_sub(self.first_position).ok_or(refused.clone())? as usize;
+        let cells = self.cells_of(start..start + positions.len());
+        if cells.iter().map(ExactSizeIterator::len).sum::<usize>() == positions.len() {
+            Ok(cells)
+        } else {
+            Err(refused)
+        }
+    }
+
+    /// Returns the cells of tokens, counted from the first position.
     fn cells_of(&self, tokens: Range<usize>) -> Vec<Range<usize>> {
         let from = self.runs.partition_point(|run| run.token + run.n <= tokens.start);
         let within = self.runs[from..].iter().take_while(|run| run.token < tokens.end);
@@ -266,11 +288,18 @@ impl Layout {
     ///
     /// Errors: like [`Export::parse`], and `Changed` if the layout differs.
     pub fn parse<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
-        let export = Export::parse(bytes, self.sections, self.block_tokens)?;
-        if export.layout != *self {
-            return Err(CodecError::Changed { what: "layout" });
-        }
-        Ok(export)
+        self.expect(Export::parse(bytes, self.sections, self.block_tokens)?)
+    }
+
+    /// Parses an export that must have this layout and whose positions may have gaps, to be joined.
+    ///
+    /// Errors: like [`Self::parse`].
+    pub fn parse_with_gaps<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
+        self.expect(Export::parse_with_gaps(bytes, self.sections, self.block_tokens)?)
+    }
+
+    fn expect<'a>(&self, export: Export<'a>) -> Result<Export<'a>, CodecError> {
+        if export.layout == *self { Ok(export) } else { Err(CodecError::Changed { what: "layout" }) }
     }
 }
 
@@ -309,7 +338,7 @@ fn positions(cells: &[u8], extra_bytes: usize, sequence: i32) -> Result<Vec<u32>
     cells.chunks_exact(CELL_BYTES + extra_bytes).map(position).collect()
 }
 
-/// Returns the first position, and the runs of the positions from it on.
+/// Returns the first position, and the runs of the positions from it on, which may have gaps.
 fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
     let mut order: Vec<usize> = (0..positions.len()).collect();
     if !positions.is_sorted() {
@@ -317,12 +346,11 @@ fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
     }
     let first = order.first().map_or(0, |&cell| positions[cell]);
     let mut runs: Vec<Run> = Vec::new();
-    for (token, &cell) in order.iter().enumerate() {
-        if (positions[cell] - first) as usize != token {
-            return Err(CodecError::Positions);
-        }
+    for cell in order {
+        let token = (positions[cell] - first) as usize;
         match runs.last_mut() {
-            Some(run) if run.cell + run.n == cell => run.n += 1,
+            Some(run) if token < run.token + run.n => return Err(CodecError::Positions),
+            Some(run) if (run.token + run.n, run.cell + run.n) == (token, cell) => run.n += 1,
             _ => runs.push(Run { token, cell, n: 1 }),
         }
     }

@@ -156,6 +156,10 @@ fn naive() -> impl Strategy<Value = Naive> {
     )
 }
 
+fn order_has_gap(ranges: &[Range<u32>]) -> bool {
+    ranges.windows(2).any(|pair| pair[0].end != pair[1].start)
+}
+
 proptest! {
     #[test]
     fn whole_blocks_come_back_as_llama_cpp_would_have_written_them(
@@ -199,6 +203,32 @@ proptest! {
         let partial = state.partial_export();
         let assembled = assemble(export.layout(), state.frame(), (&[piece], partial.as_deref()));
         prop_assert_eq!(assembled, Ok(Naive { first: 0, n_tokens: n_used, order: Vec::new(), ..state }.export()));
+    }
+
+    #[test]
+    fn parts_are_joined_as_llama_cpp_would_have_written_them(
+        state in naive(),
+        cuts in prop::array::uniform4(any::<prop::sample::Index>()),
+    ) {
+        let state = Naive { sections: Sections::AttentionOnly, ..state };
+        let mut cuts = cuts.map(|cut| cut.index(state.n_tokens as usize + 1) as u32);
+        cuts.sort_unstable();
+        let ranges = [cuts[0]..cuts[1], cuts[2]..cuts[3]].into_iter();
+        let ranges: Vec<Range<u32>> = ranges.filter(|range| !range.is_empty()).collect();
+        prop_assume!(!ranges.is_empty());
+        let bytes = state.export();
+        let export = state.parse(&bytes).unwrap();
+        let layout = export.layout();
+        let first = state.first;
+        let parts: Vec<_> = ranges.iter().map(|range| (&export, range.start + first..range.end + first)).collect();
+        let joined = join(state.frame(), &parts).unwrap();
+        let order: Vec<u32> = ranges.iter().cloned().flatten().collect();
+        let expected = Naive { n_tokens: order.len() as u32, order, ..state.clone() }.export();
+        prop_assert_eq!(&joined, &expected);
+        let with_gaps = layout.parse_with_gaps(&joined).unwrap();
+        let parts: Vec<_> = parts.iter().map(|(_, positions)| (&with_gaps, positions.clone())).collect();
+        prop_assert_eq!(&join(state.frame(), &parts).unwrap(), &expected);
+        prop_assert_eq!(layout.parse(&joined).is_err(), order_has_gap(&ranges));
     }
 
     #[test]
@@ -309,6 +339,27 @@ fn refuses_pieces_and_partial_states_that_do_not_fit() {
     check(8, Some(&[0; 8][..]), CodecError::Partial);
     let frame = Frame { n_streams: 0, sequence: 0 };
     assert!(matches!(assemble(layout, frame, (&[], None)), Err(CodecError::Impossible { .. })));
+}
+
+#[test]
+fn only_tokens_that_are_there_and_alike_are_joined() {
+    let state = Naive { first: 8, ..plain() };
+    let bytes = state.export();
+    let export = state.parse(&bytes).unwrap();
+    for range in [7..9, 19..21, 20..21] {
+        let refused = CodecError::Range { start: range.start, end: range.end };
+        assert_eq!(join(state.frame(), &[(&export, range)]), Err(refused));
+    }
+    assert_eq!(join(state.frame(), &[]), Err(CodecError::Empty));
+    assert_eq!(join(state.frame(), &[(&export, 8..8)]), Err(CodecError::Empty));
+    let other = Naive { transposed: false, ..plain() };
+    let other_bytes = other.export();
+    let parts = [(&export, 8..20), (&other.parse(&other_bytes).unwrap(), 0..12)];
+    assert_eq!(join(state.frame(), &parts), Err(CodecError::Changed { what: "layout" }));
+    let whole = Naive { sections: Sections::AttentionAndPartial, ..plain() };
+    let whole_bytes = whole.export();
+    let part = (&whole.parse(&whole_bytes).unwrap(), 0..12);
+    assert_eq!(join(whole.frame(), &[part]), Err(CodecError::Partial));
 }
 
 #[test]

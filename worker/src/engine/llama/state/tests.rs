@@ -333,6 +333,56 @@ fn the_check_tells_the_layout_and_leaves_nothing_behind() {
     }
 }
 
+#[test]
+fn what_is_taken_out_and_put_behind_computed_tokens_goes_on_as_if_it_had_been_computed() {
+    for setting in settings(&[Preset::Tiny, Preset::TinyKeys]) {
+        setting.run(|bed| {
+            let prompt = tokens(3, 200);
+            bed.fill_scattered(A, &prompt);
+            bed.llama.copy_prefix(A, B, 180).unwrap();
+            let before = bed.llama.export(A).unwrap().to_vec();
+            let ranges = [80..111, 140..180];
+            let stays = |range: &Range<u32>| {
+                let n_tokens = range.end - range.start;
+                Move { from_token: range.start, to_token: range.start, n_tokens }
+            };
+            bed.llama.shift(B, 50, &ranges.each_ref().map(stays)).unwrap();
+            let layout = bed.layout.clone();
+            let states = bed.llama.take_out((B, 50), &ranges, &layout).unwrap();
+            assert_eq!(bed.llama.n_held(B), 50);
+            for (range, state) in ranges.into_iter().zip(&states) {
+                let n_held = bed.llama.n_held(B);
+                bed.push(C, &tokens(7, 5));
+                bed.push(B, &prompt[n_held as usize..range.start as usize]);
+                bed.llama.append(B, (state, range.clone()), &layout).unwrap();
+                assert_eq!(bed.llama.n_held(B), range.end);
+            }
+            bed.assert_answers_as_fresh(B, &prompt[..180]);
+            assert!(bed.llama.export(A).unwrap() == before, "{setting:?}");
+            bed.assert_answers_as_fresh(A, &prompt);
+        });
+    }
+}
+
+#[test]
+fn a_state_that_cannot_be_appended_leaves_the_slot_empty_and_others_alone() {
+    for setting in settings(&[Preset::Tiny]) {
+        setting.run(|bed| {
+            let prompt = tokens(3, 100);
+            bed.fill_scattered(A, &prompt);
+            let layout = bed.layout.clone();
+            let state = bed.llama.export(A).unwrap().to_vec();
+            // Half of it, and fewer tokens than are expected.
+            for (broken, end) in [(&state[..state.len() / 2], 100), (&state[..], 120)] {
+                bed.push(B, &tokens(9, 50));
+                assert!(bed.llama.append(B, (broken, 50..end), &layout).is_err(), "{setting:?}");
+                assert_eq!(bed.llama.last_position(B), None, "{setting:?}");
+            }
+            bed.assert_answers_as_fresh(A, &prompt);
+        });
+    }
+}
+
 /// Computes A, lends most of it to B and moves a part of that up in B.
 fn lend_and_shift(bed: &mut Bed<'_>, forget: impl FnOnce(&mut Llama<'_>)) -> (Vec<u8>, Vec<u8>) {
     bed.fill_scattered(A, &tokens(3, 200));
