@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
 use crate::harness::{TestWorker, folder, user};
@@ -38,15 +39,16 @@ fn writes(text: &str) -> Vec<(String, Option<String>)> {
     writes
 }
 
+/// Returns a router's request for a response with a journal, after these lines of one and its cached tokens.
+pub fn journaled(worker: &TestWorker, (path, body): (&str, &Value), past: Option<(&str, &str)>) -> RequestBuilder {
+    let request = worker.post(path, &Value::Null).header("x-warmpath-journal", IDENTITY);
+    let Some((lines, cached_tokens)) = past else { return request.body(body.to_string()) };
+    let request = request.header("x-warmpath-journal-bytes", lines.len());
+    request.header("x-warmpath-cached-tokens", cached_tokens).body(body.to_string() + lines)
+}
+
 async fn stream(worker: &TestWorker, path: &str, body: &Value, past: Option<(&str, &str)>) -> Stream {
-    let mut request = worker.post(path, &Value::Null).header("x-warmpath-journal", IDENTITY);
-    let mut lines = "";
-    if let Some((journal, cached_tokens)) = past {
-        lines = journal;
-        request =
-            request.header("x-warmpath-journal-bytes", lines.len()).header("x-warmpath-cached-tokens", cached_tokens);
-    }
-    let response = request.body(body.to_string() + lines).send().await.expect("the worker responds");
+    let response = journaled(worker, (path, body), past).send().await.expect("the worker responds");
     let status = response.status();
     let header =
         |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();

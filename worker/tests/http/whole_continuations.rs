@@ -7,10 +7,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::StreamExt;
-use reqwest::RequestBuilder;
 use serde_json::{Value, json};
 
-use crate::continuations::{alike, two, weather};
+use crate::continuations::{alike, journaled, two, weather};
 use crate::harness::{TestWorker, user};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -18,7 +17,8 @@ const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 const NATIVE: &str = "/completion";
-const IDENTITY: &str = "0123456789abcdef0123456789abcdef.1700000000";
+/// Header of a router that takes a journal in front of a whole response.
+const WHOLE: &str = "x-warmpath-journal-whole";
 
 /// A response behind its journal.
 struct Whole {
@@ -26,16 +26,6 @@ struct Whole {
     lines: Vec<String>,
     status: u16,
     object: Value,
-}
-
-/// Returns a router's request for a response, after these lines of its journal.
-fn request(worker: &TestWorker, path: &str, body: &Value, past: Option<(&[String], &str)>) -> RequestBuilder {
-    let request = worker.post(path, &Value::Null);
-    let request = request.header("x-warmpath-journal", IDENTITY).header("x-warmpath-journal-whole", "1");
-    let Some((lines, cached_tokens)) = past else { return request.body(body.to_string()) };
-    let lines = lines.concat();
-    let request = request.header("x-warmpath-journal-bytes", lines.len());
-    request.header("x-warmpath-cached-tokens", cached_tokens).body(body.to_string() + &lines)
 }
 
 /// Splits a response into the lines of its journal, its status and its object.
@@ -48,8 +38,9 @@ fn read(text: &str) -> Whole {
     Whole { cached_tokens: String::new(), lines: lines.collect(), status, object }
 }
 
-async fn whole(worker: &TestWorker, path: &str, body: &Value, past: Option<(&[String], &str)>) -> Whole {
-    let response = request(worker, path, body, past).send().await.expect("the worker responds");
+async fn whole(worker: &TestWorker, path: &str, body: &Value, past: Option<(&str, &str)>) -> Whole {
+    let request = journaled(worker, (path, body), past).header(WHOLE, "1");
+    let response = request.send().await.expect("the worker responds");
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["x-warmpath-journal"], "exact");
     let cached_tokens = response.headers()["x-warmpath-cached-tokens"].to_str().expect("a number").to_owned();
@@ -75,7 +66,7 @@ async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut 
     assert!(uncut.lines.len() > 1 && uncut.status == 200, "{path}: {:?}", uncut.lines);
     for cut in 1..=uncut.lines.len() {
         let (had, rest) = uncut.lines.split_at(cut);
-        let continued = whole(elsewhere, path, &body, Some((had, &uncut.cached_tokens))).await;
+        let continued = whole(elsewhere, path, &body, Some((&had.concat(), &uncut.cached_tokens))).await;
         assert_eq!(continued.status, 200);
         // Those of several choices come in any order.
         let lines = |lines: &[String]| lines.iter().map(|line| without_probabilities(line)).collect::<BTreeSet<_>>();
@@ -129,7 +120,8 @@ async fn a_whole_response_that_fails_says_so_behind_its_lines() {
     for (path, status, kind) in [(CHAT, 503, "unavailable_error"), (MESSAGES, 529, "overloaded_error")] {
         let worker = TestWorker::start("--slots 2 --ctx-size 4096 --drain-timeout 0.1").await;
         let body = json!({"messages": user("Go on"), "max_tokens": 3000, "ignore_eos": true, "temperature": 0});
-        let response = request(&worker, path, &body, None).send().await.expect("the worker responds");
+        let request = journaled(&worker, (path, &body), None).header(WHOLE, "1");
+        let response = request.send().await.expect("the worker responds");
         let mut pieces = response.bytes_stream();
         let mut text = String::new();
         while !text.contains('\n') {
@@ -143,13 +135,13 @@ async fn a_whole_response_that_fails_says_so_behind_its_lines() {
         assert_eq!((failed.status, failed.object["error"]["type"].as_str()), (status, Some(kind)), "{text}");
     }
     // An error before the response begins has its status in the head, as ever.
-    let refused = request(&worker, CHAT, &json!({"messages": 1}), None).send().await.expect("the worker responds");
+    let request = journaled(&worker, (CHAT, &json!({"messages": 1})), None).header(WHOLE, "1");
+    let refused = request.send().await.expect("the worker responds");
     assert_eq!(refused.status(), 400);
     assert!(!refused.headers().contains_key("x-warmpath-journal"));
     // A router of an earlier release takes no journal in front of a whole response.
     let body = json!({"prompt": "It was", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
-    let response = worker.post(COMPLETIONS, &body).header("x-warmpath-journal", IDENTITY).send().await;
-    let response = response.expect("the worker responds");
+    let response = journaled(&worker, (COMPLETIONS, &body), None).send().await.expect("the worker responds");
     assert!(!response.headers().contains_key("x-warmpath-journal"));
     let object: Value = response.json().await.expect("it is an object alone");
     assert_eq!(object["usage"]["completion_tokens"], 40);
@@ -159,8 +151,8 @@ async fn a_whole_response_that_fails_says_so_behind_its_lines() {
 async fn a_router_that_leaves_ends_the_response() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let body = json!({"messages": user("Go on"), "max_tokens": 3900, "ignore_eos": true, "temperature": 0});
-    let response = request(&worker, CHAT, &body, None).send().await.expect("the worker responds");
-    drop(response);
+    let request = journaled(&worker, (CHAT, &body), None).header(WHOLE, "1");
+    drop(request.send().await.expect("the worker responds"));
     // The only slot is free again before the response would have ended.
     let next = json!({"messages": user("Hello"), "max_tokens": 2, "temperature": 0});
     let next = tokio::time::timeout(Duration::from_secs(300), worker.ask(CHAT, next)).await.expect("it is answered");
