@@ -135,17 +135,13 @@ impl FetchProgress {
         self.reader.n_received()
     }
 
-    /// Returns whether receiving the rest of the run would take longer than computing it.
+    /// Returns whether there is a rest of the run, and a block of it takes longer to receive than to compute.
     fn is_slow(&self, order: &FetchOrder, now: Instant) -> bool {
-        let Some((_, head_at)) = self.head else { return false };
+        let Some((_, head_at)) = self.head.filter(|_| self.reader.n_left() > 0) else { return false };
         let elapsed = now.saturating_duration_since(head_at);
-        if elapsed < RATE_AFTER {
-            return false;
-        }
-        let n_left = self.reader.n_left() as f64;
-        let bytes_left = (n_left * order.run.block_bytes as f64).max(1.0);
-        let left_ms = elapsed.as_secs_f64() * 1e3 / self.n_bytes.max(1) as f64 * bytes_left;
-        left_ms > n_left * order.prefill_ms_per_block
+        // The head of a record, which comes alone, says nothing of the rate: one block has as long as it may take.
+        let n_blocks = (self.n_bytes as f64 / order.run.block_bytes as f64).max(1.0);
+        elapsed >= RATE_AFTER && elapsed.as_secs_f64() * 1e3 / n_blocks > order.prefill_ms_per_block
     }
 }
 
@@ -270,5 +266,49 @@ impl Peer {
                 return Ok(response.map(Body::new));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use warmpath_common::block_hash::BlockHash;
+
+    use super::*;
+    use crate::engine::Inbox;
+    use crate::store::Identity;
+    use crate::store::exchange::WantedRun;
+
+    /// Returns whether a run of which this much has come is slow, if computing a block of 1,000 bytes takes 100 ms.
+    fn is_slow(n_blocks_left: usize, n_bytes: u64, since_head_ms: u64) -> bool {
+        let run = WantedRun {
+            identity: Identity::new(Fingerprint([0; 32]), "", 16),
+            root: BlockHash([0; 32]),
+            first_block: 0,
+            parent: None,
+            blocks: vec![BlockHash([1; 32]); n_blocks_left],
+            tokens: Vec::new(),
+            block_bytes: 1000,
+        };
+        let now = Instant::now();
+        let order = FetchOrder { run, prefill_ms_per_block: 100.0, deadline: now, inbox: Arc::new(Inbox::default()) };
+        let progress = FetchProgress { n_bytes, head: Some((Duration::ZERO, now)), ..FetchProgress::new(&order) };
+        progress.is_slow(&order, now + Duration::from_millis(since_head_ms))
+    }
+
+    #[test]
+    fn the_rest_of_a_run_is_slow_if_its_blocks_are_computed_faster() {
+        assert!(!is_slow(8, 4000, 399));
+        assert!(is_slow(8, 4000, 401));
+    }
+
+    #[test]
+    fn a_head_without_a_block_has_the_time_of_one() {
+        assert!(!is_slow(8, 300, 99));
+        assert!(is_slow(8, 300, 101));
+    }
+
+    #[test]
+    fn a_run_that_has_come_is_not_slow() {
+        assert!(!is_slow(0, 8000, 5000));
     }
 }
