@@ -34,10 +34,16 @@ async fn worker(router: &TestRouter, idx: usize) -> Value {
 }
 
 fn index_of(servers: &[FakeStock], response: &reqwest::Response) -> usize {
+    answerer(servers, response).expect("the name of a stock server")
+}
+
+/// Returns the server that a response came from; `None` if the router answered itself: on a busy machine all servers
+/// may seem to be down for a moment.
+fn answerer(servers: &[FakeStock], response: &reqwest::Response) -> Option<usize> {
     let name = header(response, "x-warmpath-worker");
-    let idx = name.strip_prefix("stock-").and_then(|idx| idx.parse().ok()).expect("the name of a stock server");
+    let idx = name.strip_prefix("stock-")?.parse().expect("the name of a stock server");
     assert!(idx < servers.len(), "{name}");
-    idx
+    Some(idx)
 }
 
 /// Returns the indexes of the workers that the router expects to have every whole block of a chat.
@@ -45,7 +51,8 @@ async fn holders(router: &TestRouter, body: &str) -> Vec<usize> {
     let url = format!("http://{}/internal/v1/route", router.server.admin_address);
     let response = router.client.post(url).body(body.to_owned()).send().await.expect("the admin listener answers");
     let plan: Value = response.json().await.expect("JSON");
-    let workers = plan["workers"].as_array().expect("workers").iter().enumerate();
+    // There are none while all servers seem to be down.
+    let workers = plan["workers"].as_array().into_iter().flatten().enumerate();
     workers.filter(|(_, worker)| worker["matched_blocks"] == plan["prompt"]["blocks"]).map(|(idx, _)| idx).collect()
 }
 
@@ -54,15 +61,16 @@ async fn is_remembered(router: &TestRouter, body: &str) {
     eventually("the prompt is remembered", || async { !holders(router, body).await.is_empty() }).await;
 }
 
-/// Chats until the router remembers where; returns that. On a busy machine a server may seem to be down for a moment.
+/// Chats until the router remembers where; returns that.
 async fn home_of(router: &TestRouter, servers: &[FakeStock], text: &str) -> usize {
-    let home = std::cell::Cell::new(0);
+    let home = std::cell::Cell::new(None);
     eventually("the chat is remembered", || async {
-        home.set(index_of(servers, &router.chat(text).await));
-        holders(router, &chat_body(text, false)).await.contains(&home.get())
+        home.set(answerer(servers, &router.chat(text).await));
+        let holders = holders(router, &chat_body(text, false)).await;
+        home.get().is_some_and(|home| holders.contains(&home))
     })
     .await;
-    home.get()
+    home.get().expect("it is remembered")
 }
 
 fn second_turn(text: &str) -> String {
@@ -156,8 +164,11 @@ async fn a_killed_server_loses_its_traffic_and_what_was_remembered_of_it() {
     let text = long_text("bread");
     let home = home_of(&router, &servers, &text).await;
     servers[home].kill();
-    let response = router.chat(&text).await;
-    assert_eq!((response.status().as_u16(), index_of(&servers, &response)), (200, 1 - home));
+    eventually("the other one answers", || async {
+        let response = router.chat(&text).await;
+        response.status() == 200 && answerer(&servers, &response) == Some(1 - home)
+    })
+    .await;
     eventually("it is down", || async {
         let worker = worker(&router, home).await;
         worker["state"] == "down" && worker["blocks"] == 0
