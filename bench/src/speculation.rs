@@ -35,6 +35,9 @@ pub struct SpeculationArgs {
     /// code).
     #[arg(long, value_name = "FILE|NAME")]
     model: ModelChoice,
+    /// Draft model: a further worker drafts with it, and so does llama-server with the type draft-simple.
+    #[arg(long, value_name = "FILE|NAME")]
+    model_draft: Option<ModelChoice>,
     /// What to compare with; it is built first where it is missing. The default is the worker alone.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
@@ -102,17 +105,25 @@ async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -
     let common: Vec<String> = common.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
     let mut contenders = Vec::new();
     let cache = self_test_cache.display().to_string();
-    for spec_type in ["none", "auto"] {
-        let own = ["--listen", "127.0.0.1:0", "--self-test-cache", &cache, "--spec-type", spec_type].map(str::to_owned);
-        let args = [&own[..], &common].concat();
-        contenders.push(Contender::start(format!("worker, {spec_type}"), &worker, &args).await?);
+    let draft = args.model_draft.as_ref().map(ModelChoice::file).transpose()?;
+    let draft: Vec<String> =
+        draft.into_iter().flat_map(|file| ["--model-draft".to_owned(), file.display().to_string()]).collect();
+    let own = ["--listen", "127.0.0.1:0", "--self-test-cache", &cache, "--spec-type"].map(str::to_owned);
+    let mut kinds: Vec<(&str, &str, &[String])> = vec![("none", "none", &[]), ("auto", "auto", &[])];
+    if !draft.is_empty() {
+        kinds.push(("draft model", "auto", &draft));
+    }
+    for (name, spec_type, draft) in kinds {
+        let args = [&own[..], &[spec_type.to_owned()], draft, &common].concat();
+        contenders.push(Contender::start(format!("worker, {name}"), &worker, &args).await?);
     }
     if let Some(Peer::LlamaServer) = args.against {
         let program = peers::llama_server()?;
         let best = peers::llama_server_best(&contenders[0].server.log())?;
         for spec_type in &args.against_types {
             let own = ["--host", "127.0.0.1", "--port", "0", "--spec-type", spec_type].map(str::to_owned);
-            let args = [&own[..], &common, &best].concat();
+            let draft = if spec_type.contains("draft-simple") { &draft[..] } else { &[] };
+            let args = [&own[..], draft, &common, &best].concat();
             contenders.push(Contender::start(format!("llama-server, {spec_type}"), &program, &args).await?);
         }
     }

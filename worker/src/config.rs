@@ -12,7 +12,7 @@ pub mod llama_server;
 pub mod placement;
 pub mod rope;
 pub mod source;
-mod speculation;
+pub mod speculation;
 mod store;
 
 use std::borrow::Cow;
@@ -206,6 +206,8 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
         ("ubatch-size", u64::from(flags.ubatch_size)),
         ("threads", u64::from(flags.threads.unwrap_or(1))),
         ("threads-batch", u64::from(flags.threads_batch.unwrap_or(1))),
+        ("spec-draft-threads", u64::from(flags.speculation.spec_draft_threads.unwrap_or(1))),
+        ("spec-draft-threads-batch", u64::from(flags.speculation.spec_draft_threads_batch.unwrap_or(1))),
         ("body-max", flags.body_max as u64),
     ];
     match at_least_one.into_iter().find(|(_, value)| *value == 0) {
@@ -299,7 +301,8 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
-        speculation: speculation::config(flags),
+        speculation: speculation::config(&flags.speculation)?,
+        draft_model: speculation::draft_model(&flags.speculation, (threads, flags.threads_batch)),
         ..EngineConfig::default()
     })
 }

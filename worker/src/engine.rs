@@ -34,7 +34,7 @@ pub use config::metadata::{KEY_BYTES_MAX, MetadataOverride, MetadataValue, TEXT_
 pub use config::placement::{GpuLayers, LoadMode, Numa, Placement, SplitMode, TensorOverride};
 pub use config::rope::{RopeScaling, RopeSettings};
 pub use config::{
-    AtContextEnd, CacheType, CostSource, DiskConfig, EngineConfig, PrefixCache, SLOT_CELLS_STEP,
+    AtContextEnd, CacheType, CostSource, DiskConfig, DraftModelConfig, EngineConfig, PrefixCache, SLOT_CELLS_STEP,
     SLOT_CONTEXT_TOKENS_DEFAULT_MAX, SLOTS_MAX, SelfTest, ShiftConfig, ShiftObstacle, StartError, StoreConfig, Switch,
 };
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
@@ -53,7 +53,7 @@ pub use output::arguments::{ArgumentSchemas, ArgumentsExtent};
 pub use output::json_schema::{CompiledSchema, SchemaCompiler};
 pub use output::reasoning::ReasoningFirst;
 pub use output::sampler_kind::SamplerKind;
-pub use output::speculation::SpeculationConfig;
+pub use output::speculation::{DraftCosts, SpeculationConfig};
 pub use output::tool_grammar::{Begin, CallGrammar, CallStart};
 pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement};
 pub use publish::counters::CounterValues;
@@ -66,8 +66,13 @@ use tokio::sync::mpsc;
 /// Returns a configuration that names the device of each part.
 ///
 /// A completed configuration stays as it is. Cost: if `--n-gpu-layers` is left open and there is a GPU, that of reading
-/// the model's metadata several times. Errors: `Config` for a device or a buffer that does not exist.
+/// the model's metadata several times. Errors: `Config` for a device or a buffer that does not exist, `DraftModel` for
+/// a device of the draft model.
 pub fn settle(config: EngineConfig) -> Result<EngineConfig, StartError> {
+    if let Some(draft) = &config.draft_model {
+        let refuse = |reason| StartError::DraftModel { path: draft.path.clone(), reason };
+        draft.placement.used(&list_devices()).map_err(refuse)?;
+    }
     settle_with(config, llama::measure::wanted_context)
 }
 

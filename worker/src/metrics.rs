@@ -130,6 +130,10 @@ metrics! {
     draft_tokens: IntCounterVec = counters("draft_tokens_total", &["outcome"]);
     /// Drafts that were computed, each of several tokens.
     drafts: IntCounter = counter("drafts_total");
+    /// Tokens that the draft model made for drafts.
+    draft_model_tokens: IntCounter = counter("draft_model_tokens_total");
+    /// Time of the draft model.
+    draft_model: Counter = total_seconds("draft_model_seconds_total");
     /// Checkpoints of partial state that were made.
     checkpoints_made: IntCounter = counter("checkpoints_made_total");
     /// Starts from a checkpoint.
@@ -257,6 +261,7 @@ impl Metrics {
             (&self.prefill_tokens, values.prefill_tokens),
             (&self.decode_tokens, values.decode_tokens),
             (&self.drafts, values.drafts),
+            (&self.draft_model_tokens, values.made_tokens),
             (&self.steps, values.steps),
             (&self.decode_failures, values.decode_failures),
             (&self.finished, values.finished),
@@ -281,6 +286,7 @@ impl Metrics {
             (&self.prefill, values.prompt_us),
             (&self.prefix_wait, values.prefix_wait_us),
             (&self.disk_wait, values.disk_wait_us),
+            (&self.draft_model, values.draft_model_us),
         ];
         for (counter, value_us) in spent {
             counter.inc_by((value_us as f64 / 1e6 - counter.get()).max(0.0));

@@ -190,9 +190,18 @@ pub async fn check(config: Config) -> Result<(), RunError> {
         if config.source.local().is_some() {
             Model::open(&config.engine.model).map_err(RunError::Model)?;
         }
+        check_draft_model(&config)?;
         config.engine.adapters.iter().try_for_each(|adapter| check_adapter(&adapter.path)).map_err(RunError::Engine)
     };
     tokio::task::spawn_blocking(check_model).await.map_err(RunError::Panicked)?
+}
+
+/// Checks the draft model's file, if there is a draft model.
+///
+/// Errors: `Model`.
+fn check_draft_model(config: &Config) -> Result<(), RunError> {
+    let Some(draft) = &config.engine.draft_model else { return Ok(()) };
+    Model::open(&draft.path).map(drop).map_err(RunError::Model)
 }
 
 /// Returns the reservation of the folder for stored state, if there is one.
@@ -203,11 +212,12 @@ async fn checked(config: &Config) -> Result<Option<Reservation>, RunError> {
     tokio::task::spawn_blocking(move || check_files(&config)).await.map_err(RunError::Panicked)?
 }
 
-/// Checks the model's files and reserves the folder for stored state.
+/// Checks the files of the model and of the draft model, and reserves the folder for stored state.
 ///
 /// Errors: `Model`; `Engine` if no state can be stored in the folder, or another worker uses it.
 fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     let model = Model::open(&config.engine.model).map_err(RunError::Model)?;
+    check_draft_model(config)?;
     // An embedding worker stores nothing.
     let Some(disk) = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none()) else { return Ok(None) };
     let model = model.fingerprint().map_err(RunError::Model)?;

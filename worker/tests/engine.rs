@@ -10,6 +10,7 @@ mod engine {
     mod adapters;
     mod batching;
     mod by_hand;
+    mod draft_models;
     mod drafts;
     mod endings;
     mod faults;

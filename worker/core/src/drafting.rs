@@ -1,15 +1,16 @@
 //! Drafting: proposals for the next tokens of a sequence, which the model verifies in one step.
 //!
 //! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
-//! answer with the same chain root (suffix memory). How much of it is computed depends on its chances, on the measured
-//! time of a step (`lengths`), and on the gain of earlier drafts of the sequence (`budget`). A wrong proposal costs
-//! time and changes no answer: the shell samples every token as without drafts and keeps only the tokens that it has
-//! chosen.
+//! answer with the same chain root (suffix memory). Where none is found, a draft model may make one (`draft_model`).
+//! How much of it is computed depends on its chances, on the measured time of a step (`lengths`), and on the gain of
+//! earlier drafts of the sequence (`budget`). A wrong proposal costs time and changes no answer: the shell samples
+//! every token as without drafts and keeps only the tokens that it has chosen.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
 //! (arXiv 2411.04975).
 
 pub mod acceptance;
 pub mod budget;
+pub mod draft_model;
 pub mod lengths;
 pub mod ngram_index;
 pub mod step_costs;
@@ -17,9 +18,9 @@ pub mod suffix_memory;
 
 use warmpath_common::ids::Token;
 
-use acceptance::{Acceptance, ProposalOutcome};
+use acceptance::{Acceptance, ModelAcceptance, ProposalOutcome};
 use budget::{DraftBudget, NextTokenFrom};
-use lengths::{Length, Possible};
+use lengths::{Length, MadeDraft, MakingTimes, Possible};
 use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
 
 /// Most tokens of a sequence in which matches are looked for. Source: own choice: some 6 MB for each slot at most.
@@ -32,8 +33,10 @@ pub type ForcedDrafts = fn(&[Token], usize) -> Vec<Token>;
 #[derive(Debug, Clone)]
 pub struct Drafter {
     text: NgramIndex,
-    /// Acceptance by origin.
+    /// Acceptance of found tokens, by origin.
     acceptance: [Acceptance; 2],
+    /// Acceptance of a draft model's tokens.
+    model_acceptance: ModelAcceptance,
     proposal: Option<Proposal>,
     budget: DraftBudget,
     limits: DraftLimits,
@@ -49,6 +52,17 @@ pub struct DraftLimits {
     pub n_min: usize,
 }
 
+/// Source of a proposal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// It was found behind a match of this many tokens.
+    Found(Origin, usize),
+    /// A draft model made it.
+    Model,
+    /// A test forced it.
+    Forced,
+}
+
 /// Where a proposal was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
@@ -62,8 +76,7 @@ enum Origin {
 struct Proposal {
     tokens: Vec<Token>,
     chances: Vec<f64>,
-    /// Origin and length of the match before it; `None` if it was forced.
-    found: Option<(Origin, usize)>,
+    source: Source,
     /// Number of its tokens that the sequence has taken.
     n_taken: usize,
     /// Number of its tokens that are computed in advance.
@@ -90,8 +103,15 @@ impl Drafter {
             text.end_text();
         }
         text.extend(prompt);
-        let (acceptance, budget) = (Default::default(), DraftBudget::default());
-        Self { text, acceptance, proposal: None, budget, limits, forced: None }
+        Self {
+            text,
+            acceptance: Default::default(),
+            model_acceptance: ModelAcceptance::default(),
+            proposal: None,
+            budget: DraftBudget::default(),
+            limits,
+            forced: None,
+        }
     }
 
     /// Makes the drafter propose the drafts of a test, which are computed whatever they cost.
@@ -111,9 +131,32 @@ impl Drafter {
         };
         Possible {
             chances: self.proposal.as_ref().map_or(&[], |proposal| &proposal.chances),
+            made: None,
             n_min: self.limits.n_min,
             cost_max: self.budget.cost_max(),
         }
+    }
+
+    /// Returns the draft of up to `n_max` tokens that a draft model would make in these times.
+    pub fn made_draft(&self, n_max: usize, times: MakingTimes) -> MadeDraft {
+        MadeDraft { chance: self.model_acceptance.chance(), n_max: n_max.min(self.limits.n_max), times }
+    }
+
+    /// Takes the tokens that a draft model has made, up to the planned length, in place of what was found; returns the
+    /// length of the draft, none if it is too short.
+    pub fn take_made(&mut self, mut tokens: Vec<Token>, planned: Length) -> Length {
+        tokens.truncate(planned.n_tokens);
+        // The model may have stopped early, which takes less time.
+        let cost = planned.cost * tokens.len().max(1) as f64 / planned.n_tokens.max(1) as f64;
+        if tokens.len() < self.limits.n_min {
+            tokens.clear();
+        }
+        let n_tokens = tokens.len();
+        if n_tokens > 0 {
+            let source = Source::Model;
+            self.proposal = Some(Proposal { tokens, chances: Vec::new(), source, n_taken: 0, n_drafted: 0 });
+        }
+        Length { n_tokens, cost, ..planned }
     }
 
     /// Returns whether drafts are computed whatever they cost.
@@ -122,7 +165,7 @@ impl Drafter {
     }
 
     /// Returns the first proposed tokens, to be computed at this cost.
-    pub fn draft(&mut self, Length { n_tokens, cost }: Length) -> &[Token] {
+    pub fn draft(&mut self, Length { n_tokens, cost, .. }: Length) -> &[Token] {
         self.budget.spend(cost);
         let Some(proposal) = &mut self.proposal else { return &[] };
         proposal.n_drafted = n_tokens.min(proposal.tokens.len());
@@ -141,6 +184,10 @@ impl Drafter {
         if let Some(forced) = &mut self.forced {
             forced.tokens.push(token);
         }
+        let is_made = |proposal: &Proposal| proposal.source == Source::Model && !proposal.is_taken();
+        if !self.proposal.as_ref().is_some_and(is_made) {
+            self.model_acceptance.fade();
+        }
         let came = self.compare(token);
         self.budget.take(came);
     }
@@ -150,9 +197,13 @@ impl Drafter {
         let Some(proposal) = &mut self.proposal else { return NextTokenFrom::Unproposed };
         let Some(proposed) = proposal.tokens.get(proposal.n_taken) else { return NextTokenFrom::Unproposed };
         let (is_right, is_drafted) = (*proposed == token, proposal.n_taken < proposal.n_drafted);
-        if let Some((origin, n_matched)) = proposal.found {
-            let outcome = if is_right { ProposalOutcome::Right } else { ProposalOutcome::Wrong };
-            self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
+        let outcome = if is_right { ProposalOutcome::Right } else { ProposalOutcome::Wrong };
+        match proposal.source {
+            Source::Found(origin, n_matched) => {
+                self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
+            }
+            Source::Model => self.model_acceptance.record(outcome),
+            Source::Forced => {}
         }
         proposal.n_taken += 1;
         match (is_right, is_drafted) {
@@ -180,8 +231,14 @@ impl Drafter {
         let tokens = index.continuation(occurrence, n_max);
         let acceptance = &self.acceptance[origin as usize];
         let chances = (occurrence.n_matched..).take(tokens.len()).map(|n_matched| acceptance.chance(n_matched));
-        let chances = chances.collect();
-        Some(Proposal { tokens, chances, found: Some((origin, occurrence.n_matched)), n_taken: 0, n_drafted: 0 })
+        let (chances, source) = (chances.collect(), Source::Found(origin, occurrence.n_matched));
+        Some(Proposal { tokens, chances, source, n_taken: 0, n_drafted: 0 })
+    }
+}
+
+impl Proposal {
+    fn is_taken(&self) -> bool {
+        self.n_taken >= self.tokens.len()
     }
 }
 
@@ -190,7 +247,7 @@ impl Forced {
         let mut tokens = (self.drafts)(&self.tokens, n_max);
         tokens.truncate(n_max);
         let chances = vec![1.0; tokens.len()];
-        Proposal { tokens, chances, found: None, n_taken: 0, n_drafted: 0 }
+        Proposal { tokens, chances, source: Source::Forced, n_taken: 0, n_drafted: 0 }
     }
 }
 

@@ -22,7 +22,7 @@ use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
 use super::placement::PlacementFlags;
 use super::rope::RopeFlags;
 use super::source::SourceFlags;
-use super::speculation::SpecType;
+use super::speculation::SpeculationFlags;
 use crate::version;
 
 /// Flags of the command line, unchecked.
@@ -174,18 +174,9 @@ pub struct Flags {
     #[arg(long, overrides_with = "context_shift")]
     pub no_context_shift: bool,
 
-    /// How answers are drafted, so that several tokens are computed in one step: none, or auto, which drafts from the
-    /// sequence and from earlier answers as long as that pays. llama-server's n-gram types mean auto.
-    #[arg(long, env = "WARMPATH_SPEC_TYPE", value_name = "TYPES", default_value = "none")]
-    pub spec_type: SpecType,
-
-    /// Most tokens of a draft.
-    #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MAX", value_name = "N", default_value_t = 31)]
-    pub spec_draft_n_max: usize,
-
-    /// Fewest tokens of a draft; a shorter one is not computed.
-    #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MIN", value_name = "N", default_value_t = 0)]
-    pub spec_draft_n_min: usize,
+    /// Flags of speculative decoding.
+    #[command(flatten)]
+    pub speculation: SpeculationFlags,
 
     /// Compute every prompt as a whole.
     #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]

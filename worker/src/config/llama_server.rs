@@ -102,7 +102,7 @@ pub const ROWS: &[Row] = &[
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
          --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload \
-         --no-log-jsonl --no-spec-draft-backend-sampling",
+         --no-log-jsonl",
         Nothing,
         Ignored("what it switches is not there"),
     ),
@@ -121,7 +121,11 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch \
-         --cpu-strict-batch --prio-batch --poll-batch",
+         --cpu-strict-batch --prio-batch --poll-batch -Cd --cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft \
+         --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft --cpu-strict-batch-draft --prio-batch-draft \
+         --poll-batch-draft --spec-draft-cpu-mask --spec-draft-cpu-range --spec-draft-cpu-strict --spec-draft-prio \
+         --spec-draft-poll --spec-draft-cpu-mask-batch --spec-draft-cpu-strict-batch --spec-draft-prio-batch \
+         --spec-draft-poll-batch",
         Value,
         Ignored("the system places threads: taskset, numactl and nice tell it how"),
     ),
@@ -152,19 +156,39 @@ pub const ROWS: &[Row] = &[
         Value,
         Refused("images, sound and video are not supported"),
     ),
+    row("-md", Value, Same("--spec-draft-model")),
+    row("-ngld", Value, Same("--spec-draft-ngl")),
+    row("-devd", Value, Same("--spec-draft-device")),
+    row("-td", Value, Same("--spec-draft-threads")),
+    row("-tbd", Value, Same("--spec-draft-threads-batch")),
+    row("-ctkd", Value, Same("--spec-draft-type-k")),
+    row("-ctvd", Value, Same("--spec-draft-type-v")),
     row(
-        "-md --model-draft -hfd -hfrd --hf-repo-draft -td --threads-draft -tbd --threads-batch-draft -Cd --cpu-mask-draft \
-         -Crd --cpu-range-draft --cpu-strict-draft --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft \
-         --cpu-strict-batch-draft --prio-batch-draft --poll-batch-draft -ctkd --cache-type-k-draft -ctvd \
-         --cache-type-v-draft -otd --override-tensor-draft -cmoed --cpu-moe-draft -ncmoed --n-cpu-moe-draft -devd \
-         --device-draft -ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-hf --spec-draft-threads \
-         --spec-draft-threads-batch --spec-draft-cpu-* --spec-draft-prio --spec-draft-prio-batch --spec-draft-poll \
-         --spec-draft-poll-batch --spec-draft-type-k --spec-draft-type-v --spec-draft-override-tensor \
-         --spec-draft-n-cpu-moe --spec-draft-ncmoe --spec-draft-backend-sampling --spec-draft-sampling \
-         --spec-draft-device --spec-draft-ngl --spec-draft-model --spec-synth-len --spec-synth-rates",
+        "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
         Value,
-        Refused("there are no draft models; --spec-type auto is speculative decoding without one"),
+        Refused(
+            "a draft model is not downloaded; fetch it with `hf download` and give its file, --spec-draft-model FILE",
+        ),
     ),
+    row(
+        "-otd --override-tensor-draft --spec-draft-override-tensor -cmoed --cpu-moe-draft --spec-draft-cpu-moe -ncmoed \
+         --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
+        Value,
+        Refused(
+            "the tensors of a draft model stay with their layers: --spec-draft-ngl and --spec-draft-device place these",
+        ),
+    ),
+    row(
+        "--spec-draft-sampling",
+        Value,
+        Ignored("a draft is made of the likeliest tokens, and its verification leaves the distribution as it is"),
+    ),
+    row(
+        "--spec-draft-backend-sampling --no-spec-draft-backend-sampling",
+        Nothing,
+        Ignored("the worker decides that itself"),
+    ),
+    row("--spec-synth-len --spec-synth-rates", Value, Refused("answers are never drafted by chance")),
     row(
         "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
         Value,
@@ -174,7 +198,7 @@ pub const ROWS: &[Row] = &[
     row("--draft-min --draft-n-min", Value, Same("--spec-draft-n-min")),
     row("--spec-default", Nothing, Same("--spec-type=auto")),
     row(
-        "--spec-ngram-* --spec-draft-p-split --draft-p-split --spec-draft-p-min --draft-p-min",
+        "--spec-ngram-* --spec-draft-p-split --draft-p-split",
         Value,
         Ignored("the length of a draft follows its chances and the measured cost of a step"),
     ),

@@ -167,7 +167,7 @@ pub(super) fn placement(flags: &PlacementFlags) -> Result<Placement, ConfigError
 }
 
 /// Returns the names of devices: `None` if no flag is given, empty if none is to be used.
-fn devices(names: &[String]) -> Option<Vec<String>> {
+pub(super) fn devices(names: &[String]) -> Option<Vec<String>> {
     match names {
         [] => None,
         [none] if none == "none" => Some(Vec::new()),

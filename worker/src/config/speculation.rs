@@ -1,23 +1,89 @@
-//! The flags of speculative decoding.
+//! The flags of speculative decoding, named as in llama-server.
 //!
 //! Not here: what is drafted (`warmpath_worker_core::drafting`).
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::flags::Flags;
-use crate::engine::SpeculationConfig;
+use clap::Args;
+
+use super::flags::CacheType;
+use super::{ConfigError, cache_type, placement};
+use crate::engine::{DraftModelConfig, GpuLayers, Placement, SpeculationConfig};
 use warmpath_worker_core::drafting::DraftLimits;
 
 /// llama-server's names for drafts from text.
 const NGRAM_TYPES: [&str; 5] = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"];
 
+/// Flags of speculative decoding.
+#[derive(Debug, Clone, Args)]
+pub struct SpeculationFlags {
+    /// How answers are drafted, so that several tokens are computed in one step: none, or auto, which drafts from the
+    /// sequence, from earlier answers and with a draft model, if there is one, as long as that pays. draft-simple is
+    /// auto with a draft model; llama-server's n-gram types are auto without one. The default is auto with a draft
+    /// model, else none.
+    #[arg(long, env = "WARMPATH_SPEC_TYPE", value_name = "TYPES")]
+    pub spec_type: Option<SpecType>,
+
+    /// Most tokens of a draft.
+    #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MAX", value_name = "N", default_value_t = 31)]
+    pub spec_draft_n_max: usize,
+
+    /// Fewest tokens of a draft; a shorter one is not computed.
+    #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MIN", value_name = "N", default_value_t = 0)]
+    pub spec_draft_n_min: usize,
+
+    /// GGUF file of a draft model (-md): a much smaller model with the same vocabulary.
+    #[arg(long, visible_alias = "model-draft", env = "WARMPATH_SPEC_DRAFT_MODEL", value_name = "FILE")]
+    #[arg(conflicts_with_all = ["embedding", "rerank"])]
+    pub spec_draft_model: Option<PathBuf>,
+
+    /// Probability below which the draft model drafts no token.
+    #[arg(long, visible_alias = "draft-p-min", env = "WARMPATH_SPEC_DRAFT_P_MIN", value_name = "P")]
+    #[arg(default_value_t = 0.0)]
+    pub spec_draft_p_min: f32,
+
+    /// Layers of the draft model to keep in GPU memory (-ngld), as --n-gpu-layers.
+    #[arg(long, visible_aliases = ["gpu-layers-draft", "n-gpu-layers-draft"], env = "WARMPATH_SPEC_DRAFT_NGL")]
+    #[arg(value_name = "N", default_value = "auto", allow_negative_numbers = true)]
+    pub spec_draft_ngl: GpuLayers,
+
+    /// Devices that layers of the draft model may be offloaded to (-devd), or none [default: every GPU].
+    #[arg(long, visible_alias = "device-draft", env = "WARMPATH_SPEC_DRAFT_DEVICE", value_name = "NAME")]
+    #[arg(value_delimiter = ',')]
+    pub spec_draft_device: Vec<String>,
+
+    /// Threads of the draft model (-td). The default is --threads.
+    #[arg(long, visible_alias = "threads-draft", env = "WARMPATH_SPEC_DRAFT_THREADS", value_name = "N")]
+    pub spec_draft_threads: Option<u16>,
+
+    /// Threads of the draft model that process prompts (-tbd). The default is --spec-draft-threads, else
+    /// --threads-batch.
+    #[arg(long, visible_alias = "threads-batch-draft", env = "WARMPATH_SPEC_DRAFT_THREADS_BATCH", value_name = "N")]
+    pub spec_draft_threads_batch: Option<u16>,
+
+    /// Type of the keys in the draft model's KV cache (-ctkd).
+    #[arg(long, visible_alias = "cache-type-k-draft", env = "WARMPATH_SPEC_DRAFT_TYPE_K", value_name = "TYPE")]
+    #[arg(default_value = "f16")]
+    pub spec_draft_type_k: CacheType,
+
+    /// Type of the values in the draft model's KV cache (-ctvd).
+    #[arg(long, visible_alias = "cache-type-v-draft", env = "WARMPATH_SPEC_DRAFT_TYPE_V", value_name = "TYPE")]
+    #[arg(default_value = "f16")]
+    pub spec_draft_type_v: CacheType,
+}
+
 /// How answers are drafted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecType {
     /// They are not.
     None,
     /// From the sequence and from earlier answers, as long as that pays.
+    Text,
+    /// From these, and with the draft model if there is one.
     Auto,
+    /// From these, and with the draft model, which there must be.
+    Model,
 }
 
 impl FromStr for SpecType {
@@ -27,41 +93,124 @@ impl FromStr for SpecType {
     fn from_str(types: &str) -> Result<Self, String> {
         let mut read = Self::None;
         for name in types.split(',').map(str::trim) {
-            match name {
-                "none" => {}
-                "auto" => read = Self::Auto,
-                _ if NGRAM_TYPES.contains(&name) => read = Self::Auto,
+            let named = match name {
+                "none" => Self::None,
+                "auto" => Self::Auto,
+                "draft-simple" => Self::Model,
+                _ if NGRAM_TYPES.contains(&name) => Self::Text,
                 _ if name.starts_with("draft-") => {
-                    return Err(format!("there are no draft models, which `{name}` needs; auto drafts from text"));
+                    return Err(format!("`{name}` is not there; of the draft models there is draft-simple"));
                 }
-                _ => return Err(format!("`{name}` is neither none nor auto")),
-            }
+                _ => return Err(format!("`{name}` is none of none, auto, draft-simple and the n-gram types")),
+            };
+            read = read.max(named);
         }
         Ok(read)
     }
 }
 
+impl SpeculationFlags {
+    fn settled_type(&self) -> SpecType {
+        let by_model = if self.spec_draft_model.is_some() { SpecType::Auto } else { SpecType::None };
+        self.spec_type.unwrap_or(by_model)
+    }
+}
+
 /// Returns how answers are drafted; `None` if they are not.
-pub(super) fn config(flags: &Flags) -> Option<SpeculationConfig> {
+///
+/// Errors: `Range` for a draft model that is not there, or for a probability that is none.
+pub(super) fn config(flags: &SpeculationFlags) -> Result<Option<SpeculationConfig>, ConfigError> {
+    if flags.settled_type() == SpecType::Model && flags.spec_draft_model.is_none() {
+        let reason = "draft-simple needs a draft model: --spec-draft-model FILE".to_owned();
+        return Err(ConfigError::Range { flag: "spec-type".into(), reason });
+    }
+    if !(0.0..=1.0).contains(&flags.spec_draft_p_min) {
+        let reason = "must be a probability, from 0 to 1".to_owned();
+        return Err(ConfigError::Range { flag: "spec-draft-p-min".into(), reason });
+    }
     let limits = DraftLimits { n_max: flags.spec_draft_n_max, n_min: flags.spec_draft_n_min };
-    (flags.spec_type == SpecType::Auto).then_some(SpeculationConfig { limits, ..SpeculationConfig::default() })
+    let config = SpeculationConfig { limits, ..SpeculationConfig::default() };
+    Ok((flags.settled_type() > SpecType::None).then_some(config))
+}
+
+/// Returns the settings of the draft model; `None` if none is used. Its threads are the served model's, unless given.
+pub(super) fn draft_model(
+    flags: &SpeculationFlags,
+    (threads, threads_batch): (u16, Option<u16>),
+) -> Option<DraftModelConfig> {
+    let path = flags.spec_draft_model.clone().filter(|_| flags.settled_type() >= SpecType::Auto)?;
+    let own_threads = flags.spec_draft_threads.unwrap_or(threads);
+    let own_batch = flags.spec_draft_threads_batch.or(flags.spec_draft_threads).or(threads_batch);
+    Some(DraftModelConfig {
+        path,
+        placement: Placement {
+            n_gpu_layers: flags.spec_draft_ngl,
+            devices: placement::devices(&flags.spec_draft_device),
+            ..Placement::default()
+        },
+        threads: own_threads,
+        threads_batch: own_batch.unwrap_or(own_threads),
+        cache_type_k: cache_type(flags.spec_draft_type_k),
+        cache_type_v: cache_type(flags.spec_draft_type_v),
+        p_min: flags.spec_draft_p_min,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::flags::Flags;
+    use crate::engine::CacheType;
+
+    fn flags(line: &str) -> SpeculationFlags {
+        let line = format!("warmpath-worker -m a.gguf {line}");
+        let flags = Flags::from_command_line(line.split_whitespace().map(Into::into));
+        flags.expect("the flags parse").run().expect("a run").speculation
+    }
 
     #[test]
-    fn llama_server_s_types_are_read_and_those_of_draft_models_refused() {
+    fn llama_server_s_types_are_read_and_those_that_are_not_there_refused() {
         let check = |types: &str, expected| assert_eq!(types.parse::<SpecType>(), expected, "{types}");
         check("none", Ok(SpecType::None));
         check("auto", Ok(SpecType::Auto));
-        check("none,ngram-simple", Ok(SpecType::Auto));
-        NGRAM_TYPES.iter().for_each(|name| check(name, Ok(SpecType::Auto)));
+        check("none,ngram-simple", Ok(SpecType::Text));
+        check("draft-simple, ngram-mod", Ok(SpecType::Model));
+        NGRAM_TYPES.iter().for_each(|name| check(name, Ok(SpecType::Text)));
         check(
             "ngram-simple,draft-mtp",
-            Err("there are no draft models, which `draft-mtp` needs; auto drafts from text".to_owned()),
+            Err("`draft-mtp` is not there; of the draft models there is draft-simple".to_owned()),
         );
-        check("", Err("`` is neither none nor auto".to_owned()));
+        check("", Err("`` is none of none, auto, draft-simple and the n-gram types".to_owned()));
+    }
+
+    #[test]
+    fn a_draft_model_is_used_unless_the_type_says_otherwise() {
+        let used = |line: &str| {
+            let flags = flags(line);
+            (config(&flags).map(|config| config.is_some()).ok(), draft_model(&flags, (2, None)).is_some())
+        };
+        assert_eq!(used(""), (Some(false), false));
+        assert_eq!(used("--spec-type auto"), (Some(true), false));
+        assert_eq!(used("-md d.gguf"), (Some(true), true));
+        assert_eq!(used("--model-draft d.gguf --spec-type draft-simple"), (Some(true), true));
+        assert_eq!(used("--spec-draft-model d.gguf --spec-type ngram-mod"), (Some(true), false));
+        assert_eq!(used("-md d.gguf --spec-type none"), (Some(false), false));
+        assert_eq!(used("--spec-type draft-simple").0, None, "the model is missing");
+        assert_eq!(used("-md d.gguf --draft-p-min 1.5").0, None);
+    }
+
+    #[test]
+    fn a_draft_model_has_settings_of_its_own() {
+        let settings = |line: &str| draft_model(&flags(&format!("-md d.gguf {line}")), (3, Some(5))).expect("a model");
+        let plain = settings("");
+        assert_eq!(
+            plain,
+            DraftModelConfig { path: "d.gguf".into(), threads: 3, threads_batch: 5, ..Default::default() }
+        );
+        let own = settings("-ngld 7 -devd none -td 2 -ctkd q8_0 -ctvd f32 --spec-draft-p-min 0.5");
+        assert_eq!(own.placement.n_gpu_layers, GpuLayers::Count(7));
+        assert_eq!((own.placement.devices, own.threads, own.threads_batch), (Some(Vec::new()), 2, 2));
+        assert_eq!((own.cache_type_k, own.cache_type_v, own.p_min), (CacheType::Q8_0, CacheType::F32, 0.5));
+        assert_eq!(settings("-td 2 -tbd 4").threads_batch, 4);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
+mod draft_model;
 pub(crate) mod footprint;
 pub(crate) mod metadata;
 pub(crate) mod placement;
@@ -20,6 +21,7 @@ use warmpath_worker_core::restore_costs::Costs;
 use super::llama::adapters::AdapterFile;
 use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
+pub use draft_model::DraftModelConfig;
 use footprint::{Bytes, Fit};
 use metadata::MetadataOverride;
 use placement::Placement;
@@ -97,6 +99,8 @@ pub struct EngineConfig {
     pub adapters: Vec<AdapterFile>,
     /// How responses are drafted; `None` if they are not.
     pub speculation: Option<SpeculationConfig>,
+    /// Model that makes drafts; `None` if they are only found in texts.
+    pub draft_model: Option<DraftModelConfig>,
     /// Costs used by plans.
     pub costs: CostSource,
     /// Hash of blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
@@ -231,6 +235,7 @@ impl Default for EngineConfig {
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),
             speculation: None,
+            draft_model: None,
             costs: CostSource::Measured,
             block_hasher: block_hash,
         }
@@ -391,6 +396,14 @@ pub enum StartError {
     /// The file has a model that cannot generate.
     #[error("the model {} cannot be served: {reason}", path.display())]
     Unsupported {
+        /// Path of the file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
+    /// The draft model cannot draft for the model.
+    #[error("the model {} cannot draft for the served one: {reason}", path.display())]
+    DraftModel {
         /// Path of the file.
         path: PathBuf,
         /// Reason.

@@ -17,8 +17,10 @@ pub(super) use shift::obstacle as shift_obstacle;
 pub(super) use state::StateError;
 
 use std::ffi::CString;
+use std::hint::black_box;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::time::Instant;
 
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
@@ -61,6 +63,10 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
 
 /// Cells of a shared buffer beyond those of the slots, so that a chunk can be imported while every slot is full.
 const SPARE_CELLS: u32 = 256;
+
+/// Measurements of one token; the fastest counts. Source: own choice: the first one touches the buffers, and a few more
+/// leave out what else the machine does.
+const N_ONE_TOKEN_RUNS: u32 = 5;
 
 /// Creates the context of `model`.
 fn context<'m>(model: &'m LlamaModel, config: &EngineConfig) -> Result<LlamaContext<'m>, StartError> {
@@ -213,6 +219,29 @@ impl<'m> Llama<'m> {
         })
     }
 
+    /// Returns the time of one token at the start of an empty context, the fastest of some; `None` if llama.cpp fails.
+    ///
+    /// Units: milliseconds.
+    pub(super) fn one_token_ms(&mut self) -> Option<f64> {
+        let slot = SlotId(0);
+        let mut fastest = None;
+        for _ in 0..N_ONE_TOKEN_RUNS {
+            let began = Instant::now();
+            let idx = self.push(slot, (0, 0), Logits::Wanted);
+            let decoded = self.decode();
+            if decoded.is_ok() {
+                // This waits for a GPU.
+                black_box(self.logits(idx).first());
+            }
+            let took_ms = began.elapsed().as_secs_f64() * 1e3;
+            self.reset_batch();
+            self.clear(slot);
+            decoded.ok()?;
+            fastest = Some(fastest.map_or(took_ms, |fastest: f64| fastest.min(took_ms)));
+        }
+        fastest
+    }
+
     /// Returns 1 if all slots share one buffer, else the number of buffers.
     pub(super) fn n_streams(&self) -> u32 {
         if self.kv_unified { 1 } else { u32::from(self.n_slots) }
@@ -271,6 +300,11 @@ impl<'m> Llama<'m> {
         idx
     }
 
+    /// Returns the number of tokens in the batch.
+    pub(super) fn n_pushed(&self) -> i32 {
+        self.batch.n_tokens()
+    }
+
     /// Empties the batch.
     pub(super) fn reset_batch(&mut self) {
         self.batch.clear();
@@ -299,18 +333,24 @@ impl<'m> Llama<'m> {
         self.context.n_ctx() / n_streams
     }
 
-    /// Returns the properties of the loaded model and context.
-    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
+    /// Returns the longest sequence of a slot.
+    ///
+    /// In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
+    pub(super) fn slot_tokens(&self, model: &LlamaModel, config: &EngineConfig) -> u32 {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
         let n_ctx_train = n_ctx_train(model, config);
+        if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) }
+    }
+
+    /// Returns the properties of the loaded model and context.
+    pub(super) fn facts(&self, model: &LlamaModel, config: &EngineConfig, probed: Probed) -> EngineFacts {
         EngineFacts {
-            // In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
-            context_tokens: if n_ctx_train == 0 { per_slot } else { per_slot.min(n_ctx_train) },
+            context_tokens: self.slot_tokens(model, config),
             n_slots: config.n_slots,
             memory: probed.memory,
             n_vocab: model.n_vocab().unsigned_abs(),
-            n_ctx_train,
+            n_ctx_train: n_ctx_train(model, config),
             model_fingerprint: probed.model_fingerprint,
             kv_fingerprint: layout::fingerprint(model, config, probed.rope_factors.chosen(self.sequence_cells())),
             flash_attn: config.flash_attn_settled(),

@@ -7,6 +7,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod constraint;
+pub(crate) mod draft_model;
 mod grammar;
 pub(crate) mod json_schema;
 pub(crate) mod reasoning;
@@ -34,7 +35,7 @@ pub(crate) struct Generator<'m> {
     model: &'m LlamaModel,
     context: ContextEnd,
     /// State of speculative decoding; `None` if nothing is drafted.
-    speculation: Option<Speculation>,
+    speculation: Option<Speculation<'m>>,
     counters: Arc<Counters>,
 }
 
@@ -63,7 +64,7 @@ impl<'m> Generator<'m> {
     pub(crate) fn new(
         model: &'m LlamaModel,
         context: ContextEnd,
-        speculation: Option<Speculation>,
+        speculation: Option<Speculation<'m>>,
         counters: Arc<Counters>,
     ) -> Self {
         Self { model, context, speculation, counters }

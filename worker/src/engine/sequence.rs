@@ -234,6 +234,11 @@ impl Sequence {
         u32::try_from(self.decoding.len().saturating_sub(1)).expect("a draft is shorter than a context, a u32")
     }
 
+    /// Returns the token that was chosen last, whose KV state is not computed yet; `None` for a prompt.
+    pub(super) fn next_token(&self) -> Option<Token> {
+        self.decoding.first().copied()
+    }
+
     /// Takes the draft after the token to compute.
     pub(super) fn take_draft(&mut self) -> Vec<Token> {
         self.decoding.split_off(1)

@@ -23,7 +23,8 @@ use super::kv::receiving::Transfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
-use super::output::speculation::Speculation;
+use super::output::draft_model::DraftModel;
+use super::output::speculation::{DraftCosts, Speculation};
 use super::output::{ContextEnd, Generator};
 use super::publish::counters::Counters;
 use super::schedule::{self, Scheduler};
@@ -83,7 +84,7 @@ pub(super) fn scheduler(
 
 /// Returns the chooser of tokens of this engine.
 pub(super) fn generator<'m>(
-    model: &'m LlamaModel,
+    (model, draft_model): (&'m LlamaModel, Option<DraftModel<'m>>),
     (config, facts): (&EngineConfig, &EngineFacts),
     counters: &Arc<Counters>,
 ) -> Generator<'m> {
@@ -92,7 +93,7 @@ pub(super) fn generator<'m>(
         at_end: config.shifts.at_context_end,
         unasked_tokens_max: facts.n_ctx_train.max(facts.context_tokens),
     };
-    Generator::new(model, context, speculation(config, facts), Arc::clone(counters))
+    Generator::new(model, context, speculation(draft_model, (config, facts)), Arc::clone(counters))
 }
 
 /// Returns the KV state of this engine: empty slots beside the store.
@@ -211,19 +212,24 @@ fn idle_cell_ms(facts: &EngineFacts) -> f64 {
 }
 
 /// Returns the state of speculative decoding; `None` if nothing is drafted.
-fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation> {
+fn speculation<'m>(
+    draft_model: Option<DraftModel<'m>>,
+    (config, facts): (&EngineConfig, &EngineFacts),
+) -> Option<Speculation<'m>> {
     if !facts.drafts {
         if config.speculation.is_some() {
             warn!("answers are not drafted: the memory of this model cannot be rewound");
         }
         return None;
     }
-    let report = facts.self_test.as_ref().filter(|report| report.is_calm());
+    let is_like_gpu = config.speculation.is_some_and(|speculation| speculation.costs == DraftCosts::LikeGpu);
+    let report = facts.self_test.as_ref().filter(|report| report.is_calm() && !is_like_gpu);
     let figures = report.and_then(|report| report.chosen()).map(|chosen| &chosen.figures);
     let tokens = Curve::new(figures.map_or(Vec::new(), |figures| figures.tokens_ms()));
     let decode_ms = figures.map_or(Vec::new(), |figures| figures.decode_ms());
     let streams = Curve::new(decode_ms.into_iter().map(|(n, ms)| (n.into(), ms)));
-    let (tokens, streams) = match (tokens.is_measured(), streams.is_measured(), config.placement.is_offloaded()) {
+    let is_gpu = config.placement.is_offloaded() || is_like_gpu;
+    let (tokens, streams) = match (tokens.is_measured(), streams.is_measured(), is_gpu) {
         (true, true, _) => (tokens, streams),
         (true, false, _) => (tokens.clone(), tokens),
         (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
@@ -233,7 +239,8 @@ fn speculation(config: &EngineConfig, facts: &EngineFacts) -> Option<Speculation
         held_tokens: figures.cached_tokens,
         per_held_token: Curve::new(figures.per_held_token_ms()),
     });
-    Some(Speculation::new(StepCosts { tokens, streams, passes: passes(facts), depth }, facts))
+    let passes = if is_like_gpu { Passes::Together } else { passes(facts) };
+    Some(Speculation::new(StepCosts { tokens, streams, passes, depth }, draft_model, facts))
 }
 
 fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineConfig, &EngineFacts)) -> Option<Codec> {

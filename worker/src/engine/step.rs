@@ -221,7 +221,7 @@ impl EngineState<'_> {
             }
         }
         let counts = StepCounts { n_prefill: batch.n_prefill, n_decode: batch.n_decode, n_streams, n_chosen };
-        self.schedule.averages.step(counts, began.elapsed());
+        self.schedule.averages.step(counts, began.elapsed() + self.generator.take_making_time());
     }
 
     /// Records the tokens of a computed batch, and keeps the partial state of sequences that have reached a checkpoint.

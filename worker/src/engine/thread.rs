@@ -4,6 +4,7 @@
 //! nothing runs and there is nothing to report; otherwise it reads its commands between two steps. Not here: a step
 //! (`step`).
 
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -23,6 +24,7 @@ use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::output::constraint::KnownGrammars;
+use super::output::draft_model::DraftModel;
 use super::publish::Publisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
@@ -122,7 +124,8 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Ok(loaded) => loaded,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let (mut engine, facts) = match prepare((&model, adapters), config, &inside) {
+    let draft_model = OnceCell::new();
+    let (mut engine, facts) = match prepare((&model, &draft_model, adapters), config, &inside) {
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
@@ -134,8 +137,11 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
     }
 }
 
+/// A model, the place of its draft model, and its adapters.
+type Loaded<'m> = (&'m LlamaModel, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
+
 fn prepare<'m>(
-    (model, (adapters, infos)): (&'m LlamaModel, (Adapters, Vec<AdapterInfo>)),
+    (model, draft_model, (adapters, infos)): Loaded<'m>,
     config: &EngineConfig,
     inside: &Inside,
 ) -> Result<(EngineState<'m>, EngineFacts), StartError> {
@@ -151,12 +157,13 @@ fn prepare<'m>(
     let probed = Probed { memory, model_fingerprint, rope_factors, adapters: infos, self_test };
     let mut facts = llama.facts(model, config, probed);
     setup::check_shifts(config.shifts, &facts).map_err(unsupported)?;
+    let draft_model = DraftModel::open(draft_model, (model, &mut llama), (config, &facts))?;
     let (cache, identity) = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
     let counters = &inside.view.counters;
     let engine = EngineState {
         schedule: setup::scheduler(&llama, (config, &facts), counters),
-        generator: setup::generator(model, (config, &facts), counters),
+        generator: setup::generator((model, draft_model), (config, &facts), counters),
         kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
         publisher: Publisher { report: UpdateSender::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
     };

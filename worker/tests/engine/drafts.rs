@@ -21,7 +21,8 @@ pub fn know(prompt: &[Token], answer: &[Token]) {
 
 /// Returns a configuration with these drafts.
 pub fn forced(drafts: ForcedDrafts) -> Option<SpeculationConfig> {
-    Some(SpeculationConfig { limits: DraftLimits { n_max: 9, n_min: 0 }, forced: Some(drafts) })
+    let limits = DraftLimits { n_max: 9, n_min: 0 };
+    Some(SpeculationConfig { limits, forced: Some(drafts), ..SpeculationConfig::default() })
 }
 
 /// Drafts what is known to follow.

@@ -9,6 +9,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::lora::Applied;
 use warmpath_worker::engine::{EngineConfig, EngineHandle, PrefixCache, Switch};
 
+use super::draft_models::drafting;
 use super::drafts::{forced, half_right, know, right, wrong};
 use super::support::{
     Answer, Ask, N_TEXT_TOKENS, ON_GPU, adapter, applied, ask, config, model, start, stop, tokens, until,
@@ -224,6 +225,7 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
         context_tokens_total: 1024,
         prefix_cache: PrefixCache::Disabled,
         speculation: None,
+        draft_model: None,
         ..warm_config.clone()
     };
     let (mut warm, mut updates) = start(warm_config.clone());
@@ -361,6 +363,31 @@ async fn answers_stay_the_same_whatever_is_drafted() {
     assert!(all.accepted_tokens > 200, "{all:?}");
     let none = drafting(Preset::Tiny, 4, |config| config.speculation = forced(wrong)).await;
     assert!(none.drafted_tokens > 1000 && none.accepted_tokens < 10, "{none:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_stay_the_same_with_a_draft_model() {
+    let agreeing = |config: &mut EngineConfig| *config = drafting(config, config.model.clone());
+    let own = compare(Life::short(Preset::Tiny, 1), agreeing).await;
+    assert!(own.accepted_tokens > 100 && own.drafted_tokens > own.accepted_tokens, "{own:?}");
+    let small = compare(Life::short(Preset::Tiny, 2), |config| {
+        agreeing(config);
+        config.kv_unified = Switch::On;
+        config.flash_attn = Switch::On;
+        config.batch_tokens = 40;
+        config.ubatch_tokens = 16;
+    });
+    assert!(small.await.accepted_tokens > 100);
+    let other = compare(Life::short(Preset::Tiny, 3), |config| *config = drafting(config, model(Preset::Tiny, 4)));
+    let other = other.await;
+    assert!(other.drafted_tokens > 50 && other.accepted_tokens < other.drafted_tokens / 4, "{other:?}");
+    let sliding = compare(Life::short(Preset::TinySwa, 5), agreeing).await;
+    assert!(sliding.accepted_tokens > 50, "{sliding:?}");
+    let adapters = compare(Life::short(Preset::Tiny, 1), |config| {
+        agreeing(config);
+        config.adapters = [11, 12].map(|seed| adapter(Preset::Tiny, seed)).to_vec();
+    });
+    assert!(adapters.await.drafted_tokens > 50);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -15,6 +15,7 @@ use warmpath_worker::engine::{
     ShiftConfig, ShiftWish, SpeculationConfig, StoreConfig, Switch,
 };
 
+use super::draft_models::drafting;
 use super::drafts::{forced, half_right, know};
 use super::support::{Answer, Answering, Ask, ON_GPU, ask, start, stop, until};
 use super::transfers::{offer, slow};
@@ -265,17 +266,22 @@ async fn real_weights_outgrow_their_context_as_by_hand() {
 async fn real_weights_answer_the_same_with_drafts() {
     let subject = Subject::smollm2();
     let prompt = subject.text(&format!("{LIBRARY}\n\nThe same text again, word for word:\n\n"));
-    let (plain, _updates) = start(subject.config((Switch::Off, Switch::Off)));
-    let answer = listed(&prompt, 60).answer(&plain).await;
-    stop(plain).await;
+    let (engine, _updates) = start(subject.config((Switch::Off, Switch::Off)));
+    let answer = listed(&prompt, 60).answer(&engine).await;
+    stop(engine).await;
     know(&prompt, &answer.tokens);
-    let auto = Some(SpeculationConfig::default());
+    let plain = subject.config((Switch::Off, Switch::Off));
+    let with = |speculation| EngineConfig { speculation, ..plain.clone() };
     // Kernels for one row and for several round differently, so the state of any answer, drafted or not, is not bit for
     // bit that of a prompt. Drafts must not make it worse.
     let mut after_plain = f32::MAX;
-    for (name, speculation) in [("plain", None), ("drafted", auto), ("half right", forced(half_right))] {
-        let is_drafted = speculation.is_some();
-        let config = EngineConfig { speculation, ..subject.config((Switch::Off, Switch::Off)) };
+    for (name, config) in [
+        ("plain", with(None)),
+        ("drafted", with(Some(SpeculationConfig::default()))),
+        ("by its own model", drafting(&plain, plain.model.clone())),
+        ("half right", with(forced(half_right))),
+    ] {
+        let is_drafted = config.speculation.is_some();
         let mut uncached = Uncached::new(&config);
         let (engine, _updates) = start(config);
         let drafted = listed(&prompt, 60).answer(&engine).await;
@@ -284,9 +290,12 @@ async fn real_weights_answer_the_same_with_drafts() {
             println!("{} of {} drafted tokens were accepted", counters.accepted_tokens, counters.drafted_tokens);
             assert!(counters.accepted_tokens > 0, "{counters:?}");
             uncached.check(&Past::Prompt(prompt.clone()), &drafted);
-            assert_right(name, uncached.verdict());
+            let verdict = uncached.verdict();
+            // Most tokens come from steps of several, which round as another cut of the prompt.
+            assert_right(name, Verdict { noise_max: 1.0, ..verdict });
+            assert!(name != "by its own model" || counters.made_tokens > 0, "{counters:?}");
         }
-        if name != "drafted" {
+        if ["plain", "half right"].contains(&name) {
             let difference = difference_after(&subject, &engine, (&prompt, &drafted.tokens), &mut uncached).await;
             println!("{name}: probabilities behind the answer differ by {difference}");
             assert!(difference <= 2.0 * after_plain, "{name}: {difference} {after_plain}");

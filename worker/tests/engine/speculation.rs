@@ -1,8 +1,8 @@
 //! Speculative decoding: with drafts that are right, wrong or half right, every answer is the one without drafts, and
 //! so is whatever comes after it.
 //!
-//! Not here: random traffic with drafts (`property`), real weights (`real_weights`), what is proposed and what it costs
-//! (the core's tests).
+//! Not here: drafts of a draft model (`draft_models`), random traffic with drafts (`property`), real weights
+//! (`real_weights`), what is proposed and what it costs (the core's tests).
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ enum Right {
     None,
 }
 
-fn slots(n_slots: u16) -> EngineConfig {
+pub fn slots(n_slots: u16) -> EngineConfig {
     EngineConfig { n_slots, context_tokens_total: 512 * u32::from(n_slots), ..config(Preset::Tiny) }
 }
 
@@ -40,7 +40,7 @@ fn with(config: &EngineConfig, speculation: Option<SpeculationConfig>) -> Engine
 }
 
 /// Returns the answers of an engine, one after the other, and the tokens that each slot holds in the end.
-async fn run(config: &EngineConfig, asks: &[Ask]) -> (Vec<Answer>, Vec<u32>, EngineHandle) {
+pub async fn run(config: &EngineConfig, asks: &[Ask]) -> (Vec<Answer>, Vec<u32>, EngineHandle) {
     let (engine, _updates) = start(config.clone());
     let mut answers = Vec::new();
     for ask in asks {
@@ -52,7 +52,7 @@ async fn run(config: &EngineConfig, asks: &[Ask]) -> (Vec<Answer>, Vec<u32>, Eng
 }
 
 #[track_caller]
-fn assert_same(found: &Answer, expected: &Answer, ask: &Ask) {
+pub fn assert_same(found: &Answer, expected: &Answer, ask: &Ask) {
     assert_eq!(found.tokens, expected.tokens, "{ask:?}");
     assert_eq!(found.text, expected.text, "{ask:?}");
     assert_eq!(found.failed, expected.failed, "{ask:?}");
@@ -101,7 +101,7 @@ async fn check(config: &EngineConfig, asks: &[Ask]) {
 }
 
 /// Returns a request for each way to choose tokens.
-fn every_way(engine: &EngineHandle) -> Vec<Ask> {
+pub fn every_way(engine: &EngineHandle) -> Vec<Ask> {
     let prompt = tokens(1, 60);
     let plain = ask(&prompt, 40);
     let random = Sampling { temperature: 8.0, min_p: 0.0, seed: Some(7), ..Sampling::default() };

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use warmpath_worker::config::Config;
-use warmpath_worker::engine::SelfTest;
+use warmpath_worker::engine::{DraftCosts, SelfTest};
 
 use crate::harness::{TestWorker, tiny, user};
 
@@ -58,6 +58,69 @@ async fn an_answer_counts_its_drafts_and_the_metrics_those_of_all() {
         assert!(metrics.lines().any(|line| line == format!("{name} {n}")), "{name} {n}: {metrics}");
     }
     assert_eq!(worker.get_json("/slots").await[0]["speculative"], true);
+}
+
+/// Starts a worker whose model drafts for itself, on a machine where that pays.
+async fn drafting_for_itself(flags: &str) -> TestWorker {
+    let pays = |config: &mut Config| {
+        config.engine.self_test = SelfTest::Skip;
+        let speculation = config.engine.speculation.as_mut().expect("a draft model needs no other flag");
+        speculation.costs = DraftCosts::LikeGpu;
+    };
+    TestWorker::start_changed(tiny(), &format!("{flags} -md {} --spec-draft-threads 1", tiny().display()), pays).await
+}
+
+#[tokio::test]
+async fn a_draft_model_s_tokens_are_counted_and_change_no_answer_in_any_form() {
+    let plain = TestWorker::start("--slots 3").await;
+    let drafting = drafting_for_itself("--slots 3").await;
+    let counted = drafting.ask(CHAT, chat()).await;
+    assert_eq!(text(&counted), text(&plain.ask(CHAT, chat()).await));
+    let (accepted, rejected) = counts(&counted);
+    assert!(accepted >= 20, "{counted}");
+
+    let mut several = chat();
+    several["messages"] = user("Something else");
+    several["n"] = json!(3);
+    let mut random = several.clone();
+    random["temperature"] = json!(1.0);
+    random["seed"] = json!(7);
+    random["logprobs"] = json!(true);
+    let mut schema = chat();
+    schema["response_format"] = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 20}}, "required": ["a"], "additionalProperties": false}}});
+    let mut tools = chat();
+    tools["tools"] = json!([{"type": "function", "function": {"name": "look", "parameters": {"type": "object",
+        "properties": {"at": {"type": "string", "maxLength": 20}}, "required": ["at"]}}}]);
+    tools["tool_choice"] = json!("required");
+    for constrained in [&mut schema, &mut tools] {
+        constrained["ignore_eos"] = json!(false);
+    }
+    for body in [several, random, schema, tools] {
+        let (found, expected) = (drafting.ask(CHAT, body.clone()).await, plain.ask(CHAT, body.clone()).await);
+        let said = |answer: &Value| -> Vec<Value> {
+            let choices = answer["choices"].as_array().expect("there are choices");
+            let of_choice = |choice: &Value| {
+                let call = &choice["message"]["tool_calls"][0]["function"];
+                json!([choice["message"]["content"], call, choice["finish_reason"]])
+            };
+            choices.iter().map(of_choice).collect()
+        };
+        assert_eq!(said(&found), said(&expected), "{body}");
+    }
+    let whole = |events: &[Value]| -> String {
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
+    };
+    let mut streamed = chat();
+    streamed["stream"] = json!(true);
+    let expected = plain.stream(CHAT, streamed.clone()).await;
+    assert_eq!(whole(&drafting.stream(CHAT, streamed).await), whole(&expected));
+
+    let made = drafting.metric("draft_model_tokens_total").await;
+    assert!(made >= (accepted + rejected) as f64, "{made}");
+    assert!(drafting.metric("draft_model_seconds_total").await > 0.0);
+    assert_eq!(drafting.get_json("/slots").await[0]["speculative"], true);
+    assert!(drafting.get_json("/props").await["memory"]["draft_model_bytes"].as_u64().is_some_and(|n| n > 0));
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 //!
 //! A step without drafts gives each stream a token. A draft adds the tokens that are expected to be accepted, and the
 //! time of its rows for all streams. It gets the length that maximises the step's tokens per second within its
-//! sequence's budget, and is left out if no length raises them.
+//! sequence's budget, and is left out if no length raises them. A draft that was found costs nothing to make, so it
+//! goes first; a draft model makes drafts for the other sequences, as far as they repay the time of making them too.
 //! Source: SmartSpec (arXiv 2406.14066), which maximises the same *goodput*.
 
 use std::cmp::Reverse;
@@ -13,15 +14,37 @@ use super::step_costs::StepCosts;
 /// time to find drafts.
 const GAIN_MIN: f64 = 0.1;
 
-/// A sequence's possible draft.
+/// A sequence's possible drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Possible<'a> {
-    /// Chance of each token to be the one that is proposed, if those before it are.
+    /// Chance of each token that was found to be the right one, if those before it are.
     pub chances: &'a [f64],
+    /// Draft that a draft model would make; `None` if it makes none.
+    pub made: Option<MadeDraft>,
     /// Fewest tokens of a draft.
     pub n_min: usize,
     /// Most tokens that the draft may cost ([`Length::cost`]).
     pub cost_max: f64,
+}
+
+/// A draft that a draft model would make.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MadeDraft {
+    /// Chance of each token to be the right one, if those before it are.
+    pub chance: f64,
+    /// Most tokens.
+    pub n_max: usize,
+    /// Time to make it.
+    pub times: MakingTimes,
+}
+
+/// Time to make a draft. Units: those of the step's costs.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct MakingTimes {
+    /// Time of the first token.
+    pub first: f64,
+    /// Time of each further token.
+    pub further: f64,
 }
 
 /// Length of a draft and what it costs.
@@ -31,6 +54,18 @@ pub struct Length {
     pub n_tokens: usize,
     /// Tokens that the step would give in the time that the draft adds to it.
     pub cost: f64,
+    /// Source of the tokens.
+    pub source: DraftSource,
+}
+
+/// Source of a draft's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DraftSource {
+    /// The texts in which they were found.
+    #[default]
+    Found,
+    /// The draft model, which has yet to make them.
+    Made,
 }
 
 /// Limits of a step.
@@ -58,15 +93,13 @@ pub fn lengths(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> 
     // Each draft is added only if it raises the rate of the step with the drafts before it.
     let mut step = Step::of(room, costs);
     for idx in order {
-        if step.drafted.len() >= room.drafts_max as usize {
-            break;
-        }
-        let left = room.tokens_max.saturating_sub(step.n_tokens());
-        let longer = step.with(possible[idx], left, costs);
-        if let Some((length, longer)) = longer {
-            lengths[idx] = length;
-            step = longer;
-        }
+        let found = (DraftSource::Found, MakingTimes::default());
+        lengths[idx] = step.add((possible[idx], found), possible[idx].chances.iter().copied(), costs);
+    }
+    for (length, possible) in lengths.iter_mut().zip(possible) {
+        let Some(made) = possible.made.filter(|_| length.n_tokens == 0) else { continue };
+        let chances = std::iter::repeat_n(made.chance, made.n_max);
+        *length = step.add((*possible, (DraftSource::Made, made.times)), chances, costs);
     }
     lengths
 }
@@ -85,47 +118,77 @@ pub(super) fn expected(chances: &[f64]) -> f64 {
 /// A step with some drafts.
 #[derive(Debug, Clone)]
 struct Step {
+    room: StepRoom,
     n_single: u32,
-    held_tokens: u32,
     /// Tokens of the sequences with drafts.
     drafted: Vec<u32>,
     /// Expected tokens of all streams.
     gained: f64,
+    /// Time to make the drafts.
+    making: f64,
+    /// Time of the step, with that of making its drafts.
     time: f64,
 }
 
 impl Step {
-    fn of(StepRoom { n_streams, held_tokens, .. }: StepRoom, costs: &StepCosts) -> Self {
-        let time = costs.step((n_streams, held_tokens), std::iter::empty());
-        Self { n_single: n_streams, held_tokens, drafted: Vec::new(), gained: f64::from(n_streams), time }
+    fn of(room: StepRoom, costs: &StepCosts) -> Self {
+        let n_single = room.n_streams;
+        let time = costs.step((n_single, room.held_tokens), std::iter::empty());
+        Self { room, n_single, drafted: Vec::new(), gained: f64::from(n_single), making: 0.0, time }
     }
 
     fn n_tokens(&self) -> u32 {
         self.n_single + self.drafted.iter().sum::<u32>()
     }
 
-    /// Returns the best length of another draft of at most `left` tokens, with the step that has it; `None` if it does
-    /// not pay.
-    fn with(&self, possible: Possible<'_>, left: u32, costs: &StepCosts) -> Option<(Length, Self)> {
+    /// Adds a draft of the best length, if it pays and there is room for it, and returns the length.
+    fn add(
+        &mut self,
+        draft: (Possible<'_>, (DraftSource, MakingTimes)),
+        chances: impl Iterator<Item = f64>,
+        costs: &StepCosts,
+    ) -> Length {
+        let left = self.room.tokens_max.saturating_sub(self.n_tokens());
+        if left == 0 || self.drafted.len() >= self.room.drafts_max as usize {
+            return Length::default();
+        }
+        match self.with(draft, chances.take(left as usize), costs) {
+            Some((length, longer)) => {
+                *self = longer;
+                length
+            }
+            None => Length::default(),
+        }
+    }
+
+    /// Returns the best length of another draft, with the step that has it; `None` if it does not pay.
+    fn with(
+        &self,
+        (possible, (source, times)): (Possible<'_>, (DraftSource, MakingTimes)),
+        chances: impl Iterator<Item = f64>,
+        costs: &StepCosts,
+    ) -> Option<(Length, Self)> {
         let n_single = self.n_single.checked_sub(1)?;
         let mut best: Option<(Length, f64, f64)> = None;
-        let (mut chance, mut expected) = (1.0, 0.0);
+        let (mut chance, mut expected, mut making) = (1.0, 0.0, times.first - times.further);
         let rate = |expected: f64, time: f64| (self.gained + expected) / time;
-        for (n, of_token) in (1..=left as usize).zip(possible.chances) {
+        let drafted = |n: usize| self.drafted.iter().copied().chain([1 + n as u32]);
+        for (n_tokens, of_token) in (1..).zip(chances) {
             chance *= of_token;
             expected += chance;
-            let drafted = self.drafted.iter().copied().chain([1 + n as u32]);
-            let time = costs.step((n_single, self.held_tokens), drafted);
+            making += times.further;
+            let time = costs.step((n_single, self.room.held_tokens), drafted(n_tokens)) + self.making + making;
             let cost = (time - self.time) * self.gained / self.time;
             let pays = expected * (1.0 - GAIN_MIN) > cost && cost <= possible.cost_max;
             let is_best = best.is_none_or(|(_, of_best, time_best)| rate(expected, time) > rate(of_best, time_best));
-            if n >= possible.n_min && pays && is_best {
-                best = Some((Length { n_tokens: n, cost }, expected, time));
+            if n_tokens >= possible.n_min && pays && is_best {
+                best = Some((Length { n_tokens, cost, source }, expected, time));
             }
         }
         let (length, expected, time) = best?;
-        let drafted = self.drafted.iter().copied().chain([1 + length.n_tokens as u32]).collect();
-        Some((length, Self { n_single, drafted, gained: self.gained + expected, time, ..*self }))
+        let drafted = drafted(length.n_tokens).collect();
+        let making = self.making + times.first + times.further * (length.n_tokens - 1) as f64;
+        Some((length, Self { n_single, drafted, gained: self.gained + expected, making, time, ..*self }))
     }
 }
 
@@ -152,7 +215,7 @@ mod tests {
     }
 
     fn possible(chances: &[f64]) -> Possible<'_> {
-        Possible { chances, n_min: 0, cost_max: f64::MAX }
+        Possible { chances, made: None, n_min: 0, cost_max: f64::MAX }
     }
 
     fn n_tokens(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> Vec<usize> {
@@ -214,6 +277,56 @@ mod tests {
             assert!(length.cost <= cost_max, "{cost_max}: {length:?}");
         }
         assert_eq!(with(100.0).cost, (140.0 - 10.8) / 10.8);
+    }
+
+    fn made(chance: f64, token_time: f64) -> Option<MadeDraft> {
+        let times = MakingTimes { first: token_time, further: token_time };
+        Some(MadeDraft { chance, n_max: 31, times })
+    }
+
+    #[test]
+    fn a_draft_is_made_if_it_repays_its_making() {
+        let length = |points: &[(u32, f64)], chance, token_time| {
+            let possible = Possible { made: made(chance, token_time), ..possible(&[]) };
+            lengths(&[possible], room(1), &costs(points, Passes::Together))[0]
+        };
+        assert_eq!(length(&GPU, 0.7, 1.0).source, DraftSource::Made);
+        for (points, chance, token_time, n_tokens) in [
+            (&GPU[..], 0.7, 1.0, 4),
+            (&GPU, 0.9, 1.0, 9),
+            (&GPU, 0.9, 0.2, 16),
+            (&GPU, 0.7, 10.0, 0),
+            (&CPU, 0.7, 1.0, 0),
+            (&CPU, 0.9, 5.0, 0),
+        ] {
+            let length = length(points, chance, token_time);
+            assert_eq!(length.n_tokens, n_tokens, "{chance} {token_time}: {length:?}");
+        }
+        let catching_up = MakingTimes { first: 50.0, further: 1.0 };
+        let late = made(0.7, 1.0).map(|made| MadeDraft { times: catching_up, ..made });
+        let late = lengths(&[Possible { made: late, ..possible(&[]) }], room(1), &costs(&GPU, Passes::Together));
+        assert_eq!(late, [Length::default()], "what it has to compute first costs more than the draft brings");
+    }
+
+    #[test]
+    fn what_was_found_goes_first_and_what_is_made_adds_to_its_step() {
+        let chances = [0.9; 31];
+        let found = Possible { made: made(0.9, 0.1), ..possible(&chances) };
+        let not_found = Possible { chances: &[], ..found };
+        let gpu = costs(&GPU, Passes::Together);
+        let both = lengths(&[not_found, found], room(2), &gpu);
+        assert_eq!(
+            both.iter().map(|length| length.source).collect::<Vec<_>>(),
+            [DraftSource::Made, DraftSource::Found]
+        );
+        assert!(both.iter().all(|length| length.n_tokens > 3), "{both:?}");
+        let one = lengths(&[not_found, found], StepRoom { drafts_max: 1, ..room(2) }, &gpu);
+        assert_eq!(one[0], Length::default(), "{one:?}");
+        let slow = Possible { made: made(0.9, 1.0), ..not_found };
+        assert_eq!(lengths(&[slow, found], room(2), &gpu)[0], Length::default(), "it holds up what was found");
+        let three = lengths(&[not_found; 3], room(3), &gpu);
+        let alone = lengths(&[not_found], room(3), &gpu)[0];
+        assert!(three.iter().all(|length| (1..=alone.n_tokens).contains(&length.n_tokens)), "{three:?} {alone:?}");
     }
 
     #[test]

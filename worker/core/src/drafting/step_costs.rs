@@ -81,7 +81,8 @@ impl StepCosts {
         }
     }
 
-    fn tokens_at(&self, held_tokens: u32, n: u32) -> f64 {
+    /// Returns the time of one pass with `n` tokens of a sequence that holds `held_tokens`.
+    pub(super) fn tokens_at(&self, held_tokens: u32, n: u32) -> f64 {
         // The estimate for many tokens is never less than the time of one.
         let of = |n: u32| (self.tokens.at(n) + self.depth.change(held_tokens, n)).max(0.0);
         if n == 0 { 0.0 } else { of(n).max(of(1)) }

@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use super::draft_model::DraftModelCosts;
+use super::lengths::DraftSource;
 use super::suffix_memory::SuffixMemory;
 use super::*;
 use crate::tenants::TenantId;
@@ -14,9 +16,14 @@ fn count_up(from: Token, n: usize) -> Vec<Token> {
     (from..).take(n).collect()
 }
 
+/// Returns the length of a draft that costs nothing.
+fn found(n_tokens: usize) -> Length {
+    Length { n_tokens, ..Length::default() }
+}
+
 fn proposed(drafter: &mut Drafter, memory: Option<&NgramIndex>) -> Vec<Token> {
     let n_tokens = drafter.propose(memory, 5).chances.len();
-    drafter.draft(Length { n_tokens, cost: 0.0 }).to_vec()
+    drafter.draft(found(n_tokens)).to_vec()
 }
 
 #[test]
@@ -28,7 +35,7 @@ fn proposes_what_followed_in_the_prompt() {
     assert_eq!(proposed(&mut drafter, None), [15, 16, 17, 18, 19]);
     drafter.push(50);
     assert_eq!(proposed(&mut drafter, None), [0; 0]);
-    assert_eq!(drafter.draft(Length { n_tokens: 3, cost: 0.0 }), [0; 0]);
+    assert_eq!(drafter.draft(found(3)), [0; 0]);
 }
 
 #[test]
@@ -75,6 +82,29 @@ fn chances_follow_what_the_sequence_takes_computed_or_not() {
 }
 
 #[test]
+fn a_draft_model_s_tokens_replace_what_was_found_and_are_counted_by_themselves() {
+    let prompt = [count_up(0, 20), vec![99, 10, 11, 12, 13]].concat();
+    let mut drafter = Drafter::new(&prompt, &[], DraftLimits { n_min: 2, ..LIMITS });
+    let times = MakingTimes::default();
+    let chance = |drafter: &Drafter| drafter.made_draft(3, times).chance;
+    let (at_first, found_first) = (chance(&drafter), drafter.propose(None, 3).chances[0]);
+    assert_eq!(drafter.made_draft(9, times).n_max, LIMITS.n_max);
+    let planned = Length { n_tokens: 4, cost: 0.4, source: DraftSource::Made };
+    let length = drafter.take_made(vec![70, 71, 72], planned);
+    assert_eq!((length.n_tokens, length.source), (3, DraftSource::Made));
+    assert!((length.cost - 0.3).abs() < 1e-9, "it stopped early: {length:?}");
+    assert_eq!(drafter.draft(length), [70, 71, 72]);
+    [70, 71].into_iter().for_each(|token| drafter.push(token));
+    let right = chance(&drafter);
+    drafter.push(14);
+    assert!(right > at_first && chance(&drafter) < right, "{at_first} {right}");
+    assert_eq!(drafter.acceptance[0].chance(4), found_first);
+    drafter.propose(None, 3);
+    assert_eq!(drafter.take_made(vec![70], planned).n_tokens, 0, "it is shorter than asked for");
+    assert_eq!(drafter.take_made(count_up(70, 9), planned).n_tokens, 4, "it is no longer than planned");
+}
+
+#[test]
 fn forced_drafts_replace_all_others() {
     let prompt = [count_up(0, 20), count_up(0, 10)].concat();
     let mut drafter =
@@ -99,7 +129,7 @@ proptest! {
             let n_tokens = possible.chances.len();
             prop_assert!(n_tokens <= n_max.min(LIMITS.n_max));
             prop_assert!(possible.chances.iter().all(|chance| (0.0..=1.0).contains(chance)));
-            let draft = drafter.draft(Length { n_tokens, cost: 0.0 }).to_vec();
+            let draft = drafter.draft(found(n_tokens)).to_vec();
             if !draft.is_empty() {
                 let wanted = [&text[text.len() - ngram_index::GRAM_TOKENS..], &draft[..1]].concat();
                 prop_assert!(text.windows(wanted.len()).any(|window| window == wanted));
@@ -155,6 +185,54 @@ fn speed_of(
         }
     }
     times[0].1 * (n_tokens - 1) as f64 / time
+}
+
+/// Returns how many times as fast a response of random tokens comes with a draft model whose passes take a share of the
+/// served model's, and whose tokens are the right ones in so many of 100 cases.
+fn speed_with_model(percent: u64, n_tokens: usize, times: &[(u32, f64)], share: f64) -> f64 {
+    let tokens = step_costs::Curve::new(times.iter().copied());
+    let (passes, depth) = (crate::batch_plan::Passes::Together, step_costs::Depth::default());
+    let costs = step_costs::StepCosts { streams: tokens.clone(), tokens, passes, depth };
+    let room = lengths::StepRoom { n_streams: 1, tokens_max: 512, drafts_max: 1, held_tokens: 0 };
+    let mut drafter = Drafter::new(&[1, 2, 3], &[], DraftLimits { n_max: 31, n_min: 0 });
+    let making = DraftModelCosts { share }.times(&costs, 100, 2);
+    let mut chances = numbers(5 + percent, 100);
+    let (mut time, mut n_said) = (0.0, 0);
+    while n_said < n_tokens {
+        let made = drafter.made_draft(n_tokens - n_said, making);
+        let possible = lengths::Possible { made: Some(made), ..drafter.propose(None, n_tokens - n_said) };
+        let length = lengths::lengths(&[possible], room, &costs)[0];
+        // No token occurs twice, so that nothing is found.
+        let next = 1000 + n_said as Token;
+        if length.n_tokens > 0 {
+            let length = drafter.take_made(count_up(next, length.n_tokens), length);
+            drafter.draft(length);
+            time += making.first + making.further * (length.n_tokens - 1) as f64;
+        }
+        time += costs.step((0, 0), std::iter::once(1 + length.n_tokens as u32));
+        let n_right = chances.by_ref().take(length.n_tokens).take_while(|chance| *chance < percent).count();
+        (0..n_right as Token).for_each(|place| drafter.push(next + place));
+        n_said += n_right + 1;
+        drafter.push(500_000 + n_said as Token);
+    }
+    times[0].1 * n_said as f64 / time
+}
+
+#[test]
+fn a_draft_model_makes_answers_faster_where_it_is_right_and_no_slower_where_it_is_not() {
+    for (percent, share, least) in [(95, 0.1, 3.0), (80, 0.1, 1.8), (60, 0.1, 1.2), (90, 0.3, 1.4)] {
+        let speed = speed_with_model(percent, 1000, &GPU, share);
+        assert!(speed > least, "{percent} of 100 at {share}: {speed}");
+    }
+    for times in MACHINES {
+        for (percent, n_tokens) in [(0, 100), (0, 2000), (20, 200), (40, 1000)] {
+            for share in [0.05, 0.3, 1.0] {
+                let speed = speed_with_model(percent, n_tokens, times, share);
+                assert!(speed * 1.02 >= 1.0, "{percent} of 100, {n_tokens} tokens, {share}, {times:?}: {speed}");
+            }
+        }
+    }
+    assert!((speed_with_model(100, 300, &GPU, 1.0) - 1.0).abs() < 1e-9, "a model as slow as the served one");
 }
 
 /// Returns how many times as fast a given response comes.

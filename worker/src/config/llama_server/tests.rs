@@ -54,6 +54,11 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
         "w --spec-type ngram-mod --spec-draft-n-max 8 --spec-draft-n-min=2 --spec-type=auto",
         &["--spec-ngram-mod-n-match"],
     );
+    check(
+        "w -md d.gguf -ngld 9 -devd=none --prio-draft 2 -td 4",
+        "w --spec-draft-model d.gguf --spec-draft-ngl 9 --spec-draft-device=none --spec-draft-threads 4",
+        &["--prio-draft"],
+    );
     check("w -c4096 --seed -1 -n -1 --name -", "w -c4096 --seed -1 -n -1 --name -", &[]);
 }
 
@@ -61,8 +66,8 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
 fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
     check_refused("w -dr user/model:Q4", "--hf-repo");
     check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
-    check_refused("w -m a.gguf -md x", "speculative");
-    check_refused("w -m a.gguf --spec_draft_ngl 3", "--spec-type auto");
+    check_refused("w -m a.gguf -hfd user/model", "--spec-draft-model FILE");
+    check_refused("w -m a.gguf --spec_draft_n_cpu_moe 3", "--spec-draft-ngl");
     check_refused("w -m a.gguf --rpc a:1", "start a worker there");
     check_refused("w -m a.gguf --host 0.0.0.0 --port 80", "--listen ADDR:PORT");
     check_refused("w -m a.gguf --api-key=secret", "--api-key-file");

@@ -12,6 +12,7 @@ use std::fmt;
 use serde::Serialize;
 use warmpath_llama_chat::DeviceMemory;
 
+use crate::engine::config::placement::GpuLayers;
 use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
 use crate::engine::llama;
 
@@ -81,6 +82,9 @@ pub struct MemoryUse {
     /// Most memory for state stored beyond the slots.
     #[serde(rename = "cache_ram_bytes")]
     pub stored: u64,
+    /// Draft model, without weights that are mapped from its file.
+    #[serde(rename = "draft_model_bytes")]
+    pub draft_model: u64,
     /// Memory that was available before anything was loaded.
     #[serde(rename = "available_bytes")]
     pub available: u64,
@@ -95,6 +99,7 @@ impl MemoryUse {
             kv_cache = %Bytes(self.context),
             compute = %Bytes(self.compute),
             cache_ram = %Bytes(self.stored),
+            draft_model = %Bytes(self.draft_model),
             available = %Bytes(self.available),
             "memory"
         );
@@ -117,6 +122,7 @@ pub struct Footprint {
     copied: u64,
     taken: Taken,
     stored: u64,
+    draft_model: u64,
     /// Memory of a further cell, KV and computation together.
     cell: u64,
     /// Slots that share the cells.
@@ -139,12 +145,26 @@ impl Footprint {
             compute: grown(large.compute, compute),
         };
         let cell = context + compute + kept;
-        Self { mapped: asked.mapped, copied: asked.copied, taken, stored, cell, n_slots: n_slots.into() }
+        Self {
+            mapped: asked.mapped,
+            copied: asked.copied,
+            taken,
+            stored,
+            draft_model: 0,
+            cell,
+            n_slots: n_slots.into(),
+        }
+    }
+
+    /// Returns it with a draft model, whose weights may be mapped as well.
+    fn with_draft_model(self, draft: &Self) -> Self {
+        Self { mapped: self.mapped.saturating_add(draft.mapped), draft_model: draft.needed(), ..self }
     }
 
     /// Returns the memory that cannot be reclaimed.
     fn needed(&self) -> u64 {
-        [self.copied, self.taken.context, self.taken.compute, self.stored].into_iter().fold(0, u64::saturating_add)
+        let parts = [self.copied, self.taken.context, self.taken.compute, self.stored, self.draft_model];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Returns the largest context that fits into `available` bytes, a multiple of llama.cpp's step; `None` if none
@@ -170,8 +190,8 @@ impl Footprint {
     }
 
     fn shown(&self, available: u64) -> MemoryUse {
-        let Self { mapped, copied, stored, taken: Taken { context, compute, .. }, .. } = *self;
-        MemoryUse { mapped, copied, context, compute, stored, available }
+        let Self { mapped, copied, stored, draft_model, taken: Taken { context, compute, .. }, .. } = *self;
+        MemoryUse { mapped, copied, context, compute, stored, draft_model, available }
     }
 
     /// Checks that the needed memory is available.
@@ -204,6 +224,9 @@ impl fmt::Display for Footprint {
         )?;
         write!(out, ", {} for computing (--ubatch-size)", Bytes(compute))?;
         write!(out, ", {} for stored state (--cache-ram)", Bytes(self.stored))?;
+        if self.draft_model > 0 {
+            write!(out, ", {} for the draft model (--spec-draft-model)", Bytes(self.draft_model))?;
+        }
         write!(out, ", {} for weights that are copied", Bytes(self.copied))?;
         write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
     }
@@ -274,7 +297,33 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
     Ok(Some(MemoryPlan { memory, fitted_cells }))
 }
 
+/// Returns the memory of a configuration and of its draft model.
 fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
+    let (footprint, mut devices) = ask_alone(config)?;
+    let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
+    let slot_tokens = footprint.taken.n_cells / u64::from(config.n_slots).max(1);
+    let own = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
+    // If llama.cpp cannot tell, loading will report the error.
+    let Some((own_footprint, own_devices)) = ask_alone(&own) else { return Some((footprint, devices)) };
+    // Layers that are left open are put on devices as far as they fit beside the model.
+    if draft.placement.n_gpu_layers != GpuLayers::Auto {
+        own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
+    }
+    Some((footprint.with_draft_model(&own_footprint), devices))
+}
+
+fn add_device(devices: &mut Vec<DeviceMemory>, own: DeviceMemory) {
+    match devices.iter_mut().find(|device| device.name == own.name) {
+        Some(device) => {
+            device.weights = device.weights.saturating_add(own.weights);
+            device.context = device.context.saturating_add(own.context);
+            device.compute = device.compute.saturating_add(own.compute);
+        }
+        None => devices.push(own),
+    }
+}
+
+fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     // With half of the cells each slot has another size.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
@@ -321,6 +370,28 @@ mod tests {
         assert!(footprint(fits).needed() <= 100 * MIB && footprint(fits + 2 * 512).needed() > 100 * MIB, "{fits}");
         let nothing = large.check(4 * MIB).expect_err("nothing fits").to_string();
         assert!(nothing.contains("no --ctx-size would fit"), "{nothing}");
+    }
+
+    #[test]
+    fn a_draft_model_counts_with_its_context_and_computation() {
+        let both = footprint(4096).with_draft_model(&footprint(512));
+        assert_eq!(both.needed(), footprint(4096).needed() + footprint(512).needed());
+        assert_eq!(both.shown(0).draft_model, footprint(512).needed());
+        assert_eq!(both.shown(0).mapped, 1000 * MIB);
+        let refused = both.check(both.needed() - 1).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("for the draft model (--spec-draft-model)"), "{refused}");
+        let device = |name: &str, weights| DeviceMemory {
+            name: name.to_owned(),
+            available: 9 * MIB,
+            weights,
+            context: 1,
+            compute: 2,
+        };
+        let mut devices = vec![device("GPU0", 7)];
+        add_device(&mut devices, device("GPU0", 5));
+        add_device(&mut devices, device("GPU1", 6));
+        let weights: Vec<u64> = devices.iter().map(|device| device.weights).collect();
+        assert_eq!((weights, devices[0].context, devices[0].compute), (vec![12, 6], 2, 4));
     }
 
     #[test]

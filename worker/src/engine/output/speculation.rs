@@ -9,11 +9,13 @@
 //! Source: sample-and-match, as `common_sampler_sample_and_accept_n` of llama.cpp.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
+use tracing::error;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::batch_plan::Share;
-use warmpath_worker_core::drafting::lengths::{self, Length, Possible, StepRoom};
+use warmpath_worker_core::drafting::lengths::{self, DraftSource, Length, Possible, StepRoom};
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::drafting::suffix_memory::SuffixMemory;
 use warmpath_worker_core::drafting::{DraftLimits, Drafter, ForcedDrafts};
@@ -21,9 +23,11 @@ use warmpath_worker_core::slot_table::{Slot, SlotTable};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::Generator;
+use super::draft_model::{DraftModel, Following, WantedDraft};
 use crate::engine::api::{EngineError, FinishReason, Submission};
 use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
+use crate::engine::publish::counters::{Counters, to_us};
 use crate::engine::schedule::running::Running;
 use crate::engine::sequence::Sequence;
 
@@ -35,14 +39,26 @@ const MEMORY_TOKENS_MAX: usize = 1 << 18;
 pub struct SpeculationConfig {
     /// Limits of a draft.
     pub limits: DraftLimits,
+    /// Origin of the costs of drafts.
+    pub costs: DraftCosts,
     /// Drafts for tests in place of all others; `None` unless a test sets them.
     pub forced: Option<ForcedDrafts>,
+}
+
+/// Origin of the costs of drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DraftCosts {
+    /// The self-test measures them, or else they are assumed.
+    #[default]
+    Measured,
+    /// They are assumed to be those of a GPU with a small draft model, for tests that need drafts on every machine.
+    LikeGpu,
 }
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
         // With the token before it, the longest draft has the longest step that the self-test measures.
-        Self { limits: DraftLimits { n_max: 31, n_min: 0 }, forced: None }
+        Self { limits: DraftLimits { n_max: 31, n_min: 0 }, costs: DraftCosts::Measured, forced: None }
     }
 }
 
@@ -62,19 +78,106 @@ impl SpeculationConfig {
 }
 
 /// State of speculative decoding.
-pub(crate) struct Speculation {
+pub(crate) struct Speculation<'m> {
     memory: SuffixMemory,
+    /// Model that makes drafts where none is found; `None` if there is none, or it has failed.
+    model: Option<DraftModel<'m>>,
     costs: StepCosts,
     /// Most drafts of one step.
     drafts_max: u32,
+    /// Time of the draft model that no step has counted yet.
+    making_time: Duration,
 }
 
-impl Speculation {
-    pub(crate) fn new(costs: StepCosts, facts: &EngineFacts) -> Self {
+/// A sequence that may have a draft.
+struct Offer {
+    slot: SlotId,
+    /// Place of its share.
+    share: usize,
+    /// How the draft model may follow it.
+    following: Option<Following>,
+    /// How many tokens can still follow its next one.
+    rest_tokens: usize,
+}
+
+impl<'m> Speculation<'m> {
+    pub(crate) fn new(costs: StepCosts, model: Option<DraftModel<'m>>, facts: &EngineFacts) -> Self {
         // llama.cpp may cut drafts of several sequences into several passes. A later pass reuses cells that a sliding
         // window has left behind, and a rejected token moves the window back.
         let drafts_max = if facts.memory == MemoryKind::Sliding { 1 } else { u32::from(facts.n_slots) };
-        Self { memory: SuffixMemory::new(MEMORY_TOKENS_MAX), costs, drafts_max }
+        let memory = SuffixMemory::new(MEMORY_TOKENS_MAX);
+        Self { memory, model, costs, drafts_max, making_time: Duration::ZERO }
+    }
+
+    /// Returns the sequences of a step that may have drafts, and the length of each draft.
+    fn offers(
+        &mut self,
+        shares: &[Share],
+        running: &mut Running,
+        (table, room): (&SlotTable, StepRoom),
+    ) -> (Vec<Offer>, Vec<Length>) {
+        let (mut offers, mut possible) = (Vec::new(), Vec::new());
+        let mut is_forced = false;
+        // Every sequence proposes what its text or earlier answers suggest, within its limits and its context.
+        for (slot, sequence) in running.iter_mut() {
+            let Some(share) = shares.iter().position(|share| share.slot == slot) else { continue };
+            let held = table.slot(slot);
+            let n_context = (table.context_tokens() as usize).saturating_sub(held.tokens().len() + 1);
+            let rest_tokens = sequence.n_drafted_max();
+            let following = self.model.as_ref().and_then(|model| model.following(sequence, (slot, held)));
+            let root = held.root().copied().filter(|_| held.lends());
+            let Some(drafter) = &mut sequence.drafter else { continue };
+            let n_max = rest_tokens.min(n_context);
+            let made = self.model.as_ref().zip(following).map(|(model, following)| {
+                drafter.made_draft(n_max.min(following.n_max), model.times(&following, &self.costs))
+            });
+            let memory = root.and_then(|root| self.memory.of(&root));
+            is_forced |= drafter.is_forced();
+            possible.push(Possible { made, ..drafter.propose(memory, n_max) });
+            offers.push(Offer { slot, share, following, rest_tokens });
+        }
+        // The lengths are chosen together, because each draft adds time to the step of all.
+        let lengths = match is_forced {
+            true => all_of(&possible, room),
+            false => lengths::lengths(&possible, room, &self.costs),
+        };
+        (offers, lengths)
+    }
+
+    /// Lets the draft model make the drafts that it is to make, and sets their lengths.
+    fn make(
+        &mut self,
+        (offers, lengths): (&[Offer], &mut [Length]),
+        running: &mut Running,
+        (table, counters): (&SlotTable, &Counters),
+    ) {
+        let Some(model) = &mut self.model else { return };
+        let (mut wanted, mut planned) = (Vec::new(), Vec::new());
+        for (idx, (offer, length)) in offers.iter().zip(lengths.iter_mut()).enumerate() {
+            let Some(following) = offer.following.filter(|_| length.source == DraftSource::Made) else { continue };
+            let length = std::mem::take(length);
+            let draft = model.wanted((offer.slot, following), (length.n_tokens, offer.rest_tokens), &self.costs);
+            planned.extend(draft.is_some_and(WantedDraft::is_made).then_some((idx, length)));
+            wanted.extend(draft);
+        }
+        // Those that it is near come first.
+        wanted.sort_by_key(|draft: &WantedDraft| !draft.is_made());
+        let began = Instant::now();
+        let made = match model.make(&wanted, table) {
+            Ok(made) => made,
+            Err(cause) => {
+                error!(%cause, "the draft model failed and is not used any more; the model goes on without it");
+                self.model = None;
+                return;
+            }
+        };
+        self.making_time += began.elapsed();
+        counters.draft_model_us.fetch_add(to_us(began.elapsed()), Relaxed);
+        for ((idx, length), tokens) in planned.into_iter().zip(made) {
+            counters.made_tokens.fetch_add(tokens.len() as u64, Relaxed);
+            let drafter = running.get_mut(offers[idx].slot).and_then(|sequence| sequence.drafter.as_mut());
+            lengths[idx] = drafter.map_or(Length::default(), |drafter| drafter.take_made(tokens, length));
+        }
     }
 }
 
@@ -101,7 +204,7 @@ fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<Length> {
     let whole = |possible: &Possible<'_>| {
         let n_tokens = possible.chances.len().min(left);
         left -= n_tokens;
-        Length { n_tokens, cost: 0.0 }
+        Length { n_tokens, ..Length::default() }
     };
     possible.iter().take(room.drafts_max as usize).map(whole).collect()
 }
@@ -118,29 +221,11 @@ impl Generator<'_> {
         let n_streams = u32::try_from(shares.len()).unwrap_or(u32::MAX);
         let held_tokens = shares.iter().map(|share| table.n_held(share.slot)).sum::<u32>() / n_streams.max(1);
         let room = StepRoom { n_streams, tokens_max, drafts_max: speculation.drafts_max, held_tokens };
-        // Every sequence proposes what its text or earlier answers suggest, within its limits and its context.
-        let mut possible = Vec::new();
-        let mut is_forced = false;
-        for (slot, sequence) in running.iter_mut() {
-            let Some(share) = shares.iter().position(|share| share.slot == slot) else { continue };
-            let held = table.slot(slot);
-            let n_context = (self.context.context_tokens as usize).saturating_sub(held.tokens().len() + 1);
-            let n_max = sequence.n_drafted_max().min(n_context);
-            let root = held.root().copied().filter(|_| held.lends());
-            let Some(drafter) = &mut sequence.drafter else { continue };
-            let memory = root.and_then(|root| speculation.memory.of(&root));
-            is_forced |= drafter.is_forced();
-            possible.push((share, drafter.propose(memory, n_max)));
-        }
-        // The lengths are chosen together, because each draft adds time to the step of all.
-        let (of_shares, possible): (Vec<usize>, Vec<Possible<'_>>) = possible.into_iter().unzip();
-        let lengths = match is_forced {
-            true => all_of(&possible, room),
-            false => lengths::lengths(&possible, room, &speculation.costs),
-        };
-        for (share, length) in of_shares.into_iter().zip(lengths) {
-            if let Some(sequence) = running.get_mut(shares[share].slot) {
-                shares[share].n_tokens += sequence.draft(length);
+        let (offers, mut lengths) = speculation.offers(&shares, running, (table, room));
+        speculation.make((&offers, &mut lengths), running, (table, &self.counters));
+        for (offer, length) in offers.into_iter().zip(lengths) {
+            if let Some(sequence) = running.get_mut(offer.slot) {
+                shares[offer.share].n_tokens += sequence.draft(length);
             }
         }
         shares
@@ -181,6 +266,11 @@ impl Generator<'_> {
         Verified { n_chosen: rows.len() as u32, end: DraftEnd::Rejected }
     }
 
+    /// Returns the time of the draft model since the last call.
+    pub(crate) fn take_making_time(&mut self) -> Duration {
+        self.speculation.as_mut().map_or(Duration::ZERO, |speculation| std::mem::take(&mut speculation.making_time))
+    }
+
     /// Returns whether slots may hold the state of drafted tokens that were not chosen.
     pub(crate) fn drafts(&self) -> bool {
         self.speculation.is_some()
@@ -195,10 +285,13 @@ impl Generator<'_> {
         speculation.memory.learn((root, tenant), before, answer);
     }
 
-    /// Forgets the answers from which later ones would be drafted.
+    /// Forgets the answers from which later ones would be drafted, and the draft model's state.
     pub(crate) fn forget_answers(&mut self) {
         if let Some(speculation) = &mut self.speculation {
             speculation.memory.clear();
+            if let Some(model) = &mut speculation.model {
+                model.clear();
+            }
         }
     }
 }

@@ -57,6 +57,10 @@ counters! {
     drafted_tokens;
     /// Drafted tokens that became part of responses.
     accepted_tokens;
+    /// Drafted tokens that the draft model made.
+    made_tokens;
+    /// Time of the draft model. Units: microseconds.
+    draft_model_us;
     /// Prompt tokens of requests that got a slot.
     prompt_tokens;
     /// Those of them that were reused.
@@ -166,6 +170,7 @@ impl Counters {
     }
 }
 
-fn to_us(duration: Duration) -> u64 {
+/// Returns a duration in microseconds.
+pub(crate) fn to_us(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,0 +1,289 @@
+//! The draft model: a second, smaller model whose greedy tokens are the drafts of sequences.
+//!
+//! Its context has a sequence for each slot. One call brings some of them to the tokens of their slots, as far as one
+//! micro-batch goes, and makes drafts for those that are there, all together. Its state is never stored, lent or
+//! announced, so a mistake in it makes drafts worse and changes no answer.
+//!
+//! Not here: whether a draft pays (`warmpath_worker_core::drafting`), its verification (`speculation`).
+
+use std::cell::OnceCell;
+
+use llama_cpp_2::DecodeError;
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::token::LlamaToken;
+use tracing::info;
+use warmpath_common::ids::{SlotId, Token};
+use warmpath_worker_core::drafting::draft_model::{Distance, DraftModelCosts, Followed, Owner, Target};
+use warmpath_worker_core::drafting::lengths::MakingTimes;
+use warmpath_worker_core::drafting::step_costs::StepCosts;
+use warmpath_worker_core::slot_table::{Slot, SlotTable};
+
+use super::speculation::DraftCosts;
+use crate::engine::config::{EngineConfig, SelfTest, StartError};
+use crate::engine::facts::EngineFacts;
+use crate::engine::llama::{self, Llama, Logits};
+use crate::engine::sequence::Sequence;
+
+/// Largest difference of two vocabularies' sizes. Source: llama.cpp's `SPEC_VOCAB_MAX_SIZE_DIFFERENCE`: padding.
+const PADDING_TOKENS_MAX: u32 = 128;
+
+/// First token whose text is compared; those before it are control tokens. Source: llama.cpp's
+/// `SPEC_VOCAB_CHECK_START_TOKEN_ID`.
+const FIRST_COMPARED_TOKEN: i32 = 5;
+
+/// Share of the served model's time that is assumed where drafts cost what they cost on a GPU. Source: own choice: a
+/// model with a twentieth of the weights.
+const SHARE_LIKE_GPU: f64 = 0.05;
+
+/// A draft model and what its sequences hold.
+pub(crate) struct DraftModel<'m> {
+    llama: Llama<'m>,
+    followed: Vec<Followed>,
+    /// Longest sequence.
+    context_tokens: u32,
+    /// Tokens that both models have.
+    n_vocab: usize,
+    /// Most tokens of one pass.
+    pass_tokens: u32,
+    p_min: f32,
+    costs: DraftModelCosts,
+}
+
+/// A sequence as the draft model may draft for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Following {
+    owner: Owner,
+    next: Token,
+    n_tokens: u32,
+    n_missing: u32,
+    /// Most tokens of a draft.
+    pub(crate) n_max: usize,
+}
+
+/// A draft to make: none yet if the sequence is only followed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WantedDraft {
+    slot: SlotId,
+    following: Following,
+    n_tokens: usize,
+}
+
+/// A draft in progress.
+struct Making {
+    slot: SlotId,
+    n_tokens: usize,
+    /// Place of the logits for its next token; `None` if it gets no more.
+    row: Option<i32>,
+    tokens: Vec<Token>,
+}
+
+/// Checks that the tokens of a draft model mean the same as the served model's.
+///
+/// Errors: the difference. Source: llama.cpp's `common_speculative_are_compatible`.
+fn check_vocabulary(served: &LlamaModel, draft: &LlamaModel) -> Result<(), String> {
+    let (served, draft) = (served.vocab(), draft.vocab());
+    if served.vocab_type() != draft.vocab_type() {
+        return Err(format!("its vocabulary is {:?}, and the model's {:?}", draft.vocab_type(), served.vocab_type()));
+    }
+    for (name, of_served, of_draft) in [
+        ("begin", served.should_add_bos().then(|| served.bos()), draft.should_add_bos().then(|| draft.bos())),
+        ("end", served.should_add_eos().then(|| served.eos()), draft.should_add_eos().then(|| draft.eos())),
+    ] {
+        if of_served != of_draft {
+            return Err(format!("its texts {name} with another token than the model's"));
+        }
+    }
+    let (n_served, n_draft) = (served.n_tokens().unsigned_abs(), draft.n_tokens().unsigned_abs());
+    if n_served.abs_diff(n_draft) > PADDING_TOKENS_MAX {
+        return Err(format!("it has {n_draft} tokens, and the model {n_served}"));
+    }
+    let differs = |token: &i32| served.text(LlamaToken(*token)) != draft.text(LlamaToken(*token));
+    let n_both = i32::try_from(n_served.min(n_draft)).unwrap_or(i32::MAX);
+    match (FIRST_COMPARED_TOKEN..n_both).find(differs) {
+        Some(token) => Err(format!("its token {token} is another one than the model's")),
+        None => Ok(()),
+    }
+}
+
+impl<'m> DraftModel<'m> {
+    /// Loads the draft model of a configuration into `place` and creates its context; `None` if there is none, or
+    /// nothing is drafted.
+    ///
+    /// The context of the served model, `llama`, is there and empty, so that layers of the draft model get the memory
+    /// of devices that is left.
+    /// Errors: `DraftModel` if its vocabulary is another one or its memory cannot be rewound, and those of loading a
+    /// model and of creating a context.
+    pub(crate) fn open(
+        place: &'m OnceCell<LlamaModel>,
+        (served, llama): (&LlamaModel, &mut Llama<'_>),
+        (config, facts): (&EngineConfig, &EngineFacts),
+    ) -> Result<Option<Self>, StartError> {
+        let Some(draft) = config.draft_model.as_ref().filter(|_| facts.drafts) else { return Ok(None) };
+        let own = crate::engine::settle(config.with_draft_model(draft, facts.context_tokens))?;
+        let refuse = |reason: String| StartError::DraftModel { path: own.model.clone(), reason };
+        let loaded = llama::load(&own, Box::new(|_| true))?;
+        check_vocabulary(served, &loaded).map_err(refuse)?;
+        let model = place.get_or_init(|| loaded);
+        let mut opened = Llama::open(model, &own)?;
+        let memory = opened.probe_memory(model).map_err(refuse)?;
+        if !memory.rewinds_anywhere() {
+            return Err(refuse("its memory cannot be rewound, and rejected tokens must be removed from it".to_owned()));
+        }
+        let measured = share((&mut opened, llama), config);
+        // Most of a pass is the time to read the weights.
+        let share = measured.unwrap_or(model.size() as f64 / served.size().max(1) as f64);
+        let context_tokens = opened.slot_tokens(model, &own);
+        let path = own.model.display();
+        info!(model = %path, share, context_tokens, "draft model: a pass takes this share of the model's");
+        Ok(Some(Self {
+            pass_tokens: opened.batch_limits().1,
+            llama: opened,
+            followed: vec![Followed::default(); usize::from(config.n_slots)],
+            context_tokens,
+            n_vocab: model.n_vocab().min(served.n_vocab()).unsigned_abs() as usize,
+            p_min: draft.p_min,
+            costs: DraftModelCosts { share },
+        }))
+    }
+}
+
+/// Returns the time of a draft model's pass as a share of the served model's; `None` if it is not measured.
+fn share((own, served): (&mut Llama<'_>, &mut Llama<'_>), config: &EngineConfig) -> Option<f64> {
+    let costs = config.speculation.map(|speculation| speculation.costs).unwrap_or_default();
+    match (costs, &config.self_test) {
+        (DraftCosts::LikeGpu, _) => Some(SHARE_LIKE_GPU),
+        (DraftCosts::Measured, SelfTest::Skip) => None,
+        (DraftCosts::Measured, SelfTest::Run { .. }) => {
+            own.one_token_ms().zip(served.one_token_ms()).map(|(own, served)| own / served)
+        }
+    }
+}
+
+impl WantedDraft {
+    /// Returns whether it gets tokens now.
+    pub(crate) fn is_made(self) -> bool {
+        self.n_tokens > 0
+    }
+}
+
+impl Following {
+    fn target<'a>(&self, held: &'a Slot) -> Target<'a> {
+        Target { owner: self.owner, held: held.tokens(), next: self.next }
+    }
+}
+
+impl DraftModel<'_> {
+    /// Returns how the model may follow the sequence in a slot; `None` if the sequence has no next token, or outgrows
+    /// the model's context.
+    pub(crate) fn following(&self, sequence: &Sequence, (slot, held): (SlotId, &Slot)) -> Option<Following> {
+        let next = sequence.next_token()?;
+        let lent = held.root().filter(|_| held.lends());
+        let owner = lent.map_or(Owner::Sequence(sequence.order), |root| Owner::Root(*root));
+        let n_tokens = u32::try_from(held.tokens().len() + 1).ok()?;
+        // The last token of a draft is not computed.
+        let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
+        let following = Following { owner, next, n_tokens, n_missing: 0, n_max };
+        let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(held));
+        Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
+    }
+
+    /// Returns the time of a draft for a sequence.
+    pub(crate) fn times(&self, following: &Following, costs: &StepCosts) -> MakingTimes {
+        self.costs.times(costs, following.n_tokens, following.n_missing)
+    }
+
+    /// Returns a draft of `n_tokens` as it can be made now: the sequence is first followed if the model is far from it.
+    /// `None` if that is not worth its time.
+    pub(crate) fn wanted(
+        &self,
+        (slot, following): (SlotId, Following),
+        (n_tokens, rest_tokens): (usize, usize),
+        costs: &StepCosts,
+    ) -> Option<WantedDraft> {
+        match self.costs.distance(costs, (following.n_tokens, following.n_missing), rest_tokens) {
+            Distance::Near => Some(WantedDraft { slot, following, n_tokens }),
+            Distance::Far => Some(WantedDraft { slot, following, n_tokens: 0 }),
+            Distance::TooFar => None,
+        }
+    }
+
+    /// Makes drafts, in the order of `wanted`; returns the tokens of each.
+    ///
+    /// A sequence is followed as far as the first pass has room, and gets no tokens if that is not far enough.
+    /// Errors: of llama.cpp; the model is of no further use.
+    pub(crate) fn make(&mut self, wanted: &[WantedDraft], table: &SlotTable) -> Result<Vec<Vec<Token>>, DecodeError> {
+        self.llama.reset_batch();
+        let mut left = self.pass_tokens as usize;
+        let mut making: Vec<Making> = wanted.iter().map(|draft| self.follow(draft, table, &mut left)).collect();
+        // Each pass gives every draft in progress a token, and the next one starts from these.
+        while self.llama.n_pushed() > 0 {
+            self.llama.decode()?;
+            let tokens: Vec<_> = making.iter().map(|making| self.likeliest(making.row?)).collect();
+            self.llama.reset_batch();
+            for (making, token) in making.iter_mut().zip(tokens) {
+                making.row = None;
+                let Some(token) = token else { continue };
+                making.tokens.push(token);
+                if making.tokens.len() < making.n_tokens {
+                    making.row = Some(self.push(making.slot, token, Logits::Wanted));
+                }
+            }
+        }
+        Ok(making.into_iter().map(|making| making.tokens).collect())
+    }
+
+    /// Forgets every sequence.
+    pub(crate) fn clear(&mut self) {
+        for (slot, followed) in (0..).map(SlotId).zip(&mut self.followed) {
+            self.llama.clear(slot);
+            *followed = Followed::default();
+        }
+    }
+
+    /// Puts the tokens that the model lacks of a sequence into the batch, up to `left`.
+    fn follow(&mut self, draft: &WantedDraft, table: &SlotTable, left: &mut usize) -> Making {
+        let WantedDraft { slot, following, n_tokens } = *draft;
+        let target = following.target(table.slot(slot));
+        let n_kept = self.cut(slot, &target);
+        let n_missing = target.n_tokens() - n_kept;
+        let n_computed = n_missing.min(*left);
+        *left -= n_computed;
+        let is_drafted = n_computed == n_missing && n_tokens > 0;
+        let mut row = None;
+        for (n, token) in (1..=n_computed).zip(target.tokens_from(n_kept)) {
+            let is_last = is_drafted && n == n_computed;
+            let pushed = self.push(slot, token, if is_last { Logits::Wanted } else { Logits::Unwanted });
+            row = is_last.then_some(pushed);
+        }
+        Making { slot, n_tokens, row, tokens: Vec::new() }
+    }
+
+    /// Removes what a sequence holds beyond a target's tokens; returns how many of them are left.
+    fn cut(&mut self, slot: SlotId, target: &Target<'_>) -> usize {
+        let followed = &mut self.followed[usize::from(slot.0)];
+        let mut n_kept = followed.n_common(target);
+        let is_whole = followed.len() == n_kept;
+        if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
+            self.llama.clear(slot);
+            n_kept = 0;
+        }
+        followed.keep(target.owner, n_kept);
+        n_kept
+    }
+
+    fn push(&mut self, slot: SlotId, token: Token, logits: Logits) -> i32 {
+        let followed = &mut self.followed[usize::from(slot.0)];
+        let position = u32::try_from(followed.len()).expect("a sequence is no longer than a context, a u32");
+        followed.push(token);
+        self.llama.push(slot, (position, token), logits)
+    }
+
+    /// Returns the likeliest token of a row, unless the model is too unsure of it.
+    fn likeliest(&self, row: i32) -> Option<Token> {
+        let logits = self.llama.logits(row).get(..self.n_vocab)?;
+        let (token, best) = (0..).zip(logits).max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        // A logit that is no number counts as the largest, and cannot be drafted.
+        let is_sure = || self.p_min * logits.iter().map(|logit| (logit - best).exp()).sum::<f32>() <= 1.0;
+        (best.is_finite() && (self.p_min <= 0.0 || is_sure())).then_some(token)
+    }
+}

@@ -1,0 +1,251 @@
+//! Draft models: whatever a draft model says, every answer is the one without it.
+//!
+//! A model that drafts for itself agrees by construction: each of its drafts is accepted as long as its own state is
+//! right, so a wrong state shows in the counters. A model of another seed agrees nowhere.
+//!
+//! Not here: random traffic (`property`), real weights (`real_weights`), whether a draft pays (the core's tests).
+
+use std::path::{Path, PathBuf};
+
+use futures::future::join_all;
+use warmpath_bench::model::{Preset, write_model};
+use warmpath_gguf::{Value, Writer};
+use warmpath_worker::engine::{
+    AtContextEnd, DraftCosts, DraftModelConfig, Engine, EngineConfig, EngineHandle, FinishReason, ShiftConfig,
+    ShiftWish, SpeculationConfig, StartError, Switch,
+};
+
+use super::speculation::{assert_same, every_way, run, slots};
+use super::support::{Answer, Ask, ask, config, model, start, stop, tokens};
+
+/// Returns a configuration with this draft model, on a machine where drafts pay.
+pub fn drafting(config: &EngineConfig, draft: PathBuf) -> EngineConfig {
+    EngineConfig {
+        speculation: Some(SpeculationConfig { costs: DraftCosts::LikeGpu, ..SpeculationConfig::default() }),
+        draft_model: Some(DraftModelConfig { path: draft, threads: 1, ..DraftModelConfig::default() }),
+        ..config.clone()
+    }
+}
+
+fn agreeing(config: &EngineConfig) -> EngineConfig {
+    drafting(config, config.model.clone())
+}
+
+fn disagreeing(config: &EngineConfig) -> EngineConfig {
+    drafting(config, model(Preset::Tiny, 2))
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.gguf", std::process::id()))
+}
+
+/// Asks for several answers at the same time.
+async fn together(engine: &EngineHandle, asks: &[Ask]) -> Vec<Answer> {
+    join_all(asks.iter().map(|ask| ask.answer(engine))).await
+}
+
+/// Checks the answers of engines with draft models that agree and that disagree against those of one without.
+async fn check(config: &EngineConfig, asks: &[Ask]) {
+    let (expected, held, plain) = run(config, asks).await;
+    stop(plain).await;
+    for (drafting, agrees) in [(agreeing(config), true), (disagreeing(config), false)] {
+        let (answers, held_then, engine) = run(&drafting, asks).await;
+        for ((found, expected), ask) in answers.iter().zip(&expected).zip(asks) {
+            assert_same(found, expected, ask);
+        }
+        assert_eq!(held_then, held, "slots hold what they hold without drafts");
+        let counters = engine.counters();
+        assert_eq!((counters.decode_failures, counters.failed_starts), (0, 0));
+        assert!(counters.made_tokens > 0, "{counters:?}");
+        assert!(agrees || counters.accepted_tokens < counters.drafted_tokens, "{counters:?}");
+        stop(engine).await;
+    }
+}
+
+/// Returns conversations that fill slots, go on in them, are cut back and replace each other: those of these requests
+/// whose answers are complete, in groups that run at the same time.
+async fn conversations(config: &EngineConfig) -> Vec<Vec<(Ask, Answer)>> {
+    let (plain, _updates) = start(config.clone());
+    let mut groups: Vec<Vec<(Ask, Answer)>> = Vec::new();
+    for seed in 1..=8 {
+        let mut prompts = vec![tokens(seed, 40 + 30 * seed as usize), tokens(seed + 50, 300)];
+        let before = groups.last().and_then(|group| group.first());
+        if let Some((before, answer)) = before.filter(|(before, _)| before.prompt.len() < 400) {
+            prompts[0] = [&before.prompt[..], &answer.tokens, &tokens(seed, 9)].concat();
+            prompts.push([&before.prompt[..before.prompt.len() / 2], &tokens(seed + 90, 20)].concat());
+        }
+        let mut group = Vec::new();
+        for prompt in prompts {
+            let mut asked = ask(&prompt, 30);
+            asked.generation.ignore_eos = false;
+            let answer = asked.answer(&plain).await;
+            // What is drafted behind the end of an answer is not accepted.
+            if answer.finished().reason == FinishReason::Length {
+                group.push((asked, answer));
+            }
+        }
+        groups.push(group);
+    }
+    stop(plain).await;
+    groups
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_that_agrees_is_always_right_whatever_its_slots_held_before() {
+    for (n_slots, kv_unified) in [(2, Switch::Off), (3, Switch::On)] {
+        let config = EngineConfig { kv_unified, flash_attn: kv_unified, ..slots(n_slots) };
+        let groups = conversations(&config).await;
+        let (engine, _updates) = start(agreeing(&config));
+        let mut n_tokens = 0;
+        for group in &groups {
+            let asks: Vec<Ask> = group.iter().map(|(ask, _)| ask.clone()).collect();
+            for ((asked, expected), found) in group.iter().zip(together(&engine, &asks).await) {
+                assert_eq!(found.tokens, expected.tokens, "{asked:?}");
+                n_tokens += found.tokens.len() as u64;
+            }
+        }
+        let counters = engine.counters();
+        assert!(n_tokens > 200 && counters.drafted_tokens > n_tokens / 2, "{n_tokens} {counters:?}");
+        assert_eq!(counters.accepted_tokens, counters.drafted_tokens, "{counters:?}");
+        assert!(counters.made_tokens > n_tokens / 3, "{counters:?}");
+        stop(engine).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_are_the_same_with_a_draft_model_however_tokens_are_chosen() {
+    let (engine, _updates) = start(slots(1));
+    let mut asks = every_way(&engine);
+    let whole = asks[0].answer(&engine).await;
+    stop(engine).await;
+    for from in [0, 5, 17] {
+        let mut stopped = asks[0].clone();
+        stopped.generation.stop = vec![whole.text.chars().skip(from).take(3).collect()];
+        asks.push(stopped);
+    }
+    let mut ending = ask(&tokens(1, 20), 400);
+    ending.generation.ignore_eos = false;
+    asks.push(ending);
+    // A stream that another worker began goes on, and so does what another conversation left.
+    asks.push(Ask { past: whole.sampled[..10].to_vec(), ..asks[0].clone() });
+    asks.push(Ask { salt: 1, ..asks[0].clone() });
+    asks.push(Ask { cache_prompt: false, ..asks[0].clone() });
+    let asks: Vec<Ask> = asks.into_iter().flat_map(|asked| [asked, ask(&tokens(1, 80), 6)]).collect();
+    check(&slots(1), &asks).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn contexts_end_and_shift_as_without_a_draft_model() {
+    let mut unlimited = ask(&tokens(4, 480), 0);
+    unlimited.generation.max_tokens = None;
+    check(&slots(1), &[unlimited, ask(&tokens(4, 511), 9), ask(&tokens(4, 505), 300), ask(&tokens(5, 30), 40)]).await;
+    let at_context_end = AtContextEnd::Shift;
+    let shifting = EngineConfig { shifts: ShiftConfig { at_context_end, ..ShiftConfig::default() }, ..slots(1) };
+    let keeping = Ask { shifts: ShiftWish { n_keep: 40, ..ShiftWish::default() }, ..ask(&tokens(6, 470), 200) };
+    let (expected, _, plain) = run(&shifting, &[ask(&tokens(5, 490), 300), keeping.clone()]).await;
+    stop(plain).await;
+    let (found, _, engine) = run(&agreeing(&shifting), &[ask(&tokens(5, 490), 300), keeping]).await;
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.tokens, expected.tokens);
+    }
+    let counters = engine.counters();
+    assert!(counters.context_shifts > 1 && counters.made_tokens > 0, "{counters:?}");
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_client_that_leaves_within_a_made_draft_leaves_the_right_state() {
+    let prompt = tokens(8, 60);
+    let (expected, _, plain) = run(&slots(1), &[ask(&prompt, 300)]).await;
+    stop(plain).await;
+    for config in [agreeing(&slots(1)), disagreeing(&slots(1))] {
+        let (engine, _updates) = start(config);
+        for n in [1, 4, 30] {
+            let mut leaving = ask(&prompt, 300).submit(&engine).unwrap();
+            leaving.tokens(n).await;
+            drop(leaving);
+            let next = ask(&[&prompt[..], &expected[0].tokens[..20]].concat(), 20).answer(&engine).await;
+            assert_eq!(next.tokens, expected[0].tokens[20..40]);
+        }
+        stop(engine).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_drafts_within_its_own_context() {
+    let mut short = std::fs::read(model(Preset::Tiny, 1)).unwrap();
+    let key = b"llama.context_length";
+    // Behind the key are the type of the value and the value itself.
+    let value = short.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
+    short[value..value + 4].copy_from_slice(&300_u32.to_le_bytes());
+    let draft = file("short-context");
+    std::fs::write(&draft, short).unwrap();
+    let asks = [ask(&tokens(3, 260), 120), ask(&tokens(4, 310), 40)];
+    let (expected, _, plain) = run(&slots(1), &asks).await;
+    let (found, _, engine) = run(&drafting(&slots(1), draft), &asks).await;
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.tokens, expected.tokens);
+    }
+    let made = engine.counters().made_tokens;
+    assert!(made > 10 && found[1].finished().drafted.n == 0, "{made}");
+    stop(plain).await;
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_that_is_too_unsure_drafts_nothing() {
+    let mut config = agreeing(&slots(1));
+    let draft = config.draft_model.as_mut().unwrap();
+    // The likeliest of these tokens has about half of the probability.
+    draft.p_min = 0.9;
+    let (_, _, engine) = run(&config, &[ask(&tokens(3, 60), 40)]).await;
+    let counters = engine.counters();
+    assert!(counters.draft_model_us > 0 && counters.made_tokens == 0, "{counters:?}");
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_that_cannot_draft_is_refused_with_the_reason() {
+    let refused = |draft: PathBuf| {
+        let (updates, _) = tokio::sync::mpsc::unbounded_channel();
+        match Engine::start(drafting(&slots(1), draft), |_| true, updates) {
+            Err(error) => error,
+            Ok(_) => panic!("it starts"),
+        }
+    };
+    assert!(matches!(refused("/nowhere.gguf".into()), StartError::Model { .. }));
+    for (draft, says) in [
+        (model(Preset::TinyRecurrent, 1), "its memory cannot be rewound"),
+        (model(Preset::TinyEmbed, 1), "its texts begin with another token"),
+        (with_other_tokens(), "its token 301 is another one"),
+    ] {
+        let error = refused(draft).to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
+/// Returns a model whose vocabulary has two tokens in each other's place.
+fn with_other_tokens() -> PathBuf {
+    let header = warmpath_gguf::check(&model(Preset::Tiny, 1)).unwrap();
+    let key = "tokenizer.ggml.tokens";
+    let tokens = header.texts(key).unwrap();
+    let mut tokens: Vec<String> = tokens.iter().map(|token| String::from_utf8(token.clone()).unwrap()).collect();
+    tokens.swap(301, 302);
+    let mut writer = Writer::new();
+    writer.set("general.architecture", Value::Text("llama")).unwrap();
+    writer.copy_keys(&header, |copied| copied.starts_with("tokenizer.") && copied != key);
+    writer.set(key, Value::Texts(&tokens)).unwrap();
+    let vocabulary = file("other-vocabulary");
+    writer.begin(&vocabulary).unwrap().finish().unwrap();
+    let out = file("other-tokens");
+    write_model(Preset::Tiny, 1, Some(&vocabulary), &out).unwrap();
+    out
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_is_not_loaded_for_memory_that_cannot_be_rewound() {
+    let recurrent = EngineConfig { n_slots: 1, context_tokens_total: 512, ..config(Preset::TinyRecurrent) };
+    let (answers, _, engine) = run(&drafting(&recurrent, "/nowhere.gguf".into()), &[ask(&tokens(1, 60), 20)]).await;
+    assert_eq!((answers[0].tokens.len(), engine.counters().drafts), (20, 0));
+    stop(engine).await;
+}
