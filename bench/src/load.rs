@@ -106,11 +106,11 @@ pub struct Report {
     model: String,
     /// `open`, or `closed` where a request waits for another one to end.
     r#loop: &'static str,
-    /// Mean rate of Poisson arrivals; absent where requests start otherwise. Units: requests per second.
+    /// Mean rate of Poisson arrivals; absent if requests start otherwise. Units: requests per second.
     rate: Option<f64>,
     /// Requests at a time; absent in an open loop.
     concurrency: Option<u32>,
-    /// Factor by which the trace's times were shortened; absent where requests start otherwise.
+    /// Factor by which the trace's times were shortened; absent if requests start otherwise.
     speedup: Option<f64>,
     /// File or shape of the trace.
     trace: String,

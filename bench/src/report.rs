@@ -43,12 +43,12 @@ impl Distribution {
         self.histogram.saturating_record((duration_ms * 1e3) as u64);
     }
 
-    /// Returns the duration that a share of all durations does not exceed; 0 where there are none. Units: milliseconds.
+    /// Returns the duration that a share of all durations does not exceed; 0 if there are none. Units: milliseconds.
     pub fn quantile_ms(&self, share: f64) -> f64 {
         self.histogram.value_at_quantile(share) as f64 / 1e3
     }
 
-    /// Returns the figures; `None` where there are no durations.
+    /// Returns the figures; `None` if there are no durations.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let n = self.histogram.len();
         (n > 0).then(|| Percentiles {
@@ -109,7 +109,7 @@ impl Report {
     }
 }
 
-/// Returns cached prompt tokens / prompt tokens; 0 where there are none.
+/// Returns cached prompt tokens / prompt tokens; 0 if there are none.
 pub fn hit_ratio(prompt_tokens: u64, cached_tokens: u64) -> f64 {
     if prompt_tokens == 0 { 0.0 } else { cached_tokens as f64 / prompt_tokens as f64 }
 }

@@ -1,6 +1,6 @@
 //! `warmpath`: starts a fleet on one machine, and shows the state of a fleet.
 //!
-//! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as an operator would.
+//! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as child processes.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -24,8 +24,8 @@ struct Cli {
 enum Command {
     /// Starts workers and a router on this machine, and restarts those that end
     ///
-    /// Every flag that is not listed here goes to each worker: `warmpath-worker --help` lists them. Flags after `--` go
-    /// to the router: `warmpath-router --help` lists those. Environment variables reach both.
+    /// Flags that are not listed here are passed to each worker: see `warmpath-worker --help`. Flags after `--` are
+    /// passed to the router: see `warmpath-router --help`. Worker and router inherit the environment variables.
     #[command(override_usage = "warmpath serve [OPTIONS] [FLAGS OF WORKERS] [-- FLAGS OF THE ROUTER]")]
     Serve(serve::Settings),
     /// Shows workers, hit ratio and the last decisions of a router

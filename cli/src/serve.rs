@@ -1,8 +1,8 @@
 //! `warmpath serve`: workers and a router on this machine, as child processes that are restarted when they end.
 //!
 //! A child that ends before the fleet was ready for the first time ends the fleet: its flags or its model are wrong,
-//! and a restart would not help. Not here: the children's flags (`plan`) and the settings that they have been given
-//! (`given`), one child's life (`child`).
+//! and a restart would not help. Not here: the children's flags (`plan`), their settings (`given`), a single child
+//! (`child`).
 
 mod child;
 mod given;
@@ -23,6 +23,8 @@ pub use plan::{Flags, Settings, split};
 use plan::{Machine, Plan, Programs};
 
 /// Interval at which the fleet is polled until it is ready.
+///
+/// Source: own choice: a person does not notice the delay.
 const READY_POLL: Duration = Duration::from_millis(200);
 
 /// Runs the fleet until SIGINT or SIGTERM; a second signal kills the remaining processes.
@@ -84,7 +86,7 @@ async fn until_ready(plan: &Plan) -> Fleet {
     }
 }
 
-/// Writes a line to stderr; a log that cannot be written loses lines, not the fleet.
+/// Writes a line to stderr; if it cannot be written, the line is lost, but the fleet continues.
 pub fn log(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

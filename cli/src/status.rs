@@ -1,4 +1,4 @@
-//! `warmpath status`: the state of a fleet as its router reports it, for a terminal or as JSON.
+//! `warmpath status`: the state of a fleet that its router reports, for a terminal or as JSON.
 //!
 //! Not here: the fleet page, which shows the same in a browser (`router/page`).
 
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 /// Default admin address of a router.
 pub const ADMIN_DEFAULT: &str = "http://127.0.0.1:9090";
-/// Number of decisions that are shown.
+/// Number of decisions that are shown. Source: own choice: they fit on a terminal together with the workers.
 const DECISIONS_SHOWN: usize = 10;
-/// Longest time for a router's response.
+/// Longest time for a router's response. Source: own choice: a router answers within milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Clears a terminal and moves the cursor to its first corner. Source: ECMA-48, ED and CUP.
 const CLEAR: &str = "\x1b[2J\x1b[H";
@@ -29,7 +29,7 @@ pub struct Settings {
     /// Print the router's report as JSON
     #[arg(long)]
     json: bool,
-    /// Print again after every so many seconds, 2 if no number is given
+    /// Print again every SECONDS seconds, or every 2 if no number is given
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     watch: Option<f64>,
 }
@@ -79,7 +79,7 @@ struct Rates {
 }
 
 impl Fleet {
-    /// Returns whether the router takes requests and has as many workers, all of them ready.
+    /// Returns whether the router accepts requests and has `n_workers` workers, all of them ready.
     pub fn has_ready(&self, n_workers: usize) -> bool {
         self.ready && self.workers.len() == n_workers && self.workers.iter().all(|worker| worker.state == "ready")
     }
@@ -147,13 +147,13 @@ impl Admin {
         let asked = self.http.get(&url).send().await;
         let answer = asked.with_context(|| format!("no router answers at {}: --admin names its address", self.url))?;
         let status = answer.status();
-        ensure!(status.is_success(), "{url} answers {status}: is that a router's --admin-listen?");
-        answer.json().await.with_context(|| format!("{url} is no router's admin listener"))
+        ensure!(status.is_success(), "{url} answers {status}: is it a router's --admin-listen?");
+        answer.json().await.with_context(|| format!("{url} is not a router's admin listener"))
     }
 }
 
 fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
-    serde_json::from_value(value).context("the router is of another version")
+    serde_json::from_value(value).context("the router has another version")
 }
 
 /// Prints the state of a fleet, once or again and again.
@@ -174,7 +174,7 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 
 fn print(text: &str) -> anyhow::Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
-        // `warmpath status | head` is no failure.
+        // A closed pipe, as in `warmpath status | head`, is not an error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
         _ => Ok(()),
     }
@@ -206,7 +206,7 @@ async fn show(admin: &Admin, form: Form) -> anyhow::Result<String> {
 fn head(fleet: &Fleet, counted: &Counted) -> String {
     let state = match &fleet.unready_reason {
         None if fleet.ready => "ready".to_owned(),
-        reason => format!("not ready: {}", reason.as_deref().unwrap_or("it does not say why")),
+        reason => format!("not ready: {}", reason.as_deref().unwrap_or("no reason is reported")),
     };
     let minutes = (counted.seconds / 60.0).ceil();
     let ratio = if counted.prompt_tokens > 0.0 {

@@ -30,7 +30,7 @@ fn main() {
         .compile("warmpath_llama_chat");
 }
 
-/// Returns the folder of the crate with llama.cpp's sources, wherever cargo keeps it.
+/// Returns the folder of the crate with llama.cpp's sources, which cargo may keep anywhere.
 fn sources() -> PathBuf {
     let cargo = std::env::var_os("CARGO").expect("cargo sets CARGO for build scripts");
     let target = std::env::var("TARGET").expect("cargo sets TARGET for build scripts");

@@ -59,7 +59,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Returns the bytes of a hexadecimal `text`, or `None` where it has another length or other characters.
+/// Returns the bytes of a hexadecimal `text`, or `None` if it has another length or other characters.
 pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     if digits.len() != N * 2 {

@@ -1,8 +1,8 @@
-//! The reused share of a prompt in one word: the label by which routers and workers split their latency metrics.
+//! The reused share of a prompt as a label, by which routers and workers split their latency metrics.
 //!
-//! The exact share is counted elsewhere. There are few values, so that one histogram per value stays cheap.
+//! Not here: the exact share. Few values keep one histogram per value cheap.
 
-/// Label of requests whose worker does not report what it reused.
+/// Label of requests whose worker does not report how many tokens it reused.
 pub const UNKNOWN: &str = "unknown";
 
 /// Every value that [`label`] returns, from the least reuse to the most.

@@ -9,14 +9,14 @@ use crate::prompts::{PromptField, RawPrompt, UnusablePrompt};
 /// Reason why an `input` cannot be embedded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableInput {
-    /// It has none of the shapes.
+    /// It has none of the supported shapes.
     #[error("`{param}` must be a string, an array of strings, an array of token ids or an array of such arrays")]
     Shape {
         /// Path of the field.
         param: String,
     },
     /// It has parts that are not text.
-    #[error("`{param}` has parts that are no text; media are not supported")]
+    #[error("`{param}` has parts that are not text; media are not supported")]
     Media {
         /// Path of the field.
         param: String,

@@ -1,7 +1,7 @@
-//! Reads the known fields of a JSON body, and names the field that is wrong.
+//! Reads the known fields of a JSON body; errors name the wrong field.
 //!
-//! Meanings and status codes are decided elsewhere. Every reader deserializes its own fields from the same bytes, so
-//! unknown fields cost nothing and break nothing.
+//! Meanings and status codes are decided elsewhere. Every reader deserializes only its own fields from the same bytes;
+//! unknown fields are ignored.
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny};
 
@@ -19,16 +19,16 @@ pub enum ReadError {
     Field {
         /// Path of the field; `None` if the body as a whole is wrong.
         param: Option<String>,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
 }
 
 /// Returns the fields of `body` that `T` names.
 ///
-/// Errors: `Json` where the body is not JSON; `Field` where a field of `T` is missing or has another type.
+/// Errors: `Json` if the body is not JSON; `Field` if a field of `T` is missing or has another type.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
-    // Serde accepts an array for a struct, as its fields without names.
+    // Serde also accepts an array for a struct: the fields without their names.
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(ReadError::Field { param: None, reason: "the request body must be a JSON object".to_owned() });
     }
@@ -44,8 +44,8 @@ pub fn read_list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ReadError> 
 
 /// Reads a part of a body that is flattened into the type of the whole: `#[serde(flatten, deserialize_with = "part")]`.
 ///
-/// Without it an error in the part would not name its field, since serde keeps the fields of such parts until it has
-/// read the others.
+/// Without it an error in the part would not name its field, since serde buffers the fields of such parts until it has
+/// read the other fields.
 pub fn part<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     serde_path_to_error::deserialize(deserializer).map_err(|error| match error.path().to_string().as_str() {
         WHOLE => error.into_inner(),
@@ -53,7 +53,7 @@ pub fn part<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> 
     })
 }
 
-/// Path of the body itself, for example where a field is missing.
+/// Path of the body itself, for example if a field is missing.
 const WHOLE: &str = ".";
 
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
@@ -61,7 +61,7 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, ReadError> {
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
     }
-    // What is not JSON is said before what is wrong with a field.
+    // Invalid JSON is reported before a wrong field.
     serde_json::from_slice::<IgnoredAny>(body).map_err(|error| ReadError::Json { reason: error.to_string() })?;
     serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(body)).map_err(refuse)
 }
@@ -72,7 +72,7 @@ fn refuse(error: serde_path_to_error::Error<serde_json::Error>) -> ReadError {
     if !inner.is_data() {
         return ReadError::Json { reason: inner.to_string() };
     }
-    // The place in the text is that of the last byte read, which is behind a field of a part.
+    // The position in the message is that of the last byte read, which may be far behind a field of a flattened part.
     let text = inner.to_string();
     let place = format!(" at line {} column {}", inner.line(), inner.column());
     let reason = text.strip_suffix(&place).unwrap_or(&text).to_owned();

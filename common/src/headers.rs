@@ -2,13 +2,13 @@
 //!
 //! The worker treats all of them as hints.
 
-/// Prefix of the names of all Warmpath headers but [`REQUEST_ID`].
+/// Prefix of the names of all Warmpath headers except [`REQUEST_ID`].
 pub const PREFIX: &str = "x-warmpath-";
 /// Id of the request, from client to worker and back.
 pub const REQUEST_ID: &str = "x-request-id";
 /// Worker that ran the request.
 pub const WORKER: &str = "x-warmpath-worker";
-/// Slot: in a request the wanted one, in a response the one that ran it.
+/// Slot: in a request the wanted slot, in a response the slot that ran the request.
 pub const SLOT: &str = "x-warmpath-slot";
 /// Number of prompt tokens; of several prompts, their sum.
 pub const PROMPT_TOKENS: &str = "x-warmpath-prompt-tokens";
@@ -16,8 +16,8 @@ pub const PROMPT_TOKENS: &str = "x-warmpath-prompt-tokens";
 pub const CACHED_TOKENS: &str = "x-warmpath-cached-tokens";
 /// Number of prompt tokens that the router expected to be reused, in whole blocks.
 pub const PREDICTED_CACHED_TOKENS: &str = "x-warmpath-predicted-cached-tokens";
-/// Longest pause between two frames of a worker's summary stream; three seconds and a half of silence are a loss where
-/// a worker does not say. Units: milliseconds.
+/// Longest pause between two frames of a worker's summary stream. Without this header, three and a half seconds of
+/// silence count as a loss. Units: milliseconds.
 pub const HEARTBEAT_MS: &str = "x-warmpath-heartbeat-ms";
 /// Reason for the router's choice.
 pub const ROUTE: &str = "x-warmpath-route";
@@ -28,10 +28,10 @@ pub const CACHE_SALT: &str = "x-warmpath-cache-salt";
 /// Name of the request's tenant, from router to worker; the KV state that the request leaves is counted for that
 /// tenant.
 pub const TENANT: &str = "x-warmpath-tenant";
-/// Highest `priority` that the request may have, from router to worker; a higher one is reduced to it.
+/// Highest `priority` that the request may have, from router to worker; a higher `priority` is reduced to it.
 pub const PRIORITY_MAX: &str = "x-warmpath-priority-max";
-/// Worker that holds more of the prompt's state, from router to worker: its base URL, then `;blocks=` and the number of
-/// the prompt's first blocks that it holds.
+/// Worker that holds more of the prompt's state, from router to worker: that worker's base URL, then `;blocks=` and the
+/// number of the prompt's first blocks that it holds.
 pub const KV_PEER: &str = "x-warmpath-kv-peer";
 /// State that a worker fetched from another for the request, from worker to router: `<bytes>;<milliseconds>`.
 pub const KV_FETCHED: &str = "x-warmpath-kv-fetched";
@@ -39,22 +39,23 @@ pub const KV_FETCHED: &str = "x-warmpath-kv-fetched";
 pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
 /// Request for more information from the router: `prefix`.
 pub const DEBUG: &str = "x-warmpath-debug";
-/// Where a conversation broke its own prefix, if the request asked for it.
+/// Place where a conversation broke its own prefix, if the request asked for it.
 pub const PREFIX_BREAK: &str = "x-warmpath-prefix-break";
 /// Types of tools in the request that were left out, because neither the router nor the worker runs them.
 pub const LEFT_OUT_TOOLS: &str = "x-warmpath-left-out-tools";
 /// Names of tools whose arguments may break their schemas in the answer.
 pub const UNCONSTRAINED_TOOLS: &str = "x-warmpath-unconstrained-tools";
-/// Identity of the response, from router to worker: asks a stream for the tokens behind its events, so that another
-/// worker can continue it. In the worker's response, `exact` or `approximate`: what such a continuation would be.
+/// Identity of the response, from router to worker. It asks the worker to add the tokens of its events to the stream,
+/// so that another worker can continue the response. In the worker's response `exact` or `approximate`, the quality of
+/// such a continuation.
 pub const JOURNAL: &str = "x-warmpath-journal";
-/// Mark of a router that takes a journal in front of a response that is sent whole, too.
+/// Mark of a router that also accepts a journal in front of a response that is sent in one piece.
 pub const JOURNAL_WHOLE: &str = "x-warmpath-journal-whole";
-/// Length of the journal that follows the request's own body, from router to worker, which continues that response.
+/// Length of the journal that follows the request's own body, from router to a worker that is to continue the response.
 /// Units: bytes.
 pub const JOURNAL_BYTES: &str = "x-warmpath-journal-bytes";
-/// Number of times that a stream was continued at another worker; the name in a comment of the stream, since headers
-/// come before.
+/// Number of times that a stream was continued at another worker; the name of a comment in the stream, since headers
+/// are sent before it is known.
 pub const FAILOVERS: &str = "x-warmpath-failovers";
 /// Number of prompt tokens before the place where the prompt differs from an earlier answer of the worker.
 pub const ANSWER_BREAK: &str = "x-warmpath-answer-break";

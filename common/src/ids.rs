@@ -22,7 +22,7 @@ impl fmt::Display for SlotId {
     }
 }
 
-/// Id of a worker that lasts across restarts, as long as its configuration or its cache directory does.
+/// Id of a worker. It survives restarts if the worker's configuration or cache directory stays the same.
 ///
 /// Shape: any 64 bits; shown and parsed as 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,10 +46,11 @@ crate::block_hash::hex_serde!(WorkerUid, 8, |uid: &WorkerUid| uid.0.to_be_bytes(
 pub struct RequestId(String);
 
 impl RequestId {
-    /// Longest id that is accepted from a client; a longer one is replaced by a new id.
+    /// Longest id that is accepted from a client; a longer id is replaced by a new one. Source: own choice: an id of
+    /// two UUIDs fits.
     pub const BYTES_MAX: usize = 128;
 
-    /// Returns `text` as a request id, or `None` where it is empty, too long or not visible ASCII.
+    /// Returns `text` as a request id, or `None` if it is empty, too long or not visible ASCII.
     pub fn new(text: &str) -> Option<Self> {
         let fits = !text.is_empty() && text.len() <= Self::BYTES_MAX && text.bytes().all(|b| b.is_ascii_graphic());
         fits.then(|| Self(text.to_owned()))

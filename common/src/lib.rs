@@ -1,8 +1,8 @@
 //! The types that Warmpath's router and workers share: ids, units, block hashes, the summary protocol, API types.
 //!
 //! Nothing here does IO, reads a clock or is async; rendering and tokenizing are in `warmpath-prompt`. Both sides
-//! compute the same block hashes from the same tokens and exchange them by one protocol, so the types that must agree
-//! are written once.
+//! compute the same block hashes from the same tokens and exchange them by one protocol, so the types on which they
+//! must agree are defined once.
 
 pub mod block_hash;
 pub mod cached_share;

@@ -1,4 +1,4 @@
-//! LoRA adapters: which one a request runs with, and what that adds to the root of its hash chain.
+//! LoRA adapters: the adapter with which a request runs, and its part of the root of the request's hash chain.
 //!
 //! The worker's engine loads and applies them. Router and worker resolve a request by one function from the worker's
 //! declaration, so that both hash its prompt in the same way. State that was computed with another adapter or another
@@ -11,7 +11,7 @@ use crate::model::{Fingerprint, ModelInfo};
 
 /// Largest scale; the smallest is its negative.
 ///
-/// Source: own choice: adapters are used around 1; scales far beyond turn a model's output into noise.
+/// Source: own choice: adapters are used with scales around 1; far larger ones turn a model's output into noise.
 pub const SCALE_ABS_MAX: f32 = 100.0;
 
 /// Separator between a model's name and an adapter's.
@@ -31,7 +31,7 @@ impl TryFrom<f32> for Scale {
     type Error = ScaleError;
 
     fn try_from(scale: f32) -> Result<Self, ScaleError> {
-        // Minus zero becomes zero: both apply alike, so they must hash alike.
+        // Minus zero becomes zero: both have the same effect, so they must have the same hash.
         if scale.abs() <= SCALE_ABS_MAX { Ok(Self(scale + 0.0)) } else { Err(ScaleError) }
     }
 }
@@ -140,7 +140,8 @@ fn loaded(n_adapters: usize) -> String {
     }
 }
 
-/// Returns the adapter with which a request runs: the one in its model name, that of its `lora`, or the default one.
+/// Returns the adapter with which a request runs: the adapter in its model name, the one in its `lora`, or the default
+/// adapter.
 ///
 /// Errors: every [`AdapterError`].
 pub fn resolve(
@@ -193,8 +194,7 @@ impl ModelInfo {
         all_names(&self.names, self.adapters.iter().map(|adapter| adapter.name.as_str()))
     }
 
-    /// Returns what an applied adapter adds to the root of a chain: its file's fingerprint and its scale; empty for
-    /// none.
+    /// Returns the adapter's part of the root of a chain: its file's fingerprint and its scale; empty for no adapter.
     ///
     /// An index without an adapter counts as no adapter; [`resolve`] never returns one.
     pub fn lora_root(&self, applied: Option<Applied>) -> Vec<u8> {

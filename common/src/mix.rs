@@ -1,6 +1,6 @@
 //! A bit mixer, for sums and tie-breaks that must not depend on patterns in their numbers.
 //!
-//! It is no protection against attacks: `block_hash` is, and the prefix index has a secret of its own. Digests in the
+//! It does not protect against attacks: `block_hash` does, and the prefix index has a secret of its own. Digests in the
 //! protocol are sums of its results, so it must never change.
 
 /// Returns the number with its bits mixed; different numbers give different results.

@@ -27,7 +27,7 @@ pub enum MemoryKind {
     Full,
     /// Sliding-window attention with all cells kept in the buffer: can be rewound to any token.
     Sliding,
-    /// Recurrent state: a sequence can only be resumed at the end of what was computed.
+    /// Recurrent state: a sequence can only be resumed at its end.
     Recurrent,
     /// Attention and recurrent layers: like recurrent.
     Hybrid,
@@ -41,7 +41,7 @@ impl MemoryKind {
 
     /// Returns whether exported state can be cut back to any of its tokens.
     ///
-    /// Exported state of a sliding window only contains the window before its end.
+    /// The exported state of a sliding window contains only the window before its end.
     pub fn stored_state_rewinds(self) -> bool {
         self == Self::Full
     }
@@ -89,7 +89,7 @@ impl std::fmt::Display for Capability {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Not at all: each token has its own vector.
+    /// They are not combined: each token has its own vector.
     None,
     /// Their mean.
     Mean,
@@ -137,7 +137,7 @@ pub struct ModelInfo {
     pub fingerprint: Fingerprint,
     /// Fingerprint of the layout of the KV state: KV types, flash attention, rope settings.
     pub kv_fingerprint: Fingerprint,
-    /// Fingerprint of the chat template in use, which a flag may replace.
+    /// Fingerprint of the chat template in use: the model's own, or the one that a flag sets.
     pub chat_template_fingerprint: Fingerprint,
     /// Version of the hash chain, [`crate::block_hash::HASH_VERSION`].
     pub hash_version: u16,
@@ -163,23 +163,23 @@ pub struct ModelInfo {
     pub embedding: Option<EmbeddingInfo>,
     /// Loaded LoRA adapters.
     pub adapters: Vec<AdapterInfo>,
-    /// Adapter that is applied where a request selects none.
+    /// Adapter that is applied if a request selects none.
     pub adapter_in_force: Option<Applied>,
-    /// KV state that the worker sends to other workers and fetches from them; `None` if it does neither.
+    /// KV state that the worker exchanges with other workers; `None` if it exchanges none.
     pub kv_transfer: Option<KvTransfer>,
 }
 
 /// KV state that workers exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvTransfer {
-    /// Identity of the state: only workers with equal ones can use each other's.
+    /// Identity of the state's layout: workers can use each other's state only if it is equal.
     pub layout: Fingerprint,
     /// Size of a token's state. Units: bytes.
     pub bytes_per_token: u64,
 }
 
 impl ModelInfo {
-    /// Returns whether the worker supports `wanted`; true where nothing in particular is wanted.
+    /// Returns whether the worker supports `wanted`; true if it is `None`.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
         wanted.is_none_or(|wanted| self.capabilities.contains(&wanted))
     }

@@ -7,20 +7,21 @@
 use crate::lora::{AdapterInfo, SEPARATOR};
 use crate::model::ModelInfo;
 
-/// Character of a pattern that stands for any text, also for none.
+/// Character of a pattern that stands for any text, including an empty one.
 const ANY: char = '*';
 
-/// What a client's name for a model means.
+/// Meaning of a client's name for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameMatch<'a> {
     /// Name or pattern of the model that matches.
     pub own: &'a str,
-    /// Index of the adapter that is named after it.
+    /// Index of the adapter whose name follows.
     pub adapter: Option<u16>,
 }
 
 impl NameMatch<'_> {
-    /// Returns the rank of the match: a name without `*` ranks first, then the pattern with the most text besides `*`.
+    /// Returns the rank of the match: a name without `*` ranks first, then the pattern with the most characters other
+    /// than `*`.
     pub fn rank(&self) -> usize {
         if is_pattern(self.own) { self.own.len() } else { usize::MAX }
     }
@@ -39,7 +40,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     let Some(mut name) = name.strip_prefix(start) else { return false };
     let (middle, end) = rest.rsplit_once(ANY).unwrap_or(("", rest));
     for piece in middle.split(ANY) {
-        // The first place leaves the most for the pieces behind it.
+        // The first occurrence leaves the most text for the pieces behind it.
         let Some(place) = name.find(piece) else { return false };
         name = &name[place + piece.len()..];
     }
@@ -47,7 +48,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 }
 
 impl ModelInfo {
-    /// Returns what `name` means where the model answers to it.
+    /// Returns the meaning of `name`; `None` if it is not a name of the model.
     pub fn meant(&self, name: &str) -> Option<NameMatch<'_>> {
         let written_out = || self.names.iter().find(|own| *own == name).map(|own| NameMatch { own, adapter: None });
         let with_adapter = || {
@@ -61,7 +62,7 @@ impl ModelInfo {
         written_out().or_else(with_adapter).or_else(matched)
     }
 
-    /// Returns the index of the adapter that `name` names after one of the model's names.
+    /// Returns the index of the adapter in `name`, after one of the model's names.
     pub fn adapter_named(&self, name: &str) -> Option<u16> {
         self.meant(name)?.adapter
     }
@@ -71,7 +72,7 @@ impl ModelInfo {
         self.meant(name).is_some()
     }
 
-    /// Returns the model's own name that meets `name` best.
+    /// Returns the model's own name or pattern that matches `name` best.
     fn best(&self, name: &str) -> Option<&str> {
         let met = self.names.iter().filter(|own| matches(own, name)).map(|own| NameMatch { own, adapter: None });
         first_best(met).map(|meant| meant.own)
@@ -83,7 +84,7 @@ fn before_adapter<'n>(name: &'n str, adapter: &AdapterInfo) -> Option<&'n str> {
     name.strip_suffix(adapter.name.as_str())?.strip_suffix(SEPARATOR)
 }
 
-/// Returns the first of those that are met best.
+/// Returns the best match, the first one of several.
 fn first_best<'a>(all: impl Iterator<Item = NameMatch<'a>>) -> Option<NameMatch<'a>> {
     all.reduce(|best, next| if next.rank() > best.rank() { next } else { best })
 }
@@ -148,7 +149,7 @@ mod tests {
         }
     }
 
-    /// The meaning of a pattern, written down as it is said.
+    /// A straightforward matcher of patterns.
     fn matches_naively(pattern: &[char], name: &[char]) -> bool {
         match pattern.split_first() {
             None => name.is_empty(),

@@ -14,14 +14,14 @@ use crate::dialects::{function_of_custom, left_out_of_chat, write_custom_calls};
 /// The part of a chat completion request that decides its prompt and its routing.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, JsonSchema)]
 pub struct ChatPrompt {
-    /// Name of the model; absent means the only one there is.
+    /// Name of the model; absent means the only model.
     pub model: Option<String>,
-    /// The conversation, each message as the template will see it.
+    /// The conversation; each message as the template gets it.
     #[serde(deserialize_with = "messages_to_show")]
     #[schemars(schema_with = "schemas::messages")]
     pub messages: Vec<Map<String, Value>>,
-    /// Tools that the template offers to the model, all of them functions, without those that no part of the worker
-    /// executes.
+    /// Tools that the template offers to the model, all of them functions. Tools that neither router nor worker
+    /// executes are left out.
     #[serde(default, deserialize_with = "tools_to_offer")]
     pub tools: Option<Vec<Value>>,
     /// Whether and which tool the model must call.
@@ -40,15 +40,15 @@ pub struct ChatPrompt {
     pub cache_salt: Option<String>,
 }
 
-/// Reads a chat's messages; their calls to custom tools are calls of functions.
+/// Reads a chat's messages; calls of custom tools become calls of functions.
 pub fn messages_to_show<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Map<String, Value>>, D::Error> {
     let mut messages = Vec::<Map<String, Value>>::deserialize(deserializer)?;
     messages.iter_mut().for_each(write_custom_calls);
     Ok(messages)
 }
 
-/// Reads a chat's tools, custom ones as functions, without those that are left out: what nobody runs is not offered to
-/// the model.
+/// Reads a chat's tools, custom ones as functions. Tools that neither router nor worker executes are left out, so that
+/// the model does not call them.
 pub fn tools_to_offer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<Value>>, D::Error> {
     Ok(Option::<Vec<Value>>::deserialize(deserializer)?.map(offered))
 }
@@ -83,16 +83,16 @@ pub struct ErrorObject {
     pub param: Option<String>,
     /// Names the error for programs: `context_length_exceeded`, `model_not_found`, ...
     pub code: Option<String>,
-    /// Lengths of a prompt that is too long; absent of every other error.
+    /// Lengths of a prompt that is too long; absent in every other error.
     #[serde(flatten)]
     pub excess: Option<PromptExcess>,
 }
 
-/// Length of a prompt that is too long and of its context, with llama-server's names.
+/// Length of a prompt that is too long, and of the context, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptExcess {
     /// Length of the prompt. Units: tokens.
     pub n_prompt_tokens: usize,
-    /// Context of one slot. Units: tokens.
+    /// Length of a slot's context. Units: tokens.
     pub n_ctx: u32,
 }

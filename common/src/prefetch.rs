@@ -1,8 +1,8 @@
 //! Prefixes whose KV state workers fetch from each other before a request needs it.
 //!
-//! A worker lists the prefixes that it holds, a router chooses, and another worker is told which of them to fetch from
-//! where. On the wire a prefix that begins like an earlier one of its list names that one instead of repeating its
-//! tokens: all chats of an application begin alike.
+//! A worker lists the prefixes that it holds, a router chooses, and sends another worker the prefixes to fetch, each
+//! with the worker that holds it. All chats of an application begin alike. So on the wire a prefix that begins like an
+//! earlier one of its list refers to that one instead of repeating its tokens.
 //!
 //! Not here: the choice (`warmpath-router-core`), the transfer itself (the workers).
 
@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use crate::block_hash::{BlockHash, block_chain};
 use crate::ids::Token;
 
-/// Most tokens of one list, those that it shares with others counted once.
+/// Most tokens of one list; tokens that prefixes have in common are counted once.
 ///
-/// Source: own choice: state of 6 GB for a model of 135 M parameters, 34 GB for one of 8 B; 1.5 MB of JSON.
+/// Source: own choice: 1.5 MB of JSON; KV state of 6 GB for a model of 135 M parameters, 34 GB for one of 8 B.
 pub const LIST_TOKENS_MAX: usize = 1 << 18;
 
 /// Most tokens of all prefixes of a list together. Units: tokens.
 ///
-/// Source: own choice: 64 MB of memory; a hundred chats with instructions of 100,000 tokens.
+/// Source: own choice: 64 MB of memory, enough for a hundred chats with instructions of 100,000 tokens.
 pub const ALL_TOKENS_MAX: usize = 1 << 24;
 
 /// Longest list on the wire. Units: bytes.
 ///
-/// Source: eight digits and a comma for each token, and as much again for the rest.
+/// Source: each token takes at most eight digits and a comma; the rest is for the other fields.
 pub const LIST_BYTES_MAX: usize = LIST_TOKENS_MAX * 16;
 
 /// Prefix of a sequence: whole blocks.
@@ -37,15 +37,16 @@ pub struct HotPrefix {
     pub tokens: Vec<Token>,
 }
 
-/// A prefix of a list on the wire.
+/// A prefix in a list on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedPrefix {
     /// Root of its chain.
     pub root: BlockHash,
-    /// Earlier prefix of the list that begins alike, and the number of tokens that both have; absent for none.
+    /// Index of an earlier prefix of the list that begins alike, and the number of tokens that both have in common;
+    /// absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<(usize, usize)>,
-    /// Tokens behind those.
+    /// The prefix's tokens behind those of `like`.
     pub tokens: Vec<Token>,
 }
 
@@ -75,14 +76,14 @@ pub struct Prefetch {
     pub prefixes: Vec<PrefetchItem>,
 }
 
-/// Error: a list names a prefix that is not before, or is too long.
+/// Error: a prefix refers to one that does not precede it, or the list is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`like` must name an earlier prefix of the same root, and all together must have at most {ALL_TOKENS_MAX} tokens"
 )]
 pub struct Unpackable;
 
-/// Returns the prefixes as they are on the wire. Cost: a hash of every block.
+/// Returns the prefixes in the form for the wire. Cost: a hash of every block.
 ///
 /// Panics: when `block_size_tokens` is 0.
 pub fn pack<'a>(prefixes: impl IntoIterator<Item = &'a HotPrefix>, block_size_tokens: u32) -> Vec<PackedPrefix> {

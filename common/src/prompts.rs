@@ -27,7 +27,7 @@ pub enum PromptField {
     Mixed(Vec<PromptPart>),
     /// One text as llama-server's object.
     Object(PromptObject),
-    /// Several prompts, each in a shape of its own.
+    /// Several prompts in different shapes.
     Several(Vec<PromptItem>),
 }
 
@@ -76,7 +76,7 @@ impl TryFrom<Map<String, Value>> for PromptObject {
 
     fn try_from(mut fields: Map<String, Value>) -> Result<Self, &'static str> {
         let Some(Value::String(prompt_string)) = fields.remove("prompt_string") else {
-            return Err("the object has no text `prompt_string`");
+            return Err("the object has no field `prompt_string` with a text");
         };
         let is_nothing = |media: &Value| media.is_null() || media.as_array().is_some_and(Vec::is_empty);
         let has_media = fields.get("multimodal_data").is_some_and(|media| !is_nothing(media));
@@ -222,14 +222,14 @@ pub struct InfillPrompt {
     pub prompt: String,
     /// Most tokens of the response.
     pub max_completion_tokens: Option<i64>,
-    /// The same; the first that is given counts.
+    /// The same limit; the first of the three fields that is set counts.
     pub max_tokens: Option<i64>,
-    /// The same.
+    /// The same limit.
     pub n_predict: Option<i64>,
 }
 
 impl InfillPrompt {
-    /// Returns the number of output tokens to reserve room for; 0 where the request sets no limit.
+    /// Returns the number of output tokens to reserve room for; 0 if the request sets no limit.
     pub fn answer_tokens(&self) -> usize {
         let n = self.max_completion_tokens.or(self.max_tokens).or(self.n_predict);
         usize::try_from(n.unwrap_or(0)).unwrap_or(0)
@@ -241,7 +241,7 @@ impl InfillPrompt {
 pub struct ExtraText {
     /// The text.
     pub text: String,
-    /// Names where it is from.
+    /// Name of the file that it is from.
     pub filename: Option<String>,
 }
 
@@ -302,7 +302,7 @@ mod tests {
     fn an_infill_needs_both_sides() {
         let infill: InfillPrompt =
             serde_json::from_str(r#"{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]}"#)
-                .expect("what is optional may be left out");
+                .expect("optional fields may be left out");
         assert_eq!((infill.input_extra[0].filename.as_deref(), infill.prompt.as_str()), (None, ""));
         for wrong in [r#"{"input_prefix": "a"}"#, r#"{"input_prefix": "", "input_suffix": "", "input_extra": [{}]}"#] {
             assert!(serde_json::from_str::<InfillPrompt>(wrong).is_err(), "{wrong}");

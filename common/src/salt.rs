@@ -1,8 +1,8 @@
 //! The cache salt of a request in headers and bodies: which bytes are a salt, and which are rejected.
 //!
-//! Who may set it is decided in the router's `salt`; its effect is in `block_hash::ChainRoot`. A salt that cannot be
-//! read must never count as no salt, since two tenants would then share their prefixes. So reading gives a salt, its
-//! absence or an error, in router and worker alike.
+//! Not here: who may set it (the router's `salt`), and its effect (`block_hash::ChainRoot`). A salt that cannot be read
+//! must never count as no salt, since two tenants would then share their prefixes. So reading gives a salt, its absence
+//! or an error, in router and worker alike.
 
 use serde::{Deserialize, Deserializer};
 
@@ -11,7 +11,7 @@ use crate::headers::CACHE_SALT;
 /// Reason why a request's salt cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SaltError {
-    /// The header is given several times, and each could be meant.
+    /// The header occurs several times, so it is not clear which line counts.
     #[error("the header `{CACHE_SALT}` must be given once")]
     Several,
     /// The bytes are not UTF-8.
@@ -22,7 +22,7 @@ pub enum SaltError {
     Empty,
 }
 
-/// Returns the salt in the lines of the header [`CACHE_SALT`]; `None` where there is no line.
+/// Returns the salt in the lines of the header [`CACHE_SALT`]; `None` if there is no line.
 ///
 /// Errors: every [`SaltError`].
 pub fn of_header<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Option<String>, SaltError> {

@@ -28,6 +28,8 @@ pub const PROTOCOL_VERSION: u8 = 5;
 pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
 
 /// Longest frame that is sent or accepted; a sender splits longer content.
+///
+/// Source: own choice: a receiver reserves this much for each stream, and a frame of the most keys has half.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of block keys in a frame that is sent, so that the frame stays well below [`FRAME_BYTES_MAX`].
@@ -44,7 +46,8 @@ pub const VOCABULARY_PATH: &str = "/internal/v1/vocabulary";
 /// Path of stored KV state, which is followed by the hash of the last wanted block.
 pub const KV_PATH: &str = "/internal/v1/kv";
 
-/// A worker's report while its model loads: the field [`Loading::FIELD`] of a JSON object with status 503.
+/// A worker's report while its model loads: the field [`Loading::FIELD`] of a JSON object in a response with status
+/// 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loading {
     /// Model names that clients will be able to use, including those with adapters.
@@ -125,14 +128,14 @@ pub enum Body {
         changes: Vec<Change>,
         /// Load after the changes; `None` if it did not change.
         load: Option<Load>,
-        /// Digest of all blocks after the changes; absent in updates that carry nothing but the load.
+        /// Digest of all blocks after the changes; absent in updates that contain only the load.
         digest: Option<Digest>,
     },
-    /// Start of a stream without a snapshot: updates continue after this stamp, which the receiver asked for.
+    /// Start of a stream without a snapshot: updates follow from the stamp that the receiver has.
     Resumed,
 }
 
-/// What a router needs to use a worker before it knows the worker's blocks.
+/// Information that a router needs to use a worker before it knows the worker's blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SnapshotHeader {
     /// Declaration of the model.
@@ -172,7 +175,7 @@ pub enum Tier {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// Not yet; a present request will have computed it before a request that arrives now needs it.
+    /// Not yet, but a running request will have computed it before a request that arrives now needs it.
     Filling,
     /// Computed.
     Ready,
@@ -186,7 +189,7 @@ pub enum Resume {
     EveryBlock,
     /// Only after the last block, a checkpoint.
     LastBlock,
-    /// After none: the blocks lead to a later checkpoint.
+    /// After none of them: the blocks only lead to a later checkpoint.
     Nowhere,
 }
 
@@ -201,11 +204,11 @@ impl Resume {
     }
 }
 
-/// One change of what a worker holds.
+/// One change of a worker's blocks or requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// The worker holds these blocks in this way; earlier reports of them are replaced.
+    /// The worker holds these blocks; this replaces earlier reports about them.
     Stored(Run),
     /// The worker no longer holds these blocks in any tier.
     Removed(Vec<BlockKey>),
@@ -228,7 +231,7 @@ pub struct Load {
     pub busy_slots: Vec<SlotId>,
     /// Number of free cells of the KV cache; cells of idle slots count as taken.
     pub free_cells: u64,
-    /// Whether the worker takes no more requests because it is shutting down.
+    /// Whether the worker accepts no more requests, because it is shutting down.
     pub draining: bool,
     /// Measured speed.
     pub rates: Rates,
@@ -284,7 +287,7 @@ impl Snapshot {
 }
 
 impl Run {
-    /// Splits the run into runs that each fit into a frame and mean the same together.
+    /// Splits the run into runs that each fit into a frame and together mean the same.
     pub fn split(self) -> Vec<Self> {
         if self.keys.len() <= KEYS_PER_FRAME_MAX {
             return vec![self];

@@ -1,4 +1,4 @@
-//! What a snapshot costs on the wire (docs/decisions/0005-summary-encoding.md).
+//! Size of a snapshot on the wire (docs/decisions/0005-summary-encoding.md).
 //!
 //! Not here: that frames decode to what was encoded (`src/summary/tests.rs`).
 

@@ -141,7 +141,7 @@ ROUTER = page(
             ),
             lines(
                 "Files that cannot be used",
-                "Looks at the file of API keys and changes of certificates that failed, a second; the last ones stand.",
+                "Looks at the file of API keys and changes of certificates that failed, a second; the last ones stay in force.",
                 "cps",
                 (f"sum by (instance) (rate({R}key_file_failures_total{{}}[]))", "{{instance}}: keys"),
                 (f"sum by (instance) (rate({R}tls_failures_total{{}}[]))", "{{instance}}: certificates"),

@@ -1,7 +1,7 @@
 //! Reasons why a request gets no response from a worker: one type from the body's first byte to the response's first.
 //!
-//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`); errors that a worker answers,
-//! which pass through.
+//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), a worker's own error
+//! responses, which pass through.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ pub enum RequestError {
         /// Expected time until a worker can.
         retry_after: Duration,
     },
-    /// Every worker of the model has announced that it takes no request for longer than this one may wait.
+    /// Every worker of the model has announced that it takes no requests until after this request's deadline.
     #[error("the servers of this model take no requests for another {} s", retry_after.as_secs_f64().ceil())]
     Paused {
         /// Time until the first of them takes requests again.
@@ -148,8 +148,8 @@ fn failure_text(failure: Failure) -> &'static str {
         Failure::Connect => "the worker could not be reached",
         Failure::Timeout => "the worker did not answer in time",
         Failure::Full => "the worker's queue is full",
-        Failure::Unready => "the worker does not serve at the moment",
-        Failure::Refused => "the worker does not let this router in",
+        Failure::Unready => "the worker cannot serve at the moment",
+        Failure::Refused => "the worker rejects this router's token",
         Failure::Broken => "the worker broke off its answer, or gave one that cannot be passed on",
         Failure::Error => "the worker answered with an error",
         Failure::Lost => "the worker was lost",

@@ -50,20 +50,19 @@ use crate::metrics::Metrics;
 
 /// The fleet, shared by all requests and tasks.
 pub struct Fleet {
-    /// Worker at each index. A worker that has left stays here until another takes its index.
+    /// Worker at each index. A worker that has left stays until another one takes its index.
     members: ArcSwap<Vec<Arc<Member>>>,
     given: Vec<LoadedVocabulary>,
     clients: Clients,
     view: ArcSwap<FleetView>,
     vocabularies: ArcSwap<Vocabularies>,
     index: Arc<PrefixIndex>,
-    /// Records of the requests in flight and of the workers' health. The lock is held for one choice or one entry,
-    /// never across `.await`.
+    /// Requests in flight and the workers' health. The lock is held for one choice or one entry, never across `.await`.
     ledger: Mutex<Ledger>,
     n_shed: AtomicU64,
     started: Instant,
-    /// Whether all workers of the first discovery have been contacted. Sent again when a worker joins or serves another
-    /// model.
+    /// Whether all workers of the first discovery have been contacted. Sent again when a worker joins, leaves or serves
+    /// another model.
     looked: watch::Sender<bool>,
     /// Longest time after the start for which requests wait until those workers have been contacted.
     first_look_max: Duration,
@@ -147,7 +146,7 @@ impl Fleet {
         Arc::clone(&self.members.load()[worker.0 as usize])
     }
 
-    /// Puts a worker at an index. Only the `members` task calls this, and it skips no index.
+    /// Puts a worker at an index. Only the `members` task calls this, and it leaves no index out.
     fn seat(&self, worker: WorkerIdx, member: &Arc<Member>) {
         let mut members = (*self.members.load_full()).clone();
         match members.get_mut(worker.0 as usize) {
@@ -184,12 +183,12 @@ impl Fleet {
         self.n_shed.load(Ordering::Relaxed)
     }
 
-    /// Returns the records of the requests in flight.
+    /// Returns the requests in flight and the workers' health.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the request of `ticket` in the records of `worker` until the result is dropped.
+    /// Keeps the request of `ticket` recorded as in flight at `worker` until the result is dropped.
     pub fn in_flight(self: &Arc<Self>, worker: WorkerIdx, ticket: Ticket) -> InFlightGuard {
         InFlightGuard { fleet: Arc::clone(self), worker, ticket: Some(ticket), server_request: None }
     }
@@ -234,7 +233,7 @@ impl Fleet {
         unready
     }
 
-    /// Returns what a router that has just started still waits for.
+    /// Returns the reason why a router that has just started is not ready yet.
     fn startup_blocker(&self, view: &FleetView) -> Option<Unready> {
         let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
         if is_looking || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
@@ -283,7 +282,7 @@ impl Unready {
     }
 }
 
-/// A request in the records of its worker until this is dropped.
+/// A request that is recorded as in flight at its worker until this is dropped.
 pub struct InFlightGuard {
     fleet: Arc<Fleet>,
     worker: WorkerIdx,
@@ -357,7 +356,7 @@ pub struct ConnectError {
 pub enum ConnectErrorKind {
     /// The worker responds but does not accept this router.
     Refusal,
-    /// The worker does not respond: its open responses will not arrive.
+    /// The worker does not respond, so its open responses will not arrive.
     Loss,
     /// The worker responds, and its model is loading.
     Loading {

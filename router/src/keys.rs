@@ -26,16 +26,20 @@ use crate::metrics::Metrics;
 /// Highest `priority` of a key's requests if its entry gives none.
 ///
 /// Source: the highest that `cache_control` of the Anthropic API maps to (`warmpath_common::dialects::anthropic`). A
-/// client would need a higher one only to evict others of its tenant.
+/// client would need a higher one only to evict state of other clients of its tenant.
 const PRIORITY_MAX_DEFAULT: i32 = 2;
 
 /// Start of every key that this program makes.
 const KEY_PREFIX: &str = "wp-";
 
 /// Longest name of a key or tenant. Units: bytes.
+///
+/// Source: own choice: names are labels of metrics.
 const NAME_BYTES_MAX: usize = 128;
 
 /// Length of the random part of such a key. Units: bytes.
+///
+/// Source: own choice: 256 bits, which cannot be guessed.
 const KEY_RANDOM_BYTES: usize = 32;
 
 /// Reason why a file of keys cannot be used.
@@ -114,7 +118,7 @@ pub struct KeyPlace(#[expect(dead_code, reason = "held until the answer has ende
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RateLimited {
     /// The key exceeds its rate.
-    #[error("the API key `{name}` may ask {per_minute} times a minute")]
+    #[error("the API key `{name}` may send {per_minute} requests a minute")]
     Rate {
         /// Name of the key.
         name: String,
@@ -145,7 +149,8 @@ impl Key {
         &self.entry.name
     }
 
-    /// Returns the key's tenant; requests of different tenants never share state. A key without a tenant is its own.
+    /// Returns the key's tenant; requests of different tenants never share state. A key without a tenant is a tenant of
+    /// its own.
     pub fn tenant(&self) -> &str {
         self.entry.tenant.as_deref().unwrap_or(&self.entry.name)
     }
@@ -215,7 +220,7 @@ impl Keys {
         let tell = |FileFailure { reason, is_new }| {
             metrics.key_file_failures.inc();
             if is_new {
-                tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last one stands");
+                tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last keys stay in force");
             }
         };
         files::watch(look, tell).await;

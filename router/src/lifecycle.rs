@@ -1,8 +1,8 @@
 //! One request from its body to the end of its response, for all endpoints.
 //!
-//! A request is prepared once and then attempted: choose a worker, send, wait for the first byte. Until that byte has
-//! reached the client, a failed attempt is retried at another worker. After it the response is relayed as it arrives.
-//! Keep-alive comments before it do not count (`keepalive`).
+//! A request is prepared once and then attempted: choose a worker, send, wait for the first byte. Until the first byte
+//! of the response has reached the client, a failed attempt is retried at another worker. From then on the response is
+//! relayed as it arrives. Keep-alive comments do not count as a byte of the response (`keepalive`).
 //!
 //! Not here: the body's fields (`prompt`), the choice (`warmpath-router-core`), endpoints (`http`).
 
@@ -74,7 +74,7 @@ pub struct IncomingRequest {
     pub query: Option<String>,
     /// Headers of the client.
     pub headers: HeaderMap,
-    /// Body, sent to workers unchanged but for a model name that no worker has.
+    /// Body, sent to workers unchanged, except that a model name that no worker has may be replaced.
     pub body: Bytes,
     /// Form of the prompt in the body.
     pub shape: Shape,
@@ -82,7 +82,7 @@ pub struct IncomingRequest {
     pub key: Option<Arc<Key>>,
     /// Salt in its headers.
     pub salt: Salt,
-    /// Identity of its response, if that may be continued at another worker.
+    /// Identity of its response, if the response may be continued at another worker.
     pub identity: Option<String>,
     /// Its place among the running requests.
     pub place: RequestPlace,
@@ -104,7 +104,7 @@ pub async fn answer(app: &App, mut arrival: IncomingRequest) -> Result<Response,
     Ok(response)
 }
 
-/// Returns what routing needs to know of a request, once its model is ready.
+/// Returns the request's prompt and other inputs of routing, once its model is ready.
 ///
 /// Errors: those of `PromptPool::prepare`; `ShuttingDown`.
 async fn prepare(app: &App, arrival: &mut IncomingRequest, hold: &mut Hold) -> Result<Prepared, RequestError> {
@@ -166,12 +166,12 @@ async fn attempt_until_answered(
         Err(instead) => return *instead,
     };
     kv_transfer::observe(app, &choice, &answer.head().headers);
-    // What a continuation reuses may be of the response so far.
+    // The tokens that a continuation reuses may include tokens of the response so far.
     if told.is_none() {
         reuse::observe(app, &choice, &prepared.prompt, &answer.head().headers);
     }
     remember(app, &prepared, choice.n_matched_blocks);
-    // A worker that can count tokens may still be unable to generate.
+    // A worker that can count tokens may still be unable to generate, so such a response proves nothing.
     if answer.head().status.is_success() && !matches!(arrival.shape, Shape::Aside(_)) {
         choice.in_flight.answered(&retry_state.failures);
     }
@@ -192,7 +192,7 @@ struct Attempts<'a> {
 impl Attempts<'_> {
     /// Attempts the request until a worker begins to respond.
     ///
-    /// Errors: what the client gets instead.
+    /// Errors: the response or error that the client gets instead.
     async fn run(
         &self,
         arrival: &mut IncomingRequest,
@@ -227,7 +227,7 @@ impl Attempts<'_> {
                 Err(error) => error,
             };
             if let Some(past) = past {
-                // What is left of it has the time of a request that has just arrived.
+                // The rest of the response gets as much time as a request that has just arrived.
                 arrival.queued_from = Instant::now();
                 retry_state.n_failovers += 1;
                 retry_state.past = Some(past);
@@ -240,7 +240,7 @@ impl Attempts<'_> {
                 let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
                 return Err(Box::new(retry_state.give_up().unwrap_or_else(none)));
             }
-            // A full worker is no failure: a request without a retry left waits in the queue.
+            // A full worker is not a failure: a request that has no retry left waits in the queue.
             retry_state.admit_at = if may_repeat { AdmitAt::AtOnce } else { AdmitAt::AfterPause };
         }
     }
@@ -281,17 +281,18 @@ fn may_repeat(app: &App, failure: Failure, retry_state: &RetryState) -> bool {
 #[derive(Default)]
 struct RetryState {
     n_attempts: u32,
-    /// Workers that failed it, and how. A worker that was only full is paused instead, and may get the request later.
+    /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
+    /// later.
     failures: Vec<(WorkerIdx, Failure)>,
     /// Workers that cannot take it.
     excluded: Vec<WorkerIdx>,
-    /// Response so far, which other workers have told; `None` if it begins.
+    /// Response so far, from other workers' journals; `None` if it begins.
     past: Option<Past>,
-    /// Number of workers that failed after a part of a response that is sent whole had been told.
+    /// Number of workers that failed after they had sent part of the journal of a response in one piece.
     n_failovers: u32,
     last: Option<(Failure, Option<WorkerRefusal>)>,
     admit_at: AdmitAt,
-    /// Its place in the queue, if it has waited.
+    /// The request's place in the queue, if it has waited.
     place: Option<WaiterId>,
     failing_since: Option<Instant>,
     /// Total time it has waited.
@@ -310,7 +311,7 @@ impl RetryState {
         self.last = Some((failure, refusal));
     }
 
-    /// Returns the response after failed attempts: the last worker's own error, if it sent one.
+    /// Returns the response after failed attempts: the last worker's own error response, if it sent one.
     fn give_up(&mut self) -> Option<Result<Response, RequestError>> {
         let n_attempts = self.n_attempts;
         let (last, refusal) = self.last.take()?;
@@ -325,7 +326,7 @@ async fn wait_for_capacity(
     prepared: &Prepared,
     retry_state: &mut RetryState,
 ) -> Result<Choice, RequestError> {
-    // The client of a response that has begun has waited already, and its time at a worker is lost with it.
+    // The client of a response that has begun has waited already, and giving up would waste the work done for it.
     let queue_timeout = match retry_state.past {
         None => app.requests.queue_timeout,
         Some(_) => app.requests.queue_timeout.max(app.requests.response_timeout),
@@ -341,7 +342,7 @@ async fn wait_for_capacity(
         place: retry_state.place,
     };
     let start = Instant::now();
-    // Runs when its turn has come; it chooses a worker and records the request there in one step.
+    // Called when the request's turn has come: chooses a worker and records the request there in one step.
     let admitted = app.queue.admit(&queue_request, || {
         let choice = choose(app, arrival, prepared, retry_state)?;
         let service_ms = choice.decision.service_ms;
@@ -401,7 +402,7 @@ async fn back_off(app: &App, arrival: &IncomingRequest, prepared: &Prepared) {
     }
 }
 
-/// Marks the matched blocks as used, so that the index drops them late, and records the conversation, in the
+/// Marks the matched blocks as used, so that the index evicts them late, and records the conversation, in the
 /// background.
 fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
     let Prepared { prompt: Prompt::Known { root, keys, .. }, marks, tools, .. } = prepared else { return };
@@ -417,7 +418,7 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
     });
 }
 
-/// Reads a stock server's response; returns the number of reused prompt tokens if it reports it at once.
+/// Reads a stock server's response; returns the number of reused prompt tokens if the response already reports it.
 fn look(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
     let server_request = in_flight.server_request().filter(|_| answer.head().status.is_success())?;
     server_request.begun();
@@ -468,7 +469,7 @@ fn respond(
             if event_stream::is_event_stream(&headers) {
                 event_stream::keep_flowing(&mut headers);
             }
-            // The relay owns the request from here on: its guard, its span, and what a failover needs.
+            // The relay owns the request from here on: its guard, its span, and the inputs of a failover.
             let pace = is_timed.then(|| app.metrics.tpot.with_label_values(&[share]));
             let failover = Failover::of(app, prepared, (&rest, &headers));
             let relay = Relay::new(app, (arrival, failover), choice, name.to_string());

@@ -12,7 +12,7 @@ use warmpath_router::server::Server;
 use warmpath_shell::command_line::{self, ParsedCommandLine};
 use warmpath_shell::{descriptors, log};
 
-/// Replaces the system's allocator, which takes a seventh of the time of a long prompt
+/// Allocator of the program. The system's allocator takes a seventh of the time of a long prompt
 /// (docs/decisions/0021-prompt-path.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     }
     let checks = flags.config.check;
     let _log = log::start(flags.log_format);
-    // Before the configuration, which divides the limit.
+    // Before the configuration is resolved, because it divides the limit.
     let limit = descriptors::raise();
     let config = resolve(flags)?;
     check_file_limit(limit, &config);

@@ -209,8 +209,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Creates series with the value zero: those that are compared with each other, and those of rare events, whose
-    /// first one would otherwise be no increase.
+    /// Creates series with the value zero: series that are compared with each other, and counters of rare events, whose
+    /// first event would otherwise not show as an increase.
     fn begin(&self) {
         for label in cached_share::LABELS.iter().chain([&cached_share::UNKNOWN]) {
             self.ttfb.with_label_values(&[label]);

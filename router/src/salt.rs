@@ -1,7 +1,7 @@
 //! The salt of a request: the text at the root of its hash chains, from its headers or its API key.
 //!
-//! The salt is read once, when a request arrives, and kept here. From then on no client header takes its place. Not
-//! here: valid salts (`warmpath_common::salt`), the header for workers (`lifecycle::headers`).
+//! The salt is read once, when a request arrives. After that no client header can replace it. Not here: valid salts
+//! (`warmpath_common::salt`), the header for workers (`lifecycle::headers`).
 
 use axum::http::{HeaderMap, HeaderValue};
 use warmpath_common::headers::CACHE_SALT;
@@ -32,7 +32,7 @@ impl Salt {
         })
     }
 
-    /// Returns the salt, given the one in the body; empty for no salt.
+    /// Returns the salt of the request, given the salt in its body; empty for no salt.
     ///
     /// Errors: `Field` if the body must not have one.
     pub fn with_body<'a>(&'a self, of_body: Option<&'a str>) -> Result<&'a str, RequestError> {
@@ -41,7 +41,7 @@ impl Salt {
             (Self::Tenant(salt), None) => Ok(salt),
             (Self::Tenant(_), Some(_)) => {
                 let reason =
-                    "the API key decides; say it in the header `x-warmpath-cache-salt`, behind the key's tenant";
+                    "the API key sets the salt; send your own in the header `x-warmpath-cache-salt`, which is added to the key's tenant";
                 Err(RequestError::field("cache_salt", reason))
             }
         }

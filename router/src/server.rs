@@ -142,7 +142,7 @@ impl Server {
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         if config.web.cors == Some(Cors::Any) {
-            tracing::warn!("--cors-origin *: every web page that somebody opens may ask, with whatever key it has");
+            tracing::warn!("--cors-origin *: every web page that a user opens may send requests, with any key that it has");
         }
         let routes = client_routes(app.clone(), &config.web);
         let head_timeout = config.head_timeout;
@@ -163,7 +163,7 @@ impl Server {
         Ok(Self { address, admin_address, app, stop, drain_timeout, listeners, _never: never, _tasks: tasks })
     }
 
-    /// Accepts no further connections, lets running responses finish within the drain timeout, and ends; clients of
+    /// Accepts no further connections, lets running responses finish within the drain timeout, and ends. Clients of
     /// longer responses get an error.
     pub async fn stop(mut self) {
         self.app.drain();

@@ -143,7 +143,7 @@ async fn a_worker_that_announces_its_heartbeats_is_lost_after_four_as_long_as_an
         workers[0].with(|script| script.headers = headers.clone());
         let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &[]).await;
         hang(&workers[0]);
-        let expected = format!("nothing came for {silence_ms} ms");
+        let expected = format!("nothing arrived for {silence_ms} ms");
         eventually("it is lost", || async { router.fleet().await["workers"][0]["trouble"] == expected.as_str() }).await;
     }
 }

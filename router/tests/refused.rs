@@ -128,7 +128,7 @@ async fn where_nothing_comes_of_trying_a_vocabulary_its_model_is_served_by_load(
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases = [
         ("exec sleep 1000", "took longer than"),
-        ("kill -KILL $$", "said nothing of use"),
+        ("kill -KILL $$", "without a verdict"),
         ("echo running 0 tests", "running 0 tests"),
         ("echo out of luck >&2; exit 1", "out of luck"),
     ];

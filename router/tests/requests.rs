@@ -49,7 +49,7 @@ async fn an_unknown_model_is_not_found_and_the_known_ones_are_listed() {
     let body = |model: &str| json!({"model": model, "messages": [{"role": "user", "content": "a"}]}).to_string();
     let error = error_of(router.post("/v1/chat/completions", body("other")).await, 404).await;
     assert_eq!((&error["code"], &error["param"]), (&json!("model_not_found"), &json!("model")));
-    assert_eq!(error["message"], "the model `other` does not exist; there is `tiny`, `alias`");
+    assert_eq!(error["message"], "the model `other` does not exist; available: `tiny`, `alias`");
     for model in ["tiny", "alias", ""] {
         assert_eq!(router.post("/v1/chat/completions", body(model)).await.status(), 200);
     }
@@ -160,10 +160,10 @@ async fn what_is_not_there_says_so() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let error = error_of(router.post("/v1/nothing", "{}").await, 404).await;
-    assert_eq!(error["message"], "there is nothing at /v1/nothing");
+    assert_eq!(error["message"], "the path /v1/nothing does not exist");
     let response = router.client.get(router.url("/v1/chat/completions")).send().await.expect("an answer");
     assert!(!header(&response, "x-request-id").is_empty());
-    assert_eq!(error_of(response, 405).await["message"], "/v1/chat/completions does not take GET");
+    assert_eq!(error_of(response, 405).await["message"], "/v1/chat/completions does not support the method GET");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,14 +74,14 @@ async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()
 
     // Unknown names are all refused alike.
     let message = ask.refused("/v1/chat/completions", chat(Some("gamma"), "a"), (404, "model_not_found")).await?;
-    assert_eq!(message, "the model `gamma` does not exist; there is `alpha`, `first`, `beta`, `embed`, `rank`");
+    assert_eq!(message, "the model `gamma` does not exist; available: `alpha`, `first`, `beta`, `embed`, `rank`");
     let message = ask.refused("/v1/chat/completions", chat(None, "a"), (400, "model_required")).await?;
     assert_eq!(message, "`model` is missing, and there are several: `alpha`, `first`, `beta`");
 
     // Requests that a model cannot serve.
     let body = json!({"model": "alpha", "input": "a"});
     let message = ask.refused("/v1/embeddings", body, (501, "model_not_capable")).await?;
-    assert_eq!(message, "the model `alpha` does not serve embedding; those that do: `embed`");
+    assert_eq!(message, "the model `alpha` does not serve embedding; models that do: `embed`");
     ask.refused("/v1/chat/completions", chat(Some("embed"), "a"), (501, "model_not_capable")).await?;
     let body = json!({"model": "embed", "query": "a", "documents": ["b"]});
     ask.refused("/v1/rerank", body, (501, "model_not_capable")).await?;

@@ -67,7 +67,7 @@ pub struct Serving {
     pub publisher: Publisher,
     /// Pool for the work before the engine.
     pub preparing: Preparing,
-    /// Memory that it takes; `None` if unknown.
+    /// Memory that the model takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
@@ -114,7 +114,7 @@ impl Preparing {
                 cancelled.is_cancelled()
             };
             let result = unless_cancelled(is_cancelled, work);
-            // The work may outlive a disconnected client, for a portion of its text; its place is taken until it ends.
+            // The work may outlive a disconnected client by one portion of its text; its place stays taken until then.
             drop(place);
             result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
@@ -139,7 +139,7 @@ impl Serving {
         self.preparing.run(move || work(&serving)).await
     }
 
-    /// Checks that the engine has capacity, so that no prompt is prepared and then refused.
+    /// Checks that the engine has capacity, so that a prompt is not prepared in vain.
     ///
     /// The count is that of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
     pub fn check_room(&self) -> Result<(), RequestError> {
@@ -160,7 +160,7 @@ impl Serving {
         checked.map_err(|fault| RequestError::of_fault(fault, SlotRoom::of(&self.model)))
     }
 
-    /// Returns the tokens of a text that is no prompt by itself.
+    /// Returns the tokens of a text that is not a prompt by itself.
     pub fn tokenize_plain(&self, text: &str) -> Vec<Token> {
         self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
     }
@@ -171,7 +171,7 @@ impl Serving {
         ChainRoot { model_fingerprint: &self.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
     }
 
-    /// Returns a fingerprint of the weights and of the layout of their state: it changes when responses may.
+    /// Returns a fingerprint of the weights and of the KV layout. It changes whenever responses may change.
     pub fn system_fingerprint(&self) -> String {
         let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
         format!("b{}-{}", &model[..8], &layout[..4])

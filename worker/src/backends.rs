@@ -1,8 +1,9 @@
 //! llama.cpp's backends, in a build that loads them at run time: the choice among its sets of CPU kernels.
 //!
-//! Such a build has a library for each generation of processors. A library's own score only tells what the processor
-//! supports. Whether its kernels run and compute correctly is tried in a separate process before the library is loaded.
-//! Builds with one set compiled in find it registered and load nothing. Source: docs/decisions/0034-cpu-variants.md.
+//! Such a build has a library for each generation of processors. A library's own score only tells whether the processor
+//! supports it. A separate process tries whether its kernels run and compute correctly, before the library is loaded. A
+//! build with one set compiled in finds that set registered and loads nothing. Source:
+//! docs/decisions/0034-cpu-variants.md.
 //!
 //! Not here: the test computations (`kernel_check`).
 
@@ -34,7 +35,7 @@ const FILE_PREFIX: &str = "libggml-";
 /// Prefix of the names of sets of CPU kernels.
 const CPU_PREFIX: &str = "cpu-";
 
-/// Longest time for trying one set. It takes a tenth of a second on a quiet machine.
+/// Longest time for trying one set. Source: own choice: it takes a tenth of a second on a quiet machine.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Name of kernels that are part of the program.
@@ -53,7 +54,7 @@ pub struct BackendConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The path of the program is unknown.
-    #[error("cannot find the program's own file, beside which backends are and which tries them")]
+    #[error("cannot find the program's own file, which locates and tries the backends")]
     Program(#[source] std::io::Error),
     /// The folder cannot be read.
     #[error("this build loads llama.cpp's backends when it starts, and {} cannot be read (--backends-dir)", folder.display())]
@@ -132,9 +133,10 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
 /// Returns the processor features that llama.cpp's CPU kernels use, as `AVX2 = 1 | AMX_INT8 = 1`; backends must be
 /// loaded.
 pub(crate) fn cpu_features() -> &'static str {
-    // Asked once: llama.cpp writes its answer into one string for all threads.
+    // Called once: llama.cpp writes the result into one string for all threads.
     static FEATURES: LazyLock<String> = LazyLock::new(|| {
-        // SAFETY: the string lives as long as the program, and nothing else in it makes llama.cpp write it again.
+        // SAFETY: the string lives as long as the program, and no other code of it makes llama.cpp write the string
+        // again.
         let features = unsafe { std::ffi::CStr::from_ptr(sys::llama_print_system_info()) };
         features.to_string_lossy().trim().to_owned()
     });
@@ -185,12 +187,12 @@ fn wanted(found: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendEr
 async fn try_out(program: &Path, name: String, path: PathBuf) -> Tried {
     let finding = ask(Command::new(program).arg(CHECK_COMMAND).arg(&path), CHECK_TIMEOUT).await;
     if let Finding::Broken { reason } = &finding {
-        warn!(variant = name, reason, "CPU kernels that this processor should run do not work, left out");
+        warn!(variant = name, reason, "CPU kernels do not work although this processor should run them; left out");
     }
     Tried { name, path, finding }
 }
 
-/// Returns the result printed by `command`, which runs [`check()`], or how it crashed.
+/// Returns the result printed by `command`, which runs [`check()`], or the description of its crash.
 async fn ask(command: &mut Command, timeout: Duration) -> Finding {
     // A process that crashes must not start a debugger.
     command.env("GGML_NO_BACKTRACE", "1").stdin(Stdio::null()).kill_on_drop(true);

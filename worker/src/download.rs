@@ -31,7 +31,7 @@ pub use progress::DownloadProgress;
 pub use source::{FileSelection, HubConfig, HubModel, HubToken, ModelSource};
 
 /// Advice if the hub refuses.
-const HUB_ADVICE: &str = "a gated or private model needs a token of a user who may have it (HF_TOKEN or --hf-token), and a \
+const HUB_ADVICE: &str = "a gated or private model needs the token of a user with access (HF_TOKEN or --hf-token), and for a \
                           gated one that this user has accepted its conditions on the model's page";
 
 /// Returns the first file of a model, once all of its files are on this machine.
@@ -62,7 +62,7 @@ async fn fetch_from_hub(
             // A machine that has the model must be able to start while the hub is down.
             Err(error) if error.is_transient() => {
                 let Ok(path) = cached(&repository, model) else { return Err(error) };
-                warn!(%error, "the hub does not answer; the model is taken from the cache");
+                warn!(%error, "the hub does not answer; using the model in the cache");
                 return Ok(path);
             }
             Err(error) => return Err(error),

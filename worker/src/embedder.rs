@@ -1,7 +1,7 @@
 //! The embedder: one OS thread that owns the model and computes vectors or scores of texts.
 //!
-//! A text is computed once, as a whole, and nothing of it is kept. So there are no slots, no cache, and only batches to
-//! plan. It takes the engine's place in a worker that does not generate.
+//! A text is computed once, as a whole, and nothing of it is kept. So there are no slots and no cache, only batches to
+//! plan. In a worker that does not generate, the embedder takes the place of the engine.
 //!
 //! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch
 //! (`warmpath_worker_core::embedding_batch`).
@@ -51,7 +51,7 @@ pub struct EmbedFacts {
     pub n_vocab: u32,
     /// Context size in training; 0 if the file does not have it.
     pub n_ctx_train: u32,
-    /// Kind of output for a text.
+    /// Form of the output for a text.
     pub embedding: EmbeddingInfo,
     /// Fingerprint of the model file.
     pub model_fingerprint: Fingerprint,

@@ -65,9 +65,9 @@ use tokio::sync::mpsc;
 
 /// Returns a configuration that names the device of each part.
 ///
-/// A completed configuration stays as it is. Cost: if `--n-gpu-layers` is left open and there is a GPU, that of reading
-/// the model's metadata several times. Errors: `Config` for a device or a buffer that does not exist, `DraftModel` for
-/// a device of the draft model.
+/// A completed configuration stays as it is. Cost: if `--n-gpu-layers` is not given and there is a GPU, the model's
+/// metadata is read several times. Errors: `Config` for a device or a buffer that does not exist, `DraftModel` for a
+/// device of the draft model.
 pub fn settle(config: EngineConfig) -> Result<EngineConfig, StartError> {
     if let Some(draft) = &config.draft_model {
         let refuse = |reason| StartError::DraftModel { path: draft.path.clone(), reason };

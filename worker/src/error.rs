@@ -194,7 +194,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the error of another prompt that has no tokens for a slot's context.
+    /// Returns the error of a raw prompt that has no tokens for a slot's context.
     pub fn of_raw(error: RawError, room: SlotRoom) -> Self {
         match error {
             RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
@@ -271,7 +271,7 @@ impl RequestError {
         }
     }
 
-    /// Returns whether the request may succeed at another worker: this worker is at fault, or leaves.
+    /// Returns whether the request may succeed at another worker, because this worker is at fault or shuts down.
     pub fn may_succeed_elsewhere(&self) -> bool {
         matches!(self.class(), Class::Internal | Class::Unavailable | Class::Overload)
     }

@@ -1,9 +1,9 @@
 //! KV state from other workers: a router names a worker that holds more of a prompt, and missing blocks are fetched.
 //! A router may also name prefixes to fetch before requests need them (`ahead`).
 //!
-//! The engine decides which blocks it wants when the request arrives, and by when; the request keeps its place in the
-//! queue meanwhile. What arrives is verified here and stored by the engine. Whatever goes wrong, the rest of the prompt
-//! is computed. A worker that failed is left alone for a while.
+//! When the request arrives, the engine decides which blocks it wants, and until when it waits for them; the request
+//! keeps its place in the queue. Received state is verified here and stored by the engine. If anything fails, the rest
+//! of the prompt is computed, and the failed worker is not asked again for a while.
 //!
 //! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv::receiving`), the connection (`peer`).
 
@@ -42,9 +42,9 @@ const RECEIVED: &str = "received";
 /// Source: own choice: more workers than a router sends one worker's requests to.
 const PEERS_MAX: u64 = 256;
 
-/// Means by which workers and routers know each other.
+/// Credentials by which workers and routers trust each other.
 pub struct Access {
-    /// Tokens of which callers present one, and one of which other workers get.
+    /// The fleet's tokens: callers must present one of them, and requests to other workers carry one.
     pub tokens: Option<Arc<FleetTokens>>,
     /// Whether the worker listens on this machine only.
     pub is_local: bool,
@@ -53,7 +53,7 @@ pub struct Access {
 /// Fetcher of KV state from other workers.
 pub struct Transfers {
     tls: CurrentClient,
-    /// Name that other workers' certificates bear; `None` for the host in their URLs.
+    /// Name in other workers' certificates; `None` for the host in their URLs.
     peer_name: Option<ServerName<'static>>,
     access: Access,
     metrics: Arc<Metrics>,
@@ -61,9 +61,9 @@ pub struct Transfers {
     places: Arc<Semaphore>,
     /// Places of the lists that are being fetched or wait for it.
     lists: Arc<Semaphore>,
-    /// Turn of the list that is being fetched; held across `.await` for as long as that takes.
+    /// Lock of the list that is being fetched; held across `.await` until all of it is fetched.
     turn: Mutex<()>,
-    /// Sent when another worker or a router has asked for state, or has got it.
+    /// Sent when another worker or a router has requested state, or has received it.
     asked: watch::Sender<()>,
 }
 
@@ -89,8 +89,8 @@ impl Transfers {
 
     /// Returns the offer of a router's hint for one submission, and fetches what the engine then orders.
     ///
-    /// Returns `None` if the hint is not followed: it is not to be trusted, its worker has just failed, or too many
-    /// runs are being fetched.
+    /// Returns `None` if the hint is not followed: it cannot be trusted, its worker has just failed, or too many runs
+    /// are being fetched.
     pub fn offer(&self, hint: &PeerHint, engine: &EngineHandle) -> Option<PeerOffer> {
         let exchange = engine.facts().exchange?;
         let peer = self.peer(hint)?;
@@ -103,7 +103,7 @@ impl Transfers {
             let Ok(order) = ordered.await else { return };
             let layout = exchange.identity.fingerprint();
             let fetch = Fetch { peer, engine, tokens, layout, direction: RECEIVED };
-            // The engine has what came of it.
+            // The engine already has the received blocks.
             let _ = fetch.run(order, &metrics).await;
         });
         Some(PeerOffer { n_blocks: hint.n_blocks(), speed, order })
@@ -111,7 +111,7 @@ impl Transfers {
 
     /// Returns the worker of a hint, if the hint is followed.
     ///
-    /// Without a token any client may have sent it, so the worker must not connect to other machines.
+    /// Without a fleet token any client may have sent the hint, so the worker must not connect to other machines.
     fn peer(&self, hint: &PeerHint) -> Option<Arc<Peer>> {
         if self.access.tokens.is_none() && !hint.is_loopback() {
             return None;

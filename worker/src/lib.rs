@@ -1,7 +1,7 @@
 //! The llama.cpp worker: HTTP, the engine thread that owns llama.cpp, the summary for routers, metrics.
 //!
 //! A request goes through `http` -> `lifecycle` -> `engine`, and its response comes back the same way; `start` sets
-//! everything up. Not here: what to keep and what to run next (`warmpath-worker-core`), prompts as tokens
+//! everything up. Not here: the decisions on the cache and the next batch (`warmpath-worker-core`), prompts as tokens
 //! (`warmpath-prompt`).
 
 pub mod app_state;

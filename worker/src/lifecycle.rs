@@ -1,8 +1,8 @@
 //! One request from its body to the end of its response, for all endpoints.
 //!
-//! Everything that costs time before the engine happens in one blocking step (parse, render, tokenize, check, submit);
-//! the answer is then a stream of steps. Dropping it, as when a client leaves, frees its slots. Not here: the shapes of
-//! requests (`request`) and of responses (`http`), running the model (the engine).
+//! All slow work before the engine is one blocking step (parse, render, tokenize, check, submit). The answer is then a
+//! stream of steps; dropping it, as when a client leaves, frees its slots. Not here: the shapes of requests (`request`)
+//! and of responses (`http`), running the model (the engine).
 
 mod arguments;
 pub mod chat;
@@ -53,11 +53,11 @@ pub struct Arrival {
     pub cache_salt: Option<String>,
     /// Tenant from the router.
     pub tenant: Option<TenantId>,
-    /// Highest priority that the router allows; a higher one counts as this.
+    /// Highest priority that the router allows; a higher priority is lowered to it.
     pub priority_max: Option<i32>,
-    /// State that another worker holds for it.
+    /// State that another worker holds for this request.
     pub peer: Option<PeerOffer>,
-    /// What the router said about the response.
+    /// The router's instructions for the response.
     pub wanted: RouterInstructions,
     /// Body.
     pub body: Bytes,
@@ -117,7 +117,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     let leaves_ignore_eos = wanted.leaves_ignore_eos();
     let tokenize = |text: &str| serving.tokenize_plain(text);
     let n_vocab = serving.model.n_vocab;
-    // A prediction costs its tokenization, and only drafts use it.
+    // Only drafts use a prediction, so it is not tokenized otherwise.
     let tokenize_predicted = |text: &str| if serving.engine.facts().drafts { tokenize(text) } else { Vec::new() };
     let drafts = wanted.draft_wish(&tokenize_predicted)?;
     let mut generation = wanted.resolve(&CheckContext { n_vocab, tokenize: &tokenize, defaults: &serving.defaults })?;
@@ -181,8 +181,9 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
 
 /// Adds the constraints of a chat's response to the generation.
 ///
-/// A response that follows a client's grammar has no reasoning and is its own content. One that follows a schema may
-/// have reasoning before it, and may be a tool call instead. Errors: `Field` if tools may be called beside a grammar.
+/// A response that follows a client's grammar has no reasoning, and all of it is content. A response that follows a
+/// schema may have reasoning before it, and may be a tool call instead. Errors: `Field` if tools may be called beside a
+/// grammar.
 fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
     for prompt in prompts {
         let Some(answer) = &prompt.answer else { continue };
@@ -220,7 +221,8 @@ fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<()
     prompts.iter().try_for_each(|prompt| serving.check_prompt(&prompt.tokens))
 }
 
-/// Submits every choice to the engine; if one is refused, those before it end as their receivers are dropped.
+/// Submits every choice to the engine. If one is refused, the earlier ones are cancelled, because their receivers are
+/// dropped.
 fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, RequestError> {
     let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
     for prompt in std::mem::take(&mut draft.prompts) {
@@ -245,7 +247,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 last_message_token: prompt.last_message_token,
                 priority: draft.priority,
-                // Of several choices the others wait with the first.
+                // If there are several choices, the others wait together with the first.
                 peer: draft.peer.take(),
                 events,
             };

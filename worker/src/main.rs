@@ -1,6 +1,6 @@
 //! `warmpath-worker`: reads the command line, sets up the log, serves until it is asked to stop.
 //!
-//! Not here: everything else (`warmpath_worker::start` is next).
+//! Not here: everything else, beginning with `warmpath_worker::start`.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
     flags.log_ignored();
     if let Err(error) = spins {
-        tracing::warn!(%error, "threads wait as the system has it: this program could not start itself again");
+        tracing::warn!(%error, "threads wait in the system's default way: this program could not start itself again");
     }
     tracing::info!(threads_wait = waiting::described(), "starting");
     match run(flags) {
@@ -77,7 +77,7 @@ fn print(text: &str) -> ExitCode {
 
 #[tokio::main]
 async fn run(flags: Flags) -> anyhow::Result<()> {
-    // Before the configuration, which shares out what is allowed.
+    // Before the configuration is resolved, because it divides the limit.
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }

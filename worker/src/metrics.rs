@@ -368,7 +368,7 @@ impl Metrics {
     }
 }
 
-/// Raises a counter to a value counted elsewhere.
+/// Increases a counter to a value that is counted elsewhere.
 fn raise(counter: &IntCounter, value: u64) {
     counter.inc_by(value.saturating_sub(counter.get()));
 }

@@ -1,7 +1,7 @@
-//! The state of a loaded worker: one that generates, or one that embeds; and what both have in common.
+//! The state of a loaded worker, which either generates or embeds, and the parts that both kinds have in common.
 //!
-//! A process is one or the other, and a request for the other one gets an error. What both have, such as the vocabulary
-//! and the summary, is reached without knowing which it is. Not here: loading (`start`), the path of a request (`http`,
+//! A process is of one kind, and a request for the other kind gets an error. Common parts, such as the vocabulary and
+//! the summary, are accessed in the same way for both. Not here: loading (`start`), the path of a request (`http`,
 //! `lifecycle`).
 
 use std::path::{Path, PathBuf};
@@ -156,7 +156,7 @@ impl Served {
 
     /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once that is done.
     ///
-    /// Until then, KV state is sent to other workers as long as `transfers` says.
+    /// Until then, KV state is sent to other workers for as long as `transfers` requires.
     pub async fn drain(&self, within: Duration, transfers: Option<&Transfers>) {
         match self {
             Self::Generator(serving) => {

@@ -1,8 +1,8 @@
 //! Memory of stored KV state: buffers in huge pages, and reuse of buffers whose pages were touched before.
 //!
-//! The system clears a page when it is touched first, which takes several times as long as copying state into it. So
-//! large buffers ask for huge pages, which are cleared faster, and the buffer of a dropped payload serves the next one
-//! of its size.
+//! The system clears a page when it is first touched, which takes several times as long as copying state into it. So
+//! large buffers ask for huge pages, which are cleared faster, and the buffer of a dropped payload is reused for the
+//! next payload of its size.
 //!
 //! Not here: what is stored (`engine::kv::store`), the meaning of the bytes (`engine::kv::codec`).
 
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-/// Size from which a buffer has pages of its own: a huge page on x86-64 and on ARM with small ones of 4 KiB.
+/// Size from which a buffer has its own pages: a huge page on x86-64, and on ARM with base pages of 4 KiB.
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
 /// Most buffers that are kept for reuse.
@@ -32,7 +32,7 @@ pub enum Pages {
 impl Pages {
     /// Returns a buffer of zeros.
     ///
-    /// Cost: a page of a large buffer is cleared when it is touched first.
+    /// Cost: each page of a large buffer is cleared when it is first touched.
     pub fn zeroed(n_bytes: usize) -> Self {
         if n_bytes < MAPPED_BYTES_MIN {
             return Self::Allocated(vec![0; n_bytes]);
@@ -40,7 +40,7 @@ impl Pages {
         // The system may refuse more mappings although it has memory.
         let Ok(pages) = MmapMut::map_anon(n_bytes) else { return Self::Allocated(vec![0; n_bytes]) };
         #[cfg(target_os = "linux")]
-        // Without huge pages it gets small ones.
+        // An error means that the buffer gets base pages.
         let _ = pages.advise(memmap2::Advice::HugePage);
         Self::Mapped(pages)
     }
@@ -86,7 +86,7 @@ pub struct PagePool {
 }
 
 impl PagePool {
-    /// Returns a buffer, which comes back when it is dropped. It may have the bytes of an earlier payload: all of it
+    /// Returns a buffer, which returns to the pool when it is dropped. It may contain an earlier payload, so all of it
     /// must be written.
     pub fn take(&self, n_bytes: usize) -> PooledPages {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +136,7 @@ impl Drop for PooledPages {
         let mut kept = self.pool.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let oldest = (kept.len() == KEPT_MAX).then(|| kept.remove(0));
         kept.push(pages);
-        // The system takes pages back without the lock.
+        // Unmapping happens without the lock.
         drop(kept);
         drop(oldest);
     }

@@ -1,6 +1,6 @@
 //! The fields for JSON output: OpenAI's `response_format`, and llama-server's `json_schema` and `schema`.
 //!
-//! Not here: the supported parts of a schema (`schema`), how it is followed (`engine`).
+//! Not here: the supported parts of a schema (`schema`), following it (`engine`).
 
 use serde_json::{Map, Value, json};
 

@@ -14,7 +14,7 @@ pub struct SlotRoom {
     pub context_tokens: u32,
     /// Slots that share the whole context.
     pub n_slots: u16,
-    /// Tokens that the model was trained for; `None` if its file does not have it.
+    /// Context size in training; `None` if the model's file does not have it. Units: tokens.
     pub n_ctx_train: Option<u32>,
 }
 
@@ -24,15 +24,15 @@ impl SlotRoom {
         Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
     }
 
-    /// Returns the largest useful `--ctx-size` if the given one is larger: no slot runs more than the model was trained
-    /// for.
+    /// Returns the largest useful `--ctx-size` if the given one is larger, because no slot exceeds the context size in
+    /// training.
     pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
         let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
         (u64::from(given) > useful).then_some(useful)
     }
 
-    /// Returns the setting that makes room for a prompt of this many tokens and one of a response, as the end of a
-    /// sentence.
+    /// Returns, as the end of a sentence, the setting that makes room for a prompt of this many tokens and one token of
+    /// a response.
     pub(crate) fn remedy(&self, n_tokens: TokenCount) -> String {
         let n_needed = (n_tokens.number() as u64 + 1).next_multiple_of(u64::from(SLOT_CELLS_STEP));
         let n_slots = u64::from(self.n_slots.max(1));

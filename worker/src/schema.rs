@@ -2,8 +2,8 @@
 //!
 //! A schema is rebuilt from the keywords that are known to be enforced exactly. Annotations are dropped, references are
 //! counted and renamed, and every part that a response could violate is refused by its path. So the compiler's input is
-//! small and never requires it to guess or to ignore. Not here: compiling and following (`engine::json_schema`), the
-//! fields (`response_format`).
+//! small, and nothing in it has to be guessed or ignored. Not here: compiling and following (`engine::json_schema`),
+//! the fields (`response_format`).
 
 mod call;
 mod constants;
@@ -27,7 +27,7 @@ use node::Node;
 pub use patterns::check_products;
 pub use value::{Typing, ValueGrammar};
 
-/// Most schemas in one, nested and referenced ones counted once each.
+/// Maximum number of schemas in a schema, nested and referenced ones counted once each.
 ///
 /// Source: OpenAI accepts 5,000 properties; the compiler takes some 10 microseconds for each.
 const SCHEMAS_MAX: usize = 10_000;
@@ -52,16 +52,16 @@ pub struct SchemaError {
 }
 
 impl SchemaError {
-    /// Returns the error of a schema in which this one's stands at a path.
+    /// Returns the error for a schema that contains this one's schema at a path.
     pub fn below(self, path: &str) -> Self {
         let joint = if self.path.is_empty() { "" } else { "." };
         Self { path: format!("{path}{joint}{}", self.path), ..self }
     }
 }
 
-/// Returns a schema in the compiler's form: the same values are valid, or fewer.
+/// Returns a schema in the compiler's form, under which the same values are valid, or fewer.
 ///
-/// Errors: `SchemaError`, if it is no schema, cannot be enforced exactly, or is too large.
+/// Errors: `SchemaError`, if it is not a schema, cannot be enforced exactly, or is too large.
 pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
     let mut walk = Walk { root: schema, targets: Vec::new(), known: HashMap::new(), budget: Budget::default() };
     let mut root = walk.schema(schema, &At::root())?;
@@ -81,7 +81,7 @@ pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
     Ok(root)
 }
 
-/// A place in a schema, as a list back to its root.
+/// A place in a schema, as a linked list to the root.
 #[derive(Clone, Copy)]
 struct At<'a> {
     parent: Option<&'a At<'a>>,

@@ -40,6 +40,8 @@ use crate::model_kind::{Base, Served};
 use crate::store::{self, Reservation};
 
 /// Longest time for responses to reach their clients once the engine has ended.
+///
+/// Source: own choice: well below the 5 s that units and charts add to the drain timeout.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason why a worker does not start or cannot continue.
@@ -103,7 +105,7 @@ pub struct Bound {
     admin: Option<TcpListener>,
     address: SocketAddr,
     doors: Doors,
-    /// Keeps other workers out of the folder for stored state.
+    /// Reservation that keeps other workers out of the folder for stored state.
     reservation: Option<Reservation>,
 }
 
@@ -173,14 +175,14 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let mut admin = None;
     if let Some(wanted) = config.http.admin_listen {
         let (listener, address) = listen_on(wanted).await?;
-        info!("answering probes and scrapers on http://{address}");
+        info!("listening for probes and scrapers on http://{address}");
         admin = Some(listener);
     }
     Ok(Bound { config, listener, admin, address, doors, reservation })
 }
 
 /// Checks the files that the configuration names: those of a local model and its adapters, of TLS and tokens. The
-/// folder for stored state is left alone, because a running worker may use it.
+/// folder for stored state is not touched, because a running worker may use it.
 ///
 /// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `Trace`.
 pub async fn check(config: Config) -> Result<(), RunError> {
@@ -279,7 +281,7 @@ impl Bound {
         let loaded = tokio::select! {
             loaded = obtain(job, reservation) => loaded,
             () = &mut shutdown => {
-                info!("asked to stop while the model was loading");
+                info!("stopped while the model was loading");
                 return Ok(());
             }
         };
@@ -305,7 +307,8 @@ impl Bound {
     }
 }
 
-/// Downloads the model if necessary, and loads it; the folder for stored state stays reserved as long as it is kept.
+/// Downloads the model if necessary, and loads it. The folder for stored state stays reserved as long as the returned
+/// reservation is kept.
 ///
 /// Errors: `Download`; those of [`checked`] and [`load::load`].
 async fn obtain(
@@ -332,7 +335,7 @@ fn serve_http(
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
-        // The end of these connections is not awaited: no response is on its way there.
+        // The end of these connections is not awaited, because they have no long responses.
         let connections = Connections::new(ConnectionLimits::ADMIN);
         let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
         tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));

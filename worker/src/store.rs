@@ -34,18 +34,19 @@ use thread::DiskThread;
 /// Creates the folder for stored state if it does not exist, tries to write into it, and reserves it, so that a wrong
 /// folder or one in use is reported before a model is loaded.
 ///
-/// `settings` names the model and the settings of its state, as far as they are known by then. Returns `None` if only
-/// the folders in it are writable: another worker is then detected once the model is loaded.
+/// `settings` names the model and the settings of its state, as far as they are known before loading. Returns `None` if
+/// `dir` itself is not writable but folders in it are; another worker is then detected only after loading.
 /// Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     folder::reserve(dir, settings)
 }
 
-/// Time in which no write is tried after one has failed, as on a full disk.
+/// Time after a failed write in which no further write is tried.
 ///
-/// Source: long enough that a full disk costs nothing, short enough that freed space is used again at once.
+/// Source: own choice: long enough that a full disk costs little, short enough that freed space is soon used again.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
-/// Longest wait of a dropped store for its thread, which may hang in a request to a dead disk.
+/// Longest wait of a dropped store for its thread, which may hang in a request to a dead disk. Source: own choice: a
+/// disk that answers has finished a write by then.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Identity of stored state; every combination has a folder of its own.
@@ -59,20 +60,21 @@ pub struct Identity {
     pub block_size_tokens: u32,
 }
 
-/// Release of llama-cpp-sys-2 whose llama.cpp computes, exports and imports the state. Another llama.cpp may compute
-/// or lay it out differently, so its state is another; a test compares it with `Cargo.lock`.
+/// Release of llama-cpp-sys-2 whose llama.cpp computes, exports and imports the state. Another llama.cpp may compute or
+/// lay out state differently, so the release is part of the state's identity. A test compares it with `Cargo.lock`.
 pub const STATE_VERSION: &str = "0.1.161";
 
 impl Identity {
-    /// Returns the identity of the state of a model with this KV layout, which covers everything that decides its
-    /// bytes but the release.
+    /// Returns the identity of the state of a model with this KV layout. The layout covers everything that decides the
+    /// bytes, except the release.
     pub fn new(model: Fingerprint, kv_layout: &str, block_size_tokens: u32) -> Self {
         let kv = format!("{kv_layout} {STATE_VERSION}");
         let kv = Fingerprint(blake3::derive_key("warmpath 2026 stored state v2", kv.as_bytes()));
         Self { model, kv, block_size_tokens }
     }
 
-    /// Returns one fingerprint for all of it and the format of records: workers with equal ones can exchange state.
+    /// Returns one fingerprint of the identity and the format of records: workers with equal fingerprints can exchange
+    /// state.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 exchanged state v1");
         self.hash_into(&mut hasher);
@@ -134,10 +136,10 @@ pub enum DiskEvent {
 /// Reason why a chunk was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteFailure {
-    /// Too much waits to be written already.
+    /// The queue of writes is full.
     #[error("queue full")]
     QueueFull,
-    /// A write has just failed, so none is tried for some seconds.
+    /// A write has just failed, so no further one is tried for some seconds.
     #[error("writing pauses after a failure")]
     Paused,
     /// The disk is full, or the file cannot be written for another reason.
@@ -158,7 +160,7 @@ pub enum ReadFailure {
     /// The file is damaged.
     #[error(transparent)]
     Damaged(#[from] Damage),
-    /// The file has another chunk than the requested one.
+    /// The file contains another chunk than the requested one.
     #[error("the file holds another chunk")]
     Other,
     /// The file cannot be read.
@@ -235,7 +237,7 @@ struct Limits {
 /// The engine thread's side of the disk tier.
 ///
 /// No request waits for the disk. Every write and every read gets one event, except a write whose chunk is deleted
-/// before it has begun. A second write of a chunk replaces the first if that still waits.
+/// before it has begun. A second write of a chunk replaces the first one if the first still waits.
 #[derive(Debug)]
 pub struct DiskStore {
     queue: Arc<Queue>,
@@ -300,7 +302,8 @@ impl DiskStore {
         self.queue.delete(id, record);
     }
 
-    /// Waits until all writes have had their events, and returns the number of remaining ones at the deadline.
+    /// Waits until all writes have had their events, at most until the deadline; returns the number of remaining
+    /// writes.
     pub fn flush(&self, deadline: Instant) -> usize {
         self.queue.flush(deadline)
     }
@@ -311,7 +314,7 @@ impl Drop for DiskStore {
     fn drop(&mut self) {
         self.queue.close();
         if !self.queue.wait_for_end(Instant::now() + self.end_patience) {
-            tracing::warn!(folder = %self.folder.display(), "the disk does not answer; leaving its thread behind");
+            tracing::warn!(folder = %self.folder.display(), "the disk does not answer; no longer waiting for its thread");
         }
     }
 }

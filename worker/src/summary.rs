@@ -1,4 +1,4 @@
-//! What the worker tells routers: the published view of its KV cache, kept by one task and streamed to subscribers.
+//! The summary for routers: the published view of the worker's KV cache, kept by one task and streamed to subscribers.
 //!
 //! Not here: the protocol's types (`warmpath_common::summary`), what is cached (the engine), HTTP (`http::summary`).
 

@@ -1,4 +1,4 @@
-//! The fields of a chat about tools: which the model may call, whether it must, and where its reasoning goes.
+//! The fields of a chat about tools: the tools that the model may or must call, and the field that gets its reasoning.
 //!
 //! Input that llama.cpp would convert to a grammar is measured and limited first, and each refusal names its tool. Not
 //! here: the rendering of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
@@ -32,7 +32,7 @@ const TOOLS_MAX: usize = 256;
 /// Source: OpenAI allows 64, and as many for a namespace before it; tool servers put their own name there.
 const NAME_BYTES_MAX: usize = 160;
 
-/// Longest descriptions and schemas of all tools together as JSON. Units: bytes.
+/// Maximum size of the descriptions and schemas of all tools together, as JSON. Units: bytes.
 ///
 /// Source: 256 tools of 2 kB; llama.cpp's parsers take some 20 times as much.
 const TOOLS_BYTES_MAX: usize = 512 << 10;
@@ -57,19 +57,19 @@ pub struct ToolFields {
     reasoning_format: Option<String>,
 }
 
-/// Where a model's reasoning goes; llama-server's `reasoning_format`.
+/// Field that gets a model's reasoning; llama-server's `reasoning_format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReasoningOutput {
-    /// It stays in the content, as the model wrote it.
+    /// The content, as the model wrote it.
     Inline,
-    /// It becomes `reasoning_content`.
+    /// `reasoning_content`.
     Apart,
     /// Both.
     Both,
 }
 
 impl ToolFields {
-    /// Returns the requested format of the response, and where reasoning goes.
+    /// Returns the requested format of the response, and the field that gets reasoning.
     ///
     /// Errors: `Field`, naming the tool and its field.
     pub fn resolve(&self) -> Result<(FormatWish, ReasoningOutput), RequestError> {
@@ -134,7 +134,7 @@ impl ToolFields {
         RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
     }
 
-    /// Returns the error that no schema of a tool that requires it can be enforced; `None` if no tool requires it.
+    /// Returns the error of a strict tool whose schema cannot be enforced at all; `None` if no tool is strict.
     pub fn none_is_kept(&self) -> Option<RequestError> {
         let is_strict = |tool: &Value| tool["function"]["strict"] == true;
         let idx = self.tools.iter().flatten().position(is_strict)?;
@@ -196,7 +196,7 @@ fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
     Ok(callable.filter_map(|(_, tool)| Named::of(tool)).collect())
 }
 
-/// Field of a tool that is wrong, and why.
+/// Wrong field of a tool, and the reason.
 type Wrong = (String, String);
 
 fn wrong<T>(field: &str, reason: &str) -> Result<T, Wrong> {

@@ -1,10 +1,10 @@
-//! How llama.cpp's threads wait for each other: how long they spin before they sleep.
+//! Waiting of llama.cpp's threads for each other: the time for which they spin before they sleep.
 //!
 //! The threads of one step synchronize hundreds of times. GNU's OpenMP lets a waiting thread spin for milliseconds.
-//! That is best if every thread has a processor to itself, and a disaster if not: the spinning thread keeps the
-//! processor from the one that it waits for. A short spin covers the usual wait and yields in all other cases. The
-//! library reads its settings before `main` does, so the program sets them and executes itself again, in the same
-//! process.
+//! That is best if every thread has a processor to itself. Otherwise it is very slow, because the spinning thread
+//! occupies the processor that the other thread needs. A short spin covers the usual wait and yields in all other
+//! cases. The library reads its settings before `main` starts, so the program sets them and executes itself again, in
+//! the same process.
 //!
 //! Not here: the number of threads (`config`).
 
@@ -25,9 +25,9 @@ const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// Source: docs/tuning.md, the section about processors that are shared.
 const SPINS: &str = "1000";
 
-/// Executes the program again with short spins, unless its user has set how threads wait; then it returns.
+/// Executes the program again with short spins; returns if the user has set how threads wait.
 ///
-/// Errors: the program cannot be executed again; it can continue all the same.
+/// Errors: the program cannot be executed again; it can still continue.
 pub fn spin_shortly() -> io::Result<()> {
     let is_said = [SPIN_COUNT, WAIT_POLICY].iter().any(|name| std::env::var_os(name).is_some());
     if is_said || !cfg!(target_os = "linux") {
@@ -40,7 +40,7 @@ pub fn spin_shortly() -> io::Result<()> {
 pub fn described() -> String {
     let said = |name: &&str| std::env::var_os(name).map(|value| format!("{name}={}", value.to_string_lossy()));
     let settings: Vec<String> = [SPIN_COUNT, WAIT_POLICY].iter().filter_map(said).collect();
-    if settings.is_empty() { "as the system has it".to_owned() } else { settings.join(" ") }
+    if settings.is_empty() { "the system's default".to_owned() } else { settings.join(" ") }
 }
 
 fn start_again() -> io::Error {

@@ -57,7 +57,7 @@ pub(super) struct Opening {
 pub(super) struct ToolSize {
     /// Length of a tool as JSON.
     pub(super) chars: u32,
-    /// Tools of a namespace; 0 where the tool stands alone.
+    /// Tools of a namespace; 0 if the tool stands alone.
     pub(super) nested: u32,
 }
 

@@ -78,7 +78,7 @@ pub struct Outcome {
     pub took_s: f64,
     /// Whole answers per second.
     pub answers_per_s: f64,
-    /// Answers within their objectives; `None` where none is given.
+    /// Answers within their objectives; `None` if none is given.
     pub goodput: Option<Goodput>,
     /// Prompt tokens of all answers.
     pub prompt_tokens: u64,

@@ -26,7 +26,7 @@ pub struct Tokenizer {
     pub n_tokens: usize,
     /// Ids of the [`N_ANSWERS`] tokens that answers consist of.
     pub answers: Vec<u32>,
-    /// Token that ends an answer; absent where the vocabulary has none.
+    /// Token that ends an answer; absent if the vocabulary has none.
     pub end: Option<u32>,
 }
 

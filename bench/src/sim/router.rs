@@ -59,7 +59,7 @@ pub struct FleetShape {
     pub n_slots: u16,
     /// Length of a block. Units: tokens.
     pub block_tokens: u32,
-    /// Network between the workers; absent where they exchange no KV state.
+    /// Network between the workers; absent if they exchange no KV state.
     pub network: Option<Network>,
 }
 
@@ -144,7 +144,7 @@ impl Router {
         dispatch.may_back_off(&self.fleet, &ask((id, self.start + now), &self.model, prompt))
     }
 
-    /// Chooses a worker for a request that has failed at `tried`; `None` where no worker is available.
+    /// Chooses a worker for a request that has failed at `tried`; `None` if no worker is available.
     pub fn choose(
         &mut self,
         request: &Request,

@@ -47,7 +47,7 @@ pub struct Scene {
     pub load_age: Duration,
     /// Workers that join or die, in the order of time.
     pub changes: Vec<FleetChange>,
-    /// Network between the workers; absent where they exchange no KV state.
+    /// Network between the workers; absent if they exchange no KV state.
     pub network: Option<Network>,
     /// Seed of everything that is random.
     pub seed: u64,
@@ -93,7 +93,7 @@ pub struct Served {
 /// Everything that happened.
 #[derive(Debug)]
 pub struct History {
-    /// Result of each request; absent where it got no first token.
+    /// Result of each request; absent if it got no first token.
     pub served: Vec<Option<Served>>,
     /// Time of the last event.
     pub ended: Duration,

@@ -183,7 +183,7 @@ impl Running {
         peers::settled(&self.log())
     }
 
-    /// Returns the resident memory of its process; absent where the system does not report it (other than Linux).
+    /// Returns the resident memory of its process; absent if the system does not report it (other than Linux).
     ///
     /// Units: bytes.
     pub fn rss_bytes(&self) -> Option<u64> {

@@ -48,7 +48,7 @@ pub struct Waits {
     pub short_ms: f64,
     /// Time until a cancelled request's slot is free.
     pub cancelled_ms: f64,
-    /// Time until the response of `/cache`; absent where a server has none.
+    /// Time until the response of `/cache`; absent if a server has none.
     pub cache_ms: Option<f64>,
 }
 

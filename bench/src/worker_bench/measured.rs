@@ -16,7 +16,7 @@ pub struct Measured {
     pub prompt_tokens: u64,
     /// Number of them that were computed in one pass.
     pub computed_tokens: u64,
-    /// Median TTFT of cold prompts; absent where a scenario has none. Units: milliseconds.
+    /// Median TTFT of cold prompts; absent if a scenario has none. Units: milliseconds.
     pub cold_ttft_ms: Option<f64>,
     /// Median TTFT of warm prompts. Units: milliseconds.
     pub warm_ttft_ms: f64,

@@ -143,7 +143,7 @@ pub struct Footprint {
     pub token_bytes: u64,
     /// Size of the RAM tier; only the worker reports it. Units: bytes.
     pub cache_bytes: Option<u64>,
-    /// Growth of the process; absent where the system does not report it. Units: bytes.
+    /// Growth of the process; absent if the system does not report it. Units: bytes.
     pub rss_growth_bytes: Option<i64>,
     /// Share of the tokens after the prefix that was reused when all conversations were repeated, which shows what was
     /// really kept.

@@ -204,7 +204,7 @@ const TOGETHER_MIN: f64 = 0.75;
 /// Returns the sum of the responses' own rates while they run together: the cost of the steps, without that of the
 /// start.
 ///
-/// Units: tokens a second. `None` where they did not run together, or have only one token each.
+/// Units: tokens a second. `None` if they did not run together, or have only one token each.
 pub(super) fn decode_rate(answers: &[Streamed]) -> Option<f64> {
     let spans: Vec<(Instant, Instant)> = answers.iter().map(Streamed::span).collect::<Option<_>>()?;
     let (first, all_began) = (spans.iter().map(|span| span.0).min()?, spans.iter().map(|span| span.0).max()?);

@@ -1,4 +1,4 @@
-//! One child process: started, restarted when it ends, its log passed on line by line.
+//! One child process: started, restarted when it ends, its log is passed on line by line.
 //!
 //! Not here: the list of children (`plan`).
 
@@ -15,13 +15,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::log;
 
-/// First pause before a child is restarted; each end soon after a start doubles it.
+/// First pause before a child is restarted; it doubles each time that the child ends soon after a start. Source: own
+/// choice, as for `PAUSE_MAX` and `STEADY`: an operator's script would do the same.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause before a child is restarted.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Time after which a child that ends counts as one that had worked.
+/// Time for which a child must have run so that the next pause is again the first.
 const STEADY: Duration = Duration::from_secs(60);
-/// Longest wait for the last lines of a child that has ended; a process of its own may keep the pipe open.
+/// Longest wait for the last lines of a child that has ended; a grandchild may keep the pipe open. Source: own choice.
 const LAST_LINES_MAX: Duration = Duration::from_secs(2);
 
 /// A program with its flags.
@@ -37,7 +38,7 @@ pub struct Program {
 
 /// Signals that control a child.
 pub struct Life {
-    /// Cancelled when the child must end: it gets SIGTERM and finishes its work.
+    /// Cancelled when the child must end: it then gets SIGTERM and finishes its work.
     pub ends: CancellationToken,
     /// Cancelled when the child must be killed.
     pub kill: CancellationToken,
@@ -52,11 +53,11 @@ struct Running {
 }
 
 impl Running {
-    /// Waits until the child has ended and its last lines are passed on: they say why it ended.
+    /// Waits until the child has ended and its last lines, which contain the reason, are passed on.
     async fn wait(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait().await?;
         if let Some(log) = self.log.take() {
-            // Lines that do not come in time are lost.
+            // Lines that do not arrive in time are lost.
             let _ = tokio::time::timeout(LAST_LINES_MAX, log).await;
         }
         Ok(status)
@@ -83,7 +84,7 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
                 if started.elapsed() >= STEADY {
                     pause = PAUSE_MIN;
                 }
-                log(&format!("warmpath: {} ended: {status}; it is started again in {pause:?}", program.name));
+                log(&format!("warmpath: {} ended: {status}; restart in {pause:?}", program.name));
             }
             () = life.ends.cancelled() => return end(&mut running, &life.kill).await,
         }
@@ -97,7 +98,7 @@ pub async fn keep(program: &Program, life: Life) -> anyhow::Result<()> {
 
 fn start(program: &Program) -> anyhow::Result<Running> {
     let mut command = Command::new(&program.path);
-    // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children end in order.
+    // The child has its own process group, so that the terminal's Ctrl-C does not reach it: children must end in order.
     command.args(&program.args).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     end_with_parent(&mut command);
@@ -121,7 +122,7 @@ fn end_with_parent(command: &mut Command) {
 #[cfg(not(target_os = "linux"))]
 fn end_with_parent(_command: &mut Command) {}
 
-/// Asks a child to end and waits for it; kills it if that is wanted meanwhile.
+/// Asks a child to end and waits for it; kills it if `kill` is cancelled meanwhile.
 async fn end(running: &mut Running, kill: &CancellationToken) -> anyhow::Result<()> {
     if let Some(pid) = running.child.id().and_then(|id| libc::pid_t::try_from(id).ok()) {
         // SAFETY: the call takes two numbers; the process is a child that has not been waited for, so its id is its

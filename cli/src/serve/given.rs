@@ -1,6 +1,6 @@
-//! The settings that worker and router have been given, by flags, variables and configuration files.
+//! The settings of worker and router: flags, variables and configuration files.
 //!
-//! The programs themselves are asked (`--print-config`): they know the spellings of their flags and what wins.
+//! The programs themselves print them (`--print-config`): they know the spellings of their flags and the precedence.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,14 +13,14 @@ use super::plan::{Flags, Programs};
 /// Settings by name, without defaults.
 #[derive(Debug, Clone, Default)]
 pub struct Given {
-    /// Those of every worker.
+    /// Settings of every worker.
     pub worker: toml::Table,
-    /// Those of the router.
+    /// Settings of the router.
     pub router: toml::Table,
 }
 
 impl Given {
-    /// Asks the programs.
+    /// Runs the programs with `--print-config`.
     ///
     /// Errors: a program cannot be started, or refuses its flags.
     pub async fn of(programs: &Programs, flags: &Flags) -> anyhow::Result<Self> {
@@ -37,5 +37,5 @@ async fn settings(program: &Path, flags: &[OsString]) -> anyhow::Result<toml::Ta
         bail!("{} refuses its flags:\n{}", program.display(), reason.trim_end());
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    text.parse().with_context(|| format!("{} prints a configuration that is no TOML", program.display()))
+    text.parse().with_context(|| format!("{} prints a configuration that is not TOML", program.display()))
 }

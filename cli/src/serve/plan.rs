@@ -1,7 +1,7 @@
 //! The programs of a fleet on one machine, and their flags. Pure, except for reading the machine's size.
 //!
-//! Workers of one machine share its processors and memory, so each gets its part unless the user sets it. Not here:
-//! running the programs (`child`).
+//! Workers of one machine share its processors and memory, so each gets a part of them unless the user sets another
+//! amount. Not here: running the programs (`child`).
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use super::child::Program;
 use super::given::Given;
 use crate::status::Fleet;
 
-/// Seconds for which the router holds requests while workers load.
+/// Seconds for which the router holds requests while workers load. Source: own choice: a large model from a slow disk.
 const WAIT_S: &str = "600";
 
 /// Divisor of the free memory: the part that all workers together use for KV state.
@@ -49,7 +49,7 @@ impl Settings {
     pub fn check(&self, flags: &Flags) -> anyhow::Result<()> {
         ensure!(self.workers > 0, "--workers is at least 1");
         for flag in ["--name", "--worker-id"] {
-            ensure!(!has(&flags.workers, flag), "{flag} is one worker's own: `warmpath serve` names its workers");
+            ensure!(!has(&flags.workers, flag), "{flag} can only be set for one worker: `warmpath serve` names its workers");
         }
         for flag in ["--listen", "--admin-listen", "--worker"] {
             ensure!(!has(&flags.router, flag), "{flag} is set by `warmpath serve`; give it before `--`");
@@ -158,7 +158,7 @@ pub struct Plan {
 impl Plan {
     /// Returns the programs of the fleet.
     ///
-    /// Errors: addresses that overlap or are none.
+    /// Errors: addresses that overlap or have no port.
     pub fn of(
         settings: Settings,
         (programs, flags): (Programs, Flags),
@@ -168,10 +168,10 @@ impl Plan {
         let Settings { workers: n_workers, listen, admin_listen, worker_listen, .. } = settings;
         let addresses = (0..n_workers).map(|n| address(worker_listen, n)).collect::<anyhow::Result<Vec<_>>>()?;
         for taken in [listen, admin_listen] {
-            ensure!(taken.port() > 0, "{taken} wants a port: clients and operators have to know it");
+            ensure!(taken.port() > 0, "{taken} needs a port: clients and operators have to know it");
             ensure!(
                 addresses.iter().all(|address| address.port() != taken.port()),
-                "{taken} is a worker's port as well: give --worker-listen another one"
+                "{taken} is also a worker's port: give --worker-listen another one"
             );
         }
         let scheme = if given.worker.contains_key("tls-cert") { "https" } else { "http" };
@@ -224,7 +224,7 @@ impl Plan {
 
 /// Returns the address of the `n`-th worker.
 fn address(first: SocketAddr, n: u16) -> anyhow::Result<SocketAddr> {
-    ensure!(first.port() > 0, "--worker-listen wants a port: workers keep theirs when they are started again");
+    ensure!(first.port() > 0, "--worker-listen needs a port: workers keep their ports when they are restarted");
     let port =
         first.port().checked_add(n).with_context(|| format!("there is no port for worker {n} behind {first}"))?;
     Ok(SocketAddr::new(first.ip(), port))
@@ -240,7 +240,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Returns flags that give the `n`-th worker its part of the machine, unless it has been given one.
+/// Returns flags that give the `n`-th worker its part of the machine, except for amounts that the user sets.
 fn shares(given: &toml::Table, n: usize, n_workers: usize, machine: &Machine) -> Vec<OsString> {
     let mut args: Vec<OsString> = Vec::new();
     if !given.contains_key("threads") {
@@ -252,7 +252,7 @@ fn shares(given: &toml::Table, n: usize, n_workers: usize, machine: &Machine) ->
     }
     if let Some(disk) = given.get("cache-disk") {
         let disk = disk.as_str().map_or_else(|| disk.to_string(), str::to_owned);
-        // Each worker has a folder of its own. If a flag is given twice, the last one counts.
+        // Each worker gets a folder of its own. If a flag is given twice, the last one counts.
         args.extend(["--cache-disk".into(), Path::new(&disk).join(format!("worker-{n}")).into_os_string()]);
     }
     args
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    /// Returns the plan for flags with which the programs have these settings.
+    /// Returns the plan for programs with these flags and settings.
     fn plan(settings: Settings, (workers, router): (&str, &str), given: (&str, &str)) -> anyhow::Result<Plan> {
         let programs = Programs { worker: "warmpath-worker".into(), router: "warmpath-router".into() };
         let flags = Flags { workers: words(workers), router: words(router) };

@@ -1,5 +1,5 @@
-//! Check of the table with which a SentencePiece vocabulary normalizes texts: llama.cpp throws if a text leads out of
-//! it.
+//! Check of the table with which a SentencePiece vocabulary normalizes texts: llama.cpp throws an exception if it has
+//! to read beyond the table's end.
 //!
 //! llama.cpp does the normalization itself.
 //!
@@ -33,21 +33,21 @@ impl Node {
     }
 }
 
-/// Checks the table of a header. Errors: a description of how some text would lead out of the table.
+/// Checks the table of a header. Errors: a description of how some text would make llama.cpp read beyond the table.
 pub(crate) fn check(header: &Header) -> Result<(), String> {
     let Some(table) = header.context.raw_bytes(KEY) else { return Ok(()) };
     let size = table.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
     let Some((nodes, replacements)) = size.and_then(|size| table[4..].split_at_checked(size)) else {
-        return Err(format!("{KEY} is shorter than it says"));
+        return Err(format!("{KEY} is shorter than its header says"));
     };
     let nodes: Vec<Node> =
         nodes.chunks_exact(4).map(|node| Node(u32::from_le_bytes([node[0], node[1], node[2], node[3]]))).collect();
     // Every replacement must have an end.
     if replacements.last() != Some(&0) {
-        return Err(format!("{KEY} ends within a replacement"));
+        return Err(format!("{KEY} ends in the middle of a replacement"));
     }
     let Some(root) = nodes.first() else { return Ok(()) };
-    let outside = || format!("{KEY} leads out of itself");
+    let outside = || format!("{KEY} refers to places beyond its end");
     let mut is_seen = vec![false; nodes.len()];
     let mut unseen = vec![root.base()];
     while let Some(children) = unseen.pop() {

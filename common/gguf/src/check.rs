@@ -2,8 +2,8 @@
 //!
 //! llama.cpp's own loader reports unknown architectures and missing tensors.
 //!
-//! Whatever the loader would trust and crash on (a short file, weights of a type without kernels) is rejected here,
-//! with the file and the reason.
+//! Files that would crash the loader (a short file, weights of a type without kernels) are rejected here, with the file
+//! and the reason.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -90,7 +90,7 @@ impl Header {
     }
 }
 
-/// Reads and checks the header of the model at `path`; for a split model that of its first file.
+/// Reads and checks the header of the model at `path`; for a split model, the header of its first file.
 ///
 /// Errors: `Read`, `NotAFile`, `Magic`, `Version`, `Header`, `Truncated`, `TensorType`, `NotFirst`, `Architecture`, as
 /// documented there. Cost: reads the header only, whatever the file's size. Panics: never, whatever the bytes.
@@ -120,7 +120,7 @@ pub(crate) fn check_file(path: &Path) -> Result<Header, GgufError> {
     Ok(Header { context, architecture, tensors, file_bytes })
 }
 
-/// Checks the first bytes, for a clearer reason than ggml's; returns the file's size.
+/// Checks the first bytes, because ggml's own error is less clear; returns the file's size.
 fn check_start(path: &Path) -> Result<u64, GgufError> {
     let read_error = |source| GgufError::Read { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(read_error)?;
@@ -145,7 +145,7 @@ fn check_start(path: &Path) -> Result<u64, GgufError> {
     Ok(metadata.len())
 }
 
-/// Rejects keys that ggml reads but aborts on when it copies or writes them: the C interface ends a key at its first
+/// Rejects keys that ggml reads but aborts on when it copies or writes them: in the C interface a key ends at its first
 /// NUL.
 fn check_keys(context: &Context) -> Result<(), String> {
     let mut seen = std::collections::HashSet::new();

@@ -85,7 +85,7 @@ pub enum GgufError {
         first: String,
     },
     /// The file is the first of a split model, and the names of the other files cannot be derived from its name.
-    #[error("{} is file 1 of {count} of a split model; its name must end with {suffix}, by which the others are found", path.display())]
+    #[error("{} is file 1 of {count} of a split model; its name must end with {suffix}, from which the names of the others are derived", path.display())]
     ShardName {
         /// File.
         path: PathBuf,
@@ -95,7 +95,7 @@ pub enum GgufError {
         suffix: String,
     },
     /// Files of a split model are missing.
-    #[error("{} is file 1 of {count} of a split model, and beside it there is no {}", path.display(), missing.join(", "))]
+    #[error("{} is file 1 of {count} of a split model, and these files are missing in its folder: {}", path.display(), missing.join(", "))]
     MissingShards {
         /// First file.
         path: PathBuf,

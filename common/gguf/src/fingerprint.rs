@@ -2,9 +2,9 @@
 //!
 //! The KV layout's fingerprint belongs to the worker.
 //!
-//! Two files with different metadata, tensor infos or sizes always have different fingerprints. Two that differ only in
-//! weights have different ones if a sample covers the difference, and every tensor is sampled. The fingerprint of a
-//! split model is derived from those of all its files.
+//! Two files with different metadata, tensor infos or sizes always have different fingerprints. Two files that differ
+//! only in weights have different fingerprints if a sample covers the difference; every tensor is sampled. A split
+//! model's fingerprint is derived from the fingerprints of all its files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -20,7 +20,7 @@ use crate::shards::Model;
 const CONTEXT: &str = "warmpath 2026 model fingerprint v1";
 /// Context string of a split model's fingerprint, which is derived from those of its files.
 const SPLIT_CONTEXT: &str = "warmpath 2026 split model fingerprint v1";
-/// Number of evenly spread samples of each tensor; another one covers its end if none of them does.
+/// Number of evenly spread samples of each tensor; if none of them covers the tensor's end, another one does.
 ///
 /// Source: 4 x 4 KiB of the 1,000 tensors of a large model are 16 MB: read in well under a second from a disk.
 const SAMPLES_PER_TENSOR: u64 = 4;

@@ -2,9 +2,10 @@
 //!
 //! One file's header is in `check`.
 //!
-//! The first file stands for the model; its metadata has the number of files, and their names follow from its name.
-//! They are searched next to the given path, not next to the target of a symbolic link: in a cache of Hugging Face only
-//! the links have names. llama.cpp finds them in the same way, and aborts on some that are rejected here.
+//! The first file stands for the model; its metadata has the number of files, and their names are derived from its
+//! name. They are searched next to the given path, not next to the target of a symbolic link: in Hugging Face's cache
+//! only the links have these names. llama.cpp finds the files in the same way, and aborts on some that are rejected
+//! here.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -139,7 +140,7 @@ fn suffix(no: u64, count: u64) -> String {
     format!("-{no:05}-of-{count:05}.gguf")
 }
 
-/// Returns the path without the suffix of file `no` of `count`; absent if it has another one.
+/// Returns the path without the suffix of file `no` of `count`; absent if it has another suffix.
 fn prefix(path: &Path, no: u64, count: u64) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&suffix(no, count)).filter(|stem| !stem.is_empty())?;
@@ -170,7 +171,7 @@ fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
     if missing.is_empty() { Ok(paths) } else { Err(GgufError::MissingShards { path: path.to_owned(), count, missing }) }
 }
 
-/// Most missing files that an error names.
+/// Most missing files that an error lists. Source: own choice: one line of a terminal or two.
 const MISSING_NAMED_MAX: usize = 8;
 
 /// Rejects a later file of a split model, which has no metadata.

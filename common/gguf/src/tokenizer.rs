@@ -1,10 +1,9 @@
 //! Check of a vocabulary before llama.cpp tokenizes with it: only metadata is read.
 //!
-//! Vocabularies that llama.cpp's loader rejects itself are left to it, and so is the question whether a vocabulary
-//! suits a model.
+//! Not here: vocabularies that llama.cpp's loader rejects itself, and whether a vocabulary suits a model.
 //!
-//! llama.cpp fails assertions while it loads some vocabularies, and throws or never returns while it tokenizes certain
-//! texts with others. That would end a router. So each kind of tokenizer has its rules here, taken from
+//! llama.cpp fails assertions while it loads some vocabularies, and with others it throws an exception or never returns
+//! when it tokenizes certain texts. That would end a router. So each kind of tokenizer has its rules here, taken from
 //! `llama-vocab.cpp`: a vocabulary that follows them can tokenize every text.
 
 use std::collections::{HashMap, HashSet};
@@ -24,11 +23,11 @@ pub const TOKEN_BYTES_MAX: usize = 4096;
 /// GGUF's type of a token that stands for one byte.
 const BYTE: i32 = 6;
 
-/// Reason for which llama.cpp must not be given a vocabulary.
+/// Reason why llama.cpp must not load a vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizerError {
-    /// The file names no known kind of tokenizer.
-    #[error("tokenizer.ggml.model is {}, which is not among {}", kind.as_deref().unwrap_or("missing"), KINDS.join(", "))]
+    /// The file names no tokenizer, or one of an unknown kind.
+    #[error("tokenizer.ggml.model is {}, which is none of {}", kind.as_deref().unwrap_or("missing"), KINDS.join(", "))]
     Kind {
         /// Kind that the file names, if any.
         kind: Option<String>,
@@ -85,7 +84,7 @@ pub enum TokenizerError {
 
 /// Known kinds of tokenizers, as `tokenizer.ggml.model` names them.
 ///
-/// Source: llama.cpp's `llama_vocab::impl::load`, less `test` and those without a vocabulary.
+/// Source: llama.cpp's `llama_vocab::impl::load`, without `test` and the kinds that have no vocabulary.
 const KINDS: [&str; 9] = ["llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace"];
 
 impl Header {
@@ -135,7 +134,7 @@ impl Tokens {
         let shape = |reason: &str| TokenizerError::Shape { reason: reason.to_owned() };
         let mut texts = header
             .texts("tokenizer.ggml.tokens")
-            .ok_or_else(|| shape("it has no vocabulary: tokenizer.ggml.tokens is no list of texts"))?;
+            .ok_or_else(|| shape("it has no vocabulary: tokenizer.ggml.tokens is not a list of texts"))?;
         let n_tokens = texts.len();
         if !(1..=TOKENS_MAX).contains(&n_tokens) {
             return Err(TokenizerError::Count { n_tokens });
@@ -177,11 +176,12 @@ impl Tokens {
         missing.map_or(Ok(()), |byte| Err(TokenizerError::Byte { byte, kind }))
     }
 
-    /// Requires UTF-8. Errors: `Shape` for a token that is not: its pieces would be looked up under another text.
+    /// Requires UTF-8. Errors: `Shape` for a token that is not UTF-8: llama.cpp would look up its pieces under another
+    /// text.
     fn need_utf8(&self) -> Result<(), TokenizerError> {
         match self.texts.iter().position(|text| std::str::from_utf8(text).is_err()) {
             None => Ok(()),
-            Some(token) => Err(TokenizerError::Shape { reason: format!("token {token} is no UTF-8") }),
+            Some(token) => Err(TokenizerError::Shape { reason: format!("token {token} is not UTF-8") }),
         }
     }
 

@@ -20,7 +20,7 @@ const CHAT_TEMPLATE_KEY: &CStr = c"tokenizer.chat_template";
 /// Key of a vocabulary whose chat template renders tools in front of the system text.
 const TOOLS_FIRST_KEY: &CStr = c"warmpath.tools_first";
 
-/// Changes by which a worker's prompts differ from those of its model's file.
+/// Settings of a worker that change its prompts and are not in its model's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VocabularyChanges<'a> {
     /// Chat template, up to its first NUL, instead of the model's own.
@@ -36,7 +36,7 @@ pub fn vocabulary(path: &Path) -> Result<Vec<u8>, GgufError> {
     changed_vocabulary(path, VocabularyChanges::default())
 }
 
-/// Returns the same bytes as [`vocabulary`] but for `changes`.
+/// Returns the bytes of [`vocabulary`] with `changes` applied.
 ///
 /// Errors: as [`check`], which runs first. Memory: proportional to the header.
 pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result<Vec<u8>, GgufError> {
@@ -55,7 +55,7 @@ pub fn changed_vocabulary(path: &Path, changes: VocabularyChanges<'_>) -> Result
 }
 
 impl Header {
-    /// Returns whether this is a vocabulary with [`VocabularyChanges::tools_first`].
+    /// Returns whether this vocabulary was made with [`VocabularyChanges::tools_first`].
     pub fn has_tools_first(&self) -> bool {
         TOOLS_FIRST_KEY.to_str().is_ok_and(|key| self.unsigned(key) == Some(1))
     }

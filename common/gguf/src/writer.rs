@@ -153,8 +153,8 @@ impl Writer {
     /// Declares a tensor; its data is written later, in the order of declaration.
     ///
     /// Shape: `shape[0]` is the length of a row, the dimension that is contiguous in memory.
-    /// Errors: `Unwritable` for a name that is taken, too long or has a NUL, a bad number of dimensions, or rows that
-    /// do not fit the type's blocks.
+    /// Errors: `Unwritable` for a name that is taken, too long or contains a NUL, a wrong number of dimensions, or rows
+    /// that do not fit the type's blocks.
     pub fn declare(&mut self, name: &str, kind: TensorType, shape: &[usize]) -> Result<(), GgufError> {
         let unwritable =
             |reason: &str| Err(GgufError::Unwritable { what: format!("tensor {name:?}"), reason: reason.to_owned() });
@@ -219,7 +219,7 @@ impl TensorSink {
     pub fn write(&mut self, elements: &[f32]) -> Result<(), GgufError> {
         let unwritable = |what: String, reason: String| Err(GgufError::Unwritable { what, reason });
         let Some(tensor) = self.tensors.next() else {
-            return unwritable("another tensor".to_owned(), "none is left of those declared".to_owned());
+            return unwritable("another tensor".to_owned(), "all declared tensors are written".to_owned());
         };
         if tensor.n_elements != elements.len() {
             let reason = format!("it has {} elements, not {}", tensor.n_elements, elements.len());

@@ -1,6 +1,6 @@
 //! Errors of llama.cpp's chat code.
 
-/// Reason for which a template, a format or an answer cannot be used.
+/// Reason why a template, a format or an answer cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChatError {
     /// llama.cpp threw an exception.
@@ -10,12 +10,12 @@ pub enum ChatError {
         reason: String,
     },
     /// The output of llama.cpp does not have the expected form: this crate and llama.cpp do not fit together.
-    #[error("llama.cpp's chat code answered strangely: {reason}")]
+    #[error("llama.cpp's chat code gave an unexpected result: {reason}")]
     Strange {
         /// Description of the difference.
         reason: String,
     },
     /// A text is nested deeper than the limit.
-    #[error("it nests too deep")]
+    #[error("it is nested too deep")]
     TooDeep,
 }

@@ -75,5 +75,5 @@ pub(crate) fn take_text(text: *mut c_char) -> String {
 
 /// Returns a text as a C string.
 pub(crate) fn c_text(text: &str) -> Result<CString, ChatError> {
-    CString::new(text).map_err(|_| ChatError::Refused { reason: "a text holds a NUL".to_owned() })
+    CString::new(text).map_err(|_| ChatError::Refused { reason: "a text contains a NUL".to_owned() })
 }

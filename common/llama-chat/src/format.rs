@@ -16,11 +16,11 @@ use crate::reader::Reader;
 /// Whether and how the model may call tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolChoice {
-    /// It may call tools.
+    /// The model may call tools.
     Auto,
-    /// It must call a tool.
+    /// The model must call a tool.
     Required,
-    /// It must not; text that looks like a call stays text.
+    /// The model must not call tools; text that looks like a call stays text.
     None,
 }
 
@@ -46,7 +46,7 @@ pub struct FormatInputs<'a> {
     pub parallel_tool_calls: bool,
     /// Destination of reasoning.
     pub reasoning_format: ReasoningFormat,
-    /// Whether the template is told to let the model reason.
+    /// Whether the template gets `enable_thinking` as true.
     pub enable_thinking: bool,
     /// Whether the answer continues the last message, the assistant's.
     pub continues: bool,
@@ -64,7 +64,8 @@ impl FormatInputs<'_> {
         };
         let reasoning_format = match self.reasoning_format {
             ReasoningFormat::None => "none",
-            // The two formats of llama.cpp that separate reasoning differ only in what its server does with it.
+            // llama.cpp has two formats that separate reasoning; they differ only in what its server does with the
+            // reasoning.
             ReasoningFormat::Auto => "deepseek",
         };
         json!({
@@ -86,7 +87,8 @@ impl FormatInputs<'_> {
 pub enum Trigger {
     /// This text.
     Word(String),
-    /// A match of this regular expression (ECMAScript), from its first group on or from its start.
+    /// A match of this regular expression (ECMAScript), from the start of its first group, or of the whole match if it
+    /// has none.
     Pattern(String),
 }
 
@@ -99,7 +101,7 @@ pub struct ChatFormat {
     /// GBNF grammar of the answer. Unless it is lazy, it includes the part of the answer that is in the prompt; empty
     /// for none.
     pub grammar: String,
-    /// Whether the grammar applies only from one of the triggers on.
+    /// Whether the grammar applies only after one of the triggers.
     pub grammar_is_lazy: bool,
     /// Triggers of the grammar.
     pub triggers: Vec<Trigger>,
@@ -121,7 +123,7 @@ pub struct ChatFormat {
 #[derive(Debug)]
 struct Shared(*mut c_void);
 
-// SAFETY: a format is only read once it is made; its count of owners is atomic.
+// SAFETY: a format is only read after it is made; its count of owners is atomic.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}

@@ -74,7 +74,7 @@ pub unsafe fn context_memory(context: *const llama_context) -> ContextMemory {
 pub unsafe fn device_memory(context: *const llama_context) -> Vec<DeviceMemory> {
     let nothing = RawDeviceMemory { name: ptr::null(), available: 0, weights: 0, context: 0, compute: 0 };
     let mut devices = [nothing; DEVICES_MAX];
-    // SAFETY: the caller vouches for the context; the other side fills at most as many structs as it is told.
+    // SAFETY: the caller vouches for the context; the C++ side fills at most `DEVICES_MAX` structs.
     let n_devices = unsafe { wp_device_memory_of(context, devices.as_mut_ptr(), DEVICES_MAX) };
     let one = |raw: &RawDeviceMemory| DeviceMemory {
         // SAFETY: a device's name lives as long as the program.

@@ -13,7 +13,7 @@ use crate::stack::on_large_stack;
 
 /// Deepest nesting of brackets in an answer that is parsed.
 ///
-/// Source: 4 kB of stack for each level on `crate::stack`'s stack, eight times over.
+/// Source: a level takes 4 kB of stack, so `crate::stack`'s stack holds eight times as many.
 pub const DEPTH_MAX: usize = 8192;
 
 /// Deepest nesting of brackets for which the caller's own stack suffices.
@@ -55,7 +55,7 @@ pub struct Reader {
 #[derive(Debug)]
 struct Raw(*mut c_void);
 
-// SAFETY: a reader is used by one owner at a time, and nothing in it is bound to a thread.
+// SAFETY: a reader has one user at a time, and nothing in it belongs to a thread.
 unsafe impl Send for Raw {}
 
 impl Raw {
@@ -107,8 +107,8 @@ impl Reader {
         Self { raw: Raw(raw), depth: Depth::default() }
     }
 
-    /// Marks the part of the answer that the prompt already contains as returned, so that an answer that continues it
-    /// starts from there.
+    /// Marks the part of the answer that the prompt already contains as returned; the answer's deltas then start after
+    /// it.
     ///
     /// Errors: `Refused` if that part does not have the format.
     pub fn skip_prefix(&mut self) -> Result<(), ChatError> {

@@ -17,7 +17,7 @@ use warmpath_llama_chat::{
 /// Answers of a model family.
 struct Family {
     template: &'static str,
-    /// A call between reasoning or text before it, and what may follow.
+    /// A call in the family's format.
     call: &'static str,
     /// Text before the call, and its destination.
     before: (&'static str, Said),

@@ -22,9 +22,9 @@ pub struct FormatWish {
     pub tools: Vec<Json>,
     /// Whether one must be called.
     pub tool_choice: ToolChoice,
-    /// Whether several may be called; `None` means if the template supports it.
+    /// Whether several may be called; `None` leaves that to the template.
     pub parallel_tool_calls: Option<bool>,
-    /// Where reasoning goes.
+    /// Field of the response that reasoning is put into.
     pub reasoning_format: ReasoningFormat,
 }
 
@@ -121,7 +121,7 @@ impl FittedTemplate {
         let is_required = wish.tool_choice == ToolChoice::Required;
         let known = match self.formats.get(&wanted(&wish.tools)) {
             Ok(known) => known,
-            // Without a format even for no tools, the template is the reason; otherwise a tool is.
+            // If even a request without tools has no format, the template is at fault; otherwise a tool is.
             Err(error) if wish.tools.is_empty() || self.formats.get(&wanted(&[])).is_err() => {
                 tracing::debug!(%error, "no format is known for this chat template");
                 return if is_required { Err(nothing_to_require()) } else { Ok(None) };
@@ -180,7 +180,7 @@ impl FittedTemplate {
         if prompt.ends_with(&format.generation_prompt) {
             return Ok(format.generation_prompt.clone());
         }
-        // The messages may decide it, as in templates where a user can switch reasoning off.
+        // It may depend on the messages: in some templates a user can switch reasoning off.
         let without = ChatPrompt { add_generation_prompt: Some(false), ..request.clone() };
         let without = self.plain(&without)?;
         let with = self.plain(request)?;
@@ -196,7 +196,7 @@ impl FittedTemplate {
         error: &ChatError,
     ) -> PromptError {
         let works = |n: &usize| self.formats.get(&wanted(&tools[..*n])).is_ok();
-        // A binary search: the first invalid tool is the one before which no tool is invalid.
+        // A binary search: all tools before the first invalid one are valid.
         let (mut n_right, mut n_wrong) = (0, tools.len());
         while n_wrong - n_right > 1 {
             let middle = n_right.midpoint(n_wrong);
@@ -247,7 +247,7 @@ fn fill(generation_prompt: &str, goes_on: &Continued<'_>) -> String {
 }
 
 fn nothing_to_require() -> PromptError {
-    let reason = "this model's chat template has no tool calls that could be required".to_owned();
+    let reason = "this model's chat template has no form for tool calls, so none can be required".to_owned();
     PromptError::Field { field: "tool_choice", reason }
 }
 
@@ -258,7 +258,8 @@ impl Continued<'_> {
     }
 }
 
-/// Returns how llama.cpp continues such a message, with marks for its texts; `None` if it has no form for that.
+/// Returns how llama.cpp continues such a message, with marks in place of the message's texts; `None` if llama.cpp
+/// cannot continue one.
 pub(crate) fn continuation(
     template: &FittedTemplate,
     goes_on: &Continued<'_>,

@@ -15,8 +15,8 @@ pub fn hear_logs() {
 
 /// Returns the process's llama.cpp backend, initialised at the first call; its log goes to `tracing`.
 ///
-/// If no backend of ggml is registered by then, llama.cpp searches for their libraries and loads those for the
-/// processor.
+/// If none of ggml's backends is registered by then, llama.cpp searches for the backends' libraries and loads those for
+/// the processor.
 /// Panics: if something else in the process has initialised llama.cpp.
 pub fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();

@@ -1,8 +1,8 @@
-//! Cancellation of work whose result is no longer needed, between two portions of it.
+//! Cancellation of work whose result is no longer needed; it ends between two portions.
 //!
 //! A text is tokenized in portions, deep below many callers, none of which has a result for half a text. So the caller
-//! that starts the work passes a function that tells whether it was cancelled. Cancelled work unwinds to that caller,
-//! like a panic but without its message. Not here: the callers.
+//! that starts the work passes a function that returns whether the work was cancelled. Cancelled work unwinds to that
+//! caller, like a panic but without its message. Not here: the callers.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
 thread_local! {
-    /// Tells whether the work of this thread was cancelled; `None` if it cannot be.
+    /// Returns whether the work of this thread was cancelled; `None` if the work cannot be cancelled.
     static IS_CANCELLED: RefCell<Option<Rc<dyn Fn() -> bool>>> = const { RefCell::new(None) };
 }
 

@@ -1,7 +1,8 @@
 //! Capabilities of a chat template: content as text or as parts, tool arguments as objects or as text.
 //!
 //! They are found like in llama.cpp: small conversations are rendered and the output is examined. A request is then
-//! passed in the form that works, whichever the client has chosen. Not here: the conversion of messages (`messages`).
+//! passed in a form that the template supports, whichever form the client has chosen. Not here: the conversion of
+//! messages (`messages`).
 
 use serde_json::{Value as Json, json};
 
@@ -53,9 +54,9 @@ const SEPARATED: [(Separators, &str); 2] = [
 /// Positions at which a template shows system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemPlaces {
-    /// All of several at the beginning are shown.
+    /// If several system messages stand at the beginning, all of them are shown.
     pub several_first: bool,
-    /// One after a user's message is shown.
+    /// A system message after a user's message is shown.
     pub later: bool,
 }
 
@@ -115,7 +116,8 @@ fn shows_developer(template: &ChatTemplate) -> bool {
     template.source().contains("developer") && (shapes.text || shapes.parts)
 }
 
-/// Determines where system messages are shown; anywhere if the template knows none, so that nothing is moved.
+/// Determines where system messages are shown. A template that shows none counts as one that shows all, so that no
+/// message is moved.
 fn system_places(template: &ChatTemplate) -> SystemPlaces {
     let message = |role: &str, text: &str| {
         let shapes = content_shapes(template, role);
@@ -167,7 +169,7 @@ fn rendered_call(template: &ChatTemplate, arguments: Json) -> Option<String> {
     render(template, &json!([user, call(arguments), result]), Some(a_tool()))
 }
 
-/// Returns the separators between the parts of arguments; a text is assumed to be the model's own.
+/// Returns the separators between the parts of arguments; arguments that are passed as text count as the model's own.
 fn separators(template: &ChatTemplate) -> Option<Separators> {
     let nested = json!({"a": 1, "b": [1, 2]});
     let shown = match rendered_call(template, json!({"warmpath_key": nested})) {
@@ -177,8 +179,8 @@ fn separators(template: &ChatTemplate) -> Option<Separators> {
     SEPARATED.into_iter().find(|(_, written)| shown.contains(written)).map(|(separators, _)| separators)
 }
 
-/// Returns whether a call's arguments are rendered correctly from an object: not if the template prints it as Python
-/// does.
+/// Returns whether a call's arguments are rendered correctly from an object: a template may print it like Python
+/// instead.
 fn takes_object_arguments(template: &ChatTemplate) -> bool {
     let rendered = |arguments: Json| rendered_call(template, arguments);
     let Some(text) = rendered(json!({"warmpath_key": MARKER})) else {

@@ -1,6 +1,6 @@
 //! Errors between a model file or a request and a prompt.
 //!
-//! The variant tells whether the client or the model is at fault. Not here: HTTP status codes.
+//! The variant shows whether the client or the model is at fault. Not here: HTTP status codes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ pub enum PromptError {
         /// Reason.
         reason: String,
     },
-    /// The prompt exceeds the maximum of tokens.
+    /// The prompt exceeds the maximum number of tokens.
     #[error(transparent)]
     TooManyTokens(#[from] TooManyTokens),
     /// The rendered prompt, or the template itself, exceeds its limit.
@@ -100,7 +100,7 @@ pub enum PromptError {
     },
 }
 
-/// Number of a prompt's tokens, as far as it was counted.
+/// Number of a prompt's tokens, exact or at least a lower bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCount {
     /// The exact number.
@@ -126,7 +126,7 @@ impl fmt::Display for TokenCount {
     }
 }
 
-/// A prompt exceeds the maximum of tokens, and was not tokenized to its end.
+/// A prompt exceeds the maximum number of tokens, and was not tokenized to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the prompt has at least {n_tokens_min} tokens")]
 pub struct TooManyTokens {

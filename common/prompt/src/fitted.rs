@@ -1,7 +1,7 @@
 //! A chat template with its capabilities, and a request rendered with it.
 //!
-//! An assistant message at the end is continued. The messages before it are rendered, followed by the text that
-//! llama.cpp would put there, with the message's own texts in their places.
+//! If the last message is the assistant's, the response continues it. The messages before it are rendered. Then follows
+//! the start of a response as llama.cpp would render it, filled with the message's own texts.
 //!
 //! Not here: the tokens of the rendered text (`maker`), the parsing of responses (`answers`).
 
@@ -36,7 +36,8 @@ pub(crate) struct FittedTemplate {
     pub tools_first: bool,
 }
 
-/// A rendered request: as it is, and with placeholders for characters of control tokens in the client's text.
+/// A request rendered twice: unchanged, and with placeholders for the characters of control tokens in the client's
+/// text.
 pub(crate) struct Rendered {
     pub plain: String,
     pub shielded: Option<Shielded>,
@@ -132,7 +133,7 @@ impl FittedTemplate {
         self.template.render(self.with_tokens(to_template_value(variables)))
     }
 
-    /// Renders variables, with the tools in front of the system text if they are put there.
+    /// Renders variables, with the tools in front of the system text if `tools_first` is set.
     fn ordered(
         &self,
         variables: &mut Json,

@@ -1,7 +1,7 @@
 //! The response formats of a chat template, determined by llama.cpp and cached.
 //!
-//! A format depends on the tools, the switches and the kind of the last message, not on the texts. So small
-//! conversations represent all of them, and the result for one request serves the next.
+//! A format depends on the tools, the switches and the kind of the last message, not on the texts. So formats are
+//! determined with small conversations, and the result for one request serves the next.
 //!
 //! Not here: which requests want which format (`answers`), parsing responses (`warmpath-llama-chat`).
 
@@ -14,7 +14,7 @@ use warmpath_llama_chat::{ChatError, ChatFormat, ChatTemplates, FormatInputs};
 
 use crate::vocabulary::VocabularyInfo;
 
-/// Most memory of a template's formats. Units: bytes.
+/// Maximum memory of a template's formats. Units: bytes.
 ///
 /// Source: own choice; a format of ten tools takes some 200 kB.
 const FORMATS_BYTES_MAX: u64 = 64 << 20;
@@ -60,7 +60,7 @@ pub(crate) struct KnownFormat {
     bytes: usize,
 }
 
-/// Kind of a conversation's end: all of it that matters for the response's format.
+/// Kind of a conversation's end, the only part of the conversation that matters for the response's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// A user's message.
@@ -125,7 +125,7 @@ impl Formats {
         caps.is_some_and(|caps| caps.get("supports_parallel_tool_calls") == Some(&true))
     }
 
-    /// Returns a format; it is determined at most once while it is cached.
+    /// Returns a format. It is determined when it is first needed, and then cached.
     pub fn get(&self, wanted: &Wanted<'_>) -> Result<Arc<KnownFormat>, ChatError> {
         let conversation = wanted.ending.conversation();
         let parallel_tool_calls = wanted.wish.parallel_tool_calls.unwrap_or_else(|| self.allows_parallel_calls());
@@ -160,7 +160,7 @@ impl Formats {
 }
 
 impl KnownFormat {
-    /// Returns the grammar of a response that starts with the response itself; empty if it has none.
+    /// Returns the grammar of a response that applies from its start; empty if there is none.
     pub fn grammar(&self) -> &str {
         self.grammar_without_content.as_ref().unwrap_or(&self.format.grammar)
     }
@@ -179,9 +179,9 @@ impl KnownFormat {
     }
 }
 
-/// Returns a grammar whose root has no text right before its calls; `None` if it has none anyway.
+/// Returns a grammar whose root allows no text right before its calls; `None` if `grammar` allows none already.
 ///
-/// A model that must call might otherwise write text up to its last token.
+/// A model that must call a tool might otherwise write text until its tokens are used up.
 /// Source: the root of llama.cpp's autoparser is `... until-12? tool-calls`, that of Qwen 3 Coder's parser `...
 /// until-12 space tool-call-root`.
 fn without_content(grammar: &str) -> Option<String> {
@@ -196,9 +196,10 @@ fn without_content(grammar: &str) -> Option<String> {
     (has_number && next.contains("tool-call")).then(|| format!("{}{behind}{}", &grammar[..start], &grammar[root.end..]))
 }
 
-/// Returns a grammar that allows one call instead of several; `None` if its calls are not a rule of their own.
+/// Returns a grammar that allows one call instead of several; `None` if `grammar` has no separate rule for calls.
 ///
-/// If each call has marks of its own, as in Hermes' format, llama.cpp allows any number, whatever a request sets.
+/// If each call has marks of its own, as in Hermes' format, llama.cpp allows any number of calls, even if a request
+/// forbids several.
 /// Source: `build_tool_parser_json_native` of its `chat-auto-parser-generator.cpp`.
 fn one_call(grammar: &str) -> Option<String> {
     const BEGIN: &str = "tool-calls ::= (";

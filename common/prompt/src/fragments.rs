@@ -12,7 +12,8 @@ use hashbrown::{DefaultHashBuilder, Equivalent};
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
 
-/// Memory of an entry besides its text and tokens: two `Arc` headers, the cache's own node and its queues' nodes.
+/// Memory of an entry in addition to its text and tokens: two `Arc` headers, the cache's own node and its queues'
+/// nodes.
 ///
 /// Source: the sizes of moka 0.12's `ValueEntry`, deque nodes and hash table slot, rounded up.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
@@ -22,7 +23,7 @@ const ENTRY_OVERHEAD_BYTES: usize = 256;
 pub struct Scope([u8; 32]);
 
 impl Scope {
-    /// Returns the scope of the requests with a salt; an empty one counts as none.
+    /// Returns the scope of the requests with a salt; an empty salt counts as none.
     pub fn of(salt: &str) -> Self {
         if salt.is_empty() {
             return Self::default();
@@ -63,9 +64,9 @@ pub struct CacheCounters {
     pub hit_bytes: u64,
     /// Bytes of fragments that were tokenized.
     pub tokenized_bytes: u64,
-    /// Number of entries; slightly late while entries are being written.
+    /// Number of entries; updated slightly late while entries are being written.
     pub entries: u64,
-    /// Memory of the entries; slightly late while entries are being written.
+    /// Memory of the entries; updated slightly late while entries are being written.
     pub bytes: u64,
 }
 

@@ -7,13 +7,13 @@
 
 use std::collections::HashSet;
 
-/// Kinds of vocabularies, as their files name them, whose tokens cover every byte of a text.
+/// Kinds of vocabularies whose tokens cover every byte of a text, by their names in model files.
 ///
-/// Source: llama.cpp's tokenizers. Those of other kinds drop white space or accents (bert, t5) or have one token for
-/// anything unknown.
+/// Source: llama.cpp's tokenizers. The tokenizers of other kinds drop white space or accents (bert, t5) or have one
+/// token for anything unknown.
 const LOSSLESS_KINDS: [&str; 3] = ["gpt2", "llama", "gemma4"];
 
-/// Pre-tokenizers of these that add or drop characters. Source: llama.cpp, `llm_tokenizer_bpe_session::tokenize`.
+/// Pre-tokenizers of these kinds that add or drop characters. Source: llama.cpp, `llm_tokenizer_bpe_session::tokenize`.
 const LOSSY_PRETOKENIZERS: [&str; 2] = ["mmbert", "whitespace"];
 
 /// Pre-tokenizers of `gpt2` vocabularies that are not byte-level. Source: as above, `byte_encode`.
@@ -21,8 +21,8 @@ const RAW_PRETOKENIZERS: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sar
 
 /// Assumed bytes of text per token, white space aside, for a vocabulary of any other kind.
 ///
-/// Source: own choice, twice the longest token of RWKV's and ten times that of others. A word that such a vocabulary
-/// does not know is one token as well, and no language has words of that length.
+/// Source: own choice, twice the longest token of RWKV's vocabulary and ten times that of others. An unknown word is
+/// one token in such a vocabulary, and no language has words of that length.
 const ASSUMED_TOKEN_BYTES: usize = 256;
 
 /// Character for a space in vocabularies that escape it.
@@ -31,7 +31,7 @@ const ESCAPED_SPACE: char = '\u{2581}';
 /// Lower bound on the number of a text's tokens.
 #[derive(Debug)]
 pub(crate) struct LeastTokens {
-    /// Longest token by its first two bytes, without those that are a run of one byte. Units: bytes.
+    /// Longest token by its first two bytes; runs of one byte are in `by_run`. Units: bytes.
     by_pair: Box<[u16]>,
     /// Longest token that is a run of this byte. Units: bytes.
     by_run: [u16; 256],
@@ -54,13 +54,14 @@ pub(crate) struct Tokenizer<'a> {
 }
 
 impl LeastTokens {
-    /// Returns the bound for a vocabulary with these spellings; `None` if tokens may stand for texts of any length.
+    /// Returns the lower bound for a vocabulary with these spellings; `None` if tokens may stand for texts of any
+    /// length.
     pub fn of(tokenizer: Tokenizer<'_>, spellings: &[&str]) -> Option<Self> {
         if !LOSSLESS_KINDS.contains(&tokenizer.kind) || LOSSY_PRETOKENIZERS.contains(&tokenizer.pre) {
             return None;
         }
         let known: HashSet<&str> = spellings.iter().copied().collect();
-        // A byte without a token of its own is dropped.
+        // llama.cpp drops bytes that have no token.
         let is_byte_level = tokenizer.kind == "gpt2" && !RAW_PRETOKENIZERS.contains(&tokenizer.pre);
         let has_all_bytes = (0..=u8::MAX).all(|byte| match is_byte_level {
             true => known.contains(&*spelled(byte).to_string()),
@@ -85,7 +86,7 @@ impl LeastTokens {
         }
         self.add_form(spelling.as_bytes(), spelling.len());
         if spelling.contains(ESCAPED_SPACE) {
-            // Each of them may stand for a space, or for itself; the longest form counts for all.
+            // Each escaped space may stand for a space or for itself; the longest form counts for all.
             let spaces = spelling.replace(ESCAPED_SPACE, " ");
             self.add_form(spaces.as_bytes(), spelling.len());
             self.add_form(spelling.replacen(ESCAPED_SPACE, " ", 1).as_bytes(), spelling.len());
@@ -147,7 +148,8 @@ fn pair(first: u8, second: u8) -> usize {
 
 /// Returns the character by which byte-level vocabularies spell a byte.
 ///
-/// Source: GPT-2's `bytes_to_unicode`: visible characters are themselves, the others follow from U+0100.
+/// Source: GPT-2's `bytes_to_unicode`: visible characters stand for themselves; the other bytes are mapped to U+0100
+/// and above.
 fn spelled(byte: u8) -> char {
     let shift = match byte {
         b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => return char::from(byte),

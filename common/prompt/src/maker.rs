@@ -37,9 +37,9 @@ use rerank::PairPrompt;
 pub struct PromptOptions {
     /// Replacement for the model's chat template.
     pub chat_template: Option<String>,
-    /// Whether tools are rendered in front of the system text, also if the file does not declare it.
+    /// Whether tools are rendered in front of the system text, even if the file does not ask for it.
     pub tools_first: bool,
-    /// Most memory of the fragment cache.
+    /// Maximum memory of the fragment cache. Units: bytes.
     pub fragment_cache_bytes_max: u64,
     /// Clock of a template's `strftime_now`; local time by default, as in Hugging Face's and llama.cpp's code.
     pub clock: Clock,
@@ -47,7 +47,8 @@ pub struct PromptOptions {
 
 /// Default memory of the fragment cache: the fragments of some 5 million tokens.
 ///
-/// Source: four bytes of text and four of token for each token of prose, and the overhead of short fragments.
+/// Source: each token of prose takes four bytes of text and four of its number; the rest is the overhead of short
+/// fragments.
 pub const FRAGMENT_CACHE_BYTES_MAX_DEFAULT: u64 = 64 << 20;
 
 impl Default for PromptOptions {
@@ -74,13 +75,13 @@ impl std::fmt::Debug for PromptOptions {
 /// A request's prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
-    /// Text rendered by the chat template, without a BOS or EOS that the vocabulary adds itself.
+    /// Text rendered by the chat template, without the BOS and EOS that the vocabulary adds itself.
     pub text: String,
     /// Tokens, with those that the vocabulary adds.
     pub tokens: Vec<Token>,
 }
 
-/// Two messages that begin differently, to find the part of a prompt that does not depend on a message.
+/// Two messages that begin differently; the common prefix of their prompts does not depend on the message.
 const PROBES: [&str; 2] = ["0", "~"];
 
 /// Maker of prompts for one model.
@@ -91,7 +92,7 @@ pub struct PromptMaker {
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
-    /// Made at its first use, because few models score documents.
+    /// Made at its first use, since few models score documents.
     pair: OnceLock<PairPrompt>,
 }
 
@@ -134,8 +135,8 @@ impl PromptMaker {
     ///
     /// Cost: 30-700 ms. Errors: `Load` if llama.cpp refuses the file, `Vocabulary` if it lacks a token that its own
     /// settings need, `Template` if the chat template in `options` does not compile, `ToolsFirst` if tools cannot be
-    /// rendered in front of the system text. If the model's own template is invalid, then [`Self::chat`] returns the
-    /// error.
+    /// rendered in front of the system text. If the model's own template is invalid, `open` succeeds and [`Self::chat`]
+    /// returns the error.
     pub fn open(gguf: &Path, options: PromptOptions) -> Result<Self, OpenError> {
         let vocabulary = Vocabulary::open(gguf)?;
         let partitioner = Partitioner::new(vocabulary.specials());
@@ -172,11 +173,12 @@ impl PromptMaker {
         Ok(Prompt { tokens: self.tokens_within(&begun, n_tokens_max)?, text: begun.cut.into_text() })
     }
 
-    /// Returns the common tokens of all conversations that begin with these messages.
+    /// Returns the tokens with which the prompt of every conversation that begins with these messages begins.
     ///
-    /// If a user's message comes next, this is the common prefix of two conversations with different messages. Many
-    /// templates render nothing for instructions alone, or something that the first question becomes a part of. Others
-    /// render the last response with its reasoning and earlier ones without.
+    /// They are found as the common prefix of two prompts that continue the messages with different user's messages.
+    /// The prompt of the messages alone would be wrong: many templates render nothing for instructions alone, or put
+    /// the first question into the same message; others render the last response with its reasoning and earlier ones
+    /// without.
     /// Cost: that of [`Self::chat`], twice. Errors: see [`PromptError`].
     pub fn chat_prefix(&self, request: &ChatPrompt) -> Result<Vec<Token>, PromptError> {
         let role = request.messages.last().and_then(|message| message.get("role")).and_then(Json::as_str);
@@ -194,8 +196,8 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Returns the number of a chat's tokens before the text of its last user message; `None` if there is no such
-    /// message or the template refuses another one in its place.
+    /// Returns the number of a chat's tokens before the text of its last user message; `None` if the chat has no user
+    /// message or the template refuses the probe message in its place.
     ///
     /// Cost: like [`Self::chat`]. Shape: `tokens` is the result of [`Self::chat`] for the request.
     pub fn last_user_message_start(&self, request: &ChatPrompt, tokens: &[Token]) -> Option<u32> {
@@ -241,7 +243,7 @@ impl PromptMaker {
         tokens
     }
 
-    /// Returns the longest stretch of a text that [`Self::tokenize`] cannot cut. Units: bytes.
+    /// Returns the length of the longest part of a text that [`Self::tokenize`] cannot cut. Units: bytes.
     ///
     /// Cost: a look at each byte.
     pub fn longest_portion(&self, text: &str) -> usize {
@@ -288,8 +290,8 @@ impl PromptMaker {
         })
     }
 
-    /// Returns the fingerprint of the chat templates in use, and of what is done to them; a model whose own cannot be
-    /// used has a fingerprint of its own.
+    /// Returns the fingerprint of the chat templates in use and of `tools_first`. All models whose own template cannot
+    /// be used share one fingerprint.
     pub fn chat_template_fingerprint(&self) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 chat template v1");
         let templates =
@@ -309,8 +311,8 @@ impl PromptMaker {
         self.fragments.counters()
     }
 
-    /// Returns how the response to a chat request is constrained and parsed; `None` if the whole response is its
-    /// content.
+    /// Returns the format in which the response to a chat request is constrained and parsed; `None` if the whole
+    /// response is its content.
     ///
     /// Shape: `prompt` is the result of [`Self::chat`] for the request.
     /// Cost: milliseconds if no request before had the same tools and switches. Errors: `Tool`, `Field` and those of
@@ -350,12 +352,12 @@ impl PromptMaker {
         text
     }
 
-    /// Cuts a text at its special tokens, the template's and the client's.
+    /// Cuts a text at all its special tokens, whether the template or the client wrote them.
     fn cut_text(&self, text: String) -> Cut {
         Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins: None }
     }
 
-    /// Cuts a rendered request at the control tokens that are the template's own.
+    /// Cuts a rendered request at the control tokens that the template itself wrote.
     fn cut(&self, rendered: Rendered) -> Cut {
         let cut = |text: String, stand_ins| {
             let text = self.without_affixes(text);
@@ -422,7 +424,7 @@ impl Templates {
 
 /// Renders tools in front of the system text from now on.
 ///
-/// Errors: the reason why the template that renders them cannot.
+/// Errors: the reason why the template that renders tools cannot do so.
 fn put_tools_first(templates: &mut Result<Templates, WrongTemplate>) -> Result<(), String> {
     let templates = templates.as_mut().map_err(|wrong| wrong.reason.clone())?;
     let of_tools = templates.tool_use.as_mut().unwrap_or(&mut templates.default);

@@ -50,7 +50,7 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
 
 /// Returns whether the template enables thinking, and its other variables, like llama-server.
 ///
-/// Errors: `Field` if a variable is not one that clients may set, or has a wrong type.
+/// Errors: `Field` if clients may not set a variable, or its type is wrong.
 pub(crate) fn switches(request: &ChatPrompt) -> Result<(bool, Map<String, Json>), PromptError> {
     let refused = |reason: String| PromptError::Field { field: "chat_template_kwargs", reason };
     let mut kwargs = request.chat_template_kwargs.clone().unwrap_or_default();
@@ -97,12 +97,12 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
     match before.last() {
         None => return Ok(None),
         Some(previous) if is_assistant(previous) => {
-            return Err(refused("of two assistant's messages at the end, it is not clear which one goes on"));
+            return Err(refused("of two assistant's messages at the end, it is not clear which one is to be continued"));
         }
         Some(_) => {}
     }
     if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
-        return Err(refused("an assistant's message with tool calls cannot go on; their results must follow"));
+        return Err(refused("an assistant's message with tool calls cannot be continued; the calls' results must follow"));
     }
     let reasoning = message.get("reasoning_content").and_then(Json::as_str).unwrap_or_default().into();
     let content = match message.get("content") {
@@ -116,14 +116,14 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
     Ok(Some(Continued { reasoning, content }))
 }
 
-/// Returns the messages with their indexes. System messages that the template does not show are joined to others: at
-/// the beginning to the first, later ones to the user's turn that they are in.
+/// Returns the messages with their indexes. System messages that the template does not show are joined to other
+/// messages: those at the beginning to the first one, later ones to the user's turn that they are in.
 ///
-/// A later one stays in its place, because the prompts of the conversation so far begin with the messages before it.
+/// A later system message stays in its place, so that the prompt still begins with the prompts of earlier turns.
 fn placed(messages: &[Map<String, Json>], places: SystemPlaces) -> Vec<(usize, Cow<'_, Map<String, Json>>)> {
     let mut placed: Vec<(usize, Cow<'_, Map<String, Json>>)> = Vec::with_capacity(messages.len());
     let mut is_beginning = true;
-    // Whether the last turn has a system message that was moved into it.
+    // Whether a system message was moved into the last turn.
     let mut holds_system = false;
     for (index, message) in messages.iter().enumerate() {
         let is_system = has_role(message, &["system", "developer"]);

@@ -44,9 +44,9 @@ pub(crate) struct Partitioner {
 enum Pass {
     /// The vocabulary has none.
     Nothing,
-    /// They begin with these bytes; the automaton runs only where one of them occurs.
+    /// The special tokens begin with these bytes; the automaton runs only where one of the bytes occurs.
     Starts { bytes: [u8; 3], automaton: AhoCorasick },
-    /// The automaton reads every byte.
+    /// The special tokens begin with many different bytes, so the automaton reads every byte.
     Whole(AhoCorasick),
 }
 
@@ -86,7 +86,7 @@ impl Pass {
     }
 }
 
-/// Returns one to three different bytes, the last repeated; `None` where there are none or more.
+/// Returns one to three different bytes, the last repeated; `None` if there are none or more than three.
 fn up_to_three(bytes: &[u8]) -> Option<[u8; 3]> {
     let last = *bytes.last()?;
     let at = |n: usize| bytes.get(n).copied().unwrap_or(last);
@@ -140,7 +140,8 @@ impl Partitioner {
     }
 }
 
-/// Most bytes of patterns for which the faster automaton is built: it takes up to a kilobyte per byte.
+/// Longest patterns, all together, for which the faster automaton is built. Units: bytes. Source: own choice: it takes
+/// up to a kilobyte per byte, 64 MiB.
 const DFA_PATTERN_BYTES_MAX: usize = 1 << 16;
 
 /// Returns a searcher for any of `texts`; `None` if there are none.

@@ -2,13 +2,14 @@
 //!
 //! If llama.cpp has no splitter of its own for a vocabulary, it uses `std::regex`. That recurses at least once per
 //! character of a match, and a full stack ends the process. A match hardly extends beyond a run of one kind of
-//! character. So such a run is cut into pieces, counted from the run's start, and a text that continues is cut alike.
+//! character. So such a run is cut into pieces, counted from the run's start: a text that grows at its end is still cut
+//! at the same places.
 //!
 //! Not here: cuts between words, which change no token (`words`).
 
 /// Longest run that is tokenized in one piece. Units: bytes.
 ///
-/// Source: a run of 16 KiB fills a stack of 2 MiB, as tokio's threads have; no word of a language comes near.
+/// Source: a run of 16 KiB fills a stack of 2 MiB, as tokio's threads have; no word of a language is that long.
 pub(crate) const RUN_BYTES_MAX: usize = 1024;
 
 /// Pre-tokenizers for which llama.cpp has splitters of its own, which do not recurse.
@@ -72,7 +73,7 @@ fn class(c: char) -> Option<Class> {
 
 /// Returns the pieces of a text in which no run has more than [`RUN_BYTES_MAX`] bytes.
 ///
-/// Cost: O(n). Shape: joined they are the text; a single piece if nothing is cut.
+/// Cost: O(n). Shape: the pieces concatenated are the text; a single piece if nothing is cut.
 pub(crate) fn pieces(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let (mut piece_start, mut run_start, mut run_class) = (0, 0, None);

@@ -1,8 +1,9 @@
 //! Prevents text of clients from spelling control tokens, whatever a template does with it.
 //!
-//! A template is rendered a second time with placeholders for the characters with which a control token can begin or
-//! end, wherever the *client* wrote them. A control token in that rendering has its first and last character from the
-//! template. One that is only in the plain rendering is the client's. Not here: finding control tokens (`partition`).
+//! A template is rendered a second time in which the *client's* characters with which a control token can begin or end
+//! are replaced by placeholders. So the first and last character of a control token in that rendering come from the
+//! template. A control token that is only in the plain rendering comes from the client. Not here: finding control
+//! tokens (`partition`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,10 +22,10 @@ pub(crate) struct Shield {
     /// First and last characters of all control tokens.
     hazards: Vec<char>,
     controls: Option<AhoCorasick>,
-    /// Searcher for the template's own literals, such as `</think>`, which it compares with content and which stay
-    /// unchanged.
+    /// Searcher for literals in the template's source, such as `</think>`. The template compares them with content, so
+    /// they stay unchanged in the client's text.
     literals: Option<AhoCorasick>,
-    /// Placeholders that the template's source contains.
+    /// Placeholders that cannot be used, because the template's source contains them.
     taken: BTreeSet<char>,
 }
 
@@ -76,7 +77,7 @@ impl Shield {
 
     /// Returns whether a text contains a dangerous character.
     fn is_dangerous(&self, text: &str) -> bool {
-        // Most vocabularies have few, which are searched many bytes at a time.
+        // Most vocabularies have few of these characters, which can be searched many bytes at a time.
         match (&self.hazards[..], text.as_bytes()) {
             ([a], bytes) if a.is_ascii() => memchr::memchr(*a as u8, bytes).is_some(),
             ([a, b], bytes) if a.is_ascii() && b.is_ascii() => memchr::memchr2(*a as u8, *b as u8, bytes).is_some(),
@@ -126,7 +127,7 @@ impl Shield {
         shielded.into()
     }
 
-    /// Returns where `text` contains literals of the template that are no part of a control token.
+    /// Returns where `text` contains literals of the template that cannot be a part of a control token.
     fn exempt(&self, text: &str) -> Vec<Range<usize>> {
         let Some(literals) = &self.literals else { return Vec::new() };
         let mut exempt: Vec<Range<usize>> = literals.find_iter(text).map(|found| found.range()).collect();

@@ -1,10 +1,11 @@
 //! White space in grammars of calls, as the template writes it, so that a model's output is the same in the next
 //! prompt.
 //!
-//! llama.cpp's grammars allow white space where a template writes none, or one kind of it. A call rendered by the
-//! template is matched with the grammar, converted to a regular expression, and the white space found at each place
-//! replaces the optional one. A place that was not matched, or with two kinds, stays as it is. Arguments that only
-//! brackets follow are matched up to the first bracket that may be their last, so white space after them may be missed.
+//! llama.cpp's grammars allow any white space where a template writes none or one kind. A call rendered by the template
+//! is matched with the grammar, converted to a regular expression, and at each place the white space that was found
+//! replaces the optional one. A place that was not matched, or that matched two kinds, stays as it is. If only brackets
+//! follow the arguments, the match ends at the first bracket that may be their last, so white space after them may be
+//! missed.
 //!
 //! Not here: the grammars themselves (`formats`), white space within arguments (`caps::Separators`).
 
@@ -14,26 +15,26 @@ use std::ops::Range;
 
 use fancy_regex::{Regex, RegexBuilder, escape};
 
-/// Longest expression that is made of a grammar. Units: bytes.
+/// Longest regular expression into which a grammar is converted. Units: bytes.
 ///
 /// Source: own choice: a format of ten tools has some 4 kB if the rules of one of them are expanded.
 const EXPRESSION_BYTES_MAX: usize = 64 << 10;
 
-/// Deepest nesting of expanded rules.
+/// Deepest nesting of expanded rules. Source: own choice, far above the few levels of llama.cpp's formats.
 const DEPTH_MAX: usize = 24;
 
-/// Most work of a match. Source: `fancy_regex`'s own unit; some 10 ms.
+/// Maximum work of a match. Source: `fancy_regex`'s own unit; some 10 ms.
 const BACKTRACKS_MAX: usize = 100_000;
 
 /// Rule of white space. Source: `SPACE_RULE` of llama.cpp's `json-schema-to-grammar.cpp`.
 const SPACE: &str = "space";
 const SPACE_EXPRESSION: &str = "(\n{1,2}[ \t]{0,20}|[ ]|)";
 
-/// A rendered call, and the tools that tell which part of the grammar it may match.
+/// A rendered call, and the names of the tools, which select the part of the grammar that it may match.
 pub(crate) struct Written<'a> {
-    /// Text from where the grammar applies.
+    /// Rendered text from the place where the grammar applies.
     pub text: &'a str,
-    /// Whether the grammar applies from the text's start; else from somewhere in it.
+    /// Whether the grammar applies from the text's start; otherwise it applies from a later place.
     pub from_start: bool,
     /// Name of the called tool.
     pub tool: &'a str,
@@ -179,8 +180,8 @@ impl<'g> Expression<'_, 'g> {
         Some(())
     }
 
-    /// Adds a part of a rule; a repeated part also occurs once by itself, so that each of its places is matched by a
-    /// group of its own.
+    /// Adds a part of a rule; a repeated part is also added once by itself, so that each of its places has a group of
+    /// its own.
     fn span(
         &mut self,
         rule: &'g str,

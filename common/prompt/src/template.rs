@@ -1,6 +1,6 @@
 //! A compiled chat template, rendered as Hugging Face's transformers renders it.
 //!
-//! It uses minijinja with transformers' settings; the differences to Python are in `template/python.rs`. Not here: the
+//! It uses minijinja with transformers' settings; `template/python.rs` adds what minijinja lacks. Not here: the
 //! conversion of a request for a template (`messages`), and tokens.
 
 mod python;
@@ -25,10 +25,10 @@ pub const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Source: a million tokens of context at four bytes a token, times four.
 pub const RENDERED_BYTES_MAX: usize = 16 << 20;
 
-/// Most template instructions of one rendering; more of them means an endless loop.
+/// Most template instructions of one rendering; a template that runs more is taken to be in an endless loop.
 ///
 /// Source: a chat of 1,000 messages runs at most 3.7 million in the templates of llama.cpp (Gemma 4, whose cost grows
-/// with the square of the number); 50 million take about two seconds.
+/// with the square of the number of messages); 50 million take about two seconds.
 pub const TEMPLATE_FUEL_MAX: u64 = 50_000_000;
 
 /// Deepest recursion of a template.

@@ -1,9 +1,9 @@
 //! Tools in front of the system text, for chat templates that render them behind it.
 //!
 //! Agents write a project's path into the system text, so tools behind it are new text in every project. The template
-//! renders a request as ever; then both parts change places within the system message: `head text space tools` becomes
-//! `head tools space text`. The parts are found by rendering small conversations with a mark as the system text, with
-//! tools and without.
+//! renders a request as usual; then the tools and the system text change places within the system message: `head text
+//! space tools` becomes `head tools space text`. The parts are found by rendering small conversations, with tools and
+//! without, whose system text is a mark.
 //!
 //! Not here: the conversion of a request for a template (`messages`).
 
@@ -22,13 +22,13 @@ const MARK: char = '\u{f8fd}';
 const QUESTION: &str = "warmpath question";
 /// Name of a tool in the conversation that shows the tools' place.
 const TOOL: &str = "warmpath_tool";
-/// Its system text.
+/// System text of that conversation.
 const TEXT: &str = "warmpath text";
 
 /// Place of the tools in the prompts of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolsPlace {
-    /// Unknown: the template does not render both tools and a system text.
+    /// The place is unknown: the template does not render both tools and a system text.
     Unknown,
     /// In front of the system text.
     Front,
@@ -42,7 +42,7 @@ pub(crate) enum ToolsPlace {
 struct SystemMessage {
     head: String,
     text: String,
-    /// Everything that is rendered because of the tools, from the white space behind the system text on.
+    /// Everything that is rendered because of the tools, from the white space behind the system text.
     tools: String,
     /// The rest of the prompt.
     behind: String,
@@ -96,8 +96,8 @@ pub(crate) fn conversation() -> (Json, Json) {
     (messages, json!([{"type": "function", "function": function}]))
 }
 
-/// Returns the text that was rendered of `variables`, with the tools in front of the system text; `None` if it has not
-/// both, or not as they stand in a small conversation.
+/// Returns `rendered`, the rendering of `variables`, with the tools in front of the system text; `None` if it does not
+/// have both, or not in the form that they have in a small conversation.
 ///
 /// Cost: that of rendering the tools again.
 pub(crate) fn tools_first(
@@ -113,7 +113,7 @@ pub(crate) fn tools_first(
 }
 
 impl SystemMessage {
-    /// Finds the parts of the system message of a request with these variables; they are the same afterwards.
+    /// Finds the parts of the system message of a request with these variables; the variables are the same afterwards.
     fn find(variables: &mut Json, render: &impl Fn(&Json) -> Result<String, PromptError>) -> Option<Self> {
         if variables["tools"].as_array().is_none_or(Vec::is_empty) {
             return None;
@@ -141,7 +141,7 @@ impl SystemMessage {
         let (bare_head, behind) = around_mark(without)?;
         let text = said.strip_prefix(bare_head)?.strip_suffix(behind)?;
         let tools = with_tools.strip_suffix(behind)?;
-        // Tools in another message stand behind the end of the system's, with which `behind` begins as well.
+        // Tools in another message stand behind the end of the system message; `behind` begins with that end, too.
         let mut common = with_tools.bytes().zip(behind.bytes()).take_while(|(a, b)| a == b);
         let is_same_message = common.all(|(byte, _)| byte.is_ascii_whitespace());
         let is_apart = tools.starts_with(char::is_whitespace) && !tools.trim().is_empty();
@@ -163,7 +163,7 @@ fn is_system(message: &Json) -> bool {
     matches!(message["role"].as_str(), Some("system" | "developer"))
 }
 
-/// Returns the texts before and behind the mark; `None` unless it is there once.
+/// Returns the texts before and behind the mark; `None` unless the mark occurs exactly once.
 fn around_mark(text: &str) -> Option<(&str, &str)> {
     text.split_once(MARK).filter(|(_, behind)| !behind.contains(MARK))
 }

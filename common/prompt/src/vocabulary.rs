@@ -19,9 +19,9 @@ use crate::partition::Special;
 use crate::runs;
 use crate::words::{self, Words, allows_cuts};
 
-/// Length of a portion, if the text may be cut there: cancelled work ends after each portion. Units: bytes.
+/// Length of a portion, if the text may be cut at its end: cancelled work ends after a portion. Units: bytes.
 ///
-/// Source: own choice: some ten milliseconds' work.
+/// Source: own choice: tokenizing it takes some ten milliseconds.
 const PORTION_BYTES: usize = 64 << 10;
 
 /// Whether the tokens of the vocabulary's settings (BOS, EOS, ...) are put around a text.
@@ -96,16 +96,17 @@ pub struct FimTokens {
 /// Places where a text may be cut so that the tokens of its portions, joined, are those of the text.
 #[derive(Debug)]
 enum Cuts {
-    /// None is known.
+    /// No place is known.
     Nowhere,
     /// Words' ends, in byte-pair encoding; each word is tokenized once.
     Words(Words),
     /// Words' ends, in SentencePiece's encoding.
     SentencePieces {
-        /// Whether llama.cpp puts a space before each text, as it stands before each portion but the first.
+        /// Whether llama.cpp puts a space before each text; it must then be left out before each portion except the
+        /// first.
         adds_space: bool,
     },
-    /// White space, of which tokens hold none.
+    /// White space, because no token contains any.
     Spaces,
 }
 
@@ -160,7 +161,7 @@ impl Vocabulary {
 
     /// Returns the lower bound on the number of a text's tokens, if there is one.
     fn find_least_tokens(&self) -> Option<LeastTokens> {
-        // Such a token absorbs white space, even in a client's text.
+        // A token with this flag absorbs white space, even in a client's text.
         if self.specials().iter().any(|special| !special.control && (special.lstrip || special.rstrip)) {
             return None;
         }
@@ -174,9 +175,9 @@ impl Vocabulary {
 
     /// Returns where texts may be cut.
     ///
-    /// In byte-pair encoding and SentencePiece's they may between a word's end and a space, if no token reaches across
-    /// such a place. Both only ever merge neighbours into tokens of the vocabulary, so no merge depends on what is
-    /// beyond. Unigram vocabularies weigh whole texts.
+    /// In byte-pair encoding and SentencePiece's they may be cut between a word's end and a space, if no token reaches
+    /// across such a place. Both encodings only merge neighbours into tokens of the vocabulary, so no merge depends on
+    /// the text beyond the cut. Unigram vocabularies weigh whole texts.
     fn find_cuts(&self) -> Cuts {
         let kind = kind(&self.model);
         if kind == WORD_PIECE {
@@ -197,7 +198,8 @@ impl Vocabulary {
     fn find_cuts_between_sentence_pieces(&self) -> Cuts {
         // Source: llama.cpp's `llama_vocab::impl::load`, with its default.
         let adds_space = self.model.meta_val_str("tokenizer.ggml.add_space_prefix").map_or(true, |adds| adds == "true");
-        // Tokens that llama.cpp finds before it encodes: the space is added behind each, and may be theirs.
+        // Tokens that llama.cpp finds before it encodes: it adds the space behind each of them, and such a token may
+        // itself contain the space.
         let mut found_first = self.specials().into_iter().filter(|special| !special.control);
         let reaches_across =
             |special: Special| special.lstrip || special.rstrip || (adds_space && words::may_adjoin_cut(&special.text));
@@ -237,7 +239,7 @@ impl Vocabulary {
         self.portions_of(text, PORTION_BYTES)
     }
 
-    /// Does the same with portions of at least so many bytes.
+    /// Cuts a text like [`Self::portions`], into portions of at least `bytes_min` bytes.
     pub fn portions_of<'t>(&self, text: &'t str, bytes_min: usize) -> impl Iterator<Item = &'t str> {
         let mut rest = Some(text);
         std::iter::from_fn(move || {
@@ -249,12 +251,12 @@ impl Vocabulary {
         })
     }
 
-    /// Returns the longest stretch of a text that is tokenized at a time. Units: bytes.
+    /// Returns the length of the longest part of a text that is tokenized at once. Units: bytes.
     pub fn longest_portion(&self, text: &str) -> usize {
         self.portions(text).map(str::len).max().unwrap_or(0)
     }
 
-    /// Leaves out the space with which a portion begins where llama.cpp adds it.
+    /// Removes the space with which a portion begins, if llama.cpp adds one.
     fn without_added_space<'t>(&self, portion: &'t str) -> &'t str {
         match self.cuts {
             Cuts::SentencePieces { adds_space: true } => portion.strip_prefix(' ').unwrap_or(portion),

@@ -12,13 +12,13 @@ use std::sync::{PoisonError, RwLock};
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-/// Most words of a generation; two are kept, 10 MB at most.
+/// Most words of a generation; two generations are kept, 10 MB at most.
 ///
 /// Source: own choice; an English text of a million words has some 30,000 different ones, most of them rare.
 const WORDS_MAX: usize = 1 << 15;
 /// Longest word that is cached. Units: bytes.
 ///
-/// Source: own choice; a longer one is a number, a link or no word at all, and seldom repeats.
+/// Source: own choice; a longer one is a number, a link or not a word, and seldom repeats.
 const WORD_BYTES_MAX: usize = 48;
 
 /// Tokens of the most recently used words. The lock is held for look-ups and insertions, never while a word is
@@ -40,7 +40,7 @@ struct Gap<'t> {
 }
 
 impl Words {
-    /// Returns the tokens of a text; words that are not cached go to `tokenize`.
+    /// Returns the tokens of a text; `tokenize` is called for words that are not cached.
     ///
     /// Cost: a look-up for each word.
     pub fn tokens(&self, text: &str, tokenize: impl Fn(&str) -> Vec<Token>) -> Vec<Token> {
@@ -95,7 +95,8 @@ impl Generations {
 
 /// Returns whether a token's spelling, as the vocabulary writes it, allows cuts between a word's end and a space.
 ///
-/// Shape: a space is itself, or the character that byte-level and SentencePiece vocabularies write for it.
+/// Shape: `spelling` has spaces as they are, or the character that byte-level and SentencePiece vocabularies write for
+/// a space.
 pub(crate) fn allows_cuts(spelling: &[u8]) -> bool {
     let is_space = |bytes: &[u8]| [" ".as_bytes(), "Ġ".as_bytes(), "▁".as_bytes()].iter().any(|s| bytes.starts_with(s));
     !spelling.iter().enumerate().any(|(at, byte)| ends_word(*byte) && is_space(&spelling[at + 1..]))

@@ -18,7 +18,7 @@ const VERSION: &str = "anthropic-version";
 /// Source: Anthropic's API reference, `limit`.
 const LIMIT_MAX: usize = 1000;
 
-/// Models of a page if the request does not say.
+/// Models of a page if the request does not set `limit`.
 ///
 /// Source: as [`LIMIT_MAX`].
 const LIMIT_DEFAULT: usize = 20;
@@ -84,7 +84,7 @@ pub fn page(all: &[Listed], uri: &Uri) -> Result<Value, PageError> {
     }
     let place = |param, id: &str| {
         let place = all.iter().position(|listed| listed.id == id);
-        place.ok_or_else(|| PageError { param, reason: format!("is `{id}`, which is no model here") })
+        place.ok_or_else(|| PageError { param, reason: format!("is `{id}`, which is not in the list") })
     };
     let (shown, has_more) = match (&asked.after_id, &asked.before_id) {
         (None, Some(before)) => {

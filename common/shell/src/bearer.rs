@@ -15,7 +15,7 @@ const BEARER: &str = "bearer ";
 pub fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     let mut bearers = headers.get_all(header::AUTHORIZATION).iter();
     let mut keys = headers.get_all(API_KEY).iter();
-    // If a header is repeated, a proxy in between may have checked another line than this server.
+    // If a header is repeated, a proxy in front of this server may have checked another one of its lines.
     match (bearers.next(), bearers.next(), keys.next(), keys.next()) {
         (Some(value), None, ..) => {
             let (scheme, key) = value.as_bytes().split_at_checked(BEARER.len())?;

@@ -1,9 +1,9 @@
 //! Request bodies, read completely: within limits of length, of time, and of the memory of all bodies that are
 //! arriving.
 //!
-//! Decoding is in `coding`. The content of bodies, and requests that have arrived completely, are left to the caller.
+//! Decoding is in `coding`. Not here: the content of bodies, and requests that have arrived completely.
 //!
-//! Memory is reserved as bytes arrive, not as they are announced. A client may use half as much of it as is free. So
+//! Memory is reserved as bytes arrive, not as they are announced. A client may use half as much memory as is free. So
 //! the more clients there are, the less each may use, and some is always left for the next one.
 
 pub mod coding;
@@ -23,14 +23,14 @@ use coding::{CODINGS, Coding};
 
 /// Longest time without a byte of a body that is still arriving, if the time limit for the whole is longer.
 ///
-/// Source: own choice: on a bad line a lost packet is sent again within seconds; a browser's upload that pauses longer
-/// is abandoned.
+/// Source: own choice: on a bad line a lost packet is sent again within seconds; an upload that pauses for longer has
+/// been abandoned.
 pub const BODY_SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Longest time for which the rest of a refused body is read and discarded, so that its client reads the response:
-/// closing a connection with unread bytes discards the response.
+/// Longest time for which the rest of a refused body is read and discarded. If the connection were closed with unread
+/// bytes, the client would not get the response.
 ///
-/// Source: own choice: 16 MiB arrive within a second in a network, and a slower client has usually looked for the
+/// Source: own choice: in a local network 16 MiB arrive within a second, and slower clients have usually read the
 /// response by then.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -39,7 +39,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
 /// Length of the parts of an encoded body; each part is freed once it has been decoded. Units: bytes.
 ///
-/// Source: own choice: half of what is decoded at a time, so that little is in memory twice, in few allocations.
+/// Source: own choice: half of `coding::PIECE_BYTES`: few allocations, and little is in memory both encoded and
+/// decoded.
 const SEGMENT_BYTES: usize = 64 << 10;
 
 /// Sender of a body, among whom memory is divided.
@@ -54,8 +55,8 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// Returns the sender at an address; for IPv6 that is the network, since a host can have any number of addresses in
-    /// it.
+    /// Returns the sender at an address; for IPv6 that is the network, since a host can have any number of a network's
+    /// addresses.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -67,7 +68,7 @@ impl Sender {
     }
 }
 
-/// Reason for which a body could not be read completely.
+/// Reason why a body could not be read completely.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum BodyError {
     /// The body is longer than the limit, as received or decoded.
@@ -147,7 +148,7 @@ impl BodyLimits {
         headers.remove(header::CONTENT_ENCODING);
         if let Err(BodyError::TooLong { .. } | BodyError::NoRoom | BodyError::UnknownCoding) = read {
             let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-            // A client that has not finished by then may miss the response.
+            // A client that is still sending afterwards may not get the response.
             let _ = timeout(DISCARD_TIMEOUT, rest).await;
         }
         read.map(without_mark)
@@ -160,13 +161,13 @@ impl BodyLimits {
                 return Ok(data);
             }
             claim.grow(data.len())?;
-            // Copied, since a piece of a few bytes keeps the kilobytes with which it was read.
+            // Copied, since a piece of a few bytes would keep the whole kilobytes of its read buffer in memory.
             whole.extend_from_slice(&data);
         }
         Ok(whole.freeze())
     }
 
-    /// Returns a body in pieces; each frees its memory when it is dropped.
+    /// Returns a body in pieces; each piece frees its memory when it is dropped.
     async fn take_apart(&self, body: &mut Body, sender: &Sender) -> Result<Vec<Bytes>, BodyError> {
         let begin = || Segment { bytes: BytesMut::new(), claim: BodyRoom::claim(&self.room, sender.clone()) };
         let (mut segments, mut last, mut n_bytes) = (Vec::new(), begin(), 0);
@@ -236,11 +237,12 @@ struct Claim {
     n_bytes: usize,
 }
 
-/// Least ratio of the memory for all bodies to the longest body: one sender gets at most a third of the memory.
+/// Lowest ratio of the memory for all bodies to the longest body. Source: one sender gets at most a third of the
+/// memory.
 pub const ROOM_BODIES_MIN: usize = 3;
 
 impl BodyRoom {
-    /// Returns the account of this much memory. Units: bytes.
+    /// Returns an account of `bytes_max` of memory. Units: bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
         Arc::new(Self { bytes_max, taken: Mutex::default() })
     }
@@ -260,7 +262,7 @@ impl BodyRoom {
 }
 
 impl Claim {
-    /// Reserves more memory. A sender may use half as much as stays free: a third if it is the only one.
+    /// Reserves more memory. A sender may use half as much as remains free, so a third of all if it is the only one.
     ///
     /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet
     /// switches, 1998. Each sender leaves two thirds of the free memory, so ten of them leave 1.7 %.

@@ -1,11 +1,12 @@
 //! Command lines, with the same rules for every program: flags, their environment variables, a configuration file,
 //! shell completions and manual pages.
 //!
-//! A flag on the command line wins over its variable, and that over the file. Empty variables are unset, switches
-//! accept the usual words, and the last value of a repeated flag counts. The flags themselves belong to the programs.
+//! A flag on the command line overrides its variable, and the variable overrides the file. An empty variable counts as
+//! unset, switches accept the usual words, and the last value of a repeated flag counts. Not here: the flags
+//! themselves.
 //!
-//! Manifests and service files set every known variable, some of them to nothing, write switches as `1` and `0`, and
-//! append flags to existing ones. clap alone takes an empty text as a value, accepts only `true` and `false`, and no
+//! Manifests and service files set every known variable, some of them to an empty text, write switches as `1` and `0`,
+//! and append flags to existing ones. clap alone takes an empty text as a value, and accepts neither `1` and `0` nor a
 //! repeated flag.
 
 mod config_file;
@@ -26,8 +27,8 @@ use config_file::ConfigFile;
 /// Flags about the configuration as a whole.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ConfigFlags {
-    /// TOML file that sets flags by their long names, as `queue-max = 64`; flags on the command line and variables win
-    /// over it.
+    /// TOML file that sets flags by their long names, as `queue-max = 64`; flags on the command line and variables
+    /// override it.
     #[arg(long, env = "WARMPATH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
@@ -56,12 +57,12 @@ pub struct DescribeFlags {
     pub man_pages: Option<PathBuf>,
 }
 
-/// What a command line asks for.
+/// Action that a command line requests.
 #[derive(Debug)]
 pub enum ParsedCommandLine<T> {
-    /// A run with these flags.
+    /// Run with these flags.
     Run(T),
-    /// This text on stdout, and nothing else.
+    /// Print this text on stdout and exit.
     Text(String),
 }
 
@@ -74,7 +75,7 @@ impl<T> ParsedCommandLine<T> {
         }
     }
 
-    /// Returns the result of a function of the flags.
+    /// Applies a function to the flags of a run.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> ParsedCommandLine<U> {
         match self {
             Self::Run(flags) => ParsedCommandLine::Run(change(flags)),
@@ -83,13 +84,13 @@ impl<T> ParsedCommandLine<T> {
     }
 }
 
-/// Reads a command line, whose first argument is the program, with the environment and the file that `--config` names.
+/// Reads a command line, whose first argument is the program, with the environment and the file in `--config`.
 ///
-/// Errors: clap's, which also carry `--help` and `--version`; for a configuration file that cannot be used, too.
+/// Errors: clap's own, which also stand for `--help` and `--version`, and those of the configuration file.
 pub fn parse<T: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLine<T>, clap::Error> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut command = T::command().args_override_self(true).mut_args(usual);
-    // The file fills in what is missing here. Errors are reported below, once it is filled in.
+    // The file sets flags that are missing here, so errors are reported only after it has been read.
     let given = command.clone().ignore_errors(true).try_get_matches_from(&arguments)?;
     if let Some(text) = described::<T>(&given)? {
         return Ok(ParsedCommandLine::Text(text));
@@ -124,7 +125,7 @@ pub fn with_tip(mut error: clap::Error, tip: String) -> clap::Error {
     error
 }
 
-/// Returns the flag with the usual handling of its variable.
+/// Returns the flag with these rules for its variable.
 fn usual(flag: Arg) -> Arg {
     let is_empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let flag = if flag.get_env().is_some_and(is_empty) { flag.env(Resettable::Reset) } else { flag };
@@ -136,7 +137,7 @@ fn value<'a, V: Clone + Send + Sync + 'static>(matches: &'a ArgMatches, id: &str
     matches.try_get_one(id).ok().flatten()
 }
 
-/// Returns the text that [`DescribeFlags`] ask for.
+/// Returns the text that [`DescribeFlags`] request.
 ///
 /// Errors: `Io` if a manual page cannot be written.
 fn described<T: Parser>(given: &ArgMatches) -> Result<Option<String>, clap::Error> {

@@ -1,6 +1,6 @@
-//! Connections for hyper's client: plain, or with TLS and the certificates that are current at that moment.
+//! Connections for hyper's client: plain, or with TLS and the current certificates.
 //!
-//! Targets are chosen by the callers. A request whose host vanishes is the subject of `watch`.
+//! Targets are chosen by the callers; `watch` detects hosts that vanish during a request.
 //!
 //! A failed handshake is distinguished from a host that cannot be reached, and a host that does not speak TLS is
 //! reported as such. A connection remembers whether it has carried a response. If it breaks before that, the host has
@@ -31,14 +31,14 @@ use watch::Watch;
 
 /// Silence on a connection after which a keepalive probe is sent, and the pause between two probes.
 ///
-/// Source: own choice: a few bytes a second for an idle connection; with `PROBES_MAX` a host that has vanished is
-/// detected as soon as by the silence of a summary stream.
+/// Source: own choice: an idle connection costs a few bytes a second, and with `PROBES_MAX` a vanished host is detected
+/// as soon as by a silent summary stream.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 
-/// Unanswered keepalive probes after which a connection is closed.
+/// Unanswered keepalive probes after which a connection is closed. Source: as [`KEEPALIVE`].
 const PROBES_MAX: u32 = 3;
 
-/// Reason for which no connection was established.
+/// Reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The host cannot be reached.
@@ -56,13 +56,13 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns whether a connection was established that could not be secured.
+    /// Returns whether TCP succeeded and TLS failed.
     pub fn is_tls(&self) -> bool {
         matches!(self, Self::PlainText | Self::Tls(_))
     }
 
-    /// Returns whether the host accepts no connections, as far as the network reports; a shortage of resources on this
-    /// machine is a different error.
+    /// Returns whether, according to the network, the host accepts no connections. False for a shortage of resources on
+    /// this machine.
     pub fn is_away(&self) -> bool {
         let Self::Tcp(error) = self else { return matches!(self, Self::Late(_)) };
         let mut cause: Option<&(dyn StdError + 'static)> = Some(&**error);
@@ -83,7 +83,7 @@ pub struct Connector {
     http: HttpConnector,
     tls: Option<Secured>,
     timeout: Duration,
-    /// Patience with hosts that may read a request late.
+    /// Patience of [`Self::with_patience_for_late_readers`].
     patience_of_watch: Option<Duration>,
 }
 
@@ -97,8 +97,8 @@ pub struct Secured {
 }
 
 impl Connector {
-    /// Returns a connector whose connections, TLS included, are established within `timeout`; in plain text if `tls` is
-    /// absent.
+    /// Returns a connector whose connections, including TLS, are established within `timeout`; they are in plain text
+    /// if `tls` is absent.
     pub fn new(tls: Option<Secured>, timeout: Duration) -> Self {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -114,7 +114,7 @@ impl Connector {
     /// at once.
     ///
     /// Source: tcp(7), `TCP_USER_TIMEOUT`. Linux also counts the time in which the host's window is full, so a server
-    /// that reads a long request late, when its turn in a queue comes, would lose it.
+    /// that first queues a long request and reads it late would lose the request.
     pub fn with_patience(mut self, patience: Duration) -> Self {
         #[cfg(target_os = "linux")]
         self.http.set_tcp_user_timeout(Some(patience));
@@ -123,7 +123,7 @@ impl Connector {
         self
     }
 
-    /// Closes connections on which the host's system acknowledges nothing for so long, whether the host reads or not.
+    /// Closes connections if the host's system acknowledges nothing for this long, even if the host reads late.
     ///
     /// Only on Linux, while a request waits for its response.
     pub fn with_patience_for_late_readers(self, patience: Duration) -> Self {
@@ -151,7 +151,7 @@ impl ConnectionHistory {
 pub struct Connection {
     stream: MaybeHttpsStream<TokioIo<TcpStream>>,
     past: ConnectionHistory,
-    /// Absent if the system itself closes the connection.
+    /// Absent if the system itself detects that the host is gone.
     watch: Option<Watch>,
 }
 
@@ -163,9 +163,9 @@ fn tcp(stream: &MaybeHttpsStream<TokioIo<TcpStream>>) -> &TcpStream {
 }
 
 impl Connection {
-    /// Checks the host before a part of a request is sent, and again later, whether the caller reads or not.
+    /// Checks the host before a part of a request is sent, and then repeatedly, even if the caller does not read.
     ///
-    /// Errors: `TimedOut` where the host is gone.
+    /// Errors: `TimedOut` if the host is gone.
     fn about_to_send(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(watch) = &mut self.watch else { return Ok(()) };
         watch.begin(tcp(&self.stream));
@@ -298,7 +298,7 @@ mod tests {
         let connector = Connector::new(None, Duration::from_secs(1)).with_patience_for_late_readers(patience);
         let mut connection = connect(&connector, address).await.expect("somebody listens");
         let (mut n_polls, mut bytes) = (0, [0; 6]);
-        // As hyper does it: it reads an idle connection, and after a request that was sent at once only when woken.
+        // Like hyper: it reads an idle connection, and after a request that was sent at once it reads only when woken.
         let woken = std::future::poll_fn(|cx| {
             n_polls += 1;
             if n_polls > 1 {
@@ -309,7 +309,7 @@ mod tests {
             Poll::Pending
         });
         let sent_at = tokio::time::Instant::now();
-        // It polls the client, too, when the time is over.
+        // After `patience` it polls the client, too.
         tokio::time::timeout(patience, woken).await.expect("it is polled");
         assert!(sent_at.elapsed() < patience, "the next check wakes the client");
     }
@@ -327,7 +327,7 @@ mod tests {
         let mut connection = connect(&connector, address).await.expect("somebody listens");
         let (mut host, _) = listener.accept().await.expect("a connection");
         let (request, mut n_sent, mut bytes) = (vec![0; REQUEST_BYTES], 0, [0; 6]);
-        // As hyper does it: it writes what there is room for, then reads.
+        // Like hyper: it writes as much as the system takes, then reads.
         let mut answer = std::pin::pin!(std::future::poll_fn(|cx| {
             while n_sent < REQUEST_BYTES {
                 match Pin::new(&mut connection).poll_write(cx, &request[n_sent..]) {
@@ -339,11 +339,11 @@ mod tests {
         }));
         // Many checks, while the host has no room for the rest.
         let waited = tokio::time::timeout(10 * patience, &mut answer).await;
-        assert!(waited.is_err(), "nothing has come: {waited:?}");
+        assert!(waited.is_err(), "nothing has arrived: {waited:?}");
         let read = async {
             let mut read = vec![0; 1 << 20];
             for _ in 0..REQUEST_BYTES / read.len() {
-                host.read_exact(&mut read).await.expect("all of it comes");
+                host.read_exact(&mut read).await.expect("everything arrives");
             }
             host.write_all(b"answer").await.expect("it is taken");
         };

@@ -1,7 +1,6 @@
-//! The limit on open files, and the number of them that connections of clients may take.
+//! The limit on open files, and the number of open files that clients' connections may take.
 //!
-//! Clients from outside can take only a known share; the rest is for upstream connections, files and the admin
-//! listener.
+//! Clients can take only a fixed share; the rest is for upstream connections, files and the admin listener.
 
 use crate::listen::ADMIN_CONNECTIONS_MAX;
 
@@ -11,14 +10,14 @@ use crate::listen::ADMIN_CONNECTIONS_MAX;
 /// Source: own choice: a worker with a disk tier has some 40.
 const RESERVED: usize = 64;
 
-/// Most connections of clients unless a flag sets it, however many open files are allowed.
+/// Most connections of clients unless a flag sets another number, even if more open files are allowed.
 ///
 /// Source: own choice: four times the requests that a router answers at a time; a connection takes some 20 KiB.
 const CONNECTIONS_MAX_DEFAULT: usize = 16_384;
 
-/// Fewest connections of clients unless a flag sets it.
+/// Fewest connections of clients that are allowed unless a flag sets another number.
 ///
-/// Source: own choice.
+/// Source: own choice: a server with few open files still serves a few clients.
 const CONNECTIONS_MIN_DEFAULT: usize = 8;
 
 /// Raises the soft limit on open files as far as possible; returns it.
@@ -28,8 +27,8 @@ pub fn raise() -> std::io::Result<u64> {
     rlimit::increase_nofile_limit(u64::MAX)
 }
 
-/// Returns the number of client connections that the limit on open files allows: each may need another one to an
-/// upstream.
+/// Returns the number of client connections that the limit on open files allows: each connection may need another one
+/// to an upstream.
 pub fn connections_max() -> usize {
     // If the limit is unknown, it is treated as unlimited.
     let limit = rlimit::Resource::NOFILE.get_soft().unwrap_or(u64::MAX);

@@ -8,10 +8,10 @@ use warmpath_common::dialects::anthropic;
 use warmpath_common::ids::RequestId;
 use warmpath_common::openai;
 
-/// Mark of a response that is an error of ours, with its message for other dialects.
+/// Mark of a response that is one of our errors, with its message for other dialects.
 #[derive(Debug, Clone)]
 pub struct Refused {
-    /// Message, in Anthropic's words where its clients look for them.
+    /// Message; in Anthropic's words if Anthropic's clients search for them.
     message: String,
 }
 
@@ -24,7 +24,7 @@ impl Refused {
     }
 }
 
-/// Returns an error of ours in Anthropic's format; any other response is unchanged.
+/// Returns one of our errors in Anthropic's format, and any other response unchanged.
 pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
     let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
     let status = response.status().as_u16();

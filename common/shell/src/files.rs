@@ -1,6 +1,6 @@
-//! Files that change while the program runs: read every second.
+//! Files that may change while the program runs; they are read every second.
 //!
-//! The callers read their content.
+//! Not here: reading and parsing their content.
 //!
 //! Files are polled, not watched, so that a mounted Secret, a rename over a file and a write to it are handled alike. A
 //! missing or invalid file changes nothing, is counted, and is logged once.

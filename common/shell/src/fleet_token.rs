@@ -1,9 +1,9 @@
 //! The fleet's token: a bearer secret that routers send to workers, and that workers require of every client.
 //!
-//! Router and worker decide where it is sent and required.
+//! Not here: on which paths it is sent and required.
 //!
-//! A file has several tokens, one a line, so that they can be changed while the fleet runs. The server accepts any of
-//! them. The client sends the first one, and another one if that is rejected.
+//! A file may have several tokens, one a line, so that the token can be changed while the fleet runs. A server accepts
+//! each of them. A client sends the first one, and the next one if that is rejected.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub const TOKEN_BYTES_MIN: usize = 32;
 
 /// Length of the longest token. Units: bytes.
 ///
-/// Source: own choice: far below the 8 KiB that servers take as a header.
+/// Source: own choice: far below the 8 KiB that servers accept as a header.
 pub const TOKEN_BYTES_MAX: usize = 1024;
 
 /// Most tokens of a file.
@@ -31,10 +31,10 @@ pub const TOKENS_MAX: usize = 8;
 
 /// Length of the longest file of tokens. Units: bytes.
 ///
-/// Source: own choice: every token at its longest, and as much of comments.
+/// Source: own choice: all tokens at their maximum length, and as many bytes of comments.
 pub const FILE_BYTES_MAX: usize = 16 << 10;
 
-/// Reason for which a file of tokens cannot be used. No token is quoted.
+/// Reason why a file of tokens cannot be used. Messages never contain a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It cannot be read.
@@ -95,7 +95,8 @@ impl FleetTokens {
         Ok(Self { tokens: ArcSwap::from_pointee(read(path)?) })
     }
 
-    /// Returns whether a presented secret is one of the tokens; the time does not depend on how similar it is.
+    /// Returns whether a presented secret is one of the tokens; the time that this takes does not reveal how similar
+    /// they are.
     pub fn accept(&self, presented: &[u8]) -> bool {
         let tokens = self.tokens.load();
         tokens.iter().fold(Choice::from(0), |known, token| known | token.bytes().ct_eq(presented)).into()
@@ -111,7 +112,7 @@ impl FleetTokens {
         let look = || {
             let tokens = read(&path)?;
             if **self.tokens.load() != tokens {
-                tracing::info!(path = %path.display(), n_tokens = tokens.len(), "the fleet's tokens are read anew");
+                tracing::info!(path = %path.display(), n_tokens = tokens.len(), "the fleet's tokens were read again");
                 self.tokens.store(Arc::new(tokens));
             }
             Ok::<_, TokenError>(())
@@ -119,7 +120,7 @@ impl FleetTokens {
         let tell = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
-                tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last one stands");
+                tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last tokens stay in force");
             }
         };
         files::watch(look, tell).await;
@@ -177,7 +178,7 @@ mod tests {
         }
         let shown = tokens.shown();
         assert_eq!((shown.len(), shown[0].to_str().expect("text")), (2, format!("Bearer {first}").as_str()));
-        assert!(!format!("{tokens:?} {shown:?}").contains(&first), "it shows itself to no log");
+        assert!(!format!("{tokens:?} {shown:?}").contains(&first), "logs do not show it");
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Names by which a server may be called.
+//! Names by which clients may address a server.
 //!
-//! A web page of a foreign origin can reach a server if its own name resolves to the server's address (DNS rebinding).
-//! The browser then sends that name as `Host`. Addresses, and names that only the operator can make resolve, are safe
-//! from that.
+//! A web page from another site can reach a server if the site's name resolves to the server's address (DNS rebinding).
+//! The browser then sends that name as `Host`. Addresses, and names that only the operator can define, are safe.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr as _;
@@ -13,7 +12,7 @@ use axum::http::{Request, Version, header};
 /// Value of a flag that allows every name.
 pub(crate) const ANY: &str = "*";
 
-/// Names by which a server may be called.
+/// Names by which clients may address a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowedHosts {
     /// Every name.
@@ -27,7 +26,7 @@ pub enum AllowedHosts {
     },
 }
 
-/// Addresses by which a server may be called.
+/// Addresses by which clients may address a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Addresses {
     /// Loopback addresses of this machine.
@@ -44,14 +43,14 @@ pub struct HostError {
     pub text: String,
 }
 
-/// Reason for which a request is refused.
+/// Reason why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostRefusal {
     /// The request must name exactly one host.
     #[error("an HTTP/1.1 request must have one `Host` header")]
     NotOne,
     /// The request names a host that is not allowed.
-    #[error("this server may not be called `{host}`: --allowed-host names the hosts that it may be called")]
+    #[error("clients may not address this server as `{host}`: --allowed-host lists the allowed names")]
     Unknown {
         /// Name.
         host: String,
@@ -69,8 +68,8 @@ impl HostRefusal {
 }
 
 impl AllowedHosts {
-    /// Returns the names by which clients may call a server that listens at `listen`: any name if that is not loopback
-    /// and no name is given.
+    /// Returns the names by which clients may address a server that listens at `listen`: any name if that is not a
+    /// loopback address and no name is given.
     ///
     /// Errors: a name is invalid.
     pub fn of_clients(given: &[String], listen: SocketAddr) -> Result<Self, HostError> {
@@ -82,7 +81,7 @@ impl AllowedHosts {
         Ok(Self::Listed { names: names(given)?, addresses })
     }
 
-    /// Returns the names by which operators may call an admin listener: any address, and the given names.
+    /// Returns the names by which operators may address an admin listener: any address, and the given names.
     ///
     /// Errors: a name is invalid.
     pub fn of_operators(given: &[String]) -> Result<Self, HostError> {
@@ -92,7 +91,7 @@ impl AllowedHosts {
         Ok(Self::Listed { names: names(given)?, addresses: Addresses::Every })
     }
 
-    /// Checks that a request calls the server by an allowed name.
+    /// Checks that a request addresses the server by an allowed name.
     ///
     /// Errors: every [`HostRefusal`].
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), HostRefusal> {

@@ -1,9 +1,9 @@
 //! Code that router and worker share around their cores: the listener, TLS, the fleet's token, watched files, the log,
 //! errors in other dialects, traces, command lines.
 //!
-//! What is served, decided or computed belongs to router and worker.
+//! Not here: everything that is served, decided or computed.
 //!
-//! All that protects a listener exists once, so that both programs behave alike.
+//! A listener's protection is implemented once, so that both programs behave alike.
 
 pub mod anthropic_models;
 pub mod bearer;

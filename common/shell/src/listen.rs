@@ -3,9 +3,8 @@
 //! The routes come from router and worker; certificates are in `tls`, and the choice of the displaced connection is in
 //! `connections`.
 //!
-//! A client that lets the server wait is disconnected after the head timeout. If the limit of connections is reached,
-//! the connection whose client has been silent for longest is displaced by the next: silent clients never lock others
-//! out.
+//! A client that makes the server wait is disconnected after the head timeout. At the limit of connections, a new
+//! connection displaces the one whose client has been silent for longest, so silent clients never lock others out.
 
 mod connections;
 mod watched;
@@ -42,12 +41,13 @@ pub use self::connections::Connections;
 
 /// Most connections to an admin listener: probes, scrapers and operators.
 ///
-/// Source: own choice: a probe, two scrapers and some pages that are open take about ten.
+/// Source: own choice: a probe, two scrapers and some open pages take about ten.
 pub const ADMIN_CONNECTIONS_MAX: usize = 32;
 
 /// Pause after a failure to accept a connection.
 ///
-/// Source: own choice: file descriptors are freed when a connection ends; a probe waits for a second at least.
+/// Source: own choice: by then a connection may have ended and freed a file descriptor; health probes wait for at least
+/// a second.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time in which a displaced connection may send the rest of a response.
@@ -66,7 +66,7 @@ static REFUSAL: LazyLock<String> = LazyLock::new(|| {
 /// Flags of the listener for clients.
 #[derive(Debug, Clone, Args)]
 pub struct ListenFlags {
-    /// Most connections of clients at a time; a further one displaces the connection that has been silent for longest,
+    /// Most connections of clients at a time; a further connection displaces the one that has been silent for longest,
     /// or gets status 503 [default: what the limit on open files allows, at most 16384].
     #[arg(long, env = "WARMPATH_CONNECTIONS_MAX", value_name = "N")]
     connections_max: Option<NonZeroUsize>,
@@ -76,19 +76,20 @@ pub struct ListenFlags {
     #[arg(long, env = "WARMPATH_CONNECTIONS_PER_ADDRESS_MAX", value_name = "N")]
     connections_per_address_max: Option<NonZeroUsize>,
 
-    /// Most memory of request bodies that are still arriving, at least three times --body-max. A sender gets at most a
-    /// third of it, and less while others send; further bodies get status 429 [default: 256, or what --body-max needs].
+    /// Most memory of request bodies that are still arriving, at least three times --body-max. One sender gets at most
+    /// a third of it, and less while others send; further bodies get status 429 [default: 256, or what --body-max
+    /// needs].
     #[arg(long, env = "WARMPATH_BODY_MEMORY_MAX", value_name = "MIB")]
     body_memory_max: Option<usize>,
 
-    /// Host name or address by which clients may address this server, besides those of the machine itself, or * for
-    /// all; may be repeated, or a list with commas. By default a server on a loopback address accepts no other, and one
-    /// on another address accepts all.
+    /// Host name or address by which clients may address this server, in addition to the machine's own names, or * for
+    /// all; may be repeated, or a list with commas. By default a server on a loopback address accepts no further names,
+    /// and a server on another address accepts all.
     #[arg(long = "allowed-host", env = "WARMPATH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
     allowed_hosts: Vec<String>,
 
-    /// Host name by which operators may address the admin listener, besides addresses, localhost and the names of
-    /// --allowed-host, or * for all; may be repeated, or a list with commas.
+    /// Host name by which operators may address the admin listener, in addition to addresses, localhost and the names
+    /// of --allowed-host, or * for all; may be repeated, or a list with commas.
     #[arg(
         long = "admin-allowed-host",
         env = "WARMPATH_ADMIN_ALLOWED_HOST",
@@ -114,14 +115,14 @@ impl ListenFlags {
         }
     }
 
-    /// Returns the names by which clients may call a server that listens at `listen`.
+    /// Returns the names by which clients may address a server that listens at `listen`.
     ///
     /// Errors: a name is invalid.
     pub fn allowed_hosts(&self, listen: SocketAddr) -> Result<AllowedHosts, HostError> {
         AllowedHosts::of_clients(&self.allowed_hosts, listen)
     }
 
-    /// Returns the names by which operators may call the admin address.
+    /// Returns the names by which operators may address the admin listener.
     ///
     /// Errors: a name is invalid.
     pub fn admin_allowed_hosts(&self) -> Result<AllowedHosts, HostError> {
@@ -129,8 +130,8 @@ impl ListenFlags {
         AllowedHosts::of_operators(&self.admin_allowed_hosts.iter().chain(of_clients).cloned().collect::<Vec<_>>())
     }
 
-    /// Returns the memory for bodies of which each has at most `body_bytes_max`; `None` if the flag's value is less
-    /// than they need. Units: bytes.
+    /// Returns the memory for request bodies; `None` if the flag's value is too small for bodies of `body_bytes_max`.
+    /// Units: bytes.
     pub fn body_memory(&self, body_bytes_max: usize) -> Option<usize> {
         let needed = body_bytes_max.saturating_mul(ROOM_BODIES_MIN);
         match self.body_memory_max {
@@ -163,7 +164,7 @@ pub struct ClientAddress(pub IpAddr);
 pub struct Door {
     /// Certificates of the TLS server; absent for plain text.
     pub tls: Option<CurrentServer>,
-    /// Time in which a client must send a request's head, idle time before it included.
+    /// Time in which a client must send a request's head, including idle time before it.
     pub head_timeout: Duration,
     /// Time in which a client must read some bytes of a response that waits for it.
     pub reader_timeout: Duration,
@@ -210,14 +211,14 @@ async fn stop(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
-/// Returns the seat of a new connection, if there is one.
+/// Returns the seat of a new connection, if the limits allow one.
 fn admit(door: &Door, stream: &TcpStream, peer: SocketAddr) -> Option<Arc<Seat>> {
     match Connections::enter(&door.connections, peer.ip()) {
         Accepted::Seat(seat) => Some(Arc::new(seat)),
         Accepted::Full => {
             if door.tls.is_none() {
-                // Received bytes are read first, since the system would discard the refusal with unread ones. Errors
-                // are ignored: the connection is closed.
+                // Received bytes are read first: with unread bytes the system would discard the refusal. Errors are
+                // ignored, because the connection is closed anyway.
                 let _ = stream.try_read(&mut [0; 4096]);
                 let _ = stream.try_write(REFUSAL.as_bytes());
             }
@@ -258,7 +259,7 @@ impl Served {
         let service = service_fn(|request| answer(routes.clone(), &seat, request));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        // An error means that the client is gone, late, or does not speak HTTP/1.1: it gets no response.
+        // An error means that the client is gone, late, or does not speak HTTP/1.1; such a client gets no response.
         tokio::select! {
             _ = connection.as_mut() => return,
             () = seat.displaced() => {

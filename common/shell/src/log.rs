@@ -2,8 +2,8 @@
 //!
 //! The callers decide what is logged.
 //!
-//! Logging must never fail or block its caller. A thread of its own writes; a line that cannot be written, or that
-//! exceeds the queue, is dropped and counted.
+//! Logging must never fail or block its caller. A thread of its own writes; a line that cannot be written, or for which
+//! the queue is full, is dropped and counted.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 
-/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file it loads, and the
-/// Kubernetes client an error for each attempt to reach an unavailable API server, which discovery logs once.
+/// Filter of the log unless `RUST_LOG` is set. llama.cpp logs hundreds of lines for every file it loads. The Kubernetes
+/// client logs an error at each attempt to reach an unavailable API server; discovery logs it once.
 const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
 
 /// Most lines that wait to be written.
@@ -22,9 +22,9 @@ const LOG_FILTER: &str = "info,llama-cpp-2=warn,kube_client=off";
 /// Source: own choice: some megabytes at most; llama.cpp logs some hundred lines for a file that it loads.
 const LINES_WAITING_MAX: usize = 8192;
 
-/// Longest time for which the end of a process waits for the last lines.
+/// Longest time for which a process that ends waits until its last lines are written.
 ///
-/// Source: own choice: as long as a running reader may be busy.
+/// Source: own choice: a reader of the log that still runs is rarely busy for longer.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of dropped lines.

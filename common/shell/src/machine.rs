@@ -1,6 +1,6 @@
-//! The machine's memory, as far as this process may have it.
+//! The memory that this process may use.
 //!
-//! The limit of a control group (a container's) counts as much as the machine's memory.
+//! It is limited by the machine and by the control group (of a container).
 
 use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 

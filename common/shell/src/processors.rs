@@ -1,20 +1,21 @@
 //! Turns at the processors for work that may take long, such as tokenizing.
 //!
 //! Work runs on a thread of its own while it has a turn, and there is one turn for each processor. Between two portions
-//! it gives its turn to the work that has waited longest, and queues for the next. So short work waits for at most one
-//! portion of long work.
+//! it gives its turn to the work that has waited longest, and queues for another turn. So short work waits for at most
+//! one portion of long work.
 
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Most pieces of work that pause at a time, each of which blocks a thread; more of them run to their end.
+/// Most pieces of work that pause at a time, since each blocks a thread; further pieces do not pause.
 ///
-/// Source: own choice, an eighth of tokio's threads for blocking work: those that have a turn must get one, too.
+/// Source: own choice, an eighth of tokio's threads for blocking work; work that has a turn needs one of these threads,
+/// too.
 const PAUSES_MAX: usize = 64;
 
-/// The machine's processors.
+/// Turns at the machine's processors.
 #[derive(Debug, Clone)]
 pub struct Processors {
     turns: Arc<Semaphore>,
@@ -41,7 +42,7 @@ impl Processors {
         Self { turns: semaphore(n_processors), pauses: semaphore(pauses_max) }
     }
 
-    /// Returns how many are free.
+    /// Returns how many processors are free.
     pub fn n_free(&self) -> usize {
         self.turns.available_permits()
     }
@@ -56,7 +57,7 @@ impl Processors {
 }
 
 impl ProcessorPermit {
-    /// Lets all work go first that waits already; blocks the thread until the turn comes back.
+    /// Gives the turn to work that already waits; blocks the thread until this work gets another turn.
     ///
     /// Panics: in an asynchronous task, which must not block.
     pub fn give_way(&mut self) {
@@ -96,7 +97,7 @@ mod tests {
             drop(processors.turn().await);
         }
         is_over.store(true, Ordering::Relaxed);
-        assert!(works.await.expect("no panic"), "its turn comes back");
+        assert!(works.await.expect("no panic"), "it gets another turn");
         assert_eq!((processors.n_free(), processors.pauses.available_permits()), (1, 1));
     }
 

@@ -1,8 +1,8 @@
-//! Connections whose clients must keep reading.
+//! Connections that fail if their client stops reading.
 //!
-//! A response is produced only as fast as its client reads it, since the server reads from a body only what the
-//! connection accepts. A client that reads nothing would thus keep the resources of its response forever. Its
-//! connection fails after a timeout, which drops the response.
+//! A response is produced only as fast as its client reads it, since the server takes from a body only as much as the
+//! connection accepts. So a client that reads nothing would keep the resources of its response forever. After a timeout
+//! its connection fails, which drops the response.
 
 use std::io;
 use std::pin::Pin;
@@ -15,8 +15,8 @@ use tokio::time::Sleep;
 
 /// Most bytes of a connection that wait in the system to be sent. Units: bytes.
 ///
-/// Source: several times what a client reads at a time, so that it never waits for more. Without this limit the system
-/// keeps megabytes, and a slow client seems to read nothing while it reads them.
+/// Source: several times as much as a client reads at once, so that a client never waits for the server. Without this
+/// limit the system buffers megabytes, and a slow client would seem to read nothing for as long as it reads those.
 #[cfg(target_os = "linux")]
 const UNSENT_BYTES_MAX: u32 = 128 << 10;
 

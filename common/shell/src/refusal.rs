@@ -14,7 +14,7 @@ use crate::body::coding::CODINGS;
 use crate::dialect_errors::Refused;
 use crate::hosts::HostRefusal;
 
-/// Kind of a failure, and so who can do something about it.
+/// Kind of a failure, which shows who can do something about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The request can never succeed as it is.
@@ -33,11 +33,11 @@ pub enum Class {
     TooLate,
     /// The body has an unknown content coding.
     Coding,
-    /// The model does not support it, or the server was started without a flag that it needs.
+    /// The model does not support the request, or the server was started without a flag that the request needs.
     NotSupported,
-    /// Every place is taken; there will be capacity later.
+    /// The capacity is exhausted for the moment.
     Overload,
-    /// No worker serves at the moment.
+    /// No worker is available at the moment.
     Unavailable,
     /// A router's worker failed.
     Upstream,
@@ -107,13 +107,13 @@ pub enum Refusal {
     #[error(transparent)]
     Body(#[from] BodyError),
     /// No endpoint has this path.
-    #[error("there is nothing at {path}")]
+    #[error("the path {path} does not exist")]
     PathUnknown {
         /// The path.
         path: String,
     },
-    /// The path does not take this method.
-    #[error("{path} does not take {method}")]
+    /// The path does not support this method.
+    #[error("{path} does not support the method {method}")]
     MethodRefused {
         /// The path.
         path: String,
@@ -159,7 +159,7 @@ impl Refusal {
     }
 }
 
-/// Variable part of a path, decoded, for example the name of a model. A part that is no text names nothing.
+/// Variable part of a path, decoded, for example the name of a model. A part that is not UTF-8 names nothing.
 pub struct Name(pub String);
 
 /// Refusal of a path without a [`Name`].

@@ -3,7 +3,7 @@
 //! The listener is in `listen`.
 //!
 //! Certificates are read again when their files change, so that they can be renewed while responses are running; a
-//! connection keeps those with which it started. Invalid files change nothing.
+//! connection keeps the certificates with which it started. Invalid files change nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,14 +48,14 @@ impl TlsFlags {
 pub struct ServerFiles {
     /// Its certificate and private key.
     pub own: CertFiles,
-    /// Roots of the certificates that clients must present; absent if they need none.
+    /// Roots of the certificates that clients must present; absent if clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
 /// Files of a TLS client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// Roots of the certificates that servers must present; absent for the system's.
+    /// Roots of the certificates that servers must present; absent for the system's roots.
     pub ca: Option<PathBuf>,
     /// Certificate and key for servers that ask for one.
     pub own: Option<CertFiles>,
@@ -71,13 +71,13 @@ pub struct CertFiles {
 }
 
 impl CertFiles {
-    /// Returns the files if both are given: `clap` requires that certificate and key come together.
+    /// Returns the files if both are given; `clap` ensures that neither is given alone.
     pub fn of(cert: Option<PathBuf>, key: Option<PathBuf>) -> Option<Self> {
         cert.zip(key).map(|(cert, key)| Self { cert, key })
     }
 }
 
-/// Reason for which TLS cannot be set up.
+/// Reason why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read, or is not PEM.
@@ -210,7 +210,7 @@ impl ClientFiles {
             }
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // A resumed session would be trusted because of roots that may have been removed.
+        // A resumed session would be trusted even if its root has been removed.
         config.resumption = Resumption::disabled();
         Ok(config)
     }
@@ -231,7 +231,7 @@ async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mu
         let now = contents();
         if now != known {
             read()?;
-            tracing::info!(first = ?paths.first(), "certificates are read anew");
+            tracing::info!(first = ?paths.first(), "certificates were read again");
             known = now;
         }
         Ok::<_, TlsError>(())
@@ -240,7 +240,7 @@ async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mu
         failed();
         if is_new {
             // One of the files may not be written yet.
-            tracing::warn!(%reason, "certificates cannot be used; the last ones stand");
+            tracing::warn!(%reason, "certificates cannot be used; the last ones stay in force");
         }
     };
     files::watch(look, tell).await;

@@ -27,11 +27,13 @@ pub const TRACEPARENT: &str = "traceparent";
 /// Source: W3C Trace Context, section 3.3.
 pub const TRACESTATE: &str = "tracestate";
 
-/// Version of `traceparent`; below, the length of a value of this version. Units: bytes.
+/// Version of `traceparent`.
 const VERSION: &str = "00";
 const TRACEPARENT_BYTES: usize = 55;
 
 /// Flag of a trace that is recorded.
+///
+/// Source: W3C Trace Context, section 3.2.2.5.
 const SAMPLED: u8 = 1;
 
 /// Role of a span in a call.
@@ -45,7 +47,7 @@ pub enum SpanKind {
     Client,
 }
 
-/// Attribute value of a span; there is none for texts of requests and answers.
+/// Attribute value of a span; texts of requests and answers have no variant.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     /// Name: of a worker, a model's endpoint, a reason.
@@ -61,7 +63,7 @@ pub struct Tracer(Option<Arc<Recorder>>);
 #[derive(Debug)]
 struct Recorder {
     spans: mpsc::Sender<ExportMessage>,
-    /// Share of the traces that start here which are recorded.
+    /// Recorded share of the traces that start here.
     ratio: f64,
     n_lost: AtomicU64,
 }
@@ -101,7 +103,7 @@ impl Tracer {
     /// Starts the span of a request that has arrived: in its client's trace, or in a new one.
     pub fn request(&self, headers: &HeaderMap, name: &'static str, arrived: Instant) -> Span {
         let Some(recorder) = &self.0 else { return Span(None) };
-        // A header that cannot be parsed is ignored; the ratio then decides whether the trace is recorded.
+        // An invalid header is ignored; `ratio` then decides whether the trace is recorded.
         let given = headers.get(TRACEPARENT).and_then(|value| parse(value.to_str().ok()?));
         let fresh = || {
             let trace: u128 = rand::random_range(1..=u128::MAX);

@@ -1,6 +1,6 @@
 //! JSON schemas of fields that have an open type in Rust, for the OpenAPI document.
 //!
-//! What a template makes of these fields is decided in `warmpath-prompt`. The worker's test
+//! Not here: how templates use these fields (`warmpath-prompt`). The worker's test
 //! `the_document_and_the_readers_agree_field_by_field` compares the schemas with what is accepted.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -9,7 +9,7 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 pub fn messages(_: &mut SchemaGenerator) -> Schema {
     let part = json_schema!({
         "type": "object",
-        "description": "A part of a content; only text is taken.",
+        "description": "A part of a message's content; only text is supported.",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
         "required": ["type", "text"],
     });

@@ -1,8 +1,9 @@
-//! The digest of a worker's blocks: both sides keep one, and a difference shows that a router's view is wrong.
+//! The digest of a worker's blocks: worker and router each keep one, and a difference shows that the router's view is
+//! wrong.
 //!
-//! After a difference the router asks for a snapshot; that is done elsewhere. The digest is the number of blocks and
-//! the sum of their mixed keys. A sum does not depend on the order, so each side updates its own by adding and
-//! subtracting. Keys are parts of hashes already; mixing avoids equal sums of neighbouring keys, as tests make them.
+//! Not here: the router's request for a snapshot after a difference. The digest is the number of blocks and the sum of
+//! their mixed keys. A sum does not depend on the order, so each side updates its digest by adding and subtracting.
+//! Keys are parts of hashes, so mixing matters only for the consecutive keys of tests, whose sums would often be equal.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ use crate::mix::mix;
 
 /// Digest of a set of blocks.
 ///
-/// It covers which blocks are held, not how: tier, state and slot of a block are hints that the next update renews.
+/// It covers which blocks are held, not how: tier, state and slot of a block are only hints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digest {
     /// Number of blocks.

@@ -1,9 +1,9 @@
 //! The replay buffer: the recent updates that a worker keeps, so that a router that was disconnected gets only what it
 //! missed.
 //!
-//! The worker's publisher sends the updates, the router's follower asks for them. Updates are numbered without gaps, so
-//! one stamp identifies what a receiver has missed. A receiver whose stamp is of another life, of the future, or older
-//! than the oldest kept update gets a snapshot instead.
+//! Not here: sending the updates (the worker's publisher) and asking for them (the router's `follower`). Updates are
+//! numbered without gaps, so one stamp identifies what a receiver has missed. A receiver gets a snapshot instead if its
+//! stamp is of another life, of the future, or older than the oldest kept update.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub struct ReplayLimits {
     pub bytes_max: usize,
 }
 
-/// Recent updates of one life of a worker.
+/// Recent updates of one life of a worker's process.
 #[derive(Debug, Clone)]
 pub struct ReplayBuffer<T> {
     limits: ReplayLimits,
@@ -53,7 +53,7 @@ impl<T: Clone> ReplayBuffer<T> {
         update
     }
 
-    /// Returns the updates after `after`, or `None` where a snapshot is needed.
+    /// Returns the updates after `after`, or `None` if a snapshot is needed.
     pub fn since(&self, after: Stamp) -> Option<Vec<T>> {
         if !after.is_same_life(self.last) {
             return None;

@@ -24,7 +24,7 @@ const CHOICES_MAX: usize = 4096;
 pub enum EndMark {
     /// `data: [DONE]`: OpenAI's chat completions and completions.
     Done,
-    /// `[DONE]`, from a server that may leave it out: then an object with the `finish_reason` of the only choice.
+    /// `[DONE]`, or an object with the `finish_reason` of the only choice, from a server that may leave out `[DONE]`.
     DoneOrFinished,
     /// The last object of every choice, whose `stop` is not `false`: llama-server's own completions, which have no
     /// `[DONE]`.
@@ -35,7 +35,7 @@ pub enum EndMark {
     Response,
 }
 
-/// Progress of the response that events show, the greatest last.
+/// Progress of the response that an event shows, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StreamProgress {
     /// No progress: comments, events without data, Anthropic's `ping`.

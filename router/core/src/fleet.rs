@@ -199,7 +199,7 @@ impl WorkerView {
         }
     }
 
-    /// Takes in a load that the worker reports.
+    /// Records a load that the worker reports.
     pub fn hear(&mut self, load: Load, now: Instant) {
         let is_computing = load.running_prefill_tokens > 0 || self.load.running_prefill_tokens > 0;
         if is_computing || load.rates.prefill_tokens_per_s != self.load.rates.prefill_tokens_per_s {
@@ -272,14 +272,14 @@ pub enum LookupError {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
     },
-    /// A worker will serve the name but is still loading it, or serves it and is excluded from the fleet.
+    /// A worker is still loading the model of that name, or serves it but is excluded from the fleet.
     #[error("{} not ready yet: a worker is loading it", awaited(.name.as_deref()))]
     Loading {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
     },
     /// No worker that has reported serves the name, and some have not reported yet.
-    #[error("{} not known yet: {n_unheard} of the workers have not said what they serve", awaited(.name.as_deref()))]
+    #[error("{} not known yet: {n_unheard} of the workers have not reported their models", awaited(.name.as_deref()))]
     Unheard {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
@@ -287,7 +287,7 @@ pub enum LookupError {
         n_unheard: usize,
     },
     /// No worker serves the name.
-    #[error("the model `{name}` does not exist; there is {}", some(.known))]
+    #[error("the model `{name}` does not exist; available: {}", some(.known))]
     Unknown {
         /// Requested name.
         name: String,
@@ -339,7 +339,7 @@ fn subject(name: Option<&str>) -> String {
 }
 
 fn others(names: &[String]) -> String {
-    if names.is_empty() { "nor does any other".to_owned() } else { format!("those that do: {}", list(names)) }
+    if names.is_empty() { "no other model does either".to_owned() } else { format!("models that do: {}", list(names)) }
 }
 
 /// Maximum number of names that a message lists.

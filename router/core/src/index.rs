@@ -1,10 +1,10 @@
 //! The prefix index: which worker holds how much of a hash chain.
 //!
-//! What a match is worth is decided in `cost`, whether a worker may be used in `choose`. A worker holds a prefix of a
-//! chain, so consecutive blocks are held in the same way and are kept together in segments; a lookup takes one probe
-//! per segment. Readers share the segments and never wait: one writer makes changes, mostly by replacing a segment. The
-//! index never takes more memory than its limit; the entries that were matched longest ago are evicted first. An
-//! evicted entry costs a cache hit, never a wrong answer.
+//! The value of a match is computed in `cost`; whether a worker may be used is decided in `ledger`. A worker holds a
+//! prefix of a chain, so consecutive blocks are held in the same way and are kept together in segments; a lookup takes
+//! one probe per segment. Readers share the segments and never wait: one writer makes changes, mostly by replacing a
+//! segment. The index never takes more memory than its limit; the entries that were matched longest ago are evicted
+//! first. An evicted entry costs a cache hit, never a wrong answer.
 
 mod block_table;
 mod hash;
@@ -67,8 +67,8 @@ impl PrefixIndex {
     /// Returns what each worker holds of the chain `keys`, longest first, then by worker.
     ///
     /// Shape: `keys` `[n]` in the order of the chain -> at most one match a worker.
-    /// Cost: one probe and one comparison for each segment that the chain passes, O(log n) comparisons where it parts
-    /// from one, O(1) for each worker found. Takes no lock.
+    /// Cost: one probe and one comparison for each segment that the chain passes, O(log n) comparisons if the chain
+    /// leaves a segment, O(1) for each worker found. Takes no lock.
     pub fn matches(&self, keys: &[BlockKey]) -> Vec<Match> {
         search::matches(&self.heads.load(), keys)
     }

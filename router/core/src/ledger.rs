@@ -61,9 +61,9 @@ pub struct LedgerOptions {
     pub breaker: BreakerOptions,
     /// Longest time that a request may stay unreported before its work is removed.
     pub unreported_age_max: Duration,
-    /// Time for which a worker gets nothing after it refused a request because its queue was full, or it did not serve.
+    /// Time for which a worker gets no requests after it refused one because its queue was full or it could not serve.
     pub full_pause: Duration,
-    /// Time for which a worker that has failed a request gets none that another worker can take.
+    /// Time for which a worker that has failed a request gets only requests that no other worker can take.
     pub suspicion: Duration,
     /// Limits on the work queued at workers; `None` to never hold requests back for that.
     pub admission: Option<AdmissionOptions>,
@@ -73,7 +73,7 @@ pub struct LedgerOptions {
 }
 
 impl Default for LedgerOptions {
-    /// Returns the default policy, and times of the order in which a live worker would have reported.
+    /// Returns the default policy, and times within which a live worker would have reported.
     ///
     /// Source: own choice: load is pushed at most every 10 ms and at least every second.
     fn default() -> Self {
@@ -134,7 +134,7 @@ pub struct Decision {
     pub service_ms: f64,
 }
 
-/// Receipt for a request that was sent; it must be returned by [`Ledger::ended`], once.
+/// Receipt for a request that was sent; it must be given back to [`Ledger::ended`] once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
     number: u64,
@@ -156,7 +156,7 @@ impl NoWorker {
         Self { reasons: BTreeMap::new(), pause: None }
     }
 
-    /// Returns the refusal by workers that are unavailable for these causes.
+    /// Returns the refusal for workers that are unavailable for these causes.
     pub fn counting(reasons: impl IntoIterator<Item = Unavailable>) -> Self {
         let mut counted = BTreeMap::new();
         reasons.into_iter().for_each(|why| *counted.entry(why).or_insert(0) += 1);
@@ -179,7 +179,8 @@ impl NoWorker {
         self.rest().is_none_or(|pause| pause <= patience)
     }
 
-    /// Returns the time for which every worker that serves has refused such requests; `None` if one is only busy.
+    /// Returns the time until the first of the workers that have refused such requests takes one again; `None` if a
+    /// worker is only busy.
     pub fn rest(&self) -> Option<Duration> {
         self.pause.filter(|_| !self.reasons.contains_key(&Unavailable::Busy))
     }
@@ -308,7 +309,7 @@ impl Ledger {
         Ok((decision, self.book((sent, request.model_name), filling)))
     }
 
-    /// Returns the inputs that decide if cost and load do not.
+    /// Returns the inputs that break ties of cost and load.
     fn turn(&self, request: &RouteRequest<'_>) -> TieBreak {
         TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
     }
@@ -379,7 +380,7 @@ impl Ledger {
 
     /// Removes a worker that has left; another may get its index soon. No request of this router is there any more.
     pub fn left(&mut self, worker: WorkerIdx) {
-        debug_assert_eq!(self.n_in_flight(worker), 0, "whoever has requests does not leave");
+        debug_assert_eq!(self.n_in_flight(worker), 0, "a worker with requests does not leave");
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
             *worker_ledger = WorkerLedger::default();
         }

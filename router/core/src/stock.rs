@@ -30,18 +30,19 @@ use self::rates::MeasuredRates;
 pub use self::tokenizer_source::{Counts, PeerServer, ServerInfo, StockModel, TokenizerSource, place};
 use self::usage::Usage;
 
-/// Maximum number of block keys in changes that wait to be taken; beyond it the assumed blocks are dropped as a whole.
+/// Maximum number of block keys in changes that the tracker has not taken yet; beyond it all assumed blocks are
+/// dropped.
 ///
 /// Source: own choice: 1 MB, two million tokens.
 const CHANGED_KEYS_MAX: usize = 1 << 17;
 
 /// Shortest computed part of a prompt whose time is used as a measure of a server's speed. Units: tokens.
 ///
-/// Source: own choice: of fewer tokens, overhead is most.
+/// Source: own choice: with fewer tokens the time is mostly overhead.
 const COMPUTED_TOKENS_MIN: f64 = 16.0;
 
-/// Assumed number of prompt tokens that take as long as one token of the response, where a response came in one piece
-/// and does not say.
+/// Number of prompt tokens that are assumed to take as long as one token of the response, for a response in one piece
+/// that reports no times.
 ///
 /// Source: docs/decisions/0000-measured-before.md: 900-2,600 tokens/s prefill, 7.5 ms a step of one sequence.
 const PREFILL_FOR_DECODE: f64 = 16.0;
@@ -55,7 +56,7 @@ pub struct ServerRequestId(u64);
 pub struct SentRequest {
     /// Model of the prompt.
     pub model: Fingerprint,
-    /// Block keys of the prompt; empty where they are unknown or must not be reused.
+    /// Block keys of the prompt; empty if they are unknown or must not be reused.
     pub keys: Vec<BlockKey>,
     /// Length of the prompt. Units: tokens.
     pub n_tokens: u32,

@@ -32,7 +32,7 @@ pub struct DiscoveryConfig {
 /// Address of a worker and the API it offers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkerAddress {
-    /// Its URL, with the path before every path of its API; `/` if there is none.
+    /// URL of the worker, with the path prefix of its API; `/` if there is none.
     pub url: Url,
     /// Its API.
     pub api: WorkerApi,
@@ -141,7 +141,7 @@ pub enum KubernetesPort {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WorkerUrlError {
     /// The text is no URL.
-    #[error("it is no URL")]
+    #[error("it is not a URL")]
     NoUrl,
     /// The scheme is not supported.
     #[error("the scheme must be http or https, or openai+ and one of these")]
@@ -149,11 +149,11 @@ pub enum WorkerUrlError {
     /// The URL has no host.
     #[error("the host is missing")]
     NoHost,
-    /// The host is no name that a certificate could have.
-    #[error("the host is no name and no address")]
+    /// The host is not a name that a certificate could have.
+    #[error("the host is neither a name nor an address")]
     NoName,
     /// The URL has a user name or a password.
-    #[error("a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file")]
+    #[error("a URL cannot have a user or a password; give a stock server's key by --worker-key-file")]
     Credentials,
     /// The URL has a query or a fragment.
     #[error("only scheme, host, port and path can be given")]
@@ -369,7 +369,7 @@ mod tests {
         for (line, expected) in [
             ("--worker ftp://a:1", "--worker ftp://a:1: the scheme must be http or https, or openai+ and one of these"),
             ("--worker a:1:2", "--worker a:1:2: the scheme must be http or https, or openai+ and one of these"),
-            ("--worker a", "--worker a: it is no URL"),
+            ("--worker a", "--worker a: it is not a URL"),
             ("--worker openai+http://", "--worker openai+http://: the host is missing"),
             (
                 "--worker openai+http://a:1/v1?x=1",
@@ -378,11 +378,11 @@ mod tests {
             ("--worker http://a:1/#x", "--worker http://a:1/#x: only scheme, host, port and path can be given"),
             (
                 "--worker http://me:secret@a:1",
-                "--worker a:1: a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file",
+                "--worker a:1: a URL cannot have a user or a password; give a stock server's key by --worker-key-file",
             ),
             (
                 "--worker openai+https://secret@a:1/v1",
-                "--worker a:1/v1: a URL cannot hold a user or a password; a stock server's key is given by --worker-key-file",
+                "--worker a:1/v1: a URL cannot have a user or a password; give a stock server's key by --worker-key-file",
             ),
             (
                 "--worker-dns http://me:secret@a:1",

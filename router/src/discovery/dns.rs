@@ -27,7 +27,7 @@ pub(super) async fn watch(name: DnsName, pause: Duration, (source, metrics): (So
                 metrics.discovery_failures.with_label_values(&["dns"]).inc();
                 let reason = error.to_string();
                 if reason != last_error {
-                    tracing::warn!(host = %name.host, %reason, "name cannot be resolved; its last addresses stand");
+                    tracing::warn!(host = %name.host, %reason, "name cannot be resolved; its last addresses stay in force");
                 }
                 last_error = reason;
             }

@@ -1,8 +1,8 @@
 //! Workers listed in a file, one URL per line, read again every second.
 //!
-//! The file is polled, not watched: so a Kubernetes ConfigMap, a rename over it and a write into it look the same. A
-//! file that is missing or invalid changes nothing. Neither does a half-written file: a list counts once two polls have
-//! seen it, and an empty list counts only if the file contains `none`.
+//! The file is polled, not watched, so the update of a Kubernetes ConfigMap, a rename over the file and a write into it
+//! look the same. A file that is missing or invalid changes nothing. Neither does a half-written file: a list counts
+//! once two polls have seen it, and an empty list counts only if the file contains `none`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const NONE: &str = "none";
 /// Source: own choice: a program rewrites a file within milliseconds, and a poll comes every second.
 const SETTLED_LOOKS: u32 = 2;
 
-/// Consecutive polls that must see a list without a final newline if the last list had one.
+/// Consecutive polls that must see a new list without a final newline if the last list had one.
 ///
 /// Source: own choice: long enough to notice a rewrite that stalled, short enough for an editor that omits the last
 /// newline.
@@ -49,10 +49,10 @@ pub enum FileError {
     #[error("it says `{NONE}` and lists workers")]
     Contradiction,
     /// The file listed workers and is now empty without `none`.
-    #[error("it lists no worker any more; a line `{NONE}` would say that there is none")]
+    #[error("it lists no worker any more; for a fleet without workers write a line `{NONE}`")]
     Emptied,
     /// The file ends in the middle of a line, as a half-written file does.
-    #[error("its last line has no end, as if it were being written")]
+    #[error("its last line has no line end, as if it were being written")]
     Cut,
 }
 
@@ -138,7 +138,7 @@ pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Work
     let tell = |FileFailure { reason, is_new }| {
         metrics.discovery_failures.with_label_values(&["file"]).inc();
         if is_new {
-            tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stands");
+            tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stays in force");
         }
     };
     files::watch(look, tell).await;
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn names_the_line_that_is_wrong() {
         let error = read_text("http://a:1\nhttps//b\n").expect_err("a broken line");
-        assert_eq!(chain(&error), "line 2: it is no URL");
+        assert_eq!(chain(&error), "line 2: it is not a URL");
         let error = read(Path::new("/nonexistent/workers")).expect_err("no file");
         assert!(matches!(error, FileError::Read(_)), "{error:?}");
         assert!(matches!(read_text(&"#".repeat(WORKERS_FILE_BYTES_MAX + 1)), Err(FileError::TooLong)));
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_emptied_file_changes_nothing_unless_it_says_none() {
-        let emptied = "it lists no worker any more; a line `none` would say that there is none";
+        let emptied = "it lists no worker any more; for a fleet without workers write a line `none`";
         assert_eq!(follow(&["", "# nothing\n\n", ""]), [emptied; 3]);
         assert_eq!(follow(&["none\n", "none\n", "", "\n"]), ["stands", "", "stands", "stands"]);
     }
@@ -208,10 +208,10 @@ mod tests {
     #[test]
     fn a_file_that_was_cut_off_changes_nothing_for_long() {
         let cut = "http://a:1\nhttp://b";
-        let mut expected = vec!["its last line has no end, as if it were being written"; CUT_LOOKS as usize - 1];
+        let mut expected = vec!["its last line has no line end, as if it were being written"; CUT_LOOKS as usize - 1];
         expected.push("http://a:1/ http://b/");
         assert_eq!(follow(&vec![cut; CUT_LOOKS as usize]), expected);
-        // A list that is complete but for its last newline is the same list.
+        // A list that only lacks its last newline is the same list.
         assert_eq!(follow(&["http://a:1\nhttp://b:2"]), ["stands"]);
     }
 }

@@ -26,10 +26,10 @@ use crate::metrics::Metrics;
 
 /// Label of a slice that names its service.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
-/// Duration of one watch; the next one continues where it ended. An API server that vanishes without closing its
-/// connection is noticed 5 s after that. Units: seconds. Source: docs/decisions/0033.
+/// Duration of one watch; the next one continues where it ended. If the API server vanishes without closing its
+/// connection, the router notices it 5 s after the end of the watch. Units: seconds. Source: docs/decisions/0033.
 const WATCH_S: u32 = 30;
-/// First pause after a failed watch.
+/// First pause after a failed watch. Source: own choice: an API server that only closed the watch is back at once.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 /// Longest pause, and so about the longest time that changes stay unseen after an outage. Source: docs/decisions/0033.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
@@ -82,7 +82,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
                 metrics.discovery_failures.with_label_values(&["kubernetes"]).inc();
                 let reason = chain(&error);
                 if reason != last_error {
-                    tracing::warn!(service = %service.name, %reason, "endpoints cannot be watched; the last ones stand");
+                    tracing::warn!(service = %service.name, %reason, "endpoints cannot be watched; the last ones stay in force");
                 }
                 last_error = reason;
             }
@@ -91,7 +91,8 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
 }
 
 /// Pauses between tries, each twice the last one. The pauses of `kube` grow to a minute, to protect API servers with
-/// thousands of clients. Routers are few, and after such a pause a router still sends requests to workers that ended.
+/// thousands of clients. There are few routers, and a router that pauses for a minute still sends requests to workers
+/// that have ended.
 struct Pauses(Duration);
 
 impl Default for Pauses {

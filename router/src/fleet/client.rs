@@ -1,9 +1,9 @@
 //! The connection to one worker: HTTP/1.1, over TLS if its URL says so, with the fleet's token for a Warmpath worker.
 //!
-//! Only this file opens connections to workers, so no call can omit the token and none can send it elsewhere.
-//! Certificates and tokens are read for each connection and request, so a renewed file counts at once. A stock server
-//! may close an idle connection at any time. A request that was sent just then is sent again on a new connection, so
-//! that the closed connection is not mistaken for a failed server.
+//! Only this file opens connections to workers, so no call can omit the token or send it elsewhere. Certificates and
+//! tokens are read for each connection and request, so a renewed file counts at once. A stock server may close an idle
+//! connection at any time. A request that is sent at that moment is sent again on a new connection, so that the closed
+//! connection is not mistaken for a failed server.
 //!
 //! Not here: the requests (`subscriber`, `vocabulary`, `stock`, `lifecycle`).
 
@@ -29,7 +29,7 @@ use crate::config::{CONNECTION_IDLE_MAX, STOCK_CONNECTION_IDLE_MAX, WORKER_PATIE
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// The path is not valid in a request.
-    #[error("the path cannot be asked for")]
+    #[error("the path is not valid in a request")]
     Path(#[source] axum::http::Error),
     /// No connection could be opened, or it broke.
     #[error("no answer")]
@@ -107,10 +107,10 @@ impl Clients {
 pub struct WorkerClient {
     base: Url,
     client: legacy::Client<Connector, Full<Bytes>>,
-    /// Client for a request that failed on an old connection; `None` for workers that do not close idle connections
-    /// early.
+    /// Client that sends a request again that failed on an old connection; `None` for workers that do not close idle
+    /// connections early.
     fresh: Option<legacy::Client<Connector, Full<Bytes>>>,
-    /// Tokens for the worker; `None` if it gets none.
+    /// The fleet's tokens; `None` if the worker gets none.
     tokens: Option<Arc<FleetTokens>>,
     /// Key for a stock server; `None` if clients send their own.
     key: Option<Arc<WorkerKey>>,

@@ -1,7 +1,7 @@
 //! Notice of a worker's loss, for the requests that wait for its response.
 //!
-//! The response of a worker that hangs, or that a network has swallowed, never fails by itself. So each request that
-//! waits for one also waits for this notice.
+//! If a worker hangs or the network drops its packets, its responses never fail by themselves. So each request that
+//! waits for a response also waits for this notice.
 //!
 //! Not here: detection of a loss (`subscriber`, `stock`) and its report (`tracker`).
 

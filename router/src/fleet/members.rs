@@ -1,7 +1,7 @@
 //! The members of the fleet: the shell's state of each worker, and the task that adds and removes workers.
 //!
 //! A member stays at its index until another worker takes the index, so a late reader still finds it after it has left.
-//! Its follower ends before the index is reported as free, so none of its reports comes later.
+//! Its follower ends before the index is reported as free, so no report of the follower arrives later.
 //!
 //! Not here: discovery, and the rules for indexes and leaving (the core's `membership`).
 
@@ -33,7 +33,7 @@ const SHOWN_NAME_BYTES_MAX: usize = 128;
 
 /// The shell's state of one worker.
 pub struct Member {
-    /// Its URL, up to the paths of its API.
+    /// URL of the worker, with the path prefix of its API.
     pub url: Url,
     /// Name shown to clients; it does not reveal the worker's address.
     shown_name: ArcSwap<String>,
@@ -41,7 +41,7 @@ pub struct Member {
     pub client: WorkerClient,
     /// State of the stock server; `None` for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
-    /// Notices that the view of its blocks cannot be trusted.
+    /// Notice that the view of its blocks cannot be trusted.
     pub(super) stale_reports: StaleReports,
     losses: Losses,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.

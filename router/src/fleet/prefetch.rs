@@ -1,8 +1,8 @@
-//! KV state that moves before requests need it: to a worker that joins empty, and from one that drains.
+//! Prefetch: KV state that moves before requests need it, to a worker that joins empty and from one that drains.
 //!
-//! A worker lists the prefixes that are most worth having; this task chooses which worker fetches which, and tells it.
-//! Nothing is sent through the router but tokens. A worker that does not answer is left alone: whatever is not moved is
-//! computed.
+//! A worker lists its most valuable prefixes; this task chooses which worker fetches which of them, and sends each
+//! worker its list. Only tokens pass through the router. If a worker does not answer, its prefixes are not moved but
+//! computed when needed.
 //!
 //! Not here: the choice (the core's `routing::prefetch`), hints for a single request (`lifecycle::kv_transfer`).
 
@@ -26,7 +26,7 @@ use super::Fleet;
 use super::client::CallError;
 use crate::metrics;
 
-/// Most events that wait; further ones are ignored.
+/// Maximum number of events that wait; further ones are ignored.
 ///
 /// Source: own choice: more workers than come and go in a moment.
 pub const FLEET_CHANGES_QUEUED_MAX: usize = 256;
@@ -53,7 +53,7 @@ enum PrefetchError {
     Late(#[from] tokio::time::error::Elapsed),
 }
 
-/// Handles each event in a task of its own, as long as there may be further ones.
+/// Handles each event in a task of its own, until no more can come.
 pub async fn follow(fleet: Arc<Fleet>, mut fleet_changes: mpsc::Receiver<FleetChange>) {
     let mut tasks = JoinSet::new();
     while let Some(fleet_change) = fleet_changes.recv().await {
@@ -69,7 +69,7 @@ pub async fn follow(fleet: Arc<Fleet>, mut fleet_changes: mpsc::Receiver<FleetCh
 }
 
 impl Fleet {
-    /// Tells a new worker the prefixes that others used last.
+    /// Lets a new worker fetch the prefixes that others used last.
     async fn warm(&self, worker: WorkerIdx) {
         let sources = prefetch::sources(&self.view(), worker);
         let lists =
@@ -91,7 +91,7 @@ impl Fleet {
         }
     }
 
-    /// Divides what a draining worker holds among the others.
+    /// Divides the prefixes of a draining worker among the others.
     async fn hand_over(&self, worker: WorkerIdx) {
         let receivers = prefetch::receivers(&self.view(), worker);
         if receivers.is_empty() {
@@ -130,7 +130,7 @@ impl Fleet {
         tokio::time::timeout(ANSWER_TIMEOUT, listed).await?
     }
 
-    /// Tells a worker which prefixes to fetch from whom.
+    /// Sends a worker the list of prefixes to fetch, each with its peer.
     async fn tell(
         &self,
         cause: &str,

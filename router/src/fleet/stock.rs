@@ -1,8 +1,9 @@
-//! Follower of a stock server: finds and polls it, and reports to the tracker what a Warmpath worker would send itself.
+//! Follower of a stock server: finds and polls it, and sends the tracker the reports that a Warmpath worker would send
+//! itself.
 //!
 //! Requests record their progress in one small state for each server. Its follower wakes up, takes the changes and
 //! reports them over the same channel as a summary subscriber. When a server is lost its state is dropped, because a
-//! server that returns cannot be asked what it holds.
+//! server that returns cannot be asked for its blocks.
 //!
 //! Not here: the state (the core's `stock`), polls (`probe`), requests (`request`).
 
@@ -43,7 +44,7 @@ pub struct Stock {
 }
 
 impl Stock {
-    /// Records the models' places in the fleet.
+    /// Records the models that the server stands for in the fleet.
     fn placed(&self, n_slots: u16, models: Vec<Placed>) {
         self.server().placed(n_slots, models);
         self.news.notify_one();
@@ -65,7 +66,7 @@ pub(super) struct StockServers {
 /// The tracker's state of one stock server.
 struct Known {
     declared: ServerInfo,
-    /// First names of the models whose tokens it counts differently than assumed.
+    /// First names of the models whose tokens the server counts differently than assumed.
     differing: HashSet<String>,
 }
 
@@ -119,7 +120,7 @@ impl StockServers {
         fleet.given().iter().enumerate().find(is_for).map(|(_, given)| &given.model)
     }
 
-    /// Determines for each server its models in the fleet and whose tokenizer counts their prompts.
+    /// Determines for each server its models in the fleet, and the tokenizer for their prompts.
     pub(super) fn place(&self, fleet: &Fleet, workers: Vec<&mut Arc<WorkerView>>) {
         let is_fellow = |worker: &&&mut Arc<WorkerView>| worker.stock.is_none() && worker.excluded.is_none();
         let fellows = workers.iter().filter(is_fellow).filter_map(|worker| worker.model.clone());
@@ -247,7 +248,7 @@ impl Follower {
             if let Some(server_status) = server_status {
                 let mut server = self.stock.server();
                 if server.observed(server_status) {
-                    tracing::warn!(worker = %self.member.url, "stock server has begun anew");
+                    tracing::warn!(worker = %self.member.url, "stock server has restarted");
                     server.lost();
                 }
             }

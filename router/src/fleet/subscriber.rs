@@ -1,7 +1,7 @@
 //! One subscriber per worker: reads its summary stream, and opens it again whenever it ends.
 //!
 //! Nothing that a worker sends is trusted. Frames are limited in size and rate, silence is limited, and any
-//! inconsistency ends the stream. The next stream resumes where the last one was right, or starts with a new snapshot.
+//! inconsistency ends the stream. The next stream resumes after the last valid update, or starts with a new snapshot.
 //!
 //! Not here: the check of frames (the core's `summary_reader`), their effect (`tracker`).
 
@@ -42,11 +42,11 @@ use crate::config::{
 enum StreamError {
     #[error(transparent)]
     Connect(#[from] CallError),
-    #[error("the worker does not let this router in: it wants another fleet token (--fleet-token-file)")]
+    #[error("the worker rejects this router: it requires another fleet token (--fleet-token-file)")]
     Refused,
-    #[error("the worker answers 503: it is not ready, as while it loads its model")]
+    #[error("the worker answers 503: it is not ready, for example because it loads its model")]
     Unready,
-    #[error("the worker loads its model ({} %)", .0.percent)]
+    #[error("the worker is loading its model ({} %)", .0.percent)]
     Loading(Loading),
     #[error("the worker answered {status}")]
     Status { status: u16 },
@@ -56,11 +56,11 @@ enum StreamError {
     Broken(#[source] std::io::Error),
     #[error("the stream ended")]
     Ended,
-    #[error("nothing came for {} ms", .0.as_millis())]
+    #[error("nothing arrived for {} ms", .0.as_millis())]
     Idle(Duration),
     #[error("the snapshot did not end within {} s", SNAPSHOT_TIMEOUT.as_secs())]
     SlowSnapshot,
-    #[error("{what} came faster than is believed")]
+    #[error("{what} arrived faster than the limit allows")]
     Flood { what: &'static str },
     #[error("a frame could not be read")]
     Frame(#[from] DecodeError),
@@ -94,8 +94,8 @@ impl StreamError {
         }
     }
 
-    /// Returns whether the bytes were right up to the end of the stream. For invalid frames the follower decides this
-    /// itself.
+    /// Returns whether everything before the end of the stream was valid. For invalid frames the summary reader decides
+    /// that itself.
     fn keeps_view(&self) -> bool {
         match self {
             Self::Ended | Self::SlowSnapshot | Self::Violation(_) => true,
@@ -214,7 +214,8 @@ impl Subscriber {
         if response.headers().get(CONTENT_TYPE).is_none_or(|kind| kind != summary::CONTENT_TYPE) {
             return Err(StreamError::ContentType);
         }
-        // A name that is not text or could be an address is ignored: the worker keeps the name it was given here.
+        // A name that is not text or could be an address is ignored: the worker keeps the name that this router gave
+        // it.
         let name = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok());
         name.into_iter().for_each(|name| self.member.named(name));
         let announced_silence_max = silence_max(response.headers());
@@ -223,7 +224,7 @@ impl Subscriber {
         let mut frames = FramedRead::new(bytes, codec);
         let mut gate = FloodGate::new();
         let snapshot_deadline = Instant::now() + SNAPSHOT_TIMEOUT;
-        // The frames of a snapshot may be large and their way slow.
+        // The frames of a snapshot may be large and the network slow.
         let mut silence_max = SUMMARY_IDLE_MAX;
         loop {
             let bytes = tokio::select! {
@@ -274,7 +275,7 @@ impl Subscriber {
 
 /// Returns the next frame of a worker, unless it is lost.
 ///
-/// A router that hears no other worker may itself be cut off, and waits for longer. Errors: `Idle`.
+/// A router that receives nothing from any other worker may itself be cut off, and waits longer. Errors: `Idle`.
 async fn unless_lost<T>(
     (fleet, worker): (&Fleet, WorkerIdx),
     next: impl Future<Output = T>,
@@ -282,7 +283,8 @@ async fn unless_lost<T>(
 ) -> Result<T, StreamError> {
     let mut next = std::pin::pin!(next);
     let start = Instant::now();
-    // The last part is waited for by itself: a router that was stopped finds a frame only after this has begun.
+    // The last part is a wait of its own: a router that was stopped for a while finds the frames that arrived
+    // meanwhile.
     let last_part = silence_max / SILENT_HEARTBEATS_MAX;
     if let Ok(next) = tokio::time::timeout(silence_max - last_part, &mut next).await {
         return Ok(next);
@@ -308,7 +310,7 @@ fn silence_max(described: &HeaderMap) -> Duration {
     silence_max.map_or(SUMMARY_IDLE_MAX, |silence| silence.clamp(SUMMARY_IDLE_MIN, SUMMARY_IDLE_MAX))
 }
 
-/// The part of a worker's refusal with the reason.
+/// The part of a worker's refusal that gives the reason.
 #[derive(Deserialize)]
 struct Unready {
     loading: Loading,
@@ -329,7 +331,7 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
     }
 }
 
-/// Waits until the tracker distrusts the view.
+/// Waits until the tracker reports that the view cannot be trusted.
 async fn stale_report(stale_reports: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
     loop {
         // The fleet holds the other end as long as this task runs.

@@ -60,7 +60,7 @@ pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<T
 /// A worker in the fleet.
 struct Tracked {
     view: Arc<WorkerView>,
-    /// Process and boot epoch at its last message.
+    /// Process and boot epoch at the worker's last message.
     life: Option<Stamp>,
     /// The vocabulary refused for this boot epoch, and the reason; a restarted worker may serve a better one.
     refused: Option<(VocabularyKey, Mismatch)>,
@@ -168,13 +168,13 @@ impl Tracker {
 
     fn leaving(&mut self, worker: WorkerIdx) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
-        tracing::info!(worker = %tracked.view.name, "worker is going, and gets no more requests");
+        tracing::info!(worker = %tracked.view.name, "worker is leaving and gets no more requests");
         tracked.view_mut().is_leaving = true;
     }
 
     fn stayed(&mut self, worker: WorkerIdx) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
-        tracing::info!(worker = %tracked.view.name, "worker stays after all");
+        tracing::info!(worker = %tracked.view.name, "worker stays in the fleet");
         tracked.view_mut().is_leaving = false;
     }
 
@@ -265,7 +265,7 @@ impl Tracker {
         let since = Instant::now();
         match view.link {
             ConnectionState::Live => view.link = ConnectionState::Stale { since },
-            // The worker responds, but with nothing that could be read.
+            // The worker responds, but nothing that it sends can be read.
             ConnectionState::Connecting => view.link = ConnectionState::Down { since },
             ConnectionState::Stale { .. }
             | ConnectionState::Down { .. }
@@ -274,7 +274,8 @@ impl Tracker {
         }
     }
 
-    /// A worker that cannot be reached has most likely lost its cache; when it returns it sends a new list.
+    /// Records that a worker cannot be reached. It has most likely lost its cache, and sends a new list when it
+    /// returns.
     fn unreachable(&mut self, worker: WorkerIdx, trouble: ConnectError) {
         self.blocks.remove(worker);
         self.know_blocks(worker);
@@ -328,7 +329,7 @@ impl Tracker {
             self.fleet.models_changed.notify_one();
         }
         if let Some(fleet_changes) = &self.fleet.fleet_changes {
-            // A new worker fills by itself, and what a full queue leaves out is computed.
+            // If the queue is full, the event is dropped: a new worker also fills by computing.
             for turn in &self.fleet_changes {
                 let _ = fleet_changes.try_send(*turn);
             }
@@ -409,11 +410,11 @@ impl Tracker {
     fn differs(&mut self, worker: WorkerIdx, model: Fingerprint) {
         let Some(Tracked { view, .. }) = self.workers.get(&worker) else { return };
         self.stock.differs(&self.fleet, view, model);
-        tracing::warn!(worker = %view.name, "stock server counts tokens otherwise; it is not taken to have that vocabulary");
+        tracing::warn!(worker = %view.name, "stock server counts tokens differently; its vocabulary is not assumed any more");
         self.models_changed = true;
     }
 
-    /// Excludes a process that is in the fleet under another URL already, and logs which processes share an identity.
+    /// Excludes a process that is already in the fleet under another URL, and logs which processes share a uid.
     fn find_twins(&self, verdicts: &mut [Option<Mismatch>]) {
         let is_there = |view: &WorkerView| matches!(view.link, ConnectionState::Live | ConnectionState::Stale { .. });
         let tracked: Vec<_> = self.workers.values().collect();
@@ -438,8 +439,8 @@ impl Tracker {
 
 /// Records the names that a worker will serve; returns whether they are new.
 ///
-/// If the names differ from those it served before, its old model is gone; if they are the same, the model need not be
-/// read again.
+/// If the names differ from those that it served before, its old model is dropped; if they are the same, the model need
+/// not be read again.
 fn await_names(view: &mut WorkerView, kind: &ConnectErrorKind) -> bool {
     let ConnectErrorKind::Loading { names } = kind else { return false };
     if view.awaited == *names {

@@ -1,9 +1,9 @@
 //! Trial of a worker's vocabulary in a separate process, before this process uses it.
 //!
-//! llama.cpp asserts, throws and allocates without limit on a vocabulary or chat template that is made for it, and any
-//! of this would end the router. So the router starts its own program once more, with little memory and time. That
-//! process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic, so a file
-//! that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
+//! A malicious vocabulary or chat template can make llama.cpp fail an assertion, throw or allocate without limit, and
+//! any of this would end the router. So the router starts its own program once more, with limits on memory and time.
+//! That process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic, so a
+//! file that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
 //! (`warmpath_gguf::Header::check_tokenizer`).
 //!
 //! Not here: the download (`vocabulary`), the texts of the trial (`probe`).
@@ -26,10 +26,11 @@ use crate::config::{TRIAL_MEMORY_BYTES_MAX, TRIAL_PROCESSOR_TIME_MAX, TrialConfi
 /// First argument of a process that runs [`try_here`] and nothing else; the file follows.
 pub const TRIAL_COMMAND: &str = "try-vocabulary";
 
-/// Most bytes read of the process's output. Source: own choice, far above a verdict and an assertion's text.
+/// Maximum number of bytes read of the process's output. Source: own choice: far above a verdict and an assertion's
+/// text.
 const OUTPUT_BYTES_MAX: u64 = 64 << 10;
 
-/// Stack of the trial's thread, that of the threads that tokenize in a router. Source: tokio's default.
+/// Stack of the trial's thread, the same as that of the threads that tokenize in a router. Source: tokio's default.
 const STACK_BYTES: usize = 2 << 20;
 
 /// Exit status of a Rust program that panicked.
@@ -70,7 +71,7 @@ pub enum TrialError {
         timeout: Duration,
     },
     /// The process ended without a verdict.
-    #[error("the process that tries the vocabulary ended with {status} and said nothing of use: {said}")]
+    #[error("the process that tries the vocabulary ended with {status} and without a verdict: {said}")]
     NoVerdict {
         /// Its exit status.
         status: ExitStatus,
@@ -136,7 +137,7 @@ const ENDED_BY_OTHERS: [i32; 4] = [1, 2, 9, 15];
 fn last_line(bytes: &[u8]) -> String {
     const CHARS_MAX: usize = 300;
     let text = String::from_utf8_lossy(bytes);
-    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it left no word");
+    let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
     line.chars().filter(|c| !c.is_control()).take(CHARS_MAX).collect()
 }
 
@@ -204,7 +205,7 @@ mod tests {
             reason(6, "a line\nGGML_ASSERT(a == b) failed\u{7}\n\n"),
             "the process that tried it was ended by signal 6: GGML_ASSERT(a == b) failed"
         );
-        assert_eq!(reason(11, ""), "the process that tried it was ended by signal 11: it left no word");
+        assert_eq!(reason(11, ""), "the process that tried it was ended by signal 11: it wrote nothing");
         assert!(reason(SIGXCPU, "").contains("20 s of processor time"));
         assert!(reason(PANICKED << 8, "").contains("panicked"));
         for signal in ENDED_BY_OTHERS {

@@ -1,8 +1,8 @@
 //! The vocabularies: fetches, once per model, what the router needs to tokenize like its workers.
 //!
 //! One task compares the fleet's models with its vocabularies. It fetches those that are missing, drops those that no
-//! worker serves any more, and publishes the rest. Until a vocabulary is there, requests for its model are routed by
-//! load.
+//! worker serves any more, and publishes the rest. Until its vocabulary is available, requests for a model are routed
+//! by load.
 //!
 //! Not here: tokenizing (`warmpath-prompt`), whether a prompt could be tokenized (`prompt`).
 
@@ -31,7 +31,7 @@ use crate::config::{
     VOCABULARIES_MAX, VOCABULARY_BYTES_MAX, VOCABULARY_RETRY_MAX, VOCABULARY_RETRY_MIN, VOCABULARY_TIMEOUT,
 };
 
-/// Key of a vocabulary: what a model tokenizes and renders with.
+/// Key of a vocabulary: the fingerprints of the files with which a model's prompts are rendered and tokenized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct VocabularyKey {
     /// Fingerprint of the model.
@@ -240,7 +240,7 @@ async fn settle(
             let pause = (before * 2).min(VOCABULARY_RETRY_MAX);
             retries.insert(key, Retry { at: Instant::now() + pause, pause });
             let reason = chain(&error);
-            tracing::warn!(fingerprint = %key.fingerprint, %reason, "vocabulary cannot be had; routing by load");
+            tracing::warn!(fingerprint = %key.fingerprint, %reason, "vocabulary is not available; routing by load");
             let refused = match error {
                 FetchError::Refused { worker, reason, .. } => Some(TrackerMessage::Refused { worker, key, reason }),
                 _ => None,
@@ -300,7 +300,7 @@ async fn download(client: &WorkerClient, url: &url::Url) -> Result<tempfile::Nam
         if n_bytes > VOCABULARY_BYTES_MAX {
             return Err(FetchError::TooLong { url: url.to_string() });
         }
-        // This writes to the page cache; the file has some megabytes.
+        // A blocking write, but only to the page cache, of some megabytes in all.
         file.write_all(&chunk).map_err(keep)?;
     }
     file.flush().map_err(keep)?;

@@ -1,4 +1,4 @@
-//! Vocabularies given by the operator for stock servers, which have none to fetch.
+//! Vocabularies given by the operator for stock servers, which do not serve theirs.
 //!
 //! They are read once at the start, so an invalid file is reported at once. A complete model file works as well as one
 //! without tensors. If a Warmpath worker serves the same model file, both have the same block keys.

@@ -34,7 +34,7 @@ pub enum WorkerKeyError {
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     FileTooLong,
     /// The file does not hold exactly one key.
-    #[error("it must hold one line with a key; empty lines and those that begin with # do not count")]
+    #[error("it must hold one line with a key; empty lines and lines that begin with # do not count")]
     NotOne,
     /// The key is not valid in a header.
     #[error("a key must be of 1 to {KEY_BYTES_MAX} visible ASCII characters")]
@@ -50,7 +50,7 @@ struct Key {
     plain: HeaderValue,
 }
 
-/// The key of one file, as it is in force now.
+/// The key of one file, in its current form.
 pub struct WorkerKey {
     url: Option<Url>,
     path: PathBuf,
@@ -120,7 +120,7 @@ impl WorkerKey {
         let look = || {
             let key = read(&self.path)?;
             if **self.key.load() != key {
-                tracing::info!(path = %self.path.display(), "a stock server's key is read anew");
+                tracing::info!(path = %self.path.display(), "a stock server's key has been read again");
                 self.key.store(Arc::new(key));
             }
             Ok::<_, WorkerKeyError>(())
@@ -128,7 +128,7 @@ impl WorkerKey {
         let tell = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
-                tracing::error!(path = %self.path.display(), %reason, "the file of a stock server's key cannot be used; the last one stands");
+                tracing::error!(path = %self.path.display(), %reason, "the file of a stock server's key cannot be used; the last key stays in force");
             }
         };
         files::watch(look, tell).await;

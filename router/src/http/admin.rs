@@ -83,7 +83,7 @@ fn describe(app: &App, worker: &WorkerView) -> Value {
     })
 }
 
-/// Returns how a worker's blocks are known: by its summary, or as those of a stock server.
+/// Returns the source of a worker's blocks: its summary, or the assumptions about a stock server.
 pub(super) fn mode(worker: &WorkerView) -> &'static str {
     worker.stock.map_or("summary", |tokenizer_source| tokenizer_source.label())
 }

@@ -18,6 +18,8 @@ use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::error::RequestError;
 
 /// Length of a history if the query does not give it. Units: seconds.
+///
+/// Source: own choice: the default range of the fleet page.
 const WINDOW_DEFAULT_S: u32 = 300;
 
 /// Responds with the last decisions, the latest first.

@@ -56,7 +56,7 @@ pub async fn fleet_script() -> impl IntoResponse {
     (headers("text/javascript; charset=utf-8"), FLEET_SCRIPT)
 }
 
-/// Returns the routes of the chat page, which need no API key: its requests do.
+/// Returns the routes of the chat page. The page itself needs no API key; the requests that it sends do.
 pub fn chat_routes() -> Router<App> {
     Router::new()
         .route("/", get(async || Redirect::temporary("chat")))
@@ -73,7 +73,7 @@ mod tests {
     fn nothing_comes_from_elsewhere_or_stands_inline() {
         for (page, style, script) in [(FLEET, FLEET_STYLE, FLEET_SCRIPT), (CHAT, CHAT_STYLE, CHAT_SCRIPT)] {
             for text in [page, style, script] {
-                // The namespace of SVG is not an address that is loaded.
+                // The namespace of SVG is an address, but it is never loaded.
                 let text = text.replace("http://www.w3.org/2000/svg", "");
                 for word in [
                     "http:",

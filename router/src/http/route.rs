@@ -1,4 +1,4 @@
-//! The dry run: where a request would go now, and what it would cost everywhere. Nothing is sent or recorded.
+//! The dry run: the worker that would get a request now, and its cost at every worker. Nothing is sent or recorded.
 //!
 //! Not here: the choice (the core's `ledger::dry_run`), real requests (`completions`).
 

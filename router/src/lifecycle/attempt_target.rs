@@ -97,7 +97,7 @@ pub(super) fn choose(
     }
     app.metrics.decision.with_label_values(&["choose"]).observe(start.elapsed().as_secs_f64());
     app.metrics.routes.with_label_values(&[&decision.reason.to_string()]).inc();
-    // From here on the decision is only reported: to the worker, the log, the trace and the fleet page.
+    // The rest only reports the decision: to the worker, the log, the trace and the fleet page.
     let kv_peer = decision.transfer.map(|transfer| kv_transfer::hint(app, transfer));
     if kv_peer.is_some() {
         app.metrics.kv_transfer_hints.inc();
@@ -156,7 +156,7 @@ fn chosen(app: &App, arrival: &IncomingRequest, prepared: &Prepared, decision: &
     }
 }
 
-/// Returns the record of what is sent to a stock server.
+/// Returns the record of a request that is sent to a stock server.
 fn sending(prepared: &Prepared, decision: &Decision) -> SentRequest {
     let (keys, n_tokens) = match &prepared.prompt {
         Prompt::Known { keys, n_tokens, .. } => (keys.clone(), *n_tokens),

@@ -27,16 +27,16 @@ pub(super) struct Events {
     reader: EventReader,
     /// Start of an event whose end has not arrived.
     held: BytesMut,
-    /// Whole events that come next.
+    /// Whole events that are returned next.
     ready: Option<Bytes>,
     /// Whether the current event exceeds the buffer's limit, so that it is passed on in parts.
     is_overlong: bool,
-    /// Time limit for the next part of the response; `None` if the last piece was one.
+    /// Deadline of the next part of the response; `None` right after a part.
     deadline: Option<Instant>,
     idle_timeout: Duration,
-    /// Reader of the journal; `None` if the worker tells none.
+    /// Reader of the journal; `None` if the worker sends none.
     journal: Option<JournalReader>,
-    /// Pieces without the journal that come next.
+    /// Pieces, without the journal, that are read next.
     unread: VecDeque<Bytes>,
 }
 
@@ -44,11 +44,11 @@ pub(super) struct Events {
 pub(super) struct Passed {
     /// Whole events, or a part of one that exceeds the buffer's limit.
     pub(super) bytes: Bytes,
-    /// The most significant kind of event among them.
+    /// The furthest progress among these events.
     pub(super) progress: StreamProgress,
 }
 
-/// Last event of a chat or completion, for a client whose server has omitted it.
+/// Last event of a chat or completion, sent to the client if its server has omitted it.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Returns the mark that completes the stream of a request; `None` if no dialect defines one.
@@ -81,13 +81,13 @@ impl Events {
         }
     }
 
-    /// Takes the journal out of the stream, after these lines of it.
+    /// Removes the journal from the stream; `lines` is the journal before it.
     pub(super) fn with_journal(self, lines: Vec<u8>) -> Self {
         let limits = JournalLimits { journal_bytes_max: JOURNAL_BYTES_MAX, held_bytes_max: EVENT_HELD_BYTES_MAX };
         Self { journal: Some(JournalReader::new(limits, lines)), ..self }
     }
 
-    /// Returns whether the worker tells a journal.
+    /// Returns whether the worker sends a journal.
     pub(super) fn has_journal(&self) -> bool {
         self.journal.is_some()
     }
@@ -97,7 +97,7 @@ impl Events {
         self.journal.as_mut()?.take_lines()
     }
 
-    /// Returns the worker's own error event, if it ended the stream with one after which another worker may continue.
+    /// Returns the error event with which the worker ended the stream, if another worker may continue after it.
     pub(super) fn last_words(&self) -> Option<Bytes> {
         let rest = self.journal.as_ref()?.rest();
         let mut reader = self.reader.clone();
@@ -124,12 +124,12 @@ impl Events {
         Some(Ok(passed))
     }
 
-    /// Returns what the stream has reported so far.
+    /// Returns the state that the stream has reported so far.
     pub(super) fn state(&self) -> StreamState {
         self.reader.state()
     }
 
-    /// Returns whether the client has a part of an event, so that no other event can follow.
+    /// Returns whether the client has only a part of the last event, so that no other event can follow.
     pub(super) fn is_within_event(&self) -> bool {
         self.is_overlong
     }
@@ -197,7 +197,7 @@ impl Events {
         Passed { bytes: events, progress }
     }
 
-    /// Returns the rest at the end of the connection: the response's last event may lack its empty line.
+    /// Returns the rest of the stream at the end of the connection: the last event may lack its empty line.
     fn end(&mut self) -> Result<Option<Passed>, Failure> {
         let mut last = self.held.split();
         let has_rest = !last.trim_ascii().is_empty();
@@ -210,7 +210,7 @@ impl Events {
         if self.is_overlong || !self.reader.may_end() { Err(Failure::Broken) } else { Ok(passed) }
     }
 
-    /// Returns a failure, unless the response is complete and the client lacks nothing.
+    /// Returns a failure, unless the response is complete and the client has all of it.
     fn failed(&mut self, failure: Failure) -> Option<Result<Passed, Failure>> {
         self.pieces = futures::stream::empty().boxed();
         self.held.clear();

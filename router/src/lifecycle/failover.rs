@@ -1,9 +1,9 @@
-//! A stream that outlives its worker: another worker continues the answer after the tokens that are in the stream's
+//! Failover of a stream whose worker fails: another worker continues the response after the tokens in the stream's
 //! journal.
 //!
-//! The request is sent again with the journal behind its body. The other worker replays the tokens and sends what the
-//! client has not had, under the same id. Only Warmpath workers tell a journal and take one. Not here: taking the
-//! journal out of a stream (`journal`), the relay that goes on (`relay`), responses that are sent whole, whose next
+//! The request is sent again with the journal behind its body. The other worker replays the tokens and sends, under the
+//! same id, what the client has not received. Only Warmpath workers send and accept a journal. Not here: removing the
+//! journal from a stream (`journal`), the relay that continues (`relay`), responses in one piece, which the next
 //! attempt continues (`lifecycle`, `whole`).
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -30,11 +30,11 @@ use crate::prompt::{Prepared, Shape};
 pub(super) struct Past {
     /// Lines of its journal.
     pub(super) lines: Vec<u8>,
-    /// Reused prompt tokens that the client was told.
+    /// Reused prompt tokens that were reported to the client.
     pub(super) cached_tokens: Option<u32>,
 }
 
-/// State that is needed to continue a stream at another worker.
+/// State with which a stream can be continued at another worker.
 pub(super) struct Failover {
     app: App,
     prepared: Prepared,
@@ -50,12 +50,12 @@ pub(super) struct ContinuedStream {
     pub(super) choice: Choice,
     pub(super) first: Bytes,
     pub(super) rest: RestOfBody,
-    /// Name of its worker for the client.
+    /// Name of the new worker for the client.
     pub(super) name: String,
 }
 
-/// Returns the identity that a request's response gets, from which its ids follow; `None` if it would not be continued
-/// elsewhere.
+/// Returns the identity of a request's response, from which its ids are derived; `None` if the response would not be
+/// continued elsewhere.
 pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
     end_mark(shape, path).filter(|_| app.requests.failover_max > 0)?;
     let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -63,7 +63,7 @@ pub(super) fn identity(app: &App, shape: Shape, path: &str) -> Option<String> {
 }
 
 impl Failover {
-    /// Returns the state that is needed to continue the stream of this worker; `None` if it has no journal.
+    /// Returns the state with which the stream of this worker can be continued; `None` if it has no journal.
     pub(super) fn of(app: &App, prepared: Prepared, (rest, head): (&RestOfBody, &HeaderMap)) -> Option<Self> {
         let has_journal = matches!(rest, RestOfBody::Events(events) if events.has_journal());
         has_journal.then(|| Self {
@@ -90,7 +90,7 @@ impl Failover {
         let start = Instant::now();
         self.n_done += 1;
         self.failures.push((worker, failure));
-        // It gets as much time as a request that has just arrived.
+        // The continuation gets as much time as a request that has just arrived.
         arrival.queued_from = start;
         let past = Past { lines, cached_tokens: self.cached_tokens };
         let continued = self.attempt(arrival, past, start).await;
@@ -133,19 +133,19 @@ impl Failover {
         self.failures.iter().map(|(worker, _)| *worker).chain(stock.map(|worker| worker.idx)).collect()
     }
 
-    /// Returns the comment that tells a client how often its stream was continued; the headers were sent before.
+    /// Returns the comment that tells a client how often its stream was continued. A header would be too late.
     fn comment(&self, exactness: &str) -> Vec<u8> {
         format!(": {}: {}; {exactness}\n\n", warmpath_common::headers::FAILOVERS, self.n_done).into_bytes()
     }
 }
 
-/// Returns how often a response that is sent whole was continued, and how exactly; `None` if it was not.
+/// Returns how often a response in one piece was continued, and how exactly; `None` if it was not.
 pub(super) fn told(n_failovers: u32, head: &ResponseHead) -> Option<String> {
     let exactness = headers::text(&head.headers, JOURNAL).filter(|_| n_failovers > 0)?;
     Some(format!("{n_failovers}; {exactness}"))
 }
 
-/// Returns the events of a stream whose worker tells a journal.
+/// Returns the events of a stream whose worker sends a journal.
 pub(super) fn with_journal(events: Events, past: Option<&Past>) -> Events {
     events.with_journal(past.map(|past| past.lines.clone()).unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Headers: which of the client's reach the worker, which of the worker's reach the client, and the router's own.
+//! Headers: the client's that reach the worker, the worker's that reach the client, and the router's own.
 //!
 //! A client's headers are filtered first, then ours are set, so no header of a client can remove or imitate one of
 //! ours. Only listed headers of a worker reach the client. Not here: their meaning (`warmpath_common::headers`).
@@ -27,7 +27,7 @@ const HOP_BY_HOP: &[&str] = &[
     "upgrade",
 ];
 
-/// Headers of a client that are dropped because the router sets them itself, besides all that begin with
+/// Headers of a client that are dropped because the router sets them itself, in addition to all that begin with
 /// [`headers::PREFIX`].
 const SAID_ANEW: &[&str] = &[
     "host",
@@ -61,7 +61,7 @@ const PASSED_PREFIXES: &[&str] = &["x-ratelimit-", "anthropic-ratelimit-"];
 
 /// Returns a header's text, if it has one.
 ///
-/// Do not read anything that separates tenants or keys with this: unreadable text counts as absent.
+/// Not for headers that separate tenants or keys: unreadable text counts as absent.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
@@ -157,8 +157,8 @@ pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &str) {
 
 /// Returns the `wanted` headers that are not hop-by-hop.
 fn end_to_end(headers: &HeaderMap, wanted: impl Fn(&str) -> bool) -> HeaderMap {
-    // Headers named by `Connection` are hop-by-hop too. Its bytes are read as they are, so that one invalid name hides
-    // no other.
+    // Headers named by `Connection` are hop-by-hop, too. Its value is read as bytes, so that an invalid name does not
+    // hide the others.
     let named =
         headers.get_all(header::CONNECTION).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
     let named: Vec<HeaderName> = named.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect();

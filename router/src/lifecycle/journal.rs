@@ -1,7 +1,7 @@
-//! The journal in a worker's event stream, taken out of it: the lines from which another worker can continue.
+//! Removes the journal from a worker's event stream: the lines from which another worker can continue.
 //!
-//! Each write of a worker ends with such a line. What comes before it is passed on as a whole, what comes behind the
-//! last one waits, so a client has exactly what the lines account for. Not here: the content of the lines, which only
+//! Each write of a worker ends with such a line. Events before a line are passed on together; events behind the last
+//! line wait. So a client has exactly the events that the lines cover. Not here: the content of the lines, which only
 //! workers read.
 
 use bytes::{Bytes, BytesMut};
@@ -14,9 +14,9 @@ pub struct JournalReader {
     limits: JournalLimits,
     /// Events whose line has not arrived.
     held: BytesMut,
-    /// Lines so far, without their start; `None` once a limit was exceeded.
+    /// Lines so far, without their prefix; `None` once a limit was exceeded.
     lines: Option<Vec<u8>>,
-    /// Whether events are passed on as they come, since one write was too long.
+    /// Whether events are passed on as they arrive, because one write was too long.
     is_overlong: bool,
     /// Whether the last byte that was passed on is within a line.
     is_within_line: bool,
@@ -27,12 +27,13 @@ pub struct JournalReader {
 pub struct JournalLimits {
     /// Longest journal.
     pub journal_bytes_max: usize,
-    /// Longest write that waits for its line.
+    /// Longest write that is held until its line arrives.
     pub held_bytes_max: usize,
 }
 
 impl JournalReader {
-    /// Returns the reader of a stream that continues the response of these lines; empty for a new one.
+    /// Returns the reader of a stream that continues the response with these lines; `lines` is empty for a new
+    /// response.
     pub fn new(limits: JournalLimits, lines: Vec<u8>) -> Self {
         Self { limits, held: BytesMut::new(), lines: Some(lines), is_overlong: false, is_within_line: false }
     }
@@ -69,7 +70,7 @@ impl JournalReader {
         passed
     }
 
-    /// Returns what came behind the last line.
+    /// Returns the bytes behind the last line.
     pub fn rest(&self) -> &[u8] {
         &self.held
     }
@@ -103,12 +104,12 @@ impl JournalReader {
     }
 }
 
-/// Appends a line's content to the lines so far; one without content belongs to no choice. Lines that exceed the limit
-/// are given up.
+/// Appends a line's content to the lines so far; a line without content belongs to no choice. If the lines exceed the
+/// limit, they are dropped.
 pub(super) fn append(lines: &mut Option<Vec<u8>>, content: &[u8], bytes_max: usize) {
     let content = content.trim_ascii();
     let Some(so_far) = lines.as_mut().filter(|_| !content.is_empty()) else { return };
-    // A line without tokens keeps the blank behind its choice.
+    // A line without tokens keeps the blank behind the number of its choice.
     let end: &[u8] = if content.contains(&b' ') { b"\n" } else { b" \n" };
     if so_far.len() + content.len() + end.len() > bytes_max {
         *lines = None;

@@ -1,7 +1,7 @@
 //! Keep-alive comments to a client whose worker has only sent comments so far.
 //!
-//! A comment before the first event is no part of the response. The client gets the head of a stream and comments while
-//! the attempts continue. Then come the events of the worker that responded, or an event with the error.
+//! A comment before the first event is not part of the response. The client gets the head of a stream, and comments
+//! while the attempts continue; then the events of the worker that responded, or an event with the error.
 //!
 //! Not here: the attempts (`lifecycle`), the rest of a response (`relay`).
 
@@ -52,10 +52,9 @@ impl Keepalive {
     }
 }
 
-/// Returns the result of `attempts`, or a stream that begins with comments if the worker keeps the client waiting for
-/// long.
+/// Returns the result of `attempts`, or, if the worker sends comments first, a stream that begins with comments.
 ///
-/// Errors: that of the attempts, unless a comment came before; `ShuttingDown` if `cut_off` comes first.
+/// Errors: the error of the attempts, unless a comment came before it; `ShuttingDown` if `cut_off` comes first.
 pub(super) async fn answer<F>(
     (shape, cut_off): (Shape, CancellationToken),
     attempts: impl FnOnce(Keepalive) -> F,
@@ -93,7 +92,7 @@ enum Signal {
     Comment,
 }
 
-/// What the client gets next.
+/// Next part of the stream for the client.
 enum Stage {
     Waiting(Waiting),
     Passing(BodyDataStream),
@@ -126,7 +125,7 @@ impl Waiting {
     }
 }
 
-/// Returns what follows the comments: the response's events, or one with the error.
+/// Returns the part after the comments: the response's events, or an event with the error.
 async fn follow(answer: Result<Response, RequestError>, shape: Shape) -> Option<(Result<Bytes, axum::Error>, Stage)> {
     match answer {
         Ok(response) if response.status().is_success() && can_follow(&response) => {

@@ -1,7 +1,7 @@
 //! KV state from other workers: the hint that tells a worker where to fetch it, and the report of the transfer.
 //!
-//! The hint is private to router and worker: a client's own is dropped, and no client sees the report. Not here: the
-//! choice of the peer (the core's `routing::transfer`), the transfer itself (the workers).
+//! The hint is private to router and worker: a client's own hint is dropped, and no client sees the report. Not here:
+//! the choice of the peer (the core's `routing::transfer`), the transfer itself (the workers).
 
 use std::time::Instant;
 
@@ -19,9 +19,9 @@ pub(super) fn hint(app: &App, transfer: Transfer) -> String {
 
 /// Records what a worker fetched from the peer in its hint; nothing if it got no hint.
 ///
-/// A transfer after which less is reused than predicted has failed: the peer had less, or the worker could not keep
-/// what came. A worker that reuses as much without fetching got the state in another way, which says nothing about the
-/// peer.
+/// A transfer has failed if less is reused than predicted: the peer had less, or the worker could not store the state.
+/// If a worker reuses as much as predicted without fetching, it got the state in another way, which says nothing about
+/// the peer.
 pub(super) fn observe(app: &App, choice: &Choice, answered: &HeaderMap) {
     let Some(transfer) = choice.decision.transfer else { return };
     let fetched = headers::text(answered, KV_FETCHED).and_then(fetched);

@@ -15,7 +15,7 @@ use crate::prompt::{Prepared, Prompt};
 /// Report for a prompt that continues its conversation unchanged.
 const INTACT: &str = "intact";
 
-/// Role reported if the prompt contains a response of the worker with changes.
+/// Role reported if the prompt contains a response of the worker in a changed form.
 const ANSWER: &str = "answer";
 
 /// Addition to a report if the tools were computed again behind another system text.
@@ -25,7 +25,7 @@ const TOOLS_AGAIN: &str = "; tools=again";
 pub(super) struct PrefixBreakHeader(Option<String>);
 
 impl PrefixBreakHeader {
-    /// Makes the report for a prompt if the request's headers ask for it.
+    /// Returns the report for a prompt if the request's headers ask for it.
     pub(super) fn of(app: &App, asked: &HeaderMap, prepared: &mut Prepared) -> Self {
         let wanted = headers::text(asked, warmpath_common::headers::DEBUG);
         if !wanted.is_some_and(|wanted| wanted.split(',').any(|part| part.trim() == "prefix")) {
@@ -53,7 +53,7 @@ impl PrefixBreakHeader {
         Self(Some(text))
     }
 
-    /// Adds the report to the response, and counts the break within an earlier response that the worker has found.
+    /// Adds the report to the response, and counts a break within an earlier response if the worker has found one.
     pub(super) fn add_to(&self, app: &App, response: &mut Response) {
         let in_answer: Option<u32> = headers::number(response.headers(), warmpath_common::headers::ANSWER_BREAK);
         if in_answer.is_some() {
@@ -94,7 +94,7 @@ pub(super) fn observe(app: &App, spoken: PromptFingerprint, tools: Option<ToolsB
     if let Some(found) = found {
         app.metrics.prefix_breaks.with_label_values(&[found.label()]).inc();
     }
-    // A conversation that goes on reuses its tools, even if this router has forgotten its system text.
+    // A conversation that continues reuses its tools, even if this router has forgotten its system text.
     let repeats_tools = repeats_tools && continuity != PrefixContinuity::Intact;
     app.metrics.repeated_tools.inc_by(repeats_tools.into());
     Observed { continuity, repeats_tools }

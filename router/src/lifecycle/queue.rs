@@ -4,7 +4,7 @@
 //! starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it its place in
 //! the queue.
 //!
-//! Not here: the order (the core's `admission_queue`), a worker's capacity (its `admission`), what starting means
+//! Not here: the order (the core's `admission_queue`), a worker's capacity (the core's `admission`), the start itself
 //! (`lifecycle`).
 
 use std::collections::HashMap;
@@ -43,26 +43,26 @@ struct ModelQueue {
 /// When a request may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum AdmitAt {
-    /// As soon as there is capacity, which may be now.
+    /// As soon as a worker has capacity, possibly at once.
     #[default]
     AtOnce,
-    /// After a pause: a worker that seemed to have capacity has refused it.
+    /// After a pause, because a worker that seemed to have capacity has refused the request.
     AfterPause,
 }
 
-/// What a request needs in order to start.
+/// A request that is to start.
 pub(super) struct QueueRequest<'a> {
     pub(super) model: &'a Fingerprint,
     pub(super) waiter: Waiter,
     pub(super) admit_at: AdmitAt,
-    /// Its former place in the queue, if an earlier start failed.
+    /// Former place of the request in the queue, if an earlier start failed.
     pub(super) place: Option<WaiterId>,
 }
 
 /// Result of a start.
 pub(super) struct Admitted<T> {
     pub(super) value: T,
-    /// Time that it takes of a worker. Units: milliseconds.
+    /// Worker time that the request takes. Units: milliseconds.
     pub(super) service_ms: f64,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum QueueRefusal {
     NoWorker(NoWorker),
     /// Every place in the queue is taken.
     Full,
-    /// Its deadline passed first.
+    /// The request's deadline passed first.
     Late,
 }
 
@@ -184,7 +184,7 @@ impl RequestQueue {
     }
 
     fn count(&self, queues: &HashMap<Fingerprint, ModelQueue>) {
-        // Requests that stand aside wait, too.
+        // Requests that have left the queue for a while count as waiting, too.
         let n = queues.values().map(|queue| queue.notifiers.len()).sum();
         self.n_waiting.store(n, Ordering::Relaxed);
         self.metrics.queue_requests.set(i64::try_from(n).unwrap_or(i64::MAX));
@@ -211,15 +211,16 @@ impl ModelQueue {
     }
 }
 
-/// What a waiting request does next.
+/// Next step of a waiting request.
 enum NextStep<T> {
     Admitted(T),
     Refused(QueueRefusal),
-    /// It is the head: it asks again soon.
+    /// The request is the head: it checks for capacity again soon.
     Poll,
-    /// It is the head, and the workers have refused its model for this time: other requests may pass meanwhile.
+    /// The request is the head, and all workers of its model are paused for this time: other requests may pass
+    /// meanwhile.
     Rest(Duration),
-    /// Another request is the head: it waits to be notified.
+    /// Another request is the head: this one waits to be notified.
     Listen,
 }
 
@@ -266,7 +267,7 @@ impl QueuedRequest<'_> {
 }
 
 impl QueuedRequest<'_> {
-    /// Leaves the queue for a while, because the requests behind it may be for another model of the same servers.
+    /// Leaves the queue for a while, because the requests behind this one may be for another model of the same servers.
     fn stand_aside(&self) {
         let mut queues = self.queue.lock();
         if let Some(queue) = queues.get_mut(&self.model) {
@@ -275,7 +276,7 @@ impl QueuedRequest<'_> {
         }
     }
 
-    /// Takes its former place in the queue again.
+    /// Returns to the former place in the queue.
     ///
     /// Errors: [`QueueRefusal::Full`] if other requests have taken every place meanwhile.
     fn come_back(&mut self, waiter: Waiter) -> Result<(), QueueRefusal> {

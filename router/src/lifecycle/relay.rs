@@ -1,8 +1,8 @@
 //! The rest of a response: passes the worker's bytes on unchanged, and tells the client if they break off.
 //!
-//! The relay owns everything that the request holds, such as its record at the worker and its place. Whichever side
-//! ends it, worker or client, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole events
-//! (`events`).
+//! The relay owns everything that the request holds, such as its place and its record as in flight. Whether the worker
+//! or the client ends the response, dropping the relay frees all of it. Not here: the first byte (`upstream`), whole
+//! events (`events`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -48,12 +48,12 @@ pub(super) struct Relay {
     /// Span of the attempt, which ends before that of the request.
     attempt: Span,
     request: Request,
-    /// What the request holds, with its body if the response may be continued elsewhere; `None` while another worker is
-    /// sought.
+    /// The request, with its body if the response may be continued elsewhere; `None` during the search for another
+    /// worker.
     arrival: Option<IncomingRequest>,
-    /// What it takes to continue elsewhere; `None` if the response cannot be, and while another worker is sought.
+    /// State for a failover; `None` if the response cannot be continued, and during the search for another worker.
     failover: Option<Failover>,
-    /// Events that the client has from workers before the present one.
+    /// Number of events that the client has from earlier workers.
     n_events_before: u32,
     /// End of the time in which running responses may finish.
     cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -68,7 +68,7 @@ struct Request {
     at: Instant,
 }
 
-/// End of a response; while it has none, the client can still disconnect.
+/// End of a response. A response without one was ended by its client.
 enum Outcome {
     Open,
     Complete,
@@ -152,7 +152,7 @@ struct State {
     sought: Option<(Failure, Search)>,
 }
 
-/// Search for another worker; it gives back what it was given.
+/// Search for another worker; it returns the request and the failover state.
 type Search = BoxFuture<'static, (IncomingRequest, Failover, Option<ContinuedStream>)>;
 
 /// Reason why a response breaks off.
@@ -191,7 +191,7 @@ impl State {
                 biased;
                 () = &mut self.relay.cut_off => Err(Break::CutOff),
                 found = search => Ok(found),
-                // The client hears something while it waits.
+                // A comment keeps the client's connection alive while it waits.
                 () = tokio::time::sleep(CONTINUATION_COMMENT) => return Some((Ok(Bytes::from_static(COMMENT)), self)),
             };
             let failure = *failure;

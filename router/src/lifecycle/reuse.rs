@@ -1,6 +1,7 @@
-//! How much of a prompt its worker reused, compared with what the router expected.
+//! Actual reuse of a prompt, compared with the router's prediction.
 //!
-//! Not here: the expectation (`attempt_target`), the blocks that a worker no longer has (the core's `stale_blocks`).
+//! Not here: the prediction (`attempt_target`), blocks that a worker announces and does not reuse (the core's
+//! `stale_blocks`).
 
 use axum::http::HeaderMap;
 use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
@@ -19,7 +20,7 @@ pub(super) fn observe(app: &App, choice: &Choice, prompt: &Prompt, headers: &Hea
     let n_tokens = *n_tokens;
     let predicted = choice.decision.cached_tokens;
     app.metrics.prompt_tokens.inc_by(u64::from(n_tokens));
-    // Even of a fully cached prompt one token is computed, and with it the last block.
+    // One token is computed even of a fully cached prompt, so its last block does not count.
     let held_blocks = choice.n_matched_blocks.min(n_tokens.saturating_sub(1) / choice.block_size_tokens.max(1));
     // A worker reuses more if it waits for a prefix that another request computes, or if a part of a block is cached.
     let held = (held_blocks * choice.block_size_tokens).max(actual);
@@ -41,7 +42,7 @@ pub(super) fn observe(app: &App, choice: &Choice, prompt: &Prompt, headers: &Hea
             worker = %app.fleet.member(outcome.worker).url,
             expected_blocks = outcome.expected_blocks,
             actual_blocks = outcome.actual_blocks,
-            "a worker did not reuse what it said that it holds"
+            "a worker did not reuse blocks that it announced"
         );
     }
 }

@@ -1,8 +1,8 @@
 //! One attempt at one worker: sends the request and waits for the first byte of the response.
 //!
-//! A non-streaming response is read whole before any of it is sent to the client, so that a worker that breaks off can
-//! still be replaced. Of a stream the first piece is awaited. Not here: the next attempt (`lifecycle`), the rest of the
-//! response (`relay`).
+//! A response in one piece is read completely before any of it is sent to the client, so that another worker can still
+//! replace one that breaks off. Of a stream only the first piece is awaited. Not here: the next attempt (`lifecycle`),
+//! the rest of the response (`relay`).
 
 use std::time::{Duration, SystemTime};
 
@@ -33,11 +33,11 @@ pub(super) struct Upstream<'a> {
     pub(super) member: &'a Member,
     pub(super) limits: &'a RequestConfig,
     pub(super) comments: &'a Keepalive,
-    /// Response so far, if it is continued.
+    /// Response so far, if this attempt continues one.
     pub(super) past: Option<&'a Past>,
 }
 
-/// Pieces of a body as long as its worker is alive; reads after the last one give nothing.
+/// Pieces of a body, until its end or the loss of its worker.
 pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, Failure>>;
 
 /// Head of a response.
@@ -88,9 +88,9 @@ impl WorkerRefusal {
 pub(super) struct AttemptError {
     pub(super) failure: Failure,
     pub(super) refusal: Option<WorkerRefusal>,
-    /// Time for which the worker wants no further request; `None` if it does not say.
+    /// Time for which the worker wants no further request; `None` if it gives none.
     pub(super) retry_after: Option<Duration>,
-    /// Response so far, from which another worker can continue; `None` if this one told nothing new.
+    /// Response so far, from which another worker can continue; `None` if this attempt added nothing.
     pub(super) past: Option<Past>,
 }
 
@@ -133,7 +133,7 @@ impl Upstream<'_> {
             return self.take_journaled((head, pieces), deadline).await;
         }
         let mut pieces = patient(pieces, self.limits.idle_timeout);
-        // A worker of an earlier release takes the journal for a part of the body.
+        // A worker of an earlier release reads the journal as part of the body, and refuses it.
         let is_misread = self.past.is_some() && head.status.is_client_error();
         let refused = self.refused(head.status).or(is_misread.then_some(Failure::Error));
         if refused == Some(Failure::Refused) {
@@ -156,25 +156,25 @@ impl Upstream<'_> {
         self.member.stock.is_none() && head.headers.contains_key(warmpath_common::headers::JOURNAL)
     }
 
-    /// Returns the failure that a status tells; `None` if the response is the client's.
+    /// Returns the failure that a status stands for; `None` if the response is for the client.
     fn refused(&self, status: StatusCode) -> Option<Failure> {
         match status {
-            // A stock server requires the client's own key, so the client gets its error, unless the router sent a key
-            // of its own. The client has no key of a Warmpath worker.
+            // A stock server checks the client's own key, so the client gets its 401, unless the router sent a key of
+            // its own. A Warmpath worker never checks a client's key.
             StatusCode::UNAUTHORIZED if self.member.stock.is_none() || self.member.client.has_own_key() => {
                 Some(Failure::Refused)
             }
             StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
             StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
             status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
-            // An unsupported task is no failure of a server.
+            // A task that the server does not support is not a failure of the server.
             StatusCode::NOT_IMPLEMENTED => None,
             status if status.is_server_error() => Some(Failure::Error),
             _ => None,
         }
     }
 
-    /// Reads a response that is sent whole, behind the lines of its journal.
+    /// Reads a response in one piece, which follows the lines of its journal.
     async fn take_journaled(
         &self,
         (head, mut pieces): (ResponseHead, BodyPieces),
@@ -219,7 +219,7 @@ impl Upstream<'_> {
         Ok((status, taken(body)))
     }
 
-    /// Returns the request's body, behind which comes the journal of a response that is continued.
+    /// Returns the request's body, followed by the journal if a response is continued.
     fn body(&self, arrival: &IncomingRequest) -> Bytes {
         match self.past {
             None => arrival.body.clone(),
@@ -227,8 +227,8 @@ impl Upstream<'_> {
         }
     }
 
-    /// Returns the mark that completes a stream of this server: a stock server may omit a chat's last event, and if
-    /// there is only one choice, its `finish_reason` tells whether the response is complete.
+    /// Returns the mark that completes a stream of this server. A stock server may omit a chat's last event; if there
+    /// is only one choice, its `finish_reason` shows whether the response is complete.
     fn mark_of_server(&self, mark: EndMark, choice: &Choice) -> EndMark {
         let may_lack_it = self.member.stock.is_some() && choice.has_one_prompt;
         if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
@@ -242,7 +242,7 @@ impl Upstream<'_> {
         deadline: Instant,
     ) -> Result<UpstreamResponse, Failure> {
         let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
-            // Its events cannot be read, and nothing can be added after them.
+            // Events of such a stream cannot be read, and nothing can be added after them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
             let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;
             let first = first.unwrap_or(Err(Failure::Broken))?;
@@ -317,7 +317,7 @@ enum TakenIn {
 }
 
 impl TakenIn {
-    /// Returns the response that begins with this; `pieces` is the rest of its body.
+    /// Returns the response that begins with this part; `pieces` is the rest of its body.
     fn response(self, head: ResponseHead, pieces: BodyPieces) -> UpstreamResponse {
         match self {
             Self::Whole(body) => UpstreamResponse::Whole { head, body },

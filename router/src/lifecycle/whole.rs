@@ -1,8 +1,8 @@
-//! A response that is sent whole, behind the lines of its journal.
+//! A response in one piece, which follows the lines of its journal.
 //!
-//! A worker sends the lines while it computes the response, then its status, and then the response. Nothing of it
-//! reaches the client before it is complete, so another worker may continue it from the lines. Not here: the journal of
-//! a stream (`journal`).
+//! A worker sends the lines while it computes the response, then the status, and then the response. None of it reaches
+//! the client before it is complete, so another worker can continue it from the lines. Not here: the journal of a
+//! stream (`journal`).
 
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
@@ -15,25 +15,25 @@ use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
 /// Reader of such a response.
 #[derive(Debug)]
 pub(super) struct WholeReader {
-    /// Start of a line whose end has not arrived; behind the status, the response's own body.
+    /// Start of a line whose end has not arrived; after the status, the body of the response.
     unread: BytesMut,
     /// Lines so far; `None` once there are too many.
     lines: Option<Vec<u8>>,
     /// Status; `None` until it has arrived.
     status: Option<StatusCode>,
-    /// Whether a line has arrived, so that the prompt is computed.
+    /// Whether a line has arrived, which means that the prompt is computed.
     has_begun: bool,
 }
 
 impl WholeReader {
-    /// Returns the reader of a response that continues that of these lines; empty for a new one.
+    /// Returns the reader of a response that continues the one with these lines; `lines` is empty for a new response.
     pub(super) fn new(lines: Vec<u8>) -> Self {
         Self { unread: BytesMut::new(), lines: Some(lines), status: None, has_begun: false }
     }
 
     /// Takes the next piece.
     ///
-    /// Errors: `Broken` if it is no such response.
+    /// Errors: `Broken` if the response does not have this form.
     pub(super) fn push(&mut self, piece: &Bytes) -> Result<(), Failure> {
         self.unread.extend_from_slice(piece);
         while self.status.is_none() {

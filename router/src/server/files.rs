@@ -1,6 +1,6 @@
 //! The files that a router's configuration names, except the list of workers, read once before it serves.
 //!
-//! Not here: what follows their changes (`server`), the list of workers (`discovery`).
+//! Not here: the tasks that follow changes of the files (`server`), the list of workers (`discovery`).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::fleet::vocabulary_files::LoadedVocabulary;
 use crate::fleet::worker_keys::WorkerKeys;
 use crate::keys::Keys;
 
-/// Content of the files; `None` where the configuration names none.
+/// Content of the files; `None` if the configuration names none.
 pub(super) struct Files {
     /// Vocabularies of stock servers.
     pub vocabularies: Vec<LoadedVocabulary>,

@@ -7,15 +7,17 @@
 //!
 //! - If prompts and single tokens go through the model in one pass, every batch has a token of each stream, and the
 //!   remaining space goes to prompts.
-//! - If they go in separate passes, they alternate, because the results of a batch are known at its end: in the same
-//!   batch, a prompt would wait for the streams' pass. First come the prompts that end within a micro-batch, or that
-//!   much of a longer one, then the streams (docs/decisions/0039-what-goes-together.md).
+//! - If they go in separate passes, batches of prompts and batches of streams alternate. In one batch, a prompt that
+//!   ends would wait for the streams' pass, because the results of a batch are known only at its end. A batch of
+//!   prompts has the prompts that end within a micro-batch, or one micro-batch of a longer prompt
+//!   (docs/decisions/0039-what-goes-together.md).
 //!
 //! Prompts are computed one after the other, by their priority: the time that a prompt has waited plus that of a usual
 //! prompt, divided by the tokens that are left of it. So a short prompt overtakes a long one, because it would lose
-//! more by waiting than it costs the other. But a waiting prompt gains on all later ones, so a long one's turn comes. A
-//! prompt that ends in a batch gets its first token at the end of that batch. So another prompt joins it only if that
-//! saves the waiting prompts more than it costs those that would end: they save the fixed part of a batch's time.
+//! more by waiting than it costs the long one. But the priority of a waiting prompt grows, so a long prompt's turn
+//! comes. A prompt that ends in a batch gets its first token at the end of that batch. So another prompt joins that
+//! batch only if this saves the waiting prompts, which need one batch less and so save its fixed time, more than it
+//! costs the prompts that end in the batch.
 //!
 //! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): if a wait t
 //! costs t^2 / 2 + ut, serving the largest (t + u) / work left costs least under heavy load. Without u a new short
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 use warmpath_common::ids::SlotId;
 
-/// A running sequence, as far as a batch depends on it.
+/// A running sequence, with the properties on which a batch depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunningSequence {
     /// Slot of the sequence.
@@ -89,7 +91,7 @@ pub struct BatchTiming {
 pub struct Share {
     /// Slot of the sequence.
     pub slot: SlotId,
-    /// Number of its next tokens to compute.
+    /// Number of the sequence's next tokens to compute.
     pub n_tokens: u32,
 }
 
@@ -169,7 +171,8 @@ impl Prompt {
         n_tokens > 1 && (n_passed == 0 || self.ends && n_passed.saturating_add(n_tokens) <= ubatch_tokens)
     }
 
-    /// Orders by the time for each remaining token, the most first; ties: the shortest first, then the first slot.
+    /// Orders by the waiting time per remaining token, the longest first; ties: the shortest prompt first, then the
+    /// lowest slot.
     fn by_claim(&self, other: &Self) -> Ordering {
         // Cross-multiplied, so that there is no rounding.
         let claim = self.time.as_nanos().saturating_mul(u128::from(other.share.n_tokens));

@@ -2,10 +2,10 @@
 //!
 //! Their later use is in `slot_plan`; `chunk_index` decides how long they stay.
 //!
-//! A later request can resume only where an earlier sequence was stopped for a checkpoint. The positions that come
-//! again are a prompt's end, from which its conversation continues, and the start of its last message, which may be
-//! sent again in other words. A stride between them limits the tokens that a prompt that diverges elsewhere has to
-//! compute again. All positions are at the ends of whole blocks, which have a hash.
+//! A later request can resume only where an earlier sequence was stopped for a checkpoint. Two positions are often
+//! resumed: a prompt's end, from which its conversation continues, and the start of its last message, which may be sent
+//! again in other words. Regular checkpoints between them limit the tokens that have to be computed again for a prompt
+//! that diverges elsewhere. All positions are at the ends of whole blocks, which have a hash.
 
 use std::ops::Range;
 
@@ -23,9 +23,9 @@ pub struct CheckpointPolicy {
 /// Whether checkpoints are useful.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointNeed {
-    /// They are: exported state cannot be cut back.
+    /// Checkpoints are useful: exported state cannot be cut back.
     Needed,
-    /// They are not, or cannot be stored.
+    /// Checkpoints are of no use, or cannot be stored.
     None,
 }
 

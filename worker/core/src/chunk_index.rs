@@ -7,7 +7,7 @@
 //! predecessors. A prompt is looked up by block hash, and the tokens of every block are compared.
 //!
 //! A chunk in RAM that also has a file leaves RAM without a loss. A chunk that is only in RAM or only on disk is
-//! dropped only if it has no children. Held, guarded and recently used chunks stay; see [`ChunkIndex::insert`].
+//! dropped only if it has no children. Chunks that are held, pinned or recently used stay; see [`ChunkIndex::insert`].
 
 mod arc_target;
 mod entry;
@@ -86,7 +86,7 @@ pub struct Found {
     pub pieces: Vec<Piece>,
     /// Number of whole blocks.
     pub n_blocks: usize,
-    /// Number of tokens: those of the whole blocks, and the first ones of the next block as far as its chunk matches.
+    /// Number of tokens: those of the whole blocks, and the matching first tokens of the next block in the last chunk.
     pub n_tokens: usize,
 }
 
@@ -248,7 +248,7 @@ impl ChunkIndex {
     /// Returns the ranges of blocks that have to be stored, each as a new chunk, so that the whole sequence is stored.
     ///
     /// Ranges end at multiples of the largest chunk from the chain's start, so that sequences that diverge later share
-    /// chunks. Blocks behind a hash that is taken by other tokens cannot be stored and are left out.
+    /// chunks. Blocks behind a block whose hash is already stored with other tokens cannot be stored and are left out.
     pub fn missing(&self, prefix: &Prefix<'_>) -> Vec<Range<usize>> {
         let n_stored = self.find(prefix).n_blocks;
         let n_blocks = self.blocks_of(prefix).len().min(prefix.chain.len());
@@ -305,7 +305,7 @@ impl ChunkIndex {
         self.touch(&[(id, chunk.record.blocks.len())], by);
     }
 
-    /// Keeps a chunk in the tiers that have it until `let_go` was called as often as `hold`.
+    /// Keeps a chunk in its tiers until `let_go` was called as often as `hold`.
     ///
     /// Only the loss of its file and `clear` remove a held chunk. Panics: when the chunk is not stored.
     pub fn hold(&mut self, id: ChunkId) {

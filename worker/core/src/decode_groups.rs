@@ -2,18 +2,19 @@
 //!
 //! The shares are in `batch_plan`; the shell measures the times.
 //!
-//! If every slot has its own cells, llama.cpp computes sequences with consecutive ids, in ascending order, together: as
-//! many tokens of each as the shortest has (`llama_batch_allocr::split_equal`). So the order of the shares determines
-//! what is computed together. Together is not always faster. One token each may be slower together than one after
-//! another, as with 8-bit weights on one thread; and a prompt next to a single token would leave all but its first
-//! token to a second pass. So prompts and single tokens are kept apart if a batch has both, and single tokens are
-//! grouped as measured fastest.
+//! If every slot has its own cells, llama.cpp computes sequences with consecutive ids, in ascending order, together:
+//! from each as many tokens as the shortest share has (`llama_batch_allocr::split_equal`). So the order of the shares
+//! determines which are computed together. That is not always faster. Several sequences with one token each may be
+//! slower together than one after another, as with 8-bit weights on one thread. And of a prompt next to a single token,
+//! all tokens but the first would need a second pass. So prompts and single tokens are kept apart if a batch has both,
+//! and single tokens are grouped as measured fastest.
 
 use std::ops::Range;
 
 use crate::batch_plan::Share;
 
-/// Least gain at which several groups replace one. Source: the noise of a machine that does other work.
+/// Least gain at which several groups replace one. Source: own choice: measurements on a machine that does other work
+/// vary that much.
 const GAIN_MIN: f64 = 0.1;
 
 /// Sizes of the groups in which single tokens are computed.
@@ -24,17 +25,17 @@ pub struct DecodeGroups {
 }
 
 impl DecodeGroups {
-    /// Returns the fastest groups, given the measured times of so many sequences that decode together, in any unit.
+    /// Returns the fastest groups. `times` are measured times for numbers of sequences that decode together, in any
+    /// unit.
     ///
-    /// Times between two measured numbers are interpolated; beyond the measured ones all sequences are computed
-    /// together.
+    /// Times between two measured numbers are interpolated. More sequences than were measured are computed together.
     pub fn fastest(times: &[(u16, f64)]) -> Self {
         let mut times: Vec<(usize, f64)> = times.iter().map(|&(n, time)| (usize::from(n), time)).collect();
         times.retain(|(n, time)| *n > 0 && time.is_finite() && *time > 0.0);
         times.sort_unstable_by_key(|(n, _)| *n);
         times.dedup_by_key(|(n, _)| *n);
         let mut first = Vec::new();
-        // The least time for so many sequences.
+        // The least time for each number of sequences.
         let mut least = vec![0.0];
         for n in 1.. {
             let Some(together) = between(&times, n) else { break };
@@ -48,7 +49,8 @@ impl DecodeGroups {
         Self { first }
     }
 
-    /// Returns the shares, given in the order of their slots, in the order that computes them in these groups.
+    /// Returns the shares in the order in which llama.cpp computes them in these groups; they are given in the order of
+    /// their slots.
     pub fn arrange(&self, shares: &[Share]) -> Vec<Share> {
         let mut groups: Vec<Range<usize>> = Vec::new();
         let mut start = 0;
@@ -61,7 +63,7 @@ impl DecodeGroups {
             groups.push(start..start + n);
             start += n;
         }
-        // The next group's ids are below the last one's, so that llama.cpp does not join the two.
+        // The ids of each group are below those of the group before it, so that llama.cpp does not join the two.
         groups.into_iter().rev().flat_map(|group| shares[group].iter().copied()).collect()
     }
 }

@@ -10,13 +10,13 @@
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Most tokens of texts that share a batch; a longer text has a batch to itself.
+    /// Maximum number of tokens of texts that share a batch; a longer text has a batch to itself.
     pub tokens: u32,
-    /// Most texts.
+    /// Maximum number of texts.
     pub sequences: u16,
 }
 
-/// Position of a text: its request among the waiting ones, and the text among those that the request has left.
+/// Position of a text: the index of its request, and its index among the request's remaining texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextPosition {
     /// Index of the request.
@@ -25,19 +25,19 @@ pub struct TextPosition {
     pub text_idx: usize,
 }
 
-/// What is computed next.
+/// Next texts to compute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextTexts {
     /// These texts, together.
     Batch(Vec<TextPosition>),
-    /// Another piece of the first text that this request still has.
+    /// Another piece of the request's first remaining text.
     Piece {
-        /// Place of the request.
+        /// Index of the request.
         request_idx: usize,
     },
 }
 
-/// Whether a piece or a batch comes next, where long texts are computed in pieces.
+/// State that decides whether a piece of a long text or a batch is computed next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceTurn {
     /// Index of the request whose first text is computed in pieces; absent if there is none.
@@ -69,8 +69,8 @@ pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: BatchLimits) ->
 
 /// Returns the texts of the next batch.
 ///
-/// Shape: `waiting` has for each request, the oldest first, the tokens of the texts that it has left. The result has
-/// the first texts of each request; it is empty only if no text waits.
+/// Shape: `waiting` has for each request, the oldest first, the lengths of its remaining texts in tokens. The result
+/// has the first texts of each request; it is empty only if no text waits.
 pub fn plan(waiting: &[&[u32]], room: BatchLimits) -> Vec<TextPosition> {
     let mut taken = vec![0_usize; waiting.len()];
     let mut batch = Vec::new();

@@ -2,14 +2,15 @@
 //!
 //! The shares of a batch are in `batch_plan`, their order in `decode_groups`.
 //!
-//! llama.cpp cuts a batch into micro-batches by itself, but then the shell cannot do anything before the last of them.
-//! Cut here at the same places, a batch costs the same, and its rest can be abandoned when a request arrives.
+//! llama.cpp splits a batch into micro-batches itself, but then the shell cannot do anything before the last of them
+//! ends. Split here at the same places, a batch costs the same, and the rest of it can be dropped when a request
+//! arrives.
 
 use crate::batch_plan::{BatchLimits, Passes, Share};
 
 /// Takes the next micro-batch from `rest`, the remaining shares of a batch in their order.
 ///
-/// A rest that fits into a micro-batch is taken whole.
+/// If the rest fits into one micro-batch, all of it is taken.
 ///
 /// Shape: empty only if `rest` is. Source: llama.cpp's `llama_batch_allocr::split_simple` if slots share their cells,
 /// otherwise `split_equal`, sequential.

@@ -1,13 +1,13 @@
 //! Early announcements: blocks of requests that have arrived and not started, announced to routers in advance.
 //!
-//! Held blocks and those that running sequences fill are in `prefix_tree`; the shell decides which request announces
-//! which blocks.
+//! The blocks that slots and chunks hold, and those that running sequences compute, are in `prefix_tree`; the shell
+//! decides which request announces which blocks.
 //!
-//! Between a request's arrival and its start lies at least the running step, often a queue. Routers that learn of it
-//! only then send the request's siblings elsewhere. So the request announces the blocks of its prompt when it arrives.
-//! The announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends
-//! without a start. The tree takes precedence: an early announcement counts for a block only while the tree
-//! announces nothing about it.
+//! A request starts after the running step at the earliest, and often waits in a queue. Routers that learn of it only
+//! at its start send requests with the same prefix to other workers. So its blocks are announced when it arrives. The
+//! announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends without
+//! a start. The tree takes precedence: an early announcement counts for a block only while the tree announces nothing
+//! about it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnouncementId(pub u64);
 
-/// All early announcements that are not resolved.
+/// All early announcements that have not ended.
 #[derive(Debug, Clone, Default)]
 pub struct PendingPrefills {
     /// Blocks of each announcement in the order of their chain.
@@ -33,7 +33,7 @@ pub struct PendingPrefills {
 struct PendingBlock {
     /// Number of announcements that include the block.
     n: u32,
-    /// Whether the block is announced early only.
+    /// Whether only early announcements announce the block.
     is_alone: bool,
 }
 
@@ -78,8 +78,8 @@ impl PendingPrefills {
         (!gone.is_empty()).then_some(Change::Removed(gone))
     }
 
-    /// Takes a change of the held blocks; returns the changes to publish: that change, and early announced blocks that
-    /// are no longer held, as filling again.
+    /// Takes a change of the held blocks. Returns the changes to publish: that change, and, as filling, the early
+    /// announced blocks that are no longer held.
     ///
     /// Cost: O(the change's blocks), and O(all early announced blocks) where one of them is no longer held.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
@@ -114,8 +114,8 @@ impl PendingPrefills {
     }
 }
 
-/// Returns changes that announce the blocks of a chain at those indices for which `is` holds as filling, one run for
-/// each consecutive part.
+/// Returns changes that announce as filling the blocks of a chain whose index `is` accepts, one run for each
+/// consecutive part.
 fn filling(keys: &[BlockKey], is: impl Fn(usize) -> bool) -> Vec<Change> {
     let indices: Vec<usize> = (0..keys.len()).filter(|idx| is(*idx)).collect();
     let stretches = indices.chunk_by(|one, next| one + 1 == *next);

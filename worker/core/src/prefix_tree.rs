@@ -1,4 +1,4 @@
-//! The prefix tree: the slots and stored chunks that hold each block, and what of it is announced to routers.
+//! The prefix tree: the slots and stored chunks that hold each block, and the announcements of blocks to routers.
 //!
 //! The tokens are in `slot_table`, which drives this module, and stored state is in `chunk_index`; the shell sends the
 //! changes.
@@ -7,14 +7,14 @@
 //! one flat hash map. Every slot holds a path from the root, every stored chunk a part of a path, and each block knows
 //! its holders. A look-up walks the prompt's chain until the next block has no holder.
 //!
-//! A block is announced with its best holder and withdrawn when the last one loses it. Applying the changes in order to
-//! an empty map gives what is held. The whole prompt is announced as filling when its request gets the slot, and each
-//! block as ready once it is computed.
+//! A block is announced with its best holder, and withdrawn when its last holder loses it. Applying the changes in
+//! order to an empty map gives what is held. The whole prompt is announced as filling when its request gets the slot,
+//! and each block as ready once it is computed.
 //!
-//! Each block is announced with whether a request can resume behind it:
+//! The announcement of a block includes whether a request can resume behind it:
 //!
 //! - Full attention: everywhere.
-//! - Sliding window: in a slot from the first token on to which its state can be cut back; elsewhere at checkpoints.
+//! - Sliding window: in a slot, behind the first tokens to which its state can be cut back; elsewhere at checkpoints.
 //! - Hybrid: at checkpoints, and at the end of an idle slot.
 //! - Recurrent: the same, and a running slot announces nothing, because no request can start from it.
 //!
@@ -74,7 +74,7 @@ impl Holder {
     }
 }
 
-/// Part of one chain that one holder holds.
+/// Blocks of one chain that one holder has.
 #[derive(Debug, Clone)]
 struct Held {
     root: Option<BlockHash>,
@@ -144,9 +144,9 @@ impl PrefixTree {
         }
     }
 
-    /// Returns how many of the chain's first blocks each slot has computed; slots without any are left out.
+    /// Returns how many of the chain's first blocks each slot has computed, without slots that have none.
     ///
-    /// Cost: O(blocks held x their holders). Blocks are compared by their hashes alone.
+    /// Cost: O(held blocks of the chain x their holders). Blocks are compared by their hashes alone.
     pub fn slots_with(&self, chain: &[BlockHash]) -> Vec<(SlotId, usize)> {
         let mut found: Vec<(SlotId, usize)> = Vec::new();
         for (depth, hash) in chain.iter().enumerate() {
@@ -263,7 +263,7 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    /// Appends the hashes of the tokens' whole blocks that a chain lacks.
+    /// Extends a chain by the hashes of the whole blocks of `tokens` that it lacks.
     fn lengthen(&self, chain: &mut Vec<BlockHash>, root: &BlockHash, tokens: &[Token]) {
         lengthen(self.hasher, chain, (root, tokens), self.block_size_tokens);
     }
@@ -294,8 +294,7 @@ impl PrefixTree {
             self.changes.push(Change::Removed(removed));
         }
         self.say((old.first_block, &old.chain), n_common);
-        // The end of a growing slot moves, and its last block was announced as the end. So that block is looked at
-        // again.
+        // The end of a growing slot moves. Its last block was announced as the end, so that block is checked again.
         self.say((first_block, &touched), n_settled.saturating_sub(1));
     }
 
@@ -335,8 +334,8 @@ impl PrefixTree {
         }
     }
 
-    /// Returns how many of the first blocks make up one run, and where requests can resume in it; 0 if the first block
-    /// needs no announcement.
+    /// Returns how many of the first blocks can be announced as one run, and where requests can resume in it; 0 if the
+    /// first block needs no announcement.
     fn stretch(&self, places: impl Iterator<Item = Place>) -> (usize, Resume) {
         let mut views = places.map_while(|place| self.news(&place)).peekable();
         let Some(first) = views.peek().copied() else { return (0, Resume::Nowhere) };
@@ -360,7 +359,7 @@ impl PrefixTree {
 
     /// Returns the state to announce for a block, if a holder has it and the announced state is outdated.
     ///
-    /// Between resume points any holder will do: the announced one stays as long as it has the block.
+    /// For a block that is no resume point any holder will do: the announced holder stays as long as it has the block.
     fn news(&self, place: &Place) -> Option<View> {
         let block = self.blocks.get(place)?;
         let best = self.best(place.0, block)?;
@@ -451,7 +450,7 @@ pub fn chain_of(hasher: BlockHasher, (root, tokens): (&BlockHash, &[Token]), blo
     chain
 }
 
-/// Appends the hashes of the tokens' whole blocks that a chain lacks.
+/// Extends a chain by the hashes of the whole blocks of `tokens` that it lacks.
 fn lengthen(
     hasher: BlockHasher,
     chain: &mut Vec<BlockHash>,

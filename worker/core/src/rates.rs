@@ -17,16 +17,16 @@ use crate::batch_plan::BatchTiming;
 /// enough that a worker that slows down loses traffic within seconds.
 const HALF_LIFE: Duration = Duration::from_secs(3);
 
-/// Fewest prompt tokens of a step from which the speed of prefill is measured.
+/// Minimum number of prompt tokens in a step from which the prefill rate is measured.
 ///
 /// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
 const PREFILL_TOKENS_MIN: u32 = 16;
 
-/// Least spread of the batches' sizes, relative to the sum of their squares, from which a line is derived. Source:
-/// rounding.
+/// Least variance of the batches' sizes, relative to the sum of their squares, from which a line is fitted. Source: own
+/// choice: below it rounding decides the slope.
 const SPREAD_MIN: f64 = 1e-6;
 
-/// Weight of the newest prompt or answer in the average length.
+/// Weight of the newest prompt or answer in the average length. Source: own choice: about the last ten count.
 const NEWEST_WEIGHT: f32 = 0.1;
 
 /// Moving averages of one worker.
@@ -82,14 +82,14 @@ pub struct StepCounts {
     pub n_prefill: u32,
     /// Answer tokens that were computed, drafted ones included.
     pub n_decode: u32,
-    /// Number of streams that these belong to.
+    /// Number of streams to which these tokens belong.
     pub n_streams: u32,
-    /// Tokens that these streams got, one each unless drafts were accepted.
+    /// Number of tokens that these streams got, one each unless drafts were accepted.
     pub n_chosen: u32,
 }
 
 impl StepCounts {
-    /// Returns those of a step without drafts.
+    /// Returns the counts of a step without drafts.
     pub fn undrafted(n_prefill: u32, n_decode: u32) -> Self {
         Self { n_prefill, n_decode, n_streams: n_decode, n_chosen: n_decode }
     }
@@ -104,12 +104,12 @@ impl Averages {
             self.batches.count(n_prefill + n_decode, took, decay);
         }
         if n_prefill == 0 && n_decode > 0 {
-            // A stream that gets several tokens has as many steps' worth in one.
+            // A step that gives a stream several tokens counts as several steps.
             self.decode_steps = self.decode_steps * decay + f64::from(n_chosen.max(1)) / f64::from(n_streams.max(1));
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
         } else if n_prefill >= PREFILL_TOKENS_MIN {
             let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
-            // A step with decoding that took no longer than decoding alone measures nothing.
+            // If a step took no longer than decoding alone, the prefill rate cannot be derived from it.
             if alone > 0.0 {
                 self.prefill_tokens = self.prefill_tokens * decay + f64::from(n_prefill);
                 self.prefill_s = self.prefill_s * decay + alone;
@@ -122,7 +122,7 @@ impl Averages {
         self.answer_tokens = Some(with_newest(self.answer_tokens, n_tokens));
     }
 
-    /// Records a prompt that starts, by the number of its tokens to compute.
+    /// Records a prompt that starts, with the number of tokens to compute.
     pub fn prompt(&mut self, n_tokens: u32) {
         self.prompt_tokens = Some(with_newest(self.prompt_tokens, n_tokens));
     }

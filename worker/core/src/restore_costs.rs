@@ -1,17 +1,17 @@
 //! Costs of moving KV state and of computing it, as measured by this worker.
 //!
-//! The shell measures, and `rates` for prefill; the decisions based on the costs are in `slot_plan`.
+//! The shell measures the moves, and `rates` has the prefill rate; the decisions based on the costs are in `slot_plan`.
 //!
 //! All costs are in milliseconds, so that options can be summed and compared. A move that was not measured yet is
-//! assumed cheap compared with prefill: measured ones were a hundred times cheaper.
+//! assumed to be cheap, because measured moves were a hundred times cheaper than prefill.
 
 /// Costs on this worker, with this model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// Time to compute one prompt token.
     pub prefill_ms_per_token: f64,
-    /// Time for each of another slot's tokens to copy its state; absent if that is impossible. Close to zero if the
-    /// slots share one buffer, otherwise an export and an import.
+    /// Time to copy one token's state from another slot; absent if that is impossible. Close to zero if the slots share
+    /// one buffer, otherwise the time of an export and an import.
     pub copy_ms_per_token: Option<f64>,
     /// Time to export a token's state to the store; absent if there is no store.
     pub export_ms_per_token: Option<f64>,
@@ -19,25 +19,25 @@ pub struct Costs {
     pub import_ms_per_byte: f64,
     /// Time to read state from disk.
     pub read_ms_per_byte: f64,
-    /// Suffixes that are faster if some cached tokens are computed again with them.
+    /// Suffixes that are computed faster together with some cached tokens.
     pub suffix_rounding: Option<SuffixRounding>,
 }
 
-/// Range of suffixes, from `from_tokens` to below `to_tokens`, that take longer than one of `to_tokens`.
+/// Range of suffix lengths, from `from_tokens` to below `to_tokens`, that take longer to compute than `to_tokens`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SuffixRounding {
     /// Shortest suffix that is rounded up.
     pub from_tokens: u32,
-    /// Suffix to which it is rounded up.
+    /// Length to which it is rounded up.
     pub to_tokens: u32,
 }
 
 /// Weight of the newest measurement in an average.
 ///
-/// Source: a choice; after five measurements the initial assumption counts a sixth.
+/// Source: own choice: after five measurements the initial assumption counts a sixth.
 const NEWEST_WEIGHT: f64 = 0.3;
 
-/// Half-life of the amount by which a move was measured more expensive than assumed. Units: seconds.
+/// Half-life of the excess of a measured cost over the initial assumption. Units: seconds.
 ///
 /// Source: own choice: an expensive move is tried again every few minutes.
 const HALF_LIFE_S: f64 = 60.0;
@@ -66,8 +66,8 @@ impl Costs {
     }
 
     /// Moves the costs that were measured above the initial assumption back towards it, by half in a minute. Otherwise
-    /// one bad measurement, of a machine that was busy once, would keep the move from ever being made and measured
-    /// again.
+    /// one bad measurement, on a machine that was busy once, would prevent the move forever, and so its next
+    /// measurement.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
         let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
         let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);

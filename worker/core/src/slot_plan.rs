@@ -3,15 +3,16 @@
 //! The shell executes the plan; the batch that computes the rest is in `batch_plan`.
 //!
 //! A prefix counts wherever it is held: in the slot itself, in another one, busy or idle, or in the store. Two idle
-//! slots are considered. The *affine* slot holds the most of the prompt itself. The *victim* is worth least: it is
-//! empty or was used longest ago; a slot that is part of its tenant's share is spared if possible (`slot_shares`). Each
-//! option to bring a prefix to one of them has a cost in milliseconds by this worker's measurements: moving the state,
-//! computing the rest, and what is destroyed. The cheapest option wins; among options of nearly equal cost, the one
-//! that reuses the most whole blocks. State that is worth more than its export is saved before it is overwritten. A
-//! request whose prefix a running sequence is about to compute waits for that, and the slots stay free for others.
+//! slots are considered. The *affine* slot holds the most of the prompt itself. The *victim* has the least valuable
+//! state: it is empty or was used longest ago; a slot within its tenant's share is spared if possible (`slot_shares`).
+//! Each option to bring a prefix to one of them has a cost in milliseconds by this worker's measurements: moving the
+//! state, computing the rest, and computing destroyed state again. The cheapest option wins; among options of nearly
+//! equal cost, the one that reuses the most whole blocks. State that is worth more than its export is saved before it
+//! is overwritten. A request whose prefix a running sequence is about to compute waits for that, and the slots stay
+//! free for others.
 //!
-//! If a sequence cannot be rewound, a prefix is useful up to a stored checkpoint, or if it ends where a slot's state
-//! ends.
+//! If sequences cannot be rewound, a prefix can be used up to a stored checkpoint, or as a whole if it ends where a
+//! slot's state ends.
 
 mod decision;
 
@@ -42,11 +43,10 @@ const NEEDED_AGAIN_IF_REUSED: f64 = 0.45;
 
 /// Largest difference at which the costs of two options count as equal. Units: milliseconds.
 ///
-/// Source: own choice: no user notices so little, and the worker then reuses the whole blocks that it announced to
-/// routers.
+/// Source: own choice: no user notices 5 ms, and the worker then reuses the whole blocks that it announced to routers.
 const NEARLY_EQUAL_MS: f64 = 5.0;
 
-/// Request, as far as a plan depends on it.
+/// A request, with the properties on which a plan depends.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
     /// Prompt, at least one token.
@@ -57,7 +57,7 @@ pub struct Wish<'a> {
     pub root: &'a BlockHash,
     /// Tenant of the request; `None` for one without a share of the slots.
     pub tenant: Option<TenantId>,
-    /// Whether it may start from held state.
+    /// Whether the request may start from existing KV state.
     pub reuse: Reuse,
     /// Slot that the client asked for; decides only between equally good slots.
     pub wanted: Option<SlotId>,
@@ -79,7 +79,7 @@ pub enum Reuse {
     Forbidden,
 }
 
-/// State on which a plan depends besides the request.
+/// State, other than the request, on which a plan depends.
 #[derive(Debug, Clone, Copy)]
 pub struct PlanInputs<'a> {
     /// Slots.
@@ -126,7 +126,7 @@ struct Resident {
     slot: SlotId,
     n_common: usize,
     n_held: usize,
-    /// Fewest tokens to which it can be cut back.
+    /// Smallest number of tokens to which the slot can be cut back.
     rewinds_to: usize,
 }
 
@@ -138,7 +138,7 @@ struct SlotCandidate {
     n_usable: usize,
     /// Number of its tokens that the prompt would destroy.
     n_lost: usize,
-    /// Whether its tenant has no more slots than its share.
+    /// Whether the slot's tenant has no more slots than its share.
     is_kept: bool,
     last_used: u64,
     is_wanted: bool,
@@ -176,7 +176,7 @@ impl<'a> Planner<'a> {
         Self { inputs, wish, memory, resident, found, checkpoints }
     }
 
-    /// Returns the idle slot that holds the most of the prompt and the one that is worth least.
+    /// Returns the affine slot and the victim.
     fn candidates(&self) -> Option<(SlotCandidate, SlotCandidate)> {
         let shares = self.shares();
         let idle = self.inputs.table.iter().filter(|(_, slot)| !slot.is_busy());
@@ -221,7 +221,7 @@ impl<'a> Planner<'a> {
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
 
-    /// Returns the number of tokens that can be used in another slot than the one that holds them: a copy is cut.
+    /// Returns the number of a slot's tokens that another slot can use, as a copy that is cut back.
     fn reach_elsewhere(&self, held: &Resident) -> usize {
         let n_most = held.n_common.min(self.wish.prompt.len() - 1);
         match self.memory.rewinds_anywhere() {
@@ -262,8 +262,8 @@ impl<'a> Planner<'a> {
         self.checkpoints.iter().rev().find(|checkpoint| checkpoint.n_blocks * self.block_size() <= n_tokens)
     }
 
-    /// Returns the running sequence whose prompt shares the most with this one, and how much of it other slots will be
-    /// able to start from.
+    /// Returns the running sequence whose prompt shares the most with this one, and from how many of its tokens other
+    /// slots will be able to start.
     fn coming(&self) -> Option<(SlotId, usize)> {
         if self.wish.reuse == Reuse::Forbidden || !self.inputs.costs.shares() {
             return None;
@@ -279,8 +279,8 @@ impl<'a> Planner<'a> {
         shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
     }
 
-    /// Returns the decision to wait for a prefix that a running sequence is about to compute, if that pays: it must
-    /// exceed what is there already by at least a block, and save more time than copying it takes.
+    /// Returns the decision to wait for a prefix that a running sequence is about to compute, if that pays: the prefix
+    /// must be at least a block longer than the available one, and save more time than copying it takes.
     fn prefix_in_flight(&self) -> Option<Decision> {
         let (slot, n_coming) = self.coming()?;
         let n_gained = n_coming.saturating_sub(self.reach_now());
@@ -301,7 +301,8 @@ impl<'a> Planner<'a> {
             options.extend(self.import(target));
             options.push(self.option(target, Start::Cold, 0.0));
         }
-        // The victim's loss costs only its export, if it is exported; the state of another slot may still be wanted.
+        // The state that is lost in the victim costs only its export, if it is exported. The state of another slot may
+        // still be wanted.
         let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
         for option in &mut options {
             let n_saved = saved.iter().find(|(slot, _)| *slot == option.plan.slot).map_or(0, |(_, n)| *n);
@@ -375,7 +376,7 @@ impl<'a> Planner<'a> {
         (n_tokens > 0).then_some(option)
     }
 
-    /// Returns what a plan needs from the store: chunk, tier, bytes.
+    /// Returns the chunks that a plan needs from the store, with tier and bytes.
     fn needs(&self, plan: &SlotPlan) -> Vec<(ChunkId, Tier, u64)> {
         let n_blocks = match plan.start {
             Start::Import { n_tokens } => (n_tokens as usize).div_ceil(self.block_size()),
@@ -394,7 +395,7 @@ impl<'a> Planner<'a> {
         needs
     }
 
-    /// Adds what an option destroys to its cost, and decides whether to export it first.
+    /// Adds to an option's cost the state that it destroys, and decides whether to export that state first.
     fn charge_loss(&self, option: &mut StartOption, n_saved: usize, victim: SlotId) {
         let slot = self.inputs.table.slot(option.plan.slot);
         let tokens = slot.exact_tokens();
@@ -439,7 +440,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns what each slot holds of the prompt; slots that hold none of it are left out.
+/// Returns each slot's part of the prompt, without slots that hold none of it.
 ///
 /// The tree finds the slots that share whole blocks. Tokens decide how many more they share, and guard against hash
 /// collisions.

@@ -2,8 +2,8 @@
 //!
 //! The choice among the other slots is in `slot_plan`, the shares of stored state are in `chunk_index`.
 //!
-//! As in the store, a tenant that has no more than an equal share keeps it. Requests never wait for that: if every idle
-//! slot is part of a tenant's share, one of them is taken all the same.
+//! As in the store, a tenant that has no more than an equal share of the slots keeps them. Requests never wait for
+//! that: if every idle slot is part of a tenant's share, one of them is taken all the same.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct SlotShares {
 }
 
 impl SlotShares {
-    /// Returns the shares of `limit`, given who holds how much; `None` stands for a tenant without a share.
+    /// Returns the shares of `limit`, given how much each tenant holds; `None` stands for a tenant without a share.
     ///
     /// All tenants without a share count as one more tenant. Units: those of `limit`.
     pub fn new(limit: u64, held: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {

@@ -1,6 +1,7 @@
-//! Tenants: to whom cached state is charged when a cache's space is divided.
+//! Tenants: the owners to which cached state is charged when a cache's space is divided.
 //!
-//! The shares are in `chunk_index` and `slot_shares`; the chain's root keeps state apart.
+//! The shares are in `chunk_index` and `slot_shares`; the root of the chain keeps the state of tenants with different
+//! salts apart.
 //!
 //! A router names the tenant of an API key. A request without a tenant's name is charged to its chain root. But a
 //! client can give each request a salt of its own, and thus a root of its own. So a root has a share from its second
@@ -12,9 +13,9 @@ use std::fmt;
 use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 
-/// Most roots that are remembered of each kind: seen once, and seen again.
+/// Maximum number of roots of each kind that are remembered: seen once, and seen again.
 ///
-/// Source: own choice: far more than share a worker's cache at a time; an entry takes about 100 bytes.
+/// Source: own choice: far more tenants than share a worker's cache at a time; an entry takes about 100 bytes.
 const ROOTS_MAX: usize = 4096;
 
 /// Identity of a tenant: a hash, so that it reveals neither a name nor a salt.
@@ -94,7 +95,7 @@ impl Tenants {
     }
 }
 
-/// Identities that were noted last, at most [`ROOTS_MAX`].
+/// The last recorded identities, at most [`ROOTS_MAX`].
 #[derive(Debug, Clone, Default)]
 struct Recent {
     next: u64,

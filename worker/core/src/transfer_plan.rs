@@ -12,7 +12,7 @@ use crate::restore_costs::Costs;
 /// State at another worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Offer {
-    /// Number of the prompt's first blocks that it holds.
+    /// Number of the prompt's first blocks that the other worker holds.
     pub n_blocks: usize,
     /// Time to receive a byte. Units: milliseconds.
     pub ms_per_byte: f64,
@@ -20,14 +20,14 @@ pub struct Offer {
     pub latency_ms: f64,
 }
 
-/// What this worker has of the prompt, and the sizes.
+/// This worker's part of the prompt, and sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
     /// Tokens of the prompt.
     pub n_prompt: u32,
     /// Whole blocks of the prompt.
     pub n_prompt_blocks: usize,
-    /// Prompt tokens that need not be computed anyway.
+    /// Prompt tokens that need not be computed even without a transfer.
     pub n_usable: u32,
     /// Blocks of the prompt in the store.
     pub n_stored_blocks: usize,
@@ -35,7 +35,7 @@ pub struct Own {
     pub block_size_tokens: u32,
     /// Size of a block's state.
     pub block_bytes: u64,
-    /// Most bytes that the store can take.
+    /// Maximum number of bytes that the store can take.
     pub room_bytes: u64,
 }
 
@@ -52,7 +52,7 @@ pub struct Transfer {
 
 /// Returns the transfer that makes the request start sooner, if there is one.
 ///
-/// It must bring at least a block. Cost: O(1).
+/// It has at least one block. Cost: O(1).
 pub fn plan(offer: &Offer, own: &Own, costs: &Costs) -> Option<Transfer> {
     let n_blocks = offer.n_blocks.min(own.n_prompt_blocks);
     let n_reached = u64::try_from(n_blocks).ok()? * u64::from(own.block_size_tokens);

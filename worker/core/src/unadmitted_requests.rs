@@ -1,11 +1,11 @@
-//! Requests that have arrived and that the engine's own load does not count yet.
+//! Requests that have arrived and are not yet part of the engine's own load.
 //!
 //! The blocks that they will fill are in `pending_prefills`; the shell reports when they arrive and when they are
 //! counted.
 //!
-//! The engine looks at new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
-//! Routers that learn of a request only then send the next one to the same worker. So a request counts as queued from
-//! its arrival until the engine reports that its load includes it.
+//! The engine takes new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
+//! Routers that learn of a request only then would send the next one to the same worker. So a request counts as queued
+//! from its arrival until the engine's load includes it.
 
 use std::collections::BTreeMap;
 

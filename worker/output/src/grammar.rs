@@ -3,9 +3,9 @@
 //! The engine has the vocabulary and its bytes, and chooses the token.
 //!
 //! A grammar is parsed (`parser`), and parts that no text can match are removed (`lower`). An answer is matched by rows
-//! (`earley`). A row is the set of all positions at which the grammar may be. Items share their callers and each row
-//! exists once, so ambiguity adds to a row instead of multiplying stacks. All work is counted, and work above the limit
-//! is an error.
+//! (`earley`). A row is the set of all positions that the grammar may have at one place of the text. Items share their
+//! callers, and each row exists once, so an ambiguous grammar has larger rows instead of a multitude of stacks. All
+//! work is counted, and work above the limit is an error.
 
 mod charset;
 mod closure;
@@ -27,7 +27,7 @@ pub use matcher::{ByName, GrammarMatcher, GrammarPosition};
 /// Error in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct GrammarError {
-    /// Line, counted from 1; absent if the whole grammar is meant.
+    /// Line, counted from 1; absent if the error concerns the whole grammar.
     pub line: Option<usize>,
     /// Description of the error, fit for the client.
     pub reason: String,

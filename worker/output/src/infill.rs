@@ -1,15 +1,15 @@
-//! The sampler for code that fills a gap: it keeps fewer, safer candidates, and ends the answer rather than guess.
+//! The sampler for code that fills a gap: it keeps fewer and safer candidates, and ends the answer instead of guessing.
 //!
 //! llama.cpp's samplers then draw the token.
 //!
-//! Candidates of which one is a prefix of the other count as one. Those that are still unlikely then are dropped, and
-//! if no likely text is left the answer ends. llama.cpp's own implementation takes quadratic time over all candidates
-//! and ends the process on some vocabularies, so this one compares a limited number.
+//! Two candidates count as one if the text of one is a prefix of the other's. Candidates that are unlikely even so are
+//! dropped; if no likely text remains, the answer ends. llama.cpp's own implementation takes quadratic time over all
+//! candidates and ends the process on some vocabularies, so this implementation compares a limited number.
 //! Source: the comment of `llama_sampler_init_infill` in llama.cpp's `llama.h`.
 
 /// Most candidates that are compared with each other, the likeliest ones.
 ///
-/// Source: own choice: the comparisons take about a millisecond, and editors ask for the 40 likeliest.
+/// Source: own choice: the comparisons take about a millisecond, and editors request only the 40 likeliest.
 const COMPARED_MAX: usize = 512;
 
 /// Probability below which a candidate is dropped. Source: llama.cpp.

@@ -2,8 +2,8 @@
 //!
 //! llama.cpp's samplers choose the token; the format for clients is in `http::wire`.
 //!
-//! By default the probabilities are the model's own, the softmax of its logits, whatever the sampler did to them, as in
-//! OpenAI's API and llama-server. Only the likeliest few are sorted.
+//! By default the probabilities are the softmax of the model's logits, before the sampler changes them, as in OpenAI's
+//! API and llama-server. Only the likeliest few are sorted.
 
 use std::cmp::Ordering;
 
@@ -82,7 +82,7 @@ mod tests {
         let sum: f64 = got.top.iter().map(|likely| f64::from(likely.logprob).exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{sum}");
         let order: Vec<Token> = got.top.iter().map(|likely| likely.token).collect();
-        assert_eq!(order, [1, 3, 0, 4, 2, 5], "equals stand in the order of their ids");
+        assert_eq!(order, [1, 3, 0, 4, 2, 5], "tokens of equal probability are ordered by their ids");
         assert!((f64::from(got.chosen.logprob) - (1.0 / (2.0 * 3f64.exp() + 1f64.exp() + 1.0)).ln()).abs() < 1e-6);
         assert_eq!(got.top[4].logprob, f32::NEG_INFINITY);
     }

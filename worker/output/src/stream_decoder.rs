@@ -1,6 +1,6 @@
 //! Converts the bytes of an answer's tokens to text: whole characters only, and never part of a stop text.
 //!
-//! Tokens, the vocabulary and the other reasons for which an answer ends belong to the engine.
+//! Not here: tokens, the vocabulary and the other reasons why an answer ends.
 //!
 //! Bytes wait until they complete a character. Characters wait while they could still become a stop text. The answer
 //! ends at the first place where a stop text is complete; if several end there, the longest counts. This depends on the
@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-/// Text of one answer, as far as it was generated.
+/// The text of one answer so far.
 #[derive(Debug, Clone, Default)]
 pub struct Output {
     stops: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Output {
     ended: Option<Ended>,
 }
 
-/// Reason for which the text ended before its last token.
+/// Reason why the text ended before its last token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
     /// The stop text at this index of the list.
@@ -33,13 +33,13 @@ enum Ended {
 }
 
 impl Output {
-    /// Returns the output of an answer that ends before the first of `stops`; empty ones are ignored.
+    /// Returns the output of an answer that ends before the first of `stops`; empty stop texts are ignored.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stops, ..Self::default() }
     }
 
-    /// Ends the text before the first character other than a blank, line breaks included, of a later line that is
-    /// indented by fewer than `n_least` blanks.
+    /// Makes the text end in front of the first later line that is indented by fewer than `n_least` blanks: before the
+    /// line's first character that is not a blank, which may be a line break.
     pub fn indented(self, n_least: u32) -> Self {
         Self { indent: Indent { n_least, n_seen: None }, ..self }
     }
@@ -73,8 +73,8 @@ impl Output {
         self.n_out
     }
 
-    /// Returns the position of the next token's first byte in the text, or of the character that it completes, if that
-    /// text is returned. Units: bytes.
+    /// Returns the position in the text of the next token's first byte; if that byte completes a character, the
+    /// position of the character. Units: bytes.
     pub fn n_taken(&self) -> usize {
         self.n_out + self.held.len()
     }

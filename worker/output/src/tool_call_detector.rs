@@ -3,18 +3,18 @@
 //! The grammar itself is in `grammar`.
 //!
 //! Most chat templates start a call with a fixed word. Only as much text is kept as could be the first part of such a
-//! word; inside reasoning, no call starts. For formats whose calls start in other ways there are patterns, which are
-//! searched for in all text outside of reasoning, up to a limit.
+//! word; inside reasoning, no call starts. Other formats have patterns, which are searched for in all text outside of
+//! reasoning, up to a limit.
 
 use fancy_regex::Regex;
 use warmpath_common::ids::Token;
 
 /// Most text outside of reasoning that is searched with patterns. Units: bytes.
 ///
-/// Source: all of it is searched anew for every token; 8 kB take some 0.1 ms.
+/// Source: every token causes a new search of the whole text; 8 kB take some 0.1 ms.
 pub const SEARCHED_BYTES_MAX: usize = 8 << 10;
 
-/// What starts a call.
+/// Mark with which a call starts.
 #[derive(Debug, Clone)]
 pub enum StartTrigger {
     /// Any of these texts.
@@ -23,7 +23,7 @@ pub enum StartTrigger {
     Patterns(Vec<Pattern>),
 }
 
-/// Regular expression that finds the start of a call: the first of its groups that is not empty, or the start of the
+/// Regular expression that finds the start of a call: the start of its first group that is not empty, or else of the
 /// match.
 ///
 /// Source: `llama_grammar_trigger_pattern` in llama.cpp's `llama-grammar.h`.
@@ -67,7 +67,7 @@ pub struct ReasoningMarks {
 pub enum CallDetection {
     /// No call starts here.
     Nothing,
-    /// A call starts. Its tokens so far, each with those of its bytes that belong to the call.
+    /// A call has started. Its tokens so far, each with the bytes that belong to the call.
     Call(Vec<(Token, Vec<u8>)>),
     /// The limit of searched text is reached.
     Full,
@@ -79,9 +79,9 @@ pub struct ToolCallDetector {
     start: StartTrigger,
     marks: ReasoningMarks,
     is_thinking: bool,
-    /// End of the answer, as far as it can still matter.
+    /// End of the answer that may still become part of a mark.
     end: Held,
-    /// Text in which the patterns are searched: all that is known not to be reasoning.
+    /// Text in which the patterns are searched: all text that is certainly not reasoning.
     searched: Held,
 }
 

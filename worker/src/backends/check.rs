@@ -20,12 +20,12 @@ pub const CHECK_COMMAND: &str = "check-cpu-variant";
 pub enum Finding {
     /// It computes correctly.
     Works {
-        /// Rank among the sets: the more of the processor's features a set uses, the higher.
+        /// Rank among the sets: the more of the processor's features a set uses, the higher its rank.
         score: i64,
     },
     /// This processor lacks features that the set needs.
     OtherProcessor,
-    /// It claims to support this processor, but does not load, crashes, or computes wrong results.
+    /// The set claims to support this processor, but does not load, crashes, or computes wrong results.
     Broken {
         /// Reason.
         reason: String,
@@ -63,8 +63,7 @@ pub fn check(path: &Path) -> Finding {
 
 /// Returns the library's own score for this processor, 0 if it is not supported.
 fn score(path: &Path) -> Result<i64, libloading::Error> {
-    // SAFETY: the operator's own file, whose initialisers are those of a ggml backend; this process exists to see what
-    // they do.
+    // SAFETY: the operator's own file, whose initialisers are those of a ggml backend; this process exists to try them.
     let library = unsafe { Library::new(path)? };
     // SAFETY: ggml's type of that function.
     let score = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0")? };

@@ -1,8 +1,8 @@
 //! Test computations for CPU kernels: matrix products in the types that models have, and attention, each compared with
 //! a result in double precision.
 //!
-//! The computations follow the same code paths as a model: weights in each kind of memory that the backend offers for
-//! them, where it may reorder them, and few and many tokens. Not here: the process (`check`), the speed.
+//! The computations follow the same code paths as a model: weights in each kind of memory that the backend offers (it
+//! may reorder them there), with few and with many tokens. Not here: the process (`check`), the speed.
 
 mod ggml;
 mod reference;
@@ -20,8 +20,8 @@ const WIDTH: usize = 512;
 /// Rows of the weights, a multiple of the tile sizes of kernels.
 const ROWS: usize = 64;
 
-/// Shapes of inputs: tokens, and the third dimension. One token and a few (decode), more than a tile (prefill), and a
-/// third dimension, as recurrent models have.
+/// Shapes of inputs: number of tokens, and size of the third dimension. One token and a few (decode), more than a tile
+/// (prefill), and a third dimension, as recurrent models have.
 const INPUTS: [(usize, usize); 4] = [(1, 1), (5, 1), (67, 1), (5, 3)];
 
 /// Types of weights in model files.
@@ -48,7 +48,7 @@ pub enum Fault {
     #[error("does not start")]
     NoStart,
     /// A result is wrong.
-    #[error("computes {what} wrong: its error is {error:.1e} of the result, at most {ERROR_MAX:.0e} may be")]
+    #[error("computes {what} wrong: the relative error is {error:.1e}, at most {ERROR_MAX:.0e} is allowed")]
     Wrong {
         /// Name of the result.
         what: String,

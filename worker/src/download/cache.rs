@@ -14,10 +14,10 @@ use tracing::info;
 
 use super::error::DownloadError;
 
-/// Pause between two attempts to take a lock that another process holds.
+/// Pause between two attempts to take a lock that another process holds. Source: own choice: a download takes minutes.
 const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
-/// Deepest nesting of folders that is searched in a snapshot.
+/// Deepest nesting of folders that is searched in a snapshot. Source: own choice: repositories have one or two levels.
 const DEPTH_MAX: usize = 16;
 
 /// The folder of one repository in the cache.
@@ -96,7 +96,7 @@ impl Repository {
         }
         let refuse = |source| DownloadError::file("make", &pointer, source);
         fs::create_dir_all(pointer.parent().expect("a snapshot is in a folder")).map_err(refuse)?;
-        // Leads out of the file's own folders, the commit's folder and `snapshots`.
+        // The relative path leaves the file's own folders, the commit's folder and `snapshots`.
         let n_up = Path::new(path).components().count() + 1;
         let target: PathBuf = std::iter::repeat_n("..", n_up).chain(["blobs", etag]).collect();
         match fs::remove_file(&pointer) {

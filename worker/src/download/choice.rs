@@ -1,4 +1,4 @@
-//! Which files of a repository make up the model.
+//! Choice of the files of a repository that make up the model.
 //!
 //! The choice is llama-server's, so that the same flags select the same file. Not here: listing the files (`hub`,
 //! `cache`).
@@ -10,13 +10,13 @@ use warmpath_gguf::{shard_name, shard_path};
 
 use super::source::FileSelection;
 
-/// Quantizations to look for when none is named, the preferred one first.
+/// Quantizations to look for when none is named, the preferred one first. Source: llama.cpp, as above.
 const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
-/// Parts of names of GGUF files that accompany a model and are not models themselves.
+/// Parts of names of GGUF files that accompany a model and are not models themselves. Source: llama.cpp, as above.
 const NOT_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
-/// Most files that an error message names.
+/// Maximum number of files that an error message names. Source: own choice: longer lists are not read.
 const LISTED_MAX: usize = 30;
 
 /// Reason why no file can be chosen.
@@ -25,7 +25,7 @@ pub enum NoChoice {
     /// No file matches.
     #[error("it has no {wanted}; its GGUF files are: {}", listed(files))]
     NoSuchFile {
-        /// File or quantization that was asked for.
+        /// Requested file or quantization.
         wanted: String,
         /// Paths of the repository's GGUF files.
         files: Vec<String>,
@@ -85,7 +85,7 @@ pub fn parts(path: &str) -> Vec<String> {
     (1..=count).map(part).collect()
 }
 
-/// Returns a file's place in a split model, as [`shard_name`] does; none for a single file.
+/// Returns a file's place in a split model, as [`shard_name`] does; `None` for a single file.
 fn split(path: &str) -> Option<(&str, u64, u64)> {
     shard_name(path.strip_suffix(".gguf")?).filter(|(_, no, count)| (1..=*count).contains(no))
 }

@@ -37,16 +37,22 @@ const REDIRECTS_MAX: usize = 10;
 /// Attempts without progress after which a download fails. Source: `huggingface_hub` makes 5.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Pause before the second attempt; it doubles with each further one.
+/// Pause before the second attempt; it doubles with each further one. Source: own choice.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest pause, even when the host asks for a longer one.
+///
+/// Source: own choice: an operator waits for the download.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Longest part of a host's explanation that is shown. Units: characters.
+///
+/// Source: own choice: some lines of a terminal.
 const SAYS_MAX: usize = 300;
 
 /// Longest body from which an explanation is read. Units: bytes.
+///
+/// Source: own choice: explanations are short; a page of HTML is not shown.
 const EXPLANATION_BYTES_MAX: usize = 64 << 10;
 
 /// HTTP client of a download.
@@ -72,7 +78,7 @@ pub struct Ask<'a> {
     pub what: &'a str,
 }
 
-/// A usable response: a success, or another status that the caller's headers provoke.
+/// A usable response: a success, or another status that the caller's headers allow for.
 #[derive(Debug)]
 pub struct HostResponse {
     /// Address that sent the response, after redirects.
@@ -130,7 +136,7 @@ impl Web {
             let location = answer.header(header::LOCATION).filter(|_| answer.status.is_redirection());
             let Some(location) = location else { return self.checked(ask.what, answer).await };
             let next = url.join(&location).ok().filter(|next| ["http", "https"].contains(&next.scheme()));
-            let next = next.ok_or_else(|| unusable(&url, ask.what, "it redirects to no address"))?;
+            let next = next.ok_or_else(|| unusable(&url, ask.what, "it redirects without an address"))?;
             if url.scheme() == "https" && next.scheme() != "https" {
                 return Err(unusable(&url, ask.what, "it redirects from https to http"));
             }
@@ -141,7 +147,7 @@ impl Web {
     }
 
     async fn send(&self, ask: &Ask<'_>, url: &Url, token: Option<&HubToken>) -> Result<HostResponse, AttemptFailure> {
-        let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its address is none"))?;
+        let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its address is not valid"))?;
         let mut request = Request::get(uri.clone());
         request = request.header(header::USER_AGENT, concat!("warmpath/", env!("CARGO_PKG_VERSION")));
         for (name, value) in &ask.headers {
@@ -210,7 +216,7 @@ impl HostResponse {
         self.header(header::CONTENT_LENGTH)?.parse().ok()
     }
 
-    /// Returns the next bytes of the body; none at its end.
+    /// Returns the next bytes of the body; `None` at its end.
     ///
     /// Errors: `Transient` if the response breaks off or no byte arrives in time.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, AttemptFailure> {

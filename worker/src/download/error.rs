@@ -15,9 +15,9 @@ pub enum DownloadError {
     /// The hub denies this user access to the model.
     #[error("{host} refuses {what} ({status}){}: {advice}", colon(says))]
     Denied {
-        /// Host that was asked.
+        /// Host of the request.
         host: String,
-        /// What was asked for.
+        /// Requested file or listing.
         what: String,
         /// Status of the answer.
         status: u16,
@@ -29,9 +29,9 @@ pub enum DownloadError {
     /// The host does not have the file or the repository.
     #[error("{host} has no {what} (404){}", colon(says))]
     NotFound {
-        /// Host that was asked.
+        /// Host of the request.
         host: String,
-        /// What was asked for.
+        /// Requested file or listing.
         what: String,
         /// The host's explanation.
         says: String,
@@ -39,7 +39,7 @@ pub enum DownloadError {
     /// The repository has no file that matches.
     #[error("{model}")]
     Choice {
-        /// Model that was asked for.
+        /// Requested model.
         model: String,
         /// Reason.
         #[source]
@@ -48,9 +48,9 @@ pub enum DownloadError {
     /// The host does not respond, or its responses break off.
     #[error("{what} cannot be fetched from {host}: {reason} ({n_attempts} attempts)")]
     Broken {
-        /// Host that was asked.
+        /// Host of the request.
         host: String,
-        /// What was asked for.
+        /// Requested file or listing.
         what: String,
         /// Last failure.
         reason: String,
@@ -58,11 +58,11 @@ pub enum DownloadError {
         n_attempts: u32,
     },
     /// The response does not follow the protocol.
-    #[error("{host} gives an answer about {what} that cannot be used: {reason}")]
+    #[error("{host} answered the request for {what} in an unusable way: {reason}")]
     Answer {
-        /// Host that was asked.
+        /// Host of the request.
         host: String,
-        /// What was asked for.
+        /// Requested file or listing.
         what: String,
         /// Reason.
         reason: String,
@@ -92,7 +92,7 @@ pub enum DownloadError {
     /// A file cannot be written or read.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was attempted.
+        /// Attempted action.
         action: &'static str,
         /// File or folder.
         path: PathBuf,
@@ -101,9 +101,9 @@ pub enum DownloadError {
         source: io::Error,
     },
     /// The worker is offline, and the model is not on this machine.
-    #[error("{model} is not on this machine, and --offline forbids to download it ({})", folder.display())]
+    #[error("{model} is not on this machine, and --offline forbids downloading it ({})", folder.display())]
     NotCached {
-        /// Model that was asked for.
+        /// Requested model.
         model: String,
         /// Folder that was searched.
         folder: PathBuf,

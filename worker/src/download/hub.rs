@@ -14,10 +14,11 @@ use super::client::{Ask, AttemptFailure, Attempts, HostResponse, Web, host, unus
 use super::error::DownloadError;
 use super::source::{HubConfig, HubModel};
 
-/// Longest accepted response. Units: bytes. Source: own choice: a thousand files of 500 bytes, times thirty.
+/// Longest accepted response. Units: bytes. Source: own choice: thirty times a page of a thousand files of 500 bytes
+/// each.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Most pages of a listing. Source: own choice: the hub lists a thousand files on one.
+/// Maximum number of pages of a listing. Source: own choice: the hub lists a thousand files on each.
 const PAGES_MAX: usize = 50;
 
 /// Files of one commit.
@@ -25,7 +26,7 @@ const PAGES_MAX: usize = 50;
 pub struct CommitFiles {
     /// Commit.
     pub commit: String,
-    /// Files that the cache can hold.
+    /// Files whose names are safe in the cache.
     pub files: Vec<HubFile>,
 }
 
@@ -38,7 +39,7 @@ pub struct HubFile {
     pub size: u64,
     /// ETag, which names its blob.
     pub etag: String,
-    /// Checksum; none if the hub gives none, as for small files.
+    /// Checksum; `None` if the hub gives none, as for small files.
     pub sha256: Option<[u8; 32]>,
 }
 
@@ -78,7 +79,7 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Commit
         DownloadError::Answer { host: host(&hub.endpoint), what: what.clone(), reason }
     };
     if !is_commit(&commit) {
-        return Err(unusable("its commit is no hash"));
+        return Err(unusable("its commit is not a hash"));
     }
     let mut page = address(&hub.endpoint, &["api", "models", &model.repo, "tree", &commit], &[]);
     page.set_query(Some("recursive=true"));
@@ -89,7 +90,7 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Commit
         let Some(next) = next else { return Ok(CommitFiles { commit, files }) };
         // The request carries the token, so the next page must be on the same host.
         if next.origin() != hub.endpoint.origin() {
-            return Err(unusable("its list goes on at another host"));
+            return Err(unusable("its list continues at another host"));
         }
         page = next;
     }
@@ -102,7 +103,7 @@ pub fn file_url(endpoint: &Url, repo: &str, commit: &str, path: &str) -> Url {
 }
 
 impl HubFile {
-    /// Returns a file; none for a folder, and for an entry whose path or ETag is unsafe as a path on this machine.
+    /// Returns a file; `None` for a folder, and for an entry whose path or ETag is unsafe as a path on this machine.
     fn new(entry: Entry) -> Option<Self> {
         let is_hash = |text: &str, n: usize| text.len() == n && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let Entry { kind, path, size, oid, lfs } = entry;

@@ -1,4 +1,4 @@
-//! Where a model's file comes from, as given on the command line.
+//! The origin of a model's file, as given on the command line.
 //!
 //! Not here: reading the flags (`config::source`).
 

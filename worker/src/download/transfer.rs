@@ -20,7 +20,8 @@ use super::progress::DownloadProgress;
 use super::source::HubToken;
 use crate::engine::Bytes;
 
-/// Bytes read at a time from the part that is already on the disk.
+/// Bytes read at a time from the part that is already on the disk. Source: own choice: little memory, and few reads of
+/// a file of gigabytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// A file on another host.
@@ -30,9 +31,9 @@ pub struct Remote<'a> {
     pub url: Url,
     /// Token for that host.
     pub token: Option<&'a HubToken>,
-    /// Size; none if unknown beforehand. Units: bytes.
+    /// Size; `None` if it is not known beforehand. Units: bytes.
     pub size: Option<u64>,
-    /// Checksum; none if unknown.
+    /// Checksum; `None` if unknown.
     pub sha256: Option<[u8; 32]>,
 }
 
@@ -80,7 +81,7 @@ pub async fn transfer_if_changed(
     let what = path_name(&remote.url);
     let mut partial = Partial::open(path, remote.sha256.as_ref().map(|_| Sha256::new())).await?;
     if partial.len > 0 {
-        info!(file = what, bytes = partial.len, "going on with a download");
+        info!(file = what, bytes = partial.len, "resuming a download");
     }
     let mut is_resumed = partial.len > 0;
     let mut attempts = Attempts::default();
@@ -91,9 +92,9 @@ pub async fn transfer_if_changed(
         match arrived {
             Ok(Transferred::Unchanged) => return Ok(Transferred::Unchanged),
             Ok(whole) => match partial.finish(&what, remote.sha256).await {
-                // The part left by an earlier process may be damaged: starts once more from nothing.
+                // The part left by an earlier process may be damaged: download the whole file once more.
                 Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
-                    warn!(%error, "downloading it from its beginning");
+                    warn!(%error, "downloading the whole file again");
                     partial = Partial::open(path, Some(Sha256::new())).await?;
                 }
                 finished => return finished.map(|()| whole),
@@ -117,7 +118,7 @@ fn path_name(url: &Url) -> String {
 struct Partial {
     path: PathBuf,
     file: File,
-    /// Checksum of the bytes so far; none if there is nothing to compare it with.
+    /// Checksum of the bytes so far; `None` if there is no checksum to compare it with.
     hasher: Option<Sha256>,
     len: u64,
 }
@@ -203,7 +204,7 @@ fn read_whole(path: &Path, mut hasher: Option<Sha256>) -> io::Result<(Option<Sha
     Ok((hasher, file.metadata()?.len()))
 }
 
-/// Returns the free space of a folder's disk for this user; none if the system does not report it. Units: bytes.
+/// Returns the free space of a folder's disk for this user; `None` if the system does not report it. Units: bytes.
 fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -234,7 +235,7 @@ impl Attempt<'_> {
             StatusCode::NOT_MODIFIED => return Ok(Transferred::Unchanged),
             StatusCode::RANGE_NOT_SATISFIABLE => {
                 self.partial.clear().await?;
-                return Err(AttemptFailure::transient("it has no such part of the file"));
+                return Err(AttemptFailure::transient("it does not have this part of the file"));
             }
             StatusCode::PARTIAL_CONTENT => self.check_part(&answer)?,
             _ => self.partial.clear().await?,
@@ -280,7 +281,7 @@ impl Attempt<'_> {
         let begin = range.strip_prefix("bytes ").and_then(|range| range.split_once('-')?.0.parse().ok());
         match begin == Some(self.partial.len) {
             true => Ok(()),
-            false => Err(unusable(&answer.url, self.what, "it sends another part than was asked for")),
+            false => Err(unusable(&answer.url, self.what, "it sends another part than the requested one")),
         }
     }
 }

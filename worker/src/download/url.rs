@@ -1,6 +1,6 @@
 //! A model at any address: kept under its name, and downloaded again when the host has a newer version.
 //!
-//! Hosts other than the hub give no checksum, so versions are told apart by ETag and size alone. A file is kept
+//! Hosts other than the hub give no checksum, so versions are distinguished only by ETag and size. A file is kept
 //! together with its ETag. Not here: addresses on the hub, which are treated as its files (`config::source`).
 
 use std::fs;
@@ -55,7 +55,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
     let has_file = path.is_file();
     let whole = read(&etag).filter(|_| has_file);
     if has_file && whole.is_none() {
-        info!(path = %path.display(), "the model is there; its host gave it no ETag, so it is not asked for a newer one");
+        info!(path = %path.display(), "using the downloaded model; its host gave it no ETag, so it is not checked for a newer version");
         return Ok(());
     }
     let mut validators = Validators { whole, partial: read(&partial_etag) };
@@ -88,7 +88,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
                 let _ = fs::write(&partial_etag, etag);
             }
             if has_file && error.is_transient() {
-                warn!(%error, "the host does not answer; the model that is there is taken");
+                warn!(%error, "the host does not answer; using the downloaded model");
                 return Ok(());
             }
             Err(error)

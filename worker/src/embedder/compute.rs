@@ -1,8 +1,8 @@
 //! The calls into llama.cpp: a context for embeddings, and one batch of texts at a time.
 //!
 //! A model without a KV cache computes a whole batch in one micro-batch, which must be as long as the longest text. A
-//! causal model whose pooling uses only the last token can compute a text in pieces. Such a text has a sequence and
-//! cells of its own, so that other texts can be computed between its pieces. Not here: the choice of texts (`thread`).
+//! causal model whose pooling uses only the last token can compute a text in pieces. Such a text has its own sequence
+//! and cells, so that other texts can be computed between its pieces. Not here: the choice of texts (`thread`).
 
 use std::num::NonZeroU32;
 
@@ -133,8 +133,8 @@ impl<'m> Computer<'m> {
 
     /// Computes the next piece of a text, after its first `n_computed` tokens; returns its vectors once it is complete.
     ///
-    /// Shape: one text at a time is computed in pieces. Errors: a description of the failure; then none of the text is
-    /// kept.
+    /// Shape: one text at a time is computed in pieces. Errors: a description of the failure; the computed part of the
+    /// text is then dropped.
     pub(super) fn extend(&mut self, text: &[Token], n_computed: usize) -> Result<Option<Vectors>, String> {
         let rest = &text[n_computed..];
         let piece_tokens = self.piece_tokens().map_or(rest.len(), |n| rest.len().min(n as usize));
@@ -165,7 +165,7 @@ impl<'m> Computer<'m> {
         for (position, token) in (position..).zip(tokens) {
             let token = LlamaToken(i32::try_from(*token).expect("tokens were checked against the vocabulary"));
             let added = self.batch.add(token, position, &[sequence], true);
-            added.expect("the batch plan keeps to the batch's size");
+            added.expect("the batch plan respects the batch's size");
         }
     }
 
@@ -193,8 +193,7 @@ impl<'m> Computer<'m> {
     }
 }
 
-/// Returns the settings of a context for batches of texts and, if texts are computed in pieces, for one of these beside
-/// them.
+/// Returns the settings of a context for batches of texts, with room for one more text if texts are computed in pieces.
 pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> LlamaContextParams {
     let engine = &config.engine;
     let (n_sequences, piece_cells) = match layout.piece_tokens() {
@@ -217,7 +216,8 @@ pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> L
         .with_n_threads(threads(engine.threads))
         .with_n_threads_batch(threads(if engine.threads_batch == 0 { engine.threads } else { engine.threads_batch }))
         .with_flash_attention_policy(flash_attn)
-        // With one buffer per sequence llama.cpp cuts a batch at the end of its shortest text, and then pools pieces.
+        // With one buffer per sequence, llama.cpp splits a batch at the end of its shortest text, and pools each piece
+        // by itself.
         .with_kv_unified(true)
         .with_embeddings(true)
         .with_pooling_type(pooling_type(layout.pooling))

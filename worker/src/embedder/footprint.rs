@@ -11,7 +11,8 @@ use super::compute::context_params;
 use super::layout::EmbeddingLayout;
 use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 
-/// Longest batch that llama.cpp is asked about; longer ones are counted in proportion, which is a lower bound.
+/// Longest batch that llama.cpp measures; the memory of longer ones is extrapolated in proportion, which is a lower
+/// bound.
 ///
 /// Source: as the engine's: llama.cpp keeps 48 bytes for each token even if it allocates nothing else.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
@@ -22,7 +23,7 @@ const ASKED_TOKENS_MAX: u32 = 1 << 16;
 /// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {
     let Some(outline) = Outline::load(&config.engine) else { return Ok(None) };
-    // llama.cpp is asked about a smaller context, and its figures are scaled up.
+    // llama.cpp measures a smaller context, and its figures are scaled up.
     let layout = layout(&outline, config);
     let asked_tokens = layout.batch_tokens.min(ASKED_TOKENS_MAX);
     let asked =

@@ -1,4 +1,4 @@
-//! Output and batch length for texts, by the model's file and the flags.
+//! Form of the output and length of the batches for texts, according to the model's file and the flags.
 //!
 //! Not here: contexts of these sizes (`compute`), their memory (`footprint`).
 
@@ -7,7 +7,7 @@ use warmpath_common::model::Pooling;
 use super::{EmbedConfig, TEXT_TOKENS_DEFAULT_MAX};
 use crate::engine::Metadata;
 
-/// Output for a text, and the length of batches. Units: tokens.
+/// Form of the output for a text, and the length of batches. Units: tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EmbeddingLayout {
     pub(super) pooling: Pooling,
@@ -36,8 +36,8 @@ impl EmbeddingLayout {
             given => given,
         };
         let text_tokens_max = wanted.min(trained);
-        // llama.cpp first tries a batch of a multiple of the sequences; with another size, pooling by mean aborts the
-        // process.
+        // llama.cpp first tries a full batch. Unless its size is a multiple of the number of sequences, mean pooling
+        // aborts the process.
         let batch_tokens =
             text_tokens_max.max(config.engine.ubatch_tokens).next_multiple_of(u32::from(config.engine.n_slots));
         // Only pooling of the last token allows pieces.

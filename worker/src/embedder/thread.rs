@@ -81,7 +81,7 @@ pub(super) fn start(
     config.engine.validate()?;
     let queue_max = config.engine.queue_max;
     let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);
-    // Besides the places there is room for a drain, and for another one of an impatient operator.
+    // In addition to the places there is room for a drain, and for a second one of an impatient operator.
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
@@ -140,11 +140,11 @@ struct Loop<'m> {
     report: UpdateSender,
     averages: Averages,
     room: BatchLimits,
-    /// Free cells for the load that routers get; nothing is cached, so it never changes.
+    /// Free cells in the load for routers; nothing is cached, so the number never changes.
     free_cells: u64,
     /// Requests, the oldest first.
     waiting: Vec<Waiting>,
-    /// Whether the next step may be a piece of a text, because the last one was none.
+    /// Whether the next step may be a piece of a text: the last one was not.
     piece_is_due: bool,
     /// Time at which running requests are cancelled; `None` unless draining.
     deadline: Option<Instant>,
@@ -189,7 +189,7 @@ impl Loop<'_> {
             match self.commands.try_recv() {
                 Ok(command) => self.obey(command),
                 Err(TryRecvError::Empty) => break,
-                // No further request can come; the present ones are finished all the same.
+                // No further request can arrive; the present ones are still finished.
                 Err(TryRecvError::Disconnected) if self.waiting.is_empty() => return Err(NoHandles),
                 Err(TryRecvError::Disconnected) => break,
             }
@@ -220,7 +220,7 @@ impl Loop<'_> {
             if waiting.n_computed > 0 {
                 self.computer.give_up();
             }
-            // A caller that sees the counters finds the place free.
+            // The place is freed before the counters change.
             drop(waiting);
             self.counters.cancelled.fetch_add(n_texts, Relaxed);
             self.report.touch();

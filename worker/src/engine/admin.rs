@@ -1,7 +1,7 @@
-//! Inspection and manual changes of the cache: the whole of it, pins, single slots.
+//! Inspection and manual changes of the cache: its content, pins, single slots.
 //!
 //! An inquiry is a command like any other, executed between two steps and answered over its own channel. An inquiry
-//! that needs an idle slot waits until its slot is idle. No bytes are read from or written to a disk here.
+//! that needs an idle slot waits until its slot is idle. The engine thread never reads from or writes to a disk for it.
 //!
 //! Not here: the endpoints (`crate::http`), the look at the cache (`kv::contents`), a slot's state (`kv::saved_slot`).
 
@@ -22,14 +22,14 @@ use super::handle::{Command, EngineHandle, Place};
 use super::kv::saved_slot::SlotState;
 use super::step::EngineState;
 
-/// Most inquiries that wait for the engine; further ones are refused.
+/// Maximum number of inquiries that wait for the engine; further ones are refused.
 ///
 /// Source: own choice; they come from operators and scrapers, and each may carry a slot's whole state.
 pub(super) const INQUIRIES_MAX: usize = 8;
 
 /// Most tenants in one view of the cache.
 ///
-/// Source: own choice: those that matter when space is scarce.
+/// Source: own choice: only the largest tenants matter when space is scarce.
 pub const TENANTS_SHOWN_MAX: usize = 20;
 
 /// Reason why the cache was not inspected or changed.
@@ -180,7 +180,7 @@ pub(crate) struct WaitingQuery {
 }
 
 impl WaitingQuery {
-    /// Returns the slot that must be idle for it.
+    /// Returns the slot that must be idle for the inquiry.
     pub(super) fn wants_idle(&self) -> Option<SlotId> {
         match self.inquiry {
             AdminQuery::Export(slot, _) | AdminQuery::Import(slot, ..) | AdminQuery::Erase(slot, _) => Some(slot),
@@ -219,15 +219,15 @@ impl EngineHandle {
         self.inquire(|reply| AdminQuery::Look(page, reply)).await
     }
 
-    /// Returns the prefixes that are most worth having, those of slots first, with at most this many tokens. Shared
-    /// tokens count once.
+    /// Returns the most valuable prefixes, those of slots first, with at most this many tokens. Shared tokens count
+    /// once.
     ///
     /// Cost: waits for the step in progress; the engine sorts all entries. Errors: `Busy`, `Engine`.
     pub async fn hot_prefixes(&self, n_tokens_max: usize) -> Result<Vec<HotPrefix>, CacheError> {
         self.inquire(|reply| AdminQuery::Hot(n_tokens_max, reply)).await
     }
 
-    /// Removes everything that is stored and the state of idle slots, and returns how much that was; pins stay.
+    /// Removes all stored state and the state of idle slots, and returns how much that was; pins stay.
     ///
     /// Errors: `Busy`, `Engine`.
     pub async fn clear_cache(&self) -> Result<CacheTotals, CacheError> {
@@ -285,7 +285,7 @@ impl EngineHandle {
 }
 
 impl EngineState<'_> {
-    /// Executes an inquiry and sends the answer; a caller that is gone needs none.
+    /// Executes an inquiry and sends the answer, unless the caller has left.
     pub(super) fn answer(&mut self, asked: WaitingQuery) {
         let kv = &mut self.kv;
         let is_change = matches!(asked.inquiry, AdminQuery::Clear(_) | AdminQuery::Import(..) | AdminQuery::Erase(..));

@@ -23,12 +23,12 @@ use super::output::reasoning::ReasoningFirst;
 use super::output::sampler_kind::SamplerKind;
 use super::output::tool_grammar::CallGrammar;
 
-/// A token of a response, with what its choice took of the random numbers.
+/// A token of a response, with the number of random numbers that its choice took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampledToken {
     /// The token.
     pub token: Token,
-    /// Number of random numbers drawn: 1, or 0 where the response could only end, or 2 where a grammar refused the
+    /// Number of random numbers drawn: 1, or 0 if the response could only end, or 2 if a grammar refused the
     /// first choice.
     pub n_draws: u8,
 }
@@ -38,7 +38,7 @@ pub struct SampledToken {
 pub struct PastToken {
     /// The token.
     pub sampled: SampledToken,
-    /// Its log probabilities, if the response has them: computing them anew would take the token's logits.
+    /// Log probabilities of the token, if the response has them. Computing them again would need the token's logits.
     pub probabilities: Option<TokenProbabilities>,
 }
 
@@ -53,25 +53,25 @@ pub struct Submission {
     pub past: Vec<PastToken>,
     /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
-    /// Tenant from the router; `None` if there is none, and the root stands for it.
+    /// Tenant from the router; `None` if there is none, so that the root takes its place.
     pub tenant: Option<TenantId>,
-    /// Adapter to apply, which the root covers; sequences with different ones never share a batch.
+    /// Adapter to apply, which is part of the root; sequences with different adapters never share a batch.
     pub adapter: Option<Applied>,
     /// Sampling parameters and end conditions.
     pub generation: Generation,
     /// Whether KV state may be reused for this request and kept after it.
     pub cache_prompt: bool,
-    /// What may be shifted for this request.
+    /// Requested shifts of state.
     pub shifts: ShiftWish,
     /// Slot that the sender prefers; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
-    /// Cached tokens that the sender predicts; missing ones may be on their way.
+    /// Cached tokens that the sender predicts. If some are missing, they may be on their way.
     pub expected_tokens: u32,
     /// Start of the prompt's last message, if it is known: a place to resume from.
     pub last_message_token: Option<u32>,
     /// Priority of the request's state in the cache; larger is more important, 0 is usual.
     pub priority: i32,
-    /// State that another worker holds for it; `None` if there is none.
+    /// State that another worker holds for this request; `None` if there is none.
     pub peer: Option<PeerOffer>,
     /// Receives the events.
     pub events: EventSender,
@@ -92,7 +92,7 @@ pub struct ShiftWish {
     pub cache_reuse_tokens: Option<u32>,
     /// Number of first tokens that stay when the context shifts.
     pub n_keep: u32,
-    /// Number of tokens dropped then; `None` for half of those that may be.
+    /// Number of tokens that a context shift drops; `None` for half of those that may be dropped.
     pub n_discard: Option<u32>,
 }
 
@@ -103,7 +103,8 @@ pub struct Generation {
     pub max_tokens: Option<u32>,
     /// Texts that end the response and are not part of it.
     pub stop: Vec<String>,
-    /// Fewest blanks before each line but the first; the response ends at a line with fewer. 0 for any.
+    /// Minimum number of blanks before each line but the first; the response ends at a line with fewer. 0 for no
+    /// minimum.
     pub n_indent: u32,
     /// Time from the first token after which the response ends with its next line break; `None` for no limit.
     pub predict_max: Option<Duration>,
@@ -121,7 +122,7 @@ pub struct Generation {
     pub schema: Option<CompiledSchema>,
     /// Reasoning that may precede the text that follows the schema; `None` if there is none.
     pub reasoning: Option<ReasoningFirst>,
-    /// What may be drafted.
+    /// Requested drafts.
     pub drafts: DraftWish,
 }
 
@@ -153,7 +154,8 @@ pub struct ProbabilityWish {
 pub enum ProbabilitySource {
     /// The model's, before any sampler: the softmax of its logits.
     Model,
-    /// Those that the token was drawn with, after temperature, penalties and all else.
+    /// The sampler's: the probabilities with which the token was drawn, after temperature, penalties and all other
+    /// samplers.
     Sampler,
 }
 
@@ -162,7 +164,7 @@ pub enum ProbabilitySource {
 pub struct Sampling {
     /// Samplers in their order; a random draw follows. Mirostat is used instead of them.
     pub samplers: Vec<SamplerKind>,
-    /// Fewest tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for no minimum.
+    /// Minimum number of tokens that `typ_p`, `top_p`, `min_p` and `xtc` leave; 0 for no minimum.
     pub min_keep: u32,
     /// Random seed; `None` means a fresh one.
     pub seed: Option<u32>,
@@ -287,9 +289,9 @@ pub struct Started {
     /// Prompt tokens before the place where the prompt differs from an earlier response of this worker; `None` if it
     /// does not.
     pub left_answer_at: Option<u32>,
-    /// Time of bringing their state into the slot.
+    /// Time to bring the state of these tokens into the slot.
     pub restored: Duration,
-    /// State that was fetched from another worker for it; `None` if it waited for none.
+    /// State that was fetched from another worker for this submission; `None` if it waited for none.
     pub fetched: Option<Fetched>,
 }
 
@@ -414,7 +416,7 @@ pub enum EngineUpdate {
         changes: Vec<Change>,
         /// Load after the step.
         load: Load,
-        /// Requests that this load is the first to count.
+        /// Requests that this load includes for the first time.
         counted: Vec<AnnouncementId>,
     },
     /// A request has arrived.
@@ -427,10 +429,10 @@ pub enum EngineUpdate {
         n_tokens: u32,
         /// Blocks of its prompt, in the order of their chain; empty if it may not start from cached state.
         keys: Vec<BlockKey>,
-        /// Whether it will prefill those of them that are not cached.
+        /// Whether the request will prefill those of the blocks that are not cached.
         is_filling: bool,
     },
-    /// That request has started, which a step before has reported, or never will.
+    /// The request of this announcement has started, as an earlier step has reported, or never will.
     Resolved(AnnouncementId),
 }
 

@@ -32,7 +32,7 @@ use rope::RopeSettings;
 /// Units: tokens. Source: most chats fit into it, and most machines have the memory for a few slots.
 pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
 
-/// Cells to a multiple of which llama.cpp rounds up a slot's context, and so the fewest. Units: tokens.
+/// Step to a multiple of which llama.cpp rounds up a slot's context, and so the smallest context. Units: tokens.
 ///
 /// Source: `llama-context.cpp`, `n_ctx_seq`.
 pub const SLOT_CELLS_STEP: u32 = 256;
@@ -75,13 +75,13 @@ pub struct EngineConfig {
     pub flash_attn: Switch,
     /// Whether the slots share one KV buffer.
     pub kv_unified: Switch,
-    /// How `Auto` is decided for these two.
+    /// Way in which `Auto` is decided for flash attention and the unified buffer.
     pub self_test: SelfTest,
     /// Most requests that wait for a slot.
     pub queue_max: usize,
-    /// Longest time that an idle engine waits for further requests on their way when the first of several comes.
+    /// Longest time for which an idle engine that gets the first of several requests waits for the others.
     pub gather_max: Duration,
-    /// Most logits of prompts' tokens in one step, so that the sums over them do not stall streams.
+    /// Maximum number of logits of prompt tokens in one step, so that the sums over them do not stall streams.
     pub listed_logits_max: usize,
     /// Tokens per block in summaries.
     pub block_size_tokens: u32,
@@ -91,7 +91,8 @@ pub struct EngineConfig {
     pub store: StoreConfig,
     /// Most tokens that idle slots keep in the KV buffer; `None` means half of its cells if slots share one.
     pub prefix_tokens_max: Option<u64>,
-    /// Distance of partial-state checkpoints in a prompt, if the model needs them; 0 for only the usual places.
+    /// Distance of checkpoints in a prompt, if the model needs them; 0 for only the ends of prompts and the starts of
+    /// last messages.
     pub checkpoint_stride_tokens: u32,
     /// When state is moved to other positions.
     pub shifts: ShiftConfig,
@@ -114,7 +115,7 @@ pub struct StoreConfig {
     pub ram_bytes: u64,
     /// Disk tier, if there is one.
     pub disk: Option<DiskConfig>,
-    /// Time for which reused stored state stays after its last use.
+    /// Time for which stored state that was reused stays after its last use.
     pub min_hold: Duration,
     /// Number of prefixes that are pinned because they are used most.
     pub pin_top: usize,
@@ -123,11 +124,11 @@ pub struct StoreConfig {
 /// Origin of the costs used by plans.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CostSource {
-    /// They are measured all the time.
+    /// Costs that are measured all the time.
     Measured,
-    /// They keep their initial estimates, for tests that need the same plans on every machine.
+    /// Initial estimates that never change, for tests that need the same plans on every machine.
     Assumed,
-    /// They are these, for tests of a machine that computes or moves state slowly.
+    /// These costs, for tests of a machine that computes or moves state slowly.
     Given(Costs),
 }
 
@@ -136,17 +137,17 @@ pub enum CostSource {
 pub struct ShiftConfig {
     /// Shortest run of tokens that is moved to its position in a prompt, unless the request sets it; 0 for none.
     pub cache_reuse_tokens: u32,
-    /// What happens when a response fills its context.
+    /// Action when a response fills its context.
     pub at_context_end: AtContextEnd,
 }
 
-/// What happens when a response fills its context.
+/// Action when a response fills its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AtContextEnd {
-    /// It ends.
+    /// The response ends.
     #[default]
     Stop,
-    /// Its oldest tokens are dropped and it continues.
+    /// The oldest tokens are dropped, and the response continues.
     Shift,
 }
 
@@ -159,7 +160,7 @@ pub enum ShiftObstacle {
         /// Kind of the model's memory.
         memory: MemoryKind,
     },
-    /// The model's positions cannot be changed afterwards by llama.cpp.
+    /// llama.cpp cannot change the positions of this model's state afterwards.
     #[error("llama.cpp cannot shift the positions of this model")]
     Positions,
     /// Shifting would round every slot's keys again.
@@ -277,7 +278,7 @@ impl EngineConfig {
         Fingerprint(blake3::derive_key("warmpath 2026 state settings v1", settings.as_bytes()))
     }
 
-    /// Checks what can be known before the model is loaded.
+    /// Checks the settings, as far as that is possible before the model is loaded.
     ///
     /// Errors: [`StartError::Config`] for a size that is zero, too large or contradicts another.
     pub fn validate(&self) -> Result<(), StartError> {
@@ -382,7 +383,7 @@ pub enum StartError {
     /// The configuration contradicts itself or a limit.
     #[error("the engine's configuration is wrong: {reason}")]
     Config {
-        /// Description of what to change.
+        /// Description of the contradiction.
         reason: String,
     },
     /// The model file cannot be used.

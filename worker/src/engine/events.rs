@@ -23,7 +23,7 @@ pub const UNREAD_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub struct EventSender {
     events: mpsc::UnboundedSender<Event>,
-    /// Bytes of the events that were sent and not read. It has no lock: a stale value delays a step at most.
+    /// Bytes of the events that were sent and not read. Without a lock, since a stale value only delays a step.
     unread_bytes: Arc<AtomicUsize>,
 }
 
@@ -43,13 +43,13 @@ pub fn events() -> (EventSender, EventReceiver) {
 }
 
 impl EventSender {
-    /// Sends an event; for a reader that is gone it is dropped.
+    /// Sends an event; it is dropped if the reader has left.
     pub fn send(&self, event: Event) {
         self.unread_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
         let _ = self.events.send(event);
     }
 
-    /// Returns whether the reader is gone.
+    /// Returns whether the reader has left.
     pub fn is_closed(&self) -> bool {
         self.events.is_closed()
     }

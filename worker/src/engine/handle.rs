@@ -1,8 +1,8 @@
 //! The engine's interface: submit, state, drain.
 //!
-//! Work that takes time but needs no turn on the engine thread, such as parsing a grammar or hashing a prompt, is done
-//! by the caller here. The number of submissions in the engine is limited by places, one per slot and per queue
-//! position. A place is free again when its submission has left, however it ended.
+//! Work that need not run on the engine thread, such as parsing a grammar or hashing a prompt, runs here, in the
+//! caller's task. The number of submissions in the engine is limited by places, one per slot and per queue position. A
+//! place is free again when its submission has left, however it ended.
 //!
 //! Not here: running a submission (`thread`), inspecting and changing the cache (`admin`).
 
@@ -85,7 +85,7 @@ pub(crate) struct View {
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
-    /// Whether the thread, while draining, stays for other workers that fetch its state.
+    /// Whether the thread, while draining, keeps running for other workers that fetch its state.
     pub hands_over: AtomicBool,
     /// Number of requests whose submissions are being prepared.
     pub n_coming: AtomicUsize,
@@ -106,7 +106,7 @@ pub(crate) struct Admission {
     pub submission: Submission,
     /// The response so far.
     pub past: Vec<Chosen>,
-    /// Tenant to whom its cached state is attributed.
+    /// Tenant to which its cached state is charged.
     pub tenant: Tenant,
     pub sampler: TokenSampler,
     /// Drafter of the response's tokens; `None` if none are drafted.
@@ -173,8 +173,8 @@ impl EngineHandle {
         Self { shared }
     }
 
-    /// Announces a request whose submission will follow. An idle engine that gets another submission just before waits
-    /// a moment for it, and computes both in one step.
+    /// Announces a request whose submission will follow. An idle engine that has just got another submission waits a
+    /// moment for this one, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
         ArrivalGuard(Arc::clone(&self.shared.view))
@@ -182,8 +182,8 @@ impl EngineHandle {
 
     /// Submits a request to the engine; its events report the rest.
     ///
-    /// Cost: it never waits for the engine, but builds the sampler: microseconds; for a grammar that is not cached
-    /// milliseconds, some 0.15 s for the largest; for DRY a walk over the whole vocabulary.
+    /// Cost: it never waits for the engine, but builds the sampler. That takes microseconds; for a grammar that is not
+    /// cached milliseconds, some 0.15 s for the largest; for DRY a walk over the whole vocabulary.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let (shared, came) = (&self.shared, Instant::now());
@@ -245,8 +245,8 @@ impl EngineHandle {
 
     /// Stops admission, lets running responses finish until `within` has passed, and returns once the thread has ended.
     ///
-    /// Submissions that wait for a slot fail with `Draining` at once, those that still run at the deadline then. State
-    /// is sent to other workers until `handed_over` returns, or the deadline.
+    /// Submissions that wait for a slot fail with `Draining` at once, submissions that still run at the deadline fail
+    /// then. State is sent to other workers until `handed_over` returns, at most until the deadline.
     pub async fn drain(&self, within: Duration, handed_over: impl Future<Output = ()>) {
         self.shared.view.hands_over.store(true, Ordering::Release);
         self.shared.view.draining.store(true, Ordering::Release);
@@ -256,7 +256,7 @@ impl EngineHandle {
         // to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
         tokio::select! {
-            // At the deadline it is over as well.
+            // The deadline ends the wait, too.
             _ = tokio::time::timeout(within, handed_over) => {}
             () = self.stopped() => {}
         }

@@ -1,8 +1,8 @@
-//! KV state: of slots, in the store, from and for other workers.
+//! KV state: in slots, in the store, from and for other workers.
 //!
-//! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store. The table records which
-//! tokens' state is where, and every method here keeps it true. State that cannot be trusted is cleared before the slot
-//! is used again.
+//! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store. The table records which slot
+//! holds the state of which tokens, and every method here keeps it up to date. State that cannot be trusted is cleared
+//! before the slot is used again.
 //!
 //! Not here: which sequence runs (`schedule`), the choice of its tokens (`output`).
 
@@ -39,7 +39,7 @@ use saved_slot::Export;
 use sending::Sending;
 use store::Cache;
 
-/// Time after the start of its last request from which an idle slot is reserved for no tenant.
+/// Time after the start of its last request at which an idle slot no longer counts towards its tenant's share.
 ///
 /// Source: like a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
 const QUIET_AFTER: Duration = Duration::from_hours(1);
@@ -54,7 +54,7 @@ pub(crate) struct KvState<'m> {
     owners: Vec<Owner>,
     /// Idle slots whose state may not be stored completely.
     unsaved: BTreeSet<SlotId>,
-    /// Time that each idle slot's cells have cost running sequences since. Units: milliseconds.
+    /// Time that each idle slot's cells have cost running sequences since the slot became idle. Units: milliseconds.
     idle_ms: Vec<f64>,
     pins: PinNames,
     /// States of slots that wait for the disk.
@@ -66,7 +66,7 @@ pub(crate) struct KvState<'m> {
     counters: Arc<Counters>,
 }
 
-/// What is kept, and where.
+/// Settings that decide which state is kept, and where.
 pub(crate) struct Rules {
     pub prefix_cache: PrefixCache,
     pub checkpoints: CheckpointPolicy,
@@ -77,7 +77,7 @@ pub(crate) struct Rules {
     pub idle_cell_ms: f64,
 }
 
-/// Owner of a slot's state, by the last request in it.
+/// Owner of a slot's state: that of the last request in the slot.
 #[derive(Debug, Clone, Copy)]
 struct Owner {
     tenant: Tenant,
@@ -135,7 +135,7 @@ impl KvState<'_> {
         }
     }
 
-    /// Returns a request as far as its start depends on it.
+    /// Returns the properties of a request on which its start depends.
     pub(crate) fn wish<'a>(&self, admission: &'a Admission) -> Wish<'a> {
         let submission = &admission.submission;
         Wish {
@@ -164,7 +164,7 @@ impl KvState<'_> {
         self.table.extend(slot, tokens);
     }
 
-    /// Frees a slot; its state is kept or cleared as its request wished.
+    /// Frees a slot; its state is kept or cleared as its request asked.
     pub(crate) fn release(&mut self, slot: SlotId) {
         match self.table.release(slot) {
             AfterUse::Keep => drop(self.unsaved.insert(slot)),
@@ -195,7 +195,7 @@ impl KvState<'_> {
         self.llama.last_position(slot) == n_tokens.checked_sub(1) || self.llama.rewind(slot, n_tokens)
     }
 
-    /// Records how far slots can be cut back: llama.cpp reuses cells that a sliding window has left behind.
+    /// Records how far slots can be cut back. llama.cpp reuses cells that a sliding window has left behind.
     pub(crate) fn look_at_windows(&mut self) {
         if self.table.memory() == MemoryKind::Sliding {
             for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
@@ -224,7 +224,7 @@ impl KvState<'_> {
         self.table.take_changes()
     }
 
-    /// Returns the tenant to which a slot's state is attributed.
+    /// Returns the tenant to which a slot's state is charged.
     pub(crate) fn tenant(&self, slot: SlotId) -> TenantId {
         self.owners[usize::from(slot.0)].tenant.id
     }
@@ -239,7 +239,7 @@ impl KvState<'_> {
         self.is_export_reading() || self.is_send_reading()
     }
 
-    /// Handles what the disk and other workers wait for: events, exports, runs to send.
+    /// Handles events of the disk, exports, and runs to send to other workers.
     pub(crate) fn advance(&mut self) {
         self.cache.take_disk_events();
         self.finish_exports();

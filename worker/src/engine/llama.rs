@@ -62,6 +62,8 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
 }
 
 /// Cells of a shared buffer beyond those of the slots, so that a chunk can be imported while every slot is full.
+///
+/// Source: the default length of a chunk.
 const SPARE_CELLS: u32 = 256;
 
 /// Measurements of one token; the fastest counts. Source: own choice: the first one touches the buffers, and a few more
@@ -130,13 +132,13 @@ pub(crate) struct Probed {
 /// Whether a token's logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Logits {
-    /// They are: the next token is to be chosen.
+    /// They are computed: the next token is to be chosen.
     Wanted,
-    /// They are not.
+    /// They are not computed.
     Unwanted,
 }
 
-/// Whether there is a sequence without a slot, through which ranges of a shared buffer are exported.
+/// Whether there is a sequence without a slot, by which ranges of a shared buffer are exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spare {
     One,
@@ -188,7 +190,7 @@ impl<'m> Llama<'m> {
         })
     }
 
-    /// Returns it with the adapters that its batches may use.
+    /// Returns the runner with the adapters that its batches may use.
     pub(super) fn with_adapters(self, adapters: Adapters) -> Self {
         Self { adapters, ..self }
     }
@@ -271,8 +273,8 @@ impl<'m> Llama<'m> {
         self.has_recurrent || u32::try_from(first).is_ok_and(|first| first <= needed)
     }
 
-    /// Returns the fewest tokens that a slot can be cut back to: more than 0 if a sliding window's oldest cells are
-    /// gone.
+    /// Returns the smallest number of tokens to which a slot can be cut back: more than 0 if a sliding window's oldest
+    /// cells are gone.
     pub(super) fn rewinds_to(&self, slot: SlotId) -> u32 {
         let first = u32::try_from(self.context.kv_cache_seq_pos_min(i32::from(slot.0))).unwrap_or(0);
         if first == 0 || self.has_recurrent { 0 } else { first + self.window_tokens }
@@ -296,7 +298,7 @@ impl<'m> Llama<'m> {
         let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
         let position = i32::try_from(position).expect("a position is below the context's size, an i32");
         let added = self.batch.add(token, position, &[i32::from(slot.0)], logits == Logits::Wanted);
-        added.expect("the batch plan keeps to the batch's size");
+        added.expect("the batch plan respects the batch's size");
         idx
     }
 
@@ -327,7 +329,7 @@ impl<'m> Llama<'m> {
         self.context.get_logits_ith(idx)
     }
 
-    /// Returns the cells that one sequence can have, by which llama.cpp chooses among a model's rope factors.
+    /// Returns the number of cells that one sequence can have. llama.cpp chooses a model's rope factors by it.
     fn sequence_cells(&self) -> u32 {
         let n_streams = if self.kv_unified { 1 } else { u32::from(self.n_slots) };
         self.context.n_ctx() / n_streams
@@ -377,7 +379,7 @@ fn window_tokens(model: &LlamaModel, config: &EngineConfig) -> u32 {
 
 /// Returns the context that the model supports; 0 if its file does not have it.
 ///
-/// It is not llama.cpp's value, which changes with the first context if rotation is scaled.
+/// Not llama.cpp's value, which changes with the first context if rotation is scaled.
 fn n_ctx_train(model: &LlamaModel, config: &EngineConfig) -> u32 {
     let file = |key: &str| model.meta_val_str(key).ok();
     config.rope.extended(&config.metadata(&file))

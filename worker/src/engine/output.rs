@@ -39,12 +39,12 @@ pub(crate) struct Generator<'m> {
     counters: Arc<Counters>,
 }
 
-/// End of a response by its context.
+/// Rules for a response that fills its context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ContextEnd {
     pub context_tokens: u32,
     pub at_end: AtContextEnd,
-    /// Longest response to a request that sets no limit, if a response may outgrow its context.
+    /// Longest response to a request without a limit, if a response may outgrow its context.
     pub unasked_tokens_max: u32,
 }
 
@@ -54,7 +54,7 @@ impl ContextEnd {
         match (self.at_end, sequence.submission.generation.max_tokens) {
             (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(n_held),
             (AtContextEnd::Shift, Some(_)) => u32::MAX,
-            // Nothing else ends a response that neither the client nor the model ends.
+            // A limit for responses that neither the client nor the model ends.
             (AtContextEnd::Shift, None) => self.unasked_tokens_max.saturating_sub(sequence.n_generated + 1),
         }
     }

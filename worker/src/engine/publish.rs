@@ -1,4 +1,4 @@
-//! What others learn of the engine: updates for routers, early announcements, the view of its slots, counters.
+//! The engine's reports: updates for routers, early announcements, the view of its slots, counters.
 //!
 //! [`Publisher`] reads the other parts between two steps and changes none of them.
 
@@ -64,7 +64,7 @@ impl Publisher {
         self.view.slots.store(Arc::new(schedule.running.all().map(view).collect()));
     }
 
-    /// Counts what runs, waits and is held now.
+    /// Updates the counters of running and waiting requests and of used cells.
     pub(crate) fn count(&self, schedule: &Scheduler, table: &SlotTable) {
         let counters = &self.view.counters;
         counters.busy_slots.store(schedule.running.iter().count() as u64, Relaxed);

@@ -1,9 +1,9 @@
-//! The start-up self-test: measures on the loaded model which attention, which KV buffer and, if asked, which number
-//! type of the KV cache are fastest, and the cost of moving state.
+//! The start-up self-test: measures on the loaded model which attention, which KV buffer and, with type `auto`, which
+//! number type of the KV cache are fastest, and the cost of moving state.
 //!
-//! llama.cpp's fastest settings differ between machines and models by factors, and a second of measuring tells. The
-//! setting that is expected to win goes first, and the others stop as soon as they are slower. The result is kept in a
-//! file, because a machine does not change between starts.
+//! The speeds of llama.cpp's settings differ by factors between machines and models, and a second of measuring shows
+//! which is fastest. The setting that is expected to win is measured first, and the others stop as soon as they are
+//! slower. The result is kept in a file, because a machine does not change between starts.
 //! Source: docs/decisions/0011-buffer-self-test.md.
 //!
 //! Not here: measuring one setting (`measure`), the cost by which settings are compared (`measurements`).
@@ -26,17 +26,18 @@ use crate::backends;
 pub use measurements::{Costs, Figures, SuffixRounding};
 use result_file::{Remembered, ResultKey};
 
-/// Time for repeated measurements of the expected setting.
+/// Time for repeated measurements of the expected setting. Source: own choice: the start may take a second longer.
 const EXPECTED_TIME: Duration = Duration::from_millis(400);
 
-/// The same for each other one.
+/// The same for each other setting.
 const OTHER_TIME: Duration = Duration::from_millis(200);
 
-/// Longest wait of a worker for others on its machine that measure.
+/// Longest wait of a worker for other workers on its machine that measure. Source: own choice: each takes about a
+/// second.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Share by which another setting must be cheaper than the expected one. Source: the noise of a machine with other
-/// work.
+/// Share by which another setting must be cheaper than the expected one. Source: own choice: measurements on a machine
+/// with other work vary that much.
 const GAIN_MIN: f64 = 0.1;
 
 /// Processor feature with which bf16 is multiplied natively, as llama.cpp names it.
@@ -106,19 +107,19 @@ pub struct TriedSetting {
     pub figures: Figures,
     /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
     pub cost_ms: f64,
-    /// How far the measurement came.
+    /// Outcome of the measurement.
     pub outcome: MeasureOutcome,
     /// Cost of moving state; `None` if it was not measured.
     pub costs: Option<Costs>,
 }
 
-/// How far a measurement came.
+/// Outcome of a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MeasureOutcome {
     /// Everything was measured.
     Whole,
-    /// It was already more expensive than another.
+    /// It stopped because it was already more expensive than another setting.
     Behind,
     /// The machine did other work meanwhile.
     Disturbed,
@@ -154,7 +155,7 @@ fn measure_and_keep(
 ) -> SelfTestReport {
     let report = run(model, config);
     if !report.is_calm() {
-        warn!("the machine is busy: nothing is concluded from the self-test, and the next start measures again");
+        warn!("the machine is busy: the self-test has no result, and the next start measures again");
     } else if report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
     } else if let Err(error) = remembered.store(key, &report) {
@@ -163,7 +164,7 @@ fn measure_and_keep(
     report
 }
 
-/// Measures every setting that the configuration leaves open.
+/// Measures every setting that the configuration does not fix.
 fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     let began = Instant::now();
     let settings = settings(config, Bf16::of_this_machine());
@@ -179,7 +180,7 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     }
     let mut best = choose(&candidates);
     if best != 0 {
-        // The first was measured cold, so it is measured again.
+        // The first setting was measured on a cold machine, so it is measured again.
         let again = measure::measure(model, &with(config, settings[0]), limit(f64::MAX, EXPECTED_TIME));
         candidates[0].keep_better(again);
         best = choose(&candidates);
@@ -207,7 +208,7 @@ fn expected(config: &EngineConfig) -> Setting {
     }
 }
 
-/// Returns the settings that are left open; the one expected to be best comes first.
+/// Returns the settings to compare; the one expected to be best comes first.
 fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
     let first = expected(config);
     let open = |switch: Switch, expected: bool| match switch {
@@ -233,7 +234,7 @@ fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
     settings
 }
 
-/// Returns the types of keys and values that are left open. Keys that are shifted must not be bf16.
+/// Returns the types of keys and values to compare. Keys that are shifted must not be bf16.
 fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)> {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let is_open = [k, v].contains(&CacheType::Auto);

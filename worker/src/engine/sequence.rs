@@ -27,9 +27,9 @@ pub(crate) struct Sequence {
     pub(super) n_generated: u32,
     /// Whether the context was full.
     pub(super) truncated: bool,
-    /// Order of the sequences by when they got their slot.
+    /// Number of the sequence in the order in which sequences got their slots.
     pub(super) order: u64,
-    /// Prompt tokens of others that were computed since its last token.
+    /// Prompt tokens of other sequences that were computed since this one's last token.
     pub(super) passed_tokens: u32,
     /// Next token of the response, chosen and not yet sent.
     pub(super) untold: Option<Chosen>,
@@ -42,9 +42,9 @@ pub(crate) struct Sequence {
     listed: Option<PromptProbabilities>,
     /// Log probabilities of tokens whose text is not sent yet, with the start of their text.
     held: VecDeque<(usize, TokenProbabilities)>,
-    /// Token that was chosen last, whose KV state is not computed yet, and the draft after it; empty for a prompt.
+    /// The last chosen token, whose KV state is not computed yet, and the draft after it; empty for a prompt.
     decoding: Vec<Token>,
-    /// Numbers of tokens after which the partial state is kept, ascending, without past ones.
+    /// Numbers of tokens after which a checkpoint is still to be made, ascending.
     checkpoints: Vec<u32>,
     /// Moved state that continues the prompt once the tokens before it are computed, without what has.
     parked: VecDeque<ParkedRun>,
@@ -118,14 +118,14 @@ impl Sequence {
         self.times.came.elapsed()
     }
 
-    /// Requests the partial state after this many tokens of the prompt, for a sequence that waits for it.
+    /// Requests a checkpoint after this many tokens of the prompt, for a sequence that waits for it.
     pub(super) fn want_checkpoint(&mut self, n_tokens: u32) {
         if let Err(idx) = self.checkpoints.binary_search(&n_tokens) {
             self.checkpoints.insert(idx, n_tokens);
         }
     }
 
-    /// Returns whether the partial state is to be kept now, once for each place.
+    /// Returns whether a checkpoint is to be made now, once for each position.
     pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
         let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
         self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
@@ -145,7 +145,7 @@ impl Sequence {
         self.parked.iter().map(|run| run.positions.end - run.positions.start).sum()
     }
 
-    /// Returns whether the client is gone.
+    /// Returns whether the client has left.
     pub(super) fn is_abandoned(&self) -> bool {
         self.submission.events.is_closed()
     }
@@ -160,10 +160,10 @@ impl Sequence {
         !self.decoding.is_empty()
     }
 
-    /// Returns the next work, given how many of the sequence's tokens have their KV state: a prompt is computed up to
-    /// the next checkpoint or parked state at most.
+    /// Returns the next work, given how many of the sequence's tokens have KV state. A prompt is computed up to the
+    /// next checkpoint or parked state at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
-        // A sequence that generates may have fewer tokens than its prompt had, once its context was shifted.
+        // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
             return Work::Decode;
         }
@@ -205,7 +205,7 @@ impl Sequence {
         self.listed.as_ref().is_some_and(|listed| listed.rest.len() + 1 < self.submission.prompt.len())
     }
 
-    /// Takes the logits of the prompt's next token, which give the log probability of the one after it.
+    /// Takes the logits of the prompt's next token, which give the log probability of the token after it.
     pub(super) fn list(&mut self, logits: &[f32]) {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
         let Some(listed) = &mut self.listed else { return };
@@ -220,7 +220,7 @@ impl Sequence {
         }
     }
 
-    /// Returns whether the sequence is over although nothing was chosen: only the prompt was wanted.
+    /// Returns whether the sequence is complete without a chosen token, because only the prompt was wanted.
     pub(super) fn is_prompt_only(&self, n_held: u32) -> bool {
         n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
     }
@@ -293,7 +293,7 @@ impl Sequence {
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
         let Chosen { token, n_draws, .. } = chosen;
         self.submission.events.send(Event::Text { text, token, n_draws, own_probabilities, probabilities });
-        // Text that was held back may complete a stop text at the very end, as when an invalid byte becomes a
+        // At the very end, text that was held back may complete a stop text, for example when an invalid byte becomes a
         // character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
     }

@@ -34,14 +34,14 @@ use crate::store::{DiskStore, Identity};
 /// Most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
 const CHUNK_TOKENS: u32 = 256;
 
-/// Fewest chunks of full size in memory; if it has room for fewer, chunks are smaller.
+/// Minimum number of chunks for which memory must have room; with room for fewer full chunks, chunks are smaller.
 ///
 /// Source: own choice: the eviction for one chunk is then at most a sixteenth of the store.
 const CHUNKS_MIN: u64 = 16;
 
 /// Time to compute a prompt token before the first measurement. Units: milliseconds.
 ///
-/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger ones take longer, which only
+/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger models take longer, which only
 /// makes reuse worth more.
 const PREFILL_MS_AT_FIRST: f64 = 1.0;
 
@@ -156,7 +156,7 @@ pub(super) fn cache(
     Ok((cache, identity))
 }
 
-/// Returns the most blocks of a chunk: fewer if the memory is so small that it would hold few chunks, or not even one.
+/// Returns the maximum number of blocks of a chunk: fewer if the memory would otherwise hold only few chunks, or none.
 fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Codec>)) -> usize {
     let token_bytes = codec.map_or(1, |codec| codec.layout.token_bytes().max(1)) as u64;
     let fitting_tokens = u32::try_from(ram_bytes / CHUNKS_MIN / token_bytes).unwrap_or(u32::MAX);
@@ -165,7 +165,7 @@ fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Co
 
 /// Checks that the configured shifts are possible.
 ///
-/// Errors: what is impossible, and why.
+/// Errors: the shift that is impossible, and why.
 pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(), String> {
     match facts.shift_obstacle {
         Some(obstacle) if shifts != ShiftConfig::default() => {
@@ -175,7 +175,7 @@ pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(
     }
 }
 
-/// Returns where partial state is kept.
+/// Returns the rule for the positions of checkpoints.
 fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind)) -> CheckpointPolicy {
     let is_needed = !memory.stored_state_rewinds() && cache.stores();
     CheckpointPolicy {
@@ -197,8 +197,8 @@ fn passes(facts: &EngineFacts) -> Passes {
     if facts.kv_unified { Passes::Together } else { Passes::Apart }
 }
 
-/// Returns the groups in which single tokens are computed; all together unless a self-test has measured it on a quiet
-/// machine.
+/// Returns the groups in which single tokens are computed: all together, unless a self-test on a quiet machine has
+/// measured the groups.
 fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
     let report = facts.self_test.as_ref().filter(|report| report.is_calm());
     let chosen = report.and_then(|report| report.chosen());

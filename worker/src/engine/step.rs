@@ -54,8 +54,8 @@ impl EngineState<'_> {
         running.peek().is_some() && running.all(|is_unread| is_unread)
     }
 
-    /// Returns for how long nothing will start unless a command arrives: all waiting submissions wait for another one,
-    /// or for another worker.
+    /// Returns for how long nothing will start unless a command arrives, if all waiting submissions wait for another
+    /// submission or for another worker.
     pub(super) fn only_held_for(&self) -> Option<Duration> {
         if !self.schedule.running.is_empty() || self.kv.is_asked() {
             return None;
@@ -71,7 +71,7 @@ impl EngineState<'_> {
         self.schedule.enqueue(admission, &mut self.kv);
     }
 
-    /// Does everything that can be done at once: frees, admits, computes one micro-batch, reports.
+    /// Runs one step: frees slots, admits submissions, computes one micro-batch, reports.
     pub(super) fn step(&mut self) {
         self.kv.advance();
         self.drop_abandoned();
@@ -82,8 +82,8 @@ impl EngineState<'_> {
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.publisher.report.touch();
-            // Routers send further requests with the same prefix after this report, so they must not wait for the first
-            // step.
+            // Routers send further requests with the same prefix once they have this report, so it must not wait for
+            // the first step.
             if self.publisher.report.is_urgent() {
                 self.publish();
             }
@@ -123,7 +123,7 @@ impl EngineState<'_> {
         self.schedule.queue = waiting;
         for waiting in gone {
             waiting.let_go(&mut self.kv.cache);
-            // A client that sees it counted finds its place free.
+            // The place is freed before the counters change.
             drop(waiting);
             self.counters().cancelled.fetch_add(1, Relaxed);
         }
@@ -224,12 +224,12 @@ impl EngineState<'_> {
         self.schedule.averages.step(counts, began.elapsed() + self.generator.take_making_time());
     }
 
-    /// Records the tokens of a computed batch, and keeps the partial state of sequences that have reached a checkpoint.
+    /// Records the tokens of a computed batch, and makes the checkpoints that sequences have reached.
     fn record(&mut self, batch: &Batch) {
         for share in &batch.shares {
             let n_held = self.kv.n_held(share.slot);
             if let Some(sequence) = self.schedule.running.get(share.slot) {
-                // A draft's tokens are held once they are chosen.
+                // The tokens of a draft are recorded once they are chosen.
                 let n_tokens = if sequence.is_stream() { 1 } else { share.n_tokens };
                 self.kv.extend(share.slot, sequence.upcoming(n_held, n_tokens));
             }
@@ -335,7 +335,7 @@ impl EngineState<'_> {
         events.send(event);
     }
 
-    /// Ends a slot's sequence; its KV state is kept or cleared as its request wished.
+    /// Ends a slot's sequence; its KV state is kept or cleared as its request asked.
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.publisher.report.touch();
         let sequence = self.schedule.end(slot);
@@ -347,12 +347,13 @@ impl EngineState<'_> {
         sequence
     }
 
-    /// Clears an idle slot if the buffer has no cells left, or ends the youngest sequence if there is none.
+    /// Clears an idle slot if the buffer has no cells left; without an idle slot, ends the youngest sequence.
     ///
-    /// Every slot keeps to its share of the cells, so this happens only if llama.cpp needs more than one per token.
+    /// Every slot is limited to its share of the cells, so this happens only if llama.cpp needs more than one cell per
+    /// token.
     fn make_room(&mut self, batch: &Batch) {
         if let Some(slot) = self.kv.move_out_oldest() {
-            warn!(%slot, "the KV buffer is full; an idle slot's state left it");
+            warn!(%slot, "the KV buffer is full; cleared an idle slot");
             return;
         }
         let order = |slot: &SlotId| self.schedule.running.in_slot(*slot).order;

@@ -32,23 +32,25 @@ use super::self_test;
 use super::setup;
 use super::step::EngineState;
 
-/// Stack of the thread. Source: as much as Linux gives a program's first thread, on which llama.cpp's own server
+/// Stack of the thread. Source: the size that Linux gives a program's first thread, on which llama.cpp's own server
 /// decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Queued commands besides submissions, inquiries and runs to send: a drain, another one of an impatient operator, and
-/// a prefix to fetch.
+/// Queued commands other than submissions, inquiries and runs to send: a drain, a second drain of an impatient
+/// operator, and a prefix to fetch.
 const CONTROL_COMMANDS_MAX: usize = 3;
 
-/// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done.
+/// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done. Source:
+/// own choice: well below a step.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
 /// Interval at which the thread checks whether a reader has read, while nothing else can be done.
 ///
-/// Source: a slow reader has a megabyte to read first, which takes it longer.
+/// Source: own choice: a slow reader first has to read a megabyte, which takes longer.
 const READER_LOOK: Duration = Duration::from_millis(2);
 
-/// Longest wait of the thread for a request on its way before it checks whether that was cancelled.
+/// Longest wait of the thread for a request on its way before it checks whether the request was cancelled. Source: own
+/// choice: a small part of a step.
 const COMING_LOOK: Duration = Duration::from_micros(250);
 
 /// Longest time for a worker that ends to write its state to disk, beyond the time for running responses.
@@ -129,7 +131,7 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // A caller that learns that the engine is ready may read its slots.
+    // A caller may read the slots as soon as the engine is ready.
     engine.publish();
     if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
         let commands = &inside.commands;
@@ -176,7 +178,7 @@ struct Loop<'a, 'm> {
     commands: &'a Receiver<Command>,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
-    /// Time since which nothing has come and nothing runs.
+    /// Time since which no command has arrived and nothing runs.
     idle_since: Option<Instant>,
     /// Inquiries that wait for a slot to become idle, at most [`INQUIRIES_MAX`].
     deferred: Vec<WaitingQuery>,
@@ -232,13 +234,14 @@ impl Loop<'_, '_> {
             match self.commands.try_recv() {
                 Ok(command) => self.obey(command),
                 Err(TryRecvError::Empty) => return true,
-                // No further request can come; running ones are finished all the same.
+                // No further request can arrive; running ones are still finished.
                 Err(TryRecvError::Disconnected) => return !self.engine.is_idle(),
             }
         }
     }
 
-    /// Sleeps until there is a command, or something to report or to export; the latter is done before it returns.
+    /// Sleeps until there is a command, or something to report or to export. Reports and exports are done before it
+    /// returns.
     fn wait(&mut self) -> Result<Option<Command>, NoHandles> {
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
         let unasked = self.engine.kv.unasked_due_in(idle_since);
@@ -256,9 +259,10 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Waits a moment for the requests on their way when the first one comes.
+    /// Waits a moment for the requests on their way when the first one arrives.
     ///
-    /// Otherwise the first of several that come together runs a step alone, and the others wait for that step.
+    /// Otherwise the first of several simultaneous requests would run a step alone, and the others would wait for that
+    /// step.
     fn gather(&mut self) {
         let deadline = Instant::now() + self.engine.schedule.gather_max();
         while self.engine.publisher.view.n_coming.load(Ordering::Acquire) > 0 {
@@ -274,8 +278,8 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Answers inquiries, in order, except those whose slot is still busy. A slot that has become idle is not given to
-    /// another request before.
+    /// Answers inquiries, in order, except those whose slot is still busy. This happens before an idle slot is given to
+    /// another request.
     fn answer_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! From a response's steps to HTTP: one object, or server-sent events as they come.
+//! From a response's steps to HTTP: one object, or server-sent events as the steps come.
 //!
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
@@ -111,8 +111,8 @@ impl Facts {
         }
     }
 
-    /// Adds headers to a response: the length of its prompts, the start of its first choice, where it differs from an
-    /// earlier response, and the tools whose arguments may break their schemas.
+    /// Adds headers to a response: the length of its prompts, the start of its first choice, the place where the prompt
+    /// differs from an earlier response, and the tools whose arguments may break their schemas.
     pub fn describe(self, response: &mut Response) {
         let headers = response.headers_mut();
         headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(self.started.slot.0));
@@ -141,7 +141,7 @@ impl Facts {
 }
 
 /// Reports the kinds of tools that were left out of a request: to the client in a header, to the operator in a metric,
-/// and in the log the first time.
+/// and once in the log.
 pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str]) {
     for kind in kinds {
         app.metrics.left_out_tools.with_label_values(&[*kind]).inc();
@@ -260,7 +260,7 @@ fn stream(head: Head, messages: Messages) -> Response {
     let calls = (0..n_choices).map(|_| GrowingCalls::new(Arc::clone(&custom_tools))).collect();
     let is_journaled = messages.answer().form().is_journaled;
     let exactness = journal::exactness(&messages.answer().form().generation.sampling);
-    // A response that is continued has begun.
+    // A continued response has already begun.
     let is_begun = messages.answer().form().past.is_some();
     let events = Events { usage, ends, calls, head, messages, is_begun };
     let events = futures::stream::unfold(Some(events), |events| async {
@@ -280,7 +280,7 @@ fn stream(head: Head, messages: Messages) -> Response {
     response
 }
 
-/// Tells a router that a response has a journal, and how exact its continuation is.
+/// Adds the header that tells a router that a response has a journal, and how exact its continuation is.
 pub fn tell_journal(response: &mut Response, exactness: &'static str) {
     response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(exactness));
 }
@@ -295,7 +295,7 @@ struct Events {
     ends: Vec<TextEnd>,
     /// Calls of each choice so far.
     calls: Vec<GrowingCalls>,
-    /// Whether an event is written: until then the request can still be retried elsewhere.
+    /// Whether an event has been written. Until then the request can still be retried elsewhere.
     is_begun: bool,
 }
 
@@ -360,7 +360,7 @@ impl Events {
                 Err(error) => {
                     log_error(&error);
                     write_event(out, &error_body(&error));
-                    // Without a line of the journal the router knows that another worker may continue.
+                    // An error without a line of the journal tells the router that another worker may continue.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }

@@ -1,8 +1,8 @@
 //! Endpoints of other dialects: a request is converted to a chat, and the chat's response to the dialect.
 //!
-//! Between the conversion and the writer everything is the common lifecycle of chats, and errors are reported with the
-//! client's field names. Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and events
-//! (`http::anthropic`, `http::responses`).
+//! Between the conversion and the writer, a request runs through the common lifecycle of chats. Errors are reported
+//! with the client's field names. Not here: the conversion (`warmpath_common::dialects`), a dialect's objects and
+//! events (`http::anthropic`, `http::responses`).
 
 use std::convert::Infallible;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -82,7 +82,7 @@ pub struct Beginning {
     pub identity: ResponseIdentity,
     /// Length of the prompt. Units: tokens.
     pub prompt_tokens: u32,
-    /// Number of these that were reused.
+    /// Number of the prompt's tokens that were reused.
     pub cached_tokens: u32,
     /// Tools that the chat's functions stand for.
     pub tools: ToolNames,
@@ -104,7 +104,7 @@ pub struct Message<'a> {
 /// End of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartEnd {
-    /// It is complete.
+    /// The part is complete.
     Whole,
     /// The response reached its limit within it.
     CutShort,
@@ -252,7 +252,7 @@ impl<W: DialectWriter> Writing<W> {
                 Ok(Err(error)) => {
                     log_error(&error);
                     self.writer.fail(out, self.parts.list(), &error);
-                    // Without this line of the journal the router continues the stream at another worker.
+                    // The line of the journal tells the router not to continue the stream at another worker.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }

@@ -1,7 +1,7 @@
 //! From a request's body to typed fields, with errors that name the field.
 //!
-//! Every reader deserializes its own fields from the same bytes, so unknown fields cost nothing and break nothing. Not
-//! here: the meaning of the fields.
+//! Every reader deserializes its own fields from the same bytes, so unknown fields are ignored. Not here: the meaning
+//! of the fields.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};

@@ -16,6 +16,8 @@ use crate::engine::{CacheTotals, CacheView, Page, TenantView};
 use crate::error::RequestError;
 
 /// Default number of entries per page.
+///
+/// Source: own choice.
 const ENTRIES_DEFAULT: usize = 100;
 
 /// Most entries per page.

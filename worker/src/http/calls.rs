@@ -2,7 +2,7 @@
 //! custom tools have one text.
 //!
 //! Templates know only functions, so the model calls functions alone. A call of a custom tool is recognized by its
-//! name, and its text is read from the arguments as they come. Not here: the rest of the message (`wire`).
+//! name, and its text is parsed from the arguments as they arrive. Not here: the rest of the message (`wire`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct ToolCall<'a> {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = [FUNCTION, CUSTOM]))]
     pub kind: Option<&'static str>,
-    /// What is called.
+    /// Called function or custom tool.
     #[serde(flatten)]
     pub called: Called<'a>,
 }
@@ -76,7 +76,7 @@ pub fn whole<'a>(call: &'a message_stream::ToolCall, custom_tools: &[String]) ->
     ToolCall { index: None, id: Some(&call.id), kind: Some(kind), called }
 }
 
-/// Calls of one choice, whose parts are written as they come.
+/// Calls of one choice, whose parts are written as they arrive.
 #[derive(Debug)]
 pub struct GrowingCalls {
     custom_tools: Arc<[String]>,

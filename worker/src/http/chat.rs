@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`: answers to conversations, and the tokens of their prompts.
 //!
-//! Not here: what a body has (`request`); all else is the common lifecycle.
+//! Not here: the fields of a body (`request`), and the path of a request, which is the same for all endpoints
+//! (`lifecycle`).
 
 use axum::Json;
 use axum::extract::State;

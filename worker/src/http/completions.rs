@@ -1,7 +1,7 @@
-//! `/v1/completions`: answers to raw prompts, as OpenAI has them.
+//! `/v1/completions`: answers to raw prompts, as in OpenAI's API.
 //!
-//! Not here: what a body has (`request`), llama-server's answers (`http::llama_server`). All else is the common
-//! lifecycle.
+//! Not here: the fields of a body (`request`), llama-server's answers (`http::llama_server`), and the path of a
+//! request, which is the same for all endpoints (`lifecycle`).
 
 use axum::extract::State;
 use axum::response::Response;

@@ -1,7 +1,7 @@
 //! The parts of a response's message in the dialects: reasoning, texts and calls, one after the other.
 //!
-//! Pieces come in any order and size. A part is open as long as its own pieces come, the next piece of another kind
-//! closes it, and there is never more than one open. Not here: their names and formats in a dialect.
+//! Pieces arrive in any order and size. A part stays open while its own pieces arrive; the next piece of another kind
+//! closes it. At most one part is open. Not here: their names and formats in a dialect.
 
 use crate::lifecycle::message_stream::ToolCallDelta;
 

@@ -57,11 +57,11 @@ pub struct RequestContext {
     pub priority_max: Option<i32>,
     /// Identity of the response, if the router keeps its journal.
     pub journal: Option<ResponseIdentity>,
-    /// Whether the router takes a journal in front of a response that is sent whole.
+    /// Whether the router accepts a journal before a response in one piece.
     pub takes_whole_journal: bool,
     /// Length of the journal behind the body. Units: bytes.
     pub journal_bytes: Option<usize>,
-    /// Reused prompt tokens that the client of a continued response was told.
+    /// Reused prompt tokens that were reported to the client of a continued response.
     pub told_cached_tokens: Option<u32>,
 }
 
@@ -80,7 +80,7 @@ impl RequestContext {
                 .collect(),
             cache_salt: salt::of_header(headers.get_all(headers::CACHE_SALT).iter().map(HeaderValue::as_bytes)),
             tenant: headers.get(headers::TENANT).map(|name| tenant_id(name.as_bytes())),
-            // An unreadable limit allows no more than the usual priority.
+            // An unreadable limit allows only the default priority.
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
@@ -93,7 +93,7 @@ impl RequestContext {
 }
 
 impl RequestContext {
-    /// Returns what the router said about the response; takes the journal off the body's end.
+    /// Returns the router's instructions for the response; removes the journal from the body's end.
     ///
     /// Errors: `Field` if there is no such journal.
     pub fn take_journal(&mut self, body: &mut Body) -> Result<RouterInstructions, RequestError> {

@@ -40,7 +40,7 @@ pub(super) struct EmbeddingsRequest {
     #[serde(default)]
     #[schemars(schema_with = "inputs")]
     input: Option<Value>,
-    /// The same, with a response in llama-server's format.
+    /// Texts to embed, with a response in llama-server's format.
     #[serde(default)]
     #[schemars(schema_with = "inputs")]
     content: Option<Value>,
@@ -170,7 +170,7 @@ fn read(
     let (pooling, n_dimensions) = own;
     if shape == Shape::OpenAi && pooling == Pooling::None {
         let reason =
-            "this worker makes a vector of each token (pooling none), which has no form here: ask for /embeddings";
+            "this worker makes a vector for each token (pooling none), which OpenAI's format cannot hold: use /embeddings";
         return Err(RequestError::field(param, reason));
     }
     let encoding = match fields.encoding_format.as_deref() {
@@ -185,7 +185,7 @@ fn read(
         None => n_dimensions,
         Some(wanted) => {
             let within = usize::try_from(wanted).ok().filter(|wanted| (1..=n_dimensions).contains(wanted));
-            let reason = || format!("`dimensions` must be 1 to {n_dimensions}, the numbers of this model's vectors");
+            let reason = || format!("`dimensions` must be 1 to {n_dimensions}, the dimensions of this model's vectors");
             within.ok_or_else(|| RequestError::field("dimensions", reason()))?
         }
     };

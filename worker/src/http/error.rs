@@ -15,6 +15,8 @@ use crate::error::RequestError;
 const RETRY_OVERLOAD_S: u64 = 1;
 
 /// `Retry-After` while the worker loads or drains. Units: seconds.
+///
+/// Source: own choice: loading and draining take from seconds to minutes.
 const RETRY_UNAVAILABLE_S: u64 = 5;
 
 /// Returns the error's object, as a response body or as the last event of a stream.

@@ -1,4 +1,4 @@
-//! The text of a custom tool's call, parsed from the JSON of its function's arguments as they come.
+//! The text of a custom tool's call, parsed from the JSON of its function's arguments as they arrive.
 //!
 //! The arguments are one object with one string, so the text begins after the third quote and ends at the next one;
 //! escapes are decoded once they are complete. Not here: the function with a text (`warmpath_common::dialects`).
@@ -6,7 +6,7 @@
 /// Quotes before the text: two around its name, and the one that opens it.
 const N_QUOTES_BEFORE: usize = 3;
 
-/// Length of an escaped character by its code (`\u00e9`), and of one that takes two codes. Units: characters.
+/// Length of an escape code (`\u00e9`); some characters take two of them. Units: characters.
 const CODE_LEN: usize = 6;
 const CODE_PAIR_LEN: usize = 2 * CODE_LEN;
 

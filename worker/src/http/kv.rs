@@ -1,5 +1,5 @@
-//! `/internal/v1/kv/{key}`: stored KV state for another worker, as the disk tier's records; `/internal/v1/kv`: the
-//! prefixes that this worker holds, and those that it is told to fetch from others.
+//! `/internal/v1/kv/{key}`: stored KV state for another worker, as records of the disk tier. `/internal/v1/kv`: the
+//! prefixes that this worker holds, and prefixes that it is to fetch from other workers.
 //!
 //! Not here: finding the state (the engine), the bytes (`store::exchange`), fetching it from others (`kv_transfer`).
 
@@ -29,14 +29,14 @@ use crate::kv_transfer::{SHORTER_MAX, Transfers};
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 
-/// Longest time for a run to be read; then the response ends early.
+/// Longest time for reading a run; then the response ends early.
 ///
-/// Source: own choice: twice the time that a worker waits for state of others, so that none is cut off that reads.
+/// Source: own choice: twice as long as a worker waits for state of another one, so that no active reader is cut off.
 const READ_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Longest part of a payload that is passed on at once. Units: bytes.
 ///
-/// Source: own choice: a slow link has sent it long before a reader counts as gone.
+/// Source: own choice: even a slow link sends it long before its reader counts as gone.
 const FRAME_BYTES: usize = 1 << 20;
 
 /// Query of a worker that wants state.
@@ -46,7 +46,8 @@ struct Wanted {
     blocks: usize,
     /// Identity of the state that it can use.
     layout: Fingerprint,
-    /// Shorter runs that it takes if this one is not held, the longest first: `HASH.BLOCKS`, separated by commas.
+    /// Shorter runs that it accepts if this worker does not hold the named one, the longest first: `HASH.BLOCKS`,
+    /// separated by commas.
     #[serde(default)]
     or: String,
 }
@@ -79,14 +80,14 @@ impl Wanted {
     }
 }
 
-/// Query of a router that wants to know what this worker holds.
+/// Query of a router for the prefixes that this worker holds.
 #[derive(Debug, Deserialize)]
 struct Listed {
     /// Most tokens of all prefixes together.
     tokens: usize,
 }
 
-/// Responds with the prefixes that are most worth having.
+/// Responds with the most valuable prefixes.
 pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, RequestError> {
     let (serving, transfers) = exchanging(&app)?;
     transfers.asked();
@@ -94,7 +95,7 @@ pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, Req
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let prefixes = serving.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
     let block_size_tokens = serving.model.block_size_tokens;
-    // Hashing some hundred thousand tokens would hold up other connections.
+    // Hashing some hundred thousand tokens would delay other connections.
     let packed = tokio::task::spawn_blocking(move || pack(&prefixes, block_size_tokens)).await;
     let prefixes = packed.map_err(|error| RequestError::Internal { reason: error.to_string() })?;
     transfers.asked();
@@ -118,7 +119,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
                 "each must have the base URL of a worker as `peer`, and a block of `tokens`",
             )
         })?;
-        // No prompt has more tokens.
+        // A longer prefix cannot be part of a prompt.
         if prefix.tokens.len() <= serving.model.context_tokens as usize {
             wanted.push((hint, prefix));
         }
@@ -128,7 +129,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
     Ok(Json(json!({"prefixes": n_prefixes})))
 }
 
-/// Returns what exchanges prefixes with the fleet.
+/// Returns the parts that exchange prefixes with the fleet.
 ///
 /// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if strangers can reach this worker, since the prefixes are
 /// others' prompts.
@@ -193,7 +194,7 @@ fn body(run: SentRun, exchange: Exchange, count: Count) -> impl Stream<Item = Re
 /// Returns a record in frames, or an error that ends the response.
 async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Result<Bytes, std::io::Error>> {
     let hashed = part.clone();
-    // A checksum of some megabytes would hold up other connections.
+    // A checksum of some megabytes would delay other connections.
     let head = tokio::task::spawn_blocking(move || hashed.head(exchange.identity)).await;
     let head = match head.map_err(std::io::Error::other).flatten() {
         Ok(head) => Bytes::from(head),

@@ -122,8 +122,8 @@ impl Writing {
         response
     }
 
-    /// Writes the event of the next step that has one, unless the client has received it from another worker; returns
-    /// whether another follows.
+    /// Writes the event of the next step that has one, unless the client already has it from another worker; returns
+    /// whether another event follows.
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
             match self.answer.next().await {
@@ -217,7 +217,7 @@ impl Writing {
     }
 }
 
-/// Returns llama-server's name for why a response ended.
+/// Returns llama-server's name for the reason why a response ended.
 fn stop_type(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::EndOfGeneration => "eos",

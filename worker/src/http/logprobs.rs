@@ -41,7 +41,7 @@ pub enum Logprobs {
 /// Log probabilities of a completion: the same tokens in each list.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, JsonSchema)]
 pub struct ByToken {
-    /// Texts of the tokens; `bytes:` and the bytes if they are no text.
+    /// Texts of the tokens; `bytes:` and the bytes if they are not text.
     tokens: Vec<String>,
     /// Their log probabilities; null for a prompt's first token.
     token_logprobs: Vec<Option<f32>>,
@@ -77,8 +77,8 @@ struct ChatLikely {
     bytes: Vec<u8>,
 }
 
-/// Log probabilities by the tokens' texts, the most likely first; of tokens with the same text the chosen one counts,
-/// else the most likely.
+/// Log probabilities by the tokens' texts, the most likely first. Among tokens with the same text the chosen one
+/// counts, otherwise the most likely.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ByText(Vec<(String, f32)>);
 
@@ -101,7 +101,7 @@ pub struct TextEnd {
 }
 
 impl TextEnd {
-    /// Moves the end behind a token's bytes; returns where the token starts. Units: characters.
+    /// Moves the end behind a token's bytes; returns the start of the token. Units: characters.
     ///
     /// A character that several tokens spell starts with the first of them. An invalid sequence is one character,
     /// U+FFFD.
@@ -155,8 +155,8 @@ pub fn describe(shape: Shape, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &
     Logprobs::Completion(list)
 }
 
-/// Returns llama-server's list: `top_logprobs` of the model's own probabilities, or `top_probs` of those that the
-/// tokens were drawn with.
+/// Returns llama-server's list: `top_logprobs` with the model's own probabilities, or `top_probs` with those from which
+/// the tokens were drawn.
 pub fn native(probabilities: &[TokenProbabilities], pieces: Pieces<'_>, source: ProbabilitySource) -> Value {
     let one = |one: TokenLogprob| {
         let shown = likely(one, pieces);
@@ -200,8 +200,8 @@ fn likely(likely: TokenLogprob, pieces: Pieces<'_>) -> ChatLikely {
 
 /// Returns a token's text, or its bytes as `bytes:\xe8` if they are not text by themselves.
 ///
-/// Source: OpenAI's completions, where printable ASCII beside such bytes stands for itself. A backslash does not, so
-/// that every spelling has one meaning.
+/// Source: OpenAI's completions, in which printable ASCII next to such bytes stands for itself. A backslash is escaped
+/// as well, so that the spelling is unambiguous.
 fn text(token: Token, pieces: Pieces<'_>) -> String {
     let spell = |byte: u8| match byte {
         b' '..=b'~' if byte != b'\\' => char::from(byte).to_string(),
@@ -213,7 +213,7 @@ fn text(token: Token, pieces: Pieces<'_>) -> String {
     })
 }
 
-/// Returns `None` if `bytes` are text, else how many of them are invalid; that is `None` if further bytes could
+/// Returns `None` if `bytes` are text, otherwise how many of them are invalid: `Some(None)` if further bytes could
 /// complete them.
 fn error_len(bytes: &[u8]) -> Option<Option<usize>> {
     std::str::from_utf8(bytes).err().map(|error| error.error_len())

@@ -1,7 +1,7 @@
 //! `/lora-adapters`: the loaded adapters and their scales, in llama-server's fields.
 //!
 //! The default adapter is part of a worker's declaration to routers, and workers of one name must agree on it. So it is
-//! set when a worker starts, and a client that wants another one names it in the request.
+//! set when a worker starts, and a client that wants another adapter names it in the request.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 
-/// Responds with every adapter; `scale` is that of requests that name none.
+/// Responds with every adapter; `scale` is the scale in requests that name no adapter.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
     let model = &serving.model;

@@ -1,8 +1,8 @@
 //! `/openapi.json`: the API as an OpenAPI 3.1 document, made from the types that read requests and write responses.
 //!
-//! There is one table of operations. Schemas are derived from the types that read or write, and written out where the
-//! code works on open JSON; a test sends every field right and wrong to a worker and compares. Not here: the effect of
-//! the fields (docs/api.md).
+//! There is one table of operations. Schemas are derived from the types that read or write, and written by hand where
+//! the code works on untyped JSON. A test sends valid and invalid values of every field to a worker and compares the
+//! results with the schemas. Not here: the effect of the fields (docs/api.md).
 
 mod dialects;
 mod objects;

@@ -22,6 +22,8 @@ use crate::lifecycle::prompts;
 use crate::request::{read_chat, read_raw};
 
 /// Longest name of a pin.
+///
+/// Source: own choice: names are parts of paths.
 pub(super) const NAME_BYTES_MAX: usize = 64;
 
 /// Bytes of the hash that names a pin without a name.

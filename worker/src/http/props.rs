@@ -11,9 +11,9 @@ use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
 use crate::model_kind::Served;
 
-/// Llama-server's value if adaptive-p does not sample. Source: `common_params_sampling` in llama.cpp's `common.h`.
+/// Llama-server's target if its sampler adaptive-p is off. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;
-/// Llama-server's value beside it. Source: the same.
+/// Llama-server's default decay of the same sampler. Source: the same.
 const ADAPTIVE_DECAY_DEFAULT: f32 = 0.9;
 
 /// Responds with the model's and the worker's properties.

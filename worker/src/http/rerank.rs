@@ -38,7 +38,7 @@ pub(super) struct RerankRequest {
     top_n: Option<i64>,
     /// Whether the documents are returned.
     return_documents: Option<bool>,
-    /// The same, beside `texts`.
+    /// Whether the documents are returned, in the format with `texts`.
     return_text: Option<bool>,
 }
 
@@ -135,7 +135,7 @@ fn read(
         (None, Some(texts)) => (texts, "texts", Shape::Tei),
         (None, None) => return Err(RequestError::field("documents", "`documents` is missing")),
         (Some(_), Some(_)) => {
-            return Err(RequestError::field("texts", "`texts` and `documents` are two names of the same"));
+            return Err(RequestError::field("texts", "`texts` and `documents` are two names of one field"));
         }
     };
     if given.is_empty() || given.len() > TEXTS_MAX {

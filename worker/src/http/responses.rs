@@ -1,6 +1,6 @@
 //! `/v1/responses`, as in OpenAI's API, without storage: there is nothing to look up afterwards.
 //!
-//! A message's parts are the response's items. Each is added, grows and is done, and every event has its number. Not
+//! A message's parts are the response's items. Each item is added, grows and is done, and every event has a number. Not
 //! here: the conversion to a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
 
 mod repeated;

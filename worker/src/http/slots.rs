@@ -1,8 +1,8 @@
 //! `/slots`: the request and the state of each slot, and saving, restoring and erasing one; as in llama-server's API.
 //!
-//! The engine exports or imports a state between two steps. The disk is accessed by neither the engine's thread nor
-//! those that serve HTTP. A busy slot is waited for. Not here: the file (`crate::store::slot_file`), a slot's state
-//! (the engine).
+//! The engine exports or imports a state between two steps. Neither the engine's thread nor the threads that serve HTTP
+//! access the disk. Requests for a busy slot wait until it is idle. Not here: the file (`crate::store::slot_file`), a
+//! slot's state (the engine).
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -24,6 +24,8 @@ use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 
 /// Longest name of a slot's file.
+///
+/// Source: own choice: half of what file systems allow.
 pub(super) const FILENAME_BYTES_MAX: usize = 128;
 
 #[derive(Deserialize)]
@@ -122,7 +124,7 @@ fn read_slot(serving: &Serving, text: &str) -> Result<SlotId, RequestError> {
     slot.ok_or_else(|| RequestError::field("id_slot", format!("there is no slot {text}; there are {n_slots}")))
 }
 
-/// Returns the file's name and its path: directly in the folder, whatever the name.
+/// Returns the file's name and its path, which is directly in the folder.
 fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> {
     let Some(folder) = &app.slot_save_path else {
         return Err(RequestError::NotEnabled { what: "saving slots", flag: "--slot-save-path" });

@@ -34,11 +34,11 @@ pub const COMMENT: &[u8] = b": the answer goes on\n\n";
 /// The same in a stream with a journal.
 pub const JOURNALED_COMMENT: &[u8] = b": the answer goes on\n\n:wp\n";
 
-/// Nothing came for as long as a stream may be silent.
+/// No event arrived for as long as a stream may be silent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Silent;
 
-/// Returns the next event, if it comes before the stream has been silent for too long.
+/// Returns the next event, if it arrives before the stream has been silent for too long.
 ///
 /// Errors: [`Silent`]; the awaited future is then dropped, so dropping it must lose nothing.
 pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<Output = T>) -> Result<T, Silent> {
@@ -48,7 +48,7 @@ pub async fn unless_silent<T>(silence_max: Option<Duration>, next: impl Future<O
     }
 }
 
-/// Returns these events, with comments wherever they are silent for too long.
+/// Returns these events, with a comment whenever none arrives for too long.
 pub fn kept_alive<E>(
     events: E,
     silence_max: Option<Duration>,

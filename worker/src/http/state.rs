@@ -64,7 +64,7 @@ impl App {
 
     /// Returns the loaded worker, of either kind, for new work.
     ///
-    /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker has been told to stop.
+    /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker shuts down.
     pub fn open(&self) -> Result<Served, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
@@ -81,7 +81,7 @@ impl App {
 
     /// Returns the state of a generating worker, for new work.
     ///
-    /// Errors: like [`Self::serving`]; `Engine(Draining)` once the worker has been told to stop.
+    /// Errors: like [`Self::serving`]; `Engine(Draining)` once the worker shuts down.
     pub fn admitting(&self) -> Result<Arc<Serving>, RequestError> {
         self.open()?.generator()
     }

@@ -24,7 +24,7 @@ pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestE
 /// Query of a subscriber.
 #[derive(Debug, Deserialize)]
 struct Subscriber {
-    /// The last stamp that it has; the stream resumes there if possible.
+    /// The last stamp that the subscriber has; the stream resumes there if possible.
     after: Option<String>,
 }
 
@@ -33,7 +33,7 @@ struct Subscriber {
 pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, RequestError> {
     let subscriber = Query::<Subscriber>::try_from_uri(&uri);
     let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
-    // An invalid stamp counts like that of another worker: the stream starts with a snapshot.
+    // An invalid stamp counts like a stamp of another worker: the stream starts with a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
     let served = match app.served() {
         Err(error @ (RequestError::Loading { percent } | RequestError::Downloading { percent })) => {
@@ -51,8 +51,8 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     Ok((described, body).into_response())
 }
 
-/// Returns the error of a worker that loads, with the names under which it will serve: a router tells its clients to
-/// wait.
+/// Returns the error of a worker that loads, with the names under which it will serve, so that routers can hold
+/// requests.
 fn loading(app: &App, error: RequestError, percent: u8) -> Response {
     let mut body = json!(error_body(&error));
     body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });

@@ -1,7 +1,7 @@
-//! A response that is sent whole, behind the lines of its journal.
+//! A response in one piece, which follows the lines of its journal.
 //!
-//! The lines come while it is computed. Its head is sent before, so the status stands behind the lines, in front of the
-//! response's own body. Only a router that asks gets this form.
+//! The lines are sent while the response is computed. The HTTP head is sent before them, so the status of the response
+//! follows the lines, and the body of the response follows the status. Only a router that asks for it gets this form.
 //!
 //! Not here: the lines (`lifecycle::journal`), the journal of a stream (`http::answer`).
 
@@ -17,7 +17,7 @@ use super::answer::tell_journal;
 use crate::error::RequestError;
 use crate::lifecycle::journal::Lines;
 
-/// Returns a response that is sent whole: at once as a stream with its journal, or once it is computed if it has none.
+/// Returns a response in one piece: at once as a stream if it has a journal, otherwise once it is computed.
 ///
 /// `present` puts an error into the dialect of the request. Errors: those of `whole`, if there is no journal.
 pub async fn respond<F>(
@@ -39,7 +39,7 @@ where
             }
             response = &mut whole => {
                 let response = response.unwrap_or_else(|error| present(error.into_response()));
-                // Lines of the last moment, from which another worker continues if this one has failed.
+                // The last lines, from which another worker continues if this one has failed.
                 let mut piece = String::new();
                 while let Ok(line) = receiver.try_recv() {
                     piece.push_str(&line);
@@ -54,7 +54,7 @@ where
     Ok(response)
 }
 
-/// Returns the last lines, and behind them the status and the body of the response.
+/// Returns the last lines, followed by the status and the body of the response.
 async fn behind_lines(lines: String, response: Response) -> Bytes {
     let mut piece = format!("{lines}{STATUS_START}{}\n", response.status().as_u16()).into_bytes();
     // The body is in memory, so it can be read.

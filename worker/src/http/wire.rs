@@ -12,7 +12,7 @@ use crate::engine::{CachedTokens, Drafted, FinishReason};
 use crate::lifecycle::Totals;
 use crate::lifecycle::message_stream::{self, MessageEnd};
 
-/// Family of objects that a response is made of.
+/// Family of objects of which a response is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// `chat.completion` and `chat.completion.chunk`.
@@ -90,13 +90,13 @@ pub struct Choice<'a> {
     pub finish_reason: Option<&'static str>,
 }
 
-/// Text of a choice in each of its places.
+/// Text of a choice, in the form of its object.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Content<'a> {
     /// In a whole chat completion.
     Message(Message<'a>),
-    /// In a chunk of one.
+    /// In a chunk of a chat completion.
     Delta(Delta<'a>),
     /// In a completion, whole or chunk.
     Text(&'a str),
@@ -194,7 +194,7 @@ pub struct CompletionTokensDetails {
     /// Number of drafted tokens that became part of the response; absent if nothing was drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_prediction_tokens: Option<u32>,
-    /// Number of drafted tokens that did not; absent if nothing was drafted.
+    /// Number of drafted tokens that were rejected; absent if nothing was drafted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejected_prediction_tokens: Option<u32>,
 }
@@ -258,7 +258,7 @@ impl From<Totals> for Timings {
     fn from(totals: Totals) -> Self {
         let ratio = |above: f64, below: f64| if below > 0.0 { above / below } else { 0.0 };
         let prompt_n = f64::from(totals.computed_tokens);
-        // The first token of each choice comes out of its prompt, so its time is not in `predicted_ms`.
+        // The first token of each choice comes from its prefill, so its time is not in `predicted_ms`.
         let predicted_n = f64::from(totals.completion_tokens.saturating_sub(totals.n_begun));
         Self {
             cache_n: totals.reused.total(),

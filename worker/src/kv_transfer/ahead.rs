@@ -1,9 +1,10 @@
-//! Prefixes that a router names before requests need them: those of a worker that leaves, or of all if this one is new.
+//! Prefetch: prefixes that a router names before requests need them, from a worker that leaves, or from all workers if
+//! this one is new.
 //!
-//! They are fetched one after the other, at most half of the time, so that requests find the network and the other
-//! worker's engine free. What is here, what is faster to compute and what has no room is left out, so a list that
-//! several routers send is fetched once. Not here: the choice of the prefixes (the router's `fleet::prefetch`), storing
-//! them (the engine).
+//! They are fetched one after the other, during at most half of the time, so that the network and the other worker's
+//! engine stay free for requests. Prefixes that are already stored, are faster to compute or do not fit are left out,
+//! so a list that several routers send is fetched once. Not here: the choice of the prefixes (the router's
+//! `fleet::prefetch`), storing them (the engine).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use super::peer::FetchError;
 use super::{Fetch, PeerHint, Transfers};
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 
-/// Most lists that are being fetched or wait for it.
+/// Maximum number of lists that are being fetched or wait to be.
 ///
 /// Source: own choice: each of a few routers sends one when a worker comes or goes.
 pub const LISTS_MAX: usize = 8;
@@ -26,17 +27,19 @@ pub const LISTS_MAX: usize = 8;
 /// Label in metrics of state that was fetched before a request needed it.
 const PREFETCHED: &str = "prefetched";
 
-/// Smallest part of the store that one list may fill, whatever is stored already.
+/// Part of the store that one list may always fill, whatever is stored already: one over this number.
 ///
-/// Source: own choice: what is stored was used here, what comes was used elsewhere.
+/// Source: own choice: the stored state was used here, the new state only at other workers.
 const ROOM_PART: u64 = 4;
 
 /// Longest pause between two prefixes.
 ///
-/// Source: own choice: shorter than [`QUIET`], so that a worker that leaves waits for the next request.
+/// Source: own choice: shorter than [`QUIET`], so that a leaving worker does not exit between two prefixes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Pause before another try at a worker that sends to as many others as it can.
+///
+/// Source: own choice: [`TRIES_MAX`] tries take a second.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Most tries at one prefix.
@@ -44,13 +47,15 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Source: own choice: a second; then the worker is overloaded.
 const TRIES_MAX: usize = 10;
 
-/// Time without a request for state after which a worker that leaves has handed over what others want.
+/// Time without a request for state after which a leaving worker has handed over everything that others want.
 ///
-/// Source: own choice: routers know of it within some milliseconds; longer than [`PAUSE_MAX`] and a step of a slow
-/// engine.
+/// Source: own choice: routers notice the drain within some milliseconds; longer than [`PAUSE_MAX`] and a step of a
+/// slow engine.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Interval at which a draining worker checks whether a router subscribes.
+///
+/// Source: own choice: far shorter than [`QUIET`].
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Too many lists wait.
@@ -59,7 +64,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct TooManyPrefetches;
 
 impl Transfers {
-    /// Returns whether all who can reach this worker may see the prompts of all others.
+    /// Returns whether all clients that can reach this worker may see each other's prompts.
     pub fn is_private(&self) -> bool {
         self.access.tokens.is_some() || self.access.is_local
     }
@@ -104,12 +109,12 @@ impl Transfers {
         info!(n_prefixes, n_fetched, mib, took_s, "fetched prefixes that other workers hold");
     }
 
-    /// Fetches what is missing of a prefix, and returns its size; 0 if nothing is wanted or came.
+    /// Fetches the missing part of a prefix, and returns its size; 0 if nothing was wanted or received.
     async fn fetch_ahead(&self, hint: &PeerHint, prefix: HotPrefix, (room, engine): (u64, &EngineHandle)) -> u64 {
         let Some(exchange) = engine.facts().exchange else { return 0 };
         let Some(peer) = self.peer(hint) else { return 0 };
         for _ in 0..TRIES_MAX {
-            // It has failed, and is left alone.
+            // It has failed recently.
             let Some(speed) = peer.speed(Instant::now()) else { return 0 };
             let (order, ordered) = oneshot::channel::<FetchOrder>();
             let offer = PeerOffer { n_blocks: hint.n_blocks(), speed, order };
@@ -128,12 +133,12 @@ impl Transfers {
         0
     }
 
-    /// Records that another worker or a router has asked for state, or has got it.
+    /// Records that another worker or a router has requested state, or has received it.
     pub fn asked(&self) {
         self.asked.send_replace(());
     }
 
-    /// Returns once a worker that leaves has sent what others want, or no router listens.
+    /// Returns once a leaving worker has sent all state that others want, or no router subscribes.
     pub async fn handed_over(&self, engine: &EngineHandle, has_routers: impl Fn() -> bool) {
         let mut asked = self.asked.subscribe();
         let mut last = Instant::now();

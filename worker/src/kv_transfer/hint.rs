@@ -11,7 +11,7 @@ pub struct PeerHint {
     n_blocks: usize,
 }
 
-/// The text is no hint.
+/// The text is not a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is not `<base URL>;blocks=<number>`")]
 pub struct NoHint;

@@ -1,4 +1,4 @@
-//! The connection to another worker, what is known of its speed, and one fetch from it.
+//! The connection to another worker, its measured speed, and one fetch from it.
 //!
 //! A run is read record by record. The fetch ends as soon as computing the rest would be faster than receiving it, at
 //! the rate so far. Not here: whom to ask and for what (`kv_transfer`, the engine), the records (`store::exchange`).
@@ -31,26 +31,26 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which an unused connection is closed; the other worker's listener closes it after 120 s.
 const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 
-/// Time in which a worker is not asked after it failed or sent what cannot be used.
+/// Time for which a worker is not asked again after it failed or sent unusable state.
 ///
-/// Source: own choice: a worker that is away costs the requests of ten seconds one wait.
+/// Source: own choice: an unreachable worker costs one wait in ten seconds.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Speed before the first fetch: a link of 1 Gbit/s and a step of the other worker's engine.
+/// Speed before the first fetch. Source: own choice: a link of 1 Gbit/s and a step of the other worker's engine.
 const SPEED_AT_FIRST: PeerSpeed = PeerSpeed { ms_per_byte: 8e-6, latency_ms: 5.0 };
 
 /// Weight of the newest measurement in an average. Source: as in `restore_costs`.
 const NEWEST_WEIGHT: f64 = 0.3;
 
-/// Time after its first byte from which a run's rate is trusted.
+/// Time after a run's first byte from which its measured rate is used.
 ///
-/// Source: own choice: the first bytes come in bursts.
+/// Source: own choice: the first bytes arrive in bursts.
 const RATE_AFTER: Duration = Duration::from_millis(20);
 
-/// Most shorter runs that are named besides the wanted one.
+/// Maximum number of shorter runs that are named in addition to the wanted one.
 ///
-/// Source: own choice: of a run whose end was evicted at the other worker, at most this part of it is lost besides, and
-/// the URL stays below 4 KB.
+/// Source: own choice: if the other worker has evicted the end of a run, at most one over this number of the run is
+/// lost in addition, and the URL stays below 4 KB.
 pub const SHORTER_MAX: usize = 32;
 
 /// Reason why a run was not received completely.
@@ -68,25 +68,25 @@ pub enum FetchError {
     /// The response ended before the run's last block.
     #[error("the response ended early")]
     CutOff,
-    /// The other worker has the first blocks only.
+    /// The other worker has only the first blocks.
     #[error("it has only a part")]
     Partial,
-    /// What was received cannot be used.
+    /// The received state cannot be used.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     /// Computing the rest is faster.
     #[error("computing the rest is faster")]
     Slow,
-    /// The time is over in which it would have been faster than computing.
+    /// It took so long that computing would have been faster.
     #[error("it took too long")]
     Late,
-    /// The engine does not wait for it any more.
-    #[error("nobody waits for it")]
+    /// The engine no longer waits for it.
+    #[error("no request waits for it any more")]
     NotWanted,
 }
 
 impl FetchError {
-    /// Returns its name in metrics.
+    /// Returns the name of the error in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "unreachable",
@@ -100,7 +100,7 @@ impl FetchError {
         }
     }
 
-    /// Returns whether the other worker is at fault, so that it is left alone for a while.
+    /// Returns whether the other worker is at fault, so that it is not asked again for a while.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) | Self::Untrusted(_) | Self::Late => true,
@@ -110,7 +110,7 @@ impl FetchError {
     }
 }
 
-/// What of a run has been received.
+/// Received part of a run.
 #[derive(Debug)]
 pub struct FetchProgress {
     reader: RunReader,
@@ -149,7 +149,7 @@ impl FetchProgress {
 pub struct Peer {
     base: Url,
     client: legacy::Client<Connector, Empty<Bytes>>,
-    /// What is known of it. The lock is held for a few instructions.
+    /// Measured speed and recent failures. The lock is held for a few instructions.
     known: Mutex<Known>,
 }
 
@@ -160,7 +160,8 @@ struct Known {
 }
 
 impl Peer {
-    /// Returns the worker at a base URL, whose certificate bears `name` or else the URL's host; `None` if none can.
+    /// Returns the worker at a base URL, whose certificate must have `name`, or without one the URL's host; `None` if
+    /// no certificate can have it.
     pub fn new(base: &Url, (tls, name): (&CurrentClient, Option<ServerName<'static>>)) -> Option<Self> {
         let host = base.host_str()?.trim_matches(['[', ']']).to_owned();
         let secured = match base.scheme() {
@@ -182,7 +183,7 @@ impl Peer {
         &self.base
     }
 
-    /// Returns its measured speed; `None` while it is left alone.
+    /// Returns its measured speed; `None` while it is not asked because of a failure.
     pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.paused_until.is_none_or(|until| until <= now).then_some(known.speed)
@@ -203,7 +204,7 @@ impl Peer {
 
     /// Fetches a run and gives the engine each of its records.
     ///
-    /// Errors: all but `Late` and `NotWanted`, which the caller decides.
+    /// Errors: all except `Late` and `NotWanted`, which the caller detects.
     pub async fn fetch(
         &self,
         (order, layout, tokens): (&FetchOrder, Fingerprint, Option<&FleetTokens>),

@@ -1,9 +1,9 @@
 //! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
 //!
-//! Templates write a call's arguments as one JSON object, as single values between marks, or in a form of their own.
-//! A schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
-//! that tool alone, and the response says so. Not here: marks in grammars (`tools::arguments`, `forms`, `parameters`),
-//! following schemas (`engine`).
+//! Templates write a call's arguments as one JSON object, as single values between marks, or in their own form. A
+//! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
+//! that tool only, and a header of the response names the tool. Not here: marks in grammars (`tools::arguments`,
+//! `forms`, `parameters`), following schemas (`engine`).
 
 use std::sync::Arc;
 
@@ -35,8 +35,7 @@ pub(super) struct Calls {
     pub(super) unconstrained: Vec<String>,
 }
 
-/// Indexes of tools with their compiled schemas, and the indexes of tools whose schemas could not be compiled; or the
-/// error.
+/// Indexes of tools with their compiled schemas, and indexes of tools whose schemas could not be compiled; or an error.
 type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
 /// Tools of one request, for which a format is being made.
@@ -118,7 +117,7 @@ impl ToolsRequest<'_> {
         Ok((kept, others))
     }
 
-    /// Returns calls whose arguments are one JSON object each; `None` if the template writes them otherwise.
+    /// Returns calls whose arguments are one JSON object each; `None` if the template writes them in another way.
     fn as_objects(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
@@ -148,7 +147,7 @@ impl ToolsRequest<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments have a known form of the template's own; `None` if they have another.
+    /// Returns calls whose arguments have one of the templates' known own forms; `None` if they have another form.
     fn in_own_form(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
@@ -181,7 +180,7 @@ impl ToolsRequest<'_> {
         Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments are written apart from each other; `None` if the template writes them otherwise.
+    /// Returns calls whose arguments are written one by one; `None` if the template writes them in another way.
     fn apart(&self) -> Result<Option<Calls>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
@@ -239,7 +238,7 @@ impl ToolsRequest<'_> {
 
 /// Returns the separators of arguments that are JSON: the template's, if they are known.
 ///
-/// Without them white space could stand anywhere, and llama.cpp's parsers of calls accept none before a list's comma.
+/// Without them white space could be anywhere, but llama.cpp's parsers of calls accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
     format.separators().unwrap_or(Separators { item: ", ", key: ": " })
 }
@@ -248,7 +247,7 @@ fn separators(format: &AnswerFormat) -> Separators {
 fn with_definitions(part: &Value, whole: &Map<String, Value>) -> Value {
     let mut part = match part {
         Value::Object(keywords) => keywords.clone(),
-        // `false` allows no value. As an object that is an empty `enum`.
+        // `false` allows no value; the equivalent object is an empty `enum`.
         Value::Bool(false) => Map::from_iter([("enum".to_owned(), Value::Array(Vec::new()))]),
         _ => Map::new(),
     };

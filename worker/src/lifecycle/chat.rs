@@ -24,10 +24,10 @@ use crate::tools::{ReasoningOutput, ToolFields};
 pub struct ChatAnswer {
     /// Format from the template.
     pub format: AnswerFormat,
-    /// Where reasoning goes.
+    /// Field of the response that gets the reasoning.
     pub reasoning_output: ReasoningOutput,
     calls: Option<CallGrammar>,
-    /// Whether the response must be calls.
+    /// Whether the response must consist of calls.
     must_call: bool,
     /// Names of tools whose arguments may break their schemas.
     pub unconstrained: Vec<String>,
@@ -66,8 +66,8 @@ impl ChatAnswer {
         Ok(())
     }
 
-    /// Allows reasoning before the content in a generation with a schema; returns whether there may be any that is
-    /// recognized.
+    /// Allows reasoning before the content in a generation with a schema; returns whether there may be reasoning that
+    /// is recognized as such.
     pub fn let_reason(&self, generation: &mut Generation) -> bool {
         generation.reasoning.clone_from(&self.first);
         if self.first.is_some() {
@@ -130,10 +130,10 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
     }
 }
 
-/// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or only a text of
-/// several tokens opens it.
+/// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or if the text that
+/// opens reasoning is more than one token.
 fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<ReasoningFirst> {
-    // Models do not always keep the template's space around them.
+    // Models do not always write the template's white space around these marks.
     let start = answer.format().thinking_start.trim();
     let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
     let ends: Vec<String> = ends.collect();
@@ -143,7 +143,7 @@ fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<Reasoning
     let opening = match answer.prefix().rfind(start) {
         Some(at) if ends.iter().any(|end| answer.prefix()[at..].contains(end.as_str())) => return None,
         Some(_) => None,
-        // A continued message has begun its content.
+        // A continued message is already in its content.
         None if answer.continues() => return None,
         None => Some(single(serving, start)?),
     };

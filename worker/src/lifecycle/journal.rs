@@ -1,10 +1,10 @@
-//! The journal of a response: the tokens behind its events, from which another worker can continue it.
+//! The journal of a response: the tokens of its events, from which another worker can continue it.
 //!
 //! Every write of a stream ends with a line that names the choice and the tokens since its last write. Before a
-//! response that is sent whole there are lines alone. A router keeps these lines and never passes them on. The worker
-//! that continues gets them behind the request's body, replays the tokens through the same sampler, decoder and
-//! parsers, and leaves out as many writes of each choice as the client has had. Ids and, without a seed, random numbers
-//! follow from the response's identity, so both workers write the same.
+//! response in one piece there are only lines. A router keeps these lines and never passes them on. The worker that
+//! continues the response gets them behind the request's body. It replays the tokens through the same sampler, decoder
+//! and parsers, and leaves out the writes of each choice that the client already has. Ids and, without a seed, random
+//! numbers are derived from the response's identity, so both workers write the same.
 //!
 //! Not here: the replay of a sequence (`engine`), the events (`http`).
 
@@ -21,13 +21,13 @@ use crate::engine::{PastToken, SampledToken, Sampling};
 use crate::error::RequestError;
 use crate::request::Delivery;
 
-/// Number of tokens of a choice in one line before a response that is sent whole.
+/// Number of tokens of a choice in one line before a response in one piece.
 ///
-/// Source: own choice: a continuation computes at most so many tokens of each choice again, and lines cost a sixteenth
-/// of a stream's.
+/// Source: own choice: a continuation computes at most this many tokens of each choice again, and there are a sixteenth
+/// as many lines as in a stream.
 const LINE_TOKENS: u32 = 16;
 
-/// Identity of a response: its ids, its time and, without a seed of the client's, its random numbers follow from it.
+/// Identity of a response, from which its ids, its time and, without a client's seed, its random numbers are derived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseIdentity {
     id: String,
@@ -77,7 +77,7 @@ impl ResponseIdentity {
     }
 }
 
-/// What a router said about the response to a request.
+/// A router's instructions for the response to a request.
 #[derive(Debug, Clone)]
 pub struct RouterInstructions {
     /// Its identity.
@@ -95,12 +95,12 @@ pub enum Journaled {
     None,
     /// Streams.
     Streams,
-    /// Streams, and responses that are sent whole.
+    /// Streams, and responses in one piece.
     All,
 }
 
 impl Journaled {
-    /// Returns whether the router keeps a journal of a response that is delivered so.
+    /// Returns whether the router keeps a journal of responses with this delivery.
     pub fn has(self, delivery: Delivery) -> bool {
         match self {
             Self::None => false,
@@ -111,7 +111,7 @@ impl Journaled {
 }
 
 impl RouterInstructions {
-    /// Returns what is wanted where no router said anything.
+    /// Returns the instructions of a request without a router.
     pub fn nothing() -> Self {
         Self { identity: ResponseIdentity::fresh(), journaled: Journaled::None, past: None }
     }
@@ -122,7 +122,7 @@ impl RouterInstructions {
 pub struct Past {
     /// Its choices, as far as they have begun.
     pub choices: Vec<PastChoice>,
-    /// Reused prompt tokens that the client was told; `None` if it was told none.
+    /// Reused prompt tokens that were reported to the client; `None` if none were reported.
     pub cached_tokens: Option<u32>,
 }
 
@@ -131,7 +131,7 @@ pub struct Past {
 pub struct PastChoice {
     /// Number of writes that the client has.
     pub n_writes: u32,
-    /// Tokens behind them.
+    /// Tokens of these writes.
     pub tokens: Vec<PastToken>,
 }
 
@@ -180,8 +180,8 @@ impl Past {
     }
 }
 
-/// Reads a token: its number, behind an `x` the number of draws unless that is 1, and behind a colon its log
-/// probability and those of the likeliest tokens, if the response has them.
+/// Reads a token: its number; after an `x` the number of draws, unless that is 1; after a colon its log probability and
+/// those of the likeliest tokens, if the response has them.
 fn past_token(text: &str) -> Option<PastToken> {
     let (sampled, probabilities) = match text.split_once(':') {
         Some((sampled, probabilities)) => (sampled, Some(probabilities)),
@@ -222,19 +222,19 @@ fn write_token(out: &mut String, sampled: SampledToken, probabilities: Option<&T
     }
 }
 
-/// Returns `exact` if a continuation gives what the uninterrupted response would have given, since the state of its
-/// samplers follows from tokens; else `approximate`.
+/// Returns `exact` if a continuation gives the same tokens as the uninterrupted response, because the state of its
+/// samplers depends only on tokens; otherwise `approximate`.
 pub fn exactness(sampling: &Sampling) -> &'static str {
     let draws_apart = sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5;
     if sampling.mirostat == 0 && !draws_apart { "exact" } else { "approximate" }
 }
 
-/// Lines before a response that is sent whole, for its router.
+/// Lines before a response in one piece, for its router.
 #[derive(Debug)]
 pub struct Lines {
     /// Receiver of the lines. The response is computed by the task that reads them, so few wait.
     pub receiver: mpsc::UnboundedReceiver<String>,
-    /// What a continuation would be, as [`exactness`] has it.
+    /// Exactness of a continuation, as in [`exactness`].
     pub exactness: &'static str,
 }
 
@@ -244,14 +244,14 @@ pub struct Journal {
     choices: Vec<Untold>,
 }
 
-/// What is to be told of a choice.
+/// Part of a choice's journal that is not written yet.
 #[derive(Debug, Clone, Default)]
 struct Untold {
-    /// Number of next writes that the client has had.
+    /// Number of the next writes that the client already has.
     n_had: u32,
     /// Tokens since the last line, as the next one lists them.
     tokens: String,
-    /// Their number.
+    /// Number of these tokens.
     n_tokens: u32,
 }
 
@@ -273,7 +273,7 @@ impl Journal {
         untold.n_tokens += 1;
     }
 
-    /// Returns the next line of a choice before a response that is sent whole, once it has enough tokens.
+    /// Returns the next line of a choice before a response in one piece, once it has enough tokens.
     pub fn next_line(&mut self, choice: usize) -> Option<String> {
         (self.choices[choice].n_tokens >= LINE_TOKENS).then(|| self.line(choice))
     }
@@ -287,7 +287,7 @@ impl Journal {
         line
     }
 
-    /// Ends a write of a choice with its line, or empties it if the client has had it.
+    /// Ends a write of a choice with its line, or empties it if the client already has it.
     pub fn end_write_of(&mut self, choice: usize, out: &mut Vec<u8>) {
         let line = self.line(choice);
         let untold = &mut self.choices[choice];

@@ -137,7 +137,7 @@ pub struct Messages {
     readings: Vec<OutputParser>,
     /// Log probabilities of tokens of each choice whose text has not been sent yet.
     untold: Vec<Vec<TokenProbabilities>>,
-    /// A step that comes next.
+    /// Step that is returned next.
     queued: Option<MessageStep>,
 }
 
@@ -160,7 +160,7 @@ impl Messages {
         &self.answer
     }
 
-    /// Returns the journal's lines before a response that is sent whole, as [`Answer::lines`] does.
+    /// Returns the journal's lines before a response in one piece, as [`Answer::lines`] does.
     pub fn lines(&mut self) -> Option<Lines> {
         self.answer.lines()
     }
@@ -215,7 +215,7 @@ impl Messages {
                     (choice, delta)
                 }
             };
-            // Tokens without text wait for the next text, at the latest for the end.
+            // Tokens without text are sent with the next text, or at the end.
             if !delta.is_empty() || self.queued.is_some() {
                 let probabilities = std::mem::take(&mut self.untold[choice]);
                 return Ok(Some(MessageStep::Delta { choice, delta, probabilities }));

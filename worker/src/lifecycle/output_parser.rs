@@ -1,8 +1,8 @@
 //! Incremental parser of one choice's text as a message.
 //!
-//! llama.cpp's parser starts from the beginning each time, so a long text is parsed less often. Text that cannot be
-//! parsed is never lost and never fails a request: the rest of the text becomes content. Not here: the format (`chat`),
-//! the use of deltas (`message_stream`).
+//! llama.cpp's parser starts from the beginning each time, so the longer a text is, the less often it is parsed. Text
+//! that cannot be parsed is never lost and never fails a request: the rest of the text becomes content. Not here: the
+//! format (`chat`), the use of deltas (`message_stream`).
 
 use std::sync::Arc;
 
@@ -13,15 +13,17 @@ use super::message_stream::{MessageDelta, ToolCallDelta};
 use crate::engine::FinishReason;
 use crate::tools::ReasoningOutput;
 
-/// Most times that each byte of a text is parsed, approximately.
+/// Approximate limit on how often each byte of a text is parsed.
 ///
 /// Source: docs/decisions/0022: 75 MB/s; up to some kilobytes a text is parsed at each token.
 const READS_PER_BYTE_MAX: usize = 1024;
 
-/// Length of the end of the last delta that is searched in the text to find where it ended. Units: bytes.
+/// Length of the end of the last delta that is searched for in the text, to find where that delta ended. Units: bytes.
+///
+/// Source: own choice: most texts do not repeat that much of themselves.
 const ANCHOR_BYTES: usize = 64;
 
-/// When deltas are wanted.
+/// Time at which deltas are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
     /// As the text grows.
@@ -41,7 +43,7 @@ pub(super) struct OutputParser {
     /// End of each token in the text.
     token_ends: Vec<usize>,
     n_read: usize,
-    /// Length of the text at the last delta, and the end of the delta's text.
+    /// Length of the text at the last delta, and the last characters of that delta.
     told: (usize, String),
     reasoning: String,
     has_calls: bool,
@@ -101,7 +103,7 @@ impl OutputParser {
             reader.read(&self.text, &self.fresh_id)
         } else {
             let whole = reader.finish(&self.text, &self.fresh_id);
-            // A call that was sent stays a call, although its end is missing.
+            // A call that was sent to the client stays a call, even if its end is missing.
             if self.has_calls { whole.or_else(|_| reader.read(&self.text, &self.fresh_id)) } else { whole }
         };
         match read {

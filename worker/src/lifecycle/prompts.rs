@@ -1,6 +1,6 @@
 //! The prompts of a request as tokens.
 //!
-//! Not here: the shapes in which bodies have them (`request`), a chat's prompt (`lifecycle::chat`).
+//! Not here: the fields of bodies (`request`), a chat's prompt (`lifecycle::chat`).
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub struct ReadPrompt {
     pub tokens: Vec<Token>,
     /// Start of its last message, if that is known and needed.
     pub last_message_token: Option<u32>,
-    /// The prompt's text where the answer repeats it.
+    /// The prompt's text, if the answer repeats it.
     pub text: Option<String>,
     /// Whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
     pub is_echoed: bool,
     /// Constraints of its response and the format for parsing it; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
-    /// Kinds of tools that were left out of it.
+    /// Kinds of tools that were left out of the prompt.
     pub left_out: Vec<&'static str>,
 }
 
@@ -38,7 +38,7 @@ impl ReadPrompt {
         Self { tokens, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() }
     }
 
-    /// Returns whether its answer may be tool calls.
+    /// Returns whether the answer may consist of tool calls.
     pub fn may_call(&self) -> bool {
         self.answer.as_ref().is_some_and(|answer| answer.may_call())
     }

@@ -31,7 +31,7 @@ pub struct ResponseSpec {
     pub delivery: Delivery,
     /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
     pub silence_max: Option<Duration>,
-    /// What is asked of its objects.
+    /// Requested contents of its objects.
     pub fields: AnswerFields,
     /// Sampling parameters and end conditions.
     pub generation: Generation,
@@ -61,7 +61,7 @@ pub struct Answer {
     clock: RequestTimer,
     /// Journal; `None` if there is none.
     journal: Option<Journal>,
-    /// Sender of the journal's lines before a response that is sent whole.
+    /// Sender of the journal's lines before a response in one piece.
     lines: Option<mpsc::UnboundedSender<String>>,
 }
 
@@ -100,15 +100,15 @@ pub enum Step {
 pub struct Totals {
     /// Tokens of the prompts, each prompt counted once.
     pub prompt_tokens: u32,
-    /// Number of these that the first choice of each prompt reused.
+    /// Number of these tokens that the first choice of each prompt reused.
     pub cached_tokens: u32,
     /// Tokens of all choices.
     pub completion_tokens: u32,
-    /// Number of these that were reasoning; `None` if it was not determined.
+    /// Number of these tokens that were reasoning; `None` if it was not determined.
     pub reasoning_tokens: Option<u32>,
     /// Tokens that were drafted for all choices.
     pub drafted: Drafted,
-    /// Tokens that came out of a prefill: the first of each choice, and those that another worker has sampled.
+    /// Tokens that a prefill gave or computed: the first of each choice, and those that another worker has sampled.
     pub n_begun: u32,
     /// Prompt tokens computed for all choices.
     pub computed_tokens: u32,
@@ -135,7 +135,7 @@ pub(super) struct Choice {
     prompt_tokens: u32,
     /// Number of its tokens that another worker has sampled.
     past_tokens: u32,
-    /// Number of these that are not replayed yet.
+    /// Number of these tokens that are not replayed yet.
     n_to_replay: u32,
     /// Whether it is the first choice of its prompt, whose tokens are counted once.
     first_of_prompt: bool,
@@ -195,7 +195,7 @@ impl Choice {
 pub(super) struct RequestTimer {
     request_id: RequestId,
     arrived: Instant,
-    /// Start of the present phase of the request.
+    /// Start of the current phase of the request.
     part_began: Instant,
     saw_token: bool,
     span: Span,
@@ -219,7 +219,7 @@ impl RequestTimer {
         self.arrived.elapsed().as_secs_f64()
     }
 
-    /// Records that the prompt is prepared, or cannot be.
+    /// Records that the preparation of the prompt has ended.
     pub(super) fn prepared(&mut self) {
         self.metrics.prompt.observe(self.elapsed_s());
         self.part("worker.prepare", Instant::now(), Vec::new());
@@ -305,8 +305,8 @@ impl Answer {
                 Some((0, event)) => {
                     return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") });
                 }
-                // The events of other choices must be read, or these would keep the slots for which the first one may
-                // wait.
+                // The events of other choices must be read. Otherwise these choices would keep the slots for which the
+                // first one may wait.
                 Some(of_other) => early.push_back(of_other),
                 None => return Err(EngineError::Stopped.into()),
             }
@@ -317,7 +317,7 @@ impl Answer {
         Ok(Self { form, started, n_open: choices.len(), choices, early, events, clock, journal, lines: None })
     }
 
-    /// Returns the journal's lines before a response that is sent whole; `None` if it has no journal.
+    /// Returns the journal's lines before a response in one piece; `None` if it has no journal.
     pub fn lines(&mut self) -> Option<Lines> {
         self.journal.as_ref()?;
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -326,7 +326,7 @@ impl Answer {
     }
 
     /// Ends a write of the stream for this choice, or for none, with its line in the journal, if there is one; empties
-    /// it if the client has had it.
+    /// it if the client already has it.
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}
@@ -335,7 +335,7 @@ impl Answer {
         }
     }
 
-    /// Returns the number of reused prompt tokens for the client: of a continued response that which it was told.
+    /// Returns the number of reused prompt tokens for the client; of a continued response, the number reported before.
     pub fn cached_tokens(&self) -> u32 {
         let told = self.form.past.as_ref().and_then(|past| past.cached_tokens);
         told.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
@@ -412,11 +412,11 @@ impl Answer {
             (Some(journal), Some(lines)) if is_new => {
                 journal.sampled(choice, sampled, probabilities);
                 if let Some(line) = journal.next_line(choice) {
-                    // A router that has gone needs no line.
+                    // An error means that the router has left.
                     let _ = lines.send(line);
                 }
             }
-            // The router has the lines of what is replayed.
+            // The router already has the lines of replayed tokens.
             (Some(_), Some(_)) => {}
         }
     }
@@ -481,7 +481,7 @@ impl Answer {
         totals
     }
 
-    /// Returns one choice's tokens and times; before it is complete only those of its prompt.
+    /// Returns one choice's tokens and times; before the choice is complete, only those of its prompt.
     pub fn totals_of(&self, choice: usize) -> Totals {
         let choice = &self.choices[choice];
         let so_far = || Totals { prompt_tokens: choice.prompt_tokens, ..Totals::default() };

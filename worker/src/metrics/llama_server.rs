@@ -1,4 +1,4 @@
-//! llama-server's names for values that the worker counts too, so that dashboards and alerts made for it keep working.
+//! Metrics under llama-server's names, so that dashboards and alerts for llama-server keep working.
 //!
 //! One table lists the names, each with its value in the engine's counters. Not here: our own metrics (`metrics`).
 //! Source: `server_task_result_metrics::to_metrics` in llama.cpp's `tools/server/server-task.cpp`.
@@ -25,7 +25,7 @@ pub struct MetricRow {
 enum Value {
     /// The present value.
     Now(fn(&CounterValues) -> f64),
-    /// Tokens and microseconds; shown is the rate since the last scrape.
+    /// Tokens and microseconds, shown as the rate since the last scrape.
     Since(fn(&CounterValues) -> (u64, u64)),
 }
 
@@ -41,18 +41,18 @@ pub const LINES: &[MetricRow] = &[
         seconds(n.generation_us)
     }),
     counter("n_decode_total", "Batches that were computed.", |n| n.steps as f64),
-    counter("n_tokens_max", "Most tokens that a slot ever held.", |n| n.sequence_tokens_max as f64),
+    counter("n_tokens_max", "Largest number of tokens that a slot has held.", |n| n.sequence_tokens_max as f64),
     counter("spec_decode_num_draft_tokens_total", "Drafted tokens that were computed.", |n| n.drafted_tokens as f64),
     counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that became part of answers.", |n| {
         n.accepted_tokens as f64
     }),
     counter("spec_decode_num_drafts_total", "Drafts that were computed.", |n| n.drafts as f64),
-    rate("prompt_tokens_seconds", "Prompt tokens a second of one request, since the last look at the metrics.", |n| {
+    rate("prompt_tokens_seconds", "Prompt tokens per second of one request, since the last scrape.", |n| {
         (n.prefill_tokens, n.prompt_us)
     }),
     rate(
         "predicted_tokens_seconds",
-        "Answer tokens a second of one request, since the last look at the metrics.",
+        "Answer tokens per second of one request, since the last scrape.",
         |n| ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us),
     ),
     gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),

@@ -1,8 +1,8 @@
-//! Grammar of all arguments of a call in a chat template's own form, up to the mark that closes the call.
+//! Grammar of all arguments of a call that a chat template writes in its own form, up to the mark that closes the call.
 //!
 //! The grammar is built from the schema, piece by piece; parts that the template writes as JSON are left to the
 //! compiler's own support of schemas. llama.cpp's parser decides by the tool's schema which arguments are strings. It
-//! gets a schema with nothing but types, so that it parses exactly the texts that this grammar allows.
+//! gets a schema with types only, so that it parses exactly the texts that this grammar allows.
 //!
 //! Not here: arguments that are one JSON object, or between marks that are in llama.cpp's grammar (`tools`), compiling
 //! (`engine::json_schema`).
@@ -15,7 +15,7 @@ use super::SchemaError;
 use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, Reader, STRING, refuse};
 use text::{Least, Text};
 
-/// Deepest objects and lists that are written as elements; deeper ones are JSON.
+/// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
 ///
 /// Source: own choice: a schema that refers to itself has no end.
 const DEPTH_MAX: usize = 8;
@@ -26,7 +26,7 @@ static ANYTHING: Value = Value::Bool(true);
 /// Kind of a list's or an object's schema as a bit, with its keywords.
 type Structure<'a> = (u8, &'a Map<String, Value>);
 
-/// How a chat template writes the arguments of a call, where it has a form of its own.
+/// A chat template's own form of writing the arguments of a call.
 ///
 /// Source: `parsers/` of llama.cpp and the templates themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,7 +96,7 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Writes all arguments and what closes the call.
+    /// Writes all arguments and the mark that closes the call.
     fn arguments(&mut self, schema: &'a Value) -> Written {
         let Value::Object(keywords) = schema else { return Err(refuse("", "arguments must be an object")) };
         let (members, told) = self.members(keywords, 0)?;
@@ -284,7 +284,7 @@ impl<'a> Writer<'a> {
 
     fn gemma_array(&mut self, keywords: &'a Map<String, Value>) -> Result<String, SchemaError> {
         if keywords.contains_key("prefixItems") {
-            return Err(refuse("prefixItems", "it is not kept by this model's chat template"));
+            return Err(refuse("prefixItems", "it cannot be enforced with this model's chat template"));
         }
         let item = match keywords.get("items") {
             None => self.text.any_of_gemma(),
@@ -299,7 +299,7 @@ impl<'a> Writer<'a> {
         self.reader.of(schema, STRING, 0)
     }
 
-    /// Returns the rule of a schema's values of some types as JSON.
+    /// Returns the rule for a schema's values of some types, written as JSON.
     fn json(&mut self, schema: &Value, types: u8) -> String {
         let names = [
             (NULL, NULL, "null"),
@@ -334,7 +334,7 @@ impl<'a> Writer<'a> {
         self.text.json(json)
     }
 
-    /// Returns the lists and objects that a schema allows, each with the keywords that restrict it; they are in one
+    /// Returns the lists and objects that a schema allows, each with the keywords that restrict it, if these are in one
     /// place.
     ///
     /// Errors: several places restrict the same list or object, or constants are lists or objects.
@@ -359,7 +359,7 @@ impl<'a> Writer<'a> {
             ["anyOf", "allOf", "$ref"].into_iter().filter(|keyword| keywords.contains_key(*keyword)).collect();
         let is_own = OWN.iter().any(|keyword| keywords.contains_key(*keyword)) || keywords.contains_key("prefixItems");
         if keywords.contains_key("const") || keywords.contains_key("enum") {
-            return Err(refuse("", "lists and objects as constants are not kept by this model's chat template"));
+            return Err(refuse("", "lists and objects as constants cannot be enforced with this model's chat template"));
         }
         // Only one schema may restrict it: the template's form is written once for each list or object.
         let within = |schema: &'a Value| self.structures(schema, mask, depth + 1);
@@ -380,14 +380,14 @@ impl<'a> Writer<'a> {
             }
             _ => {
                 let reason =
-                    "lists and objects that several keywords combine are not kept by this model's chat template";
+                    "lists and objects that several keywords combine cannot be enforced with this model's chat template";
                 Err(refuse("", reason))
             }
         }
     }
 }
 
-/// Returns an expression of one of several.
+/// Returns an expression for one of several alternatives.
 fn either(ways: &[String]) -> Result<String, SchemaError> {
     if ways.is_empty() { Err(refuse("", "no value is valid")) } else { Ok(ways.join(" | ")) }
 }
@@ -401,7 +401,7 @@ fn is_any(schema: &Value) -> bool {
     }
 }
 
-/// Returns the least and the most items of a list.
+/// Returns the minimum and the maximum number of items of a list.
 fn counts(keywords: &Map<String, Value>) -> (u64, Option<u64>) {
     let count = |name: &str| keywords.get(name).and_then(Value::as_u64);
     (count("minItems").unwrap_or(0), count("maxItems"))
@@ -428,7 +428,7 @@ pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
         if !is_kept {
             return refuse(
                 keyword,
-                "it is not supported by this model's chat template, which writes each argument apart",
+                "it is not supported by this model's chat template, which writes the arguments one by one",
             );
         }
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::numbers::is_exact;
 use super::{At, Budget, SchemaError};
 
-/// Most values in all constants, nested ones included.
+/// Maximum number of values in all constants, nested ones included.
 ///
 /// Source: OpenAI accepts 1,000 in an enum; 20,000 numbers cost the compiler 300 ms and 30 MB (docs/decisions/0023).
 const CONSTANTS_MAX: usize = 5000;

@@ -1,7 +1,7 @@
 //! The string formats that are enforced.
 //!
-//! If the compiler's own expression allows values that do not exist, such as the 29th of February of any year, a
-//! stricter one is defined here; the other formats are passed to it by name. Not here: their use.
+//! If the compiler's own expression of a format allows invalid values, such as the 29th of February of any year, a
+//! stricter expression is defined here. The other formats are passed to the compiler by name. Not here: their use.
 
 /// How a format is passed to the compiler.
 pub(super) enum EnforcedFormat {

@@ -40,13 +40,13 @@ const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "arr
 /// (docs/decisions/0023).
 const PROPERTIES_MAX: usize = 500;
 
-/// Most alternatives of one keyword; those of `oneOf` are compared with each other.
+/// Most alternatives of one keyword. Source: own choice: the alternatives of `oneOf` are compared with each other.
 const ALTERNATIVES_MAX: usize = 1000;
 
-/// Longest pattern; its derivatives cost time for each character of a response. Units: bytes.
+/// Longest pattern. Units: bytes. Source: own choice: a pattern costs time for each character of a response.
 const PATTERN_BYTES_MAX: usize = 2048;
 
-/// Largest minimum of a length or number of items: no context holds more. Larger maxima are no limit at all.
+/// Largest minimum of a length or number of items: no context holds more. Larger maxima are dropped.
 const COUNT_MAX: u64 = 1 << 20;
 
 /// A schema object that is being rebuilt in the compiler's form.
@@ -61,7 +61,8 @@ impl<'a> Node<'a> {
         Self { keywords, at, out: Map::new() }
     }
 
-    /// Returns the schema with the supported keywords, in their order, which is the order of an object's properties.
+    /// Returns the schema with the supported keywords, in their original order, which decides the order of an object's
+    /// properties.
     pub(super) fn rebuild(mut self, walk: &mut Walk<'_>) -> Result<Map<String, Value>, SchemaError> {
         for (keyword, value) in self.keywords {
             self.take(walk, (keyword, value))?;
@@ -162,7 +163,7 @@ impl<'a> Node<'a> {
                 Ok(())
             }
             None => {
-                Err(at.refuse(format!("the format `{name:.64}` is not supported; those are: {}", formats::names())))
+                Err(at.refuse(format!("the format `{name:.64}` is not supported; the supported ones are: {}", formats::names())))
             }
         }
     }
@@ -189,7 +190,8 @@ impl<'a> Node<'a> {
         self.all_of(json!([{ "anyOf": alternatives }]))
     }
 
-    /// Refuses counts that contradict each other, and a number of properties that a repeated name could fake.
+    /// Refuses counts that contradict each other, and a minimum number of properties that could be reached by repeating
+    /// a name.
     fn check_counts(&self) -> Result<(), SchemaError> {
         let number = |keyword: &str| self.out.get(keyword).and_then(Value::as_u64);
         let pairs = [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")];
@@ -306,8 +308,8 @@ fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
     Ok(())
 }
 
-/// Returns whether a pattern may have a negated class without quotes or backslashes: the compiler allows them all the
-/// same, in their escaped form.
+/// Returns whether a pattern may have a negated class that excludes quotes or backslashes. The compiler would allow
+/// their escaped forms nevertheless.
 ///
 /// Source: llguidance 1.9.1, for `^[^"]$` and `"\\""`.
 fn excludes_what_is_escaped(pattern: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Bounds of numbers: kept if a 64-bit float holds them, moved inward if not.
+//! Bounds of numbers: kept if a 64-bit float holds them exactly, otherwise moved inward.
 //!
 //! The compiler converts bounds to regular expressions and computes in `f64`. The bounds passed to it are small enough
 //! for both, and never allow a number that the client's schema does not. Not here: constants.
@@ -12,7 +12,7 @@ use super::{At, SchemaError};
 /// Source: the largest float below 2^63; the compiler counts in 64-bit integers.
 const BOUND_MAX: f64 = 9_223_372_036_854_774_784.0;
 
-/// Smallest bound besides 0: it has about as many digits as the largest.
+/// Smallest bound other than 0. Source: own choice: it has about as many digits as the largest.
 const BOUND_MIN: f64 = 1e-18;
 
 /// Largest value of the significant digits of a `multipleOf`: the compiler has a state for each remainder.
@@ -34,7 +34,7 @@ pub(super) fn is_exact(number: &Number) -> bool {
 
 /// Returns a bound; `None` for older drafts' booleans, which [`settle`] handles.
 ///
-/// Errors: a bound beyond which there is no number of a useful size.
+/// Errors: a bound that is too large or too small.
 pub(super) fn bound(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
     if value.is_boolean() && at.segment.starts_with("exclusive") {
         return Ok(None);
@@ -99,8 +99,8 @@ pub(super) fn significant_digits(number: f64) -> u64 {
     digits.parse().unwrap_or(u64::MAX)
 }
 
-/// Converts older drafts' exclusive bounds to numbers, and gives integers without bounds those of 64 bits, so that no
-/// response continues with digits forever.
+/// Converts older drafts' exclusive bounds to numbers, and limits integers without bounds to 64 bits, so that a
+/// response cannot continue with digits forever.
 pub(super) fn settle(keywords: &mut Map<String, Value>, [above, below]: [bool; 2]) {
     for (inclusive, exclusive, is_exclusive) in
         [("minimum", "exclusiveMinimum", above), ("maximum", "exclusiveMaximum", below)]

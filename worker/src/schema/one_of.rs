@@ -1,7 +1,7 @@
 //! Whether the alternatives of a `oneOf` exclude each other, so that it is equivalent to `anyOf`.
 //!
-//! Every keyword of a schema is a separate condition, so it suffices to find one pair of conditions that no value meets
-//! together: different types, different constants, or the same for a property that one of them requires. Not here: the
+//! Every keyword of a schema is a separate condition, so it suffices to find one pair of conditions that no value can
+//! meet: different types, different constants, or such a pair for a property that one of them requires. Not here: the
 //! general question, which no grammar can answer.
 
 use std::collections::BTreeSet;
@@ -10,13 +10,14 @@ use serde_json::{Map, Value};
 
 use super::pointer;
 
-/// Most references in a row that are followed.
+/// Longest chain of references that is followed. Source: own choice.
 const HOPS_MAX: usize = 16;
 
-/// Deepest nesting of properties that is compared.
+/// Deepest nesting of properties that is compared. Source: own choice.
 const DEPTH_MAX: usize = 4;
 
-/// Most comparisons for one `oneOf`: a list of a thousand alternatives, each with its own constant.
+/// Most comparisons for one `oneOf`. Source: own choice: enough for a thousand alternatives, each with its own
+/// constant.
 const PAIRS_MAX: usize = 1_000_000;
 
 /// Returns the indexes of two alternatives that may both be valid; `None` if there are none.
@@ -99,7 +100,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Returns whether no value meets both; `false` also if that was not determined.
+    /// Returns whether no value meets both; `false` also if it was not determined.
     fn exclude(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
         let Some(n_left) = self.n_left.checked_sub(1) else { return false };
         self.n_left = n_left;

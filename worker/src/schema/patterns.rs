@@ -2,8 +2,8 @@
 //! compiler's automaton.
 //!
 //! This is an upper bound. The factors of keywords that apply together (`allOf`, a reference and its siblings) are
-//! multiplied, because they may apply to the same string. Of those that apply apart (properties, alternatives) the
-//! largest counts. Not here: the cost of a single pattern, which the compiler limits.
+//! multiplied, because they may apply to the same string. Among keywords that apply to different values (properties,
+//! alternatives) the largest factor counts. Not here: the cost of a single pattern, which the compiler limits.
 
 use std::collections::HashMap;
 
@@ -16,6 +16,8 @@ use super::numbers::significant_digits;
 const PRODUCT_MAX: u64 = 1_000_000;
 
 /// Factor of a format, which the compiler turns into a pattern.
+///
+/// Source: own choice.
 const FORMAT_FACTOR: u64 = 8;
 
 /// Refuses a normalized schema in which too many patterns apply together. Recurses once per schema: it needs a deep

@@ -4,7 +4,8 @@
 
 use serde_json::Value;
 
-/// Returns a reference with its percent signs decoded, so that equal ones look alike; `None` if it is no pointer.
+/// Returns a reference with its percent signs decoded, so that equal references have equal texts; `None` if it is not a
+/// pointer.
 pub(super) fn canonical(reference: &str) -> Option<String> {
     let fragment = reference.strip_prefix('#')?;
     if !fragment.is_empty() && !fragment.starts_with('/') {

@@ -2,8 +2,8 @@
 //! of a call.
 //!
 //! Strings are written without quotes, so their keywords are combined into one regular expression that excludes texts
-//! with the mark. Everything else is JSON and left to the compiler's own support of schemas. If a parser would take
-//! `12` for a number although a string may be meant, a string must not look like that.
+//! with the mark. Everything else is JSON and left to the compiler's own support of schemas. If the parser would read
+//! `12` as a number although the argument may be a string, strings that look like numbers are excluded.
 //!
 //! Not here: the marks (`tools::parameters`), compiling (`engine::json_schema`).
 
@@ -15,17 +15,17 @@ use super::SchemaError;
 pub(super) use search::escaped;
 use search::search;
 
-/// Deepest reference that is followed to find a value's types.
+/// Maximum number of nested references that are followed to find a value's types.
 ///
 /// Source: own choice: a recursive reference has no end, and no tool's schema is that deep.
 const DEPTH_MAX: usize = 32;
 
-/// How a response's parser determines the type of an argument that may be a string or something else.
+/// Way in which a response's parser determines the type of an argument that may be a string or something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Typing {
-    /// It is a string.
+    /// The argument is always a string.
     String,
-    /// By its text: if it parses as JSON of another type of the schema, it has that type.
+    /// By its text: if that parses as JSON of another type of the schema, the argument has that type.
     Text,
 }
 
@@ -122,7 +122,7 @@ fn type_of(value: &Value) -> u8 {
     }
 }
 
-/// Returns the part of a schema that is written as JSON beside strings; `None` if there is none.
+/// Returns the part of a schema that is written as JSON, that is without strings; `None` if there is none.
 fn structured(schema: &Value, types: u8) -> Option<Value> {
     let names = [(ARRAY, "array"), (OBJECT, "object")];
     let names: Vec<&str> = names.into_iter().filter(|(bit, _)| types & bit != 0).map(|(_, name)| name).collect();
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Returns the expression of strings, words and numbers if a parser takes text that looks like JSON for JSON.
+    /// Returns the expression of strings, words and numbers for a parser that reads text that looks like JSON as JSON.
     fn told_by_text(&self, schema: &Value, types: u8) -> Result<Option<String>, SchemaError> {
         let looks = [
             (NULL, "null"),
@@ -231,14 +231,14 @@ impl<'a> Reader<'a> {
                 ("maxLength", most) if kind == STRING => format!("/(?s:.{{0,{most}}})/"),
                 ("format", Value::String(name)) if kind == STRING => match format_s(name) {
                     Some(expression) => format!("/{expression}/"),
-                    None => return Err(refuse("format", "this format is not supported in arguments that stand apart")),
+                    None => return Err(refuse("format", "this format is not supported in arguments that are written one by one")),
                 },
                 ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf", _)
                     if kind == NUMBER =>
                 {
                     return Err(refuse(
                         keyword,
-                        "bounds are not supported where a string may come instead of a number",
+                        "bounds are not supported for a value that may also be a string",
                     ));
                 }
                 _ => continue,

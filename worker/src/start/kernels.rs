@@ -1,6 +1,6 @@
 //! Types of weights that llama.cpp computes on a CPU without kernels for several tokens at once.
 //!
-//! With such a type a prompt costs about as much a token as an answer (docs/tuning.md has figures).
+//! With such a type a prompt token takes about as long as an answer token (docs/tuning.md has figures).
 //!
 //! Source: the types that llama.cpp lists in `ggml-cpu/repack.cpp`, `ggml-cpu/llamafile/sgemm.cpp` and
 //! `ggml-cpu/amx/common.h`.
@@ -20,10 +20,10 @@ const FILE_TYPE: &str = "general.file_type";
 /// Source: llama.cpp's `llama_ftype`.
 const SLOW_TYPES: &[(u64, &str)] = &[(3, "Q4_1"), (9, "Q5_1")];
 
-/// Those that AMX does not compute either.
+/// The types among them that AMX does not compute either.
 const SLOW_WITH_AMX: &[(u64, &str)] = &[(9, "Q5_1")];
 
-/// Logs that a file with another type of weights would be faster, for a model that is computed on the CPU.
+/// Logs a warning if a model is computed on the CPU and a file with another type of weights would be faster.
 pub(super) fn warn_of_weights(path: &Path, placement: &Placement) {
     if placement.is_offloaded() {
         return;

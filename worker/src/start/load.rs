@@ -1,6 +1,6 @@
 //! Loads the model and everything around it, and reports the progress.
 //!
-//! Not here: what happens before and after (`start`).
+//! Not here: the steps before and after (`start`).
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::summary::Publisher;
 /// Name of a tool that no template contains.
 const TOOL_PROBE: &str = "warmpath_probe";
 
-/// What to load, and where to report the progress.
+/// A model to load, and the receiver of the progress.
 pub struct LoadJob {
     /// Configuration.
     pub config: Config,
@@ -91,7 +91,7 @@ pub async fn load(job: LoadJob) -> Result<Served, RunError> {
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
 
-    // Only now is known what the worker declares to routers: the self-test and the memory plan decide parts of it.
+    // The declaration for routers is complete only now, because the self-test and the memory plan decide parts of it.
     let model = declare(&config, &parts);
     warn_of_context(config.engine.context_tokens_total, &model);
     metrics.slots.set(i64::from(model.n_slots));
@@ -227,7 +227,7 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
                 ..common
             }
         }
-        // No state is stored, so there is no layout.
+        // No state is stored, so there is no KV layout.
         Computes::Embedder(embedder) => {
             let facts = embedder.facts();
             let is_rank = facts.embedding.pooling == Pooling::Rank;
@@ -246,14 +246,14 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
 
 /// Returns whether the worker exchanges KV state with workers that a router names.
 ///
-/// Without a token it follows hints only to its own machine, which is of use only if its fleet is there.
+/// Without a token it follows only hints to its own machine, which is useful only if its fleet is on that machine.
 fn exchanges_state(http: &HttpConfig) -> bool {
     http.kv_transfer.is_some() && (http.token_file.is_some() || http.listen.ip().is_loopback())
 }
 
 /// Logs a warning if the configured context is larger than any prompt can use.
 fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
-    // Texts to embed do not share a context: each may have all of it.
+    // Texts to embed do not share a context: each may use all of it.
     let n_slots = if model.embedding.is_some() { 1 } else { model.n_slots };
     let room = SlotRoom { n_slots, ..SlotRoom::of(model) };
     if let Some(useful) = room.useful_ctx_size(ctx_size) {

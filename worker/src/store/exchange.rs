@@ -1,8 +1,9 @@
-//! Stored blocks on their way from one worker to another: the disk tier's records, one after the other.
+//! Exchange of stored blocks between workers: the disk tier's records, one after the other.
 //!
-//! The reader knows the blocks that it wants, and trusts nothing: a record is taken only if it continues the chain with
-//! the wanted hashes and tokens, has the size of their state, and matches its checksums. So another worker can withhold
-//! state, but not replace it by that of other tokens, and it cannot make the reader allocate more than it wants.
+//! The reader knows the blocks that it wants, and verifies everything: a record is accepted only if it continues the
+//! chain with the wanted hashes and tokens, has the size of their state, and matches its checksums. So another worker
+//! can withhold state, but it cannot substitute the state of other tokens or make the reader allocate more memory than
+//! the wanted state takes.
 //!
 //! Not here: the connection (`kv_transfer`), the bytes of a record (`format`).
 
@@ -59,7 +60,7 @@ pub struct WantedRun {
     pub block_bytes: u64,
 }
 
-/// State of consecutive blocks that was received and matches its checksum.
+/// Received state of consecutive blocks, which matches its checksum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
     /// Index of the first block in the chain.
@@ -73,13 +74,13 @@ pub struct Received {
 /// Reason why a peer's bytes are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Untrusted {
-    /// They are no record, or a damaged one.
+    /// The bytes are not a record, or a damaged one.
     #[error(transparent)]
     Damaged(#[from] Damage),
-    /// A record has other blocks than the next ones of the run.
-    #[error("the record has another {what} than was asked for")]
+    /// A record does not have the next blocks of the run.
+    #[error("the record has another {what} than the requested one")]
     Foreign {
-        /// Name of what differs.
+        /// Name of the property that differs.
         what: &'static str,
     },
 }
@@ -116,7 +117,7 @@ impl RunReader {
         self.n_received
     }
 
-    /// Returns whether the last record that has begun is complete, and there was one.
+    /// Returns whether there was a record, and the last one is complete.
     pub fn is_between_records(&self) -> bool {
         self.n_received > 0 && self.head.is_empty() && self.open.is_none()
     }
@@ -208,7 +209,7 @@ impl RunReader {
         Ok(Open { n_blocks: n, checksum, payload: Pages::zeroed(n_bytes), n_bytes_received: 0, hasher })
     }
 
-    /// Ends the payload that is complete.
+    /// Ends a payload once it is complete.
     fn close(&mut self) -> Result<Option<Received>, Untrusted> {
         let Some(open) = self.open.take() else { return Ok(None) };
         if *open.hasher.finalize().as_bytes() != open.checksum {

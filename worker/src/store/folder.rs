@@ -1,8 +1,8 @@
-//! The folder of one model's chunks: its lock, its scan, and the reading, writing and deleting of one file.
+//! The folder of one model's chunks: its lock, its scan, and reading, writing and deleting of a file.
 //!
-//! A file appears under its name only when it is complete and flushed. The lock is the system's and ends with the
-//! process, so a killed worker leaves nothing to clear by hand. Not here: the bytes of a file (`format`), the order of
-//! work (`thread`).
+//! A file appears under its name only when it is complete and flushed. The lock is a lock of the system and ends with
+//! the process, so nothing has to be cleaned up after a killed worker. Not here: the bytes of a file (`format`), the
+//! order of work (`thread`).
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, TryLockError};
@@ -23,13 +23,13 @@ use crate::pages::Pages;
 const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
 /// Bytes of the hash in the folder's name.
 const NAME_BYTES: usize = 8;
-/// File that is locked; its text describes whose folder this is.
+/// File that is locked; its text describes the model and settings of the folder.
 const LOCK_FILE: &str = "identity";
 /// Prefix of the names of the files that workers lock beside their folders.
 const RESERVATION_PREFIX: &str = ".worker-";
 /// Prefix of the names of files that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
-/// Number of files after which the scan reports its progress.
+/// Number of files after which the scan reports its progress. Source: own choice.
 const FILES_PER_REPORT: usize = 4096;
 
 /// Locked folder of one identity.
@@ -37,14 +37,14 @@ const FILES_PER_REPORT: usize = 4096;
 pub(super) struct Folder {
     path: PathBuf,
     identity: Identity,
-    /// Holds the lock until it is closed.
+    /// Locked file; closing it releases the lock.
     _lock: File,
 }
 
 /// Reservation of `dir` by a worker, until this is dropped.
 #[derive(Debug)]
 pub struct Reservation {
-    /// Holds the lock until it is closed.
+    /// Locked file; closing it releases the lock.
     _lock: File,
 }
 
@@ -98,7 +98,7 @@ impl Folder {
         let path = dir.join(folder_name(&identity));
         make(&path)?;
         let lock = lock(&path, LOCK_FILE)?;
-        // The text is for operators: on a full disk it is missing, and the lock holds all the same.
+        // The text is only for operators; the lock also works without it, as on a full disk.
         let _ = describe(&lock, &identity);
         Ok(Self { path, identity, _lock: lock })
     }
@@ -143,7 +143,7 @@ impl Folder {
         Ok(files)
     }
 
-    /// Returns the record of the file at `path`, by its header.
+    /// Returns the record in the header of the file at `path`.
     fn inspect(&self, path: &Path) -> Result<StoredFile, ReadFailure> {
         let io = |source| ReadFailure::Io { source };
         let mut file = File::open(path).map_err(io)?;
@@ -209,7 +209,7 @@ impl Folder {
         if header.payload_checksum != *blake3::hash(&payload).as_bytes() {
             return Err(Damage::Payload.into());
         }
-        // A restarted worker evicts by this time; if it cannot be set, the order is only less accurate.
+        // A restarted worker evicts by this time; without it the order is only less accurate.
         let _ = file.set_modified(SystemTime::now());
         Ok(Bytes::from_owner(payload))
     }
@@ -238,7 +238,7 @@ fn describe(mut lock: &File, identity: &Identity) -> io::Result<()> {
     write!(lock, "model {model}\nkv layout {kv}\nblock size {block_size_tokens} tokens\nformat {FORMAT_VERSION}\n")
 }
 
-/// Deletes the file at `path` and returns the reason, as it is reported.
+/// Deletes the file at `path` and returns the reason for the report.
 fn drop_file(path: &Path, why: String) -> String {
     match std::fs::remove_file(path) {
         Ok(()) => why,

@@ -1,8 +1,8 @@
 //! The bytes of a chunk's file: a preamble, a header with its checksum, the payload.
 //!
 //! The preamble identifies the file and has the header's checksum; the header describes the payload and has its
-//! checksum. So a header can be trusted without reading the payload, and a payload once it is read. Not here: the paths
-//! of files and safe writing (`folder`).
+//! checksum. So a header can be verified without reading the payload. Not here: the paths of files and safe writing
+//! (`folder`).
 //!
 //! ```text
 //! offset  bytes  field
@@ -128,7 +128,7 @@ impl<'a> Written<'a> {
     }
 }
 
-/// Returns the name of a record's file: the last block's hash and the kind.
+/// Returns the name of a record's file, made of the last block's hash and the kind.
 pub(super) fn file_name(record: &Record) -> String {
     let last = record.blocks.last().unwrap_or(&record.root);
     let kind = match record.kind {
@@ -146,7 +146,7 @@ pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io:
     }
     let header = Written::new(identity, record, payload);
     let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
-    // After the other fields, so that files without it can be read, too.
+    // After the other fields, so that files without a tenant can be read, too.
     bytes.extend(record.tenant.iter().flat_map(|tenant| tenant.0.to_be_bytes()));
     let header_bytes = bytes.len() - PREAMBLE_BYTES;
     if header_bytes > HEADER_BYTES_MAX {

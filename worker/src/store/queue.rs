@@ -1,7 +1,7 @@
 //! The queue of requests from the engine thread to the disk thread.
 //!
-//! Reads, which requests wait for, and deletions, which free space, go in order and ahead of writes. Writes are limited
-//! in bytes, and a chunk that is deleted before its write has begun is never written. Not here: their execution
+//! Reads, for which requests wait, and deletions, which free space, are done in order, before writes. Writes are
+//! limited in bytes, and a chunk that is deleted before its write has begun is never written. Not here: their execution
 //! (`thread`).
 
 use std::collections::{HashMap, VecDeque};
@@ -32,13 +32,13 @@ impl Write {
 /// Next job of the disk thread.
 #[derive(Debug)]
 pub(super) enum DiskJob {
-    /// Report a result that needed no disk access.
+    /// Report of a result that needed no disk access.
     Tell(DiskEvent),
-    /// Read a chunk.
+    /// Read of a chunk.
     Read { id: ChunkId, record: Arc<Record> },
-    /// Delete a chunk's file.
+    /// Deletion of a chunk's file.
     Delete { record: Arc<Record> },
-    /// Write a chunk; [`Queue::finish_write`] follows.
+    /// Write of a chunk; [`Queue::finish_write`] follows.
     Write(Write),
 }
 
@@ -56,8 +56,8 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Jobs ahead of writes. They hold no payloads besides those that `writes` had; the engine sends at most one per
-    /// chunk.
+    /// Jobs that are done before writes. They hold only payloads that were in `writes`; the engine sends at most one
+    /// job per chunk.
     urgent: VecDeque<DiskJob>,
     writes: HashMap<ChunkId, Write>,
     /// Order of `writes`; ids of cancelled writes stay until they are reached.
@@ -163,12 +163,13 @@ impl Queue {
         self.progressed.notify_all();
     }
 
-    /// Waits until no write waits or is in progress, and returns the number of remaining ones at the deadline.
+    /// Waits until no write waits or is in progress, at most until the deadline; returns the number of remaining
+    /// writes.
     pub fn flush(&self, deadline: Instant) -> usize {
         self.wait_until(deadline, |state| state.n_unwritten() == 0 || state.has_ended).n_unwritten()
     }
 
-    /// Drops everything that waits and lets the thread end.
+    /// Drops all waiting jobs and lets the thread end.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.asked.notify_one();
@@ -180,7 +181,7 @@ impl Queue {
         self.progressed.notify_all();
     }
 
-    /// Waits until the thread has ended, and returns whether it has at the deadline.
+    /// Waits until the thread has ended, at most until the deadline; returns whether it has.
     pub fn wait_for_end(&self, deadline: Instant) -> bool {
         self.wait_until(deadline, |state| state.has_ended).has_ended
     }

@@ -32,7 +32,7 @@ use crate::engine::{SlotCheckpoint, SlotState};
 const MAGIC: [u8; 8] = *b"WARMPSLT";
 /// Version of the format that is written.
 const FORMAT_VERSION: u32 = 2;
-/// Version without checkpoints, which can be read, too.
+/// Version without checkpoints, which can also be read.
 const VERSION_WITHOUT_CHECKPOINTS: u32 = 1;
 /// Length of the preamble.
 const PREAMBLE_BYTES: usize = 48;
@@ -54,7 +54,7 @@ pub enum SlotFileError {
     /// There is no such file.
     #[error("there is no such file")]
     Missing,
-    /// It is no slot's file, incomplete, or changed.
+    /// It is not a slot's file, incomplete, or changed.
     #[error("it is not a slot's state, or damaged ({what})")]
     Damaged {
         /// Description of the defect.
@@ -96,7 +96,7 @@ struct Parts {
     state: std::ops::Range<usize>,
 }
 
-/// Writes a slot's state and returns the size of the file; a file of that name is replaced at once or not at all.
+/// Writes a slot's state and returns the size of the file. An existing file of that name is replaced atomically.
 ///
 /// Errors: `Io`.
 pub fn write(path: &Path, identity: SlotIdentity, slot: &SlotState) -> Result<u64, SlotFileError> {
@@ -167,7 +167,8 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     if ![VERSION_WITHOUT_CHECKPOINTS, FORMAT_VERSION].contains(&version) {
         return Err(SlotFileError::Foreign { other: "another version of the format" });
     }
-    // The header is checked before it is parsed, and each part before it is used: llama.cpp trusts what it gets.
+    // The header is verified before it is parsed, and each part before it is used, because llama.cpp does not check its
+    // input.
     let state_at = PREAMBLE_BYTES + word(12) as usize;
     let head = bytes.get(..state_at).ok_or(damaged("truncated"))?;
     if head[PREAMBLE_CHECKED_BYTES..PREAMBLE_BYTES] != checksum(head) {
@@ -200,7 +201,7 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     Ok(Parts { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
 }
 
-/// Returns a header, and the headers of its checkpoints; `None` if it is not one of that version.
+/// Returns a header, and the headers of its checkpoints; `None` if the bytes are not a header of that version.
 fn headers(bytes: &[u8], version: u32) -> Option<(Header<'_>, Vec<CheckpointHeader>)> {
     let (header, rest) = postcard::take_from_bytes::<Header<'_>>(bytes).ok()?;
     let (checkpoints, rest) = match version {

@@ -1,7 +1,7 @@
 //! Tests of the disk tier on real files: its life, layout, damage, crashes, order and failures.
 //!
-//! A test's payload follows from its record, so any chunk can be checked. A callback that does not return acts as a
-//! disk that does not respond, without a clock.
+//! The payload of a test's chunk is derived from its record, so any chunk can be checked. A callback that does not
+//! return simulates a disk that does not respond, without a clock.
 
 mod crash;
 mod damage;
@@ -33,7 +33,7 @@ const IDENTITY: Identity =
 const LIMITS: Limits = Limits { queued_bytes_max: 256 << 20, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
 const ROOT: BlockHash = BlockHash([7; 32]);
 
-/// Returns the record of two blocks at the start of the chain that `seed` names, with a small payload.
+/// Returns the record of two blocks at the start of the chain of `seed`, with a small payload.
 fn chunk(seed: u32) -> Record {
     sized(seed, 100)
 }
@@ -89,7 +89,7 @@ impl Opened {
         self.store.write(ChunkId(seed.into()), record.into(), payload);
     }
 
-    /// Writes and waits for the event.
+    /// Writes a chunk and waits for the event.
     fn write_through(&self, record: &Record) {
         self.store.write(ChunkId(0), record.clone().into(), payload(record));
         let event = self.event();

@@ -1,8 +1,7 @@
 //! The thread "cache-disk": serves one request after the other and reports with events.
 //!
-//! A failing disk is not overloaded, and the log is not flooded: after a failed write none is tried for some seconds,
-//! and a warning of one kind is logged at most once a minute. Not here: the order of requests (`queue`), writing a file
-//! (`folder`).
+//! After a failed write no further write is tried for some seconds, so that a failing disk is not overloaded. A warning
+//! of one kind is logged at most once a minute. Not here: the order of requests (`queue`), writing a file (`folder`).
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use super::{ChunkId, DiskEvent, ReadFailure, Record, WriteFailure};
 
 /// Name of the thread in `top -H`.
 const NAME: &str = "cache-disk";
-/// Shortest time between two warnings of one kind.
+/// Shortest time between two warnings of one kind. Source: own choice: a broken disk must not fill the log.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 
 /// State of the thread.

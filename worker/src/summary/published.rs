@@ -1,7 +1,7 @@
 //! The published view: the blocks of a receiver that has applied every update so far.
 //!
-//! It has the runs as they were announced, with holes for blocks that a later run or a removal took away. A snapshot
-//! consists of the parts between the holes. Not here: sending it.
+//! It keeps the runs as they were announced, with holes for blocks that a later run or a removal has replaced. A
+//! snapshot consists of the parts between the holes. Not here: sending it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,7 +19,7 @@ pub struct Published {
     digest: Digest,
 }
 
-/// A run as it was announced, without the blocks that it has lost since.
+/// A run as it was announced, without the blocks that were replaced or removed since.
 #[derive(Debug)]
 struct Announced {
     /// The run without its keys.
@@ -58,7 +58,7 @@ impl Published {
                 stretches
                     .map(|stretch| Run { keys: stretch.iter().copied().flatten().collect(), ..announced.form.clone() }),
             );
-            // A checkpoint's run can be resumed only at its own last block, so the part before a hole cannot be.
+            // A checkpoint's run can be resumed only at its last block, so the part before a hole cannot be resumed.
             if announced.form.resume == Resume::LastBlock {
                 let has_end = announced.keys.last().is_some_and(Option::is_some);
                 let n_whole = runs.len() - usize::from(has_end);

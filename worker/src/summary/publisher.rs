@@ -29,7 +29,8 @@ use crate::engine::EngineUpdate;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
-/// Most subscribers at a time: router replicas, with room for people who inspect the stream.
+/// Maximum number of subscribers at a time. Source: own choice: more router replicas than a fleet has, with room for
+/// people who inspect the stream.
 const SUBSCRIBERS_MAX: usize = 64;
 
 /// Most updates queued for a subscriber; one with more is disconnected.
@@ -45,16 +46,18 @@ const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 8192, bytes_max:
 
 /// Longest silence of a stream.
 ///
-/// Source: own choice: a router that hears nothing for a second has missed three frames, and a frame takes
+/// Source: own choice: a router that receives nothing for a second has missed three frames, and a frame takes
 /// microseconds.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Shortest time between two frames that report only new requests.
 ///
-/// Source: own choice: requests within this time share a frame, so that subscribers get no flood of frames.
+/// Source: own choice: requests within this time share a frame, which limits the number of frames.
 const ARRIVALS_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Most queued requests for a snapshot or a subscription.
+///
+/// Source: own choice: a fleet has fewer routers.
 const COMMANDS_MAX: usize = 16;
 
 /// Handle of the publisher's task.
@@ -65,8 +68,8 @@ pub struct Publisher {
     metrics: Arc<Metrics>,
 }
 
-/// Stream of one subscriber: the frames of a snapshot or the missed ones, then those of every update. It ends when the
-/// subscriber lags.
+/// Stream of one subscriber: the frames of a snapshot or of the missed updates, then of every further update. It ends
+/// when the subscriber lags.
 ///
 /// Shape: each item is one frame after its length as a big-endian u32.
 pub struct Subscription {
@@ -88,7 +91,7 @@ enum Command {
 enum Start {
     /// The subscriber has the view of this stamp, and gets the later updates.
     Resumed(Stamp, Vec<Bytes>),
-    /// It gets the whole view.
+    /// The subscriber gets the whole view.
     Snapshot(Box<Snapshot>),
 }
 
@@ -199,7 +202,7 @@ impl Stream for Subscription {
             Poll::Ready(None) => None,
             Poll::Ready(Some(Ok(frame))) => Some(frame),
             Poll::Ready(Some(Err(BroadcastStreamRecvError::Lagged(n_missed)))) => {
-                warn!(n_missed, "a summary subscriber does not keep up and is cut off");
+                warn!(n_missed, "a summary subscriber does not keep up and is disconnected");
                 self.metrics.summary_cut_off.inc();
                 None
             }
@@ -221,17 +224,17 @@ struct Task {
     replay_buffer: ReplayBuffer<Bytes>,
     model: ModelInfo,
     published: Published,
-    /// Early announcements: blocks of requests that have not started. The published view combines the engine's and
-    /// these.
+    /// Early announcements: blocks of requests that have not started. The published view combines them with the
+    /// engine's blocks.
     pending_prefills: PendingPrefills,
     arrivals: Arrivals,
     /// Changes in the published view that subscribers have not received yet.
     untold: Vec<Change>,
-    /// Whether subscribers have not received the latest arrivals and departures of requests.
+    /// Whether subscribers have yet to receive the latest arrivals and departures of requests.
     is_behind: bool,
     /// Time of the last frame that reported changes.
     told: Option<Instant>,
-    /// Time at which the next frame is due, whatever changes.
+    /// Time at which the next frame is due even without changes.
     silent_until: Instant,
     /// Load as the engine last reported it.
     counted: Load,
@@ -260,11 +263,11 @@ impl Task {
                 }
             }
         }
-        info!("the engine has ended and the summary with it");
+        info!("the engine has ended, and so has the summary");
     }
 
     fn answer(&self, command: Command) {
-        // If a reply fails, its receiver is gone and needs none.
+        // An error of a reply means that its receiver has left.
         match command {
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
             Command::Subscribe(after, reply) => {
@@ -367,7 +370,7 @@ impl Task {
             let n_bytes = bytes.len();
             (bytes, n_bytes)
         });
-        // Without subscribers no one misses the frame: the next one starts from a snapshot, or from the replay buffer.
+        // An error means that there is no subscriber. The next one starts from a snapshot or from the replay buffer.
         let _ = self.stream.send(bytes);
     }
 }
@@ -378,7 +381,7 @@ fn batches(changes: Vec<Change>) -> Vec<Vec<Change>> {
     let mut n_keys = 0;
     for change in changes.into_iter().flat_map(split) {
         let weight = match &change {
-            // A run's own fields, and a request id, cost about as much as a few keys.
+            // The fields of a run, and a request id, are about as large as a few keys.
             Change::Stored(run) => run.keys.len() + 2,
             Change::Removed(keys) => keys.len() + 1,
             Change::Accepted(_) => 16,

@@ -1,8 +1,10 @@
-//! The arguments of tools in the grammar of calls: each tool's are a mark that its schema replaces.
+//! The arguments of tools in the grammar of calls: a mark stands for each tool's arguments, and the tool's schema
+//! replaces it.
 //!
 //! llama.cpp's converter ignores parts of a schema that it does not know. So it gets tools whose arguments are one word
-//! each. In its grammar these words are replaced by balanced brackets and a token that no vocabulary has, from which on
-//! the engine follows the schema. Formats whose arguments are no JSON object have no such word (`parameters`).
+//! each. In its grammar each of these words is replaced by balanced brackets or a token that no vocabulary has, at
+//! which the engine starts to follow the schema. Formats whose arguments are not a JSON object have no such word
+//! (`parameters`).
 //!
 //! Not here: following schemas (`engine`), schemas' keywords (`schema`).
 
@@ -17,7 +19,7 @@ warmpath-part ::= [^"{}] | warmpath-text | warmpath-arguments
 warmpath-text ::= "\"" ( [^"\\] | "\\" . )* "\""
 "#;
 
-/// Returns the tools with a mark in place of the arguments of those at these indexes.
+/// Returns the tools, those at these indexes with a mark in place of their arguments.
 pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     let mut tools = tools.to_vec();
     for idx in places {
@@ -36,15 +38,15 @@ pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
         if !filled.contains(&mark) {
             return None;
         }
-        // White space after them is the format's, if it has any.
+        // White space after the arguments belongs to the format.
         let arguments = format!("( <[{token}]> | warmpath-arguments )");
         filled = filled.replace(&format!("{mark} space\n"), &format!("{arguments}\n")).replace(&mark, &arguments);
     }
     Some(filled + RULES)
 }
 
-/// Returns the normalized schema of a tool's arguments: they are an object, and have no properties that it does not
-/// name, as in llama.cpp's own grammars, unless it allows them.
+/// Returns the normalized schema of a tool's arguments: an object without further properties, as in llama.cpp's own
+/// grammars, unless the schema allows them.
 ///
 /// Errors: the part of it that cannot be enforced.
 pub fn schema(parameters: &Map<String, Value>) -> Result<Value, SchemaError> {
@@ -66,8 +68,8 @@ fn word(idx: usize) -> String {
     format!("warmpath-arguments-{idx}.")
 }
 
-/// Returns whether some object's properties are defined in several places, so that none of these may exclude the
-/// others'.
+/// Returns whether some object's properties are defined in several places, so that no place may exclude the properties
+/// of the others.
 fn is_composed(schema: &Value) -> bool {
     match schema {
         Value::Object(keywords) => {
@@ -81,7 +83,7 @@ fn is_composed(schema: &Value) -> bool {
     }
 }
 
-/// Closes every object that names its properties and does not say whether it may have others.
+/// Forbids further properties in every object that names its properties and does not say whether it may have others.
 fn close(schema: &mut Value) {
     let Value::Object(keywords) = schema else { return };
     if keywords.contains_key("properties")

@@ -16,7 +16,7 @@ pub(super) struct Choice<'a> {
     pub tool_choice: ToolChoice,
     /// The only tools that may be called; `None` if all may.
     pub only: Option<Vec<Named<'a>>>,
-    /// Whether the answer is one call: a client that names one tool wants one call of it.
+    /// Whether the answer is a single call, because the client names one tool.
     pub is_single: bool,
 }
 
@@ -29,14 +29,14 @@ pub(super) struct Named<'a> {
 
 /// Tools of a request.
 pub(super) struct RequestTools<'a> {
-    /// Those that may be called.
+    /// Tools that may be called.
     pub tools: &'a [Named<'a>],
-    /// Kinds of those that were left out.
+    /// Kinds of tools that were left out.
     pub left_out: &'a [&'static str],
 }
 
 impl<'a> Named<'a> {
-    /// Returns the name and type in a tool or in a choice of one; `None` if it has another shape.
+    /// Returns the name and type in a tool or in a choice of a tool; `None` if the value has another shape.
     pub fn of(tool: &'a Value) -> Option<Self> {
         let kind = ["function", CUSTOM].into_iter().find(|kind| tool["type"] == *kind)?;
         Some(Self { kind, name: tool[kind]["name"].as_str()? })

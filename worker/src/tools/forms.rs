@@ -1,8 +1,7 @@
-//! Tools in formats whose arguments have a form of their own: the place of the arguments in llama.cpp's grammar of
-//! calls.
+//! Tools in formats with their own form of arguments: the place of the arguments in llama.cpp's grammar of calls.
 //!
-//! A tool's rule begins with literals around its name. The rest of the rule becomes a token that no vocabulary has; it
-//! stands for the arguments with the mark that closes the call. Not here: the grammar of the arguments
+//! A tool's rule begins with literals around its name. The rest of the rule is replaced by a token that no vocabulary
+//! has, which stands for the arguments and the mark that closes the call. Not here: the grammar of the arguments
 //! (`schema::CallText`), other formats (`arguments`, `parameters`).
 
 use serde_json::{Value, json};

@@ -1,10 +1,10 @@
-//! The arguments of tools in formats that write each of them apart, as Qwen 3 Coder's: the place of each in llama.cpp's
-//! grammar of calls, and the mark that closes it.
+//! The arguments of tools in formats that write them one by one, such as Qwen 3 Coder's: the place of each argument in
+//! llama.cpp's grammar of calls, and the mark that closes it.
 //!
 //! llama.cpp gets tools whose parameters have made-up names, each in a rule of its own. The first time all of them are
 //! integers, which shows the text after a value; the second time strings are strings, which may be opened differently.
-//! In that grammar a value with its closing mark becomes a token that no vocabulary has, and the made-up names become
-//! the real ones.
+//! In the resulting grammar each value with its closing mark is replaced by a token that no vocabulary has, and the
+//! made-up names by the real ones.
 //!
 //! Not here: formats that write all arguments as one JSON value (`arguments`), a value's own grammar (`schema::value`).
 
@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 
 use crate::schema::Typing;
 
-/// Name of a tool that shows how a format writes text that is no argument of the request's own.
+/// Name of the added tool, which is not one of the request's.
 const PROBE: &str = "warmpath-probe";
 
-/// Rules of strings in formats whose parsers take text that is valid JSON for JSON.
+/// Rules of strings in formats whose parsers read text that is valid JSON as JSON.
 ///
 /// Source: `parsers/qwen3-coder.cpp` and `parsers/ling3.cpp` of llama.cpp.
 const TYPED_STRINGS: [&str; 2] = ["xml-arg-string", "ling3-arg-string"];
@@ -59,8 +59,8 @@ pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str)
     marked
 }
 
-/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; `None` if it does not write each of
-/// them apart.
+/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; `None` if it does not write them
+/// one by one.
 pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes_of = |(idx, tool): (usize, &Value)| {
         (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
@@ -124,7 +124,7 @@ impl Piece<'_> {
 }
 
 impl<'g> Argument<'g> {
-    /// Returns the rule of the argument with a made-up name; `None` if it has none that is a sequence of its own.
+    /// Returns the rule of the argument with a made-up name; `None` if no rule is a sequence for this argument alone.
     fn find(grammar: &'g str, word: &str) -> Option<Self> {
         let name = quoted(word);
         let line = grammar.lines().find(|line| line.contains(&name))?;
@@ -149,7 +149,7 @@ fn closing(argument: &Argument<'_>) -> Option<String> {
     texts.collect::<Option<String>>().filter(|close| !close.is_empty())
 }
 
-/// Returns the parts of a rule; `None` if it is no sequence.
+/// Returns the parts of a rule; `None` if it is not a sequence.
 fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
     let mut pieces = Vec::new();
     loop {
@@ -233,7 +233,7 @@ xml-arg-string ::= ac-1"#;
 
     #[test]
     fn a_grammar_tells_what_closes_an_argument() {
-        let framing = framing(PROBED, &[tool()]).expect("each argument stands apart");
+        let framing = framing(PROBED, &[tool()]).expect("the arguments are written one by one");
         assert_eq!(framing.closes, [["\n</p>\n", "\n</p>\n"]]);
         assert_eq!(framing.typing, Typing::Text);
         assert_eq!(super::framing("tool-f ::= \"x\" (\"warmpath-0-0.\" | y)*", &[tool()]), None);

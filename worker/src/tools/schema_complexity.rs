@@ -1,8 +1,8 @@
-//! Work of llama.cpp for a tool's schema, estimated in advance.
+//! Estimate of llama.cpp's work for a tool's schema.
 //!
 //! The walk follows llama.cpp's converter (json-schema.cpp, json-schema-to-grammar.cpp) with a budget. Types in a list
-//! are converted one by one; a reference once, but each time if `allOf` inlines it. Names grow with the path, and every
-//! pair of optional properties makes a rule. Not here: the meaning of a schema.
+//! are converted one by one, and a reference only once, except that `allOf` inlines it each time. Names grow with the
+//! path, and every pair of optional properties adds a rule. Not here: the meaning of a schema.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ const DEPTH_MAX: usize = 192;
 /// Longest name of a property. Units: bytes. Source: own choice; rules are named by it.
 const PROPERTY_BYTES_MAX: usize = 256;
 
-/// Cost of a schema besides its name. Source: some ten allocations.
+/// Cost of a schema without its name. Source: some ten allocations.
 const NODE_COST: u64 = 400;
 
 /// Cost of a pattern: all rules so far are copied. Source: as [`COST_MAX`].
@@ -73,7 +73,7 @@ impl<'s> Walk<'s, '_> {
     fn visit(&mut self, schema: &'s Value, n_path: usize, depth: usize) -> Result<(), Refusal> {
         let Value::Object(schema) = schema else { return Ok(()) };
         if depth > DEPTH_MAX {
-            return Err(format!("nests more than {DEPTH_MAX} levels deep, or leads back to itself"));
+            return Err(format!("nests more than {DEPTH_MAX} levels deep, or contains itself"));
         }
         self.pay(NODE_COST + 12 * n_path as u64)?;
         if let Some(Value::String(name)) = schema.get("$ref") {
@@ -124,7 +124,7 @@ impl<'s> Walk<'s, '_> {
         Ok(())
     }
 
-    /// Returns the schema that a part of `allOf` stands for, references followed.
+    /// Returns the schema of a part of `allOf`, after following references.
     fn in_place(&mut self, part: &'s Value, depth: usize) -> Result<&'s Value, Refusal> {
         let mut part = part;
         for _ in depth..=DEPTH_MAX {
@@ -132,14 +132,14 @@ impl<'s> Walk<'s, '_> {
             self.pay(NODE_COST)?;
             part = self.resolve(name)?;
         }
-        Err("has a `$ref` that leads back to itself".to_owned())
+        Err("has a `$ref` that refers to itself".to_owned())
     }
 
     /// Returns the target of a reference into the same schema. Source: llama.cpp's `resolve_ref`.
     fn resolve(&mut self, name: &'s str) -> Result<&'s Value, Refusal> {
         let Some(path) = name.strip_prefix("#/") else {
             return Err(
-                "has a `$ref` that does not begin with \"#/\"; only those into the same schema are known".to_owned()
+                "has a `$ref` that does not begin with \"#/\"; only references into the same schema are supported".to_owned()
             );
         };
         self.pay(name.len() as u64)?;
@@ -149,6 +149,6 @@ impl<'s> Walk<'s, '_> {
             _ => None,
         };
         let target = path.split('/').try_fold(self.root, step);
-        target.ok_or_else(|| "has a `$ref` to what is not there".to_owned())
+        target.ok_or_else(|| "has a `$ref` to a part that does not exist".to_owned())
     }
 }

@@ -81,7 +81,7 @@ fn left_out() -> Schema {
     })
 }
 
-/// Returns what a function may be called.
+/// Returns the pattern of function names.
 pub(super) fn name_pattern() -> String {
     format!("^[A-Za-z0-9_.:/-]{{1,{NAME_BYTES_MAX}}}$")
 }

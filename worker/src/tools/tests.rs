@@ -155,7 +155,7 @@ fn too_many_and_too_long_tools_are_refused() {
     check(json!({"tools": [long]}), "tools", "bytes");
 }
 
-/// Returns a schema that nests `n` levels, in the way that `step` puts one around another.
+/// Returns a schema that nests `n` levels; `step` wraps one level around another.
 fn nested(n: usize, step: impl Fn(Value) -> Value) -> Value {
     (0..n).fold(json!({"type": "string"}), |schema, _| step(schema))
 }

@@ -165,7 +165,7 @@ async fn what_does_not_exist_is_404_and_a_wrong_method_405() {
     check_response(worker.get("/v1/models/gpt-9").await, &unknown, "show").await;
     let nothing = Expected { status: 404, param: None, code: None, says: "/v1/nothing" };
     check_response(worker.get("/v1/nothing").await, &nothing, "path").await;
-    let method = Expected { status: 405, param: None, code: None, says: "does not take GET" };
+    let method = Expected { status: 405, param: None, code: None, says: "does not support the method GET" };
     check_response(worker.get(CHAT).await, &method, "method").await;
 }
 

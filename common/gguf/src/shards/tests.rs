@@ -117,7 +117,7 @@ fn missing_files_are_named() {
     let paths = model(folder.path());
     std::fs::remove_file(&paths[1]).unwrap();
     let error = Model::open(&paths[0]).unwrap_err().to_string();
-    assert!(error.contains("there is no m-00002-of-00003.gguf"), "{error}");
+    assert!(error.contains("missing in its folder: m-00002-of-00003.gguf"), "{error}");
     std::fs::remove_file(&paths[2]).unwrap();
     let error = fingerprint(&paths[0]).unwrap_err().to_string();
     assert!(error.contains("m-00002-of-00003.gguf, m-00003-of-00003.gguf"), "{error}");

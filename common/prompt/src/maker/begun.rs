@@ -15,13 +15,13 @@ use crate::fragments::Scope;
 use crate::least_tokens::assumed;
 use crate::partition::Piece;
 
-/// Longest text that is tokenized to its end however many tokens it has: clients that cut their prompts rely on the
-/// number. Units: bytes.
+/// Longest text that is tokenized to its end, however many tokens it has: clients that shorten their prompts rely on an
+/// exact number in the error. Units: bytes.
 ///
-/// Source: own choice: it takes a tenth of a second at most, and fills a small context or more.
+/// Source: own choice: tokenizing takes a tenth of a second at most, and the text fills a small context or more.
 const COUNTED_BYTES_MAX: usize = 128 << 10;
 
-/// A prompt of which only new text is left to be tokenized.
+/// A prompt of which only the new text is still to be tokenized.
 #[derive(Debug)]
 pub struct BegunPrompt {
     pub(super) cut: Cut,
@@ -39,7 +39,7 @@ enum Part {
 }
 
 impl BegunPrompt {
-    /// Returns the length of the text that is left to be tokenized. Units: bytes.
+    /// Returns the length of the text that is still to be tokenized. Units: bytes.
     pub fn unseen_bytes(&self) -> usize {
         self.unseen_bytes
     }
@@ -87,12 +87,12 @@ impl PromptMaker {
     /// Returns the tokens of a prompt that this maker has begun, unless it is far longer than this many tokens.
     ///
     /// Cost: that of tokenizing the rest, but only a small part of a prompt that is far too long. Errors:
-    /// `TooManyTokens`; a prompt that is short enough to be counted returns all its tokens, however many they are.
+    /// `TooManyTokens`; a prompt of at most `COUNTED_BYTES_MAX` returns all its tokens, even if they are too many.
     pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
         self.check_length(begun, n_tokens_max)?;
         let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
         let mut tokens = self.vocabulary.prefix.clone();
-        // The usual number for prose; if there are more, the list grows.
+        // The usual number for prose; the list grows if necessary.
         tokens.reserve(begun.cut.text.len() / 4);
         for part in &begun.parts {
             match part {
@@ -117,7 +117,7 @@ impl PromptMaker {
 
     /// Checks that a prompt is not far longer than this many tokens, as far as can be seen without tokenizing it.
     ///
-    /// Cost: some nanoseconds for each byte of as many tokens. Errors: `TooManyTokens`.
+    /// Cost: some nanoseconds per byte, until the bound exceeds the limit. Errors: `TooManyTokens`.
     pub fn check_length(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<(), TooManyTokens> {
         if begun.unseen_bytes <= COUNTED_BYTES_MAX {
             return Ok(());

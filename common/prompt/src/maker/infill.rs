@@ -1,8 +1,8 @@
 //! Prompts that are not chats: texts and tokens as a client sends them, and fill-in-the-middle (FIM) prompts.
 //!
-//! A FIM prompt has the layout of llama-server, [extra texts] [prefix] [suffix] [middle], which models were trained on.
-//! The text that changes least from one key stroke to the next comes first, so that it stays cached. Not here: chats
-//! (`maker`).
+//! A FIM prompt has the layout of llama-server, [extra texts] [prefix] [suffix] [middle], with which models were
+//! trained. The text that changes least from one key stroke to the next comes first, so that it stays cached. Not here:
+//! chats (`maker`).
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
@@ -20,21 +20,23 @@ const SIDES_TOKENS_MAX: usize = 2048;
 const SUFFIX_TOKENS_MAX: usize = SIDES_TOKENS_MAX / 4;
 /// Most tokens of the prefix among these.
 const PREFIX_TOKENS_MAX: usize = SIDES_TOKENS_MAX - SUFFIX_TOKENS_MAX;
-/// Step by which a long prefix is cut at its start. Between two steps it only grows, and its cached part stays usable.
+/// Step by which a long prefix is cut at its start. Between two cuts the prefix only grows, so its cached part stays
+/// usable.
 ///
 /// Source: own choice; at most a sixth of the prefix is lost, once per this many tokens.
 const CUT_TOKENS: usize = 256;
-/// Text before an extra text if the vocabulary has no token for it. Source: llama-server.
+/// Text before an extra text if the vocabulary has no token for repositories. Source: llama-server.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 /// Name of an extra text that has none. Source: llama-server.
 const FILE_NAME: &str = "tmp";
 
-/// Longest text beside a gap that is tokenized; of a longer text the part nearest to the gap. Units: bytes.
+/// Longest text before or after a gap that is tokenized; of a longer text, only the part nearest to the gap is. Units:
+/// bytes.
 ///
-/// Source: own choice: tens of times the text of the tokens that are kept of it.
+/// Source: own choice: the tokens that are kept have a fraction of this text, even with long tokens.
 const SIDE_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of extra texts that are tokenized for each token that is left in the context. Units: bytes.
+/// Bytes of extra texts that are tokenized for each free token of the context. Units: bytes.
 ///
 /// Source: own choice: four times the need of prose and code.
 const EXTRA_TOKEN_BYTES: usize = 16;
@@ -80,7 +82,8 @@ impl PromptMaker {
     }
 
     /// Returns the prompt by which a model fills a gap. No text of the client becomes a control token. Extra texts get
-    /// the part of the context that the rest of the prompt and twice the response leave; the last ones have precedence.
+    /// the part of the context that is left after the rest of the prompt and twice the response's maximum; the last
+    /// extra texts have precedence.
     fn infill(&self, request: &InfillPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         let fim = self.vocabulary.info.fim.ok_or(RawError::NoFim)?;
         self.check_plain(&request.prompt, context_tokens as usize)?;
@@ -111,7 +114,8 @@ impl PromptMaker {
         Ok(tokens)
     }
 
-    /// Returns the tokens before the prefix; extra texts are cut to the length that this many tokens may need.
+    /// Returns the tokens of the extra texts, which stand before the prefix; the texts are first cut to a length that
+    /// this many tokens may have.
     fn extra(&self, request: &InfillPrompt, fim: FimTokens, (n_tokens_max, scope): (usize, Scope)) -> Vec<Token> {
         let tokenize = |text: &str| self.vocabulary.tokenize_plain(text);
         let plain = |text: &str| self.fragments.tokens(scope, text, tokenize).to_vec();

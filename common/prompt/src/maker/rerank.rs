@@ -1,7 +1,7 @@
 //! The prompt by which a model scores a document for a query.
 //!
-//! The text around the two texts is the model's own: a template, or the tokens that its vocabulary puts around a pair.
-//! No text of the client becomes a control token. Not here: the score.
+//! The two texts are put into a template of the model, or between the tokens with which its vocabulary marks a pair. No
+//! text of the client becomes a control token. Not here: the score.
 
 use warmpath_common::ids::Token;
 

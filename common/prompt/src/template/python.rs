@@ -1,6 +1,6 @@
 //! Behaviour of Python's jinja2, as transformers sets it up, that minijinja lacks.
 //!
-//! These functions, filters and methods give Python's results. Not here: the settings that both have.
+//! These functions, filters and methods give Python's results. Not here: the settings that both engines have.
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, escape_formatter};

@@ -2,8 +2,8 @@
 //!
 //! Bodies are received in `body`.
 //!
-//! Decoded bytes reserve memory as received ones do, and decoding stops at the limit. So a body that would expand
-//! without end costs no more than one at the limit.
+//! Decoded bytes reserve memory like received ones, and decoding stops at the limit. So a body that would expand
+//! without end costs no more than a body at the limit.
 
 use std::io;
 
@@ -22,7 +22,8 @@ pub const CODINGS: &str = "gzip, deflate, br, zstd";
 
 /// Base-2 logarithm of the largest window that a zstd body may use: 8 MiB. Units: log2 of bytes.
 ///
-/// Source: RFC 9659, section 3: no sender may use a larger one, and a decoder allocates what is requested.
+/// Source: RFC 9659, section 3: no sender may use a larger window, and a decoder allocates as much as the body
+/// requests.
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// Decoded bytes after which the task yields to others. Units: bytes.
@@ -78,7 +79,7 @@ impl Coding {
                 return Ok(decoded.into());
             }
             claim.grow(n_new)?;
-            // Other tasks run in between.
+            // Lets other tasks run.
             tokio::task::yield_now().await;
         }
     }

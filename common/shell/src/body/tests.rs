@@ -68,7 +68,7 @@ async fn a_body_over_its_length_is_refused_once_the_rest_is_read() {
     let mut headers = HeaderMap::new();
     let read = tokio::select! {
         read = limits.read(&mut headers, endless, sender(1)) => read,
-        () = tokio::time::sleep(TIMEOUT) => panic!("it is read for ever"),
+        () = tokio::time::sleep(TIMEOUT) => panic!("it is read forever"),
     };
     assert_eq!(read, Err(BodyError::TooLong { bytes_max: 10 }));
 }

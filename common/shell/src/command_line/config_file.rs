@@ -1,7 +1,8 @@
 //! The configuration file: TOML whose keys are the long names of flags.
 //!
-//! Its settings become arguments in front of the real ones, so the flags' own definitions check and read them. What the
-//! command line or a variable sets is left out. Every flag with a variable can be set; the others are for one run.
+//! Its settings become arguments in front of the real ones, so the flags' own definitions check and read them. Settings
+//! that the command line or a variable overrides are left out. The file can set every flag that has a variable; other
+//! flags are only for one run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,7 +19,7 @@ use super::with_tip;
 
 /// Longest file. Units: bytes.
 ///
-/// Source: own choice: some thousand workers by their URLs.
+/// Source: own choice: it holds the URLs of some thousand workers.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Least similarity of a name that is suggested for an unknown one. Source: clap.
@@ -89,12 +90,12 @@ fn suggestion(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|name| format!("; a similar one is `{name}`")).unwrap_or_default()
 }
 
-/// A setting of the file that counts.
+/// A setting of the file that is not overridden.
 struct Setting {
     /// Long name of the flag.
     name: String,
     arguments: Vec<OsString>,
-    /// Whether its value is a list, whose elements are taken as they are.
+    /// Whether its value is a list, whose elements may contain commas.
     is_list: bool,
 }
 
@@ -106,7 +107,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads a file for a program whose command line and variables give `given`.
+    /// Reads a file for a program; `given` are the flags that the command line and variables set.
     ///
     /// Errors: every [`ConfigFileError`].
     pub fn read(path: &Path, command: &Command, given: &ArgMatches) -> Result<Self, ConfigFileError> {
@@ -122,7 +123,7 @@ impl ConfigFile {
                 let nearest = nearest(name, command);
                 return Err(ConfigFileError::Unknown { path: path.to_owned(), name: name.clone(), nearest });
             };
-            // A flag and its alias in one file would hide one of the two values.
+            // If a file sets a flag and its alias, one of the values would be ignored.
             let id = flag.get_id().to_string();
             if let Some(first) = names.insert(id.clone(), name) {
                 let (first, second) = (first.clone(), name.clone());
@@ -134,7 +135,7 @@ impl ConfigFile {
                 wanted,
                 found,
             })?;
-            // The value is checked even where the command line or a variable wins.
+            // The value is checked even if the command line or a variable overrides it.
             let wins = matches!(given.value_source(&id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
             if !wins && !arguments.is_empty() {
                 let setting = Setting { name: long.to_owned(), arguments, is_list: value.is_array() };
@@ -217,9 +218,9 @@ fn read(path: &Path) -> Result<String, ConfigFileError> {
     Ok(text)
 }
 
-/// Returns a setting as arguments, none for what a flag has without it.
+/// Returns a setting as arguments; no arguments if it is a switch's or a flag's unset value.
 ///
-/// Errors: the type that the flag takes, and the one that it gets.
+/// Errors: the type that the flag takes, and the type in the file.
 fn arguments(flag: &Arg, name: &str, value: &Value) -> Result<Vec<OsString>, (&'static str, &'static str)> {
     if matches!(flag.get_action(), ArgAction::SetTrue) {
         let is_on = value.as_bool().ok_or(("true or false", type_name(value)))?;
@@ -240,7 +241,7 @@ fn arguments(flag: &Arg, name: &str, value: &Value) -> Result<Vec<OsString>, (&'
             Value::Boolean(word) => word.to_string(),
             Value::Datetime(_) | Value::Array(_) | Value::Table(_) => return Err((wanted, type_name(element))),
         };
-        // As with variables: an empty text sets nothing.
+        // As in variables, an empty text sets nothing.
         if !text.is_empty() {
             arguments.push(format!("--{name}={text}").into());
         }

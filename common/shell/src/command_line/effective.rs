@@ -1,6 +1,7 @@
-//! `--print-config`: the configuration as a configuration file that gives the same one again.
+//! `--print-config`: the configuration, as a file for `--config` that gives the same configuration.
 //!
-//! What is set is a line with its origin; a default is a comment, so that it stays a default when the file is used.
+//! A flag that is set becomes a line with its origin. A default becomes a comment, so that it stays a default when the
+//! file is used.
 
 use std::fmt::Write as _;
 
@@ -9,13 +10,13 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::config_file::{ConfigFile, settable};
 
-/// Returns the file.
+/// Returns the text of the file.
 pub fn text(command: &Command, matches: &ArgMatches, file: Option<&ConfigFile>) -> String {
     let program = command.get_name();
     let version = command.get_version().unwrap_or_default();
     let mut text = format!("# Configuration of {program} {version}, a file for --config. Comments are defaults.\n");
     for (flag, name) in settable(command) {
-        // A text cannot be written to.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{}", line(flag, name, matches, file));
     }
     text
@@ -35,11 +36,11 @@ fn line(flag: &Arg, name: &str, matches: &ArgMatches, file: Option<&ConfigFile>)
     }
     match shown(flag, matches) {
         Some(value) => format!("{name} = {value}  # {origin}"),
-        None => format!("# {name} is set by {origin} to a value that is no text."),
+        None => format!("# {name} is set by {origin} to a value that is not text."),
     }
 }
 
-/// Returns a flag's value in TOML; `None` if it has none, or one that TOML cannot hold.
+/// Returns a flag's value in TOML; `None` if it has no value, or TOML cannot express it.
 fn shown(flag: &Arg, matches: &ArgMatches) -> Option<String> {
     let id = flag.get_id().as_str();
     if matches!(flag.get_action(), ArgAction::SetTrue) {
@@ -51,14 +52,14 @@ fn shown(flag: &Arg, matches: &ArgMatches) -> Option<String> {
     if is_list { Some(format!("[{}]", values.join(", "))) } else { values.into_iter().next_back() }
 }
 
-/// Returns the name of a flag's value, in place of a value.
+/// Returns the name of a flag's value, which is shown if there is no value.
 fn placeholder(flag: &Arg) -> String {
     let given = flag.get_value_names().and_then(<[_]>::first).map(ToString::to_string);
     let name = given.unwrap_or_else(|| flag.get_id().as_str().to_uppercase());
     format!("<{name}>")
 }
 
-/// Returns a text in TOML, without quotes if it is a number that TOML writes alike.
+/// Returns a text in TOML, without quotes if it is a number that has the same form in TOML.
 fn scalar(text: &str) -> String {
     let is_integer = text.parse::<i64>().is_ok_and(|number| number.to_string() == text);
     let is_float = text.parse::<f64>().is_ok_and(|number| number.is_finite() && format!("{number:?}") == text);

@@ -1,4 +1,4 @@
-//! The configuration file, beside flags and variables. Not here: real variables and programs
+//! The configuration file together with flags and variables. Not here: real variables and programs
 //! (`tests/tests/command_lines.rs`).
 
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ struct Line {
     switch: bool,
     #[arg(long, overrides_with = "switch")]
     no_switch: bool,
-    /// cargo sets its variable for tests.
+    /// A flag whose variable cargo sets for tests.
     #[arg(long, env = "CARGO_PKG_NAME")]
     package: Option<String>,
     #[arg(long, env = "TEST_NAME")]
@@ -34,7 +34,7 @@ struct Line {
     config: Ignored,
 }
 
-/// [`ConfigFlags`] that are all equal, as they differ where the rest is the same.
+/// [`ConfigFlags`], all of which compare as equal, so that only other flags count.
 #[derive(Debug, Clone, Args)]
 struct Ignored {
     #[command(flatten)]
@@ -93,7 +93,7 @@ fn every_type_of_value_is_read() {
     let read = line("slots = 8\nshare = 0.25\nswitch = true\nname = 'a = \"b\", c'\nworker = ['a,b', 'c']", &[]);
     assert_eq!((read.slots, read.share, read.switch), (8, 0.25, true));
     assert_eq!(read.name.as_deref(), Some("a = \"b\", c"));
-    assert_eq!(read.workers, ["a,b", "c"], "elements are taken as they are");
+    assert_eq!(read.workers, ["a,b", "c"], "elements may contain commas");
     let read = line("parallel = '8'\nshare = 1\nswitch = false\nname = ''\nworker = 'a,b'", &[]);
     assert_eq!((read.slots, read.share, read.switch, read.name), (8, 1.0, false, None));
     assert_eq!(read.workers, ["a", "b"], "a text is read as on the command line");

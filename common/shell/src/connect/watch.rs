@@ -1,7 +1,7 @@
-//! Detects that a host has vanished while a request waits for it, although the host may read requests late.
+//! Detects that a host has vanished while a request waits for it, even if the host may read requests late.
 //!
 //! Connections without unacknowledged data are checked by TCP keepalive instead. The system of a live host acknowledges
-//! each retransmission and each window probe, whether its program reads or not. `TCP_INFO` gives the time of the last
+//! each retransmission and each window probe, even if its program does not read. `TCP_INFO` gives the time of the last
 //! acknowledgement and the number of retransmissions and probes.
 
 use std::future::Future as _;
@@ -12,20 +12,20 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// Checks of a connection within the host's patience.
+/// Checks of a connection within the patience. Source: own choice: a vanished host is found at most a sixth later.
 const CHECKS: u32 = 6;
 
-/// Retransmissions and window probes without an acknowledgement after which a silent host is gone.
+/// Unacknowledged retransmissions and window probes after which a silent host counts as gone.
 ///
 /// Source: own choice, as for TCP keepalive: a single lost packet proves nothing.
 const UNANSWERED_MIN: u32 = 3;
 
 /// Largest difference between two computed times of one acknowledgement.
 ///
-/// Source: Linux counts in ticks of at most 10 ms; the rest is for a thread that is preempted.
+/// Source: Linux counts in ticks of at most 10 ms; the rest allows for preemption of the thread.
 const TICKS: Duration = Duration::from_millis(50);
 
-/// Check of a connection while a request on it waits for its response.
+/// Check of a connection's host while a request waits for its response.
 pub(super) struct Watch {
     patience: Duration,
     waiting: Option<Waiting>,
@@ -39,31 +39,31 @@ struct Waiting {
 
 /// Silence of a host since its last acknowledgement.
 struct Silence {
-    /// Last time at which nothing was unacknowledged.
+    /// Last time at which everything was acknowledged.
     owed_since: Instant,
     acked_at: Instant,
     /// Retransmissions and probes that had been sent by then.
     n_asked: u32,
 }
 
-/// What a system knows of a connection's host, at one instant.
+/// The system's information about a connection's host, at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sending {
     now: Instant,
     /// Whether data or a window probe is unacknowledged.
     is_owed: bool,
     acked_at: Instant,
-    /// Retransmissions of the connection so far, and window probes since the last acknowledgement.
+    /// Number of retransmissions of the connection so far, plus window probes since the last acknowledgement.
     n_asked: u32,
 }
 
 impl Watch {
-    /// Returns a check that gives the host so much time.
+    /// Returns a check that allows a host to be silent for `patience`.
     pub(super) fn new(patience: Duration) -> Self {
         Self { patience, waiting: None }
     }
 
-    /// Begins, unless a request waits already: a part of a request is about to be sent.
+    /// Starts the check, unless a request waits already. Called when a part of a request is about to be sent.
     pub(super) fn begin(&mut self, stream: &TcpStream) {
         if self.waiting.is_some() {
             return;
@@ -73,15 +73,15 @@ impl Watch {
         self.waiting = Some(Waiting { next_check, silence: Silence::of(sending) });
     }
 
-    /// Ends: a part of the response has arrived.
+    /// Ends the check. Called when a part of the response has arrived.
     pub(super) fn end(&mut self) {
         self.waiting = None;
     }
 
     /// Becomes ready when the host is gone; stays pending while no request waits.
     ///
-    /// Reads and writes must both poll it: hyper does not read again after a request that it has sent at once on an
-    /// idle connection before it is woken, and nothing but this timer wakes it when the host has vanished.
+    /// Reads and writes must both poll it: after a request that it could send at once on an idle connection, hyper
+    /// reads again only when woken, and if the host has vanished, nothing but this timer wakes it.
     pub(super) fn poll_gone(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<()> {
         let Some(Waiting { next_check, silence }) = &mut self.waiting else { return Poll::Pending };
         while next_check.as_mut().poll(cx).is_ready() {
@@ -115,7 +115,7 @@ impl Silence {
     }
 }
 
-/// Returns what the system knows of a connection's host; `None` where it does not tell.
+/// Returns the system's information about a connection's host; `None` if it gives none.
 #[cfg(target_os = "linux")]
 fn sending(stream: &TcpStream) -> Option<Sending> {
     use std::os::fd::AsRawFd as _;
@@ -152,7 +152,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(6);
 
-    /// State of a connection: whether the host owes an acknowledgement, seconds since its last one, questions so far.
+    /// State of a connection: whether an acknowledgement is due, seconds since the last one, retransmissions and probes
+    /// so far.
     type State = (bool, u32, u32);
 
     /// Returns the second, counted from the request's, at which a host is found to be gone.

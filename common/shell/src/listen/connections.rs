@@ -16,7 +16,7 @@ use super::ConnectionLimits;
 
 /// Shortest silence that is recorded while a body arrives.
 ///
-/// Source: own choice: bodies arrive in thousands of pieces, and the lock need not be taken for each.
+/// Source: own choice: bodies arrive in thousands of pieces, and each record takes the lock.
 const SILENCE_STEP: Duration = Duration::from_millis(500);
 
 /// Connections to one listener.
@@ -117,7 +117,7 @@ impl Connections {
 }
 
 impl OpenConnections {
-    /// Records since when a client has been silent; `None` while the client has nothing to send.
+    /// Records the start of a client's silence; `None` if the server does not wait for the client.
     fn turn(&mut self, number: u64, silent_since: Option<Instant>) {
         let Some(open) = self.open.get_mut(&number) else { return };
         let before = std::mem::replace(&mut open.silent_since, silent_since);

@@ -1,4 +1,4 @@
-//! The listener with clients that let it wait, in every way, and its shutdown.
+//! The listener with clients that make it wait, in every way, and its shutdown.
 
 use std::net::SocketAddr;
 use std::path::Path;

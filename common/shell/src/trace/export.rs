@@ -26,7 +26,7 @@ use crate::tls::{ClientFiles, TlsError};
 
 /// Most spans that wait to be sent; further ones are dropped.
 ///
-/// Source: own choice: a second of 500 requests a second with eight spans each.
+/// Source: own choice: one second's spans of 500 requests per second, eight each.
 const SPANS_QUEUED_MAX: usize = 4096;
 
 /// Most spans of one message.
@@ -34,7 +34,7 @@ const SPANS_QUEUED_MAX: usize = 4096;
 /// Source: the default of OpenTelemetry's batch processor.
 const BATCH_MAX: usize = 512;
 
-/// Longest time for which a span waits for others.
+/// Longest time for which a span waits for others. Source: own choice: traces are read minutes later.
 const BATCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// Longest time for the collector's response.
@@ -47,12 +47,12 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Source: OTLP specification, section OTLP/HTTP.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// Destination of spans, and the share that is recorded.
+/// Destination of spans, and the share of recorded traces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceConfig {
     /// URL of the collector, without the path of traces.
     pub endpoint: String,
-    /// Share of the traces that start here which are recorded. Range: 0 to 1.
+    /// Recorded share of the traces that start here. Range: 0 to 1.
     pub ratio: f64,
 }
 
@@ -63,8 +63,7 @@ pub struct TraceFlags {
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Share of the traces that start here which are recorded; for a trace that a client started, its sampling flag
-    /// counts.
+    /// Recorded share of the traces that start here; whether a client's trace is recorded depends on its sampling flag.
     #[arg(long, env = "WARMPATH_TRACE_RATIO", value_name = "RATIO", default_value_t = 1.0)]
     pub trace_ratio: f64,
 }
@@ -77,11 +76,11 @@ impl TraceFlags {
     }
 }
 
-/// Reason for which spans cannot be exported.
+/// Reason why spans cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The endpoint is not a valid URL.
-    #[error("--otlp-endpoint {endpoint}: it must be http://HOST:PORT or https://HOST:PORT, a path may follow")]
+    #[error("--otlp-endpoint {endpoint}: it must be http://HOST:PORT or https://HOST:PORT, optionally with a path")]
     Endpoint {
         /// Given endpoint.
         endpoint: String,

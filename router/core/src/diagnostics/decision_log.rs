@@ -25,7 +25,7 @@ pub struct LoggedChoice {
     pub worker: String,
     /// Reason for the choice.
     pub reason: ChoiceReason,
-    /// Worker from which it was to fetch KV state; `None` if it was to fetch none.
+    /// Worker from which the chosen worker was to fetch KV state; `None` if it was to fetch none.
     pub kv_peer: Option<String>,
     /// Length of the prompt, or an estimate of it. Units: tokens.
     pub prompt_tokens: u32,

@@ -14,7 +14,7 @@ pub struct HistoryTotals {
     pub at: Duration,
     /// Requests that got a response of any status.
     pub requests: u64,
-    /// Requests that a client within its limits lost: status 429, or 500 and above.
+    /// Requests of clients within their limits that failed: status 429, or 500 and above.
     pub failures: u64,
     /// Prompt tokens of requests whose worker reported what it reused.
     pub prompt_tokens: u64,
@@ -45,8 +45,8 @@ impl HistoryTotals {
         }
     }
 
-    /// Returns the value below which a share `q` of the times lies, if there are any: interpolated linearly between
-    /// bounds, and the last bound for times beyond it. Units: as `bounds`.
+    /// Returns the `q` quantile of the times, `None` without any: interpolated linearly between bounds, and the last
+    /// bound for times beyond it. Units: those of `bounds`.
     ///
     /// Source: Prometheus' `histogram_quantile`, so that the page and the dashboards agree.
     pub fn ttft_quantile(&self, q: f64, bounds: &[f64]) -> Option<f64> {

@@ -42,6 +42,8 @@ const COMPARED_MAX: usize = 16;
 
 /// Number of a prompt's last blocks that the next prompt may lack: they may contain the opening of the response, which
 /// many templates render differently in the next prompt.
+///
+/// Source: own choice: openings have fewer tokens than a block, and may lie across two.
 const BLOCKS_OF_OPENING: usize = 2;
 
 /// Author of a message.

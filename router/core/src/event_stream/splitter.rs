@@ -32,7 +32,7 @@ enum Line {
 }
 
 impl Splitter {
-    /// Returns where events end in the next piece of the stream, or `None` where none does.
+    /// Returns where events end in the next piece of the stream, or `None` if none ends there.
     ///
     /// Cost: O(n), no allocation.
     pub fn split(&mut self, piece: &[u8]) -> Option<Ends> {

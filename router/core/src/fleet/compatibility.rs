@@ -1,9 +1,9 @@
 //! Compatibility checks: whether router and workers, and all workers of one model name, hash a prompt in the same way.
 //!
-//! The router excludes an incompatible worker and logs the reason; that is done elsewhere. A worker that hashes
-//! differently would miss forever without an error, so a difference is an exclusion with a reason. Where workers of
-//! one name differ, the largest group is right; of equal groups, the one that is configured first. Workers that
-//! generate and workers that embed are compared separately, since one name may stand for a model of each kind.
+//! A worker that hashes differently would miss forever without an error. So the router excludes such a worker and logs
+//! the reason, which is done elsewhere. If workers of one name differ, the largest group is right; of equal groups, the
+//! one with the worker that is configured first. Workers that generate and workers that embed are compared separately,
+//! since one name may stand for a model of each kind.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,13 @@ use warmpath_common::model::ModelInfo;
 use warmpath_common::summary::Stamp;
 
 /// Largest block that a worker may declare. Units: tokens.
+///
+/// Source: own choice: with larger blocks hardly any prefix would be shared.
 pub const BLOCK_SIZE_TOKENS_MAX: u32 = 4096;
-/// Maximum number of names, and of adapters, that a worker may declare.
+/// Maximum number of names, and of adapters, that a worker may declare. Source: own choice, far above the names and
+/// adapters of any real model.
 pub const NAMES_MAX: usize = 64;
-/// Longest name that a worker may declare. Units: bytes.
+/// Longest name that a worker may declare. Units: bytes. Source: own choice, far above the names of any real model.
 pub const NAME_BYTES_MAX: usize = 512;
 
 /// Reason why a worker is incompatible with the router or with the fleet.
@@ -220,7 +223,7 @@ fn names_of(adapters: &[AdapterInfo]) -> String {
     adapters.iter().map(of).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the adapters' fingerprints, which differ where their names do not.
+/// Returns the adapters' fingerprints, which tell files of the same name apart.
 fn other_files(model: &ModelInfo) -> String {
     model.adapters.iter().map(|adapter| adapter.fingerprint.to_string()).collect::<Vec<_>>().join(", ")
 }

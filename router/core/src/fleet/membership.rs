@@ -1,10 +1,9 @@
 //! The members of the fleet: which workers were discovered, and the index of each.
 //!
-//! Workers are discovered by the router's `discovery`; connecting to them and choosing one happen elsewhere too. A
-//! place is the index under which all other parts keep their state of a worker. A worker that discovery no longer finds
-//! gets no new requests from that moment, but keeps its place and its state for a while, because most such losses are
-//! flaps of the discovery. Then it leaves, and its place is given to another worker only when no request can refer to
-//! it any more.
+//! The router's `discovery` finds workers; connecting to them and choosing one happen elsewhere, too. A place is the
+//! index under which all other parts keep their state of a worker. A worker that discovery no longer finds gets no new
+//! requests from that moment, but keeps its place and its state for a while, because most such losses are flaps of the
+//! discovery. Then it leaves, and its place is given to another worker only when no request can refer to it any more.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;

@@ -48,9 +48,9 @@ pub enum FrameEffect {
     Update {
         /// Changes in order.
         changes: Vec<Change>,
-        /// New load, where it changed.
+        /// New load, if it changed.
         load: Option<Load>,
-        /// Digest of the blocks after the changes, where the worker sends one.
+        /// Digest of the blocks after the changes, if the worker sends one.
         digest: Option<Digest>,
     },
 }
@@ -59,7 +59,7 @@ pub enum FrameEffect {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A frame arrived where another kind of frame was expected.
-    #[error("a frame `{got}` came where `{expected}` has to stand")]
+    #[error("frame `{got}` arrived where `{expected}` was expected")]
     OutOfPlace {
         /// Kind of the frame that arrived.
         got: &'static str,
@@ -67,7 +67,7 @@ pub enum Violation {
         expected: &'static str,
     },
     /// Updates are missing.
-    #[error("update {got} came where update {expected} has to stand")]
+    #[error("update {got} arrived where update {expected} was expected")]
     Gap {
         /// Number that arrived.
         got: u64,
@@ -75,16 +75,16 @@ pub enum Violation {
         expected: u64,
     },
     /// An update arrived twice or late.
-    #[error("update {got} came again")]
+    #[error("update {got} arrived again")]
     Duplicate {
         /// Number that arrived.
         got: u64,
     },
     /// The stream continues as another worker, or with another boot epoch.
-    #[error("the stream changed its worker or its life")]
+    #[error("the stream changed to another worker or boot epoch")]
     Identity,
     /// The worker sends an older state than it has sent before.
-    #[error("the snapshot is of {got}, an older life or state than {newest}")]
+    #[error("the snapshot is of {got}, an older epoch or state than {newest}")]
     OldLife {
         /// Stamp of the snapshot.
         got: Stamp,
@@ -104,7 +104,7 @@ pub enum Violation {
     #[error("a run has no blocks")]
     EmptyRun,
     /// A slot is named that the worker does not have.
-    #[error("slot {slot} is named, of {n_slots}")]
+    #[error("slot {slot} is named, but the worker has {n_slots} slots")]
     UnknownSlot {
         /// Named slot.
         slot: u16,
@@ -122,7 +122,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Returns whether only the order is wrong, so that the view is right up to here.
+    /// Returns whether only the order of frames is wrong, so that the view before this frame is right.
     fn is_of_order(&self) -> bool {
         matches!(self, Self::Gap { .. } | Self::Duplicate { .. })
     }
@@ -184,7 +184,7 @@ impl SummaryReader {
         Self { limits, state: State::Closed, view: None, newest: None, refused: None }
     }
 
-    /// Begins a new stream; returns the stamp after which it should continue, or `None` where a snapshot is needed.
+    /// Begins a new stream; returns the stamp after which it should continue, or `None` if a snapshot is needed.
     pub fn open(&mut self) -> Option<Stamp> {
         self.state = State::Opened;
         self.view.map(|view| view.stamp)
@@ -261,7 +261,7 @@ impl SummaryReader {
         Ok(FrameEffect::Opened(Box::new(NewWorker { stamp, opening: *opening })))
     }
 
-    /// Checks that the worker does not go back in time.
+    /// Checks that the snapshot is not older than the newest accepted state.
     ///
     /// An older state is most likely a replay, or another process with the same address and identity. It can also come
     /// from a machine whose clock was set back; such a worker sends the same epoch again and is then accepted.

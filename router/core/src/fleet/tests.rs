@@ -19,7 +19,7 @@ fn a_name_finds_its_model() {
     assert_eq!(fleet.lookup(Some("b"), None, Instant::now()).expect("b is served").names[0], "b");
     let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
     let unknown = LookupError::Unknown { name: "c".into(), known: known.clone() };
-    assert_eq!(unknown.to_string(), "the model `c` does not exist; there is `a`, `shared`, `b`");
+    assert_eq!(unknown.to_string(), "the model `c` does not exist; available: `a`, `shared`, `b`");
     assert_eq!(fleet.lookup(Some("c"), Some(Capability::Completion), Instant::now()), Err(unknown));
     assert_eq!(fleet.lookup(None, None, Instant::now()), Err(LookupError::Ambiguous { known }));
 }
@@ -121,8 +121,8 @@ fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() 
     check(vec![loading()], Some("b:x"), None, "`b:x` is not ready yet");
     check(vec![loading()], None, Some(Capability::Chat), "a model is not ready yet");
     check(vec![named(0, "a", 1), excluded()], Some("d"), None, "`d` is not ready yet");
-    check(vec![named(0, "a", 1), loading()], Some("c"), None, "the model `c` does not exist; there is `a`");
-    check(vec![loading()], Some("c"), None, "the model `c` does not exist; there is none yet");
+    check(vec![named(0, "a", 1), loading()], Some("c"), None, "the model `c` does not exist; available: `a`");
+    check(vec![loading()], Some("c"), None, "the model `c` does not exist; available: none yet");
     let unheard = "the model `c` is not known yet: 2 of the workers";
     check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, unheard);
     check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
@@ -197,9 +197,9 @@ fn what_is_wanted_decides_which_model_is_meant() {
         assert_eq!(first_name(name, Capability::Embedding).as_deref(), Ok("e"));
     }
     let refused = first_name(Some("a"), Capability::Embedding).expect_err("it only generates");
-    assert_eq!(refused.to_string(), "the model `a` does not serve embedding; those that do: `e`, `shared`");
+    assert_eq!(refused.to_string(), "the model `a` does not serve embedding; models that do: `e`, `shared`");
     let refused = first_name(None, Capability::Rerank).expect_err("nobody does");
-    assert_eq!(refused.to_string(), "no model here serves rerank; nor does any other");
+    assert_eq!(refused.to_string(), "no model here serves rerank; no other model does either");
     let unknown = first_name(Some("c"), Capability::Rerank).expect_err("there is no such model");
     assert!(matches!(unknown, LookupError::Unknown { .. }), "{unknown:?}");
 }

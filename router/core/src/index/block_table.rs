@@ -1,11 +1,11 @@
 //! The writer's table: from the key of any block to the segment that contains it.
 //!
 //! The keys are stored only in the segments, so the caller compares them. A slot is a word and four bits: the segment's
-//! number, some bits of the key's hash, and how many lines the block lies after its own. Fourteen slots and a count
-//! fill one cache line; a block whose line is full lies in a later one, and the counts of the lines between record
-//! that. Lines are seldom in a cache, so those of several blocks are loaded in parallel. A block's place depends only
-//! on its line and its bits, so a table can grow from itself, in one pass from end to end. It is rebuilt from the
-//! segments when the bits have become too few, or when there is no memory for two tables.
+//! number, some bits of the key's hash, and the distance in lines from the block's own line. Fourteen slots and a count
+//! fill one cache line. A block whose line is full is stored in a later line, and each line that it passes counts it.
+//! Lines are seldom in a cache, so those of several blocks are loaded in parallel. A block's place depends only on its
+//! line and its bits, so a table can grow from itself, in one pass from end to end. It is rebuilt from the segments
+//! when the bits have become too few, or when there is no memory for two tables.
 //! Source: the chunks and overflow counts of F14 (Bronson and Shi, Facebook, 2019).
 
 /// One more than the largest segment number.
@@ -24,9 +24,10 @@ const EXTRA_BITS: u32 = 4;
 const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
 /// Number of hash bits that tell blocks of one line apart, in a new table.
 const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
-/// Growth after which a table is rebuilt: each doubling leaves half as many bit patterns to tell blocks apart.
+/// Growth after which a table is rebuilt: each doubling leaves half as many bit patterns to tell blocks apart. Source:
+/// own choice: three of the hash bits that tell blocks apart are lost at most.
 const GROWTH_MAX: usize = 8;
-/// Number of lines that a block may lie in; three bits of a slot hold the distance.
+/// Number of lines in which a block may be stored; three bits of a slot hold the distance.
 const LINES_TRIED: usize = 8;
 /// Number of slots of a line.
 const LINE_SLOTS: usize = 14;
@@ -35,15 +36,14 @@ const EXTRA_WORD: usize = LINE_SLOTS;
 /// Word of a line whose upper eight bits count the blocks that did not fit into it.
 const COUNT_WORD: usize = 15;
 const COUNT_SHIFT: u32 = 24;
-/// Maximum number of blocks that pass a line; the margin is for small tables, in which one block may pass the same line
-/// at each of its tries.
+/// Maximum number of blocks that pass a line. The margin is for small tables, in which one block may pass the same line
+/// several times.
 const PASSES_MAX: u32 = u8::MAX as u32 - LINES_TRIED as u32;
 /// Maximum load of a table. Units: blocks per 100 slots.
 ///
-/// Source: docs/decisions/0006-prefix-index.md; beyond it, ever more blocks lie behind their own lines.
+/// Source: docs/decisions/0006-prefix-index.md; beyond it, more and more blocks are stored outside their own lines.
 const LOAD_PERCENT_MAX: usize = 70;
-/// Load of a new table where there is memory for one twice as large, and where there is not. Units: blocks per 100
-/// slots.
+/// Load of a new table if there is memory for a table twice as large, and otherwise. Units: blocks per 100 slots.
 ///
 /// Source: docs/decisions/0006-prefix-index.md: doubling copies each block twice as the table grows, a smaller factor
 /// three or four times.
@@ -53,10 +53,10 @@ pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 #[repr(align(64))]
 struct Line([u32; 16]);
 
-/// Where a block may be found: its lines, and the bits that tell it from most others there.
+/// Where a block may be found: its lines, and the bits that distinguish it from most other blocks there.
 ///
-/// A slot's line, bits and distance determine the block's own line, so blocks of one segment that agree in them are
-/// interchangeable.
+/// A slot's line, bits and distance determine the block's own line. So two blocks of one segment with equal line, bits
+/// and distance are interchangeable.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct BlockProbe {
     home: u32,
@@ -64,14 +64,14 @@ pub(super) struct BlockProbe {
 }
 
 impl BlockProbe {
-    /// Returns the slot of the block when it belongs to segment `id` and lies `distance` lines after its own.
+    /// Returns the slot of the block if it belongs to segment `id` and is stored `distance` lines after its own line.
     fn slot(self, distance: usize, id: u32) -> Slot {
         let word = self.fine << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1);
         Slot { word, extra: self.fine >> TAG_BITS }
     }
 }
 
-/// Entry of a line for one block; the word of an empty one is 0.
+/// Entry of a line for one block; the word of an empty entry is 0.
 #[derive(Clone, Copy)]
 struct Slot {
     word: u32,
@@ -105,8 +105,8 @@ impl BlockTable {
         self.n_blocks
     }
 
-    /// Returns the memory of the next table at this load, where `n` more blocks do not fit into this one; `None` where
-    /// they fit.
+    /// Returns the memory of the next table at this load if `n` more blocks do not fit into this one; `None` if they
+    /// fit.
     pub(super) fn bytes_of_next(&self, n: usize, load_percent: usize) -> Option<usize> {
         let n_blocks = self.n_blocks + n;
         let fits = !self.is_clogged && n_blocks * 100 <= self.lines.len() * LINE_SLOTS * LOAD_PERCENT_MAX;
@@ -144,8 +144,8 @@ impl BlockTable {
         is_whole
     }
 
-    /// Copies the blocks of `old` that lie in their own lines there; returns the few that do not fit into their own
-    /// lines here.
+    /// Copies the blocks that are stored in their own lines in `old`; returns the few that do not fit into their own
+    /// lines in this table.
     ///
     /// Lines are filled in order and their slots counted, since searching for a free slot would wait for each previous
     /// write.
@@ -182,7 +182,7 @@ impl BlockTable {
         })
     }
 
-    /// Returns the smallest number that leads to a line.
+    /// Returns the smallest hash bits that lead to a line.
     fn first_bits(&self, line: usize) -> u64 {
         ((line as u64) << self.hash_bits).div_ceil(self.lines.len() as u64)
     }
@@ -210,7 +210,8 @@ impl BlockTable {
         BlockProbe { home: home as u32, fine: bits as u32 & ((1 << FINE_BITS) - 1) }
     }
 
-    /// Returns the line that is tried after `distance` others; blocks of one line take different paths, by their bits.
+    /// Returns the line that is tried after `distance` others. Blocks of one line take different paths, which depend on
+    /// their bits.
     fn line_at(&self, probe: BlockProbe, distance: usize) -> usize {
         let home = probe.home as usize;
         if distance == 0 { home } else { (home + distance * step(probe.fine)) % self.lines.len() }
@@ -268,7 +269,7 @@ impl BlockTable {
         self.n_blocks -= 1;
     }
 
-    /// Changes the segment number of a block if `is` accepts the old one; without such a block, it has been changed
+    /// Changes the segment number of a block if `is` accepts the old one. If no block matches, the number was changed
     /// already.
     pub(super) fn relabel(&mut self, probe: BlockProbe, is: impl Fn(u32) -> bool, to: u32) {
         if let Some((distance, line, idx)) = self.find_slot(probe, is) {
@@ -286,18 +287,18 @@ impl BlockTable {
     }
 }
 
-/// Returns the only number that ends with `fine` and, counted from `first`, leads to the same line.
+/// Returns the only hash bits that end with `fine` and lead to the same line as `first`.
 fn bits_from(first: u64, fine: u32) -> u64 {
     first + (u64::from(fine).wrapping_sub(first) & ((1 << FINE_BITS) - 1))
 }
 
-/// Returns how many lines further a block with these bits is tried next.
+/// Returns the number of lines to the next line that is tried for a block with these bits.
 fn step(fine: u32) -> usize {
     1 + (fine as usize & ((1 << TAG_BITS) - 1))
 }
 
 impl Line {
-    /// Returns whether a block that belongs here, or passed here, lies in a later line.
+    /// Returns whether a block that belongs to this line, or passed it, is stored in a later line.
     fn was_passed(&self) -> bool {
         self.0[COUNT_WORD] >> COUNT_SHIFT != 0
     }
@@ -306,7 +307,7 @@ impl Line {
         self.0[COUNT_WORD] >> COUNT_SHIFT >= PASSES_MAX
     }
 
-    /// Calls `check` with each slot that equals `like` in everything but the number, and with its number.
+    /// Calls `check` with each slot that equals `like` except for the segment number, and with that number.
     fn find<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
@@ -339,12 +340,12 @@ impl Line {
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;
     }
 
-    /// Returns, without a branch, whether a block of an earlier line lies here.
+    /// Returns, without a branch, whether a block of an earlier line is stored here.
     fn has_behind(&self) -> bool {
         self.0[..LINE_SLOTS].iter().fold(0, |all, word| all | word) & DISTANCE_MASK != 0
     }
 
-    /// Returns how many lines after its own the block of a slot lies; `None` for an empty slot.
+    /// Returns the distance of a slot's block from its own line; `None` for an empty slot.
     fn distance(&self, idx: usize) -> Option<usize> {
         let word = self.0[idx];
         (word != 0).then_some((word >> ID_BITS) as usize % LINES_TRIED)

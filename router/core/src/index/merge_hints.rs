@@ -1,8 +1,8 @@
 //! Hints from readers to the writer: pairs of segments that prompts pass one after the other and that could be joined.
 //!
 //! Joining is done in `writer`. A run does not name the block before it, so a conversation's turns arrive as separate
-//! segments, but a reader that walks along a prompt sees which one follows which. The writer checks each hint, and a
-//! missing one costs a probe.
+//! segments. A reader that walks along a prompt sees which segment follows which. The writer checks each hint, and a
+//! missing hint costs a probe.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,16 +13,19 @@ use super::segment::Segment;
 use super::span::SEGMENT_BLOCKS_MAX;
 
 /// Maximum number of hints that wait for the writer.
+///
+/// Source: own choice: a hint that is lost comes again with the next look-up.
 pub(super) const HINTS_MAX: usize = 256;
 /// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
+/// Source: own choice.
 const SPANS_MAX: usize = 16;
 
 /// Two segments: a prompt's chain continued from the end of the first into the second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MergeHint {
-    /// The writer's numbers of both, which spare it a search.
+    /// The writer's numbers of both segments, which save it a search.
     pub(super) numbers: [u32; 2],
-    /// Last block of the first and first block of the second, because numbers are reused.
+    /// Last block of the first segment and first block of the second, to detect a reused number.
     pub(super) blocks: [BlockKey; 2],
 }
 

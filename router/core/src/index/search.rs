@@ -1,8 +1,9 @@
 //! One walk along a chain: which workers hold how much of it.
 //!
-//! The segments' table is in `segment_table`. A prompt's chain passes few segments, and each takes one comparison at
-//! its end, or a binary search where the chain leaves it. A worker that holds a block holds all blocks before it, so
-//! the segments are read backwards: the first span of a worker is the deepest, and matches come out longest first.
+//! The segments' table is in `segment_table`. A prompt's chain passes few segments. Each takes one comparison at its
+//! end; the segment that the chain leaves takes a binary search. A worker that holds a block holds all blocks before
+//! it, so the segments are read backwards: the first span of a worker is the deepest, and matches come out longest
+//! first.
 
 use std::cmp::Reverse;
 
@@ -14,7 +15,9 @@ use super::segment_table::{Held, SegmentTable};
 use super::span::Span;
 use crate::WorkerIdx;
 
-/// Number of workers up to which they are compared one by one instead of sorted.
+/// Maximum number of workers that are compared one by one instead of sorted.
+///
+/// Source: own choice: sorting pays only for more.
 const FEW: usize = 16;
 
 /// A segment that the chain passes.
@@ -113,7 +116,7 @@ pub(super) fn matches(heads: &SegmentTable, keys: &[BlockKey]) -> Vec<Match> {
     matches
 }
 
-/// Adds the workers of a plain segment that are not in `matches` yet; few are.
+/// Adds the workers of a plain segment that are not in `matches` yet. There are few.
 fn take_plain(step: &SearchStep, matches: &mut Vec<Match>) {
     let mut met = [WorkerIdx(0); FEW];
     let met = &mut met[..matches.len()];

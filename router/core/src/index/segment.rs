@@ -3,8 +3,8 @@
 //! Segments are found in `segment_table` and `block_table`, and changed in `writer`. A segment's words never change; a
 //! change makes a new segment, so a reader that has one needs no lock. The exception is the common segment with a
 //! single span: that span is one word outside the others, so it can change, and the segment shrink, in place. The words
-//! are the spans, ordered by worker and offset, followed by the keys. A chain is prefix-closed: where two chains have
-//! the same key, they have the same keys before it, so one comparison at the end proves that the whole range is equal.
+//! are the spans, ordered by worker and offset, followed by the keys. If two chains have the same key, they have the
+//! same keys before it. So one comparison at the end proves that the whole range is equal.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,10 +25,10 @@ pub(super) type SharedSegment = ThinArc<Head, u64>;
 
 /// Fields of a segment outside its words.
 pub(super) struct Head {
-    /// The only span, where there is just one; it may change in place, but never to another worker and never to a
+    /// The only span, if there is exactly one; it may change in place, but never to another worker and never to a
     /// longer range.
     only: AtomicU64,
-    /// Number of spans among the words; 0 where there is only one span.
+    /// Number of spans among the words; 0 if there is only one span.
     n_spans: u32,
     /// The writer's number of the segment.
     number: u32,
@@ -128,12 +128,13 @@ impl<'a> Segment<'a> {
         ThinArc::from_header_and_slice(head, words)
     }
 
-    /// Returns a segment with its only span as it was at some time; a segment of several spans ignores `only`.
+    /// Returns a segment with `only` as its only span, as it was at some earlier time; ignored if the segment has
+    /// several spans.
     pub(super) fn with_only(shared: &'a SharedSegment, only: u64) -> Self {
         Self { head: &shared.header.header, words: &shared.slice, only }
     }
 
-    /// Returns the word of the only span, where there is just one.
+    /// Returns the word of the only span, if there is exactly one.
     pub(super) fn only(self) -> u64 {
         self.only
     }
@@ -208,7 +209,7 @@ impl<'a> Segment<'a> {
         self.span_words()[self.places_of(worker)].iter().copied().map(Span)
     }
 
-    /// Returns the edit after which `new` is all that `worker` holds of the blocks `range`; `None` where that changes
+    /// Returns the edit after which `new` is all that `worker` holds of the blocks `range`; `None` if that changes
     /// nothing.
     ///
     /// Shape: the spans of `new` are of that worker, ordered, and within `range`.
@@ -254,7 +255,7 @@ impl<'a> Segment<'a> {
 
     /// Returns how many blocks from `offset` on equal the first ones of `asked`; the first is known to be equal.
     ///
-    /// Cost: one comparison where all agree, else O(log n).
+    /// Cost: one comparison if all agree, otherwise O(log n).
     pub(super) fn n_common(self, offset: usize, asked: &[BlockKey]) -> usize {
         let keys = &self.keys()[offset..];
         let n = keys.len().min(asked.len());

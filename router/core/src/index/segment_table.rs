@@ -3,8 +3,8 @@
 //! Blocks inside a segment are in `block_table`, for the writer only. A chained hash names the whole prefix, so the
 //! block after a segment's end is found by its own key; a lookup needs one probe per segment instead of one per block.
 //! A slot is a hash and an atomic pointer: readers take no lock, and a larger table replaces the whole one. A slot is
-//! created when it is first filled: a swap has to check with every reader whether it holds the old pointer, which a
-//! slot without an old pointer avoids.
+//! created when it is first filled, because replacing a pointer has to check whether any reader still holds the old
+//! one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -45,7 +45,7 @@ impl SegmentTable {
         held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
     }
 
-    /// Returns the slot of a hash, or the empty one where it would be put; `Err(None)` where the table has no slots.
+    /// Returns the slot of a hash, or the empty slot into which it would be put; `Err(None)` if the table has no slots.
     fn slot_of(&self, hash: u64) -> Result<&Slot, Option<&OnceLock<Slot>>> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut place = (hash >> 32) as usize & mask;
@@ -109,7 +109,7 @@ impl SegmentTableWriter {
         self.table.slots.len() * size_of::<OnceLock<Slot>>()
     }
 
-    /// Returns the memory of the next table, where one more segment does not fit into this one; `None` where it fits.
+    /// Returns the memory of the next table if one more segment does not fit into this one; `None` if it fits.
     pub(super) fn bytes_of_next(&self) -> Option<usize> {
         self.n_slots_of_next().map(|n_slots| n_slots * size_of::<OnceLock<Slot>>())
     }
@@ -138,7 +138,7 @@ impl SegmentTableWriter {
         self.n_live
     }
 
-    /// Makes a segment the one that is found by its first block.
+    /// Stores a segment under its first block.
     pub(super) fn put(&mut self, segment: SharedSegment) {
         let put = self.table.put(self.table.hasher.hash(Segment::from(&segment).first()), segment);
         self.n_used += usize::from(put == Put::New);

@@ -1,4 +1,5 @@
-//! One word for a worker's hold on blocks of a segment: worker, slot, tier, state, resume point, first and last block.
+//! One word that records how a worker holds blocks of a segment: worker, slot, tier, state, resume point, first and
+//! last block.
 //!
 //! The segment's keys and the order of its spans are in `segment`. 63 bits are enough, and blocks that are held in the
 //! same way share one word.

@@ -51,7 +51,7 @@ pub struct IndexWriter {
     segment_bytes: usize,
     /// Memory of all workers' segment lists. Units: bytes.
     list_bytes: usize,
-    /// Blocks that insertions touch while a part of a view is taken in.
+    /// Blocks that insertions touch while a part of a view is inserted; `None` at other times.
     touched: Option<Vec<Touched>>,
     /// Number of views that have begun and are not complete.
     n_arriving: usize,
@@ -60,7 +60,7 @@ pub struct IndexWriter {
     n_shed: u64,
 }
 
-/// Smallest appended segment whose blocks keep their number: a number takes as much memory as three blocks.
+/// Smallest appended segment whose blocks keep their segment number. A number takes as much memory as three blocks.
 const PART_BLOCKS_MIN: usize = 8;
 /// Maximum number of parts of a segment; only a segment that shrinks and grows again and again has more.
 const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
@@ -85,7 +85,7 @@ struct Piece<'a> {
 /// Blocks of a segment that a worker gives up.
 struct Given<'a> {
     range: Range<usize>,
-    /// Probes of the first of them, as far as they are known.
+    /// Probes of the first of these blocks, as far as they are known.
     probes: &'a [BlockProbe],
 }
 
@@ -258,8 +258,8 @@ impl IndexWriter {
         (n, end_of)
     }
 
-    /// Records the first blocks of a piece that no segment has: at the end of `end_of` if only this worker holds that,
-    /// else as a new segment.
+    /// Records the first blocks of a piece that no segment has: appended to the segment `end_of` if only this worker
+    /// holds its end, otherwise as a new segment.
     fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
         let own = end_of.filter(|&id| {
             // The segment may have been evicted to make room for this piece.
@@ -371,8 +371,8 @@ impl IndexWriter {
         holdings.lose(edit.lost);
     }
 
-    /// Withdraws a worker from the blocks at the start of `keys` that are adjacent in one segment, in either direction;
-    /// returns their number.
+    /// Removes a worker's entries for the first blocks of `keys`, as far as they are adjacent in one segment, in either
+    /// direction; returns the number of blocks.
     fn withdraw_stretch(
         &mut self,
         worker: WorkerIdx,
@@ -390,7 +390,8 @@ impl IndexWriter {
         n
     }
 
-    /// Withdraws a worker from blocks of a segment, and drops the blocks at its end that no worker holds any more.
+    /// Removes a worker's entries for blocks of a segment, and drops the blocks at the segment's end that no worker
+    /// holds any more.
     fn withdraw(&mut self, worker: WorkerIdx, id: u32, Given { range, probes }: Given<'_>) {
         // An earlier range may have removed the whole segment.
         let Some(shared) = self.numbers.get(id).cloned() else { return };

@@ -18,18 +18,19 @@ use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
 use crate::routing::transfer::{self, Peer};
 
-/// What workers hold of a prompt.
+/// Cached prefixes of a prompt at the workers.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    /// Matches without stale blocks and with the blocks that this router's requests are prefilling; `None` if that
-    /// changes nothing.
+    /// Matches without stale blocks and with the blocks that this router's requests are prefilling; `None` if they
+    /// equal the announced ones.
     pub(super) matches: Option<Vec<Match>>,
     /// Workers from which others can fetch state of the prompt.
     pub(super) peers: Vec<Peer>,
 }
 
 impl Ledger {
-    /// Returns what workers hold of a prompt, corrected by what this router knows.
+    /// Returns the cached prefixes of a prompt at the workers, corrected for stale blocks and for this router's
+    /// requests in flight.
     pub(super) fn holdings(&self, fleet: &FleetView, prompt: PromptView<'_>) -> Holdings {
         let PromptView::Known { keys, matches, .. } = prompt else { return Holdings::default() };
         let corrected = self.stale_blocks.correct(keys, matches);
@@ -42,7 +43,8 @@ impl Ledger {
 
     /// Returns the workers that can take the request: the most trusted ones, at least one of which has capacity.
     ///
-    /// A breaker spares its worker only while others serve: the last workers get requests whatever they have failed.
+    /// A breaker protects its worker only while other workers serve: the last workers get requests whatever they have
+    /// failed.
     pub(super) fn candidates<'a>(
         &self,
         fleet: &'a FleetView,

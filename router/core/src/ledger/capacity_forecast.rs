@@ -1,4 +1,4 @@
-//! Prediction of when a full fleet can start a request, from the same state that shows it to be full.
+//! Prediction of when a full fleet can start a request.
 //!
 //! The first start is as far away as the shortest wait. From then on starts follow each other at the rate at which all
 //! workers together complete requests. Not here: the response to the client (`admission`).

@@ -19,7 +19,7 @@ use crate::overload::retry::{Blame, Failure, Terms};
 pub(super) enum Trust {
     /// It has no recent failure.
     Sound,
-    /// It has failed a request a moment ago, and this many since its last success.
+    /// It has failed a request a moment ago. Contains the number of requests that it has failed since its last success.
     Suspected(u32),
     /// Its breaker is open.
     Failing,
@@ -47,7 +47,7 @@ impl Health {
         }
     }
 
-    /// Returns the present remaining time in which a model with these `names` gets no requests there.
+    /// Returns the remaining time in which this worker gets no requests for a model with these `names`.
     pub(super) fn away(&self, names: Option<&[String]>, now: Instant) -> Duration {
         let is_named = |name: &str| names.is_none_or(|names| names.iter().any(|known| known == name));
         self.breaker.remaining(now).max(self.pauses.longest(is_named, now))

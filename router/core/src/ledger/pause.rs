@@ -1,8 +1,8 @@
 //! The pauses of one worker after refusals, and when it gets requests again.
 //!
-//! A worker that announces when it takes requests again gets none before, and then one request first. Without an
-//! announcement the pause doubles with each refusal. Quotas belong to a model's name, because several models of a
-//! server each have their own.
+//! A worker that announces when it takes requests again gets none until then, and then a single one as a probe. Without
+//! an announcement the pause doubles with each refusal. Each model name has its own pause, because each model of a
+//! server may have a quota of its own.
 //!
 //! Not here: the client's response meanwhile (the router's `lifecycle`).
 
@@ -35,7 +35,7 @@ struct Pause {
 enum Kind {
     /// The worker has announced the time.
     Told,
-    /// The announced time is over, and one request tries.
+    /// The announced time is over, and one request probes the worker.
     Probed,
     /// The worker has refused this many requests in a row without a time.
     Guessed(u32),
@@ -63,7 +63,8 @@ impl Pauses {
     /// Records that a request for a model is sent: the first one after a pause holds the others back until its
     /// response.
     ///
-    /// A pause without a model's name is a Warmpath worker's, which reports its load, so no request has to try.
+    /// A pause without a model's name is that of a Warmpath worker. Such a worker reports its load, so no request has
+    /// to probe it.
     pub(super) fn sent(&mut self, model_name: Option<&str>, options: &LedgerOptions, now: Instant) {
         let is_over =
             |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(model_name) && now >= pause.until;

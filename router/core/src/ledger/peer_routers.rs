@@ -1,8 +1,8 @@
 //! Detection of other routers that send requests to the same workers.
 //!
-//! Workers report every request that they get; one that this router has not sent is another router's. It knows its own
-//! latest requests by their hashes, because a worker reports a request milliseconds after it was sent. Not here: the
-//! consequence (`backoff`).
+//! Workers report every request that they get; a request that this router has not sent came from another router. The
+//! router remembers the hashes of its own latest requests, because a worker reports a request milliseconds after it was
+//! sent. Not here: the consequence (`backoff`).
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -39,7 +39,7 @@ enum Evidence {
     Nobody,
     /// Only this router's own requests.
     Own,
-    /// Another router's, last at this time.
+    /// Another router's request, last at this time.
     PeerRouters(Instant),
 }
 

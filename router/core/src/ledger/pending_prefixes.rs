@@ -1,9 +1,9 @@
 //! Blocks that this router's requests are prefilling, known before their workers announce them.
 //!
-//! A request in flight prefills its blocks at its worker, so another request with the same prefix, a moment later,
-//! finds it there. Only blocks beyond those that the worker already had are kept, and only until the request ends: by
-//! then the worker has announced them. A block's key names all blocks before it, so the common length of two chains is
-//! found by bisection, and a request costs one comparison for each other one in flight, not one for each of its blocks.
+//! A request in flight prefills its blocks at its worker, so a later request with the same prefix finds it there. Only
+//! blocks beyond those that the worker already had are kept, and only until the request ends: by then the worker has
+//! announced them. A block's key names all blocks before it, so the common length of two chains is found by bisection,
+//! and a request costs one comparison for each other one in flight, not one for each of its blocks.
 //!
 //! Not here: work that is recorded before it is reported (`ledger`), announced blocks (`index`).
 
@@ -15,7 +15,7 @@ use warmpath_common::summary::{RunState, Tier};
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Most blocks of one request that are kept; the router learns of later ones from the worker.
+/// Maximum number of blocks kept for one request. The worker announces those after them.
 ///
 /// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes 8 bytes.
 const BLOCKS_MAX: usize = 2048;
@@ -33,12 +33,12 @@ struct PendingRun {
     number: u64,
     /// Index of the first one in the chain.
     from: usize,
-    /// The first one, stored beside the others for speed.
+    /// The first block, a copy that saves a memory access.
     first: BlockKey,
     keys: Box<[BlockKey]>,
 }
 
-/// Receipt for one request's blocks; it must be returned by [`PendingPrefixes::remove`], once.
+/// Receipt for one request's blocks; it must be given back to [`PendingPrefixes::remove`] once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PendingBlocks {
     worker: WorkerIdx,

@@ -1,4 +1,4 @@
-//! The recent work of each worker: prompt tokens that it got to compute, decayed.
+//! The recent work of each worker: prompt tokens that it was given to compute, decayed.
 //!
 //! The work is the tokens that this router sent and, if there may be other routers, the tokens that the worker
 //! announced as prefilling, for any router. So this router's own requests count twice, and routers with the same

@@ -1,4 +1,4 @@
-//! Reuse per stored token in this fleet: the tokens reused for each token that was computed.
+//! The reuse ratio of this fleet: the tokens reused for each token that was computed.
 //!
 //! Every computed token is stored and displaces another, so over time the ratio of reused to computed tokens is the
 //! reuse of a stored token before its eviction. The sums decay, so they follow a change of traffic. They decay with

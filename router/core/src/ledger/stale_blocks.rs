@@ -1,9 +1,10 @@
 //! Stale blocks: blocks that workers have announced and did not reuse.
 //!
-//! Every response reports the actual reuse. A first block that was not reused twice, without an announcement of it or a
-//! reuse in between, is *stale*: matches of that worker end before it, until the worker announces it again or reuses
-//! it. Once is no reason: a block may be evicted while a request is on its way, and its new announcement may overtake
-//! the response. The index itself keeps the worker's announcements, block by block.
+//! Every response reports the actual reuse. If the same block is the first one that was not reused in two responses,
+//! without an announcement or a reuse of it in between, it is *stale*: matches of that worker end before it, until the
+//! worker announces it again or reuses it. A single miss proves nothing: a block may be evicted while a request is on
+//! its way, and its new announcement may overtake the response. The index itself keeps the worker's announcements,
+//! block by block.
 //!
 //! Not here: announcements (`index`), predictions and choices (`ledger`).
 
@@ -16,7 +17,7 @@ use warmpath_common::block_hash::BlockKey;
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Most blocks at a time that were not reused; the oldest is dropped.
+/// Maximum number of blocks with a miss; the oldest is dropped.
 ///
 /// Source: own choice: a healthy fleet has none.
 const MISSES_MAX: usize = 4096;
@@ -160,7 +161,7 @@ mod tests {
             self.stale_blocks.observe(outcome)
         }
 
-        /// Gets fewer blocks than predicted as often as makes one stale.
+        /// Gets fewer blocks than predicted, as often as it takes to make one stale.
         fn miss(&mut self, expected: u32, actual: u32) {
             assert!(!self.observe(expected, actual), "once may be a race");
             assert!(self.observe(expected, actual));

@@ -1,4 +1,4 @@
-//! Tests of requests in flight: each is booked and removed once, bursts spread, unavailable workers get nothing.
+//! Tests of requests in flight: each is recorded and released once, bursts spread, unavailable workers get nothing.
 
 mod transfers;
 

@@ -1,8 +1,8 @@
 //! The measured bandwidth of KV transfers, for each pair of workers.
 //!
-//! Workers report the bytes and the time of what they fetched. A pair that was never measured counts as being as fast
-//! as the operator says, so that it is tried; so does, after a while, one that was slow or failed. Not here: what a
-//! transfer is worth (`routing::transfer`).
+//! Workers report the bytes and the time of each transfer. A pair that was never measured is assumed to have the
+//! bandwidth that the operator gave, so that it is tried. A pair that was slow or failed returns to that bandwidth
+//! after a while. Not here: what a transfer is worth (`routing::transfer`).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const NEWEST_WEIGHT: f64 = 0.3;
 
 /// Most pairs of workers whose bandwidth is kept.
 ///
-/// Source: own choice: 4 MB; each worker of a hundred with each of half of the others.
+/// Source: own choice: 4 MB, enough for all pairs of 256 workers.
 const PAIRS_MAX: usize = 1 << 16;
 
 /// Age at which a measurement is dropped to make room; by then it has faded.
@@ -48,7 +48,7 @@ impl TransferRates {
 
     /// Records that `worker` has fetched this many bytes from `peer` in this time.
     pub fn fetched(&mut self, pair: (WorkerIdx, WorkerIdx), (bytes, ms): (u64, f64), now: Instant) {
-        // No transfer is shorter than what a worker can report.
+        // Workers report whole milliseconds, so no transfer counts as shorter than one.
         let newest = bytes as f64 / ms.max(1.0);
         let average = self.by_pair.get(&pair).filter(|measured| measured.bytes_per_ms > 0.0);
         let bytes_per_ms =
@@ -56,7 +56,8 @@ impl TransferRates {
         self.record(pair, Measured { bytes_per_ms, at: now });
     }
 
-    /// Records that `worker` did not fetch from `peer` what it was told to: none is expected until that has faded.
+    /// Records that `worker` failed to fetch from `peer`: the bandwidth is zero, and approaches the assumed one with
+    /// time.
     pub fn failed(&mut self, pair: (WorkerIdx, WorkerIdx), now: Instant) {
         self.record(pair, Measured { bytes_per_ms: 0.0, at: now });
     }

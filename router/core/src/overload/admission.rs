@@ -1,9 +1,9 @@
-//! Whether a worker can take one more request, and when a fleet that cannot will be able to.
+//! Whether a worker can take one more request, and when a full fleet will be able to.
 //!
 //! The order of waiting requests is decided in `admission_queue`, the cost of a request in `cost`. A request in a
 //! worker's own queue can neither move to another worker nor let another tenant pass. So a worker gets only what it can
-//! start soon, and other requests wait in the router. As long as any worker has capacity, all workers are candidates:
-//! the cost knows better than a limit when waiting for a prefix pays.
+//! start soon, and other requests wait in the router. As long as any worker has capacity, all workers are candidates,
+//! because the cost decides better than a limit when it pays to wait for a prefix.
 
 use std::time::Duration;
 

@@ -8,8 +8,9 @@
 //! tenant with fewer waiting requests takes the place of the newest request of the tenant with the most, so that a
 //! flood evicts its own requests.
 //!
-//! The rest of a stream that its worker has broken off goes before every new request: its client is already reading.
-//! It takes no place, since there are no more of these than running streams, and its tenant has been charged for it.
+//! The rest of a stream whose worker has failed is served before every new request, because its client is already
+//! reading. It takes no place in the queue, since there are no more of these than running streams, and its tenant has
+//! been charged for it.
 //!
 //! Source: Goyal, Vin and Cheng, "Start-time fair queuing" (1996), by tenant; "longest queue drop" for the full queue
 //! (Suter et al., 1998).
@@ -120,13 +121,13 @@ impl AdmissionQueue {
 
     /// Adds a request to the queue.
     ///
-    /// Errors: [`QueueFull`] where the queue is full and no tenant has at least two more requests in it than this one.
+    /// Errors: [`QueueFull`] if the queue is full and no tenant has at least two more requests in it than this one.
     pub fn enter(&mut self, waiter: Waiter) -> Result<Enqueued, QueueFull> {
         let id = WaiterId(self.next_id);
         self.re_enter(id, waiter)
     }
 
-    /// Puts a request back that was started without success, under its old id; under a new id if the old one is taken.
+    /// Puts back a request that was started without success, under its old id, or under a new one if that is taken.
     ///
     /// Errors: [`QueueFull`], as [`AdmissionQueue::enter`].
     pub fn re_enter(&mut self, id: WaiterId, waiter: Waiter) -> Result<Enqueued, QueueFull> {

@@ -19,7 +19,7 @@ pub struct BreakerOptions {
 impl Default for BreakerOptions {
     /// Returns limits under which a failed worker is tried again within seconds.
     ///
-    /// Source: own choice; a returned worker resets its breaker by its summary stream anyway.
+    /// Source: own choice; the summary stream of a returned worker resets the breaker anyway.
     fn default() -> Self {
         Self { failures_max: 3, open_min: Duration::from_secs(1), open_max: Duration::from_secs(8) }
     }
@@ -54,7 +54,7 @@ impl Breaker {
         }
     }
 
-    /// Returns how long the breaker stays open; zero where it is not open.
+    /// Returns how long the breaker stays open; zero if it is not open.
     pub fn remaining(&self, now: Instant) -> Duration {
         self.open_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }

@@ -95,8 +95,8 @@ impl RetryOptions {
     /// Returns what follows the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
     /// client has received nothing yet.
     ///
-    /// The time that a worker spent before the request's first failure is not spent on retries. Nor is the time that it
-    /// took to notice the loss of a worker.
+    /// Neither the time before the request's first failure counts as time of retries, nor the time that it took to
+    /// notice the loss of a worker.
     pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> RetryDecision {
         let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
         if n_attempts < self.attempts_max && is_in_time { RetryDecision::TryAnother } else { RetryDecision::GiveUp }
@@ -108,7 +108,7 @@ impl RetryOptions {
 pub struct BudgetOptions {
     /// Retries that each request adds to the budget.
     pub per_request: f64,
-    /// Retries that each second adds, so that a router with few requests can repeat them too.
+    /// Retries that each second adds, so that a router with few requests can retry them too.
     pub per_s: f64,
     /// Maximum number of saved retries.
     pub saved_max: f64,

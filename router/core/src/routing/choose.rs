@@ -4,8 +4,8 @@
 //! prompt must be cached at the chosen one. Between workers that hold about that much no hit is lost, so costs that
 //! differ by little tie. Ties go to the worker with the least recent work from all routers, which spreads work and new
 //! state; then to the one that can start first; then to the one with the most free cells; then by a hash of the
-//! prompt's first new block. So routers that see all workers equal send prompts with one new prefix to one worker, and
-//! other prompts to several. The same inputs always give the same choice.
+//! prompt's first new block. So if all workers are equal, all routers send prompts with the same new prefix to the same
+//! worker, and prompts with different ones to several. The same inputs always give the same choice.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -23,9 +23,9 @@ use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, Wo
 use crate::routing::transfer::{Gap, Peer, Transfer};
 
 /// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
-/// (Not of its cost: the pressure is many times larger, and would make seconds of waiting equal.) Also the difference
-/// in uncached tokens up to which workers hold about as much of a prompt: all chats of a model start with the same
-/// tokens, which a new worker lacks.
+/// (Not of its cost: the pressure in it is many times larger, so waits that differ by seconds would tie.) Also the
+/// difference in uncached tokens up to which workers hold about as much of a prompt: all chats of a model start with
+/// the same tokens, which a new worker lacks.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
@@ -44,7 +44,7 @@ pub enum Policy {
     RoundRobin,
     /// A random worker.
     Random,
-    /// By the conversation: the same one always goes to the same worker while that is available.
+    /// By the conversation: each always goes to the same worker while that worker is available.
     ConsistentHash,
 }
 
@@ -80,7 +80,7 @@ impl FromStr for Policy {
         Self::ALL
             .into_iter()
             .find(|policy| policy.name() == name)
-            .ok_or_else(|| format!("no policy is called `{name}`; there is {}", known()))
+            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", known()))
     }
 }
 
@@ -231,7 +231,7 @@ impl<'a> Candidate<'a> {
         Self { transfer: Some(transfer), work, cost, ..self }
     }
 
-    /// Orders by the recent tokens, then by the time of the start, then by free cells, then by a hash.
+    /// Returns the sort key of ties: recent tokens, then the time of the start, then free cells, then a hash.
     fn tie_break(&self, turn: TieBreak) -> (u64, u64, Reverse<u64>, u64) {
         let jitter = mix(turn.first_new_block ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
         (self.recent_tokens as u64, self.load.queue_delay_ms() as u64, Reverse(self.worker.load.free_cells), jitter)
@@ -261,7 +261,7 @@ pub struct TieBreak {
 
 /// Returns the candidate that gets the request.
 ///
-/// Shape: `candidates` `[n]` -> one of them; `None` where there are none.
+/// Shape: `candidates` `[n]` -> one of them; `None` if there are none.
 pub fn choose<'c, 'a>(
     policy: Policy,
     candidates: &'c [Candidate<'a>],

@@ -3,7 +3,7 @@
 //! Which workers are compared, and how ties break, is decided in `choose`. The cost is a sum of six times. The request
 //! itself waits for three of them:
 //!
-//! - **wait**: the prompt tokens that the worker computes first, and, where every slot is taken, the time until one is
+//! - **wait**: the prompt tokens that the worker computes first, and, if every slot is taken, the time until one is
 //!   free. Workers compute short remainders beside long prompts (`worker/core/src/batch_plan.rs`), so a request waits
 //!   in proportion to its own prefill: at most three times that for each request ahead of it.
 //! - **transfer**: the part of the prompt that the worker fetches from another one (`transfer`).
@@ -24,16 +24,16 @@
 //! The multiple of the pressure follows from measurements (docs/decisions/0007-routing-cost.md). With n prompts in
 //! computation per worker on average, it has two parts:
 //!
-//! - **concurrency**: where prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose
-//!   dn / du = (1 + n)^2 of the added time. The new request itself takes 1 + n of it. The other requests, later ones
+//! - **concurrency**: if prompts share a worker, a utilisation u makes n = u / (1 - u), so all prompts together lose dn
+//!   / du = (1 + n)^2 of the added time. The new request itself takes 1 + n of it. The other requests, later ones
 //!   included, lose n (1 + n). They have waited longer than the new request, and each second costs them 1 + n times as
 //!   much, as in the batch plan. That makes n (1 + n)^2: near 0 in an idle fleet, without bound in overload, where only
-//!   reuse helps. An idle worker delays few requests, however busy the others are, so n is at most twice the worker's
-//!   own prompts with this one.
-//! - **reuse ratio**: the tokens reused for each token computed. A stored token is reused so many times before its
-//!   eviction, so each token that the new ones evict loses that much; free cells lose nothing. For a fetched token the
-//!   charge is the time to compute the evicted ones again, concurrency included, because a copy adds no state to the
-//!   fleet.
+//!   reuse helps. An idle worker delays few requests, however busy the others are, so n is at most twice the number of
+//!   the worker's own prompts, the new one included.
+//! - **reuse ratio**: the tokens reused for each token computed. A stored token is reused that many times, on average,
+//!   before its eviction. So each token that the new ones evict costs that many computed tokens; free cells cost
+//!   nothing. For a fetched token the charge is the time to compute the evicted ones again, concurrency included,
+//!   because a copy adds no state to the fleet.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ pub const SPEEDS_DEFAULT: Speeds = Speeds { prefill_tokens_per_ms: 1.0, decode_s
 /// Source: own choice: a worker with traffic computes prompts more often, so its own measurement counts.
 const RATE_FRESH: Duration = Duration::from_secs(30);
 
-/// Half-life after that of the difference between a measured rate and the assumed one.
+/// Half-life, after [`RATE_FRESH`], of the difference between a measured rate and the assumed one.
 ///
 /// Source: own choice: a worker with a sixth of the best rate is tried again after a minute without prompts. If it is
 /// still slow, it gets one request per such pause.
@@ -211,7 +211,7 @@ pub struct Cost {
     pub transfer_ms: f64,
     /// Time to compute the rest.
     pub prefill_ms: f64,
-    /// Time that other requests lose by the uncached part.
+    /// Time that other requests lose because of the uncached part.
     pub pressure_ms: f64,
     /// Time that this worker's surplus prompts lose.
     pub surplus_ms: f64,

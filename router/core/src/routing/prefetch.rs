@@ -1,7 +1,7 @@
-//! KV state that moves before a request needs it: to a worker that is new, and from one that leaves.
+//! Prefetch: KV state that moves before a request needs it, to a new worker and from one that leaves.
 //!
-//! A new worker is told to fetch the prefixes that other workers used last, as far as it has room. Prefixes that only a
-//! leaving worker holds are divided among the others. Each goes to the worker that holds most of it already, so that
+//! A new worker fetches the prefixes that other workers used last, as far as it has room. Prefixes that only a leaving
+//! worker holds are divided among the others. Each prefix goes to the worker that already holds most of it, so that
 //! only the rest is sent. All routers compute the same division, and a worker ignores prefixes that it has, so several
 //! routers cause no further transfers. Not here: fetching for a request (`transfer`), the transfer itself (the
 //! workers).
@@ -23,7 +23,7 @@ use crate::index::Match;
 /// Source: own choice: the workers that hold most have more than one worker can take.
 const SOURCES_MAX: usize = 4;
 
-/// Event for which state moves.
+/// Fleet change after which state moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetChange {
     /// A worker has joined that holds nothing.
@@ -80,10 +80,10 @@ pub fn merge(lists: Vec<(WorkerIdx, Vec<HotPrefix>)>, block_size_tokens: u32) ->
     merged
 }
 
-/// Returns for each heir the prefixes that it is told to fetch from the leaving worker, the most important first.
+/// Returns for each receiver the prefixes that it is to fetch from the leaving worker, the most important first.
 ///
-/// `matches` returns the part of a chain that each worker holds. A prefix that one heir holds completely is left out.
-/// Ties go to the heir with the fewest tokens to fetch, then by name.
+/// `matches` returns the part of a chain that each worker holds. A prefix that one receiver holds completely is left
+/// out. Ties go to the receiver with the fewest tokens to fetch, then by name.
 pub fn divide(
     prefixes: Vec<HotPrefix>,
     (receivers, block_size_tokens): (&[(WorkerIdx, &str)], u32),
@@ -91,7 +91,7 @@ pub fn divide(
 ) -> HashMap<WorkerIdx, Vec<HotPrefix>> {
     let mut shares: HashMap<WorkerIdx, Vec<HotPrefix>> = HashMap::new();
     let mut n_given: HashMap<WorkerIdx, usize> = HashMap::new();
-    // Blocks that each heir will have.
+    // Blocks that each receiver will have.
     let mut given: HashSet<(WorkerIdx, BlockHash)> = HashSet::new();
     for prefix in prefixes {
         let chain = block_chain(&prefix.root, &prefix.tokens, block_size_tokens);

@@ -1,8 +1,8 @@
 //! KV state from another worker: from which peer a worker would fetch a part of the prompt, and how long that takes.
 //!
 //! A worker that holds less of a prompt than a peer can fetch the difference instead of computing it. Fetching takes
-//! time, but nothing of the worker's prefill capacity. Whether a request is better off at a worker that fetches or at
-//! one that holds more is decided by the cost (`cost`) and the choice (`choose`). Not here: measured bandwidths
+//! time, but nothing of the worker's prefill capacity. The cost (`cost`) and the choice (`choose`) decide whether a
+//! request goes to a worker that fetches or to one that holds more. Not here: measured bandwidths
 //! (`ledger::transfer_rates`), the transfer itself (the workers).
 
 use warmpath_common::model::{Fingerprint, KvTransfer};
@@ -12,7 +12,7 @@ use crate::WorkerIdx;
 use crate::fleet::{ConnectionState, FleetView, WorkerView};
 use crate::index::Match;
 
-/// Most peers that are compared for each worker, the ones that hold most.
+/// Maximum number of peers that are compared for each worker: those that hold most of the prompt.
 ///
 /// Source: own choice: all workers of a large fleet hold the common start of all chats, and comparing each with each
 /// would take a millisecond.
@@ -20,8 +20,8 @@ const PEERS_MAX: usize = 4;
 
 /// Time of a transfer besides that of its bytes. Units: milliseconds.
 ///
-/// Source: own choice: a request between two workers takes one round trip, and the peer's engine looks at it when its
-/// step ends; a transfer that saves less is not worth its risk.
+/// Source: own choice: a request between two workers takes one round trip, and the peer's engine handles the request
+/// after its current step. A transfer that saves less is not worth its risk.
 const LATENCY_MS: f64 = 5.0;
 
 /// A worker whose state of a prompt others can fetch.
@@ -69,7 +69,7 @@ pub(super) fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
 
 /// Returns the workers that can send state of a prompt, longest first, at most `PEERS_MAX`.
 ///
-/// `matches` are what workers hold, longest first; blocks that are still being computed cannot be sent.
+/// `matches` are the workers' cached prefixes, longest first; blocks that are still being computed cannot be sent.
 pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<Peer> {
     let computed = matches.iter().filter(|found| found.state == RunState::Ready);
     let peer = |found: &Match| {

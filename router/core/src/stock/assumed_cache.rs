@@ -2,8 +2,8 @@
 //!
 //! Requests and their outcomes are recorded in `stock`. Such a server keeps the most recently used blocks and does not
 //! report evictions. So the least recently used blocks are dropped first, leaves before their parents, beyond a
-//! capacity that is learnt from responses: an expected block that had to be computed shows how much the server held in
-//! its place; reuse beyond the assumed blocks shows that it holds more.
+//! capacity that is learnt from responses: if an expected block had to be computed, the blocks used since its last use
+//! fill the server's cache; if more was reused than the assumed blocks, the cache is larger.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -14,7 +14,7 @@ use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 /// Maximum size of the assumed blocks, as a multiple of the server's KV cache: llama-server moves prompts to host
 /// memory.
 ///
-/// Source: own choice; it bounds the memory, responses show how much of it is used.
+/// Source: own choice: it bounds the memory; responses show how much of it the server uses.
 const SURPASSED_MAX: usize = 4;
 
 /// Maximum number of assumed blocks of one server.
@@ -112,7 +112,8 @@ impl AssumedCache {
         let own: HashSet<_> = own.iter().collect();
         let is_since = |(key, at): &(&BlockKey, &UseNumber)| **at > last_use && !own.contains(key);
         let n_since = self.last_use.iter().filter(is_since).count();
-        // Only half way: a slot that another branch takes over loses the end of one prompt and nothing of others.
+        // Only half way, because the miss may come from a slot that another branch took over, which loses the end of
+        // one prompt and nothing of others.
         self.capacity_blocks = (n_since + self.len()) / 2;
         self.forget(changes);
     }

@@ -14,10 +14,10 @@ use super::assumed_cache::{AssumedCache, UseNumber};
 use super::usage::Usage;
 use super::{AssumedCacheLimits, ReuseReport, SentRequest, TokenizerSource};
 
-/// Number of consecutive responses whose token count differs from this router's after which the vocabulary is
-/// considered wrong.
+/// Number of consecutive responses with another token count than this router's after which the vocabulary counts as
+/// wrong.
 ///
-/// Source: own choice: a single one may have rendered the date at midnight.
+/// Source: own choice: a single difference may come from a template that renders the date, at midnight.
 const DIFFERING_MAX: u32 = 3;
 
 /// One model of a stock server, as the fleet treats it.

@@ -6,12 +6,12 @@
 
 use warmpath_common::summary::Rates;
 
-/// Weight that a new sample approaches with its length.
+/// Weight of a sample from a very long prompt; shorter prompts weigh less.
 ///
 /// Source: own choice: roughly the last five samples count.
 const WEIGHT: f64 = 0.3;
 
-/// Number of prompt tokens whose sample has half of [`WEIGHT`].
+/// Length of a prompt whose sample has half of [`WEIGHT`]. Units: tokens.
 ///
 /// Source: own choice: a quarter of a second on a small machine.
 const HALF_WEIGHT_TOKENS: f64 = 256.0;

@@ -1,8 +1,8 @@
 //! Prompts as text, for servers whose vocabulary is not known: blocks of bytes instead of blocks of tokens.
 //!
 //! The hash chain is `warmpath-common`'s, as everywhere. Four bytes of text count as one token, which is about the
-//! length of a token, so lengths and costs keep their unit. Blocks of them are hashed by the same chain under a root
-//! that no model file has. Prompts of one model match as far as their texts are equal.
+//! length of a token, so lengths and costs keep their unit. Blocks of these tokens are hashed by the same chain, under
+//! a root that no model file has. Prompts of one model match as far as their texts are equal.
 
 use warmpath_common::block_hash::{ChainRoot, HASH_VERSION};
 use warmpath_common::ids::Token;

@@ -12,7 +12,7 @@ use super::{Residence, text_blocks};
 /// What a stock server reports about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Models that it serves; empty where it reports that it serves none at the moment.
+    /// Models that it serves; empty if it reports that it serves none at the moment.
     pub models: Vec<StockModel>,
     /// Number of requests that it runs at a time, reported or assumed.
     pub n_slots: u16,

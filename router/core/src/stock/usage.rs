@@ -1,4 +1,4 @@
-//! Token counts and times in a response: OpenAI's `usage`, and llama-server's `timings` where present.
+//! Token counts and times in a response: OpenAI's `usage`, and llama-server's `timings`, if present.
 //!
 //! `stock` draws the conclusions; `event_stream` reads the events of a stream, each of which may carry counts.
 
@@ -97,7 +97,7 @@ impl Usage {
         }
     }
 
-    /// Returns the prompt's length and how many of its tokens were reused, where both are known.
+    /// Returns the prompt's length and how many of its tokens were reused, if both are known.
     pub fn reuse(&self) -> Option<(u32, u32)> {
         let prompt = self.prompt_tokens.filter(|tokens| *tokens > 0)?;
         Some((prompt, self.cached_tokens?.min(prompt)))

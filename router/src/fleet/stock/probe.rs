@@ -36,7 +36,7 @@ const METRIC_NAMES: [[&str; 3]; 2] = [
 /// Reason why a stock server cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProbeError {
-    #[error("{path} cannot be had")]
+    #[error("cannot get {path}")]
     Fetch {
         path: &'static str,
         #[source]
@@ -48,17 +48,17 @@ pub(super) enum ProbeError {
         #[source]
         source: axum::Error,
     },
-    #[error("{path} did not come within {} s", STOCK_ANSWER_TIMEOUT.as_secs())]
+    #[error("{path} did not arrive within {} s", STOCK_ANSWER_TIMEOUT.as_secs())]
     Timeout { path: &'static str },
     #[error("{path} was answered with {status}")]
     Status { path: &'static str, status: u16 },
-    #[error("{path} was answered with 401: it wants a key, or another one (--worker-key-file)")]
+    #[error("{path} was answered with 401: the server requires a key, or another one (--worker-key-file)")]
     Refused { path: &'static str },
     #[error("{path} has more than {STOCK_ANSWER_BYTES_MAX} bytes")]
     TooLong { path: &'static str },
-    #[error("{MODELS} lists no model as OpenAI's API does: it is no such server")]
+    #[error("{MODELS} lists no model in the form of OpenAI's API: the server is not OpenAI-compatible")]
     NotOpenAi,
-    #[error("{HEALTH} was answered with 503: it loads its model")]
+    #[error("{HEALTH} was answered with 503: the server is loading its model")]
     Loading { names: Vec<String> },
     #[error("{MODELS} lists no model: the server serves none at the moment")]
     NoModel,
@@ -103,7 +103,7 @@ pub(super) struct FoundServer {
 pub(super) struct ProbeResult {
     /// The server's own report of its load; `None` if it has none.
     pub(super) server_status: Option<ServerStatus>,
-    /// The server's current list; `None` if no list came, which changes nothing.
+    /// The server's current list; `None` if none arrived, which changes nothing.
     pub(super) models: Option<Models>,
 }
 

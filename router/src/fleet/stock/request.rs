@@ -21,7 +21,7 @@ pub struct ServerRequest {
     stock: Arc<Stock>,
     metrics: Arc<Metrics>,
     id: ServerRequestId,
-    /// What a streamed response has reported so far.
+    /// State that a streamed response has reported so far.
     state: StreamState,
     /// Usage in a whole response.
     whole: Option<Usage>,
@@ -50,7 +50,7 @@ impl ServerRequest {
         self.stock.news.notify_one();
     }
 
-    /// Records what a streamed response has reported so far.
+    /// Records the state that a streamed response has reported so far.
     pub fn heard(&mut self, state: StreamState) {
         self.state = state;
     }

@@ -1,9 +1,9 @@
 //! The tracker's writes to the prefix index, of which it is the only writer.
 //!
-//! Inserting a view of a million blocks takes some hundred milliseconds, and a load that old is misleading
-//! (docs/decisions/0000-measured-before.md). So a view is inserted in slices, with reports of other workers in between.
-//! Reports of the same worker wait for its view, in order. After every update with a digest, worker and router must
-//! have the same blocks.
+//! Inserting a view of a million blocks takes some hundred milliseconds, and loads of other workers that are that old
+//! are misleading (docs/decisions/0000-measured-before.md). So a view is inserted in slices, with reports of other
+//! workers in between. Reports of the same worker wait for its view, in order. After every update with a digest, worker
+//! and router must have the same blocks.
 //!
 //! Not here: the index itself (`warmpath-router-core`), the rest of the view (the module above).
 
@@ -22,16 +22,17 @@ use crate::fleet::TrackerMessage;
 /// Source: own choice: a millisecond's work.
 const SLICE_BLOCKS: usize = 8192;
 
-/// Most reports of one worker that wait for its view; one more, and the rest of the view is inserted at once.
+/// Maximum number of reports of one worker that wait for its view; with one more, the rest of the view is inserted at
+/// once.
 ///
-/// Source: own choice: a second of updates, ten times what a view takes.
+/// Source: own choice: a second of updates, ten times as long as the insertion of a view takes.
 const BEHIND_MAX: usize = 128;
 
 /// Reason why a view cannot be trusted any more, so that a snapshot is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StaleReport {
     /// Worker and router do not have the same blocks.
-    #[error("the worker holds {} blocks, this router counts {}, or others", .said.n_blocks, .counted.n_blocks)]
+    #[error("the worker holds {} blocks, this router counts {}, or the blocks differ", .said.n_blocks, .counted.n_blocks)]
     Digest {
         /// Digest from the worker.
         said: Digest,
@@ -39,7 +40,7 @@ pub enum StaleReport {
         counted: Digest,
     },
     /// The worker announces more blocks than the limit.
-    #[error("the worker claims {n_blocks} blocks, more than are believed")]
+    #[error("the worker announces {n_blocks} blocks, more than the limit")]
     TooManyBlocks {
         /// Number of blocks.
         n_blocks: usize,
@@ -121,14 +122,14 @@ impl Blocks {
         self.arriving.push_back(Arriving { view: self.writer.begin(worker, runs), behind: Vec::new() });
     }
 
-    /// Returns a report that need not wait; keeps one that must wait for its worker's view.
+    /// Returns the report if it need not wait; otherwise keeps it until its worker's view is complete.
     pub(super) fn pass(&mut self, report: TrackerMessage) -> Option<TrackerMessage> {
         let worker = report.worker();
         let is_its = |arriving: &Arriving| Some(arriving.view.worker()) == worker;
         let Some(place) = self.arriving.iter().position(is_its) else { return Some(report) };
         self.arriving[place].behind.push(report);
         if self.arriving[place].behind.len() > BEHIND_MAX {
-            // Its view is the next to be complete.
+            // Insert its view next.
             self.arriving.swap(0, place);
             while !self.arriving[0].view.is_done() {
                 self.writer.take_in(&mut self.arriving[0].view, usize::MAX);

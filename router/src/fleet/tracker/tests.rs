@@ -1,4 +1,4 @@
-//! Tests of what the tracker makes of reports.
+//! Tests of the effects of reports on the tracker's views.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64};

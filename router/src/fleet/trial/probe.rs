@@ -1,6 +1,7 @@
 //! Texts and conversations for the trial of a vocabulary and its chat templates.
 //!
-//! They contain a little of everything that a request can contain. The output does not matter, only that there is one.
+//! They contain something of every kind that a request can contain. The output does not matter, as long as the process
+//! survives.
 //! Not here: the verdict (`trial`).
 
 use std::collections::HashSet;
@@ -21,14 +22,16 @@ const RUN_BYTES: usize = 16 << 10;
 const RUNS: [&str; 9] = ["a", "Z", "0", " ", "\n", ".", "é", "語", "\u{1F600}"];
 
 /// Messages of the longest conversation.
+///
+/// Source: own choice: templates with loops over messages show their cost.
 const MESSAGES: usize = 64;
 
-/// Most texts of a template that are tried in a request.
+/// Maximum number of a template's quoted texts that are tried in requests.
 ///
 /// Source: own choice: llama.cpp's longest template has some 500 quoted texts; each takes a rendering or two.
 const WORDS_MAX: usize = 1024;
 
-/// Longest of them. Units: bytes. Source: own choice: a template compares with words or tags.
+/// Longest of these texts. Units: bytes. Source: own choice: a template compares with words or tags.
 const WORD_BYTES_MAX: usize = 200;
 
 /// Uses `maker` in every way that a router does.
@@ -61,7 +64,7 @@ fn texts(maker: &PromptMaker) {
         }
         maker.tokens(&maker.begin_text(text.clone(), Scope::default()));
     }
-    // One character at a time, so that none is hidden in a token with its neighbours.
+    // One character at a time, so that no token covers it together with its neighbours.
     for character in (0..0x500_u32).filter_map(char::from_u32) {
         maker.tokenize(character.encode_utf8(&mut [0; 4]), AddSpecial::No, ParseSpecial::No);
     }
@@ -80,7 +83,7 @@ fn chats(maker: &PromptMaker) {
 
 /// Returns the quoted texts of a template, with which it may compare parts of a request.
 ///
-/// The text between two literals is taken for one as well, which does no harm.
+/// The text between two literals is returned as well, which does no harm.
 fn words(template: &str) -> Vec<&str> {
     let pieces = template.split(['\'', '"']).filter(|piece| (1..=WORD_BYTES_MAX).contains(&piece.len()));
     let mut seen = HashSet::new();

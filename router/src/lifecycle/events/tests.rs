@@ -172,7 +172,7 @@ async fn comments_do_not_keep_a_stream_alive() {
     let ping = "event: ping\ndata: {}\n\n";
     check_silence(ping, EndMark::MessageStop, (short, never)).await;
     check_silence("event: content_block_delta\ndata: {}\n\n", EndMark::MessageStop, (never, short)).await;
-    // An opening event is no token: the first token may take as long as a response may take to begin.
+    // An opening event is not a token: the first token may take as long as the beginning of a response.
     check_silence("event: message_start\ndata: {}\n\n", EndMark::MessageStop, (short, never)).await;
     check_silence("event: response.created\ndata: {}\n\n", EndMark::Response, (short, never)).await;
 }

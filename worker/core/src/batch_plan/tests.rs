@@ -93,7 +93,7 @@ fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
     check_at(timing(0, 1), &two, &[(1, 30)]);
     check_at(timing(39, 1), &two, &[(1, 30)]);
     check_at(timing(40, 1), &two, &[(0, 40), (1, 30)]);
-    // Two prompts wait, so the second joins; then two would end later for the third's sake alone.
+    // Two prompts wait, so the second joins; the third does not, because it would make two prompts end later.
     let three = [prefill(0, 10), prefill(1, 20), prefill(2, 30)];
     check_at(timing(10, 1), &three, &[(0, 10), (1, 20)]);
     check_at(timing(9, 1), &three, &[(0, 10)]);

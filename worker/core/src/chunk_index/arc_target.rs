@@ -1,11 +1,11 @@
-//! Size of the protected segment of a tier, learnt from chunks that are stored again after their eviction.
+//! Maximum size of the protected segment of a tier, learnt from chunks that are stored again after their eviction.
 //!
 //! The order of eviction is in `tier_queue`.
 //!
 //! The names of evicted chunks are kept for a while. If a chunk that was never used is stored again, the probation
-//! segment was too small; if it was used, the protected segment was. Each return moves the limit by a multiple of the
+//! segment was too small; if it was used, the protected segment was. Each return moves the maximum by a multiple of the
 //! chunk's size, and by more if returns of that kind are the rarer ones. Without a protected segment the tier is a
-//! plain LRU, which is best for conversations; with the largest it keeps used chunks through any flood.
+//! plain LRU, which is best for conversations. With the largest one it keeps used chunks through any flood.
 
 use std::collections::VecDeque;
 
@@ -19,16 +19,16 @@ use warmpath_common::block_hash::BlockHash;
 const PROTECTED_PERCENT_MAX: u64 = 80;
 /// Largest share of a tier that protected chunks may take before any chunk was stored again, in percent.
 ///
-/// Source: docs/decisions/0042-simulation.md: in a fleet whose router sends repeated prompts elsewhere, little is
-/// learnt, and conversations lose a tenth of their hits at 80 %, a fiftieth at 40 %.
+/// Source: docs/decisions/0042-simulation.md: if the router sends repeated prompts to other workers, little is learnt;
+/// conversations then lose a tenth of their hits at 80 %, a fiftieth at 40 %.
 const PROTECTED_PERCENT_FIRST: u64 = 40;
 /// Factor between the size of a returned chunk and the change of the limit.
 ///
 /// Source: docs/decisions/0042-simulation.md: an eighth of a tier's size in returns must suffice to learn.
 const STRIDE: u64 = 8;
-/// Most names that are kept of each kind.
+/// Maximum number of names of each kind.
 ///
-/// Source: a choice: with chunks of a megabyte, those of 64 GB; a name takes about 100 bytes.
+/// Source: own choice: the names of 64 GB in chunks of a megabyte; a name takes about 100 bytes.
 const N_NAMES_MAX: usize = 1 << 16;
 
 /// Limit of the protected segment, and the names from which it is learnt.
@@ -45,9 +45,9 @@ pub(super) struct ArcTarget {
 /// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// It was not.
+    /// The chunk was never used.
     Never,
-    /// It was.
+    /// The chunk was used at least once.
     Once,
 }
 

@@ -3,7 +3,7 @@
 //! The shell has its bytes; its position in the order of eviction is in `tier_queue`.
 //!
 //! A record never changes and is what a file's header contains, so that a restart can adopt the file. The rest of the
-//! entry is how the chunk is linked, where it is and how it is used.
+//! entry records the chunk's links, tiers and uses.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::tenants::{Tenant, TenantId};
 /// Kind of stored KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Whole blocks, usable up to the end of any of them if the blocks before are held.
+    /// Whole blocks, usable up to the end of any of them if the state of the blocks before is available.
     Chunk,
     /// Partial state of memory that cannot be rewound everywhere, usable only at the end of its blocks.
     Checkpoint,
@@ -100,7 +100,7 @@ pub(super) struct Chunk {
     pub in_ram: bool,
     pub file: File,
     pub n_hits: u64,
-    /// Number of uses in which no chunk behind this one was used, halved from time to time.
+    /// Number of uses that ended at this chunk, halved from time to time.
     pub n_ends: u32,
     pub n_named_pins: u32,
     pub n_automatic_pins: u32,
@@ -108,7 +108,7 @@ pub(super) struct Chunk {
     pub last_used_ms: u64,
     /// Tier that was last announced.
     pub said: Option<Tier>,
-    /// Whether the chunk is on the list of possible changes.
+    /// Whether the chunk is in the list of possible changes.
     pub is_dirty: bool,
 }
 

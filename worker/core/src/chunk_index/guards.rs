@@ -3,7 +3,7 @@
 //! Which chunks are pinned is in `pins`.
 //!
 //! Pins keep a limited part of the tier. If they need more, named pins take precedence over automatic ones, and the
-//! first chunks of a chain over later ones. The tenant whose pins keep most yields to a tenant whose pins keep less.
+//! first chunks of a chain over later ones. The tenant with the most guarded bytes yields to tenants with fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::tenants::TenantId;
 
 /// Largest share of a tier that pins protect from eviction, in percent: the rest must suffice for normal work.
 ///
-/// Source: a choice; the issue asks for a limit, and at one half a worker with only pins still caches as much again.
+/// Source: own choice: at one half, a worker whose pins are full still has as much room for other prefixes.
 const PINNED_PERCENT: u64 = 50;
 
 /// Kind of a chunk's pin; the first kind takes precedence if not all can be guarded.
@@ -27,7 +27,7 @@ pub(super) enum Pinned {
     Not,
 }
 
-/// Order of pinned chunks: those that are guarded first come first.
+/// Sort key of pinned chunks, in the order in which they are guarded.
 pub(super) type Pin = (Pinned, usize, ChunkId);
 
 /// Size and tenant of a pinned chunk.

@@ -1,4 +1,5 @@
-//! The most valuable stored prefixes: a new worker fetches them first, and a leaving one hands them over.
+//! The most valuable stored prefixes: a new worker fetches them first, and other workers fetch them from one that
+//! leaves.
 //!
 //! Prefixes come in the reverse order of eviction: those that were used after they were stored come first, and among
 //! these the most recently used. Not here: state that only a slot has (the engine).
@@ -16,11 +17,11 @@ impl ChunkIndex {
     /// Returns stored prefixes as roots and tokens, the most valuable first: each ends with a chunk, and none is the
     /// start of an earlier one.
     ///
-    /// Blocks in `listed` count as listed already; the blocks of the result are added. The result ends before its
-    /// unlisted blocks have more than `n_tokens_max` tokens. Cost: O(n log n), and O(tokens of the result).
+    /// Blocks in `listed` count as listed already; the blocks of the result are added. The result has at most
+    /// `n_tokens_max` tokens in unlisted blocks. Cost: O(n log n), and O(tokens of the result).
     pub fn hot_prefixes(&self, n_tokens_max: usize, listed: &mut HashSet<BlockHash>) -> Vec<(BlockHash, Vec<Token>)> {
         let mut chunks: Vec<(ChunkId, &Chunk)> = self.of_kind(Kind::Chunk).map(|(id, chunk)| (*id, chunk)).collect();
-        // A path's chunks are used together: its end comes first.
+        // The chunks of a path are used together; the last one comes first, so that it lists them all.
         chunks.sort_unstable_by_key(|(id, chunk)| {
             (chunk.n_hits == 0, Reverse(chunk.last_used_ms), Reverse(chunk.record.first_block), *id)
         });

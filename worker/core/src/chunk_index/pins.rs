@@ -1,4 +1,4 @@
-//! Pins: prefixes that stay, because an operator named them or because they are used most.
+//! Pins: prefixes that are not evicted, because an operator named them or because they are used most.
 //!
 //! The part of a tier that pins may keep is in `guards`; the shell checks who may pin.
 //!
@@ -15,17 +15,17 @@ use warmpath_common::ids::Token;
 use super::entry::Record;
 use super::{ChunkId, ChunkIndex, Prefix};
 
-/// Most named pins.
+/// Maximum number of named pins.
 ///
-/// Source: a choice; the API lets clients pin, and each pin keeps a prompt's tokens.
+/// Source: own choice: the API lets clients pin, and each pin keeps a prompt's tokens.
 pub const PIN_MAX: usize = 256;
-/// Fewest uses that must have ended at a chunk for an automatic pin.
+/// Minimum number of uses that ended at a chunk for an automatic pin.
 ///
-/// Source: a choice; one repetition may be chance.
+/// Source: own choice: a single use may be chance.
 const ENDS_MIN: u32 = 2;
 /// Number of uses after which all counts of ends are halved, so that a prefix that was popular once loses its pin.
 ///
-/// Source: a choice; a worker serves this many requests in minutes to an hour.
+/// Source: own choice: a worker serves this many requests in minutes to an hour.
 const HALVED_EVERY: u32 = 1024;
 
 /// Identifier of a pin.
@@ -57,7 +57,7 @@ pub(super) struct Pins {
     named: Vec<Named>,
     /// Named pins that have a block at a depth of their chain.
     blocks: HashMap<(usize, BlockHash), Vec<PinId>>,
-    /// Chunks at which a use ended, most uses last; ties: the oldest last.
+    /// Chunks at which uses ended, by the number of these uses, the most last; ties: the oldest last.
     ranking: BTreeSet<(u32, Reverse<ChunkId>)>,
     /// Last chunks of the chains that are pinned automatically.
     hot: BTreeSet<ChunkId>,

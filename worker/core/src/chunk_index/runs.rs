@@ -1,7 +1,7 @@
 //! Runs of stored blocks to send to another worker, found by their last block.
 //!
-//! The asking worker knows the tokens and compares them; here only the hash of the last block is known. Not here:
-//! look-ups of a prompt (`chunk_index`).
+//! The requesting worker knows the tokens and compares them; this worker gets only the hash of the last block. Not
+//! here: look-ups of a prompt (`chunk_index`).
 
 use std::ops::Range;
 
@@ -20,9 +20,9 @@ pub struct Part {
 }
 
 impl Record {
-    /// Returns the record of some of a chunk's blocks, counted from its first: at least one, all of them its own.
+    /// Returns the record of a non-empty range of a chunk's blocks, counted from its first.
     ///
-    /// The size is that part of the payload. It names no tenant and has the usual priority.
+    /// The size is that of the range's part of the payload. The record names no tenant and has the default priority.
     pub fn part(&self, blocks: Range<usize>) -> Self {
         let n = self.tokens.len() / self.blocks.len();
         Self {

@@ -3,9 +3,9 @@
 //! The total size and the pinned part are in `tier_queue`, the identity of tenants in `crate::tenants`.
 //!
 //! Shares are max-min fair. Any tenant can use what another leaves unused. When the tier is full, the tenant that is
-//! most above an equal share loses a chunk, so a tenant within its share loses nothing to another's flood. Tenants that
-//! have been quiet for long or came only once have no share: among their chunks and those of the largest tenant, the
-//! least recently used one is evicted.
+//! furthest above an equal share loses a chunk, so a tenant within its share loses nothing to another tenant's flood.
+//! Tenants that have been quiet for long or came only once have no share: among their chunks and those of the largest
+//! tenant, the least recently used one is evicted.
 //!
 //! Source: max-min fairness by eviction from the largest, as in Ghodsi et al., "Dominant resource fairness" (NSDI
 //! 2011), for one resource.
@@ -26,7 +26,7 @@ pub(super) type Age = (u64, Reverse<usize>, ChunkId);
 /// Order of the groups of chunks that may leave.
 pub(super) type Group = (Evictability, i32, LruSegment);
 
-/// Order of tenants by their bytes; ties: the one that was quiet longest last.
+/// Sort key of tenants by their bytes; ties: the tenant that was quiet longest last.
 type Size = (u64, Reverse<u64>, TenantId);
 
 /// Chunk that may be evicted, and its tenant.
@@ -49,13 +49,13 @@ pub(super) struct Need {
     pub min_hold_ms: u64,
 }
 
-/// Tenants' accounts of one tier.
+/// Bytes and evictable chunks of each tenant in one tier.
 #[derive(Debug, Clone)]
 pub(super) struct Shares {
     /// Time after its last use at which a tenant loses its share.
     quiet_after_ms: u64,
     accounts: HashMap<TenantId, Account>,
-    /// Tenants that have a share, by their bytes; those with 0 bytes are left out.
+    /// Tenants that have a share, by their bytes; tenants with 0 bytes are left out.
     by_bytes: BTreeSet<Size>,
     /// Tenants that have a share, the one that was quiet longest first.
     by_use: BTreeSet<(u64, TenantId)>,
@@ -69,7 +69,7 @@ struct Account {
     acquaintance: Acquaintance,
     used_ms: u64,
     n_chunks: usize,
-    /// Bytes without those that pins keep.
+    /// Bytes, not counting those that pins keep.
     n_bytes: u64,
     leaving: BTreeMap<Group, BTreeSet<Age>>,
 }
@@ -81,8 +81,8 @@ impl Account {
 
     /// Returns the chunk that is evicted next, `None` if none may leave.
     ///
-    /// The order: chunks that may leave without a wait, then lower priority, then chunks that were not used after they
-    /// were stored, then the least recently used. A protected chunk that was used less than `min_hold_ms` ago stays.
+    /// The order: chunks that may leave at once, then lower priority, then chunks that were not used after they were
+    /// stored, then the least recently used. A protected chunk that was used less than `min_hold_ms` ago stays.
     /// Cost: O(log n) for each priority in use.
     fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
         let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
@@ -320,7 +320,7 @@ impl Shares {
     }
 }
 
-/// Returns the largest key of the tenants that have so many bytes.
+/// Returns the largest possible key of a tenant with this many bytes.
 fn last_of(n_bytes: u64) -> Size {
     (n_bytes, Reverse(0), TenantId(u128::MAX))
 }

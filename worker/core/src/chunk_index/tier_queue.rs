@@ -34,7 +34,7 @@ pub(super) enum Evictability {
 /// Properties of a chunk that enters a tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EntryStats {
-    /// Name of the chunk that will be the same when it is stored again.
+    /// Name of the chunk, the same each time that the chunk is stored.
     pub name: BlockHash,
     /// Tenant to which it is charged.
     pub tenant: Tenant,
@@ -50,9 +50,9 @@ pub(super) struct EntryStats {
 /// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LruSegment {
-    /// It was not, or long ago.
+    /// The chunk was never used, or long ago.
     Probation,
-    /// It was.
+    /// The chunk was used.
     Protected,
 }
 
@@ -151,7 +151,7 @@ impl TierQueue {
         member.stats
     }
 
-    /// Remembers that a chunk is about to be evicted because another one needs its space.
+    /// Records the name of a chunk that is about to be evicted because another one needs its space.
     pub(super) fn note_evicted(&mut self, id: ChunkId) {
         let Some(member) = self.members.get(&id) else { return };
         self.arc_target.left(member.stats.name, member.stats.n_bytes, member.used);

@@ -1,8 +1,8 @@
 //! Life of chunks: insertion, writing, reading, eviction, loss.
 //!
 //! The order of eviction is in `tier_queue`, look-ups are in `chunk_index`. A chunk is in at most two places, RAM and a
-//! file. It loses them one at a time, and with the last one it is forgotten. Every change returns the shell's work as
-//! orders, which must be executed in order.
+//! file. It leaves them one at a time, and is forgotten when it has left both. Every change adds orders for the shell,
+//! which must be executed in order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub struct NewChunk<'a> {
     pub now_ms: u64,
 }
 
-/// Work for the shell.
+/// Order to the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// Write a chunk's bytes, which are in RAM when the order is given, to a file; report `written` or `write_failed`.
@@ -46,16 +46,16 @@ pub enum Order {
     DropFile(ChunkId, Arc<Record>),
 }
 
-/// Reason for which a chunk or checkpoint was not stored.
+/// Reason why a chunk or checkpoint was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotStored {
-    /// It alone exceeds the limit.
+    /// The chunk alone exceeds the limit.
     #[error("the chunk alone is larger than its tier's limit")]
     TooLarge,
     /// No other chunk may be evicted.
     #[error("nothing can be evicted to make room for the chunk")]
     NoRoom,
-    /// The block before its first is not stored.
+    /// The block before the chunk's first is not stored.
     #[error("the block before the chunk is not stored")]
     NoParent,
     /// One of its blocks is stored already, under these tokens or, if hashes collide, others.
@@ -79,17 +79,18 @@ struct NeededSpace {
     n_bytes: u64,
     tenant: Tenant,
     now_ms: u64,
-    /// Chunk that must not be evicted for it.
+    /// Chunk that must not be evicted for these bytes.
     spared: Option<ChunkId>,
 }
 
 impl ChunkIndex {
     /// Stores a chunk in RAM behind the stored part of its sequence, and orders it written if there is a disk tier.
     ///
-    /// Space is made by eviction, first from the tenant that is most above an equal share (`shares`). Of its chunks
-    /// that may leave: lower priority first, then chunks that were not used after they were stored, then the least
-    /// recently used. Held chunks, guarded pins, and chunks that are needed to reach others always stay. A chunk that
-    /// was used after it was stored stays during the minimum hold time, unless its tenant is above its share.
+    /// Space is made by eviction, first from the tenant that is most above an equal share (`shares`). Among the
+    /// tenant's chunks that may leave, the order is: lower priority, then chunks that were not used after they were
+    /// stored, then the least recently used. Held chunks, guarded pins, and chunks that are needed to reach others
+    /// always stay. A chunk that was used after it was stored stays during the minimum hold time, unless its tenant is
+    /// above its share.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`NotStored`].
     pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
         let record = self.record_of(Kind::Chunk, new)?;
@@ -113,7 +114,7 @@ impl ChunkIndex {
     }
 
     /// Adopts the files of an earlier process, in any order, each with the time of its last use; returns the outcomes
-    /// in that order. The shell must delete refused files; for files that are evicted later it gets an order.
+    /// in that order. The shell must delete refused files; files that are evicted later are deleted by order.
     ///
     /// Panics: when the index holds any chunk or pin.
     pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, NotStored>> {
@@ -242,7 +243,7 @@ impl ChunkIndex {
         if record.n_bytes > self.limits.ram_bytes {
             return Err(NotStored::TooLarge);
         }
-        // If the parent is only in RAM and has no children, it could be evicted for its own child.
+        // A parent that is only in RAM and has no other children must not be evicted for its own child.
         let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
         if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
             return Err(NotStored::NoRoom);
@@ -428,7 +429,7 @@ impl ChunkIndex {
         self.log.note_gone(&chunk);
     }
 
-    /// Marks a chunk, and those before it that have no file, as needing one.
+    /// Marks a chunk, and the chunks before it without a file, as needing a file.
     fn want_file(&mut self, id: ChunkId) {
         let mut next = Some(id);
         while let Some(id) = next
@@ -442,7 +443,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Orders files to be written, as far as there is space; while writing fails, one chunk only.
+    /// Orders files to be written, as far as there is space; only one while writing fails.
     fn order_writes(&mut self, now_ms: u64) {
         while let Some((depth, id)) = self.unwritten.first().copied() {
             let chunk = &self.chunks[&id];
@@ -476,7 +477,7 @@ impl ChunkIndex {
         self.restand(parent);
     }
 
-    /// Updates in both tiers whether a chunk may leave.
+    /// Updates in both tiers whether a chunk may be evicted.
     pub(super) fn restand(&mut self, id: ChunkId) {
         let Some(chunk) = self.chunks.get(&id) else { return };
         let is_held = self.is_held(id);

@@ -2,8 +2,8 @@
 //!
 //! The shell shows them in `/cache`, metrics and the summary.
 //!
-//! A change is not a step of a chunk's history but its state at the time of the call, returned once. All changes ever
-//! taken, applied in order to an empty map, give what is stored.
+//! A change is the state of a chunk at the time of the call, not a step of its history. All changes ever taken, applied
+//! in order to an empty map, give the stored chunks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,14 +41,14 @@ impl Totals {
     }
 }
 
-/// Reason for which a chunk or checkpoint left a tier.
+/// Reason why a chunk or checkpoint left a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
     /// Its space was needed.
     Capacity,
     /// Another tenant needed the space, and its tenant had more than its share.
     OverShare,
-    /// Its file could not be used, or that of a chunk before it.
+    /// Its file, or that of a chunk before it, could not be used.
     Lost,
     /// The whole store was cleared.
     Cleared,
@@ -66,7 +66,7 @@ impl Reason {
     }
 }
 
-/// Amount that has left one tier for one reason, since the index was created.
+/// Chunks and checkpoints that have left one tier for one reason since the index was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
     /// Tier.
@@ -77,7 +77,7 @@ pub struct Evicted {
     pub totals: Totals,
 }
 
-/// Division of one tier among tenants, without what pins keep.
+/// Division of one tier among tenants, not counting the bytes that pins keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareTotals {
     /// Number of tenants that have a share and hold any bytes.
@@ -86,7 +86,7 @@ pub struct ShareTotals {
     pub largest_bytes: u64,
 }
 
-/// Bytes of one tenant, without what pins keep.
+/// Bytes of one tenant, not counting those that pins keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareView {
     /// Identity.

@@ -1,4 +1,5 @@
-//! Decisions on waiting requests and their parts: the slot, the source of its first tokens, and what is saved before.
+//! Decisions on waiting requests and their parts: the slot, the source of its first tokens, and whether its state is
+//! saved before.
 //!
 //! The choice is in `slot_plan`.
 
@@ -69,7 +70,8 @@ pub struct SlotPlan {
 }
 
 impl SlotPlan {
-    /// Returns the fewest tokens to which the slot can be cut back afterwards: a sliding window's past is not stored.
+    /// Returns the smallest number of tokens to which the slot can be cut back afterwards, because the past of a
+    /// sliding window is not stored.
     pub fn rewinds_to(&self, table: &SlotTable) -> u32 {
         match (table.memory(), self.start) {
             (MemoryKind::Sliding, Start::Keep { n_tokens }) if self.checkpoint.is_some() => n_tokens,
@@ -84,9 +86,9 @@ impl SlotPlan {
 /// Whether state is exported before it is destroyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Save {
-    /// It is.
+    /// The state is exported first.
     First,
-    /// It is not: it is already stored, not worth the export, or not destroyed.
+    /// The state is not exported: it is already stored, not worth the export, or not destroyed.
     No,
 }
 

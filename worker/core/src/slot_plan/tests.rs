@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// Returns a list of `shared` tokens that all such lists share and `own` ones that depend on `seed`.
+/// Returns a list of `shared` tokens, which all such lists have, and `own` tokens that depend on `seed`.
 fn tokens(shared: u32, own: u32, seed: u32) -> Vec<Token> {
     (0..shared).chain((0..own).map(|n| 1000 * seed + n)).collect()
 }

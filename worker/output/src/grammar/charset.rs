@@ -68,7 +68,7 @@ impl CharSet {
         first <= last && self.ranges.get(idx).is_some_and(|(from, _)| *from <= last)
     }
 
-    /// Returns whether the set has all characters beyond ASCII or none.
+    /// Returns whether the set contains either all characters beyond ASCII or none of them.
     pub(super) fn is_alike_beyond_ascii(&self) -> bool {
         let beyond = Self::of(&[(0x80, LAST)]);
         !self.meets((0x80, LAST)) || beyond.ranges.iter().all(|range| self.covers(*range))

@@ -1,4 +1,4 @@
-//! Completion of a row: from the items with which it begins to those that wait for a character.
+//! Completion of a row: from the items with which it begins to the items that wait for a character.
 //!
 //! `earley` chooses the items with which a row begins, and uses the row.
 //!
@@ -94,15 +94,15 @@ impl Closure {
             Calls::default()
         });
         if automaton.grammar().symbol(back.dot) != Symbol::End {
-            debug_assert!(calls.begun.is_none(), "a rule is called by those of higher rank only");
+            debug_assert!(calls.begun.is_none(), "only rules of higher rank call a rule");
             calls.callers.push(back);
             return Ok(());
         }
-        // A rule that calls itself as the last symbol, where it begins, adds nothing to its callers.
+        // A rule that begins with a call of itself as its last symbol adds nothing to its callers.
         if calls.begun == Some(item.callers) {
             return Ok(());
         }
-        debug_assert!(calls.begun.is_none(), "a rule is called by those of higher rank only");
+        debug_assert!(calls.begun.is_none(), "only rules of higher rank call a rule");
         let handed = automaton.callers(item.callers);
         calls.callers.extend(handed.iter());
         let n_handed = handed.len() as u64;

@@ -19,6 +19,8 @@ use super::lower::{DONE, Dot, Grammar};
 use super::parser::Symbol;
 
 /// Memory of an answer's rows above which unused ones are dropped. Units: bytes.
+///
+/// Source: own choice.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// Most memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
@@ -31,12 +33,12 @@ pub(super) const ITEM_COST: u64 = 10;
 pub(super) const CALLERS_COST: u64 = 50;
 const ROW_COST: u64 = 100;
 
-/// Memory of a row besides its items. Units: bytes. Source: its table of the first 128 characters.
+/// Memory of a row in addition to its items. Units: bytes. Source: its table of the first 128 characters.
 const ROW_BYTES: usize = 700;
 
-/// Error: a step would have taken more work or more memory than allowed.
+/// Error: a step would take more work or more memory than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the grammar can be followed in too many ways, or is nested too deep, to go on")]
+#[error("the answer cannot continue: the grammar can be followed in too many ways, or is nested too deep")]
 pub struct Exhausted;
 
 pub(super) type RowId = u32;
@@ -52,7 +54,8 @@ pub(super) struct Item {
 /// Callers of the grammar's root: the end of the text.
 const ROOT_CALLERS: CallersId = 0;
 
-/// Marks in a table: the next row is unknown; there is no next row.
+/// Marks in a table of next rows: `UNKNOWN` if the row has not been computed, `NONE` if the grammar allows no character
+/// here.
 const UNKNOWN: RowId = RowId::MAX;
 const NONE: RowId = RowId::MAX - 1;
 

@@ -3,8 +3,8 @@
 //! Parsing is in `parser`, matching in `earley`.
 //!
 //! Once every remaining rule matches some text, every allowed token can be completed. A rule's rank is above those of
-//! the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank. One exception
-//! costs nothing: a repetition of an expression that may be empty ends where it begins.
+//! the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank. One exception is
+//! allowed, because it costs nothing: a repetition whose expression may be empty.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ use super::{GrammarError, Tokens};
 /// only the remaining symbols matter.
 pub(super) type Dot = u32;
 
-/// Position at the end of the text; the one below is the end of an alternative.
+/// Position at the end of the text. `END` is the position at the end of an alternative.
 pub(super) const DONE: Dot = 0;
 const END: Dot = 1;
 
-/// A compiled grammar; share it among the answers that follow it.
+/// A compiled grammar; answers that follow the same grammar should share it.
 #[derive(Debug)]
 pub struct Grammar {
     /// Symbol at each position, and the next position.
@@ -82,9 +82,9 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     let names_of: HashMap<u32, &str> = names.iter().map(|(name, rule)| (*rule, name.as_str())).collect();
     let name_of = |rule: u32| names_of.get(&drafted[rule as usize].owner).copied().unwrap_or_default();
     if let Some(rule) = (0_u32..).zip(&drafted).find(|(_, draft)| draft.alternatives.is_none()).map(|(rule, _)| rule) {
-        return Err(format!("`{}` is referred to and is no rule", name_of(rule)));
+        return Err(format!("`{}` is referred to, but not defined", name_of(rule)));
     }
-    let root = *names.get("root").ok_or("there is no rule `root`, where an answer begins")?;
+    let root = *names.get("root").ok_or("there is no rule `root`, with which an answer begins")?;
     let mut rules: Vec<Vec<Vec<Symbol>>> = Vec::with_capacity(drafted.len());
     rules.extend(drafted.iter().map(|draft| draft.alternatives.clone().unwrap_or_default()));
     // Alternatives that no text can match are removed, so that every allowed token can be completed.
@@ -94,7 +94,7 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     };
     let is_possible = rules_of(&rules, matches_text);
     if !is_possible[root as usize] {
-        return Err("no text can follow it: what it asks for never ends".to_owned());
+        return Err("no text can follow it: every text that it describes is infinite".to_owned());
     }
     let can_be = |symbol: &Symbol| match symbol {
         Symbol::Rule(rule) => is_possible[*rule as usize],

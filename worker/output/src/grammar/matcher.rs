@@ -1,11 +1,10 @@
-//! Matcher of one answer against a grammar, token by token: which tokens may come next, and to which positions they
-//! lead.
+//! Matcher of one answer against a grammar, token by token: which tokens may come next, and the positions behind them.
 //!
 //! The engine has the tokens' bytes and walks over the whole vocabulary.
 //!
-//! A place is a row and possibly the first bytes of a character. Most grammars have one place at a time. Grammars that
-//! name tokens may take the same token by its text and by its name, and then have two: one within a character and one
-//! not.
+//! A position is a row and possibly the first bytes of a character. Most grammars have one position at a time. A
+//! grammar that names tokens may accept the same token both by its text and by its name. It may then have two
+//! positions, one within a character and one behind a whole character.
 
 use std::sync::Arc;
 
@@ -33,14 +32,14 @@ pub struct GrammarMatcher {
 /// Tokens that may come next by their name, whatever their text is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByName {
-    /// This one.
+    /// Only this token.
     Only(Token),
     /// Any except this one.
     Except(Token),
 }
 
 impl GrammarMatcher {
-    /// Returns a matcher at the start of an answer that may do `fuel` work.
+    /// Returns a matcher at the start of an answer; its first step may do `fuel` of work.
     ///
     /// Errors: the start alone takes more.
     pub fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<Self, Exhausted> {
@@ -58,12 +57,13 @@ impl GrammarMatcher {
         self.whole().any(|row| self.automaton.accepts(row))
     }
 
-    /// Returns how often rows were dropped to free memory: until this changes, the same places allow the same tokens.
+    /// Returns how often rows were dropped to free memory. As long as this number stays the same, the same positions
+    /// allow the same tokens.
     pub fn n_trimmed(&self) -> u32 {
         self.automaton.n_trimmed
     }
 
-    /// Returns the positions where the answer may be.
+    /// Returns the positions that the answer may have.
     pub fn places(&self) -> &[GrammarPosition] {
         &self.places
     }

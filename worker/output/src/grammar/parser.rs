@@ -1,9 +1,9 @@
 //! Parser of GBNF, compatible with llama.cpp's, from text to rules of symbols.
 //!
-//! Which rules can match is found in `compile`.
+//! `lower` determines which rules can match.
 //!
 //! Groups and repetitions become rules of their own during parsing, with a list of the open groups instead of
-//! recursion. The repeated expression is a reference, so the size of a repetition depends on the number of its turns,
+//! recursion. The repeated expression is a reference, so the size of a repetition depends on the number of repetitions,
 //! not on the expression.
 //! Source: `llama_grammar_parser` in llama.cpp's `llama-grammar.cpp`.
 
@@ -13,7 +13,7 @@ use warmpath_common::ids::Token;
 use super::charset::CharSet;
 use super::{GrammarError, Tokens};
 
-/// Largest grammar. Units: bytes. Source: own limit; tool calls have some 300 bytes for each parameter.
+/// Largest grammar. Units: bytes. Source: own choice: tool calls have some 300 bytes for each parameter.
 const BYTES_MAX: usize = 1 << 20;
 
 /// Most symbols of all rules, repetitions expanded. Source: docs/decisions/0032; some 25 MB during parsing.
@@ -24,7 +24,7 @@ const SYMBOLS_MAX: usize = 500_000;
 /// Source: `MAX_REPETITION_THRESHOLD` in `llama-grammar.cpp`.
 const REPETITIONS_MAX: usize = 2000;
 
-/// Longest piece of a grammar that an error quotes. Units: characters.
+/// Longest piece of a grammar that an error quotes. Units: characters. Source: own choice: half a line.
 const QUOTED_CHARS_MAX: usize = 40;
 
 /// One symbol of an alternative.
@@ -47,7 +47,7 @@ pub(super) enum Symbol {
 /// A parsed rule.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
-    /// Named rule of the grammar that this one is, or is a part of.
+    /// Named rule of the grammar: this rule itself, or the rule that it is a part of.
     pub(super) owner: u32,
     /// Alternatives; absent as long as the rule is only referred to.
     pub(super) alternatives: Option<Vec<Vec<Symbol>>>,
@@ -68,7 +68,7 @@ pub(super) struct Drafts {
 /// Errors: a description of the error and its line.
 pub(super) fn read(text: &str, tokens: Tokens<'_>) -> Result<Drafts, GrammarError> {
     if text.len() > BYTES_MAX {
-        let reason = format!("it has {} bytes, at most {BYTES_MAX} are read", text.len());
+        let reason = format!("it has {} bytes; the maximum is {BYTES_MAX}", text.len());
         return Err(GrammarError { line: None, reason });
     }
     let mut reader = Reader { text, at: 0, tokens, drafts: Drafts::default() };
@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
         let mut open = vec![Open::new(rule)];
         while self.part(&mut open)? {
             if self.drafts.n_symbols > SYMBOLS_MAX {
-                return Err(format!("its repetitions come to more than {SYMBOLS_MAX} symbols"));
+                return Err(format!("its repetitions expand to more than {SYMBOLS_MAX} symbols"));
             }
         }
         let Some(whole) = open.pop().filter(|_| open.is_empty()) else { return Err(self.expected("`)`")) };
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
             '*' | '+' | '?' | '{' => {
                 let (min, max) = self.repetition(c, n_open)?;
                 if inner.last == inner.current.len() {
-                    return Err(format!("there is nothing before `{c}` that it could repeat"));
+                    return Err(format!("there is nothing before `{c}` to repeat"));
                 }
                 self.drafts.repeat(inner, min, max)?;
             }
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
             Some('n') => Ok(u32::from('\n')),
             Some(c @ ('\\' | '"' | '[' | ']' | '-')) => Ok(u32::from(c)),
             Some(c) => {
-                Err(format!("`\\{c}` is not an escape; there are \\x \\u \\U \\t \\r \\n \\\\ \\\" \\[ \\] \\-"))
+                Err(format!("`\\{c}` is not an escape; the escapes are \\x \\u \\U \\t \\r \\n \\\\ \\\" \\[ \\] \\-"))
             }
             None => Err("a literal or character class is not closed".to_owned()),
         }
@@ -324,7 +324,7 @@ impl<'a> Reader<'a> {
             return Err(format!("something is repeated at least {min} and at most {max} times"));
         }
         if min > REPETITIONS_MAX {
-            return Err(format!("something is repeated at least {min} times, {REPETITIONS_MAX} is the most"));
+            return Err(format!("something is repeated at least {min} times; the maximum is {REPETITIONS_MAX}"));
         }
         Ok((min, max.filter(|max| *max <= REPETITIONS_MAX)))
     }
@@ -429,7 +429,7 @@ impl Drafts {
         let n_turns = max.unwrap_or(min + 1);
         self.n_symbols += 4 * n_turns + 4;
         if self.n_symbols > SYMBOLS_MAX {
-            return Err(format!("its repetitions come to more than {SYMBOLS_MAX} symbols"));
+            return Err(format!("its repetitions expand to more than {SYMBOLS_MAX} symbols"));
         }
         // A part of several symbols becomes a rule, so that each repetition is one symbol.
         let unit = match &open.current[open.last..] {

@@ -38,8 +38,8 @@ fn feed(follower: &mut GrammarMatcher, text: &str) -> Result<usize, Exhausted> {
     Ok(text.len())
 }
 
-/// Checks that `right` texts follow a grammar, and that each of the `wrong` ones fails at its `^` or, without one, is
-/// not complete.
+/// Checks that `right` texts follow a grammar, and that each `wrong` text fails at its `^` or, if it has no `^`, is
+/// incomplete.
 fn check(grammar: &str, right: &[&str], wrong: &[&str]) {
     for text in right {
         let mut follower = follow(grammar);
@@ -125,8 +125,8 @@ fn tokens_are_taken_by_name_and_by_text() {
     let mut by_name = follower.clone();
     assert_eq!(follower.take(7, b"7"), Ok(true));
     assert_eq!(follower.take(8, b"a"), Ok(false));
-    assert_eq!(by_name.take(7, b"ab"), Ok(true), "by its text or its name");
-    assert_eq!(by_name.take(8, b"cd"), Ok(true), "it may have been its text");
+    assert_eq!(by_name.take(7, b"ab"), Ok(true), "it may have come by its text or by its name");
+    assert_eq!(by_name.take(8, b"cd"), Ok(true), "it may have come by its text");
 }
 
 #[test]
@@ -162,17 +162,17 @@ fn says_what_is_wrong_and_where() {
     check_refused("root ::= \"a\"{x}", "a number is missing");
     check_refused("root ::= \"a\"{1,2", "`}` is missing");
     check_refused("root ::= (\"a\" # {\n { 5 # 6\n ,\t2 })", "line 3: something is repeated at least 5 and at most 2");
-    check_refused("root ::= \"a\"{99999999999999999999,}", "2000 is the most");
+    check_refused("root ::= \"a\"{99999999999999999999,}", "the maximum is 2000");
     check_refused("root ::= <nothing>", "`<nothing>` is not one token");
     check_refused("root ::= <[2000]>", "is not one token");
     check_refused("root ::= !x", "a token, as");
-    check_refused("root ::= undefined", "`undefined` is referred to and is no rule");
+    check_refused("root ::= undefined", "`undefined` is referred to, but not defined");
     check_refused("start ::= \"a\"", "no rule `root`");
     check_refused("| \"a\"", "the name of a rule is missing");
     check_refused("root ::= root \"a\" | \"b\"", "`root` may begin with itself");
     check_refused("root ::= a\na ::= [x]* b\nb ::= (a)? \"y\"", "may begin with itself");
-    check_refused("root ::= \"a\" root", "never ends");
-    check_refused("root ::= \"\\x00\"", "never ends");
+    check_refused("root ::= \"a\" root", "is infinite");
+    check_refused("root ::= \"\\x00\"", "is infinite");
     check_refused(&"x".repeat(1_100_000), "bytes");
     check_refused(&format!("root ::= {}", "[a]{2000} ".repeat(100)), "symbols");
 }

@@ -12,6 +12,8 @@ use llama_cpp_sys_2 as sys;
 use super::reference::Attention;
 
 /// Most tensors of one computation.
+///
+/// Source: the computations here need at most that many.
 const TENSORS_MAX: usize = 8;
 
 /// Threads of a computation: with more than one, kernels split a product differently.
@@ -23,7 +25,7 @@ pub struct Cpu {
     backend: NonNull<sys::ggml_backend>,
 }
 
-/// A kind of memory for weights, which the backend may reorder there.
+/// A kind of memory for weights, in which the backend may reorder them.
 pub struct Memory(sys::ggml_backend_buffer_type_t);
 
 impl fmt::Display for Memory {
@@ -87,7 +89,7 @@ impl Cpu {
 
     /// Returns a function of the library, as an `Option` of a function pointer.
     fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
-        assert_eq!(size_of::<F>(), size_of::<*mut c_void>(), "a function is asked for as an optional pointer");
+        assert_eq!(size_of::<F>(), size_of::<*mut c_void>(), "the function's type is an optional pointer");
         // SAFETY: a device of the registry has a registration; the name is a C string. The pointer, null where there is
         // none, is an optional function pointer of the same size, and callers name the type that ggml documents.
         unsafe {
@@ -103,8 +105,8 @@ impl Cpu {
     pub fn product(&self, memory: &Memory, shape: &Product, (weights, inputs): (&[u8], &[f32])) -> Option<Vec<f32>> {
         let (held, computed) = (Tensors::new(), Tensors::new());
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
-        // SAFETY: both contexts have room for their tensors and live until the end. The weights' buffer is for its own
-        // context, and is set for `supports_op` as llama.cpp does it, to a buffer without room that is freed at once.
+        // SAFETY: both contexts have room for their tensors and live until the end. The weights' buffer belongs to its
+        // own context. For `supports_op` it is set as in llama.cpp: to an empty buffer, which is freed at once.
         unsafe {
             let w = sys::ggml_new_tensor_2d(held.0.as_ptr(), shape.kind, size(shape.width), size(shape.rows));
             let context = computed.0.as_ptr();
@@ -132,7 +134,7 @@ impl Cpu {
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         let (width, n_kept) = (size(shape.width), size(shape.n_kept));
         // SAFETY: the context has room for the tensors and lives until the end; shapes are those of
-        // `ggml_flash_attn_ext`, and without a mask everything is seen.
+        // `ggml_flash_attn_ext`, and without a mask every key is attended to.
         unsafe {
             let context = computed.0.as_ptr();
             let kept = || sys::ggml_new_tensor_3d(context, sys::GGML_TYPE_F16, width, n_kept, size(shape.n_kv_heads));

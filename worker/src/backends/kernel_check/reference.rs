@@ -1,4 +1,4 @@
-//! Expected results of the kernels, in double precision and the simplest way.
+//! Expected results of the kernels, computed in double precision and in the simplest way.
 //!
 //! Not here: the kernels (`ggml`).
 
@@ -26,8 +26,8 @@ impl Attention {
 
 /// Returns `n` numbers between -1 and 1, the same ones for the same `seed`.
 pub fn numbers(n: usize, seed: u32) -> Vec<f32> {
-    // A linear congruential generator: random enough to be unlike any special case of a kernel. Source: Numerical
-    // Recipes, 7.1.
+    // A linear congruential generator: random enough to hit no special case of a kernel. Source: Numerical Recipes,
+    // 7.1.
     let mut state = seed;
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

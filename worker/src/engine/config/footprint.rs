@@ -1,9 +1,9 @@
-//! The memory that a worker will take, whether it is available, and how large a context fits; determined before
-//! anything is loaded.
+//! The memory that a worker will take, whether it is available, and the size of the context that fits; determined
+//! before anything is loaded.
 //!
-//! llama.cpp itself reports what a context of a size would take, without allocating it. Beyond a size that is cheap to
-//! ask about, the sizes grow in proportion to the cells. Memory mapped from the model's file is not counted: the system
-//! reclaims it when needed.
+//! llama.cpp itself reports the memory of a context of a given size, without allocating it. Beyond a size that is cheap
+//! to measure, the memory is extrapolated in proportion to the cells. Memory mapped from the model's file is not
+//! counted: the system reclaims it when needed.
 //!
 //! Not here: the machine's memory (`machine`), the calls into llama.cpp (`llama::measure`).
 
@@ -16,13 +16,13 @@ use crate::engine::config::placement::GpuLayers;
 use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
 use crate::engine::llama;
 
-/// Largest context that llama.cpp is asked about; sizes of larger ones are extrapolated. Units: cells.
+/// Largest context that llama.cpp measures; the memory of larger ones is extrapolated. Units: cells.
 ///
 /// Source: own choice: llama.cpp keeps 48 bytes for each cell even if it allocates nothing else, and from here on the
 /// buffers of the computation grow in proportion.
 const ASKED_CELLS_MAX: u64 = 1 << 16;
 
-/// Memory of llama.cpp for each cell besides keys and values. Units: bytes.
+/// Memory of llama.cpp for each cell, other than keys and values. Units: bytes.
 ///
 /// Source: the fields of its `llama_kv_cells`, and a node of the maps of used cells.
 const CELL_BYTES: u64 = 96;
@@ -51,7 +51,7 @@ pub(crate) struct ReportedMemory {
     pub(crate) devices: Vec<DeviceMemory>,
     /// Report for at most [`ASKED_CELLS_MAX`] cells.
     pub(crate) large: Taken,
-    /// Report for half as many.
+    /// Report for half as many cells.
     pub(crate) small: Taken,
 }
 
@@ -176,8 +176,8 @@ impl Footprint {
         Some(fitting / step * step).filter(|cells| *cells > 0)
     }
 
-    /// Returns the cells of all slots together that leave memory free beside everything, the weights too; `None` if the
-    /// wanted cells do. No slot gets fewer than the minimum.
+    /// Returns the cells of all slots together that leave [`Fit::spare_bytes`] free, mapped weights counted; `None` if
+    /// the wanted cells do. No slot gets fewer than the minimum.
     fn fitted(&self, available: u64, fit: Fit) -> Option<u64> {
         let room = available.saturating_sub(fit.spare_bytes).saturating_sub(self.mapped);
         if self.needed() <= room {
@@ -265,8 +265,8 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
     Ok(())
 }
 
-/// Returns the memory of a model's weights, context, computation and stored state; `None` if llama.cpp cannot tell:
-/// then loading will report the error. A default context that does not fit is made smaller.
+/// Returns the memory of a model's weights, context, computation and stored state. A default context that does not fit
+/// is made smaller. `None` if llama.cpp cannot tell; loading will then report the error.
 ///
 /// Cost: reads the model's metadata, twice if the context is made smaller. Errors: `Memory`, `DeviceMemory` if they
 /// need more memory than is available.
@@ -276,7 +276,7 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
     let fit = config.fit.filter(|_| config.context_tokens_total == 0);
     let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
     if let Some(cells) = fitted_cells {
-        // Extrapolation is accurate enough for a choice; the values that are shown and checked are asked for.
+        // Extrapolation is accurate enough for the choice. The values that are shown and checked are measured again.
         let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
         (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
         let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
@@ -291,7 +291,7 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
     memory.log();
     if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
         let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
-        tracing::warn!(%model, %left, "the model's file does not fit into the memory that is left: it is read again and again");
+        tracing::warn!(%model, %left, "the model's file does not fit into the remaining memory, so it will be read again and again");
     }
     footprint.check(available)?;
     Ok(Some(MemoryPlan { memory, fitted_cells }))
@@ -324,7 +324,7 @@ fn add_device(devices: &mut Vec<DeviceMemory>, own: DeviceMemory) {
 }
 
 fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
-    // With half of the cells each slot has another size.
+    // The second report has half of the cells, so each slot needs at least two steps of them.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
     Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
@@ -406,7 +406,8 @@ mod tests {
             assert!(footprint(cells).needed() + 564 * MIB <= available, "{available}");
             assert!(footprint(cells + 1024).needed() + 564 * MIB > available, "{available}");
         }
-        // The minimum is taken even if it leaves less free; whether it fits at all is checked separately.
+        // No slot gets less than the minimum, even if less memory stays free; whether it fits at all is checked
+        // separately.
         assert_eq!(large.fitted(100 * MIB, fit), Some(2 * 4096));
         assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
         let odd = Fit { slot_tokens_min: 4000, ..fit };

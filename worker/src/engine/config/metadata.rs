@@ -1,7 +1,7 @@
 //! The metadata of a model's file, with the replacements of the command line.
 //!
-//! llama.cpp applies replacements while it loads, but returns the file's own value afterwards. Code that needs metadata
-//! reads it from `Metadata`, which knows both. Not here: flags (`crate::config::rope`).
+//! llama.cpp applies replacements while it loads a model, but its metadata functions return the file's own values. So
+//! all code here reads metadata from `Metadata`, which knows both. Not here: flags (`crate::config::rope`).
 
 use crate::engine::config::EngineConfig;
 
@@ -68,7 +68,7 @@ impl<'a> Metadata<'a> {
         self.text(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
-    /// Returns the same if it is a whole number.
+    /// Returns the value of a key of the model's architecture if it is a whole number.
     pub(crate) fn number(&self, key: &str) -> Option<u32> {
         self.of_architecture(key)?.parse().ok()
     }

@@ -41,7 +41,7 @@ pub struct Placement {
     pub check_tensors: bool,
     /// How the file is read.
     pub load_mode: LoadMode,
-    /// Placement of threads on a machine with several memories.
+    /// Placement of threads on a machine with several NUMA nodes.
     pub numa: Option<Numa>,
 }
 
@@ -126,12 +126,12 @@ impl LoadMode {
     }
 }
 
-/// Placement of threads on a machine with several memories.
+/// Placement of threads on a machine with several NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numa {
-    /// Spread over all of them.
+    /// Spread over all nodes.
     Distribute,
-    /// Beside the memory where the program began.
+    /// Only on the node where the program was started.
     Isolate,
     /// As set by `numactl`.
     Numactl,

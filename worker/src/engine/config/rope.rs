@@ -19,7 +19,7 @@ pub struct RopeSettings {
     pub yarn_ext_factor: Option<f32>,
     /// YaRN: factor of the attention's magnitude.
     pub yarn_attn_factor: Option<f32>,
-    /// YaRN: dimension from which on rotation is scaled in full.
+    /// YaRN: dimension from which rotation is scaled in full.
     pub yarn_beta_slow: Option<f32>,
     /// YaRN: dimension up to which rotation is not scaled.
     pub yarn_beta_fast: Option<f32>,
@@ -28,7 +28,7 @@ pub struct RopeSettings {
 /// Method by which rotation is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeScaling {
-    /// It is not.
+    /// No scaling.
     None,
     /// All frequencies alike.
     Linear,
@@ -44,8 +44,8 @@ impl RopeSettings {
             || self.yarn_attn_factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
     }
 
-    /// Returns the context that a model supports, 0 if its file has no trained context: a smaller factor of the
-    /// frequencies than the file's extends it. Units: tokens.
+    /// Returns the context that a model supports; 0 if its file has no trained context. A smaller frequency factor than
+    /// the file's extends it. Units: tokens.
     pub(crate) fn extended(&self, metadata: &Metadata<'_>) -> u32 {
         let trained = metadata.number("context_length").unwrap_or(0);
         let is_scaled = self.scaling != Some(RopeScaling::None);

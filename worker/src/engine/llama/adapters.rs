@@ -1,7 +1,7 @@
 //! LoRA adapters in the engine: loading them, and applying one to the context.
 //!
 //! A batch is computed with one adapter. State computed with another one is never mixed with it, because the root of
-//! its chain differs. The context only has to be told before a batch which adapter applies.
+//! its chain differs. Before each batch the context only has to apply the batch's adapter.
 //!
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
 //! (`warmpath_worker_core::adapter_schedule`).
@@ -69,7 +69,7 @@ impl Adapters {
 
     /// Makes the context compute with `wanted` from now on.
     ///
-    /// Cost: none if it does already, otherwise that of planning a batch's graph again. Errors: a description of the
+    /// Cost: none if it does so already, otherwise that of planning a batch's graph again. Errors: a description of the
     /// failure.
     pub(crate) fn apply(&mut self, context: &mut LlamaContext<'_>, wanted: Option<Applied>) -> Result<(), String> {
         if wanted == self.applied {

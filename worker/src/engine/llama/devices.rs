@@ -43,7 +43,7 @@ pub(super) fn by_names(names: &[String]) -> Result<Vec<sys::ggml_backend_dev_t>,
         let text = CString::new(name.as_str()).map_err(|_| format!("--device {name}: a NUL"))?;
         // SAFETY: a text that ends with NUL; devices stay registered as long as the program runs.
         let device = unsafe { sys::ggml_backend_dev_by_name(text.as_ptr()) };
-        if device.is_null() { Err(format!("--device {name}: it is not there")) } else { Ok(device) }
+        if device.is_null() { Err(format!("--device {name}: no such device")) } else { Ok(device) }
     };
     names.iter().map(one).collect()
 }
@@ -60,8 +60,8 @@ fn buffers() -> Vec<(String, sys::ggml_backend_buffer_type_t)> {
     (0..n_devices).filter_map(one).collect()
 }
 
-/// Returns the memory of the machine that the first device with the KV cache reads and writes without the driver's
-/// copy; `None` if the KV cache is on no device, or the device has no such memory.
+/// Returns the kind of host memory that the first device with a KV cache reads and writes without a copy by the driver;
+/// `None` if the KV cache is on no device, or the device has no such memory.
 pub(super) fn host_memory(placement: &Placement) -> Option<sys::ggml_backend_buffer_type_t> {
     if !placement.offloads_kv() {
         return None;
@@ -92,11 +92,11 @@ pub(super) fn buffer(name: &str) -> Result<sys::ggml_backend_buffer_type_t, Stri
     })
 }
 
-/// Returns a configuration that names the device of each part: checked against the devices, with as many layers on them
-/// as fit if the number is left open. A completed configuration stays as it is.
+/// Returns a configuration that names the device of each part: checked against the existing devices, and with as many
+/// layers on them as fit if the number is not given. A completed configuration stays as it is.
 ///
-/// `context` returns the settings of the context that the layers share the devices with.
-/// Cost: if something is left open, that of reading the model's metadata several times.
+/// `context` returns the settings of the context, which shares the devices with the layers.
+/// Cost: if something is not given, the model's metadata is read several times.
 /// Errors: `Config` for a device, a buffer or an index that does not exist.
 pub(crate) fn settle(
     config: EngineConfig,

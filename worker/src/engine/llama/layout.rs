@@ -1,4 +1,5 @@
-//! The fingerprint of the KV layout: everything besides the model's files that decides the meaning of KV state's bytes.
+//! The fingerprint of the KV layout: everything other than the model's files that decides the meaning of the bytes of
+//! KV state.
 //!
 //! Stored state is found again only under the same fingerprint. Settings that only change rounding (threads, batches,
 //! kernels) are excluded; docs/cache.md has the whole list.
@@ -24,9 +25,9 @@ const LONG_FACTORS: &str = "rope_factors_long.weight";
 /// Whether keys are rotated differently in a long context, as in models with LongRoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum RopeFactors {
-    /// They are rotated alike.
+    /// The same factors for every context.
     Alike,
-    /// They are rotated by other factors if a sequence can have more cells than these.
+    /// Other factors if a sequence can have more cells than this.
     ByContext { short_cells_max: u64 },
 }
 
@@ -48,7 +49,7 @@ impl RopeFactors {
         Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0).into() }
     }
 
-    /// Returns the factors for a sequence of this many cells; `None` if there is one set.
+    /// Returns the name of the factors for a sequence of this many cells; `None` if there is only one set.
     pub(in crate::engine) fn chosen(self, sequence_cells: u32) -> Option<&'static str> {
         match self {
             Self::Alike => None,
@@ -76,8 +77,8 @@ pub(in crate::engine) fn fingerprint(
     name(config, &shape, (rope_factors, no_rotation))
 }
 
-/// Settings with their usual values are omitted, so that the fingerprints, and the stored state, of earlier releases
-/// stay valid.
+/// Returns the fingerprint of the settings. Default values are omitted, so that a new setting does not invalidate
+/// stored state.
 fn name(config: &EngineConfig, shape: &str, (rope_factors, no_rotation): (Option<&str>, bool)) -> Fingerprint {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let mut layout = format!("k={k:?} v={v:?} flash_attn={} {shape}", config.flash_attn_settled());
@@ -139,7 +140,7 @@ mod tests {
             assert!(!names[..idx].contains(name), "{idx}");
         }
         let rounding = EngineConfig { threads: 7, ubatch_tokens: 32, n_slots: 2, ..base.clone() };
-        assert_eq!(of(&rounding), of(&base), "what changes rounding alone is left out");
+        assert_eq!(of(&rounding), of(&base), "settings that only change rounding are left out");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl ModelParams {
             LoadMode::MmapMlock => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
             LoadMode::DirectIo => sys::LLAMA_LOAD_MODE_DIRECT_IO,
         };
-        // If nothing is offloaded there may be fewer devices than the index.
+        // If nothing is offloaded, there may be no device with this index.
         raw.main_gpu = if placement.is_offloaded() { i32::try_from(placement.main_gpu).unwrap_or(0) } else { 0 };
         raw.check_tensors = placement.check_tensors;
         raw.use_extra_bufts = placement.repack;
@@ -114,8 +114,7 @@ impl ModelParams {
         let mut params = self.raw;
         params.progress_callback = Some(report);
         params.progress_callback_user_data = ptr::from_mut(&mut progress).cast();
-        // SAFETY: path and parameters live through the call, and nothing of them is kept after it but a copy of the
-        // shares.
+        // SAFETY: path and parameters live through the call; llama.cpp keeps only a copy of the shares after it.
         let model = unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) };
         NonNull::new(model).map(owned)
     }
@@ -125,13 +124,13 @@ impl ModelParams {
 fn owned(model: NonNull<sys::llama_model>) -> LlamaModel {
     const { assert!(size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>()) };
     // SAFETY: `LlamaModel` is transparent over such a pointer, and nothing else owns the model. The bindings, whose
-    // version is fixed, can load a model only by parameters that lack half of what llama.cpp has.
+    // version is fixed, can load a model only with parameters that lack half of llama.cpp's.
     unsafe { std::mem::transmute(model) }
 }
 
 /// Reports the loaded share to the [`Progress`] that `progress` points to.
 unsafe extern "C" fn report(share: f32, progress: *mut c_void) -> bool {
-    // SAFETY: `load` gave this pointer along, and waits until llama.cpp has ended.
+    // SAFETY: the pointer comes from `load`, which waits until llama.cpp has finished.
     let progress = unsafe { &mut *progress.cast::<Progress>() };
     progress(share)
 }

@@ -1,7 +1,8 @@
 //! The staging buffer: the machine's memory through which KV state leaves llama.cpp and enters it.
 //!
-//! It is kept, because pages that were touched before are several times faster than new ones. If the KV cache is on a
-//! device, it is page-locked memory of the device's driver, which the device reads and writes without another copy.
+//! The buffer is kept, because pages that were touched before are several times faster than new ones. If the KV cache
+//! is on a device, the buffer is page-locked memory of the device's driver, which the device reads and writes without
+//! another copy.
 //!
 //! Not here: the calls that move state (`state`), stored payloads (`crate::pages`).
 
@@ -27,10 +28,11 @@ impl StagingBuffer {
 
     /// Returns the first `n_bytes`, to be written. Their content does not matter.
     ///
-    /// Cost: none if there were as many before.
+    /// Cost: none if the buffer is large enough.
     pub(super) fn room(&mut self, n_bytes: usize) -> &mut [u8] {
         if self.memory.bytes().len() < n_bytes {
-            // The old memory goes first. A sequence grows by a little each time.
+            // The old memory is freed first. The new one has spare room, because a sequence grows by a little each
+            // time.
             self.memory = Memory::default();
             self.memory = Memory::new(self.kind, n_bytes + n_bytes / 4);
         }
@@ -39,7 +41,7 @@ impl StagingBuffer {
 
     /// Returns the first `n_bytes`, which have been written.
     ///
-    /// Panics: if there was never room for them.
+    /// Panics: if the buffer never had this size.
     pub(super) fn written(&self, n_bytes: usize) -> &[u8] {
         &self.memory.bytes()[..n_bytes]
     }
@@ -104,8 +106,8 @@ impl PageLocked {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the buffer is the machine's own memory of this size, which `new` has written, and lives as long as
-        // `self`, through which alone it is reached.
+        // SAFETY: the buffer is host memory of this size, which `new` has written. It lives as long as `self` and is
+        // reached only through it.
         unsafe { std::slice::from_raw_parts(self.base(), self.n_bytes) }
     }
 

@@ -1,8 +1,9 @@
 //! Moving the state of sequences: export, import, and copies.
 //!
 //! In a shared buffer a prefix is lent by marking its cells, and a range is exported through a spare sequence. If every
-//! slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's copy of a
-//! buffer is not used if that works, because it copies the unused cells, too, and only at the next decode.
+//! slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's own copy of
+//! a buffer is only used for sliding windows, whose past an export lacks, because it copies the unused cells, too, and
+//! only at the next decode.
 //!
 //! Not here: the meaning of the bytes (`kv::codec`), the choice of state (`warmpath_worker_core`).
 
@@ -65,7 +66,7 @@ pub enum StateError {
         reason: String,
     },
     /// The bytes do not have the known layout.
-    #[error("the state is not laid out as known")]
+    #[error("the state does not have the known layout")]
     Codec(#[from] CodecError),
 }
 
@@ -83,7 +84,7 @@ impl Llama<'_> {
         self.export_sequence(slot, LlamaStateSeqFlags::empty())
     }
 
-    /// Returns a state with the slot's tokens at `positions`, and with no others if the buffer allows it.
+    /// Returns a state with the slot's tokens at `positions`, and without other tokens if the slots share a buffer.
     ///
     /// Cost: like [`Self::export`], of the range in a shared buffer, of the whole sequence elsewhere.
     /// Errors: `Range`, `Export`.
@@ -114,7 +115,7 @@ impl Llama<'_> {
         self.staging.room(n_bytes)
     }
 
-    /// Puts the state in the staging buffer into a slot, like [`Self::import`]: one that was written into
+    /// Imports the state in the staging buffer into a slot, like [`Self::import`]: a state that was written into
     /// [`Self::room`], or the last export.
     pub(in crate::engine) fn import_written(
         &mut self,
@@ -212,15 +213,14 @@ impl Llama<'_> {
         self.cut_back(to, n_tokens)
     }
 
-    /// Returns the part of a slot's state that cannot be cut; full attention alone has none, so do not call this for
-    /// it.
+    /// Returns the part of a slot's state that cannot be cut. Not for models with only full attention, which have none.
     ///
     /// Errors: [`StateError::Export`] if the slot is empty.
     pub(in crate::engine) fn partial(&mut self, slot: SlotId) -> Result<Vec<u8>, StateError> {
         self.export_sequence(slot, LlamaStateSeqFlags::PARTIAL_ONLY).map(<[u8]>::to_vec)
     }
 
-    /// Cuts a slot back to `n_tokens` with the partial state that it had after them.
+    /// Cuts a slot back to `n_tokens`, given the partial state that it had after them.
     ///
     /// The slot must have at least these tokens, with any partial state; a purely recurrent one may be empty.
     /// Errors: `Import`, `Rewind`; the slot is then empty.
@@ -246,7 +246,7 @@ impl Llama<'_> {
         }
     }
 
-    /// Marks cells of one sequence as another's, too.
+    /// Marks cells of one sequence as cells of another one, too.
     fn share(&mut self, from: SlotId, to: SlotId, positions: Range<u32>) {
         let (from, to) = (i32::from(from.0), i32::from(to.0));
         let shared = self.context.kv_cache_seq_cp(from, to, Some(positions.start), Some(positions.end));
@@ -255,8 +255,8 @@ impl Llama<'_> {
 
     /// Copies a slot's whole buffer, including the past of a sliding window.
     ///
-    /// llama.cpp only records the copy and makes it at the next decode; an export or import before that would see or
-    /// lose the wrong bytes. So one token is decoded at once.
+    /// llama.cpp only records the copy and makes it at the next decode. An export before that would read the wrong
+    /// bytes, and an import would be overwritten. So one token is decoded at once.
     fn copy_stream(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
         debug_assert!(copied.is_ok(), "no position was given");
@@ -285,7 +285,8 @@ impl Llama<'_> {
         self.last_position(slot).map_or(0, |last| last + 1)
     }
 
-    /// Checks that a slot has exactly these tokens, and of a sliding window what the next token sees.
+    /// Checks that a slot has exactly these tokens; with a sliding window, that it has the tokens that the next one
+    /// sees.
     fn expect_tokens(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         if self.n_held(slot) == n_tokens && self.resumes(slot, n_tokens) {
             return Ok(());

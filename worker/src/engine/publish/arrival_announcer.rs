@@ -1,7 +1,7 @@
-//! Early announcement of requests: from their arrival until they start, or end without a start.
+//! Early announcements of requests, from their arrival until they start, or end without a start.
 //!
 //! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
-//! announcement is a guard, so that none outlives its request, however that ends.
+//! announcement is a guard, so it ends with its request, however the request ends.
 //!
 //! Not here: the published state (`warmpath_worker_core::pending_prefills`), its stream (`crate::summary`).
 
@@ -34,12 +34,13 @@ impl ArrivalAnnouncer {
         Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }
     }
 
-    /// Returns a maker that announces blocks, too, because running sequences are announced.
+    /// Returns a maker that announces blocks, too, for models whose running sequences are announced.
     pub(crate) fn filling(self) -> Self {
         Self { is_filling: true, ..self }
     }
 
-    /// Announces a request whose prompts have `n_tokens`, those of `chain` first, as far as it may start from them.
+    /// Announces a request with `n_tokens` of prompts. `chain` has the blocks of the prompt, if it may start from
+    /// cached state.
     pub(crate) fn announce(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> EarlyAnnouncement {
         let id = AnnouncementId(self.n_made.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();

@@ -63,7 +63,7 @@ counters! {
     draft_model_us;
     /// Prompt tokens of requests that got a slot.
     prompt_tokens;
-    /// Those of them that were reused.
+    /// Prompt tokens of these requests that were reused.
     cached_tokens;
     /// Most prompt tokens ever computed between two tokens of a stream.
     passed_tokens_max;
@@ -79,7 +79,7 @@ counters! {
     cached_ram_tokens;
     /// Reused tokens that came from the store on disk.
     cached_disk_tokens;
-    /// Requests that waited for a prefix that another was computing.
+    /// Requests that waited for a prefix that another request was computing.
     prefix_waits;
     /// Time of these waits when the requests got their slots. Units: microseconds.
     prefix_wait_us;
@@ -87,7 +87,7 @@ counters! {
     disk_wait_us;
     /// Stored state that could not be read from disk.
     disk_read_failures;
-    /// Stored state that could not be written to disk, or was not because writing had just failed.
+    /// Stored state that could not be written to disk, or was not written because writing had just failed.
     disk_write_failures;
     /// Stored state that was not written to disk because too much was waiting already.
     disk_writes_refused;
@@ -105,7 +105,7 @@ counters! {
     saved_tokens;
     /// Partial-state checkpoints made.
     checkpoints_made;
-    /// Starts from one.
+    /// Starts from a checkpoint.
     checkpoint_uses;
     /// Idle slots whose state left the buffer.
     moved_out;

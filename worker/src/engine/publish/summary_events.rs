@@ -16,10 +16,10 @@ use crate::engine::api::EngineUpdate;
 /// Source: a load that is seconds old costs p99 (docs/decisions/0000-measured-before.md); a push costs nothing.
 const LOAD_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Sender of updates, with a rate limit on those without changes.
+/// Sender of updates, with a rate limit on updates with only the load.
 pub(crate) struct UpdateSender {
     updates: UnboundedSender<EngineUpdate>,
-    /// Requests that the load counts since the last update.
+    /// Requests that the load has included since the last update.
     counted: Vec<AnnouncementId>,
     /// Early announcements of submissions that have started since the last update.
     resolved: Vec<EarlyAnnouncement>,
@@ -33,7 +33,7 @@ impl UpdateSender {
         Self { updates, counted: Vec::new(), resolved: Vec::new(), sent: None, is_stale: true }
     }
 
-    /// Records that the load counts a request from now on.
+    /// Records that the load includes a request from now on.
     pub(crate) fn count(&mut self, announcement: Option<&EarlyAnnouncement>) {
         self.counted.extend(announcement.map(EarlyAnnouncement::id));
         self.is_stale = true;

@@ -1,8 +1,8 @@
 //! Measures one setting in a small separate context.
 //!
-//! Every slot gets a cached state without computing it, by importing zeros: the time of attention does not depend on
-//! the values. The largest costs are measured first, so that a slower setting stops early. Not here: the choice of
-//! settings, and the conclusions (`self_test`).
+//! Every slot gets a cached state by importing zeros instead of computing it, because the time of attention does not
+//! depend on the values. The largest costs are measured first, so that a slower setting stops early. Not here: the
+//! choice of settings, and the conclusions (`self_test`).
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -19,34 +19,38 @@ use crate::engine::kv::codec::{Layout, Piece, Sections};
 use crate::engine::llama::{Llama, Logits, StateError};
 
 /// Most cached tokens of each slot.
+///
+/// Source: own choice: a system prompt with tools.
 const CACHED_TOKENS_MAX: u32 = 2048;
-/// Fewest cached tokens of each slot, which are computed if nothing can be imported.
+/// Fewest cached tokens of each slot, which are computed if nothing can be imported. Source: own choice.
 const CACHED_TOKENS_MIN: u32 = 256;
-/// Most bytes of all cached state.
+/// Most bytes of all cached state. Source: own choice.
 const STATE_BYTES_MAX: u64 = 512 << 20;
-/// Tokens of a slot after the cached ones, if a step can be taken back.
+/// Tokens of a slot after the cached ones, if the tokens of a step can be removed again.
 const ROOM_TOKENS: u32 = 160;
-/// The same if every run of a step stays.
+/// The same if they cannot be removed.
 const ROOM_TOKENS_KEPT: u32 = 512;
-/// Length of the stretch of a new prompt that is computed.
+/// Length of the stretch of a new prompt that is computed. Source: own choice.
 const COLD_TOKENS: u32 = 128;
-/// Tokens of a step with a draft; a longer one is estimated.
+/// Tokens of a step with a draft; a longer one is estimated. Source: own choice: powers of two up to the longest usual
+/// draft.
 const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
-/// The same at the beginning of a context; what is between them grows evenly.
+/// The same at the beginning of a context; numbers between them are interpolated.
 const SHALLOW_DRAFT_TOKENS: [u32; 3] = [1, 4, 16];
-/// Most measurements of a step, time allowing; the fastest counts.
+/// Most measurements of a step, time allowing; the fastest counts. Source: own choice.
 const N_RUNS_MAX: u32 = 6;
-/// Measurements of moving state; the first one touches the buffers, and the fastest counts.
+/// Measurements of moving state; the first one touches the buffers, and the fastest counts. Source: own choice.
 const N_TRANSFERS: u32 = 3;
-/// Largest difference between the two fastest runs for the fastest to be trusted.
+/// Largest difference between the two fastest runs for the fastest to be trusted. Source: own choice.
 const SPREAD_MAX: f64 = 0.05;
-/// Share of its threads' time that a step gets on a machine without other work.
+/// Share of its threads' time that a step gets on a machine without other work. Source: own choice: below it other
+/// programs have slowed the step down.
 const OWN_SHARE_MIN: f64 = 0.75;
 
-/// When to stop.
+/// Limit at which measuring stops.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
-    /// Cost of another setting: measuring beyond it gains nothing.
+    /// Cost of another setting; a setting that costs more is not measured further.
     pub cost_ms: f64,
     /// Time at which repetitions end.
     pub until: Instant,
@@ -83,7 +87,7 @@ struct Bench<'m> {
     splits: bool,
     /// Whether responses are drafted.
     drafts: bool,
-    /// Whether suffixes that are shorter than a tile may be slow, and can be made longer.
+    /// Whether suffixes shorter than a tile may be slow, so that they are made longer.
     rounds_suffixes: bool,
     tile_ms: f64,
     layout: Option<Layout>,
@@ -112,7 +116,7 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
     TriedSetting { setting, figures, cost_ms, outcome, costs }
 }
 
-/// Returns the cached tokens of each slot, and the tokens that it has room for besides.
+/// Returns the number of cached tokens of each slot, and the number of further tokens for which it has room.
 ///
 /// Source of the estimate: 16-bit keys and values of every layer.
 fn slot_tokens(model: &LlamaModel, config: &EngineConfig) -> (u32, u32) {
@@ -143,7 +147,7 @@ impl<'m> Bench<'m> {
         let failed = |error: StartError| Stop::Failed(error.to_string());
         let mut llama = Llama::open(model, &small).map_err(failed)?;
         let layout = llama.look_at_layout(model, config.block_size_tokens).ok();
-        // The work of a GPU is not this process's time.
+        // The work of a GPU is not part of this process's processor time.
         let share = OwnShare::new(if config.placement.is_offloaded() { None } else { Some(threads(config)) });
         let (n_slots, figures) = (config.n_slots, Figures { n_slots: config.n_slots, ..Figures::default() });
         let mut bench = Self {
@@ -216,8 +220,8 @@ impl<'m> Bench<'m> {
 
     /// Measures a stretch of a new prompt; leaves the last slot empty.
     ///
-    /// The tokens before a token cost attention, so the stretch is the middle one of the prompt, if cells can be
-    /// removed: its time is the mean of all.
+    /// Attention grows with the tokens before, so the stretch is in the middle of the prompt, if cells can be removed:
+    /// its time is the mean of all.
     fn measure_cold(&mut self) -> Result<(), Stop> {
         let last = SlotId(self.n_slots - 1);
         let n_before = (PROMPT_TOKENS as u32 / 2).min(self.n_cached);
@@ -311,8 +315,8 @@ impl<'m> Bench<'m> {
         Ok(costs)
     }
 
-    /// Exports and imports the first slot's state and returns the time of each, in buffers that were touched before, as
-    /// those of a worker are once its store is full.
+    /// Exports and imports the first slot's state and returns the time of each. The buffers were touched before, like
+    /// those of a worker whose store is full.
     fn transfer_ms(&mut self) -> Result<(f64, f64), Stop> {
         let slot = SlotId(0);
         let n_held = self.llama.last_position(slot).map_or(0, |last| last + 1);
@@ -321,7 +325,7 @@ impl<'m> Bench<'m> {
         for _ in 0..N_TRANSFERS {
             let took = self.transfer_once_ms(slot, n_held, &mut payload)?;
             best = (best.0.min(took.0), best.1.min(took.1));
-            // The part that cannot be cut is that of the end: such a state is good only for timing.
+            // The part that cannot be cut is that of the end, so the state is only good for timing.
             self.llama.import(slot, &whole, n_held)?;
         }
         Ok(best)
@@ -377,7 +381,8 @@ impl<'m> Bench<'m> {
         Ok(best)
     }
 
-    /// Decodes this many tokens after each slot, takes them back if possible, and returns the time of the step.
+    /// Decodes this many tokens after those of each slot, removes them again if possible, and returns the time of the
+    /// step.
     fn step_ms(&mut self, work: &[(SlotId, u32)], outputs: Outputs) -> Result<f64, Stop> {
         let held: Vec<u32> =
             work.iter().map(|(slot, _)| self.llama.last_position(*slot).map_or(0, |last| last + 1)).collect();
@@ -395,7 +400,7 @@ impl<'m> Bench<'m> {
         let began = Instant::now();
         let decoded = self.llama.decode();
         if decoded.is_ok() {
-            // This waits for a GPU.
+            // Reading the logits waits for a GPU.
             black_box(self.llama.logits(idx).first());
         }
         let took_ms = ms(began);
@@ -410,7 +415,7 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Returns the time since then in whole microseconds. Units: milliseconds.
+/// Returns the time since `began`, rounded to microseconds. Units: milliseconds.
 fn ms(began: Instant) -> f64 {
     (began.elapsed().as_secs_f64() * 1e6).round() / 1e3
 }

@@ -1,20 +1,22 @@
 //! The measurements of a setting, and the one cost by which settings are compared.
 //!
-//! The cost is that of one request as this project expects them: most of the prompt is cached, a short suffix is new, a
-//! response is decoded, and other conversations stay in the buffer meanwhile. Not here: measuring (`measure`).
+//! The cost is that of one typical request: most of the prompt is cached, a short suffix is new, a response is decoded,
+//! and other conversations stay in the buffer meanwhile. Not here: measuring (`measure`).
 
 use std::collections::BTreeMap;
 
 /// Tokens of a response. Source: the mean response of public chat logs has one to two hundred tokens.
 const ANSWER_TOKENS: f64 = 128.0;
-/// Share of decode steps in which no other slot runs; in the others all do.
+/// Share of decode steps in which no other slot runs; in the other steps all slots run. Source: own choice.
 const ALONE: f64 = 0.5;
-/// Share of prompts that are not cached at all.
+/// Share of prompts that are not cached at all. Source: own choice: a fleet with a hit ratio of nine tenths.
 const MISSES: f64 = 0.1;
-/// Length of such a prompt.
+/// Length of such a prompt. Source: own choice: a system prompt with tools.
 pub(super) const PROMPT_TOKENS: f64 = 2048.0;
 
 /// Tokens after a cached prompt.
+///
+/// Source: own choice: a short question, and less than a tile.
 pub(super) const SUFFIX_TOKENS: u32 = 48;
 /// Size from which flash attention on a CPU computes in tiles. Source: llama.cpp's
 /// `ggml_compute_forward_flash_attn_ext_tiled`.
@@ -23,7 +25,7 @@ pub(super) const TILE_TOKENS: u32 = 64;
 pub(super) const SHORT_TOKENS: u32 = 32;
 /// Tokens of a conversation that has just begun.
 pub(super) const SHALLOW_TOKENS: u32 = 64;
-/// Share by which rounding up must be cheaper before it is done.
+/// Share by which a suffix must get cheaper to be rounded up. Source: own choice: measurements vary that much.
 const ROUNDING_GAIN_MIN: f64 = 0.1;
 
 /// Measurements of a setting; `None` if measuring stopped before. Units: milliseconds.
@@ -101,11 +103,11 @@ pub struct Costs {
     pub copy_ms_per_token: f64,
     /// Time that each cached cell of an idle slot adds to a step of one decoding slot. Units: milliseconds.
     pub idle_cell_ms: f64,
-    /// Suffixes that are faster when cached tokens are recomputed with them.
+    /// Suffixes that are computed faster together with some cached tokens.
     pub suffix_rounding: Option<SuffixRounding>,
 }
 
-/// A suffix of `from_tokens` or more is faster as one of `to_tokens`.
+/// Rounding of suffixes: from `from_tokens` on, a suffix is computed faster as one of `to_tokens`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SuffixRounding {
     /// Shortest suffix that is rounded up.

@@ -1,9 +1,9 @@
 //! A small file with the results of self-tests, and a lock so that the workers of a machine measure in turn.
 //!
-//! The key contains everything that a figure depends on, so an entry is never wrong, at most unused. An unreadable file
-//! counts as empty; one that cannot be written costs the next start a second. Workers that start at the same time would
-//! disturb each other, so one measures at a time, and the next ones of its kind find its result. Not here: the result
-//! (`self_test`).
+//! The key contains everything on which a measurement depends, so an entry may be unused but never wrong. An unreadable
+//! file counts as empty; a file that cannot be written costs the next start a second. Workers that start at the same
+//! time would disturb each other, so one measures at a time, and the next worker with the same settings finds its
+//! result. Not here: the result (`self_test`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -22,13 +22,14 @@ use crate::engine::llama;
 
 /// Name of the file.
 const FILE: &str = "self-test.json";
-/// Name of the file whose lock is the turn to measure.
+/// Name of the file whose lock gives the turn to measure.
 const LOCK_FILE: &str = "self-test.lock";
-/// Interval between two tries for the lock.
+/// Interval between two tries for the lock. Source: own choice: a measurement takes seconds.
 const LOCK_POLL: Duration = Duration::from_millis(20);
-/// Most entries; beyond them the oldest is dropped.
+/// Maximum number of entries; beyond it the oldest is dropped. Source: own choice: the models and setups of one
+/// machine.
 const ENTRIES_MAX: usize = 64;
-/// Largest file that is read.
+/// Largest file that is read. Source: own choice, far above the size of its entries.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Version of the measurement; raised when it changes.
 const VERSION: u32 = 7;

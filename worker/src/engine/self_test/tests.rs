@@ -1,6 +1,7 @@
-//! Tests of the self-test: the choice from given figures, the file, and whole runs on made models.
+//! Tests of the self-test: the choice from given measurements, the file, and whole runs on generated models.
 //!
-//! Not here: whether the figures are right, which only a quiet machine shows (docs/decisions/0011-buffer-self-test.md).
+//! Not here: whether the measurements are right, which only a quiet machine shows
+//! (docs/decisions/0011-buffer-self-test.md).
 
 use std::path::{Path, PathBuf};
 
@@ -263,7 +264,7 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
             "{preset:?}"
         );
         if !report.is_calm() {
-            // The machine of this test does other work: the expected setting is taken.
+            // The machine of this test does other work, so the expected setting is chosen.
             assert_eq!(report.setting, setting((false, false)));
             continue;
         }

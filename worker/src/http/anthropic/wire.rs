@@ -44,7 +44,7 @@ pub enum Event<'a> {
     },
     /// End of the message.
     MessageDelta {
-        /// How it ended.
+        /// End of the message.
         delta: End<'a>,
         /// Tokens of the whole message.
         usage: Usage,
@@ -82,7 +82,7 @@ pub struct Message<'a> {
     pub model: &'a str,
     /// Its blocks.
     pub content: Vec<Block<'a>>,
-    /// How it ended.
+    /// End of the message.
     #[serde(flatten)]
     pub end: End<'a>,
     /// Its tokens.
@@ -136,7 +136,7 @@ impl<'a> Block<'a> {
         Self::with(part, &part.text)
     }
 
-    /// Returns a part's block before anything is in it.
+    /// Returns the empty block of a part.
     pub fn empty(part: &'a Part) -> Self {
         Self::with(part, "")
     }
@@ -145,7 +145,7 @@ impl<'a> Block<'a> {
         match &part.kind {
             PartKind::Thought => Self::Thinking { thinking: text, signature: "" },
             PartKind::Text => Self::Text { text },
-            // Arguments that are no object, such as cut off ones, only appear in deltas.
+            // Arguments that are not an object, such as those that were cut off, appear only in deltas.
             PartKind::Call { id, name, .. } => {
                 Self::ToolUse { id, name, input: serde_json::from_str(text).unwrap_or_default() }
             }

@@ -8,7 +8,7 @@ use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
 
 use crate::tools::function_name_pattern;
 
-/// Fields of a chat that have other names in both dialects.
+/// Fields of a chat that have other names in the two dialects.
 const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "response_format"];
 
 /// Returns the schema of each request by its name; `chats` has that of a chat.

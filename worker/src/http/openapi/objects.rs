@@ -1,4 +1,4 @@
-//! The schemas of responses and small requests that are assembled as open JSON.
+//! The schemas of responses and small requests that are assembled as untyped JSON.
 //!
 //! Not here: responses with types of their own. The worker's HTTP tests compare every response that they see with these
 //! schemas.

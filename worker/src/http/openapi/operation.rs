@@ -16,7 +16,7 @@ pub struct Operation {
     /// Schema of the body, if there is one.
     pub request: Option<&'static str>,
     pub answer: Answer,
-    /// Statuses of errors besides 405, which every path returns for other methods.
+    /// Statuses of errors, without 405, which every path returns for other methods.
     pub errors: &'static [u16],
     pub parameters: &'static [Parameter],
 }
@@ -49,7 +49,7 @@ pub enum Answer {
     JsonOrEvents { whole: &'static str, event: &'static str },
     /// Bytes of this content type.
     Bytes(&'static str),
-    /// There is none.
+    /// No success.
     Never,
 }
 
@@ -118,7 +118,7 @@ impl Operation {
         described
     }
 
-    /// Returns whether it needs no key while others do.
+    /// Returns whether it needs no key even if other operations do.
     fn is_open(&self) -> bool {
         self.tag == Tag::Health
     }

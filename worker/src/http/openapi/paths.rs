@@ -22,7 +22,7 @@ const STORED: Parameter = path("id", "Anything: nothing is stored.", r#"{"type":
 const SLOT: Parameter = path("id", "The slot.", r#"{"type": "integer", "minimum": 0, "maximum": 65535}"#);
 const PIN: Parameter = path("id", "The pin's name.", r#"{"type": "string", "minLength": 1}"#);
 const ACTION: Parameter =
-    query("action", "What is done; required.", r#"{"type": "string", "enum": ["save", "restore", "erase"]}"#);
+    query("action", "The action; required.", r#"{"type": "string", "enum": ["save", "restore", "erase"]}"#);
 const ENTRIES: Parameter =
     query("entries", "The entries of a page.", r#"{"type": "integer", "minimum": 0, "maximum": 10000}"#);
 const AFTER_ENTRY: Parameter = query(
@@ -45,7 +45,7 @@ const STATE_LAYOUT: Parameter = query(
 );
 const SHORTER_RUNS: Parameter = query(
     "or",
-    "Shorter runs, of which the first one that is held is sent if this one is not: `HASH.BLOCKS`, separated by commas.",
+    "Shorter runs; if the worker does not hold the named run, it sends the first of these that it holds: `HASH.BLOCKS`, separated by commas.",
     r#"{"type": "string"}"#,
 );
 const AFTER_STAMP: Parameter = query("after", "The last stamp that the router has.", r#"{"type": "string"}"#);
@@ -113,7 +113,7 @@ fn dialects() -> Vec<Operation> {
         ..post("/v1/responses", "ResponsesRequest", response)
     };
     let stored = Operation {
-        summary: "Finds nothing: no response is stored.",
+        summary: "Always fails: no response is stored.",
         tag: Tag::Generation,
         errors: &[404],
         parameters: &[STORED],
@@ -228,9 +228,9 @@ fn health() -> Vec<Operation> {
             ..get("/livez", Answer::Json("Status"))
         },
         Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", Answer::Json("Status")) },
-        Operation { summary: "The same as llama-server says it.", ..get("/health", Answer::Json("Status")) },
+        Operation { summary: "Returns whether requests are accepted, in llama-server's form.", ..get("/health", Answer::Json("Status")) },
         Operation {
-            summary: "Measures, in Prometheus' text format.",
+            summary: "Returns the metrics in Prometheus' text format.",
             errors: &[],
             ..get("/metrics", Answer::Bytes("text/plain"))
         },
@@ -251,22 +251,22 @@ fn internal() -> Vec<Operation> {
             ..get("/internal/v1/summary", Answer::Json("Summary"))
         },
         Operation {
-            summary: "The same as frames, then every change.",
+            summary: "Returns the cached blocks and the load as frames, then every change.",
             parameters: &[AFTER_STAMP],
             ..get("/internal/v1/summary/stream", Answer::Bytes(warmpath_common::summary::CONTENT_TYPE))
         },
         Operation {
-            summary: "The model's metadata, as a GGUF file without tensors.",
+            summary: "Returns the model's metadata as a GGUF file without tensors.",
             ..get("/internal/v1/vocabulary", Answer::Bytes("application/octet-stream"))
         },
         Operation {
-            summary: "KV state of the blocks that end with the named one, as the disk tier's records.",
+            summary: "Returns the KV state of the blocks that end with the named one, as records of the disk tier.",
             errors: &[400, 404, 500, 501, 503],
             parameters: &[LAST_BLOCK, N_BLOCKS, STATE_LAYOUT, SHORTER_RUNS],
             ..get("/internal/v1/kv/{key}", Answer::Bytes("application/octet-stream"))
         },
         Operation {
-            summary: "The prefixes whose KV state is most worth having.",
+            summary: "Returns the most valuable prefixes in the cache.",
             errors: &[400, 404, 429, 500, 501, 503],
             parameters: &[N_TOKENS],
             ..get("/internal/v1/kv", Answer::Json("HotPrefixes"))

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::operation::{Answer, Operation, Tag};
 use super::paths::{get, post};
 
-/// Errors of a worker that does the other kind of work, too.
+/// Errors, including that of a worker that does the other kind of work.
 const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];
 
 /// Returns the operations.
@@ -33,7 +33,7 @@ pub(super) fn operations() -> Vec<Operation> {
         ..get("/lora-adapters", Answer::Json("Adapters"))
     };
     let set = Operation {
-        summary: "Takes the scales that are in force already.",
+        summary: "Accepts only the scales that are in force.",
         errors: ERRORS,
         ..post("/lora-adapters", "AdapterScales", Answer::Json("AdaptersSet"))
     };

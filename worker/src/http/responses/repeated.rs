@@ -27,7 +27,7 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// Returns it with the values that OpenAI's clients expect for absent fields.
+    /// Fills absent fields with the values that OpenAI's clients expect.
     pub fn filled(mut self) -> Self {
         self.metadata.get_or_insert_with(|| json!({}));
         self.parallel_tool_calls.get_or_insert_with(|| json!(true));

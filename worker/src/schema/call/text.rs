@@ -18,7 +18,7 @@ const RULES_MAX: usize = 2000;
 /// Names of properties that a schema does not name. Source: own choice: names that every form can write.
 const ANY_NAME: &str = "/[a-zA-Z0-9_.-]{1,64}/";
 
-/// Fewest properties of an object, whatever its schema says.
+/// Minimum number of properties of an object, whatever its schema says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Least {
     /// It may be empty.
@@ -32,7 +32,7 @@ pub(super) enum Least {
 pub(super) struct Text {
     /// Expression of the whole text.
     pub start: String,
-    /// Names by expression, terminals' and other rules'.
+    /// Names of terminals and other rules, by expression.
     names: HashMap<String, String>,
     /// Rules in the order in which they were written.
     rules: Vec<String>,
@@ -52,7 +52,7 @@ impl Text {
         value::escaped(text)
     }
 
-    /// Returns properties one after the other.
+    /// Returns the expression of properties one after the other.
     pub fn joined(members: Vec<Member>) -> String {
         let one =
             |Member { expression, is_required }| if is_required { expression } else { format!("({expression})?") };
@@ -78,7 +78,7 @@ impl Text {
         }
     }
 
-    /// Returns the expression of properties with a separator between each two; `least` tells whether it may be empty.
+    /// Returns the expression of properties with a separator between each two; `least` is the minimum number of them.
     pub fn separated(&mut self, members: Vec<Member>, separator: &str, least: Least) -> String {
         let separator = Self::quoted(separator);
         // From the last property to the first: `rest` may follow a written property, and the list begins with one of
@@ -165,7 +165,7 @@ impl Text {
         Self::repeated(&member, "\",\"", 0, None)
     }
 
-    /// Refuses what has grown too large.
+    /// Refuses a grammar that is too large.
     pub fn check_size(&self) -> Result<(), SchemaError> {
         if self.rules.len() + self.jsons.len() > RULES_MAX {
             return Err(refuse("", &format!("its grammar has more than {RULES_MAX} rules")));
@@ -213,7 +213,7 @@ mod tests {
         let separated = |members: Vec<Member>, least| {
             let mut text = Text::default();
             let expression = text.separated(members, ",", least);
-            // Rules are replaced by their bodies, so that one expression has everything.
+            // Rules are replaced by their bodies, so that the result is one expression.
             text.rules.iter().rev().fold(expression, |expression, rule| {
                 let (name, body) = rule.trim_end().split_once(": ").expect("a rule has a name");
                 expression.replace(name, &format!("<{body}>"))
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(two, "(<\"b\">  | <\"a\"> <\",\" <\"b\">>)");
         assert!(
             separated(vec![member("a", false), member("b", false)], Least::One).ends_with(')'),
-            "one must be there"
+            "at least one property is written"
         );
     }
 }

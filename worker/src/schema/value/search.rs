@@ -22,7 +22,7 @@ pub(in crate::schema) fn escaped(text: &str) -> String {
     in_lark(&format!("(?:{})", regex_syntax::escape(text)))
 }
 
-/// Returns the expression of whole strings that contain a match of another.
+/// Returns the expression of whole strings that contain a match of another expression.
 fn whole(hir: &Hir) -> Result<String, String> {
     match hir.kind() {
         HirKind::Alternation(alternatives) => {

@@ -1,4 +1,4 @@
-//! Tests of grammars of values written apart: the texts that they accept. Their use in calls is tested in
+//! Tests of grammars of values that are written as text: the texts that they accept. Their use in calls is tested in
 //! `worker/tests/http`.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Runs that arrive whole, in pieces, damaged, or other than they were asked for.
+//! Runs that arrive whole, in pieces, damaged, or with other blocks than requested.
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::block_chain;
@@ -101,7 +101,7 @@ fn a_record_of_anything_else_is_refused_by_what_differs() {
     check(&one(&chain.record(3..5), payload), "place");
     check(&one(&Record { blocks: other.blocks[2..4].into(), ..good.clone() }, payload), "chain");
     check(&one(&Record { blocks: [].into(), tokens: [].into(), ..good.clone() }, payload), "chain");
-    // Other tokens under the right hashes, as a peer can send them.
+    // Other tokens with the right hashes, which a peer can send.
     check(&one(&Record { tokens: other.tokens[8..16].into(), ..good.clone() }, payload), "text");
     check(&one(&Record { tokens: chain.tokens[8..15].into(), ..good.clone() }, payload), "number of tokens");
     check(&one(&Record { n_bytes: 40, ..good.clone() }, &payload[..40]), "size");
@@ -117,7 +117,7 @@ fn a_length_that_is_too_large_takes_no_memory() {
     let mut huge = one(&chain.record(0..4), chain.payload(0..4));
     huge[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(read(chain.wanted(0..4), &huge, 100), Err(Damage::Header.into()));
-    // Within what a file may have, but beyond what these blocks need.
+    // Within the limit of a file, but more than these blocks need.
     huge[12..16].copy_from_slice(&(1_u32 << 20).to_le_bytes());
     let mut reader = RunReader::new(chain.wanted(0..4));
     assert_eq!(reader.push(&huge), Err(Damage::Header.into()));

@@ -1,4 +1,4 @@
-//! SIGKILL at random moments: a chunk reported as written is there, and every chunk that is there is right.
+//! SIGKILL at random moments: a chunk that was reported as written exists, and every existing chunk is right.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -56,7 +56,7 @@ fn a_worker_killed_while_writing_leaves_a_usable_store() {
     assert!(said.len() >= N_ROUNDS as usize);
 }
 
-/// Lets some time pass within a write of the other process, without waiting for anything.
+/// Lets some time pass within a write of the other process.
 fn spin(duration: Duration) {
     let started_at = Instant::now();
     while started_at.elapsed() < duration {

@@ -8,7 +8,7 @@ use super::*;
 /// Longest file in the process that simulates the full disk, in units of 512 or 1024 bytes.
 const FILE_UNITS_MAX: u32 = 128;
 
-/// Puts a folder at the path of the file of `record`, so that writing fails at the very end.
+/// Creates a folder at the path of the file of `record`, so that writing fails at the very end.
 fn obstruct(opened: &Opened, record: &Record) -> PathBuf {
     let obstacle = opened.store.folder().join(file_name(record));
     fs::create_dir(&obstacle).unwrap();

@@ -62,7 +62,7 @@ async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscripti
     (publisher, updates, subscription)
 }
 
-/// Returns the arrival of a request of 100 tokens, the first of which are those of `keys`.
+/// Returns the arrival of a request of 100 tokens, which starts with the blocks `keys`.
 fn come(id: AnnouncementId, keys: Vec<BlockKey>) -> EngineUpdate {
     let request = RequestId::new("r").unwrap();
     EngineUpdate::Arrived { id, request, n_tokens: 100, keys, is_filling: true }
@@ -114,7 +114,7 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
     let (tier, state, resume) = (Tier::Resident, RunState::Filling, Resume::EveryBlock);
     let announced = Change::Stored(Run { keys: keys.clone(), tier, state, resume, slot: None });
     let accepted = || Change::Accepted(RequestId::new("r").unwrap());
-    // The second announcement and the first end of one change no blocks. Changes at the same time share a frame.
+    // The second announcement and the end of the first change no blocks. Changes at the same time share a frame.
     for (said, held) in [
         (vec![announced, accepted()], Some(&keys[..])),
         (vec![accepted(), stored(0..1)], Some(&keys[..])),
@@ -177,7 +177,7 @@ async fn a_silent_worker_tells_in_time_that_it_lives() {
     let (_publisher, updates, mut subscription) = follow().await;
     for seq in 1..4 {
         let before = Instant::now();
-        // Steps that change nothing are no frames.
+        // Steps that change nothing send no frames.
         for _ in 0..3 {
             tokio::time::sleep(HEARTBEAT / 4).await;
             updates.send(update(Vec::new(), 0)).unwrap();

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Stack of the threads that tokenize. Source: tokio's default.
+/// Stack of the threads that tokenize. Units: bytes. Source: tokio's default.
 const STACK_BYTES: usize = 2 << 20;
 
 #[test]

@@ -16,7 +16,7 @@ const MOVED: &[(&str, &str)] = &[
     ("llama-bpe", "NVIDIA-Nemotron-Nano-v2"),
 ];
 
-/// Templates in which they cannot, each with what the reason contains.
+/// Templates in which they cannot, each with a part of the reason.
 const REFUSED: &[(&str, &str, &str)] = &[
     ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct", "right behind"),
     ("llama-bpe", "meta-llama-Llama-3.2-3B-Instruct", "right behind"),

@@ -62,7 +62,7 @@ impl Layout {
     }
 }
 
-/// Widest indentation; more is a mistake.
+/// Widest indentation. Source: own choice: a wider one is a mistake.
 const INDENT_MAX: usize = 64;
 
 fn write(text: &mut String, value: &Value, layout: &Layout, depth: usize) -> Result<(), Error> {

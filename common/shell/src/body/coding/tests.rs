@@ -24,7 +24,7 @@ const ALL: [&str; 4] = ["gzip", "deflate", "br", "zstd"];
 async fn read(headers: &mut HeaderMap, body: Body, room: usize) -> Result<Bytes, BodyError> {
     let limits = BodyLimits { bytes_max: BYTES_MAX, timeout: Duration::from_secs(60), room: BodyRoom::new(room) };
     let read = limits.read(headers, body, Sender::Unknown).await;
-    assert_eq!(limits.room.n_bytes(), 0, "what has arrived takes no memory");
+    assert_eq!(limits.room.n_bytes(), 0, "a body that was read takes no memory");
     read
 }
 
@@ -34,7 +34,7 @@ async fn read_as(codings: &[&str], body: &[u8]) -> Result<Bytes, BodyError> {
     let mut headers: HeaderMap = codings.iter().map(value).collect();
     let pieces: Vec<_> = body.chunks(1000).map(Bytes::copy_from_slice).map(Ok::<_, io::Error>).collect();
     let read = read(&mut headers, Body::from_stream(futures::stream::iter(pieces)), ROOM).await;
-    assert!(read.is_err() || !headers.contains_key(header::CONTENT_ENCODING), "what is decoded has no coding");
+    assert!(read.is_err() || !headers.contains_key(header::CONTENT_ENCODING), "a decoded body has no coding");
     read
 }
 

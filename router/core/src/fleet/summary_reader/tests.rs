@@ -1,4 +1,4 @@
-//! Tests of the follower: what it accepts, and everything that ends a stream.
+//! Tests of the summary reader: the frames that it accepts, and everything that ends a stream.
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::BlockKey;

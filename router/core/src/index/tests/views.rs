@@ -1,4 +1,4 @@
-//! Tests of taking in a view part by part while other workers change.
+//! Tests of replacing a worker's view part by part while other workers change.
 
 use super::*;
 

@@ -15,15 +15,17 @@ use super::segment_ids::SegmentIds;
 use crate::WorkerIdx;
 
 /// Share of the limit that one eviction frees.
+///
+/// Source: own choice: evictions stay rare, and most of the index stays.
 const SHED_DIVISOR: usize = 8;
-/// Number of ages that an eviction distinguishes; older segments count as the oldest.
+/// Number of ages that an eviction distinguishes; older segments count as the oldest. Source: own choice.
 const AGES: usize = 256;
 /// Maximum number of spans that an insertion adds to an existing segment: two of the run, and one of a span that it
 /// splits.
 const SPANS_ADDED_MAX: usize = 3;
 /// Additional memory that a table needs while it grows, as a share of the new table.
 const BESIDE_DIVISOR: usize = 16;
-/// Smallest growth of the list of segments.
+/// Smallest growth of the list of segments. Source: own choice.
 const SEGMENTS_GROWTH_MIN: usize = 16;
 
 impl IndexWriter {
@@ -45,7 +47,8 @@ impl IndexWriter {
     /// Makes every table large enough for one more segment of `n` blocks; returns whether the tables and the segment
     /// fit.
     fn grow(&mut self, worker: WorkerIdx, n: usize) -> bool {
-        // A run may be appended to a segment, which is copied then: one segment of the maximum size covers both.
+        // A run may be appended to a segment, which copies the segment: one segment of the maximum size covers both
+        // cases.
         let mut bytes = self.bytes() + Segment::bytes_of(2 + SPANS_ADDED_MAX, n) + n * size_of::<Span>();
         let mut fits = |more: usize| {
             let fits = bytes + more <= self.options.bytes_max;

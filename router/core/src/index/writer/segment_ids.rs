@@ -87,10 +87,10 @@ impl SegmentIds {
 
     /// Returns the segment of a number that is known to have one.
     pub(super) fn segment(&self, id: u32) -> Segment<'_> {
-        self.get(id).expect("whoever knows a number knows that it is taken").into()
+        self.get(id).expect("callers pass only numbers of segments").into()
     }
 
-    /// Returns the number of the segment that has the blocks of a number.
+    /// Returns the number of the segment that now contains the blocks with this number.
     pub(super) fn owner(&self, id: u32) -> u32 {
         match self.numbers.get(id as usize) {
             Some(Number::Part { of, .. }) => *of,

@@ -1,9 +1,9 @@
 //! A worker's view as a whole: its contents, its replacement, its removal.
 //!
 //! Single runs are inserted in the parent module. A worker's segments are listed, so a view is replaced without a walk
-//! through the blocks of other workers. The list may contain a segment twice, or one that the worker has left; it is
-//! compacted when it is twice as long as necessary. A view is taken in a number of blocks at a time, so that changes of
-//! other workers can be applied in between.
+//! through the blocks of other workers. The list may contain a segment twice, or a segment of which the worker holds no
+//! block any more; it is compacted when it is twice as long as necessary. A view is inserted a number of blocks at a
+//! time, so that changes of other workers can be applied in between.
 
 use std::ops::Range;
 
@@ -15,6 +15,8 @@ use super::{Given, IndexWriter};
 use crate::WorkerIdx;
 
 /// Shortest list that is compacted.
+///
+/// Source: own choice: a shorter list wastes little memory.
 const LIST_MIN: usize = 16;
 
 /// What one worker holds.
@@ -28,15 +30,15 @@ pub(super) struct WorkerBlocks {
     segments: Vec<u32>,
 }
 
-/// View that replaces a worker's old one, and how much of it has been taken in.
+/// View that replaces a worker's old one, and how much of it has been inserted.
 #[derive(Debug)]
 pub struct Replacement {
     worker: WorkerIdx,
     runs: Vec<Run>,
     n_runs_taken: usize,
-    /// Blocks that the view has in each segment, as far as its runs have been taken in; sorted after the last run.
+    /// Blocks that the view has in each segment, as far as its runs have been inserted; sorted after the last run.
     touched: Vec<Touched>,
-    /// Segments that may still have blocks of the old view only; absent until every run has been taken in.
+    /// Segments that may still have blocks of the old view only; absent until every run has been inserted.
     segments: Option<Vec<u32>>,
 }
 
@@ -54,7 +56,7 @@ impl Replacement {
         self.worker
     }
 
-    /// Returns whether the view is taken in and nothing else is left of the worker.
+    /// Returns whether the view is complete and nothing of the worker's old view is left.
     pub fn is_done(&self) -> bool {
         self.segments.as_ref().is_some_and(Vec::is_empty)
     }
@@ -94,7 +96,7 @@ impl WorkerBlocks {
         self.n_segments += 1;
     }
 
-    /// Records that the worker has left a segment.
+    /// Records that the worker no longer holds any block of a segment.
     pub(super) fn drop_segment(&mut self) {
         self.n_segments -= 1;
     }
@@ -142,17 +144,17 @@ impl IndexWriter {
         }
     }
 
-    /// Returns a view of which nothing has been taken in. Until all of it has, no segments are joined, so that blocks
-    /// stay where they were found.
+    /// Returns a view of which nothing has been inserted yet. Until all of it is inserted no segments are joined, so
+    /// that blocks stay where they were found.
     pub fn begin(&mut self, worker: WorkerIdx, runs: Vec<Run>) -> Replacement {
         self.n_arriving += 1;
         Replacement { worker, runs, n_runs_taken: 0, touched: Vec::new(), segments: None }
     }
 
-    /// Takes in the next part of a view; returns how many blocks were taken in or withdrawn. Changes of other workers
-    /// may be applied between two parts.
+    /// Inserts the next part of a view; returns how many blocks were inserted or removed. Changes of other workers may
+    /// be applied between two parts.
     ///
-    /// A reader in between sees blocks of both views, and never misses a block that is in both.
+    /// Meanwhile a reader sees blocks of both views, and never misses a block that is in both.
     /// Cost: that of `n_blocks_max` blocks, and a run or a segment; once, a look at each of the worker's segments.
     pub fn take_in(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
         if view.is_done() {
@@ -173,7 +175,7 @@ impl IndexWriter {
             view.n_runs_taken += 1;
         }
         view.touched = self.touched.take().unwrap_or_default();
-        // Then what the new view has not touched is withdrawn, segment by segment.
+        // Then the blocks that the new view has not touched are removed, segment by segment.
         if view.n_runs_taken == view.runs.len() {
             let segments = view.segments.get_or_insert_with(|| {
                 view.touched.sort_unstable();
@@ -192,8 +194,8 @@ impl IndexWriter {
         n
     }
 
-    /// Withdraws a worker from the blocks of a segment that its new view does not have; returns an upper bound of their
-    /// number.
+    /// Removes a worker's entries for the blocks of a segment that its new view does not have; returns an upper bound
+    /// of their number.
     fn withdraw_untouched(&mut self, worker: WorkerIdx, id: u32, touched: &[Touched]) -> usize {
         let Some(segment) = self.numbers.get(id) else { return 0 };
         let len = Segment::from(segment).len();
@@ -238,7 +240,7 @@ impl IndexWriter {
         self.list_bytes += holdings.bytes();
     }
 
-    /// Records that the view that is being taken in has blocks of a segment.
+    /// Records that the view that is being inserted has blocks of a segment.
     pub(super) fn note_touched(&mut self, id: u32, range: Range<usize>) {
         if let Some(touched) = &mut self.touched {
             touched.push(Touched { id, from: range.start as u16, to: range.end as u16 });

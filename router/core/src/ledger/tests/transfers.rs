@@ -1,4 +1,5 @@
-//! Tests of the choice with KV transfers: when a worker fetches, what is booked for it, what is learnt.
+//! Tests of the choice with KV transfers: when a worker fetches, the work that is recorded for it, and the bandwidth
+//! that is learnt.
 
 use warmpath_common::model::{Fingerprint, KvTransfer};
 

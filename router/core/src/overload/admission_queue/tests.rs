@@ -42,7 +42,7 @@ impl Naive {
         Some(self.waiting.remove(at).1)
     }
 
-    /// Returns the request that gives its place to one of `tenant`; `None` where no tenant has enough more of them.
+    /// Returns the request that gives its place to one of `tenant`; `None` if no tenant has enough more requests.
     fn victim(&self, tenant: TenantKey) -> Option<WaiterId> {
         let newest = |of| self.new_ones().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
         let longest = self.new_ones().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;

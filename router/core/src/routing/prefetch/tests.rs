@@ -1,4 +1,4 @@
-//! Tests of what moves before requests: who is asked and told, and who gets what.
+//! Tests of prefetches: which workers are asked for prefixes, which fetch, and which prefixes each of them gets.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Tests of transfers: who is a peer, what is fetched, against a naive search.
+//! Tests of transfers: which workers are peers and what is fetched, compared with a naive search.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The list of the prefixes most worth having, compared with what is stored.
+//! The list of the most valuable prefixes, compared with what is stored.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Fair shares: what a tenant keeps whatever others do, and what it loses.
+//! Fair shares: the state that a tenant keeps whatever others do, and the state that it loses.
 //!
 //! The order among one tenant's chunks is tested in `eviction`.
 

@@ -1,11 +1,12 @@
-//! Grammars that are made to be expensive: every step stays within its work, and the answer continues or fails.
+//! Grammars that are made to be expensive: every step stays within its limit of work, and the answer either continues
+//! or fails.
 //!
-//! A step that did not would take hours. Work is counted, so the end is the same on every machine.
+//! A step without that limit would take hours. Work is counted in steps, so that the end is the same on every machine.
 
 use super::{FUEL, compile};
 use crate::grammar::GrammarMatcher;
 
-/// Number of tokens of an answer, if the grammar lets it go on.
+/// Number of tokens of an answer, if the grammar allows that many.
 const ANSWER_TOKENS: usize = 300;
 
 /// What becomes of an answer.

@@ -1,7 +1,7 @@
 //! A matcher of grammars that tries everything, and random grammars for it.
 //!
-//! The ends of an expression that begins at a place, and whether it can continue beyond the text, are computed by
-//! trying all possibilities until nothing new is found. The matcher uses neither the parser nor the rows.
+//! For an expression that begins at a place, the matcher tries all possibilities until it finds no further end of the
+//! expression. It uses neither the parser nor the rows.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -151,7 +151,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// Returns whether a text follows the root, and whether it is the first part of one that does.
+    /// Returns whether a text follows the root, and whether it is the first part of a text that follows the root.
     pub fn judge(&self, text: &[char]) -> (bool, bool) {
         let n = text.len() + 1;
         let mut known = Known { ends: vec![vec![vec![false; n]; n]; N_RULES], outlasts: vec![vec![false; n]; N_RULES] };
@@ -261,7 +261,7 @@ fn merge(into: &mut [bool], more: &[bool]) {
     into.iter_mut().zip(more).for_each(|(into, more)| *into |= more);
 }
 
-/// Checks that a follower allows the same bytes of a text as the matcher.
+/// Checks that `follower` allows the same bytes of a text as the naive matcher.
 pub fn compare(naive: &Naive<'_>, mut follower: GrammarMatcher, text: &str) -> Result<(), TestCaseError> {
     let chars: Vec<char> = text.chars().collect();
     for n in 0..=chars.len() {

@@ -1,4 +1,4 @@
-//! The start-up check that states can be cut and assembled as this program assumes.
+//! The start-up check that states can be cut into blocks and assembled from them.
 //!
 //! Two blocks of tokens go through the whole cycle: decoded, exported, cut, assembled, imported into another sequence,
 //! and back again. The result must equal the original byte by byte; this also determines the layout. Not here: the
@@ -12,13 +12,15 @@ use super::StateError;
 use crate::engine::kv::codec::{CodecError, Export, Layout, Piece, Sections};
 
 /// Length of the check. Units: blocks.
+///
+/// Source: own choice: a boundary between two blocks is enough.
 const N_BLOCKS: u32 = 2;
 
 impl Llama<'_> {
-    /// Returns the layout of this context's states, cut into blocks of `block_tokens`, after trying it.
+    /// Returns the layout of this context's states, cut into blocks of `block_tokens`, after a trial.
     ///
     /// Every slot is empty afterwards. Cost: a prefill of two blocks.
-    /// Errors: the reason why states cannot be cut; they can then only be moved as a whole.
+    /// Errors: the reason why states cannot be cut; states can then only be moved as a whole.
     pub(in crate::engine) fn check_codec(
         &mut self,
         model: &LlamaModel,
@@ -29,7 +31,7 @@ impl Llama<'_> {
         layout
     }
 
-    /// Returns the layout that a state of this context seems to have, without trying it.
+    /// Returns the layout that a state of this context seems to have, without a trial.
     ///
     /// Every slot is empty afterwards. Cost: a decode of one token.
     /// Errors: like [`Self::check_codec`].
@@ -72,7 +74,7 @@ impl Llama<'_> {
 
     fn round_trip(&mut self, model: &LlamaModel, block_tokens: u32) -> Result<Layout, StateError> {
         let home = SlotId(0);
-        // Without a second sequence the state returns to its own, which import empties first.
+        // Without a second sequence the state returns to the same one, which the import empties first.
         let away = if self.n_slots > 1 { SlotId(1) } else { self.spare_slot().unwrap_or(home) };
         self.decode_any(model, home, block_tokens.saturating_mul(N_BLOCKS))?;
         let state = self.export(home)?.to_vec();
@@ -80,14 +82,14 @@ impl Llama<'_> {
         let layout = read(&state, &partial, block_tokens)?.layout().clone();
         self.pass(home, away, &layout)?;
         self.pass(away, home, &layout)?;
-        // Sections that are not cut contain their sequence, so they are equal only in their own slot.
+        // Sections that are not cut contain the number of their sequence, so they are equal only in the same slot.
         if self.export(home)? != state {
             return Err(CodecError::Changed { what: "content" }.into());
         }
         Ok(layout)
     }
 
-    /// Brings the state of one slot into another, block by block, like chunks.
+    /// Moves the state of one slot into another, block by block, as chunks are moved.
     fn pass(&mut self, from: SlotId, to: SlotId, layout: &Layout) -> Result<(), StateError> {
         let n_tokens = self.n_held(from);
         let export = layout.parse(self.export(from)?)?;

@@ -1,11 +1,11 @@
-//! The speed of moving KV state, beside a copy of as many bytes.
+//! The speed of moving KV state, compared with a copy of as many bytes.
 //!
 //! ```sh
 //! cargo test --release -p warmpath-worker --lib -- --ignored --nocapture speed_of_moving_state
 //! ```
 //!
-//! `MODEL=file.gguf` measures another model than the made one. The state is of zeros, which move like any other. While
-//! a store fills, each chunk gets new pages; in a full store it gets those of an evicted chunk.
+//! `MODEL=file.gguf` measures another model than the generated one. The state consists of zeros, which move like any
+//! other numbers. While a store fills, each chunk gets new pages; in a full store it gets those of an evicted chunk.
 
 use std::collections::VecDeque;
 use std::hint::black_box;

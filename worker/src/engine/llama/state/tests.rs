@@ -74,7 +74,8 @@ impl Setting {
         matches!(self.preset, Preset::TinySwa | Preset::TinyHybrid | Preset::TinyRecurrent)
     }
 
-    /// Returns whether other cells give the same response: always in digital models, else without flash attention.
+    /// Returns whether a response is the same in other cells: always in digital models, otherwise only without flash
+    /// attention.
     fn is_exact(self) -> bool {
         self.preset != Preset::TinyKeys || self.flash_attn == Switch::Off
     }
@@ -149,8 +150,8 @@ impl Bed<'_> {
         assert_eq!(answer, fresh.answer(A, n), "{:?}", self.setting);
     }
 
-    /// Returns the payload of a slot's whole blocks, and its partial state's bytes; those of a window contain their
-    /// slot.
+    /// Returns the payload of a slot's whole blocks, and the bytes of its partial state; for a window they contain the
+    /// slot's number.
     fn payload(&mut self, slot: SlotId) -> (Vec<u8>, Vec<u8>) {
         let layout = self.layout.clone();
         let export = layout.parse(self.llama.export(slot).unwrap()).unwrap();
@@ -221,14 +222,14 @@ fn a_copied_prefix_goes_on_as_if_it_had_been_computed_and_its_lender_does_not_no
             let rewinds = !matches!(setting.preset, Preset::TinyHybrid | Preset::TinyRecurrent);
             let n_tokens = if rewinds { 170 } else { 200 };
             bed.llama.copy_prefix(A, B, n_tokens).unwrap();
-            // Read at once: nothing may be left for the next decode.
+            // Read before any decode, which could still have work to do.
             let (payload, _) = bed.payload(B);
             let (whole, _) = bed.payload(A);
             assert_eq!(payload[..], whole[..payload.len()], "{setting:?}");
             bed.assert_answers_as_fresh(B, &prompt[..n_tokens as usize]);
             bed.assert_answers_as_fresh(A, &prompt);
             if rewinds {
-                assert!(bed.llama.rewind(B, 40), "a copy can be cut back as its lender can: {setting:?}");
+                assert!(bed.llama.rewind(B, 40), "a copy can be cut back as its source can: {setting:?}");
                 bed.assert_answers_as_fresh(B, &prompt[..40]);
             }
         });
@@ -305,7 +306,7 @@ fn an_import_without_cells_leaves_the_slot_empty_and_others_alone() {
         bed.push(A, &prompt);
         let state = bed.llama.export(A).unwrap().to_vec();
         bed.push(B, &tokens(7, 500));
-        // 1,536 cells and 256 spare ones, 1,500 of them in use: the spare sequence's import finds no more.
+        // Of 1,536 cells and 256 spare ones 1,500 are in use, so the import into the spare sequence finds too few.
         bed.push(C, &tokens(8, 500));
         let spare = bed.llama.spare_slot().unwrap();
         assert_eq!(bed.llama.import(spare, &state, 500), Err(StateError::Import { slot: spare, n_tokens: 500 }));
@@ -383,7 +384,7 @@ fn a_state_that_cannot_be_appended_leaves_the_slot_empty_and_others_alone() {
     }
 }
 
-/// Computes A, lends most of it to B and moves a part of that up in B.
+/// Computes A, shares most of its cells with B, and moves a part of those up in B.
 fn lend_and_shift(bed: &mut Bed<'_>, forget: impl FnOnce(&mut Llama<'_>)) -> (Vec<u8>, Vec<u8>) {
     bed.fill_scattered(A, &tokens(3, 200));
     bed.llama.copy_prefix(A, B, 150).unwrap();

@@ -15,7 +15,7 @@ pub async fn encoded(coding: &str, text: &[u8]) -> Vec<u8> {
         "deflate" => ZlibEncoder::new(text).read_to_end(&mut encoded).await,
         "br" => BrotliEncoder::new(text).read_to_end(&mut encoded).await,
         "zstd" => ZstdEncoder::new(text).read_to_end(&mut encoded).await,
-        _ => panic!("{coding} is none of them"),
+        _ => panic!("{coding} is not one of the codings"),
     };
     read.expect("memory can be read");
     encoded
