@@ -15,7 +15,7 @@ fn check_refused(flags: &[&str], code: i32, said: &str) {
 }
 
 #[test]
-fn command_lines_that_cannot_be_served_are_refused_with_what_to_do() {
+fn wrong_command_lines_are_refused_with_advice() {
     check_refused(&[], 2, "Usage: warmpath [OPTIONS] <COMMAND>");
     check_refused(&["serve", "--workers", "none"], 2, "--workers <N>");
     check_refused(&["serve", "--workers", "0"], 1, "--workers is at least 1");
@@ -24,7 +24,7 @@ fn command_lines_that_cannot_be_served_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn help_tells_where_the_flags_of_workers_and_router_are() {
+fn help_shows_where_the_flags_of_workers_and_router_are_listed() {
     let output = warmpath(&["serve", "--help"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("warmpath-worker --help"), "{text}");

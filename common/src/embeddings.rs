@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_embedded_is_named() {
+    fn an_input_that_cannot_be_embedded_is_named() {
         let refused = |field: Value| Inputs::read(field, "input").expect_err("it cannot be embedded");
         let param = |field: Value| refused(field).param().to_owned();
         assert_eq!(refused(json!([])).to_string(), "`input` must not be empty");

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_what_is_not_json_apart() {
+    fn distinguishes_bodies_that_are_not_json() {
         for body in ["", "{", "{\"messages\": []} x", "{} {}", "\u{1}"] {
             let error = read::<ChatPrompt>(body.as_bytes()).expect_err(body);
             assert!(matches!(error, ReadError::Json { .. }), "{body}: {error:?}");

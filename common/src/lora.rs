@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_runs_with_what_it_says_or_with_what_is_in_force() {
+    fn a_request_runs_with_its_adapter_or_the_default_one() {
         let mut model = model();
         let wanted = |id, scale| RequestedAdapter { id, scale };
         let resolve = |model: &ModelInfo, name, wanted: Option<&[RequestedAdapter]>| resolve(model, name, wanted);

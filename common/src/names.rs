@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn any_name_is_taken_where_the_pattern_is_all_there_is() {
+    fn a_pattern_of_one_star_matches_every_name() {
         let model = model(&["qwen", "*"]);
         for (name, own) in [("gpt-4o", "*"), ("qwen", "qwen"), ("", "*"), ("a/b:c", "*")] {
             assert_eq!(model.meant(name).map(|meant| meant.own), Some(own), "{name}");
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn matches_what_its_meaning_says(pattern in "[ab*]{0,8}", name in "[ab]{0,10}") {
+        fn matches_like_a_naive_matcher(pattern in "[ab*]{0,8}", name in "[ab]{0,10}") {
             let (p, n): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
             prop_assert_eq!(matches(&pattern, &name), matches_naively(&p, &n));
         }

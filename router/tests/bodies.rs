@@ -21,7 +21,7 @@ fn post(router: &TestRouter, path: &str, coding: &str, body: Vec<u8>) -> reqwest
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_in_any_coding_reaches_whoever_answers_as_it_is_meant() {
+async fn a_body_in_any_coding_reaches_every_kind_of_server_decoded() {
     let (worker, stock) = (FakeWorker::start(1), FakeStock::start("tiny"));
     let own = TestRouter::ready(&[&worker], &[]).await;
     let other = TestRouter::ready_for(&[stock.flag()], &[]).await;
@@ -68,7 +68,7 @@ async fn a_coding_that_is_not_known_is_named_with_those_that_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_limits_and_time_count_before_a_body_is_decoded() {
+async fn keys_limits_and_timeouts_apply_before_a_body_is_decoded() {
     let worker = FakeWorker::start(1);
     let (known, entry) = key("a", "requests_per_minute = 100");
     let file = KeyFile::new(&entry);
@@ -100,7 +100,7 @@ async fn keys_limits_and_time_count_before_a_body_is_decoded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_stands_behind_a_path_goes_with_it() {
+async fn the_query_of_a_path_is_passed_on() {
     let (worker, stock) = (FakeWorker::start(1), FakeStock::start("tiny"));
     let own = TestRouter::ready(&[&worker], &[]).await;
     let other = TestRouter::ready_for(&[stock.flag()], &[]).await;

@@ -35,7 +35,7 @@ async fn router_less(stock: &FakeStock) -> HeaderMap {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_page_is_let_in_without_the_flag() {
+async fn no_origin_is_allowed_without_the_flag() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let response = preflight(&router, PAGE).send().await.expect("an answer");
@@ -45,7 +45,7 @@ async fn no_page_is_let_in_without_the_flag() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_that_is_named_may_ask_and_read_and_no_other() {
+async fn only_listed_origins_may_send_requests_and_read_answers() {
     let worker = FakeWorker::start(1);
     let folder = tempfile::tempdir().expect("a folder");
     let keys = folder.path().join("keys.toml");
@@ -95,7 +95,7 @@ async fn a_page_that_is_named_may_ask_and_read_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_star_lets_every_page_ask() {
+async fn a_star_allows_every_origin() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--cors-origin", "*"]).await;
     for request in [preflight(&router, PAGE), request(&router, "null")] {
@@ -105,7 +105,7 @@ async fn a_star_lets_every_page_ask() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_stock_server_would_let_in_is_not_let_in() {
+async fn a_stock_server_s_cors_headers_are_not_passed_on() {
     let stock = FakeStock::start("stock");
     let direct = router_less(&stock).await;
     assert_eq!(allowed(&direct), ["access-control-allow-origin"]);

@@ -30,7 +30,7 @@ async fn anthropic_error(response: reqwest::Response, status: u16) -> (String, S
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dialects_go_where_the_chat_that_they_mean_is_held() {
+async fn requests_of_every_dialect_go_to_the_worker_that_holds_the_same_chat() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let text = long_text("blocks");

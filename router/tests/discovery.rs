@@ -110,7 +110,7 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_is_emptied_or_cut_off_changes_nothing_and_one_that_says_none_does() {
+async fn an_emptied_or_cut_off_file_changes_nothing_and_one_that_says_none_does() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let [first, second] = &workers;
     let folder = tempfile::tempdir().expect("a folder");
@@ -132,7 +132,7 @@ async fn a_file_that_is_emptied_or_cut_off_changes_nothing_and_one_that_says_non
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_left_is_forgotten_and_its_place_is_another_s() {
+async fn a_worker_that_left_is_removed_and_its_place_is_reused() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2), FakeWorker::start(3)];
     let [first, second, third] = &workers;
     let folder = tempfile::tempdir().expect("a folder");
@@ -328,7 +328,7 @@ async fn the_endpoints_of_a_kubernetes_service_are_workers_also_while_its_api_se
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_looked_for_is_said_at_the_start() {
+async fn impossible_discovery_settings_are_reported_at_the_start() {
     for (flags, expected) in [
         (["--workers-file", "/nonexistent/workers"], "--workers-file /nonexistent/workers"),
         (["--kubernetes-service", "a/b:1"], "--kubernetes-service needs a cluster"),

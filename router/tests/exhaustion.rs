@@ -26,7 +26,7 @@ async fn send_unfinished(router: &TestRouter, n_announced: usize, n_sent: usize)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_never_come_take_no_place_from_others() {
+async fn bodies_that_never_arrive_take_no_memory_from_others() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--requests-max", "2"]).await;
     let mut unfinished = Vec::new();
@@ -41,7 +41,7 @@ async fn bodies_that_never_come_take_no_place_from_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unfinished_bodies_take_bounded_memory_and_one_more_is_told_to_come_again() {
+async fn unfinished_bodies_take_bounded_memory_and_one_more_gets_retry_after() {
     const MIB: usize = 1 << 20;
     let worker = FakeWorker::start(1);
     let flags = ["--body-max", "1048576", "--body-memory-max", "3"];
@@ -120,7 +120,7 @@ async fn requests_for_a_host_that_is_not_this_router_are_refused_as_each_api_has
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prompt_that_no_worker_has_room_for_is_refused_in_each_dialect_and_no_worker_sees_it() {
+async fn a_prompt_that_fits_no_worker_is_refused_in_each_dialect_and_reaches_none() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let larger = ModelInfo { context_tokens: 16_384, ..model() };
     workers[1].with(|script| script.snapshot.model = larger);

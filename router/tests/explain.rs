@@ -60,7 +60,7 @@ async fn a_dry_run_shows_every_worker_s_cost_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_passes_nobody_s_turn() {
+async fn a_dry_run_takes_no_turn() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &["--policy", "round-robin"]).await;
     let first = header(&router.chat("hello").await, "x-warmpath-worker");
@@ -89,7 +89,7 @@ async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_that_hears_of_others_listens_before_a_prompt_that_takes_long() {
+async fn a_router_that_knows_of_others_delays_a_long_prompt() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let slow = Rates { prefill_tokens_per_s: Some(100.0), ..Rates::default() };
@@ -144,7 +144,7 @@ async fn prefix_break(router: &TestRouter, messages: &[(&str, &str)]) -> String 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conversation_that_changes_its_past_is_told_where() {
+async fn a_conversation_that_changes_its_past_gets_the_place() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let (system, question, answer) = (long_text("rules"), long_text("bread"), long_text("flour"));
@@ -212,7 +212,7 @@ fn tools_first() -> (Bytes, ModelInfo) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tools_behind_another_system_text_are_told_of_unless_they_come_first() {
+async fn tools_behind_another_system_text_are_reported_unless_they_come_first() {
     let tool =
         json!({"type": "function", "function": {"name": "look", "description": long_text("tools"), "parameters": {}}});
     let [bread, butter] = ["bread", "butter"].map(long_text);
@@ -243,7 +243,7 @@ async fn tools_behind_another_system_text_are_told_of_unless_they_come_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn conversations_are_counted_where_nobody_asks() {
+async fn broken_prefixes_are_counted_without_a_request_for_them() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let response = router.chat(&long_text("bread")).await;

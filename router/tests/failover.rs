@@ -166,7 +166,7 @@ async fn a_stream_continues_as_often_as_it_may_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_cannot_continue_is_passed_over() {
+async fn a_worker_that_cannot_continue_a_stream_is_skipped() {
     let breaks = Behaviour::Journaled(2, End::Break);
     let [first, second, third] = workers([breaks, Behaviour::Refuse(503), COMPLETE]);
     let all = [&first, &second, &third];
@@ -178,7 +178,7 @@ async fn a_worker_that_cannot_continue_is_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_another_worker_a_stream_ends_with_the_worker_s_own_words_or_the_router_s() {
+async fn without_another_worker_a_stream_ends_with_the_worker_s_error_or_the_router_s() {
     for (end, says) in [(End::Error, "my own words"), (End::Close, "worker_failed"), (End::Break, "worker_failed")] {
         let [only] = workers([Behaviour::Journaled(3, end)]);
         let router = router(&[&only], &[]).await;

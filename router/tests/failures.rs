@@ -51,7 +51,7 @@ async fn a_conversation_leaves_a_worker_that_answers_with_errors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_are_made_good_in_every_dialect_and_in_streams() {
+async fn failed_requests_succeed_elsewhere_in_every_dialect_and_in_streams() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &["--policy", "round-robin"]).await;
     workers[0].with(|script| script.behaviour = Behaviour::Refuse(500));
@@ -73,7 +73,7 @@ async fn errors_are_made_good_in_every_dialect_and_in_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_that_every_worker_answers_is_the_request_s_and_comes_in_the_worker_s_words() {
+async fn an_error_of_every_worker_is_the_request_s_fault_and_is_passed_on() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     workers.iter().for_each(|worker| worker.with(|script| script.poison = Some(("poison", Behaviour::Refuse(500)))));
@@ -85,7 +85,7 @@ async fn an_error_that_every_worker_answers_is_the_request_s_and_comes_in_the_wo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_cannot_do_at_all_is_no_failure() {
+async fn an_unsupported_request_is_no_failure_of_its_worker() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(501)));
@@ -108,7 +108,7 @@ async fn a_stock_server_that_answers_with_errors_loses_its_conversations_to_othe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_of_stock_servers_are_made_good_for_vectors_and_scores_too() {
+async fn failed_embeddings_and_rankings_of_stock_servers_succeed_elsewhere() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     let flags: Vec<_> = servers.iter().map(FakeStock::flag).collect();
     let router = TestRouter::ready_for(&flags, &["--policy", "round-robin"]).await;

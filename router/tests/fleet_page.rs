@@ -43,7 +43,7 @@ async fn the_page_is_served_to_operators_alone_and_may_load_nothing_from_elsewhe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decisions_say_who_got_what_and_why_and_nothing_of_the_text() {
+async fn decisions_show_worker_and_reason_and_none_of_the_text() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let text = long_text("confidential matters");
@@ -71,7 +71,7 @@ async fn decisions_say_who_got_what_and_why_and_nothing_of_the_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_came_of_a_decision_is_told_also_where_nothing_came() {
+async fn the_result_of_a_decision_is_shown_even_if_no_response_came() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--attempts-max", "1"]).await;
     worker.with(|script| script.behaviour = Behaviour::BreakAtOnce);

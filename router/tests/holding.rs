@@ -70,7 +70,7 @@ async fn requests_of_every_dialect_are_held_until_the_model_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_held_for_workers_that_have_not_been_heard_and_a_stock_server_that_loads() {
+async fn requests_are_held_for_workers_not_yet_contacted_and_a_loading_stock_server() {
     let mut worker = FakeWorker::start(1);
     worker.kill();
     let server = FakeStock::start("big");
@@ -93,7 +93,7 @@ async fn requests_are_held_for_workers_that_have_not_been_heard_and_a_stock_serv
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_for_a_worker_that_comes_back_is_held_until_it_has_loaded() {
+async fn a_request_for_a_restarted_worker_is_held_until_it_has_loaded() {
     let (mut worker, other) = (FakeWorker::start(1), loading(2));
     other.with(|script| script.opening = Opening::AtOnce);
     let router = TestRouter::ready(&[&worker, &other], &["--wait", "600"]).await;
@@ -113,7 +113,7 @@ async fn a_request_for_a_worker_that_comes_back_is_held_until_it_has_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_is_held_no_longer_than_it_is_said() {
+async fn a_request_is_held_no_longer_than_the_limit() {
     let worker = loading(1);
     let router = TestRouter::start(&[&worker], &["--wait", "0.05"]).await;
     eventually("it loads", || async { router.state_of(0).await == "loading" }).await;
@@ -130,7 +130,7 @@ async fn a_request_is_held_no_longer_than_it_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn held_requests_take_places_and_one_whose_client_leaves_takes_none() {
+async fn held_requests_count_against_the_limit_until_their_client_leaves() {
     let worker = loading(1);
     let router = TestRouter::start(&[&worker], &["--wait", "600", "--requests-max", "1"]).await;
     eventually("it loads", || async { router.state_of(0).await == "loading" }).await;
@@ -164,7 +164,7 @@ async fn a_shutdown_ends_held_requests_at_once_with_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_s_time_in_the_queue_begins_when_it_is_held_no_longer() {
+async fn a_request_s_time_in_the_queue_begins_after_it_was_held() {
     let worker = loading(1);
     worker.with(|script| script.snapshot.load = full(1 << 20));
     let router = TestRouter::start(&[&worker], &["--wait", "600", "--queue-timeout", "0.1"]).await;

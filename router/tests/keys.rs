@@ -79,7 +79,7 @@ async fn tenants_never_share_a_salt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workers_learn_the_keys_tenant_and_priority_and_no_client_says_another() {
+async fn workers_get_the_key_s_tenant_and_priority_and_no_client_can_set_others() {
     let worker = FakeWorker::start(1);
     let ((a, first), (b, second)) = (key("a", ""), key("b", "tenant = \"team\"\npriority_max = 7"));
     let file = KeyFile::new(&format!("{first}{second}"));
@@ -129,7 +129,7 @@ async fn a_key_has_its_limits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_come_and_go_while_the_router_runs() {
+async fn keys_can_be_added_and_removed_while_the_router_runs() {
     let worker = FakeWorker::start(1);
     let ((old, first), (new, second)) = (key("old", ""), key("new", ""));
     let file = KeyFile::new(&first);

@@ -60,7 +60,7 @@ fn hints(worker: &FakeWorker) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idle_worker_is_told_of_the_busy_one_that_holds_the_prompt() {
+async fn an_idle_worker_gets_a_hint_to_the_busy_one_that_holds_the_prompt() {
     let [idle, holder] = [worker(1, Some(LAYOUT)), worker(2, Some(LAYOUT))];
     idle.with(|script| script.headers = vec![("x-warmpath-kv-fetched", "1000000;1")]);
     let text = long_text("bread");
@@ -88,7 +88,7 @@ async fn an_idle_worker_is_told_of_the_busy_one_that_holds_the_prompt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_worker_is_told_of_state_that_it_cannot_use_or_by_a_client() {
+async fn no_worker_gets_a_hint_to_unusable_state_or_from_a_client() {
     let other = KvTransfer { layout: Fingerprint([6; 32]), ..LAYOUT };
     let text = long_text("bread");
     for (what, idle, holder, salt, flags) in [
@@ -137,7 +137,7 @@ async fn a_pair_of_workers_is_as_fast_as_its_transfers_were() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_stream_s_second_worker_fetched_counts_too() {
+async fn the_transfer_of_a_stream_s_second_worker_counts_too() {
     for (report, is_told_again) in [("10000000;20", true), ("1000;2000", false)] {
         let [mut first, second, holder] =
             [(1, None), (2, Some(LAYOUT)), (3, Some(LAYOUT))].map(|(uid, kv)| worker(uid, kv));

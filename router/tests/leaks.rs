@@ -16,7 +16,7 @@ async fn all_of(response: reqwest::Response) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_tells_where_a_worker_or_a_stock_server_is() {
+async fn no_answer_reveals_the_address_of_a_worker_or_a_stock_server() {
     let (worker, stock) = (FakeWorker::start(1), FakeStock::start("other"));
     // A real worker's default: its host's name and its port.
     worker.with(|script| script.name = Some("gpu-box:8081".to_owned()));
@@ -73,7 +73,7 @@ async fn a_worker_is_known_by_the_plain_name_that_it_gives_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_worker_s_headers_only_those_of_the_list_reach_clients() {
+async fn only_listed_headers_of_a_worker_reach_clients() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| {

@@ -81,7 +81,7 @@ async fn a_whole_answer_that_stops_midway_goes_elsewhere_when_its_worker_is_lost
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_goes_on_outlives_its_worker_s_summary() {
+async fn an_answer_that_still_arrives_outlives_its_worker_s_summary() {
     let text = long_text("bread");
     let (workers, router) = with_a_hanging_holder(&text, Behaviour::Trickle).await;
     let mut body = router.chat_stream(&text).await.bytes_stream();
@@ -97,7 +97,7 @@ async fn an_answer_that_goes_on_outlives_its_worker_s_summary() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_of_the_last_worker_hears_of_its_loss() {
+async fn the_client_of_the_last_worker_gets_an_error_when_it_is_lost() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| script.behaviour = Behaviour::Silent);
@@ -130,7 +130,7 @@ async fn a_request_at_a_stock_server_that_is_lost_goes_elsewhere() {
 const HEARTBEAT: (&str, &str) = ("x-warmpath-heartbeat-ms", "250");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_announces_its_heartbeats_is_lost_after_four_as_long_as_another_is_heard() {
+async fn a_worker_is_lost_after_four_announced_heartbeats_while_another_is_heard() {
     for (headers, n_workers, silence_ms) in [
         (vec![HEARTBEAT], 2, 1000),
         (vec![HEARTBEAT], 1, 3500),

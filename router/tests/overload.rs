@@ -54,7 +54,7 @@ async fn a_request_that_no_worker_can_start_waits_and_starts_when_one_can() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_whose_deadline_comes_is_refused_and_told_when_to_come_again() {
+async fn a_request_whose_deadline_passes_is_refused_with_retry_after() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--queue-timeout", "0.2"]).await;
     report(&router, &worker, 0, full(10_000)).await;
@@ -69,7 +69,7 @@ async fn a_request_whose_deadline_comes_is_refused_and_told_when_to_come_again()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_that_lets_nobody_wait_refuses_at_once() {
+async fn a_queue_of_no_time_or_no_length_refuses_at_once() {
     let worker = FakeWorker::start(1);
     for (flags, code) in [(["--queue-timeout", "0"], "queue_timeout"), (["--queue-max", "0"], "queue_full")] {
         let router = TestRouter::ready(&[&worker], &flags).await;
@@ -79,7 +79,7 @@ async fn a_router_that_lets_nobody_wait_refuses_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_gives_a_place_of_the_longest_line_to_another_key() {
+async fn a_full_queue_drops_a_request_of_the_longest_line_for_another_key() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--queue-max", "2"]).await;
     report(&router, &worker, 0, full(10_000)).await;
@@ -139,7 +139,7 @@ async fn a_client_that_leaves_the_queue_frees_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_when_the_last_worker_goes_is_told_so() {
+async fn queued_requests_get_an_error_when_the_last_worker_is_lost() {
     let mut worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     report(&router, &worker, 0, full(10_000)).await;
@@ -175,7 +175,7 @@ async fn a_worker_that_joins_is_not_flooded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_every_worker_says_that_it_is_full_the_request_waits_and_asks_again() {
+async fn a_request_that_every_worker_refuses_as_full_waits_and_is_retried() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &["--attempts-max", "2"]).await;
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Refuse(429)));
@@ -188,7 +188,7 @@ async fn when_every_worker_says_that_it_is_full_the_request_waits_and_asks_again
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn repetitions_beyond_the_budget_are_withheld() {
+async fn retries_beyond_the_budget_are_withheld() {
     let worker = [FakeWorker::start(1), FakeWorker::start(2)];
     let mut config = config(&worker.each_ref(), &["--attempts-max", "2"]);
     config.requests.retry_budget = BudgetOptions { per_request: 0.0, per_s: 0.0, saved_max: 1.0 };

@@ -38,7 +38,7 @@ fn draining() -> Option<Load> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_joins_empty_is_told_what_the_others_used_last() {
+async fn a_worker_that_joins_empty_fetches_what_the_others_used_last() {
     let texts = ["bread", "water", "stone"].map(long_text);
     let one = worker(1, &[&texts[0], &texts[1]]);
     let two = worker(2, &[&texts[2], &texts[0]]);
@@ -62,7 +62,7 @@ async fn a_worker_that_joins_empty_is_told_what_the_others_used_last() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_draining_worker_alone_holds_is_divided_among_those_that_stay() {
+async fn prefixes_of_a_draining_worker_alone_are_divided_among_the_rest() {
     let texts = ["bread", "water", "stone"].map(long_text);
     let leaving = worker(1, &[&texts[0], &texts[1], &texts[2]]);
     let stays = worker(2, &[&texts[0]]);
@@ -96,7 +96,7 @@ async fn what_a_draining_worker_alone_holds_is_divided_among_those_that_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_moves_ahead_where_the_router_has_no_network_or_the_worker_lists_nothing() {
+async fn nothing_is_prefetched_without_a_configured_bandwidth_or_without_lists() {
     let text = long_text("bread");
     for (flags, lists) in [(&[][..], true), (&NETWORK[..], false)] {
         let (leaving, stays) = (worker(1, &[&text]), worker(2, &[]));

@@ -27,7 +27,7 @@ async fn ask(router: &TestRouter) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_stops_reading_is_cut_off_and_the_server_is_left() {
+async fn a_client_that_stops_reading_is_cut_off_and_its_server_freed() {
     let server = RawServer::start(events(&[]).then(Step::Repeat(event().into_bytes()))).await;
     let router = TestRouter::ready_for(&[server.flag()], &["--idle-timeout", "0.5"]).await;
     let mut clients = Vec::new();

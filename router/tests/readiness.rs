@@ -97,7 +97,7 @@ async fn a_worker_that_comes_back_and_loads_keeps_its_model_known_and_one_with_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_worker_has_not_said_what_it_serves_no_name_is_unknown() {
+async fn no_name_is_unknown_while_a_worker_s_models_are_unknown() {
     let worker = FakeWorker::start(1);
     let nobody = "http://127.0.0.1:9".to_owned();
     let router = TestRouter::ready_for(&[worker.url(), nobody], &[]).await;
@@ -118,7 +118,7 @@ async fn a_stock_server_that_loads_and_lists_its_model_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_come_before_the_first_look_wait_for_it() {
+async fn early_requests_wait_until_all_workers_have_been_contacted() {
     let (held, ready) = (FakeWorker::start(1), FakeWorker::start(2));
     held.with(|script| script.opening = Opening::Held);
     let another = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };

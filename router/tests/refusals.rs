@@ -23,7 +23,7 @@ fn retry_after(response: &reqwest::Response) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_without_quota_is_asked_once_and_clients_hear_how_long() {
+async fn a_server_without_quota_is_asked_once_and_clients_get_the_remaining_time() {
     let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(3600));
     for after in ["3600".to_owned(), date] {
         let server = FakeStock::start("tiny");
@@ -71,7 +71,7 @@ async fn a_quota_is_of_one_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_does_not_serve_for_a_while_is_left_alone_for_it() {
+async fn a_server_that_announces_a_pause_gets_no_requests_until_its_end() {
     let server = FakeStock::start("tiny");
     let router = router_of(&[&server]).await;
     refuse(&server, 503, "600");
@@ -85,7 +85,7 @@ async fn a_server_that_does_not_serve_for_a_while_is_left_alone_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_waits_for_a_short_while() {
+async fn a_request_waits_for_a_short_pause() {
     let server = FakeStock::start("tiny");
     let router = router_of(&[&server]).await;
     refuse(&server, 429, "1");
@@ -119,7 +119,7 @@ async fn a_request_that_waits_for_its_model_holds_up_no_other_model() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_warmpath_worker_behind_a_gate_with_a_quota_is_left_alone_too() {
+async fn a_warmpath_worker_behind_a_gateway_with_a_quota_is_paused_too() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     workers[0].with(|script| {

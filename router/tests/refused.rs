@@ -124,7 +124,7 @@ fn program(folder: &Path, script: &str) -> std::path::PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nothing_comes_of_trying_a_vocabulary_its_model_is_served_by_load() {
+async fn without_a_verdict_on_a_vocabulary_its_model_is_routed_by_load() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases = [
         ("exec sleep 1000", "took longer than"),

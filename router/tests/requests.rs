@@ -156,7 +156,7 @@ async fn anthropic_s_clients_see_models_in_their_own_shape() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_says_so() {
+async fn unknown_paths_and_methods_are_refused() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let error = error_of(router.post("/v1/nothing", "{}").await, 404).await;
@@ -205,7 +205,7 @@ async fn more_requests_than_places_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_cannot_speak_for_the_router() {
+async fn a_client_cannot_set_the_router_s_headers() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let request = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));

@@ -46,7 +46,7 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_worker_holds_and_does_not_reuse_twice_is_not_counted_on_until_it_is_announced_again() {
+async fn blocks_that_were_not_reused_twice_are_ignored_until_they_are_announced_again() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let text = long_text("bread");
@@ -91,7 +91,7 @@ async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn how_far_long_prompts_agree_that_come_at_once_is_known() {
+async fn the_common_prefix_of_simultaneous_long_prompts_is_known() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
@@ -117,7 +117,7 @@ async fn how_far_long_prompts_agree_that_come_at_once_is_known() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn long_prompts_that_agree_go_to_one_worker_also_where_they_are_chosen_for_at_one_instant() {
+async fn long_prompts_with_a_common_prefix_go_to_one_worker_even_if_placed_at_once() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     workers.iter().for_each(|worker| worker.with(|script| script.behaviour = Behaviour::Silent));
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
@@ -167,7 +167,7 @@ async fn a_salt_keeps_prefixes_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_forbids_reuse_counts_on_none() {
+async fn no_reuse_is_predicted_for_a_request_that_forbids_it() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     let text = long_text("bread");
@@ -180,7 +180,7 @@ async fn a_request_that_forbids_reuse_counts_on_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_vocabulary_requests_go_by_load_until_it_can_be_had() {
+async fn requests_are_routed_by_load_until_the_vocabulary_is_available() {
     let worker = FakeWorker::start(1);
     let other = FakeWorker::start(2);
     for worker in [&worker, &other] {

@@ -158,7 +158,7 @@ async fn requests_and_answers_pass_untouched_and_streams_say_what_was_reused_too
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_server_loses_its_traffic_and_what_was_remembered_of_it() {
+async fn a_killed_server_loses_its_traffic_and_its_assumed_cache() {
     let mut servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
     let text = long_text("bread");
@@ -180,7 +180,7 @@ async fn a_killed_server_loses_its_traffic_and_what_was_remembered_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_tasks_are_numbered_anew_has_begun_anew() {
+async fn a_server_whose_task_numbers_start_again_was_restarted() {
     let servers = [FakeStock::start("tiny")];
     let slots = |id_task| Some(json!([{"id": 0, "is_processing": false, "id_task": id_task}]));
     servers[0].with(|script| script.slots = slots(40));
@@ -210,7 +210,7 @@ async fn looks_again(router: &TestRouter) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_keeps_less_than_was_thought_is_counted_on_for_less() {
+async fn the_assumed_cache_of_a_server_that_reuses_less_shrinks() {
     let servers = [FakeStock::start("tiny")];
     servers[0].with(|script| script.kept_max = 1);
     let router = tokenizing(&servers, &[]).await;
@@ -232,7 +232,7 @@ async fn a_server_that_keeps_less_than_was_thought_is_counted_on_for_less() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vocabulary_that_counts_otherwise_is_given_up_for_the_text() {
+async fn a_vocabulary_that_counts_differently_is_replaced_by_the_text() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers.iter().for_each(|server| server.with(|script| script.extra_tokens = 3));
     let router = tokenizing(&servers, &[]).await;
@@ -252,7 +252,7 @@ async fn a_vocabulary_that_counts_otherwise_is_given_up_for_the_text() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_says_no_reuse_is_not_checked() {
+async fn an_answer_that_reports_no_reuse_is_not_checked() {
     let servers = [FakeStock::start("tiny")];
     servers[0].with(|script| script.says = Says::NoReuse);
     let router = TestRouter::ready_for(&flags_of(&servers), &[]).await;
@@ -263,7 +263,7 @@ async fn an_answer_that_says_no_reuse_is_not_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_openai_server_or_is_not_well_gets_nothing_and_it_is_said_why() {
+async fn broken_and_foreign_servers_get_nothing_and_the_reason_is_shown() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers[0].with(|script| script.models = Some(json!({"hello": "world"})));
     servers[1].with(|script| script.health = Some(500));
@@ -280,7 +280,7 @@ async fn what_is_no_openai_server_or_is_not_well_gets_nothing_and_it_is_said_why
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_server_says_of_itself_is_bounded_in_time_and_size() {
+async fn a_server_s_reports_are_bounded_in_time_and_size() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers[0].with(|script| script.health = None);
     let padding = "a".repeat(STOCK_ANSWER_BYTES_MAX);
@@ -372,7 +372,7 @@ async fn a_router_with_a_wrong_vocabulary_does_not_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_that_means_no_chat_here_goes_by_load_where_only_its_text_counts() {
+async fn a_chat_body_that_cannot_be_read_is_routed_by_load_without_a_vocabulary() {
     let servers = [FakeStock::start("m")];
     let image = json!({"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}});
     let body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": [image]}]}).to_string();

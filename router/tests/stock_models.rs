@@ -89,7 +89,7 @@ async fn a_model_that_was_swapped_has_its_new_name_and_nothing_of_the_old_one_s_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_of_one_server_share_no_memory_with_and_without_a_vocabulary() {
+async fn models_of_one_server_share_no_assumed_cache_with_and_without_a_vocabulary() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), &**support::VOCABULARY).expect("it takes the vocabulary");
     let path = file.path().display().to_string();
@@ -134,7 +134,7 @@ async fn a_request_that_names_none_of_several_models_is_refused_in_every_dialect
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_models_are_all_served_and_what_is_too_many_is_shown() {
+async fn two_hundred_models_are_served_and_the_excess_is_shown() {
     let many: Vec<_> = (0..200).map(|nth| format!("m{nth}")).collect();
     let (server, router) = start(&many.iter().map(String::as_str).collect::<Vec<_>>()).await;
     assert_eq!(names(&router).await, many);
@@ -148,7 +148,7 @@ async fn two_hundred_models_are_all_served_and_what_is_too_many_is_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_does_not_come_changes_nothing_and_an_empty_one_everything() {
+async fn a_missing_model_list_changes_nothing_and_an_empty_one_removes_all() {
     let (server, router) = start(&["alpha"]).await;
     server.with(|script| script.models = Some(json!({"error": "busy"})));
     let n_lists = || server.asked().iter().filter(|(path, _)| path == "/v1/models").count();
@@ -166,7 +166,7 @@ async fn a_list_that_does_not_come_changes_nothing_and_an_empty_one_everything()
 }
 
 #[tokio::test]
-async fn a_server_that_keeps_listing_no_model_is_told_of_once_for_each_change() {
+async fn a_server_that_lists_no_model_is_logged_once_per_change() {
     let log = Logged::start();
     let (server, router) = start(&["alpha"]).await;
     let n_lists = || server.asked().iter().filter(|(path, _)| path == "/v1/models").count();

@@ -97,7 +97,7 @@ async fn a_stream_without_an_event_at_the_only_server_is_a_bad_gateway() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_ends_as_its_dialect_does_passes_untouched() {
+async fn streams_with_their_dialect_s_end_pass_untouched() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &[]).await;
     for (path, end, part) in DIALECTS {
@@ -121,7 +121,7 @@ async fn what_ends_as_its_dialect_does_passes_untouched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_not_over_ends_with_an_error_event_behind_its_last_whole_event() {
+async fn an_unfinished_answer_ends_with_an_error_event_after_its_last_whole_event() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &[]).await;
     let mut n_broken = 0.0;
@@ -208,7 +208,7 @@ async fn comments_alone_do_not_keep_a_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_stream_tells_proxies_not_to_gather_it() {
+async fn every_stream_asks_proxies_not_to_buffer_it() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &[]).await;
     for (path, end, part) in DIALECTS {

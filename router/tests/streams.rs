@@ -45,7 +45,7 @@ async fn a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_was_told_to_wait_learns_that_nobody_answered() {
+async fn a_client_that_got_comments_gets_an_error_event_if_no_worker_answers() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| script.behaviour = Behaviour::BreakBehindComment);

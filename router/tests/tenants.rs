@@ -109,7 +109,7 @@ async fn a_salt_of_any_language_is_hashed_as_it_stands() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_salt_that_cannot_be_read_is_refused_and_never_none() {
+async fn an_unreadable_salt_is_refused_and_never_treated_as_absent() {
     let worker = FakeWorker::start(1);
     let tenants = Tenants::new();
     let (keyed, open) = (tenants.router(&worker).await, TestRouter::ready(&[&worker], &[]).await);
@@ -201,7 +201,7 @@ async fn prefix_break(tenants: &Tenants, router: &TestRouter, tenant: usize, mes
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_told_of_another_tenant_s_conversations() {
+async fn nothing_is_reported_about_another_tenant_s_conversations() {
     let worker = FakeWorker::start(1);
     let tenants = Tenants::new();
     let router = tenants.router(&worker).await;
@@ -225,7 +225,7 @@ async fn nothing_is_told_of_another_tenant_s_conversations() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_predicted_from_what_another_tenant_has_in_flight_or_held() {
+async fn nothing_is_predicted_from_another_tenant_s_requests_in_flight_or_held() {
     let worker = FakeWorker::start(1);
     let tenants = Tenants::new();
     let router = tenants.router(&worker).await;
@@ -252,7 +252,7 @@ async fn nothing_is_predicted_from_what_another_tenant_has_in_flight_or_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_stock_server_was_sent_for_one_tenant_is_not_counted_on_for_another() {
+async fn prompts_of_one_tenant_at_a_stock_server_are_not_assumed_cached_for_another() {
     let stock = FakeStock::start("tiny");
     let tenants = Tenants::new();
     let router = TestRouter::ready_for(&[stock.flag()], &tenants.file.flags()).await;

@@ -49,7 +49,7 @@ fn worker_that_wants(uid: u64, token: &str) -> FakeWorker {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_call_to_a_worker_shows_the_token_and_none_to_a_stock_server() {
+async fn every_call_to_a_worker_carries_the_token_and_no_call_to_a_stock_server_does() {
     let worker = worker_that_wants(1, &token('a'));
     let stock = FakeStock::start("other");
     let file = TokenFile::new(&token('a'));

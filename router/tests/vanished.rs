@@ -142,31 +142,31 @@ fn stock_server_is_cut_off_with(cut: Cut, text: &str) {
 }
 
 #[test]
-fn what_waits_for_a_worker_whose_cable_is_pulled_goes_elsewhere() {
+fn requests_at_a_worker_whose_cable_is_pulled_are_retried_elsewhere() {
     worker_is_cut_off(Cut::Cable);
 }
 
 #[test]
-fn what_waits_for_a_worker_whose_answers_vanish_goes_elsewhere() {
+fn requests_at_a_worker_whose_answers_vanish_are_retried_elsewhere() {
     worker_is_cut_off(Cut::Answers);
 }
 
 #[test]
-fn what_waits_for_a_stock_server_whose_cable_is_pulled_goes_elsewhere() {
+fn requests_at_a_stock_server_whose_cable_is_pulled_are_retried_elsewhere() {
     stock_server_is_cut_off(Cut::Cable);
 }
 
 #[test]
-fn what_waits_for_a_stock_server_whose_answers_vanish_goes_elsewhere() {
+fn requests_at_a_stock_server_whose_answers_vanish_are_retried_elsewhere() {
     stock_server_is_cut_off(Cut::Answers);
 }
 
 #[test]
-fn what_waits_on_connections_that_lead_nowhere_goes_on_at_a_worker() {
+fn requests_on_dead_connections_continue_at_a_worker() {
     worker_is_cut_off(Cut::Flows);
 }
 
 #[test]
-fn what_waits_on_connections_that_lead_nowhere_goes_on_at_a_stock_server() {
+fn requests_on_dead_connections_continue_at_a_stock_server() {
     stock_server_is_cut_off(Cut::Flows);
 }

@@ -50,7 +50,7 @@ async fn workers_of_both_kinds_are_used_behind_a_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_s_key_is_shown_to_it_alone_and_in_place_of_a_client_s() {
+async fn a_server_s_key_is_sent_to_that_server_only_in_place_of_a_client_s() {
     let (keyed, other) = (FakeStock::start("tiny"), FakeStock::start("tiny"));
     keyed.with(|script| script.key = Some("secret-of-one"));
     let file = key_file("# of the first\nsecret-of-one\n");

@@ -214,7 +214,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn one_more_than_the_places_is_refused_while_they_are_taken() {
+    async fn a_request_beyond_the_limit_is_refused() {
         let preparing = Arc::new(Preparing::new(1));
         let (release, released) = mpsc::channel::<()>();
         let holder = Arc::clone(&preparing);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokenizing_ends_when_nobody_awaits_it_any_more() {
+    async fn tokenizing_ends_when_its_request_is_gone() {
         let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
         let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
         let prompts = PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_texts_on_all_processors_let_others_go_first() {
+    async fn long_texts_on_all_processors_let_others_run_first() {
         let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
         let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
         let prompts = Arc::new(PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary"));

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_reuse_saves_is_counted_at_the_measured_rate() {
+    fn saved_time_is_counted_at_the_measured_rate() {
         let metrics = Metrics::new();
         metrics.reused(1000);
         assert_eq!(metrics.saved_prefill.get(), 0.0, "nothing has been measured");

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payloads_buffer_serves_the_next_one_once_nobody_reads_it() {
+    fn a_buffer_is_reused_once_its_payload_has_no_reader() {
         for n_bytes in [1000, MAPPED_BYTES_MIN] {
             let pool = PagePool::default();
             let mut pages = pool.take(n_bytes);

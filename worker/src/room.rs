@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_gives_room_for_a_prompt() {
+    fn explains_how_to_make_room_for_a_prompt() {
         let check = |(n_slots, n_ctx_train), n_tokens, expected: &str| {
             let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
             assert_eq!(room.remedy(n_tokens), expected);

@@ -110,7 +110,7 @@ async fn every_file_of_a_split_model_is_fetched() {
 }
 
 #[tokio::test]
-async fn a_download_that_is_cut_goes_on_where_it_was() {
+async fn a_download_that_is_cut_continues_where_it_was() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
@@ -120,7 +120,7 @@ async fn a_download_that_is_cut_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn what_an_earlier_process_or_client_has_left_is_gone_on_with() {
+async fn a_partial_file_of_an_earlier_process_or_client_is_continued() {
     let machine = Machine::new().await;
     let blobs = machine.repo_folder().join("blobs");
     fs::create_dir_all(&blobs).expect("made");
@@ -131,7 +131,7 @@ async fn what_an_earlier_process_or_client_has_left_is_gone_on_with() {
 }
 
 #[tokio::test]
-async fn what_an_earlier_process_has_left_damaged_is_fetched_anew() {
+async fn a_damaged_partial_file_is_downloaded_again() {
     let machine = Machine::new().await;
     let blobs = machine.repo_folder().join("blobs");
     fs::create_dir_all(&blobs).expect("made");
@@ -157,7 +157,7 @@ async fn a_host_that_knows_no_ranges_is_asked_from_the_beginning() {
 }
 
 #[tokio::test]
-async fn what_arrives_damaged_is_refused_and_deleted() {
+async fn a_damaged_download_is_refused_and_deleted() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Damaged);
     let error = machine.fetch(FileSelection::Any).await.expect_err("damaged");
@@ -198,7 +198,7 @@ async fn a_revision_is_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_refused_with_what_is() {
+async fn a_missing_file_is_refused_with_the_available_ones() {
     let machine = Machine::new().await;
     let text = told(&machine.fetch(quant("Q2_K")).await.expect_err("no such quantization"));
     assert!(text.contains("Q2_K") && text.contains("00002-of-00002.gguf, tiny-Q4_K_M.gguf"), "{text}");
@@ -207,7 +207,7 @@ async fn what_is_not_there_is_refused_with_what_is() {
 }
 
 #[tokio::test]
-async fn offline_takes_what_is_there_and_asks_nobody() {
+async fn offline_uses_stored_files_and_contacts_no_host() {
     let mut machine = Machine::new().await;
     machine.offline = true;
     let error = machine.fetch(FileSelection::Any).await.expect_err("nothing is there");
@@ -222,7 +222,7 @@ async fn offline_takes_what_is_there_and_asks_nobody() {
 }
 
 #[tokio::test]
-async fn a_hub_that_does_not_answer_is_done_without_where_the_model_is_there() {
+async fn an_unavailable_hub_is_no_error_if_the_model_is_stored() {
     let machine = Machine::new().await;
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     machine.hub.is_down(true);
@@ -249,7 +249,7 @@ async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
 }
 
 #[tokio::test]
-async fn names_of_the_hub_lead_out_of_no_folder() {
+async fn names_from_the_hub_cannot_leave_the_folder() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::PathOutside);
     let text = told(&machine.fetch(quant("Q4_K_M")).await.expect_err("it is left out"));

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_go_to_whom_they_belong_wherever_they_stand() {
+    fn each_flag_is_passed_to_its_program_wherever_it_stands() {
         let line = "warmpath serve -hf a/b --workers 3 -c 8192 --listen=0.0.0.0:80 --no-mmap -- --wait 5 --workers 2";
         let (own, flags) = split(words(line));
         assert_eq!(text(&own), "warmpath serve --workers 3 --listen=0.0.0.0:80");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_says_of_threads_and_memory_counts_and_one_worker_decides_itself() {
+    fn given_threads_and_memory_take_precedence_and_a_single_worker_gets_none() {
         let given = ("threads = 3\ncache-ram = 7", "wait = 0");
         let two = plan(settings(2), ("-m a.gguf -t 3 --cache-ram=7", "--wait=0"), given).expect("a fleet");
         assert_eq!(text(&two.workers[0].args), "--listen 127.0.0.1:8081 --name worker-0 -m a.gguf -t 3 --cache-ram=7");
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_do() {
+    fn impossible_settings_are_refused_with_advice() {
         let refused = |settings: Settings, workers: &str, router: &str| {
             let flags = Flags { workers: words(workers), router: words(router) };
             let planned = settings.check(&flags).and_then(|()| plan(settings, (workers, router), ("", "")));

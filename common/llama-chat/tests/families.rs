@@ -156,7 +156,7 @@ fn arguments(told: &Told, idx: usize) -> Value {
 }
 
 #[test]
-fn every_family_says_text_thoughts_and_calls_in_its_own_way() {
+fn answers_of_every_family_are_parsed_into_text_reasoning_and_calls() {
     for family in FAMILIES {
         let format = format(family);
         let name = family.template;
@@ -179,7 +179,7 @@ fn every_family_says_text_thoughts_and_calls_in_its_own_way() {
 }
 
 #[test]
-fn an_answer_cut_off_anywhere_tells_the_beginning_of_its_call() {
+fn an_answer_cut_off_anywhere_gives_a_prefix_of_its_call() {
     for family in FAMILIES {
         let format = format(family);
         let text = format!("{}{}", family.before.0, family.call);
@@ -202,7 +202,7 @@ fn an_answer_cut_off_anywhere_tells_the_beginning_of_its_call() {
 }
 
 #[test]
-fn text_that_is_no_call_is_content_and_what_is_of_no_format_is_an_error() {
+fn text_that_is_no_call_is_content_and_a_broken_call_is_an_error() {
     let format = format(&FAMILIES[1]);
     assert_eq!(whole(&format, "Just text, {\"a\": 1}.").content, "Just text, {\"a\": 1}.");
     let refused = format.reader(&format.generation_prompt).unwrap().finish("<tool_call>\nnonsense</tool_call>", "id");
@@ -247,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_split_tells_the_same(at in 0..FAMILIES.len(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
+    fn every_split_gives_the_same_messages(at in 0..FAMILIES.len(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
         let family = &FAMILIES[at];
         let format = format(family);
         let text = format!("{}{}{}", family.before.0, family.call, family.second);

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_may_come_again_become_one() {
+    fn repeated_calls_become_one() {
         let rules = "root ::= tool-call | tool-calls\ntool-call ::= \"x\"\n";
         assert_eq!(
             one_call(&format!("{rules}tool-calls ::= (tool-call? space)+\nspace ::= \" \"?\n")),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn content_before_required_calls_is_cut_out_of_the_root_alone() {
+    fn content_before_required_calls_is_removed_from_the_root_only() {
         let cut = |grammar: &str| without_content(grammar);
         let rules = "a ::= until-1? tool-call\n";
         assert_eq!(

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_as_long_as_tokens_that_begin_alike() {
+    fn steps_are_as_long_as_the_longest_token_that_begins_alike() {
         let least = bound(&["....", "abc", "Ġx"]);
         assert_eq!(least.count(&[b'.'; 401], usize::MAX), 101);
         assert_eq!(least.count(b"abcabcabcabc", usize::MAX), 4);

@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_text_and_a_longer_text_is_cut_alike(parts in prop::collection::vec(("[a0 .é語\u{301}]", 1..2000_usize), 0..6)) {
+        fn the_pieces_are_the_text_and_a_longer_text_is_cut_at_the_same_places(parts in prop::collection::vec(("[a0 .é語\u{301}]", 1..2000_usize), 0..6)) {
             let text: String = parts.iter().map(|(c, n)| c.repeat(*n)).collect();
             let cut = pieces(&text);
             prop_assert_eq!(cut.concat(), text.clone());

@@ -336,7 +336,7 @@ space ::= | " " | "\n"{1,2} [ \t]{0,20}"#;
     }
 
     #[test]
-    fn what_does_not_match_or_is_met_twice_differently_stays() {
+    fn places_that_match_nothing_or_two_kinds_of_white_space_stay() {
         assert_eq!(spaced(GRAMMAR, &written("{\"name\"", &["f", "g"])), None);
         let behind = "root ::= (tool-f space)+\ntool-f ::= \"f\"\nspace ::= | \" \"";
         let repeated = "root ::= tool-f (space tool-f)*\ntool-f ::= \"f\"\nspace ::= | \" \"";

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_page_names_its_parameter() {
+    fn an_invalid_page_names_the_parameter() {
         for (query, param) in [
             ("limit=0", "limit"),
             ("limit=1001", "limit"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_counts_at_the_path_of_models_alone() {
+    fn the_header_counts_only_at_the_path_of_models() {
         let (none, mut some) = (HeaderMap::new(), HeaderMap::new());
         some.insert(VERSION, HeaderValue::from_static("2023-06-01"));
         for (path, without, with) in [

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_on_an_idle_connection_is_checked_although_nothing_is_read_after_it() {
+    async fn a_request_on_an_idle_connection_is_checked_even_if_nothing_is_read() {
         use hyper::rt::ReadBuf;
 
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_of_events_are_told_by_their_type_whatever_its_parameters_and_letters() {
+    fn event_streams_are_recognized_by_their_type_in_any_case_and_with_parameters() {
         let check = |kind: &'static str, expected: bool| {
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static(kind))]);
             assert_eq!(is_event_stream(&headers), expected, "{kind}");

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn any_token_of_the_file_is_taken_and_the_first_is_shown_first() {
+    fn any_token_of_the_file_is_accepted_and_the_first_is_sent_first() {
         let (first, second) = ("a".repeat(TOKEN_BYTES_MIN), "b/+=._~-".repeat(8));
         let tokens = open(&format!("# ours\n{first}\n\n  {second}  \r\n")).expect("a good file");
         assert!(tokens.accept(first.as_bytes()) && tokens.accept(second.as_bytes()));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_refused_by_what_is_wrong_and_shows_no_token() {
+    fn an_invalid_file_is_refused_with_the_reason_and_without_its_tokens() {
         let good = "a".repeat(TOKEN_BYTES_MIN);
         let check = |text: &str, expected: &str| {
             let error = crate::chain(&open(text).expect_err(text));

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn on_loopback_names_of_the_machine_for_itself_and_given_names_are_taken_and_no_others() {
+    fn on_loopback_only_names_of_the_machine_and_given_names_are_accepted() {
         for listen in ["127.0.0.1:8080", "[::1]:8080"] {
             let hosts = on(listen, &["Router.example.", "10.0.0.5"]);
             for host in [
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_every_name_is_taken_until_names_are_given() {
+    fn elsewhere_every_name_is_accepted_unless_names_are_given() {
         assert!(takes(&on("0.0.0.0:8080", &[]), "evil.example"));
         assert!(takes(&on("127.0.0.1:8080", &["*"]), "evil.example"));
         let hosts = on("10.0.0.5:8080", &["router.example"]);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_come_by_any_address_and_by_given_names() {
+    fn operators_may_use_any_address_and_given_names() {
         let hosts = AllowedHosts::of_operators(&listed(&["router.example"])).expect("good names");
         assert!(
             takes(&hosts, "10.1.2.3:9090") && takes(&hosts, "[fd00::1]:9090") && takes(&hosts, "router.example:9090")
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_one_host_and_its_request_line_none_that_is_not_allowed() {
+    fn a_request_has_one_host_and_its_request_line_an_allowed_one() {
         let hosts = on("127.0.0.1:8080", &[]);
         let get = |uri: &str| Request::get(uri).header("host", "localhost");
         let check = |request: axum::http::request::Builder| hosts.check(&request.body(()).expect("a request"));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_told() {
+    fn an_invalid_name_is_reported() {
         for text in ["http://a", "a:80", "a/b", "", "a b", "u@a"] {
             let refused = AllowedHosts::of_operators(&listed(&[text]));
             assert_eq!(refused, Err(HostError { text: text.to_owned() }));

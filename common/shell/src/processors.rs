@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn long_work_lets_short_work_go_first_and_goes_on_behind_it() {
+    async fn long_work_lets_short_work_run_first_and_continues_after_it() {
         let processors = Processors::new(1, 1);
         let mut long = processors.turn().await;
         let is_over = Arc::new(AtomicBool::new(false));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_too_many_pause_already_work_goes_on_to_its_end() {
+    async fn work_does_not_pause_while_too_many_others_do() {
         let processors = Processors::new(1, 0);
         let mut long = processors.turn().await;
         let mut waiter = pin!(processors.turn());

@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_takes_nothing_is_cut_off() {
+    async fn a_client_that_reads_nothing_is_cut_off() {
         let (mut connection, _other_end) = connection(Duration::from_millis(20));
         let error = connection.write_all(b"12345").await.expect_err("the other end takes nothing");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]
-    async fn whatever_is_taken_begins_the_time_anew() {
+    async fn each_read_starts_the_timeout_again() {
         let (mut connection, mut other_end) = connection(Duration::from_secs(100_000));
         connection.write_all(b"1234").await.expect("there is room");
         let is_full = poll_fn(|context| Poll::Ready(Pin::new(&mut connection).poll_write(context, b"5").is_pending()));

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_decides_what_is_recorded_and_else_the_ratio() {
+    fn the_parent_decides_what_is_recorded_or_without_one_the_ratio() {
         let (spans, mut sent) = mpsc::channel(8);
         let tracer =
             |ratio| Tracer(Some(Arc::new(Recorder { spans: spans.clone(), ratio, n_lost: AtomicU64::new(0) })));

@@ -36,7 +36,7 @@ fn spells_hashes_in_hexadecimal_and_reads_them_back() {
 
 proptest! {
     #[test]
-    fn agrees_exactly_as_far_as_the_tokens_agree(
+    fn chains_agree_exactly_as_far_as_the_tokens(
         common in prop::collection::vec(any::<Token>(), 0..100),
         left in prop::collection::vec(any::<Token>(), 0..60),
         right in prop::collection::vec(any::<Token>(), 0..60),

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_what_was_missed_and_nothing_to_whom_it_cannot_help() {
+    fn gives_the_missed_updates_or_requires_a_snapshot() {
         let empty = replay_buffer(&[]);
         check(&empty, 10, Some(&[]));
         check(&empty, 9, None);

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn stock_servers_are_told_by_what_stands_before_them() {
+    fn stock_servers_are_marked_by_a_prefix() {
         let config =
             resolve_line("--worker openai+http://a:1,http://b:2 --worker-dns openai+c:3,d:4").expect("a good line");
         let workers: Vec<_> = config.workers.iter().map(|worker| (worker.url.as_str(), worker.api)).collect();

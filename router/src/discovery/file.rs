@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_list_counts_once_two_looks_have_seen_it() {
+    fn a_new_list_counts_once_it_was_read_twice() {
         let new = "http://a:1\nhttp://c:3\n";
         assert_eq!(follow(&[new, new, new]), ["stands", "http://a:1/ http://c:3/", "stands"]);
         let between = "http://a:1\n";

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn terminating_endpoints_end_and_unready_ones_stay() {
+    fn terminating_endpoints_are_removed_and_unready_ones_stay() {
         let slice = slice(serde_json::json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "w-1"},
             "addressType": "IPv4",

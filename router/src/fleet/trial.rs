@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_the_process_is_the_vocabulary_s_fault_but_for_others_signals() {
+    fn a_crash_is_the_vocabulary_s_fault_unless_a_signal_came_from_outside() {
         let reason = |raw, complained| match judged(raw, "", complained) {
             Ok(TrialResult::Refused { reason }) => reason,
             other => panic!("{other:?}"),

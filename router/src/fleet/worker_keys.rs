@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_that_of_its_url_and_of_no_other() {
+    fn a_key_belongs_to_its_url_and_to_no_other() {
         let (own, all) = (file("# ours\nown\n"), file("all"));
         let url = |text: &str| Some(worker_address(text).expect("a URL").url);
         let key_file = |url, file: &tempfile::NamedTempFile| WorkerKeyFile { url, path: file.path().to_owned() };

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_s_headers_of_ours_and_of_its_connection_go_no_further() {
+    fn internal_and_connection_headers_of_clients_are_not_passed_on() {
         let headers = map(&[
             ("accept", b"*/*"),
             ("accept", b"text/plain"),
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_come_again_is_read_in_both_forms() {
+    fn retry_after_is_read_in_both_forms() {
         let noon = httpdate::parse_http_date("Wed, 25 Nov 2026 12:00:00 GMT").expect("a date");
         for (value, date, expected_s) in [
             ("3600", None, Some(3600)),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_worker_s_headers_those_of_the_list_reach_clients() {
+    fn listed_headers_of_a_worker_reach_clients() {
         let headers = map(&[
             ("content-type", b"application/json"),
             ("retry-after", b"7"),

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn events_wait_for_their_line_which_never_passes() {
+    fn events_wait_for_their_journal_line_which_is_never_passed_on() {
         let mut reader = JournalReader::new(LIMITS, Vec::new());
         assert_eq!(passed(&mut reader, "data: 1\n\ndata: 2\n\n"), "");
         assert_eq!(passed(&mut reader, ":wp 0 1"), "");

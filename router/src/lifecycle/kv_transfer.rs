@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_fetched_is_read_and_anything_else_is_nothing() {
+    fn valid_reports_of_transfers_are_read_and_others_ignored() {
         for (text, expected) in [
             ("23040;7", Some((23_040, 7.0))),
             ("23040;0.5", Some((23_040, 0.5))),

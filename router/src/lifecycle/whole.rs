@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_status_and_body_are_told_apart_however_they_arrive() {
+    fn lines_status_and_body_are_distinguished_however_they_arrive() {
         for piece_bytes in 1..=WHOLE.len() {
             let mut reader = read(WHOLE, piece_bytes).expect("it can be read");
             assert!(reader.has_begun());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_response_is_broken() {
+    fn other_responses_are_broken() {
         for text in ["{\"text\": 1}\n", ":wp= x\n", ":wp= 20\n", "\n", ": comment\n"] {
             assert_eq!(read(text, 1).err(), Some(Failure::Broken), "{text}");
         }

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_go_round_whoever_comes_and_goes() {
+    fn turns_go_round_whichever_adapters_are_added_or_removed() {
         let check = |present: &[u32], last, expected| assert_eq!(next(present.iter().copied(), last), expected);
         check(&[], None, None);
         check(&[], Some(1), None);

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_too_many_the_last_ones_stay_and_some_spread_over_the_others() {
+    fn of_too_many_checkpoints_the_last_stay_and_some_spread_over_the_rest() {
         for n in 0..=8 {
             assert_eq!(spread((0..n).collect(), 8), (0..n).collect::<Vec<u32>>());
         }
@@ -94,14 +94,14 @@ mod tests {
     }
 
     #[test]
-    fn stops_nowhere_that_is_computed_already() {
+    fn never_stops_within_cached_tokens() {
         assert_eq!(RULE.stops(192..350, Some(100)), [288, 320]);
         assert_eq!(RULE.stops(320..350, None), [0_u32; 0]);
         assert_eq!(RULE.stops(0..20, Some(3)), [0_u32; 0]);
     }
 
     #[test]
-    fn stops_nowhere_where_it_is_of_no_use() {
+    fn never_stops_where_a_checkpoint_is_useless() {
         assert_eq!(CheckpointPolicy { need: CheckpointNeed::None, ..RULE }.stops(0..350, None), [0_u32; 0]);
     }
 }

@@ -121,7 +121,7 @@ mod tests {
     const SLOW_TOGETHER: [(u16, f64); 5] = [(1, 1.94), (2, 7.3), (4, 11.1), (8, 15.9), (16, 19.3)];
 
     #[test]
-    fn single_tokens_go_together_unless_apart_is_faster() {
+    fn single_tokens_share_a_pass_unless_separate_passes_are_faster() {
         let all = [(0, 1), (1, 1), (2, 1), (3, 1)];
         check(&[], &all, &[&all]);
         check(&[(1, 1.5), (4, 3.6)], &all, &[&all]);
@@ -138,19 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_goes_apart_from_single_tokens() {
+    fn a_prompt_has_a_pass_separate_from_single_tokens() {
         check(&[], &[(0, 1), (1, 60), (2, 1), (3, 1)], &[&[(2, 1), (3, 1)], &[(1, 60)], &[(0, 1)]]);
         check(&[], &[(0, 60), (1, 1)], &[&[(1, 1)], &[(0, 60)]]);
         check(&[], &[(0, 1), (1, 60)], &[&[(1, 60)], &[(0, 1)]]);
     }
 
     #[test]
-    fn prompts_go_together_as_far_as_they_reach() {
+    fn prompts_share_passes_up_to_the_shortest_length() {
         check(&[], &[(0, 10), (1, 30), (2, 10)], &[&[(0, 10), (1, 10), (2, 10)], &[(1, 20)]]);
     }
 
     #[test]
-    fn times_that_say_nothing_are_as_none() {
+    fn meaningless_times_count_as_missing() {
         let groups = DecodeGroups::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
         assert_eq!(groups, DecodeGroups::fastest(&[]));
         assert_eq!(DecodeGroups::fastest(&[(4, 1.0), (2, 1.0)]), DecodeGroups::fastest(&[]), "nothing is known of one");

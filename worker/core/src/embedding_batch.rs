@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_has_a_batch_to_itself_and_is_not_passed_over_for_ever() {
+    fn a_long_text_gets_its_own_batch_and_is_not_delayed_forever() {
         check(&[&[50, 1]], (10, 4), &[(0, 0)]);
         check(&[&[4], &[50], &[4]], (10, 4), &[(0, 0), (2, 0)]);
         check(&[&[50], &[4]], (10, 4), &[(0, 0)]);

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_into_a_micro_batch_is_not_cut() {
+    fn a_batch_that_fits_into_a_micro_batch_is_not_cut() {
         for passes in [Passes::Together, Passes::Apart] {
             check(passes, &[], &[]);
             check(passes, &[(0, 20)], &[&[(0, 20)]]);
@@ -83,19 +83,19 @@ mod tests {
     }
 
     #[test]
-    fn a_long_prompt_goes_in_micro_batches() {
+    fn a_long_prompt_is_cut_into_micro_batches() {
         for passes in [Passes::Together, Passes::Apart] {
             check(passes, &[(0, 41)], &[&[(0, 20)], &[(0, 20)], &[(0, 1)]]);
         }
     }
 
     #[test]
-    fn together_a_micro_batch_is_filled_in_order() {
+    fn in_a_shared_pass_a_micro_batch_is_filled_in_order() {
         check(Passes::Together, &[(0, 30), (5, 4), (6, 9)], &[&[(0, 20)], &[(0, 10), (5, 4), (6, 6)], &[(6, 3)]]);
     }
 
     #[test]
-    fn apart_neighbours_go_together_as_far_as_the_shortest_reaches() {
+    fn in_separate_passes_neighbours_share_one_up_to_the_shortest_length() {
         check(
             Passes::Apart,
             &[(4, 30), (0, 12), (1, 4), (3, 9)],

@@ -183,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn routers_believe_what_is_held_and_else_what_is_promised(steps in prop::collection::vec(any_step(), 0..60)) {
+        fn held_blocks_take_precedence_over_pending_ones(steps in prop::collection::vec(any_step(), 0..60)) {
             let mut pending_prefills = PendingPrefills::default();
             let mut view = View::default();
             let mut held: Vec<BlockKey> = Vec::new();

@@ -161,7 +161,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn says_nothing_before_anything_was_measured() {
+    fn reports_no_rate_before_the_first_measurement() {
         assert_eq!(Averages::default().rates(), Rates::default());
         let mut averages = Averages::default();
         averages.step(StepCounts::undrafted(PREFILL_TOKENS_MIN - 1, 0), SECOND);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_slows_down_says_so_within_seconds_of_work() {
+    fn a_slowdown_is_reported_within_seconds_of_work() {
         let mut averages = Averages::default();
         (0..60).for_each(|_| averages.step(StepCounts::undrafted(1000, 0), SECOND));
         let mut rate_after = |seconds| {
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_token_is_that_which_a_stream_waits_for_it_drafted_or_not() {
+    fn the_time_per_token_is_a_stream_s_wait_for_it_drafted_or_not() {
         let mut averages = Averages::default();
         averages.step(StepCounts { n_prefill: 0, n_decode: 18, n_streams: 2, n_chosen: 8 }, SECOND / 10);
         assert!((averages.rates().decode_step_ms.unwrap() - 25.0).abs() < 0.1, "{:?}", averages.rates());
     }
 
     #[test]
-    fn a_usual_prompt_takes_what_its_average_length_takes_at_the_measured_rate() {
+    fn an_average_prompt_takes_its_length_at_the_measured_rate() {
         let mut averages = Averages::default();
         averages.prompt(100);
         assert_eq!(averages.pace(), BatchTiming::default(), "no rate is known");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_one_size_or_without_sense_say_nothing_of_tokens() {
+    fn batches_of_one_size_or_nonsense_give_no_time_per_token() {
         let mut averages = Averages::default();
         (0..100).for_each(|n| averages.step(StepCounts::undrafted(0, 4), Duration::from_millis(10 + n % 3)));
         assert_eq!(averages.pace(), BatchTiming::default());

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn follows_what_is_measured_and_never_learns_what_is_not_possible() {
+    fn follows_measurements_and_ignores_impossible_ones() {
         let mut costs = Costs {
             prefill_ms_per_token: 1.0,
             copy_ms_per_token: None,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dear_once_is_tried_again_in_time_and_what_is_cheap_stays_so() {
+    fn an_expensive_restore_is_tried_again_later_and_a_cheap_one_stays_cheap() {
         let at_first = Costs {
             prefill_ms_per_token: 1.0,
             copy_ms_per_token: None,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn computes_cached_tokens_once_more_where_that_is_faster() {
+    fn recomputes_cached_tokens_if_that_is_faster() {
         let mut costs = Costs {
             prefill_ms_per_token: 1.0,
             copy_ms_per_token: None,

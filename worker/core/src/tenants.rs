@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_that_come_once_do_not_push_out_one_that_came_again() {
+    fn roots_used_once_do_not_displace_one_used_twice() {
         let mut tenants = Tenants::default();
         tenants.greet(None, &root(0));
         tenants.greet(None, &root(0));

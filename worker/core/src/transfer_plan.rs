@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_not_fetched_again_and_what_is_usable_saves_nothing() {
+    fn stored_blocks_are_not_fetched_and_usable_ones_save_nothing() {
         check(OFFER, Own { n_usable: 64, n_stored_blocks: 4, ..OWN }, Some((4..10, 95.0)));
         check(OFFER, Own { n_usable: 64, ..OWN }, Some((0..10, 95.0)));
         check(OFFER, Own { n_usable: 160, n_stored_blocks: 10, ..OWN }, None);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_beyond_the_prompt_or_the_room_is_cut_or_left() {
+    fn an_offer_beyond_the_prompt_or_the_room_is_cut_or_refused() {
         check(Offer { n_blocks: usize::MAX, ..OFFER }, OWN, Some((0..10, 159.0)));
         check(OFFER, Own { n_prompt: 160, ..OWN }, Some((0..10, 158.0)));
         check(OFFER, Own { room_bytes: 9999, ..OWN }, None);

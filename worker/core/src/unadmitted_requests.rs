@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_come_waits_until_it_is_counted() {
+    fn a_request_counts_as_unadmitted_until_the_engine_counts_it() {
         let load = Load { queued_prefill_tokens: 100, n_queued: 1, n_decoding: 3, ..Load::default() };
         let mut arrivals = Arrivals::default();
         assert_eq!(arrivals.beside(&load), load);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_what_is_likely_once_beginnings_are_merged() {
+    fn keeps_likely_candidates_after_prefixes_are_merged() {
         check(&[("a", 0.5), ("b", 0.4), ("c", 0.1)], &["a", "b"]);
         check(&[("in", 0.3), ("int", 0.3), ("x", 0.22), ("y", 0.18)], &["in"]);
         check(&[("int", 0.32), ("in", 0.28), ("x", 0.22), ("y", 0.18)], &["int"]);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_where_an_end_is_likely_or_no_text_is() {
+    fn ends_if_an_end_is_likely_or_no_text_is() {
         check(&[("a", 0.5), ("b", 0.3), (END, 0.2)], &[END]);
         check(&[("a", 0.9), ("b", 0.099), (END, 0.001)], &["a", END]);
         check(&[("a", 0.19), ("b", 0.18), ("c", 0.17), ("d", 0.16), ("e", 0.15), ("f", 0.15)], &[]);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_starts_in_thoughts_wherever_they_begin() {
+    fn no_call_starts_in_reasoning() {
         let watch = |prefix| ToolCallDetector::new(words(&["<call>"]), think(), prefix);
         check_call(watch(""), &["<think>", "<call>", "</think>", "x", "<call>"], 5, &["<call>"]);
         check_call(watch("assistant\n<think>\n"), &["<call>", "</th", "ink>", "<ca", "ll>"], 5, &["<ca", "ll>"]);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_thoughts_may_start_a_call() {
+    fn the_end_of_reasoning_may_start_a_call() {
         let marks =
             ReasoningMarks { start: "<think>".to_owned(), ends: vec!["</think>".to_owned(), "<call>".to_owned()] };
         let watch = ToolCallDetector::new(words(&["<call>"]), marks, "<think>");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_says_where_a_call_starts_by_its_groups() {
+    fn a_pattern_s_groups_mark_the_start_of_a_call() {
         let harmony = [r"^\s+to$", r"<\|start\|>assistant(\s+to)", r"<\|start\|>assistant(<\|channel\|>(?:a|b)\s+to)"];
         let watch = || ToolCallDetector::new(patterns(&harmony), ReasoningMarks::default(), "");
         check_call(watch(), &[" ", "to", "="], 2, &[" ", "to"]);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_look_past_thoughts_and_at_bytes_that_are_no_text() {
+    fn patterns_skip_reasoning_and_search_bytes_that_are_no_text() {
         let watch = || ToolCallDetector::new(patterns(&["x(y+z)"]), think(), "");
         check_call(watch(), &["x", "<th", "ink>", "xyz", "</think>", "xy", "z"], 7, &["y", "z"]);
         check_call(watch(), &["<th", "ink>", "</think>", "xy", "z<t", "o"], 6, &["y", "z<t", "o"]);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn with_patterns_all_but_thoughts_is_looked_at_up_to_the_limit() {
+    fn patterns_search_all_text_except_reasoning_up_to_the_limit() {
         let mut watch = ToolCallDetector::new(patterns(&["^z$"]), think(), "");
         let piece = "y".repeat(1000);
         let n_looks =

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_with_what_is() {
+    fn a_missing_file_is_refused_with_the_available_ones() {
         let error = |paths: &[&str], wanted| choose(paths.iter().copied(), &wanted).expect_err("no choice").to_string();
         let text = error(&REPO, quant("Q6_K"));
         assert!(text.contains("Q6_K") && text.contains("m-Q2_K.gguf, m-Q4_K_M.gguf"), "{text}");

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn alternatives_count() {
+    fn alternative_tokens_count_in_an_event_s_size() {
         let likely = TokenLogprob { token: 1, logprob: -1.0 };
         let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
         let event = |own_probabilities, probabilities| Event::Text {

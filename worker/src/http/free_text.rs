@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_none() {
+    fn other_json_is_no_text() {
         for arguments in ["", "{}", "{\"input\": 5}", "{\"input", "{\"input\": \"\\"] {
             assert_eq!(FreeText::of(arguments), "", "{arguments}");
         }

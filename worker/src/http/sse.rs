@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_tells_proxies_not_to_gather_it() {
+    fn every_stream_asks_proxies_not_to_buffer_it() {
         let response = response(futures::stream::empty());
         let header = |name: &str| response.headers()[name].to_str().expect("a text");
         assert_eq!(["content-type", "x-accel-buffering"].map(header), ["text/event-stream", "no"]);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_limit_a_stream_may_be_silent_for_ever() {
+    async fn without_a_limit_a_stream_may_be_silent_forever() {
         let (_events, received) = mpsc::unbounded_channel();
         let mut stream = Box::pin(kept_alive(UnboundedReceiverStream::new(received), None, COMMENT));
         assert!(tokio::time::timeout(Duration::from_secs(1_000_000), stream.next()).await.is_err());

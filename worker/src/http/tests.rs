@@ -42,7 +42,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
 }
 
 #[tokio::test]
-async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
+async fn a_loading_worker_is_live_and_not_ready_and_shows_its_progress() {
     let (base, phase) = loading(42).await;
     let get = async |path: &str| {
         let response = reqwest::get(format!("{base}{path}")).await.expect("a response");
@@ -67,7 +67,7 @@ async fn a_worker_that_loads_lives_is_not_ready_and_says_how_far_it_is() {
 }
 
 #[tokio::test]
-async fn a_request_to_a_worker_that_loads_is_told_to_come_again() {
+async fn a_request_to_a_loading_worker_gets_retry_after() {
     let (base, _phase) = loading(10).await;
     let body = r#"{"messages": [{"role": "user", "content": "a"}]}"#;
     let request = reqwest::Client::new().post(format!("{base}/v1/chat/completions")).body(body);

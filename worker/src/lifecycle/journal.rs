@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_journal_tells_is_read_back_and_its_writes_are_left_out() {
+    fn a_journal_is_read_back_as_written_without_its_events() {
         let mut journal = Journal::new(2, None);
         let mut lines = Vec::new();
         let mut write = |journal: &mut Journal, choice, tokens: &[PastToken]| {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_is_none_is_refused() {
+    fn an_invalid_journal_is_refused() {
         for lines in ["x", "0", "2 1", "0 1,x", "0 -1", "0 1x3", "0 1x", "18446744073709551616 1", "0 99999999999"]
             .into_iter()
             .chain(["0 1:", "0 1:x", "0 1:NaN", "0 1:-1/", "0 1:-1/2", "0 1:-1/2:", "0 1:-1/x:-1", "0 1:-1/2:NaN"])
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_from_an_identity_is_always_the_same_and_differs_by_part() {
+    fn values_derived_from_an_identity_are_stable_and_distinct() {
         let identity = ResponseIdentity::parse("0123456789abcdef0123456789abcdef.17").expect("it is one");
         assert_eq!((identity.part_id("item", 1), identity.seed()), (identity.part_id("item", 1), identity.seed()));
         assert_ne!(identity.part_id("item", 1), identity.part_id("item", 2));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_was_counted_and_how_fast_it_went_since_the_last_look() {
+    fn shows_counts_and_the_rates_since_the_last_scrape() {
         let before = CounterValues { prefill_tokens: 100, prompt_us: 500_000, ..CounterValues::default() };
         let now = CounterValues {
             prefill_tokens: 400,

@@ -446,7 +446,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_arguments_together_is_refused_but_for_what_must_be_there() {
+    fn keywords_about_several_arguments_are_refused_except_required() {
         let check = |schema: Value, expected: Option<&str>| {
             let found = check_apart(schema.as_object().expect("an object")).err().map(|error| error.path);
             assert_eq!(found.as_deref(), expected, "{schema}");

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn multiplies_what_holds_together_and_takes_the_worst_of_what_holds_apart() {
+    fn multiplies_patterns_that_apply_together_and_takes_the_largest_of_alternatives() {
         let three = json!({"pattern": "^a*b+$"});
         assert_eq!(factor(three.clone()), 3);
         assert_eq!(factor(json!({"pattern": "a"})), 3);

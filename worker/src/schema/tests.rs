@@ -27,7 +27,7 @@ fn keeps_what_decides_and_drops_what_describes() {
 }
 
 #[test]
-fn names_references_anew_and_follows_each_place_once() {
+fn renames_references_and_follows_each_once() {
     check(
         json!({"$ref": "#/$defs/a%20b", "$defs": {"a b": {"items": {"$ref": "#/$defs/a b"}}, "unused": 5}}),
         json!({"$ref": "#/$defs/0", "$defs": {"0": {"items": {"$ref": "#/$defs/0"}}}}),
@@ -125,7 +125,7 @@ fn names_that_may_be_any_are_no_constraint() {
 }
 
 #[test]
-fn refuses_what_is_not_kept_by_its_path() {
+fn refuses_unsupported_keywords_with_their_path() {
     for keyword in ["not", "if", "contains", "dependentRequired", "unevaluatedProperties", "$dynamicRef"] {
         let schema = json!({"properties": {"a": {"items": {keyword: {}}}}});
         check_refused(schema, &format!("properties.a.items.{keyword}"), "not supported");
@@ -145,7 +145,7 @@ fn refuses_what_is_not_kept_by_its_path() {
 }
 
 #[test]
-fn refuses_wrong_types_by_their_path() {
+fn refuses_wrong_types_with_their_path() {
     for (schema, path) in [
         (json!(5), ""),
         (json!({"type": "text"}), "type"),

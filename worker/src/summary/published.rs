@@ -152,7 +152,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_snapshot_says_what_the_updates_before_it_said(changes in prop::collection::vec(any_change(), 0..40)) {
+        fn a_snapshot_equals_the_sum_of_the_updates_before_it(changes in prop::collection::vec(any_change(), 0..40)) {
             let mut published = Published::default();
             let mut from_updates = View::new();
             for change in &changes {

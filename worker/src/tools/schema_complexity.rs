@@ -12,7 +12,7 @@ use crate::error::RequestError;
 
 /// Largest cost of the schemas of all tools together; a unit is some 10 ns.
 ///
-/// Source: measured with `the_most_that_is_let_through_is_done_soon`.
+/// Source: measured with `the_largest_accepted_schemas_compile_quickly`.
 const COST_MAX: u64 = 20_000_000;
 
 /// Deepest nesting of a schema, references followed. Source: serde_json reads 128 levels.

@@ -13,7 +13,7 @@ fn with_adapters() -> EngineConfig {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn every_adapter_answers_otherwise_and_reuses_its_own_state_only() {
+async fn every_adapter_answers_differently_and_reuses_only_its_own_state() {
     let (engine, _updates) = start(with_adapters());
     let prompt = tokens(1, 300);
     let mut answers = Vec::new();
@@ -32,7 +32,7 @@ async fn every_adapter_answers_otherwise_and_reuses_its_own_state_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn streams_with_different_adapters_go_on_beside_each_other() {
+async fn streams_with_different_adapters_run_side_by_side() {
     let (engine, _updates) = start(with_adapters());
     let asks = [None, applied(0), applied(1)].map(|adapter| {
         let mut ask = ask(&tokens(2, 100), 200);
@@ -58,7 +58,7 @@ async fn streams_with_different_adapters_go_on_beside_each_other() {
 }
 
 #[test]
-fn what_is_no_adapter_of_the_model_is_refused_by_its_file() {
+fn a_file_that_is_no_adapter_of_the_model_is_refused_by_its_name() {
     let refused = |file: AdapterFile| {
         let config = EngineConfig { adapters: vec![file], ..config(Preset::Tiny) };
         let (sender, _updates) = tokio::sync::mpsc::unbounded_channel();

@@ -170,7 +170,7 @@ async fn requests_that_come_together_start_in_one_step() {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_long_for_requests_that_do_not_come() {
+async fn requests_wait_only_briefly_for_others_to_arrive() {
     let (engine, _updates) = start(config(Preset::Tiny));
     let _never = engine.announce();
     assert_eq!(ask(&tokens(1, 40), 4).answer(&engine).await.tokens.len(), 4);

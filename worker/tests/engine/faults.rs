@@ -197,7 +197,7 @@ async fn answers_stay_right_when_the_folder_vanishes_under_a_running_engine() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_used_is_said_at_the_start() {
+async fn an_unusable_folder_is_reported_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "not a folder").unwrap();

@@ -128,7 +128,7 @@ fn hostile() -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_grammars_hold_up_nobody() {
+async fn hostile_grammars_delay_nobody() {
     let (engine, _updates) = start(several_slots());
     let alone = ask(&tokens(1, 20), 100).answer(&engine).await;
     for grammar in hostile() {

@@ -93,13 +93,13 @@ async fn a_short_request_starts_within_two_micro_batches_beside_a_long_prompt() 
 }
 
 #[tokio::test]
-async fn a_short_request_with_another_adapter_does_so_too() {
+async fn a_short_request_with_another_adapter_starts_within_two_micro_batches_too() {
     let config = EngineConfig { adapters: vec![adapter(Preset::Tiny, 11)], ..two_slots(Preset::Tiny) };
     check_short_requests(config, |short| short.adapter = applied(0)).await;
 }
 
 #[tokio::test]
-async fn the_cache_is_looked_at_between_two_micro_batches() {
+async fn cache_queries_are_answered_between_two_micro_batches() {
     let (engine, _updates) = start(two_slots(Preset::Tiny));
     let look = async |_| drop(engine.cache_view(Page { after: None, entries_max: 10 }).await.unwrap());
     check_meanwhile(&engine, look).await;
@@ -107,7 +107,7 @@ async fn the_cache_is_looked_at_between_two_micro_batches() {
 }
 
 #[tokio::test]
-async fn a_prompt_whose_client_has_gone_is_computed_no_further_and_what_was_is_reused() {
+async fn the_prompt_of_a_client_that_left_is_computed_no_further_and_its_computed_part_is_reused() {
     for (preset, kv_unified) in
         [(Preset::Tiny, Switch::Off), (Preset::Tiny, Switch::On), (Preset::TinySwa, Switch::Off)]
     {
@@ -141,7 +141,7 @@ async fn give_up_long(engine: &EngineHandle) -> (u32, u64) {
 }
 
 #[tokio::test]
-async fn who_shares_the_beginning_of_a_long_prompt_starts_once_that_is_computed() {
+async fn a_request_with_the_same_prefix_starts_once_the_prefix_is_computed() {
     let (engine, mut updates) = start(two_slots(Preset::Tiny));
     let mut leader = ask(&tokens(1, LONG_TOKENS), 1).submit(&engine).unwrap();
     let shared: Vec<Token> = [tokens(1, 320), tokens(2, 20)].concat();
@@ -263,7 +263,7 @@ async fn check_crowd(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_the_same_whatever_comes_and_goes_within_a_batch() {
+async fn answers_stay_the_same_whatever_requests_start_and_end_within_a_batch() {
     for (seed, kv_unified) in [(1, Switch::Off), (2, Switch::On)] {
         check_crowd(Preset::Tiny, seed, |config| config.kv_unified = kv_unified).await;
         check_crowd(Preset::TinySwa, seed, |config| config.kv_unified = kv_unified).await;

@@ -21,7 +21,7 @@ fn two_slots() -> EngineConfig {
 }
 
 #[tokio::test]
-async fn a_reader_that_is_late_is_waited_for_loses_nothing_and_holds_up_nobody() {
+async fn a_late_reader_loses_nothing_and_delays_nobody() {
     let (engine, _updates) = start(two_slots());
     let expected = with_alternatives(1).answer(&engine).await;
     let generated = || engine.counters().generated_tokens;
@@ -48,7 +48,7 @@ async fn a_reader_that_is_late_is_waited_for_loses_nothing_and_holds_up_nobody()
 }
 
 #[tokio::test]
-async fn readers_that_never_read_leave_their_slots_when_they_go() {
+async fn readers_that_never_read_free_their_slots_when_they_disconnect() {
     let (engine, _updates) = start(two_slots());
     let readers: Vec<Answering> =
         (0..2).map(|seed| with_alternatives(seed).submit(&engine).expect("there is a slot")).collect();

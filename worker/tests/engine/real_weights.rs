@@ -179,7 +179,7 @@ async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn real_weights_answer_the_same_whatever_way_their_state_takes() {
+async fn real_weights_answer_the_same_wherever_their_state_comes_from() {
     let subject = Subject::smollm2();
     for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
         check_all_ways(&subject, kind).await;
@@ -187,7 +187,7 @@ async fn real_weights_answer_the_same_whatever_way_their_state_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn real_weights_with_a_sliding_window_answer_the_same_whatever_way_their_state_takes() {
+async fn real_weights_with_a_sliding_window_answer_the_same_wherever_their_state_comes_from() {
     let subject = Subject::gemma3();
     check_all_ways(&subject, (Switch::Off, Switch::Off)).await;
 }

@@ -36,7 +36,7 @@ async fn refuses_prompts_that_cannot_run() {
 }
 
 #[tokio::test]
-async fn refuses_samplers_that_cannot_be_built_and_goes_on() {
+async fn refuses_samplers_that_cannot_be_built_and_continues() {
     let (engine, _updates) = start(one_slot());
     let nested = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
     let chained: String = (0..9000).map(|n| format!("r{n} ::= r{}\n", n + 1)).collect();
@@ -151,7 +151,7 @@ async fn draining_ends_what_runs_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn the_engine_ends_when_nobody_holds_it() {
+async fn the_engine_ends_when_its_last_handle_is_dropped() {
     let (engine, mut updates) = start(one_slot());
     drop(engine);
     let ended = async { while updates.recv().await.is_some() {} };
@@ -195,7 +195,7 @@ fn loading_shows_progress_and_can_be_stopped() {
 }
 
 #[test]
-fn what_a_context_needs_follows_its_size_its_types_and_the_slots() {
+fn a_context_s_memory_depends_on_its_size_its_types_and_the_slots() {
     let needed = |change: fn(&mut EngineConfig)| {
         let mut config = EngineConfig { context_tokens_total: 1 << 20, ..config(Preset::Tiny) };
         change(&mut config);

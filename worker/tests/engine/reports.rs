@@ -132,7 +132,7 @@ impl Story {
 }
 
 #[tokio::test]
-async fn a_request_promises_its_blocks_when_it_comes_and_until_it_starts() {
+async fn a_request_s_blocks_are_announced_from_its_arrival_until_it_starts() {
     let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
     let mut first = ask(&tokens(1, 40), 1000).submit(&engine).unwrap();
     first.tokens(1).await;
@@ -146,7 +146,7 @@ async fn a_request_promises_its_blocks_when_it_comes_and_until_it_starts() {
 }
 
 #[tokio::test]
-async fn promises_of_requests_that_never_start_are_settled() {
+async fn announcements_of_requests_that_never_start_are_withdrawn() {
     let (engine, mut updates) = start(EngineConfig { n_slots: 1, ..blocks(Preset::Tiny) });
     let mut first = ask(&tokens(1, 40), 500).submit(&engine).unwrap();
     first.tokens(1).await;
@@ -166,7 +166,7 @@ async fn promises_of_requests_that_never_start_are_settled() {
 }
 
 #[tokio::test]
-async fn routers_learn_what_was_given_up() {
+async fn routers_are_informed_of_evictions() {
     let store = StoreConfig { ram_bytes: 0, ..StoreConfig::default() };
     let (engine, mut updates) = start(EngineConfig { n_slots: 1, store, ..blocks(Preset::Tiny) });
     let mut router = Router::default();
@@ -266,7 +266,7 @@ async fn the_slots_are_shown() {
 }
 
 #[tokio::test]
-async fn facts_are_what_was_asked_for() {
+async fn facts_match_the_configuration() {
     let (engine, _updates) = start(blocks(Preset::Tiny));
     let facts = engine.facts().clone();
     assert_eq!((facts.n_slots, facts.context_tokens, facts.memory), (2, 2048, MemoryKind::Full));

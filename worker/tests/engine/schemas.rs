@@ -138,7 +138,7 @@ fn flat(seed: u32, logit_bias: Vec<(u32, f32)>) -> Sampling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thoughts_come_before_a_schema_and_end_no_answer() {
+async fn reasoning_precedes_a_schema_and_ends_no_answer() {
     let (engine, _updates) = start(several_slots());
     let n_vocab = engine.facts().n_vocab;
     // The last tokens of the model's vocabulary; the second of its control tokens ends a response.
@@ -180,7 +180,7 @@ async fn thoughts_come_before_a_schema_and_end_no_answer() {
 }
 
 #[tokio::test]
-async fn what_stands_in_one_token_with_the_end_of_thoughts_is_the_schema_s() {
+async fn text_in_one_token_with_the_end_of_reasoning_belongs_to_the_schema() {
     let (engine, _updates) = start(several_slots());
     let normal = normalize(&json!({ "enum": ["aXbYc", "aXbYd"] })).unwrap_or_else(|error| panic!("{error:?}"));
     let ask_with = async |end: &str| {
@@ -345,7 +345,7 @@ fn mutilate(schema: &mut Value, rng: &mut ChaCha8Rng) {
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_much_to_follow_fails_alone() {
+async fn an_answer_that_exceeds_the_work_of_its_schema_fails_alone() {
     let (engine, _updates) = start(several_slots());
     let heavy = json!({"type": "string", "pattern": format!("^{}$", "[ab]?".repeat(400))});
     let light = json!({"type": "array", "items": {"const": 1}, "minItems": 20, "maxItems": 20});

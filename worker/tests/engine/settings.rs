@@ -66,7 +66,7 @@ async fn state_of_another_rotation_or_another_model_s_value_is_never_used() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_and_how_weights_lie_changes_no_answer() {
+async fn the_placement_of_weights_changes_no_answer() {
     let (expected, _) = answer(one_slot(None)).await;
     let base = Placement::default();
     let here = |pattern: &str| TensorOverride { pattern: pattern.to_owned(), buffer: "CPU".to_owned() };

@@ -118,7 +118,7 @@ async fn followers_wait_for_the_leader_and_start_from_its_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_follower_takes_over_when_the_leader_goes_and_another_when_that_one_goes_too() {
+async fn each_cancelled_leader_is_replaced_by_a_follower() {
     for (preset, kv_unified) in [SETTINGS[0], SETTINGS[4], SETTINGS[5]] {
         let config = small_batches(preset, kv_unified);
         let (engine, _updates) = start(config.clone());
@@ -141,7 +141,7 @@ async fn a_follower_takes_over_when_the_leader_goes_and_another_when_that_one_go
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn followers_that_go_leave_the_leader_alone() {
+async fn followers_that_leave_do_not_disturb_the_leader() {
     let config = small_batches(Preset::Tiny, Switch::Off);
     let (engine, _updates) = start(config.clone());
     let (cold, _cold_updates) = start(cold(&config));
@@ -163,7 +163,7 @@ enum Who {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_stranger_is_not_held_up_by_a_steady_stream_of_siblings() {
+async fn an_unrelated_request_is_not_delayed_by_a_steady_stream_of_siblings() {
     let config = EngineConfig { n_slots: 2, ..small_batches(Preset::Tiny, Switch::Off) };
     let (engine, _updates) = start(config);
     let mut answered = JoinSet::new();

@@ -140,7 +140,7 @@ async fn an_ordinary_request_never_sees_moved_state() {
 }
 
 #[tokio::test]
-async fn moving_state_leaves_those_alone_who_share_its_cells() {
+async fn moving_state_leaves_sequences_that_share_its_cells_unchanged() {
     let (whole, cut) = conversation();
     for config in kinds(&slots(2)) {
         let (engine, _updates) = start(config);

@@ -188,7 +188,7 @@ async fn the_state_after_a_drafted_answer_is_that_of_its_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_end_of_the_context_is_kept_to_with_drafts() {
+async fn drafts_stop_at_the_end_of_the_context() {
     let mut unlimited = ask(&tokens(4, 480), 0);
     unlimited.generation.max_tokens = None;
     let asks = [unlimited, ask(&tokens(4, 511), 9), ask(&tokens(4, 505), 300), ask(&tokens(5, 30), 6)];
@@ -252,7 +252,7 @@ async fn drafted(engine: &EngineHandle, ask: &Ask) -> (Vec<Token>, u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_draft_those_of_the_same_root_and_no_others() {
+async fn drafts_come_only_from_answers_of_the_same_root() {
     let (engine, _updates) = start(auto());
     let prompt = tokens(1, 60);
     let (answer, n, _) = drafted(&engine, &ask(&prompt, 60)).await;
@@ -272,7 +272,7 @@ async fn answers_draft_those_of_the_same_root_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn what_a_client_predicts_is_drafted_up_to_its_own_limit() {
+async fn a_client_s_prediction_is_drafted_up_to_its_own_limit() {
     let (engine, _updates) = start(auto());
     let prompt = tokens(9, 60);
     let (answer, ..) = drafted(&engine, &Ask { salt: 9, ..ask(&prompt, 60) }).await;

@@ -87,7 +87,7 @@ async fn reuse(config: EngineConfig, innocent: Option<TenantId>, flood: Option<F
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_flood_takes_from_its_own_tenant_alone() {
+async fn a_flood_evicts_only_state_of_its_own_tenant() {
     let config = || crowded(store(4 << 20, None));
     let alone = reuse(config(), INNOCENT, None).await;
     let own = reuse(config(), INNOCENT, Some(Flood { tenant: INNOCENT, salts: Salts::Theirs, ..PLAIN })).await;

@@ -40,7 +40,7 @@ fn assert_used(used: Used, counts: &[(&str, u64)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_the_same_when_memory_holds_a_part_of_what_was_said() {
+async fn answers_stay_the_same_when_memory_holds_only_part_of_a_conversation() {
     let used = compare(life(Preset::Tiny, 11), |config| {
         crowd(config);
         config.store = store(800 << 10, None);
@@ -174,7 +174,7 @@ async fn state_that_was_moved_gives_the_very_same_answer_with_ordinary_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn what_was_held_comes_back_after_a_restart() {
+async fn state_in_slots_is_restored_after_a_restart() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         let folder = tempfile::tempdir().unwrap();
         let config = EngineConfig {

@@ -150,7 +150,7 @@ async fn prefetch_all(from: &EngineHandle, to: &EngineHandle) -> Vec<Vec<Token>>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_stay_the_same_where_prefixes_come_ahead_of_requests() {
+async fn answers_stay_the_same_where_prefixes_are_fetched_ahead_of_requests() {
     for (kv_unified, flash_attn, kind) in
         [(Switch::Off, Switch::Off, CacheType::F16), (Switch::On, Switch::On, CacheType::Q8_0)]
     {
@@ -192,7 +192,7 @@ async fn answers_stay_the_same_where_prefixes_come_ahead_of_requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_no_room_is_here_or_is_faster_to_compute_is_not_fetched_ahead() {
+async fn prefixes_without_room_or_stored_or_faster_to_compute_are_not_prefetched() {
     let (holder, _holder_updates) = start(base());
     let (other, _other_updates) = start(base());
     ask(&tokens(1, 300), 2).answer(&holder).await;
@@ -307,7 +307,7 @@ async fn requests_with_one_prefix_wait_for_one_transfer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_that_brings_nothing_in_time_is_given_up_and_one_that_nobody_awaits_ends() {
+async fn a_late_transfer_is_abandoned_and_one_without_waiting_requests_ends() {
     let config = EngineConfig { costs: slow(0.05), ..base() };
     let (other, _updates) = start(config.clone());
     let (cold, _cold_updates) = start(cold(&config));
@@ -406,7 +406,7 @@ async fn one_run_more_than_the_limit_is_refused_until_another_has_been_sent() {
 
 /// Conversations move between two engines that ask each other for whatever the other might hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_stay_the_same_where_conversations_wander_between_engines() {
+async fn answers_stay_the_same_where_conversations_move_between_engines() {
     for (seed, kv_unified, ram_bytes) in [(1, Switch::Off, 64 << 20), (2, Switch::On, 900 << 10)] {
         let config = EngineConfig { kv_unified, store: store(ram_bytes, None), ..base() };
         let (first, _first_updates) = start(config.clone());

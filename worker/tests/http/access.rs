@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::harness::{TestWorker, folder};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_presents_no_token_hears_so_in_the_api_s_own_words() {
+async fn a_missing_token_is_an_error_in_the_api_s_own_format() {
     let (old, new) = ("o".repeat(32), "n".repeat(32));
     let path = folder().join("token");
     std::fs::write(&path, &old).expect("it can be written");

@@ -82,7 +82,7 @@ fn extend(body: &mut Value, name: &str, items: impl IntoIterator<Item = Value>) 
 }
 
 #[tokio::test]
-async fn codex_calls_tools_of_namespaces_and_goes_on_with_what_they_gave() {
+async fn codex_calls_tools_of_namespaces_and_continues_with_their_results() {
     let worker = TestWorker::start("--slots 1 --ctx-size 8192").await;
     let mut body = codex();
     body["tool_choice"] = json!({"type": "function", "name": "wait", "namespace": "multi_agent_v1"});

@@ -60,7 +60,7 @@ async fn the_usage_of_a_stream_comes_last_and_only_if_asked_for() {
 }
 
 #[tokio::test]
-async fn headers_say_who_answered_and_what_was_reused() {
+async fn headers_show_the_worker_and_the_reuse() {
     let worker = TestWorker::start("--slots 2 --name w-7").await;
     let body = json!({"prompt": "The same prompt, long enough to be worth something.", "max_tokens": 1});
     let ask = async |slot: &str, stream: bool| {

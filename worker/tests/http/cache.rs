@@ -84,7 +84,7 @@ async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_a_router_says_of_the_tenant_and_its_priority_counts() {
+async fn the_router_s_headers_set_tenant_and_priority() {
     let worker = TestWorker::start("--slots 1 --block-size 32 --cache-ram 1 --kv-unified off --flash-attn off").await;
     let send = async |n: u32, (priority, most): (i32, i32), stored: u64| {
         let body =
@@ -128,7 +128,7 @@ async fn what_a_router_says_of_the_tenant_and_its_priority_counts() {
 }
 
 #[tokio::test]
-async fn clearing_does_not_disturb_what_runs() {
+async fn clearing_does_not_disturb_running_requests() {
     let worker = TestWorker::start("--slots 2").await;
     compute(&worker, &prompt(1, 100)).await;
     let mut running = worker.begin_long().await;

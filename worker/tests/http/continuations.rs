@@ -153,7 +153,7 @@ async fn a_stream_continues_the_same_from_every_cut() {
 }
 
 #[tokio::test]
-async fn log_probabilities_are_told_once_wherever_the_cut_is() {
+async fn log_probabilities_are_sent_once_wherever_the_stream_is_cut() {
     let (worker, elsewhere) = two().await;
     let both = (&worker, &elsewhere);
     let chat = json!({"messages": user("Go on"), "max_tokens": 16, "temperature": 0, "logprobs": true,
@@ -198,7 +198,7 @@ async fn streams_of_llama_server_s_endpoints_continue_from_every_cut() {
 }
 
 #[tokio::test]
-async fn stop_texts_characters_and_ends_lie_on_every_cut() {
+async fn streams_continue_from_cuts_inside_stop_texts_and_characters_and_at_the_end() {
     let (worker, elsewhere) = two().await;
     let both = (&worker, &elsewhere);
     let mut body = json!({"prompt": "It was", "max_tokens": 40, "temperature": 0, "ignore_eos": true});

@@ -24,7 +24,7 @@ fn check_city(arguments: &Value) {
 }
 
 #[tokio::test]
-async fn a_message_that_must_call_calls_and_goes_on_with_the_result() {
+async fn a_message_with_a_required_call_calls_and_continues_with_the_result() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let tool = json!({"name": "get_weather", "description": "tells", "input_schema": schema()});
     let choice = json!({"type": "tool", "name": "get_weather"});
@@ -69,7 +69,7 @@ async fn a_message_that_must_call_calls_and_goes_on_with_the_result() {
 }
 
 #[tokio::test]
-async fn a_response_that_must_call_calls_and_goes_on_with_the_result() {
+async fn a_response_with_a_required_call_calls_and_continues_with_the_result() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let tool = json!({"type": "function", "name": "get_weather", "parameters": schema(), "strict": true});
     let mut body = json!({"max_output_tokens": 100, "temperature": 0, "tools": [tool], "tool_choice": "required",
@@ -106,7 +106,7 @@ async fn a_response_that_must_call_calls_and_goes_on_with_the_result() {
 }
 
 #[tokio::test]
-async fn thoughts_are_parts_of_their_own() {
+async fn reasoning_is_a_separate_part() {
     let path = folder().join("dialect-thinks.jinja");
     let template = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ m.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{ '<think>\\n' }}{%- endif %}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");

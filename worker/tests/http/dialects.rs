@@ -28,7 +28,7 @@ fn message(content: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_message_says_what_a_chat_says_and_counts_as_anthropic_does() {
+async fn a_message_has_the_text_of_the_same_chat_and_anthropic_s_usage() {
     let worker = TestWorker::start("--slots 1").await;
     let system = json!({"role": "system", "content": "Be brief."});
     let question = json!({"role": "user", "content": "What is a block, and what is it good for?"});
@@ -78,7 +78,7 @@ async fn a_stop_sequence_is_named() {
 }
 
 #[tokio::test]
-async fn a_response_says_what_a_chat_says_and_can_go_on() {
+async fn a_response_has_the_text_of_the_same_chat_and_can_be_continued() {
     let worker = TestWorker::start("--slots 1").await;
     let chat =
         worker.ask(CHAT, json!({"messages": user("Tell me of blocks"), "max_tokens": 6, "temperature": 0})).await;

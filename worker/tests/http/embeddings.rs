@@ -87,7 +87,7 @@ async fn a_batch_gives_what_its_texts_give_alone() {
 }
 
 #[tokio::test]
-async fn a_causal_model_s_batches_do_so_too_also_in_pieces() {
+async fn a_causal_model_s_batch_gives_what_its_texts_give_alone_also_in_pieces() {
     // A micro-batch of 40 tokens is shorter than many of the texts, which only the last token's state allows. The
     // model's states are bits beside one large constant, so the vectors are looked at as they are.
     for (flags, other_min) in [("--pooling last --ubatch-size 40", 1.0), ("--pooling mean", 0.1)] {
@@ -280,7 +280,7 @@ async fn without_pooling_each_token_has_a_vector_in_llama_server_s_form_only() {
 }
 
 #[tokio::test]
-async fn who_does_not_embed_or_generate_says_so() {
+async fn workers_refuse_tasks_of_the_other_kind() {
     let (embedder, generator) = (embedder("").await, TestWorker::start("").await);
     let check = async |worker: &TestWorker, path: &str, body: Value| {
         let (status, object) = worker.try_ask(path, &body).await;

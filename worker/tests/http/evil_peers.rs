@@ -149,7 +149,7 @@ async fn whatever_a_peer_sends_the_answer_is_the_uncached_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_fails_is_left_alone_and_the_next_request_waits_for_nothing() {
+async fn a_peer_that_fails_is_not_asked_again_and_the_next_request_does_not_wait() {
     let holder = slow_worker(1.0, "").await;
     let worker = slow_worker(1.0, "").await;
     let (first, second) = (prompt(1, 640), prompt(2, 640));
@@ -164,7 +164,7 @@ async fn a_peer_that_fails_is_left_alone_and_the_next_request_waits_for_nothing(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_is_away_costs_no_answer() {
+async fn an_unavailable_peer_makes_no_request_fail() {
     let worker = slow_worker(1.0, "").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));

@@ -50,7 +50,7 @@ fn tool(parameters: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_tools_hold_up_nobody() {
+async fn hostile_tools_delay_nobody() {
     let worker = TestWorker::start("--slots 2 --ctx-size 16384").await;
     let other = json!({"prompt": "It goes on", "temperature": 0, "max_tokens": 60, "ignore_eos": true});
     let alone = worker.ask("/v1/completions", other.clone()).await["choices"][0]["text"].clone();

@@ -111,7 +111,7 @@ async fn a_prefix_that_another_worker_holds_is_fetched_and_the_answer_is_the_unc
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_held_or_not_asked_for_well_is_refused_at_once() {
+async fn missing_state_and_invalid_requests_are_refused_at_once() {
     let worker = slow_worker(100.0, "").await;
     let first = prompt(1, 320);
     compute(&worker, &first).await;
@@ -145,7 +145,7 @@ async fn what_is_not_held_or_not_asked_for_well_is_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_left_of_a_prefix_is_fetched_where_its_end_was_evicted() {
+async fn the_rest_of_a_prefix_is_fetched_if_its_end_was_evicted() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     // A router that has not heard of the eviction names all ten blocks.
     let whole: Vec<u32> = serde_json::from_value(prompt(1, 320)).expect("tokens");

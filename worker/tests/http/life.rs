@@ -39,7 +39,7 @@ fn refused(model: &Path, flags: &[&str]) -> String {
 }
 
 #[test]
-fn what_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
+fn a_model_that_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyHybrid] {
         let model = model(preset, 1);
         for flags in ["--ctx-size 2000000000", "--ctx-size 4294967295 --cache-type-k q8_0 --slots 200"] {
@@ -54,7 +54,7 @@ fn what_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
 }
 
 #[test]
-fn what_embeds_or_ranks_and_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
+fn an_embedding_or_reranking_model_that_does_not_fit_into_memory_is_refused_before_loading_with_the_numbers() {
     for (preset, flag) in
         [(Preset::TinyEmbed, "--embedding"), (Preset::Tiny, "--embedding"), (Preset::TinyRank, "--rerank")]
     {

@@ -68,7 +68,7 @@ async fn anthropic_s_clients_see_models_in_their_own_shape() {
 }
 
 #[tokio::test]
-async fn tokens_go_there_and_back() {
+async fn texts_are_tokenized_and_restored() {
     let worker = TestWorker::start("--slots 1").await;
     let text = "Grüße, 世界! <|im_start|> 🙂";
     let tokens = worker.ask("/tokenize", json!({"content": text, "parse_special": false})).await["tokens"].clone();

@@ -51,7 +51,7 @@ async fn a_chat_says_how_likely_each_of_its_tokens_was_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn without_being_asked_for_they_are_null() {
+async fn probabilities_are_null_unless_requested() {
     let worker = TestWorker::start("--slots 1").await;
     for wish in [json!({}), json!({"logprobs": false}), json!({"logprobs": null, "n_probs": 0})] {
         let mut body = json!({"prompt": "a", "max_tokens": 2});
@@ -62,7 +62,7 @@ async fn without_being_asked_for_they_are_null() {
 }
 
 #[tokio::test]
-async fn tokens_of_a_stop_text_are_not_among_them() {
+async fn tokens_of_a_stop_text_have_no_probabilities() {
     let worker = TestWorker::start("--slots 1").await;
     let mut body = greedy_chat();
     let whole = worker.ask(CHAT, body.clone()).await;
@@ -79,7 +79,7 @@ async fn tokens_of_a_stop_text_are_not_among_them() {
 }
 
 #[tokio::test]
-async fn those_that_a_token_was_drawn_with_are_certain_where_nothing_else_could_be_drawn() {
+async fn sampling_probabilities_are_one_if_no_other_token_could_be_drawn() {
     let worker = TestWorker::start("--slots 1").await;
     let mut body = greedy_chat();
     body["post_sampling_probs"] = json!(true);
@@ -90,7 +90,7 @@ async fn those_that_a_token_was_drawn_with_are_certain_where_nothing_else_could_
 }
 
 #[tokio::test]
-async fn a_completion_lists_them_with_the_places_of_its_tokens() {
+async fn a_completion_lists_probabilities_with_the_positions_of_its_tokens() {
     let worker = TestWorker::start("--slots 1").await;
     let mut body = json!({"prompt": "a", "max_tokens": 6, "temperature": 0, "ignore_eos": true, "logprobs": 2});
     let whole = worker.ask(COMPLETIONS, body.clone()).await;
@@ -115,7 +115,7 @@ async fn a_completion_lists_them_with_the_places_of_its_tokens() {
 }
 
 #[tokio::test]
-async fn a_completion_begins_with_its_prompt_if_that_is_wanted() {
+async fn a_completion_begins_with_its_prompt_on_request() {
     let worker = TestWorker::start("--slots 2").await;
     let mut body = json!({
         "prompt": ["One two", "Three"], "n": 2, "echo": true, "max_tokens": 3, "temperature": 0, "ignore_eos": true,

@@ -40,7 +40,7 @@ async fn the_best_come_first_with_the_scores_that_they_have_alone() {
 }
 
 #[tokio::test]
-async fn as_many_come_back_as_are_wanted_with_their_texts_if_wanted() {
+async fn the_requested_number_of_documents_is_returned_with_texts_on_request() {
     let worker = reranker().await;
     let all = worker.ask(PATH, json!({"query": "river", "documents": DOCUMENTS})).await;
     assert_eq!(all["results"][0].get("document"), None);

@@ -97,7 +97,7 @@ async fn the_token_limit_and_stop_texts_end_an_answer_before_it_is_complete() {
 }
 
 #[tokio::test]
-async fn a_model_thinks_before_it_follows_a_schema_unless_thinking_is_off() {
+async fn a_model_reasons_before_it_follows_a_schema_unless_reasoning_is_off() {
     let path = folder().join("thinks-first.jinja");
     let template = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ m.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{ '<think>\\n' }}{%- endif %}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");
@@ -138,7 +138,7 @@ async fn a_model_thinks_before_it_follows_a_schema_unless_thinking_is_off() {
 }
 
 #[tokio::test]
-async fn what_does_not_go_with_a_schema_is_refused_by_name() {
+async fn fields_that_conflict_with_a_schema_are_refused_by_name() {
     let worker = TestWorker::start("--slots 1").await;
     let format = by_name(&person());
     let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);

@@ -218,7 +218,7 @@ async fn a_busy_slot_is_waited_for() {
 }
 
 #[tokio::test]
-async fn what_names_no_slot_action_or_file_is_refused() {
+async fn unknown_slots_actions_and_files_are_refused() {
     let saves = saves("names");
     let worker = TestWorker::start(&format!("--slots 1 --slot-save-path {}", saves.display())).await;
     let file = json!({"filename": "a.bin"});

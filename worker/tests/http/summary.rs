@@ -118,7 +118,7 @@ async fn a_snapshot_is_what_the_stream_says_after_any_traffic() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_behind_the_stamp_that_is_asked_for() {
+async fn a_stream_continues_after_the_requested_stamp() {
     let worker = TestWorker::start("--slots 2 --block-size 8").await;
     let mut stream = frames(&worker).await;
     let mut view = View::default();

@@ -110,7 +110,7 @@ async fn every_way_to_require_a_call_keeps_to_the_schema() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_refused_where_a_call_is_required_and_ignored_where_it_is_not() {
+async fn unsupported_keywords_are_refused_for_required_calls_and_ignored_for_others() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let schema = json!({"type": "object", "properties": {"a": {"type": "array", "items": {}, "uniqueItems": true}}});
     let mut body = ask(&schema, 1);

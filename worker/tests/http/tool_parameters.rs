@@ -148,7 +148,7 @@ async fn a_call_that_is_optional_keeps_to_its_schema_in_every_format() {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_refused_or_named_tool_by_tool() {
+async fn unsupported_keywords_are_refused_or_reported_tool_by_tool() {
     let loose = json!({"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "maxItems": 2}}, "required": ["a"]});
     for (name, template) in [("qwen-coder-loose", QWEN), ("glm-loose", GLM), ("object-loose", OBJECT)] {
         let worker = start(name, template).await;

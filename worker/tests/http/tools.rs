@@ -147,7 +147,7 @@ async fn a_named_function_is_the_one_that_is_called_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn without_a_call_the_answer_is_text_as_ever() {
+async fn without_a_call_the_answer_is_text() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let text = async |body: &Value| {
         let answer = worker.ask(CHAT, body.clone()).await;
@@ -211,7 +211,7 @@ async fn marks_of_calls_may_be_control_tokens() {
 }
 
 #[tokio::test]
-async fn an_answer_cut_off_within_a_call_tells_what_there_is_of_it() {
+async fn an_answer_cut_off_within_a_call_returns_the_call_so_far() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let mut body = ask(json!({"type": "function", "function": {"name": "get_weather"}}));
     let whole = worker.ask(CHAT, body.clone()).await;
@@ -228,7 +228,7 @@ async fn an_answer_cut_off_within_a_call_tells_what_there_is_of_it() {
 }
 
 #[tokio::test]
-async fn a_message_of_the_assistant_goes_on() {
+async fn an_assistant_message_is_continued() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512").await;
     let mut messages = user("Tell me a story");
     messages.as_array_mut().expect("a list").push(json!({"role": "assistant", "content": "Once upon"}));
@@ -242,7 +242,7 @@ async fn a_message_of_the_assistant_goes_on() {
 }
 
 #[tokio::test]
-async fn thoughts_are_told_apart_as_the_request_wants() {
+async fn reasoning_is_separated_as_requested() {
     let path = folder().join("thinks.jinja");
     let template = "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ m.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- else %}{{ '<think>\\n' }}{%- endif %}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");

@@ -231,7 +231,7 @@ async fn responses_and_messages_mean_the_same() {
 }
 
 #[tokio::test]
-async fn thoughts_come_before_either() {
+async fn reasoning_precedes_either() {
     let path = folder().join("thinks-then-calls.jinja");
     let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");

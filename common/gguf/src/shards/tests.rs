@@ -81,7 +81,7 @@ fn the_vocabulary_of_a_split_model_stands_alone() {
 }
 
 #[test]
-fn files_are_looked_for_beside_the_link_that_was_given() {
+fn files_are_searched_next_to_the_given_link() {
     let folder = TempDir::new().unwrap();
     let (blobs, names) = (folder.path().join("blobs"), folder.path().join("snapshots"));
     std::fs::create_dir(&blobs).unwrap();
@@ -158,7 +158,7 @@ fn files_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn a_model_is_called_after_its_file_without_the_number_of_a_split_one() {
+fn a_model_is_named_after_its_file_without_the_number_of_a_split_file() {
     let check = |path: &str, expected: &str| assert_eq!(model_name(Path::new(path)), expected);
     check("/models/qwen-2.gguf", "qwen-2");
     check("/models/Qwen3-8B-Q4_K_M-00001-of-00003.gguf", "Qwen3-8B-Q4_K_M");

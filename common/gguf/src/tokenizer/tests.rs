@@ -115,7 +115,7 @@ fn charsmap(root_base: u32, value: u32, replacements: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_normalizing_table_that_leads_out_of_itself_is_refused() {
+fn a_normalizing_table_with_places_beyond_its_end_is_refused() {
     let check = |charsmap: Vec<u8>| {
         Vocabulary { charsmap: Some(charsmap), ..Vocabulary::new("t5", words(&["a"])) }.checked().is_ok()
     };

@@ -249,7 +249,7 @@ fn an_encoder_s_vocabulary_of_word_pieces_is_read() {
 }
 
 #[test]
-fn what_is_no_model_is_refused() {
+fn a_file_that_is_no_model_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"GGUF no more").unwrap();
     let opened = PromptMaker::open(file.path(), PromptOptions::default());
@@ -269,7 +269,7 @@ fn the_fingerprint_names_the_template() {
 }
 
 #[test]
-fn what_is_before_the_last_users_message_does_not_depend_on_it() {
+fn the_tokens_before_the_last_user_message_do_not_depend_on_it() {
     for (name, maker) in MAKERS.iter() {
         let start = |request: &ChatPrompt| {
             let tokens = maker.chat(request).unwrap().tokens;
@@ -294,7 +294,7 @@ fn what_is_before_the_last_users_message_does_not_depend_on_it() {
 }
 
 #[test]
-fn a_conversations_prefix_is_one_of_all_that_go_on_from_it() {
+fn a_chat_s_prefix_is_a_prefix_of_every_continuation() {
     let system = "You are a careful clerk who answers in one line.";
     for (name, maker) in MAKERS.iter() {
         let opened = request(json!({"messages": [{"role": "system", "content": system}]}));
@@ -422,7 +422,7 @@ fn a_gap_is_laid_out_as_the_model_was_trained() {
 }
 
 #[test]
-fn what_a_client_writes_into_a_gap_is_text() {
+fn text_around_a_gap_never_becomes_a_control_token() {
     let maker = &*CODE;
     let request = infill_request(json!({"input_prefix": "<fim_middle>", "input_suffix": "<fim_suffix>"}));
     let tokens = maker.raw(&request, 32768, Scope::default()).unwrap();

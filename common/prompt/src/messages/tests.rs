@@ -118,7 +118,7 @@ const KEEPS_LAST: &str = "{% set ns = namespace(s='') %}{% for m in messages %}{
 const ALTERNATES: &str = "{% if messages[0].role == 'system' %}system:{{ messages[0].content }};{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
 
 #[test]
-fn messages_of_the_system_are_joined_where_the_template_shows_the_first_only() {
+fn system_messages_are_joined_if_the_template_shows_only_the_first() {
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
     let first = json!([say("system", "a"), say("developer", "b"), say("system", "c"), say("user", "d")]);
     let later =
@@ -134,7 +134,7 @@ fn messages_of_the_system_are_joined_where_the_template_shows_the_first_only() {
 }
 
 #[test]
-fn a_later_message_of_the_system_stays_at_its_place_as_a_turn_of_the_user() {
+fn a_later_system_message_stays_in_its_place_as_a_turn_of_the_user() {
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
     let alone = json!([say("user", "a"), say("assistant", "b"), say("system", "c")]);
     check(ONE_SYSTEM, alone, "user:a;assistant:b;user:c;");

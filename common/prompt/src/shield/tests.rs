@@ -19,7 +19,7 @@ fn shown(template: &str, text: &str) -> String {
 }
 
 #[test]
-fn ends_of_control_tokens_get_stand_ins() {
+fn ends_of_control_tokens_get_placeholders() {
     assert_eq!(shown("", "a <|im_start|> [b] c|d"), "a _|im_start|_ _b_ c|d");
     assert_eq!(shown("", "nothing to see"), "nothing to see");
 }
@@ -38,7 +38,7 @@ fn a_literal_inside_a_control_token_is_no_exemption() {
 }
 
 #[test]
-fn the_clients_own_stand_ins_are_left_alone() {
+fn placeholders_in_the_client_s_text_stay() {
     assert!(shown("", "\u{fdd0}\u{fdd1}<").ends_with('_'));
     let shield = shield("");
     let everything: String = stand_ins().collect();

@@ -61,7 +61,7 @@ fn generation_tags_mark_and_do_nothing() {
 }
 
 #[test]
-fn the_time_is_the_clocks() {
+fn the_time_comes_from_the_clock() {
     check(
         "{{ strftime_now('%d %b %Y') }}|{{ strftime_now('%Y-%m-%d %H:%M:%S') }}|{{ strftime_now('%B %-d') }}",
         "04 Jul 2026|2026-07-04 05:06:07|July 4",
@@ -69,7 +69,7 @@ fn the_time_is_the_clocks() {
 }
 
 #[test]
-fn methods_are_pythons() {
+fn methods_behave_as_in_python() {
     check(
         "{{ messages[0].content.strip() }}|{{ 'a,b'.split(',') }}|{{ map.items() | list }}",
         "hi|['a', 'b']|[('b', [1.5, False]), ('a', {})]",
@@ -229,7 +229,7 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: cases(), ..Default::default() })]
 
     #[test]
-    fn no_template_panics_runs_for_ever_or_writes_without_end(
+    fn no_template_panics_or_runs_or_writes_without_end(
         words in proptest::collection::vec(proptest::sample::select(WORDS), 0..40),
         is_whole in proptest::bool::ANY,
     ) {

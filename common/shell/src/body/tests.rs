@@ -74,7 +74,7 @@ async fn a_body_over_its_length_is_refused_once_the_rest_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stops_is_given_up_and_so_is_one_that_trickles() {
+async fn a_body_that_stops_or_trickles_is_refused() {
     let limits = limits(1000, 2000);
     let start = tokio::time::Instant::now();
     assert_eq!(
@@ -122,7 +122,7 @@ fn hosts_of_one_ipv6_network_are_one_sender() {
 
 proptest! {
     #[test]
-    fn memory_is_bounded_and_some_is_left_whoever_takes_it(
+    fn memory_is_bounded_and_some_is_always_left_for_another_sender(
         steps in prop::collection::vec((0..6u8, 1..40usize, any::<bool>()), 1..100),
     ) {
         const ROOM: usize = 1000;

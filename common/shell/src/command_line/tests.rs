@@ -79,7 +79,7 @@ fn check_refused(text: &str, flags: &[&str], said: &str) {
 }
 
 #[test]
-fn flags_win_over_variables_and_these_over_the_file_and_that_over_defaults() {
+fn flags_override_variables_which_override_the_file_which_overrides_defaults() {
     let text = "slots = 8\npackage = 'file'\nname = 'file'";
     let read = line(text, &["--slots", "9"]);
     assert_eq!((read.slots, read.share), (9, 0.5));

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_that_has_been_silent_for_longest_makes_room() {
+    fn the_client_that_has_been_silent_for_longest_is_displaced() {
         let all = connections(3, None);
         let seats: Vec<_> = (0..3).map(|_| enter(&all, HERE).expect("there is room")).collect();
         seats[0].server_s_turn();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn where_every_connection_is_being_answered_one_more_is_refused() {
+    fn a_connection_is_refused_while_all_others_are_being_answered() {
         let all = connections(2, None);
         let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
         seats.iter().for_each(Seat::server_s_turn);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_may_have_so_many_and_others_still_come_in() {
+    fn an_address_has_a_limit_and_others_can_still_connect() {
         let all = connections(10, Some(2));
         let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
         assert!(enter(&all, HERE).is_none());
@@ -263,7 +263,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_books_agree_with_each_other(
+        fn the_table_of_connections_stays_consistent(
             steps in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), 0..3u8), 1..80),
             max in 1..6usize,
             per_address in prop::option::of(1..4usize),

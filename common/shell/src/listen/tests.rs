@@ -132,7 +132,7 @@ async fn a_client_that_lets_the_server_wait_is_closed_after_the_head_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_is_one_that_hangs_in_a_tls_handshake_or_behind_it() {
+async fn a_client_that_hangs_in_or_after_a_tls_handshake_is_closed_too() {
     let folder = tempfile::tempdir().expect("a folder");
     let (server, connector) = tls(folder.path());
     let listener = Listener::start(100, Some(server)).await;
@@ -195,7 +195,7 @@ async fn a_connection_is_not_displaced_while_it_is_answered_and_one_more_is_refu
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_it_is_told_to_stop_running_answers_end_well_and_idle_connections_at_once() {
+async fn on_shutdown_running_answers_are_completed_and_idle_connections_closed() {
     let listener = Listener::start(10, None).await;
     let mut answered = listener.send(b"GET /later HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     read_until(&mut answered, "first \r\n").await;

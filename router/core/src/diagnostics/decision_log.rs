@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keeps_the_last_entries_and_closes_those_that_are_still_here(
+        fn keeps_the_last_entries_and_completes_those_that_it_still_has(
             entries_max in 0..6_usize,
             // Each step writes an entry, or closes one of those that were ever written.
             steps in prop::collection::vec(prop::option::of(0..20_usize), 0..40),

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_what_prometheus_makes_of_the_buckets() {
+    fn a_quantile_is_the_one_that_prometheus_computes_from_the_buckets() {
         let check = |times: &[f64], q, expected| {
             assert_eq!(totals(0, times).ttft_quantile(q, &BOUNDS), expected, "{times:?} {q}");
         };
@@ -156,7 +156,7 @@ mod tests {
         }
 
         #[test]
-        fn stretches_are_those_of_the_last_notes_and_add_up(
+        fn intervals_are_between_the_last_samples_and_add_up(
             notes_max in 1..6_usize,
             pauses in prop::collection::vec((1..9_u64, 0..5_u64), 0..12),
             (window, last, more) in (0..60_u64, 0..9_u64, 0..5_u64),

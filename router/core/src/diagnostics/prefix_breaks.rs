@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_prompt_that_changes_at_every_turn_is_told_of_beside_branches() {
+    fn a_system_prompt_that_changes_at_every_turn_is_reported_also_with_branches() {
         let mut conversations = Conversations::default();
         let mut turns = FIRST.to_vec();
         for turn in 0..10 {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_a_conversation_under_another_root() {
+    fn nothing_is_reported_about_a_conversation_under_another_root() {
         let mut conversations = Conversations::default();
         conversations.observe(spoken(&FIRST));
         conversations.observe(spoken(&SECOND));
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_remembered_conversations_are_bounded() {
         let mut conversations = Conversations::default();
         for n in 0..3 * CONVERSATIONS_MAX as u64 {
             let hash = 1000 + 2 * n;

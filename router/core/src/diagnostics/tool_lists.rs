@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn known_tools_behind_a_new_text_are_told_once() {
+    fn known_tools_behind_a_new_text_are_reported_once() {
         let mut lists = ToolLists::default();
         for (root, tools, text, expected) in [
             (0, 1, 10, false),
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_their_texts_are_bounded_and_the_oldest_go_first() {
+    fn lists_and_their_texts_are_bounded_and_the_oldest_are_dropped_first() {
         let mut lists = ToolLists::default();
         for text in 0..2 * TEXTS_MAX as u64 {
             assert_eq!(observe(&mut lists, 0, 0, text), text > 0);

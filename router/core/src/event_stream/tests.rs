@@ -33,7 +33,7 @@ fn each_dialect_has_an_end_of_its_own() {
 }
 
 #[test]
-fn ends_are_known_in_every_spelling() {
+fn ends_are_recognized_in_every_spelling() {
     check_end(EndMark::Done, "data:[DONE]\r\n\r\n", true);
     check_end(EndMark::Done, "data: {\"choices\": [{\"delta\": {\"content\": \"data: [DONE]\"}}]}\n\n", false);
     check_end(EndMark::MessageStop, "data: {\"type\": \"message_stop\"}\n\n", true);
@@ -66,7 +66,7 @@ fn llama_servers_own_completions_end_with_the_last_object_of_every_choice() {
 }
 
 #[test]
-fn an_error_is_an_end_however_it_is_told() {
+fn an_error_is_an_end_in_every_form() {
     for (mark, events) in [
         (EndMark::Done, "data: {\"error\": {\"message\": \"no\"}}\n\n"),
         (EndMark::Done, "error: {\"code\": 500}\n\n"),
@@ -121,7 +121,7 @@ fn usage_is_read_and_events_are_counted() {
 }
 
 #[test]
-fn half_an_event_is_told_from_one_that_lacks_its_end() {
+fn incomplete_events_are_distinguished_from_complete_ones() {
     for (event, expected) in [
         ("data: [DONE]\n\n", true),
         ("event: a\ndata: {\"a\":\ndata: 1}\r\n\n", true),
@@ -135,7 +135,7 @@ fn half_an_event_is_told_from_one_that_lacks_its_end() {
 }
 
 #[test]
-fn a_server_that_leaves_the_last_event_out_has_told_why_its_only_choice_ended() {
+fn a_stream_without_its_last_event_is_complete_if_its_only_choice_has_a_finish_reason() {
     let check = |mark, events: &[&str], expected: bool| {
         let events: String = events.iter().map(|data| format!("data: {data}\n\n")).collect();
         let reader = read(mark, &events).1;

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smaller_group_is_out_and_the_difference_is_named() {
+    fn the_smaller_group_is_excluded_and_the_difference_is_named() {
         let other = ModelInfo { block_size_tokens: 64, ..model() };
         assert_eq!(verdicts(&[other.clone(), model(), model()]), [Some("block_size_tokens"), None, None]);
         assert_eq!(verdicts(&[other, model()]), [None, Some("block_size_tokens")], "of equals the first is right");
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_of_one_name_are_made_alike() {
+    fn embedding_workers_of_one_name_have_one_pooling() {
         let embedder = |pooling| ModelInfo { embedding: Some(EmbeddingInfo { pooling, dimensions: 8 }), ..model() };
         let (mean, cls) = (embedder(Pooling::Mean), embedder(Pooling::Cls));
         assert_eq!(verdicts(&[mean.clone(), cls, mean.clone()]), [None, Some("embedding"), None]);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_out_and_has_no_say() {
+    fn impossible_declarations_are_excluded_and_do_not_count() {
         let versioned = ModelInfo { hash_version: HASH_VERSION + 1, ..model() };
         let blockless = ModelInfo { block_size_tokens: 0, ..model() };
         let nameless = ModelInfo { names: Vec::new(), ..model() };

@@ -43,7 +43,7 @@ fn any_name_finds_the_only_model_and_no_other() {
 }
 
 #[test]
-fn a_server_s_models_are_several_and_a_request_must_say_which() {
+fn a_request_must_name_one_of_several_models_of_a_server() {
     let several = |idx, names: &[&str]| {
         let mut models = names.iter().zip(1..).filter_map(|(name, print)| named(0, name, print).model);
         WorkerView { model: models.next(), further: models.collect(), ..worker(idx) }
@@ -77,7 +77,7 @@ fn a_pattern_stands_for_the_names_that_no_model_has() {
 }
 
 #[test]
-fn a_name_that_a_loading_worker_s_pattern_matches_is_waited_for() {
+fn a_name_that_matches_a_loading_worker_s_pattern_is_waited_for() {
     let now = Instant::now();
     let loading = WorkerView {
         model: None,
@@ -97,7 +97,7 @@ fn a_message_lists_only_so_many_names() {
 }
 
 #[test]
-fn workers_are_found_by_place_also_where_some_have_left() {
+fn workers_are_found_by_their_place_even_if_some_have_left() {
     let fleet = fleet(vec![worker(1), worker(4)]);
     assert_eq!(fleet.worker(WorkerIdx(4)).map(|worker| worker.idx), Some(WorkerIdx(4)));
     assert!([0, 2, 5].iter().all(|&idx| fleet.worker(WorkerIdx(idx)).is_none()));
@@ -105,7 +105,7 @@ fn workers_are_found_by_place_also_where_some_have_left() {
 }
 
 #[test]
-fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() {
+fn a_model_that_is_loading_or_may_exist_is_not_reported_as_unknown() {
     let now = Instant::now();
     let silent = |idx| WorkerView { model: None, link: ConnectionState::Connecting, joined_at: now, ..worker(idx) };
     let loading = || WorkerView { awaited: vec!["b".into(), "b:x".into()], ..silent(1) };
@@ -140,7 +140,7 @@ fn a_model_that_is_being_loaded_or_may_be_somewhere_is_not_said_to_be_unknown() 
 }
 
 #[test]
-fn a_request_is_worth_holding_while_a_worker_may_come_to_serve_it_and_none_does() {
+fn a_request_is_held_while_no_worker_serves_its_model_and_one_may_soon() {
     let now = Instant::now();
     let silent = |link| WorkerView { model: None, link, joined_at: now, ..worker(1) };
     let loading = || WorkerView { awaited: vec!["b".into()], ..silent(ConnectionState::Loading { since: now }) };
@@ -183,7 +183,7 @@ fn no_name_means_the_only_model() {
 }
 
 #[test]
-fn what_is_wanted_decides_which_model_is_meant() {
+fn the_task_decides_which_model_a_request_means() {
     let mut embedder = named(1, "e", 2);
     let declared = embedder.model.take().expect("it has a model");
     let capabilities = vec![Capability::Embedding];

@@ -81,7 +81,7 @@ fn a_new_view_replaces_the_old_one() {
 }
 
 #[test]
-fn a_digest_is_that_of_what_the_worker_said_or_there_is_none() {
+fn a_digest_is_of_the_reported_blocks_or_absent() {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: 1 << 16, seed: 7 });
     let worker = WorkerIdx(0);
     assert_eq!(writer.digest_of(worker), Some(Digest::default()), "of nothing");
@@ -98,7 +98,7 @@ fn a_digest_is_that_of_what_the_worker_said_or_there_is_none() {
 }
 
 #[test]
-fn stays_within_its_memory_and_sheds_what_was_not_matched() {
+fn stays_within_its_memory_and_evicts_what_was_not_matched() {
     let options = IndexOptions { bytes_max: 1 << 18, seed: 7 };
     let mut writer = IndexWriter::new(options);
     let hot = keys(0, 0..64);
@@ -163,7 +163,7 @@ fn turns_that_prompts_pass_become_one_segment() {
 }
 
 #[test]
-fn a_segment_that_is_cut_and_grows_again_and_again_keeps_its_books() {
+fn a_segment_that_is_repeatedly_cut_and_extended_stays_consistent() {
     let mut writer = IndexWriter::new(ROOMY);
     let chain = keys(1, 0..60);
     writer.insert(WorkerIdx(0), &run(chain[..20].to_vec(), Resume::EveryBlock, 0));
@@ -181,7 +181,7 @@ fn a_segment_that_is_cut_and_grows_again_and_again_keeps_its_books() {
 }
 
 #[test]
-fn what_many_hold_is_not_joined_with_what_one_holds() {
+fn segments_of_many_workers_are_not_joined_with_those_of_one() {
     let mut writer = IndexWriter::new(ROOMY);
     let chain = keys(1, 0..40);
     for worker in [0, 1] {
@@ -195,7 +195,7 @@ fn what_many_hold_is_not_joined_with_what_one_holds() {
 }
 
 #[test]
-fn notes_beyond_the_limit_are_not_taken() {
+fn hints_beyond_the_limit_are_dropped() {
     let mut writer = IndexWriter::new(ROOMY);
     let n = merge_hints::HINTS_MAX as u64 + 10;
     for block in 0..=n {
@@ -249,7 +249,7 @@ fn blocks_may_go_one_by_one_in_either_order() {
 }
 
 #[test]
-fn who_looked_at_a_segment_still_sees_it_while_it_gets_shorter_where_it_lies() {
+fn a_reader_still_sees_a_segment_that_is_shortened_in_place() {
     let mut writer = IndexWriter::new(ROOMY);
     writer.insert(WorkerIdx(0), &run(keys(1, 0..20), Resume::EveryBlock, 0));
     let (index, asked) = (writer.reader(), keys(1, 0..20));
@@ -265,7 +265,7 @@ fn who_looked_at_a_segment_still_sees_it_while_it_gets_shorter_where_it_lies() {
 }
 
 #[test]
-fn readers_see_what_two_views_share_while_one_replaces_the_other() {
+fn readers_see_the_common_blocks_of_two_views_while_one_replaces_the_other() {
     let mut writer = IndexWriter::new(ROOMY);
     let shared = keys(1, 0..100);
     let view = |chain: u64| -> Vec<Run> {

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_listened_is_a_part_of_the_prompts_time_between_its_bounds() {
+    fn the_backoff_is_a_share_of_the_prompts_time_within_its_bounds() {
         assert_eq!(backoff_of(499.0), Duration::ZERO);
         assert_eq!(backoff_of(500.0), Duration::from_millis(20));
         assert_eq!(backoff_of(750.0), Duration::from_millis(30));

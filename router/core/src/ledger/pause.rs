@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_as_long_as_is_said_and_ends_with_one_request() {
+    fn a_pause_lasts_as_long_as_the_server_says_and_ends_with_one_request() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         pauses.refused(told(Some("a"), 60), &options, start);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_that_nobody_has_named_double_until_an_answer() {
+    fn pauses_without_a_given_length_double_until_an_answer() {
         let (options, mut now) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         let mut refuse = |pauses: &mut Pauses| {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_tries_does_not_shorten_the_next_pause() {
+    fn a_probe_does_not_shorten_the_next_pause() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         let unnamed_time = || (FULL, Terms { model_name: Some("a"), retry_after: None });
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_after_a_pause_of_every_model_need_no_try() {
+    fn requests_after_a_pause_of_every_model_need_no_probe() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         pauses.refused(told(None, 10), &options, start);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_there_for_a_while_after_a_request_that_is_not_ones_own() {
+    fn other_routers_are_assumed_for_a_while_after_a_foreign_request() {
         let (mut peer_routers, now) = (PeerRouters::default(), Instant::now());
         assert!(peer_routers.may_be_there(now), "nothing is known yet");
         peer_routers.sent(&id(0));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_of_ones_own_are_known() {
+    fn only_the_latest_own_requests_are_known() {
         let (mut peer_routers, now) = (PeerRouters::default(), Instant::now());
         (0..=OWN_MAX).for_each(|n| peer_routers.sent(&id(n)));
         (1..=OWN_MAX).for_each(|n| peer_routers.named(&id(n), now));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sibling_finds_what_is_being_filled_until_the_request_ends() {
+    fn a_sibling_finds_the_pending_blocks_until_the_request_ends() {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..6);
         assert_eq!(held(&pending, &chain, &[]), None);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_goes_on_from_what_is_held() {
+    fn pending_blocks_continue_held_ones() {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..6);
         let _filling = pending.add(WorkerIdx(1), (&chain[..5], 2));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_request_no_more_than_the_limit_is_kept() {
+    fn no_more_than_the_limit_is_kept_of_one_request() {
         let mut pending = PendingPrefixes::default();
         let chain = keys(0..BLOCKS_MAX as u64 + 5);
         let _filling = pending.add(WorkerIdx(0), (&chain, 0));

@@ -77,7 +77,7 @@ mod tests {
     const WORKER: WorkerIdx = WorkerIdx(3);
 
     #[test]
-    fn what_was_given_fades_as_others_are_given_more() {
+    fn a_worker_s_recent_work_fades_as_others_get_more() {
         let mut recent_work = RecentWork::default();
         recent_work.give(WORKER, 1000);
         assert_eq!(recent_work.of(WORKER, WorkSenders::Own), 1000.0);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_fills_counts_where_all_givers_do() {
+    fn a_worker_s_prefills_count_as_work_of_all_routers() {
         let mut recent_work = RecentWork::default();
         recent_work.give(WORKER, 1000);
         recent_work.fill(WORKER, 300);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_fills_fades_as_others_fill_more() {
+    fn a_worker_s_prefills_fade_as_others_compute_more() {
         let mut recent_work = RecentWork::default();
         recent_work.fill(WORKER, 1000);
         recent_work.fill(WorkerIdx(0), 0);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_fetched_makes_no_block_stale() {
+    fn a_failed_transfer_makes_no_block_stale() {
         let mut world = World { fetched: 4, ..World::default() };
         assert!(!world.observe(6, 2) && !world.observe(6, 2), "it reused its own");
         world.miss(6, 1);

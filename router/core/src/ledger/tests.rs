@@ -91,7 +91,7 @@ fn a_burst_spreads_before_any_worker_has_reported() {
 }
 
 #[test]
-fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
+fn prefills_from_other_routers_decide_between_equal_workers() {
     let mut world = World::new(3);
     world.ledger.filling(WorkerIdx(0), 500);
     world.ledger.filling(WorkerIdx(1), 150);
@@ -105,7 +105,7 @@ fn what_others_have_a_worker_fill_counts_where_workers_are_equal() {
 }
 
 #[test]
-fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
+fn a_recorded_request_is_released_exactly_once() {
     let mut world = World::new(1);
     let one = Unreported { n_requests: 1, prefill_tokens: 100 };
     let (_, ticket) = world.send("a", &[]).expect("sent");
@@ -129,7 +129,7 @@ fn what_is_booked_is_withdrawn_once_by_whatever_comes_first() {
 }
 
 #[test]
-fn who_hears_others_listens_before_a_prompt_that_takes_long() {
+fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
     let mut world = World::new(2);
     let cold = PromptView::Estimated { n_tokens: 1000 };
     assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "nothing is known of peer_routers");
@@ -160,7 +160,7 @@ fn who_hears_others_listens_before_a_prompt_that_takes_long() {
 }
 
 #[test]
-fn what_begins_alike_is_held_back_alike() {
+fn prompts_that_begin_alike_are_delayed_alike() {
     let world = World::new(2);
     let (request_id, model) = (id("asked"), model());
     let backoff = |keys: &[BlockKey], seed| {
@@ -176,7 +176,7 @@ fn what_begins_alike_is_held_back_alike() {
 }
 
 #[test]
-fn two_requests_of_one_name_are_two() {
+fn two_requests_with_one_id_are_two() {
     let mut world = World::new(1);
     let (_, first) = world.send("a", &[]).expect("sent");
     let (_, second) = world.send("a", &[]).expect("sent");
@@ -209,7 +209,7 @@ fn the_decision_names_slot_block_and_tokens_that_are_counted_on() {
 }
 
 #[test]
-fn who_is_unavailable_gets_nothing_and_the_refusal_says_why() {
+fn unavailable_workers_get_nothing_and_the_refusal_says_why() {
     let mut world = World::new(5);
     let now = world.now;
     world.change(0, |worker| worker.link = ConnectionState::Connecting);
@@ -283,7 +283,7 @@ fn full(queued_prefill_tokens: u64) -> Load {
 }
 
 #[test]
-fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can() {
+fn a_request_that_no_worker_can_start_soon_waits_until_one_can() {
     let mut world = full_world(2);
     let refusal = world.refusal();
     assert_eq!(refusal.to_string(), "no worker can take the request: 2 busy");
@@ -299,7 +299,7 @@ fn nobody_gets_a_request_that_no_worker_can_start_soon_and_anybody_once_one_can(
 }
 
 #[test]
-fn who_has_no_room_gets_nothing_that_another_can_start_sooner() {
+fn a_worker_without_room_gets_nothing_that_another_can_start_sooner() {
     let mut world = full_world(2);
     world.change(0, |worker| worker.load = full(10_000));
     world.change(1, |worker| worker.load = full(500));
@@ -399,7 +399,7 @@ fn a_worker_that_is_slow_gets_one_request_after_each_pause() {
 }
 
 #[test]
-fn relief_comes_with_the_shortest_wait_and_as_fast_as_all_workers_together() {
+fn the_capacity_forecast_has_the_shortest_wait_and_the_rate_of_all_workers() {
     let mut world = full_world(3);
     world.change(0, |worker| worker.load = full(5000));
     world.change(2, |worker| worker.link = ConnectionState::Connecting);
@@ -424,7 +424,7 @@ enum Op {
 
 proptest! {
     #[test]
-    fn the_books_are_balanced_when_everything_has_ended(
+    fn nothing_is_in_flight_when_all_requests_have_ended(
         ops in proptest::collection::vec(
             prop_oneof![
                 3 => (0u8..6).prop_map(Op::Send),

@@ -88,7 +88,7 @@ mod tests {
     const ASSUMED: f64 = 1000.0;
 
     #[test]
-    fn a_pair_is_as_fast_as_it_was_and_an_unmeasured_one_as_assumed() {
+    fn a_pair_has_its_measured_bandwidth_and_an_unmeasured_one_the_assumed() {
         let (mut rates, now) = (TransferRates::default(), Instant::now());
         assert_eq!(rates.bytes_per_ms(PAIR, ASSUMED, now), ASSUMED);
         rates.fetched(PAIR, (4000, 10.0), now);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_pairs_no_more_than_the_limit_is_kept() {
+    fn no_more_pairs_than_the_limit_are_kept() {
         let (mut rates, now) = (TransferRates::default(), Instant::now());
         let pair = |n: usize| (WorkerIdx(n as u32), WorkerIdx(0));
         (0..=PAIRS_MAX).for_each(|n| rates.fetched(pair(n), (10, 1.0), now));

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repetitions_are_a_share_of_the_requests_once_what_was_saved_is_spent() {
+    fn retries_are_a_share_of_the_requests_once_the_reserve_is_spent() {
         let now = Instant::now();
         let mut budget = RetryBudget::new(BudgetOptions { per_request: 0.5, per_s: 0.0, saved_max: 3.0 }, now);
         let mut repeated = |n_requests: usize| {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_router_may_repeat_so_many_a_second_and_saves_no_more_than_the_limit() {
+    fn a_quiet_router_may_retry_at_the_minimum_rate_and_saves_no_more_than_the_limit() {
         let start = Instant::now();
         let mut budget = RetryBudget::new(BudgetOptions { per_request: 0.0, per_s: 2.0, saved_max: 3.0 }, start);
         let mut granted_at = |seconds| {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn tries_so_often_and_so_long_and_no_more() {
+    fn attempts_are_limited_in_number_and_time() {
         let options = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(10) };
         for (n_attempts, failure, seconds, expected) in [
             (1, Failure::Broken, 0, RetryDecision::TryAnother),

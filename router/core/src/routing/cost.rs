@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn uncached_work_costs_what_it_delays_and_evicts() {
+    fn uncached_work_costs_its_delay_and_its_eviction() {
         let with = |free_cells, work| {
             pressure(work, &worker_load(&Load { free_cells, ..idle() }, Unreported::default()), FLEET)
         };
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ahead_costs_no_more_than_three_of_the_requests_own_prefills_for_each() {
+    fn each_prefill_ahead_counts_as_at_most_three_of_the_request_s_own() {
         let busy = Load { running_prefill_tokens: 60_000, busy_slots: vec![SlotId(0), SlotId(1)], ..idle() };
         assert_eq!(cost(COLD, &busy, Unreported::default()).wait_ms, 6000.0);
         let hit = PrefillWork { cached_tokens: 900, ..COLD };
@@ -394,13 +394,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cached_is_not_computed() {
+    fn cached_blocks_are_not_computed() {
         let hit = PrefillWork { cached_tokens: 800, ..COLD };
         assert_eq!(cost(hit, &idle(), Unreported::default()), Cost { prefill_ms: 200.0, ..Cost::default() });
     }
 
     #[test]
-    fn what_is_fetched_is_not_computed_and_evicts_all_the_same() {
+    fn fetched_blocks_are_not_computed_but_evict_others() {
         let fetched = PrefillWork { fetched_tokens: 800, ..COLD };
         assert_eq!(cost(fetched, &idle(), Unreported::default()), Cost { prefill_ms: 200.0, ..Cost::default() });
         let full = Load { free_cells: 0, ..idle() };
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_but_not_reported_waits_as_what_is_queued() {
+    fn requests_sent_but_not_reported_count_as_queued() {
         let queued = Load { queued_prefill_tokens: 300, n_queued: 1, ..idle() };
         let unreported = Unreported { n_requests: 1, prefill_tokens: 300 };
         assert_eq!(cost(COLD, &queued, Unreported::default()), cost(COLD, &idle(), unreported));
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_worker_begins_after_all_that_it_has_and_the_choice_counts_a_part_of_that() {
+    fn a_full_worker_starts_a_request_after_its_queue_of_which_the_cost_counts_a_part() {
         let full =
             Load { running_prefill_tokens: 60_000, n_queued: 1, busy_slots: (0..4).map(SlotId).collect(), ..idle() };
         assert_eq!(worker_load(&full, Unreported::default()).queue_delay_ms(), 60_500.0);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_beyond_reason_do_not_overflow() {
+    fn absurd_numbers_do_not_overflow() {
         let load =
             Load { queued_prefill_tokens: u64::MAX, running_prefill_tokens: u64::MAX, n_queued: u32::MAX, ..idle() };
         let unreported = Unreported { n_requests: u32::MAX, prefill_tokens: u64::MAX };
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unmeasured_is_taken_for_as_fast_as_the_best() {
+    fn an_unmeasured_worker_counts_as_fast_as_the_best() {
         let rates = |rate| Rates { prefill_tokens_per_s: rate, decode_step_ms: None, answer_tokens: Some(10.0) };
         let fleet = [rates(Some(500.0)), rates(None), rates(Some(4000.0))];
         let assumed = Speeds::assumed(fleet.iter());

@@ -220,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_what_a_naive_memory_holds_and_tells_every_change(steps in prop::collection::vec(step(), 1..80)) {
+        fn holds_what_a_naive_cache_holds_and_reports_every_change(steps in prop::collection::vec(step(), 1..80)) {
             let mut memory = AssumedCache::new(LIMITS);
             let mut naive = Naive { capacity: LIMITS.blocks_expected, ..Naive::default() };
             let mut told: HashSet<BlockKey> = HashSet::new();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_is_as_large_as_the_servers_context_and_bounded() {
+    fn an_assumed_cache_is_as_large_as_the_servers_context_and_bounded() {
         let limits = |context_tokens, n_slots| {
             let limits = AssumedCacheLimits::of(&ModelInfo { context_tokens, n_slots, ..crate::testing::model() });
             (limits.blocks_expected, limits.blocks_max)
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_brings_the_capacity_half_way_to_what_was_used_since() {
+    fn a_miss_moves_the_capacity_half_way_to_the_tokens_used_since() {
         let mut memory = AssumedCache::new(LIMITS);
         let chats: Vec<_> = (0..3).map(|branch| chain(0, branch, 2, 6)).collect();
         let mut changes = Vec::new();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_keeps_nothing_is_soon_not_counted_on_and_one_that_keeps_again_is() {
+    fn a_server_that_reuses_nothing_is_soon_assumed_empty_until_it_reuses_again() {
         let mut memory = AssumedCache::new(LIMITS);
         let chat = chain(0, 0, 2, 6);
         let mut changes = Vec::new();

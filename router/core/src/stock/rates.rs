@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_not_counted() {
+    fn impossible_samples_are_not_counted() {
         let mut speed = MeasuredRates::default();
         for (tokens, ms) in [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
             speed.prefilled(tokens, ms);

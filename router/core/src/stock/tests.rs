@@ -102,7 +102,7 @@ impl World {
 }
 
 #[test]
-fn what_was_computed_there_is_counted_on_and_what_was_not_is_not() {
+fn computed_prompts_are_assumed_cached_and_others_are_not() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let (chat, sibling) = (chain(0, 4, 10), chain(1, 4, 10));
     let refused = world.send(&chat);
@@ -131,7 +131,7 @@ fn a_miss_of_an_idle_server_shows_that_it_keeps_less() {
 }
 
 #[test]
-fn what_a_running_request_holds_and_does_not_lend_is_no_miss() {
+fn state_that_a_running_request_holds_and_does_not_share_is_no_miss() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let (chat, sibling) = (chain(0, 8, 10), chain(1, 8, 10));
     let running = world.send(&chat);
@@ -142,7 +142,7 @@ fn what_a_running_request_holds_and_does_not_lend_is_no_miss() {
 }
 
 #[test]
-fn what_is_lost_is_forgotten_and_late_answers_of_an_earlier_life_bring_nothing_back() {
+fn the_state_of_a_lost_server_is_dropped_and_late_answers_restore_nothing() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let (early, late) = (chain(0, 2, 10), chain(1, 2, 10));
     world.ask(&early, 0);
@@ -157,7 +157,7 @@ fn what_is_lost_is_forgotten_and_late_answers_of_an_earlier_life_bring_nothing_b
 }
 
 #[test]
-fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
+fn the_load_is_this_router_s_requests_and_the_server_s_other_ones() {
     let mut world = World::new(TokenizerSource::Text);
     let ids: Vec<_> = (0..3).map(|nth| world.send(&chain(nth, 0, 10))).collect();
     let news = world.hear();
@@ -178,7 +178,7 @@ fn the_load_is_what_this_router_has_sent_and_what_the_server_counts_beyond() {
 }
 
 #[test]
-fn a_count_that_falls_or_is_gone_shows_a_new_life() {
+fn a_counter_that_falls_or_vanishes_shows_a_restart() {
     let mut server = StockServer::default();
     let mut observe = |progress| server.observed(ServerStatus { progress, ..ServerStatus::default() });
     let counts = [None, Some(5), Some(9), Some(9), Some(3), None, None, Some(1)];
@@ -219,7 +219,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
 }
 
 #[test]
-fn an_answer_that_came_whole_and_says_no_times_is_shared_out_between_prompt_and_answer() {
+fn the_time_of_an_answer_without_timings_is_divided_between_prompt_and_answer() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let id = world.send(&chain(0, 0, 10));
     let at = world.pass(325);
@@ -230,7 +230,7 @@ fn an_answer_that_came_whole_and_says_no_times_is_shared_out_between_prompt_and_
 }
 
 #[test]
-fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
+fn an_answer_that_is_cut_off_does_not_count_in_the_average_length() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let id = world.send(&chain(0, 0, 10));
     world.server.begun(id, world.now);
@@ -241,7 +241,7 @@ fn an_answer_that_is_cut_off_says_nothing_of_how_long_answers_are() {
 }
 
 #[test]
-fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_difference() {
+fn by_text_the_reused_share_is_compared_with_a_tolerance_of_some_blocks() {
     let mut world = World::new(TokenizerSource::Text);
     let keys = chain(0, 0, 40);
     let n_tokens = 645;
@@ -259,7 +259,7 @@ fn in_text_the_reused_share_counts_and_some_blocks_more_or_less_are_no_differenc
 }
 
 #[test]
-fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_once() {
+fn a_vocabulary_that_counts_differently_three_times_in_a_row_is_reported_once() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let mut ask = |counted| {
         let id = world.send(&chain(0, 0, 10));
@@ -273,7 +273,7 @@ fn a_vocabulary_that_counts_otherwise_three_times_in_a_row_is_said_to_differ_onc
 }
 
 #[test]
-fn an_answer_that_does_not_say_what_it_reused_is_not_compared() {
+fn an_answer_that_does_not_report_reuse_is_not_compared() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let chat = chain(0, 0, 10);
     for _ in 0..2 {
@@ -286,7 +286,7 @@ fn an_answer_that_does_not_say_what_it_reused_is_not_compared() {
 }
 
 #[test]
-fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
+fn nothing_is_remembered_if_tokens_are_counted_differently() {
     let mut world = World::new(TokenizerSource::Load);
     world.ask(&chain(0, 0, 10), 0);
     assert!(world.told.is_empty());
@@ -303,7 +303,7 @@ fn where_tokens_are_counted_otherwise_nothing_is_remembered() {
 }
 
 #[test]
-fn more_changes_than_can_wait_forget_everything() {
+fn more_changes_than_the_queue_holds_drop_everything() {
     let limits = AssumedCacheLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
     let mut world = World::new(TokenizerSource::Vocabulary);
     world.server.placed(2, vec![Placed { limits, ..placed(MODEL, TokenizerSource::Vocabulary) }]);
@@ -318,7 +318,7 @@ fn more_changes_than_can_wait_forget_everything() {
 }
 
 #[test]
-fn each_model_of_a_server_has_a_memory_of_its_own() {
+fn each_model_of_a_server_has_its_own_assumed_cache() {
     let mut world = World::new(TokenizerSource::Vocabulary);
     let small = AssumedCacheLimits { blocks_max: 30, blocks_expected: 30 };
     let other = Placed { limits: small, ..placed(OTHER, TokenizerSource::Text) };
@@ -336,7 +336,7 @@ fn each_model_of_a_server_has_a_memory_of_its_own() {
 }
 
 #[test]
-fn what_becomes_of_one_model_leaves_the_others_as_they_are() {
+fn changes_of_one_model_leave_the_other_models_alone() {
     let prepare = || {
         let mut world = World::new(TokenizerSource::Vocabulary);
         world.server.placed(2, [MODEL, OTHER].map(|model| placed(model, TokenizerSource::Vocabulary)).to_vec());

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chat_that_goes_on_begins_with_what_it_was() {
+    fn a_longer_chat_begins_with_the_blocks_of_the_shorter_one() {
         let first = json!({"role": "user", "content": "What is a block? Say it in a few words."});
         let one = tokens(json!([first]));
         let two = tokens(json!([first, {"role": "assistant", "content": "Sixteen tokens."}]));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_what_counts_and_the_order_of_fields_does_not() {
+    fn roles_count_and_the_order_of_fields_does_not() {
         let message = json!([{"role": "user", "content": "a"}]);
         assert_eq!(tokens(message.clone()), tokens(json!([{"content": "a", "role": "user"}])));
         for other in [

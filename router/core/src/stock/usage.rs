@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_and_timings_are_read_and_usage_wins() {
+    fn usage_and_timings_are_read_and_usage_takes_precedence() {
         assert_eq!(read(OPENAI).reuse(), Some((90, 64)));
         let llama = read(LLAMA);
         assert_eq!(llama.reuse(), Some((240, 236)));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_absent_and_nonsense_says_nothing() {
+    fn missing_counts_are_absent_and_nonsense_is_ignored() {
         for json in ["", "{", "[]", "{}", r#"{"usage": null}"#, r#"{"usage": {"prompt_tokens": -1}}"#] {
             assert_eq!(read(json), Usage::default(), "{json}");
         }

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn models_slots_and_context_are_read_where_they_are() {
+    fn models_slots_and_context_are_read_from_either_place() {
         let check = |models: Value, props: Value, slots: Value, expected: Option<(&[(&str, u32)], u16)>| {
             let owned = |models: &[(&str, u32)]| models.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
             let expected = expected.map(|(models, n_slots)| (owned(models), n_slots));
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_most_models_is_counted() {
+    fn models_beyond_the_limit_are_counted() {
         let many = |n: usize| json!({"data": (0..n).map(|nth| json!({"id": format!("m{nth}")})).collect::<Vec<_>>()});
         let numbers = |n: usize| listed(&many(n)).map(|models| (models.listed.len(), models.n_left_out)).ok();
         assert_eq!(numbers(STOCK_MODELS_MAX), Some((STOCK_MODELS_MAX, 0)));

@@ -236,7 +236,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_block_that_is_said_to_be_filling_for_the_first_time_is_counted_once() {
+    fn a_pending_block_is_counted_when_it_is_first_announced() {
         let mut blocks = blocks(10);
         let mut n_filling = |change| blocks.update(WORKER, &[change]);
         let filling = |keys| Change::Stored(Run { state: RunState::Filling, ..run(keys) });
@@ -249,7 +249,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn more_blocks_than_believed_raise_a_distrust() {
+    fn more_blocks_than_allowed_raise_a_distrust() {
         let mut blocks = blocks(10);
         blocks.update(WORKER, &[Change::Stored(run(0..10))]);
         assert_eq!(blocks.check(WORKER, None), None);
@@ -264,7 +264,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_worker_tells_waits_for_its_view_and_what_others_tell_does_not() {
+    fn a_worker_s_report_waits_for_its_view_and_other_workers_reports_do_not() {
         let mut blocks = blocks(usize::MAX);
         blocks.begin(WORKER, view(3));
         assert!(blocks.take_in_slice().is_empty());
@@ -290,7 +290,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_waits_behind_a_view_is_bounded() {
+    fn reports_that_wait_for_a_view_are_bounded() {
         let mut blocks = blocks(usize::MAX);
         blocks.begin(WORKER, view(100));
         for _ in 0..=BEHIND_MAX {
@@ -301,7 +301,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_worker_is_what_the_index_has() {
+    fn the_count_of_a_worker_s_blocks_is_that_of_the_index() {
         let mut blocks = blocks(10);
         blocks.update(WORKER, &[Change::Stored(run(0..2))]);
         let known = |blocks: &Blocks| {

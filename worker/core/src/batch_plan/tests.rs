@@ -72,7 +72,7 @@ fn lets_short_prompts_pass_those_that_came_with_them() {
 }
 
 #[test]
-fn prefers_who_has_waited_longest_for_each_token_left() {
+fn prefers_the_longest_wait_per_remaining_token() {
     // Priorities with the 100 ms of a usual prompt; without it 4,000 ms / 4,000 tokens and 60 ms / 60 tokens would be
     // equal.
     check(&[waited(0, 4000, 4000), waited(1, 60, 60)], &[(0, 40), (1, 60)]);
@@ -83,7 +83,7 @@ fn prefers_who_has_waited_longest_for_each_token_left() {
 }
 
 #[test]
-fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
+fn a_prompt_that_ends_waits_for_others_only_if_waiting_saves_more() {
     let timing = |batch_ms, token_ms| BatchTiming {
         batch: Duration::from_millis(batch_ms),
         token: Duration::from_millis(token_ms),
@@ -105,7 +105,7 @@ fn a_prompt_that_ends_waits_for_no_other_unless_those_who_wait_save_more() {
 }
 
 #[test]
-fn who_waits_for_a_slot_waits_for_the_batches_too() {
+fn requests_that_wait_for_a_slot_count_in_the_saving_of_a_shared_batch() {
     let timing = BatchTiming { batch: Duration::from_millis(10), token: Duration::from_millis(1), ..PACE };
     let two = [prefill(0, 40), prefill(1, 30)];
     assert_eq!(plan(&two, ROOM, timing, 2).len(), 1);
@@ -144,7 +144,7 @@ fn a_piece_of_a_prompt_that_does_not_end_there_is_a_turn() {
 }
 
 #[test]
-fn a_long_prompt_has_its_turn_though_short_ones_alone_would_fill_every_batch() {
+fn a_long_prompt_gets_turns_even_if_short_ones_could_fill_every_batch() {
     let mut left = vec![1000_u32];
     let mut came_ms = vec![0_u64];
     for now_ms in (0..200_000).step_by(100) {
@@ -181,7 +181,7 @@ fn pending() -> impl Strategy<Value = Vec<RunningSequence>> {
 
 proptest! {
     #[test]
-    fn fills_the_room_without_forgetting_anyone_who_decodes(
+    fn fills_the_batch_without_omitting_a_stream(
         pending in pending(),
         (ubatch, more) in (17_u32..64, 0_u32..200),
         (batch_ms, token_ms) in (0_u64..200, 0_u64..3),

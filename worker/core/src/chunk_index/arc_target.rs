@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_moves_the_border_towards_its_kind() {
+    fn reuse_of_evicted_chunks_moves_the_border_towards_their_kind() {
         let mut arc_target = ArcTarget::new(1000);
         assert_eq!(arc_target.protected_bytes_max(), 400);
         arc_target.left(name(1), 10, Use::Never);

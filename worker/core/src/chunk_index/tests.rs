@@ -85,7 +85,7 @@ fn missing(index: &ChunkIndex, sequence: &Sequence) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn finds_the_longest_stored_start_also_behind_the_inside_of_a_chunk() {
+fn finds_the_longest_stored_prefix_even_if_it_ends_within_a_chunk() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let first = Sequence::new(0..17);
     let ids = first.store(&mut index, 1);
@@ -172,7 +172,7 @@ fn cuts_what_is_missing_at_multiples_of_a_chunk() {
 }
 
 #[test]
-fn refuses_what_is_malformed_taken_too_large_or_behind_nothing() {
+fn refuses_malformed_duplicate_too_large_and_orphaned_chunks() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let sequence = Sequence::new(0..17);
     let mut check = |blocks: Range<usize>, n_bytes: u64, expected: NotStored| {
@@ -228,7 +228,7 @@ fn shows_entries_and_totals_by_tier() {
 }
 
 #[test]
-fn tells_what_changed_once_for_each_chunk_and_in_order() {
+fn reports_each_chunk_s_changes_once_and_in_order() {
     let mut index = ChunkIndex::new(limits(4, 100));
     let (first, second) = (Sequence::new(0..8), Sequence::new(100..108));
     let told = |index: &mut ChunkIndex| -> Vec<(BlockHash, Option<Tier>)> {

@@ -138,14 +138,14 @@ fn check(world: &World, prompt: &[Token], (slot, start): (u16, Start)) {
 }
 
 #[test]
-fn goes_on_in_the_slot_of_the_conversation() {
+fn continues_in_the_slot_of_the_conversation() {
     let world = world(MemoryKind::Full, &[(2, tokens(10, 50, 1), IDLE), (1, tokens(10, 50, 2), IDLE)]);
     check(&world, &tokens(10, 80, 1), (2, keep(60)));
     check(&world, &tokens(10, 80, 2), (1, keep(60)));
 }
 
 #[test]
-fn gives_up_a_short_end_of_a_conversation_and_saves_a_long_one_first() {
+fn drops_the_short_end_of_a_conversation_and_saves_a_long_one_first() {
     let world = world(MemoryKind::Full, &[(2, tokens(60, 2, 1), IDLE)]);
     let Decision::Start(plan) = world.decide(&tokens(60, 9, 2)) else { panic!() };
     assert_eq!((plan.slot, plan.start, plan.save), (SlotId(2), keep(60), Save::No));
@@ -155,7 +155,7 @@ fn gives_up_a_short_end_of_a_conversation_and_saves_a_long_one_first() {
 }
 
 #[test]
-fn an_answer_is_given_up_when_its_prompt_comes_again() {
+fn an_answer_is_dropped_when_its_prompt_is_sent_again() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(50, 0, 1), 50);
     world.table.extend(SlotId(1), &tokens(0, 40, 7));
@@ -175,7 +175,7 @@ fn always_computes_one_token() {
 }
 
 #[test]
-fn lends_from_a_busy_slot() {
+fn copies_from_a_busy_slot() {
     let world = world(MemoryKind::Full, &[(1, tokens(40, 20, 1), BUSY)]);
     check(&world, &tokens(40, 20, 2), (0, copy(1, 40)));
 }
@@ -203,7 +203,7 @@ fn state_that_was_reused_is_saved_where_an_export_takes_a_third_of_computing() {
 }
 
 #[test]
-fn does_not_save_what_is_stored() {
+fn does_not_save_state_that_is_already_stored() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 48, u32::from(slot) + 1), IDLE));
     let mut world = world(MemoryKind::Full, &used);
     world.store(&tokens(0, 48, 3));
@@ -229,7 +229,7 @@ fn prefers_a_slot_that_loses_nothing() {
 }
 
 #[test]
-fn starts_from_the_store_where_it_has_more() {
+fn starts_from_the_store_if_it_has_more() {
     let mut world = world(MemoryKind::Full, &[(1, tokens(10, 50, 2), IDLE)]);
     world.store(&tokens(10, 50, 1));
     check(&world, &tokens(10, 80, 1), (0, Start::Import { n_tokens: 60 }));
@@ -237,7 +237,7 @@ fn starts_from_the_store_where_it_has_more() {
 }
 
 #[test]
-fn of_ways_that_nobody_can_tell_apart_the_one_with_more_whole_blocks_wins() {
+fn among_equal_starts_the_one_with_more_whole_blocks_wins() {
     let mut world = world(MemoryKind::Full, &[(0, tokens(15, 0, 1), IDLE)]);
     world.store(&tokens(16, 0, 1));
     world.costs.import_ms_per_byte = 5.0 / 16.0;
@@ -286,7 +286,7 @@ fn does_not_restore_what_is_faster_computed() {
 }
 
 #[test]
-fn waits_for_a_prefix_that_another_is_computing() {
+fn waits_for_a_prefix_that_another_request_computes() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(80, 10, 1), 20);
     let waits = Decision::WaitFor { slot: SlotId(1), n_tokens: 80 };
@@ -299,7 +299,7 @@ fn waits_for_a_prefix_that_another_is_computing() {
 }
 
 #[test]
-fn a_follower_takes_over_when_the_leader_is_gone() {
+fn a_follower_replaces_a_leader_that_is_gone() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(80, 10, 1), 20);
     world.table.forget(SlotId(1));

@@ -142,7 +142,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     #[test]
-    fn starts_from_the_prompts_own_state_wherever_it_is_and_starts_everybody(
+    fn reuses_only_the_prompts_own_state_and_starts_every_request(
         setting in setting(),
         happenings in prop::collection::vec(happening(), 1..120),
     ) {
@@ -156,7 +156,7 @@ proptest! {
 
 /// Random traffic must use every kind of start, or the test above proves nothing.
 #[test]
-fn random_life_takes_every_way_there_is() {
+fn random_operations_reach_every_case() {
     use proptest::strategy::ValueTree as _;
     use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 

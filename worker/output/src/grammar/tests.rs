@@ -80,7 +80,7 @@ fn every_construct_means_what_it_means_to_llama_cpp() {
 }
 
 #[test]
-fn what_may_be_empty_may_be_repeated() {
+fn an_expression_that_may_be_empty_may_be_repeated() {
     for grammar in [
         "root ::= ((\"x\"*)*)*",
         "root ::= (\"x\"? | \"\")+ *{0,7}?",
@@ -106,7 +106,7 @@ fn recursion_nests_and_lists_as_deep_and_long_as_it_goes() {
 }
 
 #[test]
-fn what_nests_deeper_than_its_memory_is_too_much() {
+fn nesting_beyond_the_memory_limit_is_an_error() {
     let mut follower = follow("root ::= \"x\" | \"(\" root \")\"");
     assert_eq!(feed(&mut follower, &"(".repeat(300_000)), Err(Exhausted));
     assert!(follower.n_trimmed() > 0);

@@ -51,14 +51,14 @@ fn shows_what_never_becomes_a_character() {
 }
 
 #[test]
-fn a_stop_text_across_tokens_never_leaves() {
+fn a_stop_text_across_tokens_is_never_returned() {
     let (texts, rest, stop) = run(&[b"one ST", b"OP two"], &["STOP"]);
     assert_eq!((texts, rest), (vec!["one ".to_owned(), String::new()], String::new()));
     assert_eq!(stop.as_deref(), Some("STOP"));
 }
 
 #[test]
-fn text_that_only_began_like_a_stop_text_comes_out() {
+fn text_that_only_begins_like_a_stop_text_is_returned() {
     let (texts, rest, stop) = run(&[b"a STO", b"NE", b" ST"], &["STOP"]);
     assert_eq!((texts.concat(), rest.as_str(), stop), ("a STONE ".to_owned(), "ST", None));
 }
@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
 
     #[test]
-    fn gives_what_a_look_at_the_whole_gives(
+    fn gives_the_same_as_the_whole_text_at_once(
         parts in prop::collection::vec(prop::sample::select(vec![
             b"a".as_slice(), b"b", b"ab", b"\n", b" ", "é".as_bytes(), b"\xC3", b"\xA9", b"\xF0\x9F", "😀".as_bytes(), b"\xFF", b"",
         ]), 0..12),

@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_what_was_asked_for_grow_with_the_cells() {
+    fn sizes_beyond_the_measured_ones_grow_with_the_cells() {
         for n_cells in [1024, ASKED_CELLS_MAX, 1 << 24, u64::from(u32::MAX)] {
             let expected = 3 * MIB + 2 * MIB + MIB + (100 + CELL_BYTES + 4) * n_cells;
             assert_eq!(footprint(n_cells).needed(), expected, "{n_cells}");
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_numbers_and_what_would() {
+    fn a_context_that_does_not_fit_is_refused_with_numbers_and_a_size_that_fits() {
         let large = footprint(1 << 24);
         assert!(large.check(large.needed()).is_ok());
         let refused = large.check(large.needed() - 1).expect_err("a byte is missing").to_string();
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_in_the_unit_that_suits_them() {
+    fn sizes_are_shown_in_a_suitable_unit() {
         assert_eq!(Bytes(0).to_string(), "0.0 MiB");
         assert_eq!(Bytes(1536 * MIB).to_string(), "1.5 GiB");
     }

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_replaces_a_value_counts() {
+    fn an_override_replaces_the_value() {
         let file = |key: &str| match key {
             "general.architecture" => Some("llama".to_owned()),
             "llama.context_length" => Some("4096".to_owned()),

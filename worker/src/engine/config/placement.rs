@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_used_that_is_there_and_no_cpu() {
+    fn only_existing_devices_other_than_the_cpu_are_used() {
         let cpu = device("CPU", LlamaBackendDeviceType::Cpu);
         let gpu = |name: &str| device(name, LlamaBackendDeviceType::Gpu);
         let all = [gpu("CUDA0"), gpu("CUDA1"), device("iGPU", LlamaBackendDeviceType::IntegratedGpu), cpu.clone()];

@@ -63,7 +63,7 @@ fn a_second_measurement_counts_only_where_it_is_better() {
 }
 
 #[test]
-fn tries_only_what_is_left_open() {
+fn tries_only_settings_that_are_not_given() {
     let base = EngineConfig::default();
     let on_gpu = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
     let switches = |setting: &Setting| (setting.flash_attn, setting.kv_unified);
@@ -150,7 +150,7 @@ fn rounds_suffixes_up_where_a_tile_is_cheaper_than_less() {
 }
 
 #[test]
-fn a_held_token_costs_what_a_deep_step_takes_longer_than_a_shallow_one() {
+fn a_cached_token_costs_the_difference_between_a_deep_and_a_shallow_step() {
     let figures = Figures {
         decode_one_ms: Some(18.0),
         draft_ms: [(2, 30.0), (4, 42.0), (16, 130.0)].into(),
@@ -217,7 +217,7 @@ fn remembers_by_key_and_keeps_the_newest() {
 }
 
 #[test]
-fn a_file_that_is_damaged_or_cannot_be_there_is_as_good_as_none() {
+fn a_damaged_or_impossible_file_counts_as_none() {
     let folder = tempfile::tempdir().unwrap();
     let (file, key) = (folder.path().join("self-test.json"), ResultKey("key".to_owned()));
     let remembered = Remembered::new(Some(folder.path()));
@@ -313,7 +313,7 @@ fn small_and_odd_sizes_are_measured_as_well() {
 }
 
 #[test]
-fn what_cannot_run_is_out_and_what_is_said_is_kept() {
+fn impossible_settings_are_left_out_and_given_ones_kept() {
     let config = EngineConfig { cache_type_v: CacheType::Q8_0, ..config(Preset::Tiny, None) };
     let model = load(&config, Box::new(|_| true)).unwrap();
     let off = Setting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };

@@ -128,7 +128,7 @@ fn named(data: Value) -> (String, Value) {
 }
 
 #[tokio::test]
-async fn a_message_of_text_is_these_events() {
+async fn a_message_of_text_gives_these_events() {
     let message = json!({"id": "msg", "type": "message", "role": "assistant", "model": "tiny", "content": [],
         "stop_reason": null, "stop_sequence": null, "usage": message_usage(0)});
     let delta = |text: &str| {
@@ -197,7 +197,7 @@ async fn parts_of<W: DialectWriter>(reason: FinishReason) -> Vec<(String, Value)
 }
 
 #[tokio::test]
-async fn thoughts_and_calls_are_blocks_of_a_message() {
+async fn reasoning_and_calls_are_blocks_of_a_message() {
     let start = |index: u32, block: Value| {
         named(json!({"type": "content_block_start", "index": index, "content_block": block}))
     };
@@ -266,7 +266,7 @@ fn numbered(first: u64, events: impl IntoIterator<Item = Value>) -> Vec<(String,
 }
 
 #[tokio::test]
-async fn a_response_of_text_is_these_events() {
+async fn a_response_of_text_gives_these_events() {
     let in_progress = response("in_progress", json!({}));
     let at = |kind: &str, fields: Value| {
         let mut event = json!({"type": kind, "item_id": "msg", "output_index": 0, "content_index": 0});
@@ -307,7 +307,7 @@ async fn a_response_that_reaches_its_limit_is_incomplete_and_so_is_its_last_item
 }
 
 #[tokio::test]
-async fn a_response_that_fails_midway_says_so_with_what_is_there() {
+async fn a_response_that_fails_midway_reports_it_with_the_text_so_far() {
     let failed = Event::Failed(EngineError::Decode { reason: "scripted".to_owned() });
     let events = streamed::<ResponseWriter>(json!({}), vec![text("Hel"), failed]).await;
     let (name, data) = events.last().expect("there are events");
@@ -336,7 +336,7 @@ async fn a_response_repeats_its_request() {
 }
 
 #[tokio::test]
-async fn thoughts_and_calls_are_items_of_a_response() {
+async fn reasoning_and_calls_are_items_of_a_response() {
     let events = parts_of::<ResponseWriter>(FinishReason::EndOfGeneration).await;
     let place = |item: &str, index: u32, mut event: Value| {
         event["item_id"] = json!(item);
@@ -438,7 +438,7 @@ async fn calls_have_the_names_and_forms_that_the_client_knows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_stream_says_that_it_goes_on() {
+async fn a_silent_stream_gets_keep_alive_events() {
     let (mut message, engine) = writing::<MessageWriter>(json!({}), Vec::new()).await;
     let began = tokio::time::Instant::now();
     let mut out = Vec::new();

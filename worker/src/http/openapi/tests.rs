@@ -28,7 +28,7 @@ fn every_route_is_in_the_document() {
 }
 
 #[test]
-fn everything_that_is_referred_to_is_there_and_ids_are_unique() {
+fn every_reference_has_a_target_and_ids_are_unique() {
     for server in [Server::Worker, Server::Router] {
         let document = document(server);
         for name in references(&document) {

@@ -10,7 +10,7 @@ fn lark(schema: Value, typing: Typing) -> Result<String, String> {
 }
 
 #[test]
-fn what_is_no_string_is_json_and_strings_are_texts() {
+fn values_other_than_strings_are_json_and_strings_are_text() {
     let json = lark(json!({"type": "integer", "minimum": 3, "maximum": 9}), Typing::String).expect("it is kept");
     let schema = r#"{"type":"integer","minimum":3,"maximum":9}"#;
     assert_eq!(json, format!("start: json CLOSE\nCLOSE: /(?:\\n<\\/p>)/\njson: %json {schema}\n"));
@@ -19,7 +19,7 @@ fn what_is_no_string_is_json_and_strings_are_texts() {
 }
 
 #[test]
-fn a_reader_that_tells_types_by_the_text_gets_no_string_that_looks_otherwise() {
+fn a_client_that_guesses_types_gets_no_string_that_looks_like_another_type() {
     let schema =
         json!({"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "integer"}}]});
     let text = lark(schema.clone(), Typing::Text).expect("it is kept");
@@ -30,7 +30,7 @@ fn a_reader_that_tells_types_by_the_text_gets_no_string_that_looks_otherwise() {
 }
 
 #[test]
-fn what_a_text_cannot_keep_is_refused_by_its_keyword() {
+fn constraints_that_text_cannot_keep_are_refused_by_their_keyword() {
     let bounded = json!({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]});
     assert_eq!(lark(bounded, Typing::Text), Err("minimum".to_owned()));
     assert_eq!(lark(json!({"type": "string", "pattern": "a(?:^b|c)d"}), Typing::String), Err("pattern".to_owned()));

@@ -84,7 +84,7 @@ fn one(record: &Record, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_record_of_anything_else_is_refused_by_what_differs() {
+fn a_record_that_differs_is_refused_with_the_difference() {
     let chain = Chain::new(1, 8);
     let other = Chain::new(2, 8);
     let payload = chain.payload(2..4);
@@ -133,7 +133,7 @@ fn whatever_follows_the_run_is_ignored() {
 
 proptest! {
     #[test]
-    fn what_was_sent_arrives_in_pieces_of_any_size(
+    fn a_sent_run_is_read_from_pieces_of_any_size(
         (lengths, first) in (prop::collection::vec(1..=4_usize, 1..6), 0..4_usize),
         step in 1..400_usize,
     ) {
@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_off_gives_whole_records_only(at in 0..2000_usize, step in 1..400_usize) {
+    fn a_cut_off_run_gives_only_whole_records(at in 0..2000_usize, step in 1..400_usize) {
         let chain = Chain::new(5, 9);
         let sent = chain.sent(0, &[3, 4, 9]);
         let (state, n_left) = read(chain.wanted(0..9), &sent[..at % sent.len()], step).expect("it begins well");
@@ -169,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_of_any_kind_are_refused_or_awaited(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_bytes_are_refused_or_incomplete(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let chain = Chain::new(6, 3);
         if let Ok((state, n_left)) = read(chain.wanted(0..3), &bytes, 50) {
             prop_assert_eq!((state.len(), n_left), (0, 3));

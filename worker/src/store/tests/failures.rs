@@ -32,7 +32,7 @@ fn a_write_that_fails_leaves_nothing_and_writing_pauses() {
 }
 
 #[test]
-fn writing_goes_on_after_the_pause() {
+fn writing_continues_after_the_pause() {
     let dir = dir();
     let opened = open_at(dir.path(), IDENTITY, Limits { write_pause: Duration::ZERO, ..LIMITS });
     let obstacle = obstruct(&opened, &chunk(1));

@@ -67,7 +67,7 @@ fn a_payload_of_another_size_than_its_record_says_is_refused() {
 }
 
 #[test]
-fn the_sizes_said_are_those_of_the_files() {
+fn reported_sizes_are_those_of_the_files() {
     let dir = dir();
     let opened = open(&dir);
     opened.write(1, 5000);
@@ -145,7 +145,7 @@ fn files_of_other_models_are_neither_seen_nor_touched() {
 }
 
 #[test]
-fn what_was_in_prompts_is_private() {
+fn only_their_owner_can_read_files_of_the_store() {
     let dir = dir();
     let opened = open(&dir);
     opened.write_through(&chunk(1));

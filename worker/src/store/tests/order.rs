@@ -92,7 +92,7 @@ fn a_flush_waits_for_all_writes_and_their_answers() {
 }
 
 #[test]
-fn a_dropped_store_gives_up_what_waits() {
+fn a_dropped_store_drops_waiting_jobs() {
     let dir = dir();
     let (opened, release) = open_hanging(&dir, LIMITS);
     opened.write(1, 100);

@@ -102,7 +102,7 @@ async fn an_update_follows_the_snapshot_with_the_next_number() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_promised_is_said_until_the_engine_says_it() {
+async fn pending_blocks_are_announced_until_the_engine_announces_them() {
     let (publisher, updates, mut subscription) = follow().await;
     let keys: Vec<BlockKey> = (0..3).map(BlockKey).collect();
     for id in [AnnouncementId(0), AnnouncementId(1)] {
@@ -130,7 +130,7 @@ async fn what_is_promised_is_said_until_the_engine_says_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
+async fn an_arrived_request_is_in_the_load_until_the_engine_counts_it_or_it_leaves() {
     let (_publisher, updates, mut subscription) = follow().await;
     updates.send(update(vec![stored(0..2)], 1)).unwrap();
     next(&mut subscription).await;
@@ -159,7 +159,7 @@ async fn who_has_come_is_in_the_load_until_the_engine_counts_it_or_it_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn however_many_come_they_are_told_together_once_a_millisecond() {
+async fn arrivals_are_reported_together_once_a_millisecond() {
     let (_publisher, updates, mut subscription) = follow().await;
     for n in 0..100 {
         updates.send(come(AnnouncementId(n), Vec::new())).unwrap();
@@ -173,7 +173,7 @@ async fn however_many_come_they_are_told_together_once_a_millisecond() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_worker_tells_in_time_that_it_lives() {
+async fn a_silent_worker_sends_heartbeats_in_time() {
     let (_publisher, updates, mut subscription) = follow().await;
     for seq in 1..4 {
         let before = Instant::now();

@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_growing_chat_has_the_tokens_that_it_has_without_memory(texts in prop::collection::vec(said(), 2..8)) {
+    fn a_growing_chat_has_the_same_tokens_as_without_a_cache(texts in prop::collection::vec(said(), 2..8)) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         for maker in GROWING.iter() {
             let mut maker = maker.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -60,7 +60,7 @@ fn prompts_that_are_far_too_long_are_not_tokenized() {
 }
 
 #[test]
-fn where_texts_may_be_cut_tokenizing_stops_when_there_are_too_many() {
+fn tokenizing_stops_between_portions_when_there_are_too_many_tokens() {
     let (_, maker) = MAKERS.iter().find(|(_, maker)| maker.vocabulary.cuts_at_words()).unwrap();
     let text = "Words that come again and again. ".repeat(200_000);
     let begun = maker.begin_text(text, Scope::default());

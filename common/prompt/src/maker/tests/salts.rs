@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_was_said_under_another_salt_is_not_known() {
+fn conversations_under_another_salt_are_unknown() {
     let maker = open("qwen2", &fixture_template("Qwen-Qwen2.5-7B-Instruct"));
     let text = "A secret that is long enough to be noticed. ".repeat(50);
     let salted = |salt: Option<&str>| ChatPrompt { cache_salt: salt.map(str::to_owned), ..chat(&[&text]) };

@@ -116,7 +116,7 @@ fn a_template_in_which_they_cannot_change_places_is_refused() {
 }
 
 #[test]
-fn a_request_without_tools_or_without_a_system_text_is_rendered_as_ever() {
+fn a_request_without_tools_or_system_text_is_rendered_as_usual() {
     let user = json!({"role": "user", "content": "Hi"});
     let system = json!({"role": "system", "content": "Be brief."});
     for (template, [as_ever, moved]) in BOTH.iter() {

@@ -65,7 +65,7 @@ pub(super) fn prose() -> impl Strategy<Value = String> {
 }
 
 #[test]
-fn tokens_that_llama_cpp_finds_first_allow_no_cuts_beside_which_they_may_stand() {
+fn tokens_that_llama_cpp_finds_first_forbid_cuts_that_they_may_adjoin() {
     let path = fixtures().join("vocab/llama-spm.gguf");
     let header = warmpath_gguf::check(&path).unwrap();
     let (texts, types) = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type");

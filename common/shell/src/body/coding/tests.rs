@@ -61,7 +61,7 @@ async fn a_body_is_what_was_encoded() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_cut_off_or_changed_is_no_body() {
+async fn a_body_that_is_cut_off_or_changed_is_refused() {
     for coding in ALL {
         let encoded = encoded(coding, &text()).await;
         let undecodable = Err(BodyError::Undecodable { coding });
@@ -72,7 +72,7 @@ async fn a_body_that_is_cut_off_or_changed_is_no_body() {
 }
 
 #[tokio::test]
-async fn a_body_is_given_up_at_the_limit_as_it_comes_and_decoded() {
+async fn a_body_is_refused_at_the_limit_both_compressed_and_decoded() {
     let too_long = Err(BodyError::TooLong { bytes_max: BYTES_MAX });
     for coding in ALL {
         let whole = vec![b' '; BYTES_MAX];
@@ -108,7 +108,7 @@ async fn other_codings_and_several_are_refused() {
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_is_told_apart_from_one_that_is_wrong() {
+async fn a_body_that_breaks_off_is_distinguished_from_an_invalid_one() {
     for coding in [None, Some("gzip"), Some("zstd")] {
         let encoded = encoded(coding.unwrap_or("gzip"), &text()).await;
         let pieces = [Ok(Bytes::from(encoded).slice(..100)), Err(io::Error::other("scripted"))];
@@ -122,7 +122,7 @@ async fn a_body_that_breaks_off_is_told_apart_from_one_that_is_wrong() {
 }
 
 #[tokio::test]
-async fn decoded_bytes_take_memory_as_those_that_arrive() {
+async fn decoded_bytes_reserve_memory_like_received_ones() {
     let whole = vec![b' '; BYTES_MAX];
     let encoded = encoded("gzip", &whole).await;
     for (room, expected) in [(ROOM, Ok(Bytes::from(whole))), (BYTES_MAX, Err(BodyError::NoRoom))] {

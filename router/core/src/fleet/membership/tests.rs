@@ -36,7 +36,7 @@ fn places_follow_the_order_of_the_list() {
 }
 
 #[test]
-fn who_is_found_again_in_time_keeps_its_place() {
+fn a_worker_that_is_found_again_in_time_keeps_its_place() {
     let mut fleet = Membership::new(options(10));
     let start = Instant::now();
     let worker = WorkerIdx(0);
@@ -52,7 +52,7 @@ fn who_is_found_again_in_time_keeps_its_place() {
 }
 
 #[test]
-fn who_is_told_to_end_gets_nothing_more_and_leaves_when_it_is_gone() {
+fn a_terminating_worker_gets_no_requests_and_leaves_when_it_is_gone() {
     let mut fleet = Membership::new(options(10));
     let start = Instant::now();
     let worker = WorkerIdx(0);
@@ -86,7 +86,7 @@ fn a_request_keeps_the_place_of_its_worker() {
 }
 
 #[test]
-fn more_than_the_most_get_no_place() {
+fn workers_beyond_the_limit_get_no_place() {
     let mut fleet = Membership::new(options(2));
     let start = Instant::now();
     let update = fleet.update(&found(&[1, 2, 3, 4]), start, |_| true);

@@ -197,7 +197,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 
 proptest! {
     #[test]
-    fn the_view_is_always_one_that_the_worker_had_and_its_own_in_the_end(
+    fn the_view_is_always_a_past_state_of_the_worker_and_finally_its_current_one(
         events in prop::collection::vec(any_event(), 0..120)
     ) {
         let mut worker = Worker::new(1);

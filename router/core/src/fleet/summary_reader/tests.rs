@@ -125,7 +125,7 @@ fn another_life_ends_the_stream() {
 }
 
 #[test]
-fn a_lost_stream_goes_on_where_it_was_lost() {
+fn a_lost_stream_continues_where_it_was_lost() {
     let mut follower = known(stamp(5));
     assert_eq!(follower.open(), Some(stamp(5)));
     assert_eq!(follower.apply(frame(stamp(5), Body::Resumed)), Ok(FrameEffect::Resumed));
@@ -139,7 +139,7 @@ fn a_lost_stream_goes_on_where_it_was_lost() {
 }
 
 #[test]
-fn a_snapshot_that_breaks_off_leaves_the_old_view_to_go_on_from() {
+fn after_an_incomplete_snapshot_the_old_view_can_be_continued() {
     let mut follower = known(stamp(5));
     follower.open();
     let opened = follower.apply(frame(stamp(9), begin()));
@@ -162,7 +162,7 @@ fn only_what_was_asked_for_is_resumed() {
 }
 
 #[test]
-fn an_older_state_is_believed_only_when_it_is_shown_again() {
+fn an_older_state_is_accepted_only_from_a_second_stream() {
     let older_life = Stamp { boot_epoch: 1, ..stamp(70) };
     for old in [older_life, stamp(4)] {
         let mut follower = known(stamp(5));
@@ -197,7 +197,7 @@ fn a_snapshot_that_lacks_a_part_ends_the_stream() {
 }
 
 #[test]
-fn more_blocks_than_believed_end_the_stream() {
+fn more_blocks_than_allowed_end_the_stream() {
     let limit = Err(Violation::TooManyBlocks { blocks_max: 100 });
     assert_eq!(feed(vec![(5, begin()), (5, Body::Runs(vec![run(100)])), (5, Body::Runs(vec![run(1)]))]), limit);
     assert_eq!(SummaryReader::new(LIMITS).check_n_blocks(101).map(|()| FrameEffect::Partial), limit);
@@ -205,7 +205,7 @@ fn more_blocks_than_believed_end_the_stream() {
 }
 
 #[test]
-fn what_cannot_be_ends_the_stream() {
+fn impossible_frames_end_the_stream() {
     let slot = |slot| Run { slot: Some(SlotId(slot)), ..run(1) };
     let unknown = Err(Violation::UnknownSlot { slot: 4, n_slots: 4 });
     assert_eq!(feed(vec![(5, begin()), (5, Body::Runs(vec![slot(4)]))]), unknown);

@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn grows_from_itself_until_its_bits_tell_too_little() {
+fn grows_in_place_until_its_bits_distinguish_too_few_blocks() {
     let mut table = BlockTable::new();
     assert!(!table.grow(64 * size_of::<Line>()), "of nothing comes nothing");
     table.reset(5 * size_of::<Line>());

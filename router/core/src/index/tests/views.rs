@@ -20,7 +20,7 @@ fn is_its(op: &Op) -> bool {
 
 proptest! {
     #[test]
-    fn a_view_taken_in_part_by_part_among_changes_of_others_is_all_that_its_worker_holds(
+    fn a_view_inserted_in_parts_among_other_workers_changes_is_complete(
         before in proptest::collection::vec(op(WORKERS), 0..30),
         view in proptest::collection::vec((0..CHAINS, 1..BLOCKS), 0..6),
         meanwhile in proptest::collection::vec(op(WORKERS), 0..20),

@@ -93,7 +93,7 @@ fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_comes() {
 }
 
 #[test]
-fn a_worker_whose_failures_others_make_good_is_suspected_at_once_and_opens_its_breaker() {
+fn a_worker_whose_failed_requests_succeed_elsewhere_is_suspected_and_opens_its_breaker() {
     let mut world = World::new(&[true, false]);
     assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 2 });
     assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }, "it goes elsewhere from then on");
@@ -126,7 +126,7 @@ fn a_worker_that_fails_is_the_last_resort() {
 }
 
 #[test]
-fn what_is_nobodys_fault_changes_nothing() {
+fn failures_without_a_culprit_change_nothing() {
     let mut world = World::new(&[false]);
     world.choose(&[]).expect("it is sound");
     for failure in [Failure::Timeout, Failure::Lost, Failure::Full, Failure::Unready] {
@@ -137,7 +137,7 @@ fn what_is_nobodys_fault_changes_nothing() {
 
 proptest! {
     #[test]
-    fn only_workers_that_fail_are_left_alone_whatever_requests_come(
+    fn only_failing_workers_are_avoided_whatever_requests_come(
         sick in prop::collection::vec(any::<bool>(), 1..6),
         requests in prop::collection::vec((prop::option::weighted(0.5, any::<bool>()), 0_u64..1500), 1..120),
         attempts_max in 1_usize..5,

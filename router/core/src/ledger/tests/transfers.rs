@@ -69,7 +69,7 @@ fn a_holder_that_is_idle_is_not_copied() {
 }
 
 #[test]
-fn a_pair_that_failed_is_left_alone_for_a_while_and_a_slow_one_is_charged() {
+fn a_pair_that_failed_is_not_used_for_a_while_and_a_slow_one_costs_more() {
     let mut world = idle_and_busy();
     world.ledger.fetched(PAIR, None, world.now);
     let (decision, ticket) = choose_for(&mut world, "a");
@@ -85,7 +85,7 @@ fn a_pair_that_failed_is_left_alone_for_a_while_and_a_slow_one_is_charged() {
 }
 
 #[test]
-fn what_a_request_in_flight_computes_cannot_be_fetched_yet() {
+fn pending_blocks_cannot_be_fetched_yet() {
     let mut world = idle_and_busy();
     let keys = keys();
     let prompt = PromptView::Known { n_tokens: 2000, keys: &keys, matches: &[] };

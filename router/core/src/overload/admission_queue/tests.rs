@@ -232,7 +232,7 @@ fn waiter(tenant: u64) -> Waiter {
 }
 
 #[test]
-fn the_rest_of_a_stream_goes_before_new_requests_and_takes_no_place() {
+fn the_rest_of_a_stream_precedes_new_requests_and_takes_no_place() {
     let mut queue = AdmissionQueue::new(1);
     let new = queue.enter(waiter(0)).expect("a place").id;
     let rest = Waiter { is_continuation: true, ..waiter(0) };
@@ -257,7 +257,7 @@ fn a_flood_displaces_itself_and_not_the_others() {
 }
 
 #[test]
-fn who_comes_later_saves_up_no_turns() {
+fn a_tenant_that_arrives_later_has_saved_no_turns() {
     let mut queue = AdmissionQueue::new(8);
     let first: Vec<_> = (0..3).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert!(queue.start(first[0], 100));
@@ -269,7 +269,7 @@ fn who_comes_later_saves_up_no_turns() {
 }
 
 #[test]
-fn a_request_that_started_in_vain_has_its_old_place() {
+fn a_request_that_could_not_start_gets_its_old_place_back() {
     let mut queue = AdmissionQueue::new(8);
     let ids: Vec<_> = (0..2).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert!(queue.start(ids[0], 10));
@@ -282,12 +282,12 @@ fn a_request_that_started_in_vain_has_its_old_place() {
 }
 
 #[test]
-fn a_queue_without_places_takes_nobody() {
+fn a_queue_without_places_accepts_no_request() {
     assert_eq!(AdmissionQueue::new(0).enter(waiter(0)), Err(QueueFull { waiting_max: 0 }));
 }
 
 #[test]
-fn what_is_remembered_of_tenants_that_left_is_bounded() {
+fn the_record_of_tenants_that_left_is_bounded() {
     let mut queue = AdmissionQueue::new(4);
     for tenant in 0..100 {
         let id = queue.enter(waiter(tenant)).expect("a place").id;

@@ -75,7 +75,7 @@ fn the_predicted_ttft_weighs_prefix_against_queue() {
 }
 
 #[test]
-fn of_equals_the_emptiest_wins_then_one_by_lot() {
+fn among_equals_the_emptiest_wins_and_then_a_random_one() {
     check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, ChoiceReason::Cold));
     check(&[Held(8, free(10)), Held(8, free(30))], (1, ChoiceReason::Prefix));
     let all = || [Held(0, idle()), Held(0, idle()), Held(0, idle())];
@@ -86,7 +86,7 @@ fn of_equals_the_emptiest_wins_then_one_by_lot() {
 }
 
 #[test]
-fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
+fn the_new_part_of_a_prompt_starts_at_the_first_block_that_no_worker_holds() {
     let keys: Vec<_> = (10..14).map(BlockKey).collect();
     let held = |blocks: &[u32]| -> Vec<Match> {
         let (tier, state) = (Tier::Resident, RunState::Ready);
@@ -100,7 +100,7 @@ fn what_is_new_of_a_prompt_is_the_first_block_that_nobody_holds() {
 }
 
 #[test]
-fn of_equals_the_one_wins_that_was_given_least() {
+fn among_equals_the_worker_with_the_least_recent_work_wins() {
     assert_eq!(of_recent([idle(), idle(), idle()], [20.0, 10.0, 30.0]), 1);
 }
 
@@ -118,7 +118,7 @@ fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
 }
 
 #[test]
-fn a_small_difference_between_rates_does_not_outweigh_a_line() {
+fn a_small_difference_between_rates_does_not_outweigh_a_queue() {
     // With a mean of ten prefills, a pressure of 1,210 prefills at each worker's own rate would let 5 % of it outweigh
     // sixty prefills.
     let load = |rate: f32, n_queued: u32| {
@@ -131,7 +131,7 @@ fn a_small_difference_between_rates_does_not_outweigh_a_line() {
 }
 
 #[test]
-fn an_idle_worker_is_taken_while_others_have_a_line_and_one_that_is_not_keeps_hits_elsewhere() {
+fn an_idle_worker_is_preferred_to_queues_and_a_busy_one_is_not_preferred_to_a_hit() {
     // Each worker with half of the prompt has a queue, like most others; the idle one is not charged for it.
     let line = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 1000, ..idle() };
     check(&[Held(16, line(30)), Held(16, line(30)), Held(0, line(30)), Held(0, idle())], (3, ChoiceReason::Load));
@@ -150,7 +150,7 @@ fn rates_that_differ_by_noise_are_equal() {
 }
 
 #[test]
-fn each_policy_looks_at_what_it_is_named_for() {
+fn each_policy_decides_by_what_its_name_says() {
     let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
     assert_eq!(decide(Policy::Prefix, &held, TURN), (1, ChoiceReason::Prefix));
     assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, ChoiceReason::Policy(Policy::LeastLoaded)));
@@ -212,7 +212,7 @@ fn ties_are_between_workers_that_hold_as_much() {
 }
 
 #[test]
-fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
+fn the_tolerance_is_a_prefill_in_an_idle_fleet_and_small_in_a_busy_one() {
     let chosen = |counts: [u32; 4], recent: [f64; 4]| {
         let load = |n: u32| Load { n_queued: n, queued_prefill_tokens: u64::from(n) * 400, ..idle() };
         of_recent(counts.map(load), recent)
@@ -224,7 +224,7 @@ fn what_is_equal_is_a_prefill_in_an_idle_fleet_and_little_in_a_busy_one() {
 }
 
 #[test]
-fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_again() {
+fn a_worker_that_takes_half_as_long_again_is_not_chosen_for_an_even_spread() {
     let rate = |rate: f32, cells| {
         let mut load = free(cells);
         load.rates.prefill_tokens_per_s = Some(rate);
@@ -237,7 +237,7 @@ fn a_slower_worker_is_not_taken_for_an_even_spread_where_it_takes_half_as_long_a
 
 proptest! {
     #[test]
-    fn the_choice_holds_what_the_cheapest_holds_and_costs_nearly_as_little(
+    fn the_choice_holds_as_much_as_the_cheapest_and_costs_nearly_as_little(
         held in proptest::collection::vec((0u32..31, 0u64..100_000, 0u64..1000), 1..20)
     ) {
         let held = || -> Vec<Held> {

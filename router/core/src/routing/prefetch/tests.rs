@@ -33,7 +33,7 @@ fn receivers(n: usize) -> Vec<(WorkerIdx, &'static str)> {
 }
 
 #[test]
-fn a_new_worker_is_told_what_the_fullest_others_hold_and_what_leaves_goes_to_those_that_stay() {
+fn new_workers_fetch_from_the_fullest_and_leaving_workers_prefixes_go_to_the_rest() {
     let mut workers: Vec<WorkerView> = (0..8).map(|idx| worker(idx, idx as usize)).collect();
     workers[5].load.draining = true;
     workers[6].model.as_mut().map(Arc::make_mut).expect("a model").kv_transfer = None;
@@ -51,7 +51,7 @@ fn a_new_worker_is_told_what_the_fullest_others_hold_and_what_leaves_goes_to_tho
 }
 
 #[test]
-fn lists_take_turns_and_nothing_is_told_twice() {
+fn lists_take_turns_and_no_prefix_is_sent_twice() {
     let [one, two] = [WorkerIdx(1), WorkerIdx(2)];
     let (shared, longer) = (prefix(0..4), prefix(0..6));
     let (first, second) = (prefix(10..14), prefix(20..24));
@@ -95,7 +95,7 @@ fn prefixes_that_begin_alike_stay_together_and_others_are_spread() {
 
 proptest! {
     #[test]
-    fn every_block_that_no_heir_holds_gets_to_one_and_all_routers_divide_alike(
+    fn every_block_of_a_leaving_worker_gets_one_heir_and_all_routers_agree(
         prefixes in prop::collection::vec(prop::collection::vec(0u32..2, 2..16), 1..12),
         held in prop::collection::vec((0usize..12, 0usize..4, 1u32..8), 0..6),
         n_receivers in 1usize..4,

@@ -31,7 +31,7 @@ fn peer(worker: u32, blocks: u32) -> Peer {
 }
 
 #[test]
-fn only_workers_that_are_there_and_exchange_state_are_peers() {
+fn only_available_workers_that_exchange_state_are_peers() {
     let now = Instant::now();
     type Change = fn(&mut WorkerView, Instant);
     let changes: [(&str, Change, bool); 8] = [
@@ -54,7 +54,7 @@ fn only_workers_that_are_there_and_exchange_state_are_peers() {
 }
 
 #[test]
-fn what_is_being_computed_is_not_sent_and_the_longest_are_compared() {
+fn pending_blocks_are_not_sent_and_the_longest_prefixes_are_compared() {
     let fleet = FleetView { workers: (0..9).map(|idx| Arc::new(worker(idx, Some(LAYOUT)))).collect() };
     let filling = Match { state: RunState::Filling, ..found(8, 90) };
     let matches: Vec<Match> = std::iter::once(filling).chain((0..8).map(|idx| found(idx, 80 - idx))).collect();
@@ -86,7 +86,7 @@ fn no_worker_fetches_from_itself_or_state_of_another_layout() {
 }
 
 #[test]
-fn of_a_prompt_that_a_peer_has_whole_the_last_block_is_computed() {
+fn the_last_block_of_a_prompt_that_a_peer_holds_completely_is_computed() {
     let whole = Gap { blocks_max: 49, ..gap(0) };
     let transfer = Transfer::best(&worker(1, Some(LAYOUT)), whole, &[peer(0, 50)], |_| 10_000.0);
     assert_eq!(transfer.map(|transfer| transfer.blocks), Some(49));

@@ -8,7 +8,7 @@ fn strangers(n: u32) -> impl Iterator<Item = Sequence> {
 }
 
 #[test]
-fn a_flood_of_prompts_that_come_once_does_not_push_out_what_is_used() {
+fn a_flood_of_one_off_prompts_does_not_evict_state_in_use() {
     let check = |n_uses: u64, n_stays: usize| {
         let mut index = ChunkIndex::new(limits(20, 0));
         let hot = Sequence::new(0..16);
@@ -28,7 +28,7 @@ fn a_flood_of_prompts_that_come_once_does_not_push_out_what_is_used() {
 }
 
 #[test]
-fn prompts_that_only_begin_alike_do_not_push_out_what_is_used() {
+fn prompts_with_a_common_prefix_only_do_not_evict_state_in_use() {
     let mut index = ChunkIndex::new(limits(30, 0));
     let hot = Sequence::new(0..8);
     hot.store(&mut index, 0);
@@ -46,7 +46,7 @@ fn prompts_that_only_begin_alike_do_not_push_out_what_is_used() {
 }
 
 #[test]
-fn what_was_never_used_goes_before_what_was_used_however_long_ago() {
+fn state_never_used_is_evicted_before_state_used_long_ago() {
     let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(12, 0) });
     let used = Sequence::new(0..8);
     used.store(&mut index, 0);
@@ -58,7 +58,7 @@ fn what_was_never_used_goes_before_what_was_used_however_long_ago() {
 }
 
 #[test]
-fn what_is_used_takes_at_most_two_fifths_before_anything_came_back() {
+fn reused_state_takes_at_most_two_fifths_at_first() {
     let mut index = ChunkIndex::new(limits(20, 0));
     let sequences: Vec<Sequence> = strangers(3).collect();
     for (now_ms, sequence) in (1..).zip(&sequences) {
@@ -75,7 +75,7 @@ fn what_is_used_takes_at_most_two_fifths_before_anything_came_back() {
 }
 
 #[test]
-fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
+fn the_least_recently_used_is_evicted_first_and_leaves_before_their_parents() {
     let mut index = ChunkIndex::new(limits(12, 0));
     let long = Sequence::new(0..24);
     long.store(&mut index, 1);
@@ -88,7 +88,7 @@ fn the_least_recently_used_goes_first_and_leaves_before_their_parents() {
 }
 
 #[test]
-fn lower_priority_goes_before_older() {
+fn lower_priority_is_evicted_before_older() {
     let mut index = ChunkIndex::new(limits(12, 0));
     let sequences: Vec<Sequence> = strangers(4).collect();
     for (priority, sequence) in [0, -1, 1].into_iter().zip(&sequences) {
@@ -101,7 +101,7 @@ fn lower_priority_goes_before_older() {
 }
 
 #[test]
-fn what_was_used_stays_for_the_minimum_hold_time() {
+fn used_state_stays_for_the_minimum_hold_time() {
     let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(10, 0) });
     let (used, fresh, other) = (Sequence::new(0..8), Sequence::new(50..58), Sequence::new(100..108));
     used.store(&mut index, 0);
@@ -122,7 +122,7 @@ fn what_was_used_stays_for_the_minimum_hold_time() {
 }
 
 #[test]
-fn held_chunks_stay_until_they_are_let_go_as_often() {
+fn held_chunks_stay_until_they_are_released_as_often() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let held = Sequence::new(0..8);
     let id = held.store(&mut index, 1)[0];
@@ -141,7 +141,7 @@ fn held_chunks_stay_until_they_are_let_go_as_often() {
 
 #[test]
 #[should_panic(expected = "let go but not held")]
-fn letting_go_twice_panics() {
+fn releasing_twice_panics() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let id = Sequence::new(0..8).store(&mut index, 1)[0];
     index.hold(id);
@@ -150,7 +150,7 @@ fn letting_go_twice_panics() {
 }
 
 #[test]
-fn a_held_chunk_may_be_let_go_after_it_was_cleared() {
+fn a_held_chunk_may_be_released_after_it_was_cleared() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let id = Sequence::new(0..8).store(&mut index, 1)[0];
     index.hold(id);
@@ -204,7 +204,7 @@ fn pins_keep_at_most_half_and_say_how_much_they_keep() {
 }
 
 #[test]
-fn there_is_a_most_number_of_pins() {
+fn the_number_of_pins_is_limited() {
     let mut index = ChunkIndex::new(limits(20, 0));
     let sequence = Sequence::new(0..8);
     for pin in 0..PIN_MAX as u64 {
@@ -247,7 +247,7 @@ fn the_chains_that_are_used_most_are_pinned() {
 }
 
 #[test]
-fn a_named_pin_takes_the_room_of_automatic_ones() {
+fn a_named_pin_replaces_automatic_ones() {
     let mut index = ChunkIndex::new(Limits { pin_top: 4, ..limits(20, 0) });
     let (hot, named) = (Sequence::new(0..16), Sequence::new(50..58));
     hot.store(&mut index, 1);

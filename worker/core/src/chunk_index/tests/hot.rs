@@ -12,7 +12,7 @@ fn listed(index: &ChunkIndex, n_tokens_max: usize) -> Vec<Vec<Token>> {
 }
 
 #[test]
-fn what_was_used_comes_first_and_then_what_was_stored_last() {
+fn the_list_begins_with_used_prefixes_and_then_the_latest_stored() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let [first, second, third] = [0, 100, 200].map(|start| Sequence::new(start..start + 8));
     first.store(&mut index, 1);
@@ -26,7 +26,7 @@ fn what_was_used_comes_first_and_then_what_was_stored_last() {
 }
 
 #[test]
-fn sequences_that_part_within_a_chunk_are_listed_from_their_start_and_shared_blocks_count_once() {
+fn sequences_that_diverge_within_a_chunk_are_listed_completely_and_shared_blocks_count_once() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let long = Sequence::new(0..20);
     let other = Sequence::new((0..12).chain(50..58));

@@ -100,7 +100,7 @@ fn a_tenant_within_its_share_loses_nothing_to_anothers_flood() {
 }
 
 #[test]
-fn what_a_tenant_does_not_use_is_anyones_and_is_given_back() {
+fn a_tenant_s_unused_share_is_lent_and_returned() {
     let mut index = ChunkIndex::new(limits(40, 0));
     flood(&mut index, Flood::Plain, 1);
     assert_eq!(bytes_of(&index, 9).0, 400, "one tenant alone has all");
@@ -139,7 +139,7 @@ fn the_share_of_a_tenant_that_was_quiet_for_long_lapses() {
 }
 
 #[test]
-fn what_an_earlier_life_left_counts_for_whoever_uses_it() {
+fn state_of_an_earlier_life_counts_for_the_tenant_that_uses_it() {
     let mut index = ChunkIndex::new(limits(40, 40));
     let sequence = prompt(0, 1, 4);
     let record = Record {
@@ -163,7 +163,7 @@ fn what_an_earlier_life_left_counts_for_whoever_uses_it() {
 }
 
 #[test]
-fn what_an_earlier_life_left_on_disk_counts_for_its_tenant_at_once() {
+fn state_of_an_earlier_life_on_disk_counts_for_its_tenant_at_once() {
     let mut before = ChunkIndex::new(limits(40, 40));
     for n in 0..3 {
         store_as(&mut before, &prompt(0, n, 4), (tenant(0), 0, 1));
@@ -186,7 +186,7 @@ fn what_an_earlier_life_left_on_disk_counts_for_its_tenant_at_once() {
 }
 
 #[test]
-fn a_tenant_that_comes_gets_room_where_a_share_is_smaller_than_a_chunk() {
+fn a_new_tenant_gets_room_even_if_a_share_is_smaller_than_a_chunk() {
     let check = |n_tenants: u8, n_blocks: usize, expected: [u64; 3]| {
         let mut index = ChunkIndex::new(limits(8, 0));
         for salt in 0..n_tenants {

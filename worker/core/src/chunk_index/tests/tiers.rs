@@ -19,7 +19,7 @@ fn files(index: &ChunkIndex) -> Vec<(Record, u64)> {
 }
 
 #[test]
-fn what_is_on_disk_is_found_there_and_read_back_into_ram() {
+fn state_on_disk_is_found_and_read_back_into_ram() {
     let mut index = ChunkIndex::new(limits(8, 100));
     let (first, second) = (Sequence::new(0..16), Sequence::new(50..66));
     let ids = first.store(&mut index, 1);
@@ -72,7 +72,7 @@ fn bytes_that_come_back_without_room_are_not_kept() {
 }
 
 #[test]
-fn what_is_being_written_leaves_ram_last() {
+fn chunks_being_written_leave_ram_last() {
     let mut index = ChunkIndex::new(limits(8, 100));
     let (old, new) = (Sequence::new(0..8), Sequence::new(50..58));
     let old_id = old.store(&mut index, 1)[0];
@@ -90,7 +90,7 @@ fn what_is_being_written_leaves_ram_last() {
 }
 
 #[test]
-fn disk_keeps_to_its_limit_and_gives_up_leaves_before_their_parents() {
+fn disk_stays_within_its_limit_and_evicts_leaves_before_their_parents() {
     let mut index = ChunkIndex::new(limits(4, 12));
     let long = Sequence::new(0..24);
     for blocks in [0..4, 4..8, 8..12] {
@@ -107,7 +107,7 @@ fn disk_keeps_to_its_limit_and_gives_up_leaves_before_their_parents() {
 }
 
 #[test]
-fn a_chunk_whose_file_went_for_room_is_written_again_before_a_child_of_it() {
+fn an_evicted_file_is_written_again_before_a_child_of_its_chunk() {
     let mut index = ChunkIndex::new(limits(20, 8));
     let sequence = Sequence::new(0..16);
     let parent = index.insert(&sequence.new_chunk(0..4, 1)).unwrap();
@@ -123,7 +123,7 @@ fn a_chunk_whose_file_went_for_room_is_written_again_before_a_child_of_it() {
 }
 
 #[test]
-fn after_a_failed_write_one_is_tried_at_each_insertion_until_it_works() {
+fn after_a_failed_write_each_insertion_tries_one_until_it_succeeds() {
     let mut index = ChunkIndex::new(limits(100, 100));
     let sequences: Vec<Sequence> = (1..6).map(|idx| Sequence::new(idx * 100..idx * 100 + 8)).collect();
     let ids: Vec<ChunkId> = sequences[..2].iter().map(|sequence| sequence.store(&mut index, 1)[0]).collect();
@@ -143,7 +143,7 @@ fn after_a_failed_write_one_is_tried_at_each_insertion_until_it_works() {
 }
 
 #[test]
-fn another_is_tried_when_the_one_that_was_is_evicted() {
+fn another_chunk_is_tried_when_the_failed_one_is_evicted() {
     let mut index = ChunkIndex::new(limits(8, 100));
     let failed = Sequence::new(100..108).store(&mut index, 1)[0];
     index.write_failed(failed);
@@ -158,7 +158,7 @@ fn another_is_tried_when_the_one_that_was_is_evicted() {
 }
 
 #[test]
-fn a_lost_file_is_forgotten_with_all_behind_it() {
+fn a_lost_file_is_dropped_with_all_chunks_behind_it() {
     let mut index = ChunkIndex::new(limits(16, 100));
     let sequence = Sequence::new(0..24);
     let branch = Sequence::new((0..4).chain(100..104));

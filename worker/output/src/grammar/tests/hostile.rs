@@ -58,7 +58,7 @@ fn hostile() -> Vec<(String, &'static str, End)> {
 }
 
 #[test]
-fn hostile_grammars_go_on_or_fail_within_their_work() {
+fn hostile_grammars_continue_or_fail_within_their_work() {
     for (text, said, expected) in hostile() {
         let name = &text[..text.len().min(60)];
         assert_eq!(end(&text, said), expected, "{name}");

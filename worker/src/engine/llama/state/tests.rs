@@ -165,7 +165,7 @@ impl Bed<'_> {
 }
 
 #[test]
-fn state_cut_and_put_together_goes_on_as_if_it_had_been_computed() {
+fn state_split_and_joined_continues_as_if_it_had_been_computed() {
     for setting in settings(&PRESETS) {
         setting.run(|bed| {
             let prompt = tokens(1, 6 * BLOCK);
@@ -213,7 +213,7 @@ fn a_range_is_exported_as_the_whole_is() {
 }
 
 #[test]
-fn a_copied_prefix_goes_on_as_if_it_had_been_computed_and_its_lender_does_not_notice() {
+fn a_copied_prefix_continues_as_if_it_had_been_computed_and_its_source_is_unchanged() {
     for setting in settings(&PRESETS) {
         setting.run(|bed| {
             let prompt = tokens(3, 200);
@@ -316,7 +316,7 @@ fn an_import_without_cells_leaves_the_slot_empty_and_others_alone() {
 }
 
 #[test]
-fn the_check_tells_the_layout_and_leaves_nothing_behind() {
+fn the_check_finds_the_layout_and_leaves_nothing_behind() {
     for setting in settings(&PRESETS) {
         setting.run(|bed| {
             let expected = match setting.preset {
