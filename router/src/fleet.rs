@@ -344,16 +344,16 @@ impl Drop for InFlightGuard {
 
 /// Reason why a worker cannot be followed.
 #[derive(Debug, Clone)]
-pub struct ConnectError {
+pub struct FollowError {
     /// Kind of the reason.
-    pub kind: ConnectErrorKind,
+    pub kind: FollowErrorKind,
     /// Text for operators.
     pub reason: Arc<str>,
 }
 
 /// Kind of reason why a worker cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ConnectErrorKind {
+pub enum FollowErrorKind {
     /// The worker responds but does not accept this router.
     Refusal,
     /// The worker does not respond, so its open responses will not arrive.
@@ -445,7 +445,7 @@ pub enum TrackerMessage {
         /// The worker.
         worker: WorkerIdx,
         /// Reason.
-        trouble: ConnectError,
+        trouble: FollowError,
     },
     /// A vocabulary was fetched and compared with what the workers declare.
     Vocabulary,

@@ -114,7 +114,7 @@ async fn refused_method(method: Method, uri: Uri) -> RequestError {
 
 /// A request's id and arrival, for its handlers.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub struct RequestContext {
     /// Id of the request.
     pub id: RequestId,
     /// Time when its head arrived.
@@ -126,7 +126,7 @@ async fn around(State(app): State<App>, mut request: Request, next: Next) -> Res
     // An unreadable id is replaced: it only names the request in logs and separates nothing.
     let given =
         request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
-    let context = Context { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
+    let context = RequestContext { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
     let is_anthropic = anthropic_models::is_spoken(request.uri().path(), request.headers());

@@ -47,7 +47,7 @@ use crate::metrics;
 use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
 
-use attempt_target::{Choice, ask, choose, find_matches};
+use attempt_target::{AttemptTarget, ask, choose, find_matches};
 use failover::{Failover, Past};
 use hold::Hold;
 use keepalive::Keepalive;
@@ -198,7 +198,7 @@ impl Attempts<'_> {
         arrival: &mut IncomingRequest,
         hold: &mut Hold,
         retry_state: &mut RetryState,
-    ) -> Result<(Choice, UpstreamResponse), Box<Result<Response, RequestError>>> {
+    ) -> Result<(AttemptTarget, UpstreamResponse), Box<Result<Response, RequestError>>> {
         let Self { app, prepared, comments } = *self;
         loop {
             let mut choice = match wait_for_capacity(app, arrival, prepared, retry_state).await {
@@ -247,7 +247,7 @@ impl Attempts<'_> {
 }
 
 /// Records a failed attempt in the worker's state, the metrics, the trace and the log.
-fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut Choice, (failure, terms): (Failure, Terms<'_>)) {
+fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut AttemptTarget, (failure, terms): (Failure, Terms<'_>)) {
     match failure {
         Failure::Full | Failure::Unready => choice.in_flight.refused(failure, terms),
         _ => choice.in_flight.failed(failure),
@@ -325,7 +325,7 @@ async fn wait_for_capacity(
     arrival: &IncomingRequest,
     prepared: &Prepared,
     retry_state: &mut RetryState,
-) -> Result<Choice, RequestError> {
+) -> Result<AttemptTarget, RequestError> {
     // The client of a response that has begun has waited already, and giving up would waste the work done for it.
     let queue_timeout = match retry_state.past {
         None => app.requests.queue_timeout,
@@ -432,7 +432,7 @@ fn look(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32>
 fn respond(
     app: &App,
     (arrival, prepared): (IncomingRequest, Prepared),
-    mut choice: Choice,
+    mut choice: AttemptTarget,
     answer: UpstreamResponse,
 ) -> Response {
     let cached_tokens = look(&mut choice.in_flight, &answer);

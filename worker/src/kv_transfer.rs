@@ -51,7 +51,7 @@ pub struct Access {
 }
 
 /// Fetcher of KV state from other workers.
-pub struct Transfers {
+pub struct StateFetcher {
     tls: CurrentClient,
     /// Name in other workers' certificates; `None` for the host in their URLs.
     peer_name: Option<ServerName<'static>>,
@@ -67,7 +67,7 @@ pub struct Transfers {
     asked: watch::Sender<()>,
 }
 
-impl Transfers {
+impl StateFetcher {
     /// Returns a fetcher with these TLS settings.
     pub fn new(
         (tls, peer_name): (CurrentClient, Option<ServerName<'static>>),

@@ -34,8 +34,8 @@ use crate::response_format::WantedSchema;
 
 use journal::{Past, RouterInstructions};
 use prompts::ReadPrompt;
-pub use response_stream::{Answer, ResponseSpec, Step, Totals};
-use response_stream::{Choice, RequestTimer};
+pub use response_stream::{Answer, ResponseSpec, Step, ResponseTotals};
+use response_stream::{ChoiceState, RequestTimer};
 
 /// A request that has arrived, before its body is parsed.
 pub struct Arrival {
@@ -85,7 +85,7 @@ struct Draft {
 }
 
 /// A choice in the engine, and the receiver of its events.
-type Submitted = (Choice, EventReceiver);
+type Submitted = (ChoiceState, EventReceiver);
 
 /// Returns the response to a request once its first choice has a slot.
 ///
@@ -260,7 +260,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 EngineError::Shift(obstacle) => RequestError::field("cache_reuse", obstacle.to_string()),
                 error => error.into(),
             })?;
-            submitted.push((Choice::new((prompt.tokens.len(), n_past), k), receiver));
+            submitted.push((ChoiceState::new((prompt.tokens.len(), n_past), k), receiver));
         }
     }
     Ok(submitted)

@@ -157,7 +157,7 @@ impl Served {
     /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once that is done.
     ///
     /// Until then, KV state is sent to other workers for as long as `transfers` requires.
-    pub async fn drain(&self, within: Duration, transfers: Option<&Transfers>) {
+    pub async fn drain(&self, within: Duration, transfers: Option<&StateFetcher>) {
         match self {
             Self::Generator(serving) => {
                 let handed_over = async {

@@ -34,7 +34,7 @@ use crate::config::{BODY_TIMEOUT, Config, HEAD_TIMEOUT, HttpConfig, IdentityConf
 use crate::download::{self, DownloadError, DownloadProgress};
 use crate::engine::{StartError, check_adapter};
 use crate::http::{App, admin_router, router};
-use crate::kv_transfer::{Access, Transfers};
+use crate::kv_transfer::{Access, StateFetcher};
 use crate::metrics::Metrics;
 use crate::model_kind::{Base, Served};
 use crate::store::{self, Reservation};
@@ -113,7 +113,7 @@ pub struct Bound {
 struct Doors {
     tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
-    transfers: Option<Arc<Transfers>>,
+    transfers: Option<Arc<StateFetcher>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
     /// Tasks that follow the files; they end with the worker.
@@ -143,7 +143,7 @@ impl Doors {
             let (followed, counted) = (Arc::clone(&tls), Arc::clone(&metrics));
             tasks.spawn(async move { files.watch(followed, || counted.tls_failures.inc()).await });
             let access = Access { tokens: tokens.clone(), is_local: config.listen.ip().is_loopback() };
-            Ok(Arc::new(Transfers::new((tls, peer_name), access, Arc::clone(&metrics))))
+            Ok(Arc::new(StateFetcher::new((tls, peer_name), access, Arc::clone(&metrics))))
         });
         let transfers = transfers.transpose()?;
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();

@@ -20,7 +20,7 @@ use warmpath_common::openai::offered;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
-use self::choice::{Choice, Named, RequestTools};
+use self::choice::{ToolSelection, Named, RequestTools};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
@@ -77,7 +77,7 @@ impl ToolFields {
         let tools = self.tools.as_deref().unwrap_or_default();
         let named = check_tools(tools)?;
         let listed = RequestTools { tools: &named, left_out: &self.left_out() };
-        let Choice { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
+        let ToolSelection { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
         let is_meant = |tool: &&Named<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
         let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
         let chosen: Vec<Value> = match tool_choice {

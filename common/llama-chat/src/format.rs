@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ChatError;
 use crate::ffi;
-use crate::reader::Reader;
+use crate::reader::AnswerParser;
 
 /// Whether and how the model may call tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -198,12 +198,12 @@ impl ChatFormat {
     /// Returns a parser of one answer that follows `prefix`, the end of its prompt.
     ///
     /// Errors: `Refused` if there is no memory.
-    pub fn reader(&self, prefix: &str) -> Result<Reader, ChatError> {
+    pub fn reader(&self, prefix: &str) -> Result<AnswerParser, ChatError> {
         let mut raw = ptr::null_mut();
         // SAFETY: format and prefix live through the call, which copies both and writes `raw` if it succeeds.
         ffi::call(|error| unsafe {
             ffi::wp_reader_new(self.raw.0, prefix.as_ptr().cast(), prefix.len(), &mut raw, error)
         })?;
-        Ok(Reader::new(raw))
+        Ok(AnswerParser::new(raw))
     }
 }

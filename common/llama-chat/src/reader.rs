@@ -47,7 +47,7 @@ pub struct CallDelta {
 
 /// Parser of one answer.
 #[derive(Debug)]
-pub struct Reader {
+pub struct AnswerParser {
     raw: Raw,
     depth: Depth,
 }
@@ -102,7 +102,7 @@ enum Part {
     Whole,
 }
 
-impl Reader {
+impl AnswerParser {
     pub(crate) fn new(raw: *mut c_void) -> Self {
         Self { raw: Raw(raw), depth: Depth::default() }
     }

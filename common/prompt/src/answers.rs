@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_llama_chat::{ChatError, ChatFormat, Reader, ReasoningFormat, ToolChoice};
+use warmpath_llama_chat::{ChatError, ChatFormat, AnswerParser, ReasoningFormat, ToolChoice};
 
 use crate::caps::Separators;
 use crate::error::PromptError;
@@ -93,7 +93,7 @@ impl AnswerFormat {
     /// Returns a parser of one response; it does not repeat the part of a continued message that is in the prompt.
     ///
     /// Errors: `Refused` if the prompt's end does not match the format.
-    pub fn reader(&self) -> Result<Reader, ChatError> {
+    pub fn reader(&self) -> Result<AnswerParser, ChatError> {
         let mut reader = self.known.format.reader(&self.prefix)?;
         if self.continues {
             reader.skip_prefix()?;

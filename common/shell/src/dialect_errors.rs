@@ -10,12 +10,12 @@ use warmpath_common::openai;
 
 /// Mark of a response that is one of our errors, with its message for other dialects.
 #[derive(Debug, Clone)]
-pub struct Refused {
+pub struct ErrorMark {
     /// Message; in Anthropic's words if Anthropic's clients search for them.
     message: String,
 }
 
-impl Refused {
+impl ErrorMark {
     /// Returns the mark of a response with this body.
     pub fn of(body: &openai::ErrorBody) -> Self {
         let too_long = |excess: &openai::PromptExcess| anthropic::prompt_too_long(excess.n_prompt_tokens, excess.n_ctx);
@@ -26,7 +26,7 @@ impl Refused {
 
 /// Returns one of our errors in Anthropic's format, and any other response unchanged.
 pub fn as_anthropic(mut response: Response, id: &RequestId) -> Response {
-    let Some(Refused { message }) = response.extensions_mut().remove() else { return response };
+    let Some(ErrorMark { message }) = response.extensions_mut().remove() else { return response };
     let status = response.status().as_u16();
     let body = anthropic::ErrorBody::new(status, &message).of_request(id);
     let body = serde_json::to_vec(&body).expect("strings have a JSON form");

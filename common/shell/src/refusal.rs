@@ -11,7 +11,7 @@ use warmpath_common::openai::{ErrorBody, ErrorObject};
 
 use crate::body::BodyError;
 use crate::body::coding::CODINGS;
-use crate::dialect_errors::Refused;
+use crate::dialect_errors::ErrorMark;
 use crate::hosts::HostRefusal;
 
 /// Kind of a failure, which shows who can do something about it.
@@ -86,7 +86,7 @@ impl Class {
     /// Returns the response to such an error; `retry_after_s` is the time after which the client may retry, if it is
     /// known.
     pub fn response(self, body: &ErrorBody, retry_after_s: Option<u64>) -> Response {
-        let mut response = (self.status(), Extension(Refused::of(body)), Json(body)).into_response();
+        let mut response = (self.status(), Extension(ErrorMark::of(body)), Json(body)).into_response();
         if let Some(seconds) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -49,7 +49,7 @@ pub enum SpanKind {
 
 /// Attribute value of a span; texts of requests and answers have no variant.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub enum AttributeValue {
     /// Name: of a worker, a model's endpoint, a reason.
     Name(String),
     /// Number.
@@ -79,7 +79,7 @@ pub(crate) struct SpanRecord {
     kind: SpanKind,
     start: Instant,
     end: Instant,
-    values: Vec<(&'static str, Value)>,
+    values: Vec<(&'static str, AttributeValue)>,
     failure: Option<&'static str>,
 }
 
@@ -154,7 +154,7 @@ impl Span {
     }
 
     /// Records a child span that has ended.
-    pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, Value)>) {
+    pub fn part(&self, name: &'static str, times: (Instant, Instant), values: Vec<(&'static str, AttributeValue)>) {
         if let Some(Open { record, recorder: Some(recorder) }) = self.0.as_deref() {
             recorder.take(SpanRecord { values, ..record.part((name, SpanKind::Internal), times) });
         }
@@ -162,15 +162,15 @@ impl Span {
 
     /// Sets an attribute to a name.
     pub fn name(&mut self, key: &'static str, name: impl Into<String>) {
-        self.set(key, || Value::Name(name.into()));
+        self.set(key, || AttributeValue::Name(name.into()));
     }
 
     /// Sets an attribute to a number.
     pub fn count(&mut self, key: &'static str, count: impl Into<u64>) {
-        self.set(key, || Value::Count(count.into()));
+        self.set(key, || AttributeValue::Count(count.into()));
     }
 
-    fn set(&mut self, key: &'static str, value: impl FnOnce() -> Value) {
+    fn set(&mut self, key: &'static str, value: impl FnOnce() -> AttributeValue) {
         if let Some(Open { record, recorder: Some(_) }) = self.0.as_deref_mut() {
             record.values.push((key, value()));
         }

@@ -29,7 +29,7 @@ pub use self::request::ServerRequest;
 use super::members::Member;
 use super::subscriber::{Closed, FleetEvents};
 use super::vocabulary_files::LoadedVocabulary;
-use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
+use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
 /// A stock server, shared by its follower and the requests sent to it.
@@ -320,12 +320,12 @@ impl Follower {
         let worker = self.worker;
         self.stock.server().lost();
         let kind = match error {
-            ProbeError::Loading { names } => ConnectErrorKind::Loading { names: names.clone() },
-            ProbeError::Refused { .. } => ConnectErrorKind::Refusal,
-            _ if n_silent >= STOCK_SILENT_LOOKS => ConnectErrorKind::Loss,
-            _ => ConnectErrorKind::Other,
+            ProbeError::Loading { names } => FollowErrorKind::Loading { names: names.clone() },
+            ProbeError::Refused { .. } => FollowErrorKind::Refusal,
+            _ if n_silent >= STOCK_SILENT_LOOKS => FollowErrorKind::Loss,
+            _ => FollowErrorKind::Other,
         };
-        let trouble = ConnectError { kind, reason: chain(error).into() };
+        let trouble = FollowError { kind, reason: chain(error).into() };
         self.outbox.tell(TrackerMessage::Unreachable { worker, trouble }).await
     }
 }

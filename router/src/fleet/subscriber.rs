@@ -31,7 +31,7 @@ use super::client::CallError;
 use super::client::WorkerClient;
 use super::members::Member;
 use super::tracker::StaleReport;
-use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
+use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
 use crate::config::{
     LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SILENT_HEARTBEATS_MAX, SNAPSHOT_TIMEOUT, STEADY_AFTER,
     SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, SUMMARY_IDLE_MIN, WORKER_BLOCKS_MAX,
@@ -112,15 +112,15 @@ impl StreamError {
     }
 
     /// Returns the reason why this router cannot use the worker.
-    fn trouble(&self) -> ConnectError {
+    fn trouble(&self) -> FollowError {
         let kind = match self {
-            Self::Refused => ConnectErrorKind::Refusal,
-            Self::Loading(loading) => ConnectErrorKind::Loading { names: loading.names.clone() },
-            Self::Idle(_) => ConnectErrorKind::Loss,
-            Self::Connect(error) if error.is_away() => ConnectErrorKind::Loss,
-            _ => ConnectErrorKind::Other,
+            Self::Refused => FollowErrorKind::Refusal,
+            Self::Loading(loading) => FollowErrorKind::Loading { names: loading.names.clone() },
+            Self::Idle(_) => FollowErrorKind::Loss,
+            Self::Connect(error) if error.is_away() => FollowErrorKind::Loss,
+            _ => FollowErrorKind::Other,
         };
-        ConnectError { kind, reason: chain(self).into() }
+        FollowError { kind, reason: chain(self).into() }
     }
 }
 

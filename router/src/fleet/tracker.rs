@@ -30,7 +30,7 @@ use self::blocks::{Arrived, Blocks};
 pub use self::blocks::{StaleReport, StaleReports};
 use super::stock::StockServers;
 use super::vocabulary::VocabularyKey;
-use super::{ConnectError, ConnectErrorKind, Fleet, TrackerMessage};
+use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
 use crate::config::WORKER_BLOCKS_MAX;
 
 /// Most reports that are applied before the view is published.
@@ -276,20 +276,20 @@ impl Tracker {
 
     /// Records that a worker cannot be reached. It has most likely lost its cache, and sends a new list when it
     /// returns.
-    fn unreachable(&mut self, worker: WorkerIdx, trouble: ConnectError) {
+    fn unreachable(&mut self, worker: WorkerIdx, trouble: FollowError) {
         self.blocks.remove(worker);
         self.know_blocks(worker);
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
         view.blocks.is_current = false;
-        let ConnectError { kind, reason } = trouble;
-        if kind == ConnectErrorKind::Loss {
+        let FollowError { kind, reason } = trouble;
+        if kind == FollowErrorKind::Loss {
             self.lost.push(worker);
         }
         let since = Instant::now();
         let (link, was) = match &kind {
-            ConnectErrorKind::Loss | ConnectErrorKind::Other => (ConnectionState::Down { since }, view.link),
-            ConnectErrorKind::Refusal => (ConnectionState::Refused { since }, view.link),
-            ConnectErrorKind::Loading { .. } => (ConnectionState::Loading { since }, view.link),
+            FollowErrorKind::Loss | FollowErrorKind::Other => (ConnectionState::Down { since }, view.link),
+            FollowErrorKind::Refusal => (ConnectionState::Refused { since }, view.link),
+            FollowErrorKind::Loading { .. } => (ConnectionState::Loading { since }, view.link),
         };
         view.trouble = Some(reason);
         // A worker that stays unreachable is reported at each try; the rest follows only from a new state or new names.
@@ -305,11 +305,11 @@ impl Tracker {
         }
         let reason = view.trouble.as_deref();
         match kind {
-            ConnectErrorKind::Loss | ConnectErrorKind::Other => {
+            FollowErrorKind::Loss | FollowErrorKind::Other => {
                 tracing::warn!(worker = %view.name, reason, "worker cannot be reached");
             }
-            ConnectErrorKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
-            ConnectErrorKind::Loading { names } => {
+            FollowErrorKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
+            FollowErrorKind::Loading { names } => {
                 tracing::info!(worker = %view.name, ?names, "worker loads its model")
             }
         }
@@ -441,8 +441,8 @@ impl Tracker {
 ///
 /// If the names differ from those that it served before, its old model is dropped; if they are the same, the model need
 /// not be read again.
-fn await_names(view: &mut WorkerView, kind: &ConnectErrorKind) -> bool {
-    let ConnectErrorKind::Loading { names } = kind else { return false };
+fn await_names(view: &mut WorkerView, kind: &FollowErrorKind) -> bool {
+    let FollowErrorKind::Loading { names } = kind else { return false };
     if view.awaited == *names {
         return false;
     }

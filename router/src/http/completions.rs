@@ -15,7 +15,7 @@ use warmpath_shell::body::Sender;
 use warmpath_shell::listen::ClientAddress;
 use warmpath_shell::refusal::{Name, Refusal};
 
-use super::Context;
+use super::RequestContext;
 use super::state::App;
 use crate::error::RequestError;
 use crate::keys::Key;
@@ -26,7 +26,7 @@ use crate::salt::Salt;
 /// Responds to a chat.
 pub async fn chat(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Chat).await
@@ -35,7 +35,7 @@ pub async fn chat(
 /// Responds to a completion.
 pub async fn text(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Completion).await
@@ -44,7 +44,7 @@ pub async fn text(
 /// Responds to a request to fill in the middle.
 pub async fn infill(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Infill).await
@@ -53,7 +53,7 @@ pub async fn infill(
 /// Responds to a chat in Anthropic's dialect (messages).
 pub async fn messages(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Messages).await
@@ -62,7 +62,7 @@ pub async fn messages(
 /// Responds to a chat in OpenAI's newer dialect (responses).
 pub async fn responses(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Responses).await
@@ -76,7 +76,7 @@ pub async fn stored(Name(id): Name) -> Result<Infallible, RequestError> {
 /// Responds with embeddings of texts.
 pub async fn embeddings(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Embeddings).await
@@ -85,7 +85,7 @@ pub async fn embeddings(
 /// Responds with scores of documents.
 pub async fn rerank(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Rerank).await
@@ -94,7 +94,7 @@ pub async fn rerank(
 /// Passes a request to any worker of its model.
 pub async fn pass(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Aside(None)).await
@@ -103,13 +103,13 @@ pub async fn pass(
 /// Passes a request about a chat to any worker that could serve the chat.
 pub async fn pass_chat(
     State(app): State<App>,
-    Extension(context): Extension<Context>,
+    Extension(context): Extension<RequestContext>,
     request: Request,
 ) -> Result<Response, RequestError> {
     answer(app, context, request, Shape::Aside(Some(Capability::Completion))).await
 }
 
-async fn answer(app: App, context: Context, request: Request, shape: Shape) -> Result<Response, RequestError> {
+async fn answer(app: App, context: RequestContext, request: Request, shape: Shape) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
     let key = parts.extensions.remove::<Arc<Key>>();
     // A body that the key's limits refuse is not read. Only requests that have arrived take a place.

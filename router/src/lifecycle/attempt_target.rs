@@ -20,7 +20,7 @@ use crate::http::state::App;
 use crate::prompt::{Prepared, Prompt};
 
 /// Target of an attempt, and the predictions for it.
-pub(super) struct Choice {
+pub(super) struct AttemptTarget {
     pub(super) decision: Decision,
     pub(super) in_flight: InFlightGuard,
     /// Its entry in the log of decisions.
@@ -77,7 +77,7 @@ pub(super) fn choose(
     arrival: &IncomingRequest,
     prepared: &Prepared,
     retry_state: &RetryState,
-) -> Result<Choice, NoWorker> {
+) -> Result<AttemptTarget, NoWorker> {
     let start = Instant::now();
     let matches = find_matches(app, prepared);
     if matches!(prepared.prompt, Prompt::Known { .. }) {
@@ -124,7 +124,7 @@ pub(super) fn choose(
         span.count("warmpath.prompt_tokens", n_tokens);
         span.count("warmpath.predicted_cached_tokens", decision.cached_tokens);
     }
-    Ok(Choice {
+    Ok(AttemptTarget {
         note: app.recent.write(chosen(app, arrival, prepared, &decision)),
         kv_peer,
         decision,

@@ -15,7 +15,7 @@ use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
 use warmpath_router_core::overload::retry::Failure;
 
-use super::attempt_target::Choice;
+use super::attempt_target::AttemptTarget;
 use super::events::{Events, end_mark};
 use super::hold::Hold;
 use super::keepalive::Keepalive;
@@ -47,7 +47,7 @@ pub(super) struct Failover {
 
 /// A stream that continues at another worker.
 pub(super) struct ContinuedStream {
-    pub(super) choice: Choice,
+    pub(super) choice: AttemptTarget,
     pub(super) first: Bytes,
     pub(super) rest: RestOfBody,
     /// Name of the new worker for the client.

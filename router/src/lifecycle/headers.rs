@@ -12,7 +12,7 @@ use warmpath_shell::bearer;
 use warmpath_shell::trace::TRACEPARENT;
 
 use super::failover::Past;
-use super::{Choice, IncomingRequest};
+use super::{AttemptTarget, IncomingRequest};
 
 /// Hop-by-hop headers (RFC 9110, section 7.6.1).
 const HOP_BY_HOP: &[&str] = &[
@@ -86,7 +86,7 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 
 /// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker salt, tenant and
 /// hints.
-pub(super) fn to_worker(arrival: &IncomingRequest, choice: &Choice, past: Option<&Past>) -> HeaderMap {
+pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past: Option<&Past>) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
     let is_stock = choice.in_flight.is_server_request();
     // A stock server may require a key of its own.
@@ -147,7 +147,7 @@ pub(super) fn to_client(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Adds the router's headers about its choice.
-pub(super) fn describe(headers: &mut HeaderMap, choice: &Choice, worker: &str) {
+pub(super) fn describe(headers: &mut HeaderMap, choice: &AttemptTarget, worker: &str) {
     set(headers, headers::WORKER, worker);
     set(headers, headers::ROUTE, &choice.decision.reason.to_string());
     if let Some(predicted) = choice.predicted_cached_tokens {

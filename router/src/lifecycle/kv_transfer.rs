@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use warmpath_common::headers::{CACHED_TOKENS, KV_FETCHED};
 use warmpath_router_core::routing::transfer::Transfer;
 
-use super::{Choice, headers};
+use super::{AttemptTarget, headers};
 use crate::http::state::App;
 
 /// Returns the hint's header: the peer's URL and the number of the prompt's first blocks that it holds.
@@ -22,7 +22,7 @@ pub(super) fn hint(app: &App, transfer: Transfer) -> String {
 /// A transfer has failed if less is reused than predicted: the peer had less, or the worker could not store the state.
 /// If a worker reuses as much as predicted without fetching, it got the state in another way, which says nothing about
 /// the peer.
-pub(super) fn observe(app: &App, choice: &Choice, answered: &HeaderMap) {
+pub(super) fn observe(app: &App, choice: &AttemptTarget, answered: &HeaderMap) {
     let Some(transfer) = choice.decision.transfer else { return };
     let fetched = headers::text(answered, KV_FETCHED).and_then(fetched);
     let cached_tokens: Option<u32> = headers::number(answered, CACHED_TOKENS);

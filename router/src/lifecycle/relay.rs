@@ -16,7 +16,7 @@ use prometheus::Histogram;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::IncomingRequest;
-use super::attempt_target::Choice;
+use super::attempt_target::AttemptTarget;
 use super::failover::{ContinuedStream, Failover};
 use super::keepalive::COMMENT;
 use super::upstream::RestOfBody;
@@ -81,7 +81,7 @@ impl Relay {
     pub(super) fn new(
         app: &App,
         (mut arrival, failover): (IncomingRequest, Option<Failover>),
-        choice: Choice,
+        choice: AttemptTarget,
         worker: String,
     ) -> Self {
         if failover.is_none() {

@@ -6,13 +6,13 @@
 use axum::http::HeaderMap;
 use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 
-use super::attempt_target::Choice;
+use super::attempt_target::AttemptTarget;
 use super::headers;
 use crate::http::state::App;
 use crate::prompt::Prompt;
 
 /// Compares actual with predicted reuse, in whole blocks, if both are known.
-pub(super) fn observe(app: &App, choice: &Choice, prompt: &Prompt, headers: &HeaderMap) {
+pub(super) fn observe(app: &App, choice: &AttemptTarget, prompt: &Prompt, headers: &HeaderMap) {
     let actual: Option<u32> = headers::number(headers, warmpath_common::headers::CACHED_TOKENS);
     let (Prompt::Known { n_tokens, keys, .. }, Some(actual), true) = (prompt, actual, choice.has_one_prompt) else {
         return;

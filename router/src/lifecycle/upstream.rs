@@ -22,7 +22,7 @@ use super::events::{Events, end_mark};
 use super::failover::{Past, with_journal};
 use super::keepalive::Keepalive;
 use super::whole::WholeReader;
-use super::{Choice, IncomingRequest, headers};
+use super::{AttemptTarget, IncomingRequest, headers};
 use crate::config::{LOST_SILENCE, REFUSAL_TIMEOUT, RequestConfig, WHOLE_ANSWER_BYTES_MAX};
 use crate::fleet::client::CallError;
 use crate::fleet::loss::Loss;
@@ -105,7 +105,7 @@ impl Upstream<'_> {
     pub(super) async fn attempt(
         &self,
         arrival: &IncomingRequest,
-        choice: &Choice,
+        choice: &AttemptTarget,
     ) -> Result<UpstreamResponse, AttemptError> {
         let client = &self.member.client;
         let mut url = client.url(&arrival.path);
@@ -229,7 +229,7 @@ impl Upstream<'_> {
 
     /// Returns the mark that completes a stream of this server. A stock server may omit a chat's last event; if there
     /// is only one choice, its `finish_reason` shows whether the response is complete.
-    fn mark_of_server(&self, mark: EndMark, choice: &Choice) -> EndMark {
+    fn mark_of_server(&self, mark: EndMark, choice: &AttemptTarget) -> EndMark {
         let may_lack_it = self.member.stock.is_some() && choice.has_one_prompt;
         if mark == EndMark::Done && may_lack_it { EndMark::DoneOrFinished } else { mark }
     }

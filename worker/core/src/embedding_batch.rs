@@ -9,7 +9,7 @@
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchLimits {
+pub struct EmbeddingBatchLimits {
     /// Maximum number of tokens of texts that share a batch; a longer text has a batch to itself.
     pub tokens: u32,
     /// Maximum number of texts.
@@ -50,7 +50,7 @@ pub struct PieceTurn {
 ///
 /// Shape: `waiting` as for [`plan`]. One text at a time is computed in pieces; between two pieces comes a batch of
 /// short texts.
-pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: BatchLimits) -> Option<NextTexts> {
+pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: EmbeddingBatchLimits) -> Option<NextTexts> {
     let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
     let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };
     let beside: Vec<&[u32]> = waiting.iter().enumerate().map(|of| &of.1[..short(of)]).collect();
@@ -71,7 +71,7 @@ pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: BatchLimits) ->
 ///
 /// Shape: `waiting` has for each request, the oldest first, the lengths of its remaining texts in tokens. The result
 /// has the first texts of each request; it is empty only if no text waits.
-pub fn plan(waiting: &[&[u32]], room: BatchLimits) -> Vec<TextPosition> {
+pub fn plan(waiting: &[&[u32]], room: EmbeddingBatchLimits) -> Vec<TextPosition> {
     let mut taken = vec![0_usize; waiting.len()];
     let mut batch = Vec::new();
     let mut n_tokens = 0_u32;
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn check(waiting: &[&[u32]], room: (u32, u16), expected: &[(usize, usize)]) {
-        let room = BatchLimits { tokens: room.0, sequences: room.1 };
+        let room = EmbeddingBatchLimits { tokens: room.0, sequences: room.1 };
         let places: Vec<_> = plan(waiting, room).iter().map(|place| (place.request_idx, place.text_idx)).collect();
         assert_eq!(places, expected, "{waiting:?} in {room:?}");
     }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_long_text_and_the_texts_of_others_take_turns() {
-        let room = BatchLimits { tokens: 10, sequences: 4 };
+        let room = EmbeddingBatchLimits { tokens: 10, sequences: 4 };
         let next = |waiting: &[&[u32]], (begun, is_due)| step_in_pieces(waiting, PieceTurn { begun, is_due }, room);
         let batch = |places: &[(usize, usize)]| {
             let place = |(request_idx, text_idx): &(usize, usize)| TextPosition {
@@ -153,7 +153,7 @@ mod tests {
             tokens in 1_u32..20,
             sequences in 1_u16..4,
         ) {
-            let room = BatchLimits { tokens, sequences };
+            let room = EmbeddingBatchLimits { tokens, sequences };
             let (mut turn, mut n_computed) = (PieceTurn { begun: None, is_due: true }, 0);
             loop {
                 let texts: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
@@ -193,7 +193,7 @@ mod tests {
             sequences in 1_u16..8,
         ) {
             let texts: Vec<&[u32]> = waiting.iter().map(Vec::as_slice).collect();
-            let batch = plan(&texts, BatchLimits { tokens, sequences });
+            let batch = plan(&texts, EmbeddingBatchLimits { tokens, sequences });
             let oldest = waiting.iter().position(|texts| !texts.is_empty());
             prop_assert_eq!(batch.first().map(|place| (place.request_idx, place.text_idx)), oldest.map(|idx| (idx, 0)));
             prop_assert!(batch.len() <= usize::from(sequences));

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embedding_batch::{BatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces};
+use warmpath_worker_core::embedding_batch::{EmbeddingBatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces};
 use warmpath_worker_core::rates::{Averages, StepCounts};
 
 use super::compute::Computer;
@@ -119,7 +119,7 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
         Ok(opened) => opened,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let room = BatchLimits { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
+    let room = EmbeddingBatchLimits { tokens: config.engine.ubatch_tokens, sequences: computer.n_sequences() };
     let free_cells = u64::from(facts.text_tokens_max) * u64::from(facts.n_sequences);
     if ready.send(Ok(facts)).is_err() {
         return;
@@ -139,7 +139,7 @@ struct Loop<'m> {
     counters: Arc<Counters>,
     report: UpdateSender,
     averages: Averages,
-    room: BatchLimits,
+    room: EmbeddingBatchLimits,
     /// Free cells in the load for routers; nothing is cached, so the number never changes.
     free_cells: u64,
     /// Requests, the oldest first.

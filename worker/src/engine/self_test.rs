@@ -23,7 +23,7 @@ use warmpath_common::model::Fingerprint;
 
 use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
 use crate::backends;
-pub use measurements::{Costs, Figures, SuffixRounding};
+pub use measurements::{StateCosts, Figures, SuffixRounding};
 use result_file::{Remembered, ResultKey};
 
 /// Time for repeated measurements of the expected setting. Source: own choice: the start may take a second longer.
@@ -84,7 +84,7 @@ pub struct SelfTestReport {
     /// Every setting that was tried.
     pub candidates: Vec<TriedSetting>,
     /// Cost of moving state in the chosen setting; `None` if nothing could be measured.
-    pub costs: Option<Costs>,
+    pub costs: Option<StateCosts>,
 }
 
 /// Origin of figures.
@@ -110,7 +110,7 @@ pub struct TriedSetting {
     /// Outcome of the measurement.
     pub outcome: MeasureOutcome,
     /// Cost of moving state; `None` if it was not measured.
-    pub costs: Option<Costs>,
+    pub costs: Option<StateCosts>,
 }
 
 /// Outcome of a measurement.

@@ -255,14 +255,14 @@ fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineCon
 
 fn costs_at_first(codec: Option<&Codec>, facts: &EngineFacts) -> Costs {
     let token_bytes = codec.map_or(0, |codec| codec.layout.token_bytes()) as f64;
-    let measured = facts.self_test.as_ref().and_then(|found| found.costs).unwrap_or(self_test::Costs {
+    let measured = facts.self_test.as_ref().and_then(|found| found.costs).unwrap_or(self_test::StateCosts {
         export_ms_per_token: token_bytes * EXPORT_MS_PER_BYTE_AT_FIRST,
         import_ms_per_token: token_bytes * IMPORT_MS_PER_BYTE_AT_FIRST,
         copy_ms_per_token: match facts.kv_unified {
             true => SHARE_MS_PER_TOKEN,
             false => token_bytes * (EXPORT_MS_PER_BYTE_AT_FIRST + IMPORT_MS_PER_BYTE_AT_FIRST),
         },
-        ..self_test::Costs::default()
+        ..self_test::StateCosts::default()
     });
     let copy = match (facts.memory, codec) {
         (MemoryKind::Recurrent, _) | (MemoryKind::Hybrid, None) => None,

@@ -19,7 +19,7 @@ use super::error::{error_body, log_error};
 use super::logprobs::{self, ListedTokens, Logprobs, Pieces, TextEnd};
 use super::sse::{self, write_event};
 use super::state::App;
-use super::wire::{self, Choice, Content, Delta, Object, Shape, Timings, Usage, finish_reason};
+use super::wire::{self, Choice, Content, Delta, Object, ObjectKind, Timings, Usage, finish_reason};
 use crate::app_state::Serving;
 use crate::engine::{Fetched, Started};
 use crate::error::RequestError;
@@ -31,7 +31,7 @@ use crate::request::{Delivery, Read};
 /// Properties that distinguish one generating endpoint from the other.
 pub struct Endpoint {
     /// Form of its responses.
-    pub shape: Shape,
+    pub shape: ObjectKind,
     /// Reader of its bodies.
     pub read: Read,
 }
@@ -166,7 +166,7 @@ fn custom_tools(answer: &Answer) -> Arc<[String]> {
 
 /// Fields that every object of one response has.
 struct Head {
-    shape: Shape,
+    shape: ObjectKind,
     id: String,
     created: u64,
     model: String,
@@ -175,7 +175,7 @@ struct Head {
 }
 
 impl Head {
-    fn new(shape: Shape, serving: Arc<Serving>, identity: &ResponseIdentity) -> Self {
+    fn new(shape: ObjectKind, serving: Arc<Serving>, identity: &ResponseIdentity) -> Self {
         Self {
             shape,
             id: format!("{}{}", shape.id_prefix(), identity.id()),
@@ -235,8 +235,8 @@ async fn whole(head: Head, mut messages: Messages) -> Result<Response, RequestEr
     let custom_tools = custom_tools(answer);
     let choices = wholes.iter().enumerate().map(|(index, whole)| {
         let content = match head.shape {
-            Shape::Chat => Content::Message(wire::Message::new(&whole.message, &custom_tools)),
-            Shape::Completion => Content::Text(&whole.message.content),
+            ObjectKind::Chat => Content::Message(wire::Message::new(&whole.message, &custom_tools)),
+            ObjectKind::Completion => Content::Text(&whole.message.content),
         };
         let told = ListedTokens { prompt: whole.prompt.as_ref(), answer: &whole.probabilities };
         let logprobs =
@@ -306,7 +306,7 @@ impl Events {
         if std::mem::replace(&mut self.is_begun, true) {
             return;
         }
-        if self.head.shape == Shape::Chat {
+        if self.head.shape == ObjectKind::Chat {
             for index in 0..self.messages.answer().n_choices() {
                 let delta = Delta { role: Some("assistant"), content: Some(None), ..Delta::default() };
                 self.write_choice(out, self.choice(index, Content::Delta(delta)));
@@ -328,8 +328,8 @@ impl Events {
                     self.write_start(out);
                     let has_probabilities = self.messages.answer().form().generation.probabilities.is_some();
                     let content = match self.head.shape {
-                        Shape::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
-                        Shape::Completion => Content::Text(&delta.content),
+                        ObjectKind::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
+                        ObjectKind::Completion => Content::Text(&delta.content),
                     };
                     // Text held back for a stop string or a call leaves an event without content.
                     if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
@@ -391,8 +391,8 @@ impl Events {
     fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, ending: MessageEnd) {
         let answer = self.messages.answer();
         let content = match self.head.shape {
-            Shape::Chat => Content::Delta(Delta::default()),
-            Shape::Completion => Content::Text(""),
+            ObjectKind::Chat => Content::Delta(Delta::default()),
+            ObjectKind::Completion => Content::Text(""),
         };
         let choice = Choice { finish_reason: Some(finish_reason(ending)), ..self.choice(index, content) };
         let mut chunk = self.head.object(self.head.shape.chunk_object(), vec![choice]);

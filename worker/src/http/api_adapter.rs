@@ -25,7 +25,7 @@ use super::{answer, sse, whole};
 use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
-use crate::lifecycle::Totals;
+use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::journal::{self, ResponseIdentity};
 use crate::lifecycle::message_stream::{MessageDelta, MessageEnd, MessageStep, Messages};
 use crate::request::{ChatRequest, Delivery, read_chat};
@@ -98,7 +98,7 @@ pub struct Message<'a> {
     /// Stop text that ended it, if one did.
     pub stop_text: Option<&'a str>,
     /// Its tokens.
-    pub totals: Totals,
+    pub totals: ResponseTotals,
 }
 
 /// End of a part.

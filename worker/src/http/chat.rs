@@ -12,14 +12,14 @@ use super::answer::{self, Endpoint};
 use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
-use super::wire::Shape;
+use super::wire::ObjectKind;
 use crate::app_state::Serving;
 use crate::error::RequestError;
 use crate::request::{ChatRequest, read_chat};
 
 /// Responds to a chat completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    answer::create(&app, Endpoint { shape: Shape::Chat, read: ChatRequest::read }, context, body).await
+    answer::create(&app, Endpoint { shape: ObjectKind::Chat, read: ChatRequest::read }, context, body).await
 }
 
 /// Responds with the number of tokens of a conversation's prompt.

@@ -10,11 +10,11 @@ use super::answer::{self, Endpoint};
 use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
-use super::wire::Shape;
+use super::wire::ObjectKind;
 use crate::error::RequestError;
 use crate::request::CompletionRequest;
 
 /// Responds to a completion request.
 pub async fn create(State(app): State<App>, context: RequestContext, body: Body) -> Result<Response, RequestError> {
-    answer::create(&app, Endpoint { shape: Shape::Completion, read: CompletionRequest::read }, context, body).await
+    answer::create(&app, Endpoint { shape: ObjectKind::Completion, read: CompletionRequest::read }, context, body).await
 }

@@ -25,7 +25,7 @@ use super::state::App;
 use crate::app_state::Serving;
 use crate::engine::{Exchange, RunEnd, SendError, SentRun};
 use crate::error::RequestError;
-use crate::kv_transfer::{SHORTER_MAX, Transfers};
+use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 
@@ -133,7 +133,7 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
 ///
 /// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if strangers can reach this worker, since the prefixes are
 /// others' prompts.
-fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<Transfers>), RequestError> {
+fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<StateFetcher>), RequestError> {
     let serving = app.serving()?;
     let transfers = app.transfers.as_ref().filter(|_| serving.engine.facts().exchange.is_some());
     let transfers = transfers.ok_or(SendError::Off)?;
@@ -211,7 +211,7 @@ async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Re
 /// Count of one response, which it ends when it is dropped.
 struct Count {
     metrics: Arc<Metrics>,
-    transfers: Option<Arc<Transfers>>,
+    transfers: Option<Arc<StateFetcher>>,
     began: Instant,
     is_complete: bool,
 }

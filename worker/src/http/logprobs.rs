@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use warmpath_common::ids::Token;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenLogprob, TokenProbabilities};
 
-use super::wire::Shape;
+use super::wire::ObjectKind;
 use crate::engine::ProbabilitySource;
 
 /// Value for the logarithm of 0, which JSON cannot represent. Source: OpenAI's own responses.
@@ -127,8 +127,8 @@ impl TextEnd {
 }
 
 /// Returns the log probabilities of tokens in the form of their endpoint, and moves `end` behind their text.
-pub fn describe(shape: Shape, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
-    if shape == Shape::Chat {
+pub fn describe(shape: ObjectKind, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
+    if shape == ObjectKind::Chat {
         let content = told.answer.iter().map(|token| ChatToken {
             chosen: likely(token.chosen, pieces),
             top_logprobs: token.top.iter().map(|top| likely(*top, pieces)).collect(),
@@ -246,13 +246,13 @@ mod tests {
 
     fn completion(told: ListedTokens<'_>, piece: &dyn Fn(Token) -> Vec<u8>, end: &mut TextEnd) -> Value {
         let pieces = Pieces { spelled: piece, said: piece };
-        serde_json::to_value(describe(Shape::Completion, told, pieces, end)).unwrap()
+        serde_json::to_value(describe(ObjectKind::Completion, told, pieces, end)).unwrap()
     }
 
     #[test]
     fn a_chat_lists_each_token_with_its_bytes() {
         let pieces = Pieces { spelled: &piece, said: &piece };
-        let got = describe(Shape::Chat, answer(&tokens()), pieces, &mut TextEnd::default());
+        let got = describe(ObjectKind::Chat, answer(&tokens()), pieces, &mut TextEnd::default());
         let a = |logprob| json!({"id": 0, "token": "a", "logprob": logprob, "bytes": [97]});
         let e = json!({"id": 1, "token": "é", "logprob": -0.5, "bytes": [195, 169]});
         let mut first = e.clone();
@@ -322,7 +322,7 @@ mod tests {
             TokenProbabilities { chosen, top: vec![chosen] }
         });
         let pieces = Pieces { spelled: &spelled, said: &said };
-        let got = describe(Shape::Completion, answer(&told), pieces, &mut TextEnd::default());
+        let got = describe(ObjectKind::Completion, answer(&told), pieces, &mut TextEnd::default());
         let got = serde_json::to_value(got).unwrap();
         assert_eq!(got["tokens"], json!(["<|end|>", "é", "<|end|>", "a"]));
         assert_eq!(got["text_offset"], json!([0, 0, 1, 1]));

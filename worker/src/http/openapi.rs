@@ -31,7 +31,7 @@ const SCHEMAS: &str = "/components/schemas";
 
 /// Server that a document describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Server {
+pub enum DescribedServer {
     /// A worker.
     Worker,
     /// A router's listener for clients: without the paths that only workers have.
@@ -39,15 +39,15 @@ pub enum Server {
 }
 
 /// Returns the document of a server's API.
-pub fn document(server: Server) -> Value {
+pub fn document(server: DescribedServer) -> Value {
     let mut paths = Map::new();
     for operation in paths::operations().filter(|operation| operation.is_served_by(server)) {
         let path = paths.entry(operation.path).or_insert_with(|| json!({}));
         path[operation.method] = operation.describe(server);
     }
     let (title, what) = match server {
-        Server::Worker => ("Warmpath worker", "The HTTP API of a worker."),
-        Server::Router => ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which."),
+        DescribedServer::Worker => ("Warmpath worker", "The HTTP API of a worker."),
+        DescribedServer::Router => ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which."),
     };
     let mut document = json!({
         "openapi": "3.1.0",
@@ -69,10 +69,10 @@ pub fn document(server: Server) -> Value {
     document
 }
 
-fn security_schemes(server: Server) -> Value {
+fn security_schemes(server: DescribedServer) -> Value {
     let what = match server {
-        Server::Worker => "One of the fleet's tokens, where the worker was started with `--fleet-token-file`.",
-        Server::Router => "An API key, where the router was started with `--api-keys-file`.",
+        DescribedServer::Worker => "One of the fleet's tokens, where the worker was started with `--fleet-token-file`.",
+        DescribedServer::Router => "An API key, where the router was started with `--api-keys-file`.",
     };
     json!({
         "bearer": {"type": "http", "scheme": "bearer", "description": what},
@@ -82,7 +82,7 @@ fn security_schemes(server: Server) -> Value {
 
 /// Responds with the document of a worker.
 pub async fn show() -> Response {
-    static DOCUMENT: LazyLock<String> = LazyLock::new(|| document(Server::Worker).to_string());
+    static DOCUMENT: LazyLock<String> = LazyLock::new(|| document(DescribedServer::Worker).to_string());
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
 }
 

@@ -18,7 +18,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
-use self::wire::{Content, Event, Failure, Incomplete, Item, Numbered, Place, ResponseObject, Stage};
+use self::wire::{Content, Event, ResponseFailure, Incomplete, Item, Numbered, PartPosition, ResponseObject, Stage};
 use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd, now_s};
 use super::body::Body;
 use super::content_parts::{Part, PartKind};
@@ -128,8 +128,8 @@ impl ResponseWriter {
         write_named_event(out, event.name(), &Numbered { event, sequence_number });
     }
 
-    fn place(&self, part: &Part) -> Place<'_> {
-        Place { item_id: &self.item_ids[part.index], output_index: part.index, content_index: 0 }
+    fn place(&self, part: &Part) -> PartPosition<'_> {
+        PartPosition { item_id: &self.item_ids[part.index], output_index: part.index, content_index: 0 }
     }
 }
 
@@ -188,7 +188,7 @@ impl DialectWriter for ResponseWriter {
         }
         let delta = self.free_text.push(text);
         if !delta.is_empty() {
-            let Place { item_id, output_index, .. } = self.place(part);
+            let PartPosition { item_id, output_index, .. } = self.place(part);
             self.write(out, &Event::InputDelta { item_id, output_index, delta: &delta });
         }
     }
@@ -219,7 +219,7 @@ impl DialectWriter for ResponseWriter {
 
     fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError) {
         let message = error.to_string();
-        let error = Some(Failure { code: "server_error", message: &message });
+        let error = Some(ResponseFailure { code: "server_error", message: &message });
         let response = ResponseObject { error, ..self.object(Stage::Failed, self.items(parts, Stage::Incomplete)) };
         self.write(out, &Event::Failed { response });
     }

@@ -41,7 +41,7 @@ pub struct App {
     /// Tokens of which a request must present one; `None` if none is required.
     pub tokens: Option<Arc<FleetTokens>>,
     /// Fetcher of KV state from other workers; `None` if none is exchanged.
-    pub transfers: Option<Arc<Transfers>>,
+    pub transfers: Option<Arc<StateFetcher>>,
     /// Tracer.
     pub tracer: Tracer,
     /// Metrics.

@@ -9,19 +9,19 @@ use serde::Serialize;
 use super::calls::{self, GrowingCalls, ToolCall};
 use super::logprobs::Logprobs;
 use crate::engine::{CachedTokens, Drafted, FinishReason};
-use crate::lifecycle::Totals;
+use crate::lifecycle::ResponseTotals;
 use crate::lifecycle::message_stream::{self, MessageEnd};
 
 /// Family of objects of which a response is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum ObjectKind {
     /// `chat.completion` and `chat.completion.chunk`.
     Chat,
     /// `text_completion`.
     Completion,
 }
 
-impl Shape {
+impl ObjectKind {
     /// Returns the object name of a whole response.
     pub fn object(self) -> &'static str {
         match self {
@@ -200,7 +200,7 @@ pub struct CompletionTokensDetails {
 }
 
 impl CompletionTokensDetails {
-    fn of(totals: &Totals) -> Option<Self> {
+    fn of(totals: &ResponseTotals) -> Option<Self> {
         let Drafted { n, n_accepted } = totals.drafted;
         let drafted = (n > 0).then_some(n_accepted);
         let details = Self {
@@ -241,8 +241,8 @@ pub struct Timings {
     draft_n_accepted: Option<u32>,
 }
 
-impl From<Totals> for Usage {
-    fn from(totals: Totals) -> Self {
+impl From<ResponseTotals> for Usage {
+    fn from(totals: ResponseTotals) -> Self {
         let cached_tokens = totals.cached_tokens;
         Self {
             prompt_tokens: totals.prompt_tokens,
@@ -254,8 +254,8 @@ impl From<Totals> for Usage {
     }
 }
 
-impl From<Totals> for Timings {
-    fn from(totals: Totals) -> Self {
+impl From<ResponseTotals> for Timings {
+    fn from(totals: ResponseTotals) -> Self {
         let ratio = |above: f64, below: f64| if below > 0.0 { above / below } else { 0.0 };
         let prompt_n = f64::from(totals.computed_tokens);
         // The first token of each choice comes from its prefill, so its time is not in `predicted_ms`.

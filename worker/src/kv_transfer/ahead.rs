@@ -16,7 +16,7 @@ use tracing::info;
 use warmpath_common::prefetch::HotPrefix;
 
 use super::peer::FetchError;
-use super::{Fetch, PeerHint, Transfers};
+use super::{Fetch, PeerHint, StateFetcher};
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 
 /// Maximum number of lists that are being fetched or wait to be.
@@ -63,7 +63,7 @@ const LOOK: Duration = Duration::from_millis(100);
 #[error("this worker is fetching {LISTS_MAX} lists of prefixes already")]
 pub struct TooManyPrefetches;
 
-impl Transfers {
+impl StateFetcher {
     /// Returns whether all clients that can reach this worker may see each other's prompts.
     pub fn is_private(&self) -> bool {
         self.access.tokens.is_some() || self.access.is_local

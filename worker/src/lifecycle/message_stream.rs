@@ -13,7 +13,7 @@ use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use super::chat::ChatAnswer;
 use super::journal::{Lines, ResponseIdentity};
 use super::output_parser::{OutputParser, Pace};
-use super::response_stream::{Answer, Step, Totals};
+use super::response_stream::{Answer, Step, ResponseTotals};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::request::Delivery;
@@ -171,10 +171,10 @@ impl Messages {
     }
 
     /// Returns the tokens and times of the choices that are complete.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> ResponseTotals {
         let reasoning_tokens =
             (!self.readings.is_empty()).then(|| self.readings.iter().map(OutputParser::reasoning_tokens).sum());
-        Totals { reasoning_tokens, ..self.answer.totals() }
+        ResponseTotals { reasoning_tokens, ..self.answer.totals() }
     }
 
     /// Returns the underlying response, to send its text unparsed. Nothing may have been read yet.

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use warmpath_llama_chat::{ChatError, Delta, Reader};
+use warmpath_llama_chat::{ChatError, Delta, AnswerParser};
 
 use super::chat::ChatAnswer;
 use super::message_stream::{MessageDelta, ToolCallDelta};
@@ -36,7 +36,7 @@ pub(super) enum Pace {
 pub(super) struct OutputParser {
     answer: Arc<ChatAnswer>,
     /// Parser; `None` once the rest of the text is content.
-    reader: Option<Reader>,
+    reader: Option<AnswerParser>,
     pace: Pace,
     fresh_id: String,
     text: String,

@@ -11,7 +11,7 @@ use futures::stream::{BoxStream, SelectAll};
 use tokio::sync::mpsc;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
-use warmpath_shell::trace::{Span, Value};
+use warmpath_shell::trace::{Span, AttributeValue};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
@@ -53,7 +53,7 @@ pub struct ResponseSpec {
 pub struct Answer {
     form: ResponseSpec,
     started: Started,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceState>,
     /// Events of other choices that came before the first one got its slot.
     early: VecDeque<(usize, Event)>,
     events: SelectAll<BoxStream<'static, (usize, Event)>>,
@@ -97,7 +97,7 @@ pub enum Step {
 
 /// Tokens and times of a whole response, summed over its choices.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Totals {
+pub struct ResponseTotals {
     /// Tokens of the prompts, each prompt counted once.
     pub prompt_tokens: u32,
     /// Number of these tokens that the first choice of each prompt reused.
@@ -122,7 +122,7 @@ pub struct Totals {
     pub predicted_ms: f64,
 }
 
-impl Totals {
+impl ResponseTotals {
     /// Returns the share of the prompt tokens of all choices that was reused.
     pub fn prefix_cache_ratio(&self) -> f64 {
         let n_reused = f64::from(self.reused.total());
@@ -131,7 +131,7 @@ impl Totals {
 }
 
 /// State of one choice.
-pub(super) struct Choice {
+pub(super) struct ChoiceState {
     prompt_tokens: u32,
     /// Number of its tokens that another worker has sampled.
     past_tokens: u32,
@@ -143,7 +143,7 @@ pub(super) struct Choice {
     finished: Option<Finished>,
 }
 
-impl Choice {
+impl ChoiceState {
     fn start(&mut self, started: Started, metrics: &Metrics) {
         self.started = Some(started);
         metrics.prefix_cache_ratio.observe(f64::from(started.cached_tokens()) / f64::from(self.filled_tokens().max(1)));
@@ -165,9 +165,9 @@ impl Choice {
     }
 
     /// Returns its tokens and times once it is complete.
-    fn totals(&self) -> Option<Totals> {
+    fn totals(&self) -> Option<ResponseTotals> {
         let finished = self.finished.as_ref()?;
-        Some(Totals {
+        Some(ResponseTotals {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached().total().min(self.prompt_tokens),
             completion_tokens: finished.completion_tokens,
@@ -237,13 +237,13 @@ impl RequestTimer {
         self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
         if let Some(Fetched { n_bytes, took }) = started.fetched {
             let end = (self.part_began + took).min(queue_ended);
-            self.part("worker.kv_transfer", end, vec![("bytes", Value::Count(n_bytes))]);
+            self.part("worker.kv_transfer", end, vec![("bytes", AttributeValue::Count(n_bytes))]);
         }
         self.part("worker.queue", queue_ended, Vec::new());
         let CachedTokens { resident, ram, disk, shifted } = started.cached;
         if started.cached.total() > 0 {
             let by_tier = [("resident", resident), ("ram", ram), ("disk", disk), ("shifted", shifted)];
-            let count = |(key, n): (&'static str, u32)| (key, Value::Count(n.into()));
+            let count = |(key, n): (&'static str, u32)| (key, AttributeValue::Count(n.into()));
             self.part("worker.restore", now, by_tier.map(count).into());
         }
         self.span.name("warmpath.slot", started.slot.to_string());
@@ -251,7 +251,7 @@ impl RequestTimer {
     }
 
     /// Records the phase that ends, and begins the next.
-    fn part(&mut self, name: &'static str, end: Instant, values: Vec<(&'static str, Value)>) {
+    fn part(&mut self, name: &'static str, end: Instant, values: Vec<(&'static str, AttributeValue)>) {
         let start = std::mem::replace(&mut self.part_began, end);
         self.span.part(name, (start.min(end), end), values);
     }
@@ -264,7 +264,7 @@ impl RequestTimer {
         }
     }
 
-    fn finished(&self, finished: &Finished, choice: &Choice) {
+    fn finished(&self, finished: &Finished, choice: &ChoiceState) {
         let tokens = finished.completion_tokens.saturating_sub(choice.past_tokens + 1);
         if tokens > 0 {
             let (tokens, share) = (f64::from(tokens), choice.share());
@@ -457,8 +457,8 @@ impl Answer {
     }
 
     /// Returns the tokens and times of the choices that are complete.
-    pub fn totals(&self) -> Totals {
-        let mut totals = Totals::default();
+    pub fn totals(&self) -> ResponseTotals {
+        let mut totals = ResponseTotals::default();
         for choice in &self.choices {
             let Some(of_choice) = choice.totals() else { continue };
             if choice.first_of_prompt {
@@ -482,9 +482,9 @@ impl Answer {
     }
 
     /// Returns one choice's tokens and times; before the choice is complete, only those of its prompt.
-    pub fn totals_of(&self, choice: usize) -> Totals {
+    pub fn totals_of(&self, choice: usize) -> ResponseTotals {
         let choice = &self.choices[choice];
-        let so_far = || Totals { prompt_tokens: choice.prompt_tokens, ..Totals::default() };
+        let so_far = || ResponseTotals { prompt_tokens: choice.prompt_tokens, ..ResponseTotals::default() };
         choice.totals().unwrap_or_else(so_far)
     }
 

@@ -8,7 +8,7 @@ use warmpath_shell::trace::Span;
 
 use super::Arrival;
 use super::journal::{ResponseIdentity, RouterInstructions};
-use super::response_stream::{Answer, Choice, RequestTimer, ResponseSpec};
+use super::response_stream::{Answer, ChoiceState, RequestTimer, ResponseSpec};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};
@@ -42,5 +42,5 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         is_journaled: false,
         past: None,
     };
-    Answer::begin(form, vec![(Choice::new((prompt_tokens, 0), 0), events)], clock).await.expect("the script begins")
+    Answer::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock).await.expect("the script begins")
 }

@@ -12,7 +12,7 @@ mod text;
 use serde_json::{Map, Value, json};
 
 use super::SchemaError;
-use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, Reader, STRING, refuse};
+use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, SchemaReader, STRING, refuse};
 use text::{Least, Text};
 
 /// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
@@ -65,7 +65,7 @@ impl CallText {
     /// Errors: the part of the schema that this form cannot express.
     pub fn new(schema: Value, form: ArgumentForm) -> Result<Self, SchemaError> {
         let definitions = schema.get("$defs").and_then(Value::as_object);
-        let mut writer = Writer { form, reader: Reader { definitions }, text: Text::default() };
+        let mut writer = Writer { form, reader: SchemaReader { definitions }, text: Text::default() };
         let (start, told) = writer.arguments(&schema)?;
         let mut text = writer.text;
         text.start = start;
@@ -91,7 +91,7 @@ struct Member {
 /// Writes the grammar of one tool.
 struct Writer<'a> {
     form: ArgumentForm,
-    reader: Reader<'a>,
+    reader: SchemaReader<'a>,
     text: Text,
 }
 

@@ -46,7 +46,7 @@ impl ValueGrammar {
     ///
     /// Errors: the part of it that cannot be enforced in a text.
     pub fn new(schema: Value, close: &str, typing: Typing) -> Result<Self, SchemaError> {
-        let reader = Reader { definitions: schema.get("$defs").and_then(Value::as_object) };
+        let reader = SchemaReader { definitions: schema.get("$defs").and_then(Value::as_object) };
         let types = reader.types(&schema, 0);
         let close = escaped(close);
         if types & STRING == 0 {
@@ -136,11 +136,11 @@ fn structured(schema: &Value, types: u8) -> Option<Value> {
 }
 
 /// Reads a normalized schema.
-pub(super) struct Reader<'a> {
+pub(super) struct SchemaReader<'a> {
     pub definitions: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SchemaReader<'a> {
     /// Returns the types that a value may have.
     pub fn types(&self, schema: &Value, depth: usize) -> u8 {
         let keywords = match schema {

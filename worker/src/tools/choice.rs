@@ -11,7 +11,7 @@ use crate::error::RequestError;
 
 /// The fields of a request that choose among its tools.
 #[derive(Debug, PartialEq)]
-pub(super) struct Choice<'a> {
+pub(super) struct ToolSelection<'a> {
     /// Whether tools may or must be called.
     pub tool_choice: ToolChoice,
     /// The only tools that may be called; `None` if all may.
@@ -46,8 +46,8 @@ impl<'a> Named<'a> {
 /// Reads the choice.
 ///
 /// Errors: `Field`: it has another shape, names a tool that is not in the request, or requires a call without tools.
-pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> Result<Choice<'a>, RequestError> {
-    let all = |tool_choice| Choice { tool_choice, only: None, is_single: false };
+pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
+    let all = |tool_choice| ToolSelection { tool_choice, only: None, is_single: false };
     let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
     match choice {
         None | Some(Value::Null) => Ok(all(auto)),
@@ -64,7 +64,7 @@ pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> 
             let named =
                 Named::of(choice).ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
             listed.check_named(&named, "")?;
-            Ok(Choice { tool_choice: ToolChoice::Required, only: Some(vec![named]), is_single: true })
+            Ok(ToolSelection { tool_choice: ToolChoice::Required, only: Some(vec![named]), is_single: true })
         }
         Some(_) => {
             let shape = "{\"type\": \"function\", \"function\": {\"name\": ...}}, the same with \"custom\", or {\"type\": \
@@ -75,7 +75,7 @@ pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> 
 }
 
 /// Reads a list of the only tools that may be called. Tools that this worker leaves out are ignored.
-fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Choice<'a>, RequestError> {
+fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
     let at = ".allowed_tools";
     let Some(allowed) = choice["allowed_tools"].as_object() else {
         return Err(refused(at, "`tool_choice.allowed_tools` must be an object"));
@@ -110,8 +110,8 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Choi
             let reason = "`tool_choice` asks for a call, but none of the tools that it allows is run here";
             Err(refused(".allowed_tools.tools", reason))
         }
-        _ if only.is_empty() => Ok(Choice { tool_choice: ToolChoice::None, only: None, is_single: false }),
-        tool_choice => Ok(Choice { tool_choice, only: Some(only), is_single: false }),
+        _ if only.is_empty() => Ok(ToolSelection { tool_choice: ToolChoice::None, only: None, is_single: false }),
+        tool_choice => Ok(ToolSelection { tool_choice, only: Some(only), is_single: false }),
     }
 }
 

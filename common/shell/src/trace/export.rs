@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::{Recorder, SpanKind, SpanRecord, Tracer, Value, unix_ns};
+use super::{Recorder, SpanKind, SpanRecord, Tracer, AttributeValue, unix_ns};
 use crate::connect::{Connector, Secured};
 use crate::tls::{ClientFiles, TlsError};
 
@@ -207,9 +207,9 @@ fn message(service: &str, batch: &[SpanRecord]) -> Json {
 }
 
 fn span(record: &SpanRecord) -> Json {
-    let attribute = |(key, value): &(&str, Value)| match value {
-        Value::Name(name) => json!({"key": key, "value": {"stringValue": name}}),
-        Value::Count(count) => json!({"key": key, "value": {"intValue": count.to_string()}}),
+    let attribute = |(key, value): &(&str, AttributeValue)| match value {
+        AttributeValue::Name(name) => json!({"key": key, "value": {"stringValue": name}}),
+        AttributeValue::Count(count) => json!({"key": key, "value": {"intValue": count.to_string()}}),
     };
     let kind = match record.kind {
         SpanKind::Internal => 1,

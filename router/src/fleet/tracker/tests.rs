@@ -60,8 +60,8 @@ fn snapshot(n_blocks: u64) -> TrackerMessage {
     TrackerMessage::Replaced { worker: WORKER, runs }
 }
 
-fn unreachable(kind: ConnectErrorKind) -> TrackerMessage {
-    TrackerMessage::Unreachable { worker: WORKER, trouble: ConnectError { kind, reason: "a test's".into() } }
+fn unreachable(kind: FollowErrorKind) -> TrackerMessage {
+    TrackerMessage::Unreachable { worker: WORKER, trouble: FollowError { kind, reason: "a test's".into() } }
 }
 
 /// Takes in all views that are on their way.
@@ -81,9 +81,9 @@ fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost(
         ("its stream is lost", lost(), false, 3),
         ("its stream goes on", resumed(), true, 3),
         ("another snapshot comes", snapshot(5), true, 5),
-        ("it cannot be reached", unreachable(ConnectErrorKind::Other), false, 0),
+        ("it cannot be reached", unreachable(FollowErrorKind::Other), false, 0),
         ("it is back", snapshot(2), true, 2),
-        ("it refuses this router", unreachable(ConnectErrorKind::Refusal), false, 0),
+        ("it refuses this router", unreachable(FollowErrorKind::Refusal), false, 0),
         ("its stream is lost once more", lost(), false, 0),
     ] {
         tracker.take(report);

@@ -11,7 +11,7 @@ use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
 use super::measurements::{
-    Costs, Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding,
+    StateCosts, Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding,
 };
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
@@ -286,12 +286,12 @@ impl<'m> Bench<'m> {
     }
 
     /// Measures the cost of moving state; the last slot is empty by now.
-    fn costs(&mut self) -> Result<Costs, Stop> {
+    fn costs(&mut self) -> Result<StateCosts, Stop> {
         let first = SlotId(0);
         if self.n_slots == 1 {
             self.fill()?;
         }
-        let mut costs = Costs::default();
+        let mut costs = StateCosts::default();
         if self.rounds_suffixes {
             costs.suffix_rounding = rounding(self.best_ms(&[(first, SHORT_TOKENS)])?, self.tile_ms);
         }

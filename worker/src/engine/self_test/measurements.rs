@@ -94,7 +94,7 @@ impl Figures {
 
 /// Cost of moving state, and cost of cached state for other sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize, serde::Deserialize)]
-pub struct Costs {
+pub struct StateCosts {
     /// Exporting a token's state from a slot and cutting it into blocks. Units: milliseconds.
     pub export_ms_per_token: f64,
     /// Assembling a token's state and importing it into a slot. Units: milliseconds.

@@ -169,7 +169,7 @@ fn report() -> SelfTestReport {
         origin: Origin::Measured,
         took_s: 0.5,
         candidates: vec![candidate((true, false), 1.5, MeasureOutcome::Failed("no memory".to_owned()))],
-        costs: Some(Costs::default()),
+        costs: Some(StateCosts::default()),
     }
 }
 

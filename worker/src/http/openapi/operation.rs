@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Server, reference};
+use super::{DescribedServer, reference};
 
 /// A method at a path.
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub struct Operation {
     pub tag: Tag,
     /// Schema of the body, if there is one.
     pub request: Option<&'static str>,
-    pub answer: Answer,
+    pub answer: SuccessBody,
     /// Statuses of errors, without 405, which every path returns for other methods.
     pub errors: &'static [u16],
     pub parameters: &'static [Parameter],
@@ -42,7 +42,7 @@ pub enum Tag {
 
 /// Body of a success.
 #[derive(Debug, Clone, Copy)]
-pub enum Answer {
+pub enum SuccessBody {
     /// One object, by the name of its schema.
     Json(&'static str),
     /// One object, or events if the request has `stream`.
@@ -92,13 +92,13 @@ impl Operation {
     }
 
     /// Returns whether a server has the operation.
-    pub fn is_served_by(&self, server: Server) -> bool {
+    pub fn is_served_by(&self, server: DescribedServer) -> bool {
         let of_workers = matches!(self.tag, Tag::Cache | Tag::Internal) || matches!(self.path, "/props" | "/metrics");
-        server == Server::Worker || !of_workers
+        server == DescribedServer::Worker || !of_workers
     }
 
     /// Returns the operation as a document has it.
-    pub fn describe(&self, server: Server) -> Value {
+    pub fn describe(&self, server: DescribedServer) -> Value {
         let mut described = json!({
             "operationId": self.id(),
             "summary": self.summary,
@@ -128,14 +128,14 @@ impl Operation {
         format!("{}{}", self.method, plain.trim_end_matches('_'))
     }
 
-    fn responses(&self, server: Server) -> Map<String, Value> {
+    fn responses(&self, server: DescribedServer) -> Map<String, Value> {
         let mut responses = Map::new();
         let mut add = |status: &str, response: Value| drop(responses.insert(status.to_owned(), response));
         match self.answer {
-            Answer::Json(schema) => add("200", with_content("application/json", reference(schema))),
-            Answer::JsonOrEvents { whole, event } => add("200", whole_or_events(whole, event)),
-            Answer::Bytes(kind) => add("200", with_content(kind, json!({}))),
-            Answer::Never => {}
+            SuccessBody::Json(schema) => add("200", with_content("application/json", reference(schema))),
+            SuccessBody::JsonOrEvents { whole, event } => add("200", whole_or_events(whole, event)),
+            SuccessBody::Bytes(kind) => add("200", with_content(kind, json!({}))),
+            SuccessBody::Never => {}
         }
         if self.path.ends_with("/vocabulary") {
             add("304", json!({"description": "The router has it."}));
@@ -163,12 +163,12 @@ impl Operation {
     }
 
     /// Returns the errors that a router adds to those of its workers.
-    fn errors_of_router(&self, server: Server) -> &'static [u16] {
+    fn errors_of_router(&self, server: DescribedServer) -> &'static [u16] {
         match (server, self.tag) {
-            (Server::Router, Tag::Generation | Tag::Tokens) if self.request.is_some() => {
+            (DescribedServer::Router, Tag::Generation | Tag::Tokens) if self.request.is_some() => {
                 &[404, 408, 429, 502, 503, 504]
             }
-            (Server::Router, Tag::Anthropic) => &[404, 408, 429, 502, 504],
+            (DescribedServer::Router, Tag::Anthropic) => &[404, 408, 429, 502, 504],
             _ => &[],
         }
     }

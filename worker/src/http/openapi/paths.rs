@@ -2,7 +2,7 @@
 //!
 //! Not here: the handlers (`http`); `every_route_is_in_the_document` compares the two.
 
-use super::operation::{Answer, Operation, Parameter, Tag};
+use super::operation::{SuccessBody, Operation, Parameter, Tag};
 use super::vectors;
 
 /// Header that separates a tenant's prompts from others.
@@ -69,20 +69,20 @@ const fn query(name: &'static str, description: &'static str, schema: &'static s
     Parameter { name, place: "query", description, schema }
 }
 
-pub(super) fn post(path: &'static str, request: &'static str, answer: Answer) -> Operation {
+pub(super) fn post(path: &'static str, request: &'static str, answer: SuccessBody) -> Operation {
     let errors = &[400, 404, 413, 415, 429, 500, 501, 503];
     let (tag, parameters) = (Tag::Generation, OF_GENERATION);
     Operation { method: "post", path, summary: "", tag, request: Some(request), answer, errors, parameters }
 }
 
-pub(super) fn get(path: &'static str, answer: Answer) -> Operation {
+pub(super) fn get(path: &'static str, answer: SuccessBody) -> Operation {
     let (tag, errors) = (Tag::Health, &[503]);
     Operation { method: "get", path, summary: "", tag, request: None, answer, errors, parameters: &[] }
 }
 
 fn generation() -> Vec<Operation> {
-    let answer = Answer::JsonOrEvents { whole: "OpenAiAnswer", event: "OpenAiAnswer" };
-    let native = Answer::JsonOrEvents { whole: "NativeAnswers", event: "NativeEvent" };
+    let answer = SuccessBody::JsonOrEvents { whole: "OpenAiAnswer", event: "OpenAiAnswer" };
+    let native = SuccessBody::JsonOrEvents { whole: "NativeAnswers", event: "NativeEvent" };
     let chat = Operation {
         summary: "Answers a conversation through the model's chat template.",
         ..post("/v1/chat/completions", "ChatRequest", answer)
@@ -104,8 +104,8 @@ fn generation() -> Vec<Operation> {
 }
 
 fn dialects() -> Vec<Operation> {
-    let message = Answer::JsonOrEvents { whole: "Message", event: "MessageEvent" };
-    let response = Answer::JsonOrEvents { whole: "Response", event: "NumberedResponseEvent" };
+    let message = SuccessBody::JsonOrEvents { whole: "Message", event: "MessageEvent" };
+    let response = SuccessBody::JsonOrEvents { whole: "Response", event: "NumberedResponseEvent" };
     let anthropic =
         |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 415, 429, 500, 501, 529], ..operation };
     let responses = Operation {
@@ -117,21 +117,21 @@ fn dialects() -> Vec<Operation> {
         tag: Tag::Generation,
         errors: &[404],
         parameters: &[STORED],
-        ..get("/v1/responses/{id}", Answer::Never)
+        ..get("/v1/responses/{id}", SuccessBody::Never)
     };
     vec![
         anthropic(Operation { summary: "Makes a message.", ..post("/v1/messages", "MessagesRequest", message) }),
         anthropic(Operation {
             summary: "Counts the tokens of a message's prompt.",
             parameters: &[NAME],
-            ..post("/v1/messages/count_tokens", "CountTokensRequest", Answer::Json("InputTokens"))
+            ..post("/v1/messages/count_tokens", "CountTokensRequest", SuccessBody::Json("InputTokens"))
         }),
         responses.also_at("/responses"),
         responses,
         Operation {
             summary: "Counts the tokens of a response's prompt.",
             parameters: &[NAME],
-            ..post("/v1/responses/input_tokens", "InputTokensRequest", Answer::Json("ResponseInputTokens"))
+            ..post("/v1/responses/input_tokens", "InputTokensRequest", SuccessBody::Json("ResponseInputTokens"))
         },
         Operation { method: "delete", ..stored.clone() },
         stored,
@@ -143,7 +143,7 @@ fn tokens() -> Vec<Operation> {
         tag: Tag::Tokens,
         errors: &[400, 413, 415, 429, 500, 503],
         parameters: &[NAME],
-        ..post(path, request, Answer::Json(answer))
+        ..post(path, request, SuccessBody::Json(answer))
     };
     let count = Operation {
         summary: "Counts the tokens of a chat's prompt.",
@@ -162,7 +162,7 @@ fn tokens() -> Vec<Operation> {
 }
 
 fn models() -> Vec<Operation> {
-    let get = |path, answer| Operation { tag: Tag::Models, ..get(path, Answer::Json(answer)) };
+    let get = |path, answer| Operation { tag: Tag::Models, ..get(path, SuccessBody::Json(answer)) };
     let list = Operation {
         summary: "Returns the models, each under each of its names.",
         errors: &[400, 503, 529],
@@ -184,11 +184,11 @@ fn models() -> Vec<Operation> {
 
 fn cache() -> Vec<Operation> {
     let get = |path, answer| Operation { tag: Tag::Cache, errors: &[400, 429, 500, 503], ..get(path, answer) };
-    let post = |path, answer| Operation { method: "post", ..get(path, Answer::Json(answer)) };
+    let post = |path, answer| Operation { method: "post", ..get(path, SuccessBody::Json(answer)) };
     vec![
         Operation {
             summary: "Returns the request and the state of each slot.",
-            ..get("/slots", Answer::Json("Slots"))
+            ..get("/slots", SuccessBody::Json("Slots"))
         },
         Operation {
             summary: "Saves, restores or erases what a slot holds.",
@@ -200,10 +200,10 @@ fn cache() -> Vec<Operation> {
         Operation {
             summary: "Returns the content of the cache, in pages.",
             parameters: &[ENTRIES, AFTER_ENTRY],
-            ..get("/cache", Answer::Json("Cache"))
+            ..get("/cache", SuccessBody::Json("Cache"))
         },
         Operation { summary: "Forgets what is cached.", ..post("/cache/clear", "Cleared") },
-        Operation { summary: "Returns the pins.", ..get("/cache/pin", Answer::Json("Pins")) },
+        Operation { summary: "Returns the pins.", ..get("/cache/pin", SuccessBody::Json("Pins")) },
         Operation {
             summary: "Pins a prefix.",
             request: Some("PinRequest"),
@@ -215,7 +215,7 @@ fn cache() -> Vec<Operation> {
             summary: "Ends a pin.",
             errors: &[400, 404, 429, 500, 501, 503],
             parameters: &[PIN],
-            ..get("/cache/pin/{id}", Answer::Json("Unpinned"))
+            ..get("/cache/pin/{id}", SuccessBody::Json("Unpinned"))
         },
     ]
 }
@@ -225,20 +225,20 @@ fn health() -> Vec<Operation> {
         Operation {
             summary: "Returns whether the process serves HTTP.",
             errors: &[],
-            ..get("/livez", Answer::Json("Status"))
+            ..get("/livez", SuccessBody::Json("Status"))
         },
-        Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", Answer::Json("Status")) },
-        Operation { summary: "Returns whether requests are accepted, in llama-server's form.", ..get("/health", Answer::Json("Status")) },
+        Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", SuccessBody::Json("Status")) },
+        Operation { summary: "Returns whether requests are accepted, in llama-server's form.", ..get("/health", SuccessBody::Json("Status")) },
         Operation {
             summary: "Returns the metrics in Prometheus' text format.",
             errors: &[],
-            ..get("/metrics", Answer::Bytes("text/plain"))
+            ..get("/metrics", SuccessBody::Bytes("text/plain"))
         },
         Operation {
             summary: "This document.",
             tag: Tag::Models,
             errors: &[],
-            ..get("/openapi.json", Answer::Json("Document"))
+            ..get("/openapi.json", SuccessBody::Json("Document"))
         },
     ]
 }
@@ -248,35 +248,35 @@ fn internal() -> Vec<Operation> {
     vec![
         Operation {
             summary: "Returns the cached blocks and the load of the worker.",
-            ..get("/internal/v1/summary", Answer::Json("Summary"))
+            ..get("/internal/v1/summary", SuccessBody::Json("Summary"))
         },
         Operation {
             summary: "Returns the cached blocks and the load as frames, then every change.",
             parameters: &[AFTER_STAMP],
-            ..get("/internal/v1/summary/stream", Answer::Bytes(warmpath_common::summary::CONTENT_TYPE))
+            ..get("/internal/v1/summary/stream", SuccessBody::Bytes(warmpath_common::summary::CONTENT_TYPE))
         },
         Operation {
             summary: "Returns the model's metadata as a GGUF file without tensors.",
-            ..get("/internal/v1/vocabulary", Answer::Bytes("application/octet-stream"))
+            ..get("/internal/v1/vocabulary", SuccessBody::Bytes("application/octet-stream"))
         },
         Operation {
             summary: "Returns the KV state of the blocks that end with the named one, as records of the disk tier.",
             errors: &[400, 404, 500, 501, 503],
             parameters: &[LAST_BLOCK, N_BLOCKS, STATE_LAYOUT, SHORTER_RUNS],
-            ..get("/internal/v1/kv/{key}", Answer::Bytes("application/octet-stream"))
+            ..get("/internal/v1/kv/{key}", SuccessBody::Bytes("application/octet-stream"))
         },
         Operation {
             summary: "Returns the most valuable prefixes in the cache.",
             errors: &[400, 404, 429, 500, 501, 503],
             parameters: &[N_TOKENS],
-            ..get("/internal/v1/kv", Answer::Json("HotPrefixes"))
+            ..get("/internal/v1/kv", SuccessBody::Json("HotPrefixes"))
         },
         Operation {
             tag: Tag::Internal,
             summary: "Fetches KV state from other workers in the background.",
             errors: &[400, 404, 413, 415, 500, 501, 503],
             parameters: &[],
-            ..post("/internal/v1/kv", "PrefetchRequest", Answer::Json("Prefetching"))
+            ..post("/internal/v1/kv", "PrefetchRequest", SuccessBody::Json("Prefetching"))
         },
     ]
 }

@@ -19,7 +19,7 @@ fn routes(source: &str) -> Vec<String> {
 
 #[test]
 fn every_route_is_in_the_document() {
-    let document = document(Server::Worker);
+    let document = document(DescribedServer::Worker);
     let mut described: Vec<String> = document["paths"].as_object().expect("paths").keys().cloned().collect();
     described.sort();
     let found = routes(include_str!("../../http.rs"));
@@ -29,7 +29,7 @@ fn every_route_is_in_the_document() {
 
 #[test]
 fn every_reference_has_a_target_and_ids_are_unique() {
-    for server in [Server::Worker, Server::Router] {
+    for server in [DescribedServer::Worker, DescribedServer::Router] {
         let document = document(server);
         for name in references(&document) {
             assert!(document["components"]["schemas"][&name].is_object(), "{name}");

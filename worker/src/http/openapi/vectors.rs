@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::operation::{Answer, Operation, Tag};
+use super::operation::{SuccessBody, Operation, Tag};
 use super::paths::{get, post};
 
 /// Errors, including that of a worker that does the other kind of work.
@@ -15,27 +15,27 @@ pub(super) fn operations() -> Vec<Operation> {
     let embeddings = Operation {
         summary: "Returns the vectors of texts.",
         errors: ERRORS,
-        ..post("/v1/embeddings", "EmbeddingsRequest", Answer::Json("Embeddings"))
+        ..post("/v1/embeddings", "EmbeddingsRequest", SuccessBody::Json("Embeddings"))
     };
     let own = Operation {
         summary: "Returns the vectors of texts, in llama-server's shape.",
         errors: ERRORS,
-        ..post("/embeddings", "EmbeddingsRequest", Answer::Json("OwnEmbeddings"))
+        ..post("/embeddings", "EmbeddingsRequest", SuccessBody::Json("OwnEmbeddings"))
     };
     let rerank = Operation {
         summary: "Orders documents by how well they answer a query.",
         errors: ERRORS,
-        ..post("/v1/rerank", "RerankRequest", Answer::Json("Ranking"))
+        ..post("/v1/rerank", "RerankRequest", SuccessBody::Json("Ranking"))
     };
     let adapters = Operation {
         summary: "Returns the adapters.",
         errors: &[501, 503],
-        ..get("/lora-adapters", Answer::Json("Adapters"))
+        ..get("/lora-adapters", SuccessBody::Json("Adapters"))
     };
     let set = Operation {
         summary: "Accepts only the scales that are in force.",
         errors: ERRORS,
-        ..post("/lora-adapters", "AdapterScales", Answer::Json("AdaptersSet"))
+        ..post("/lora-adapters", "AdapterScales", SuccessBody::Json("AdaptersSet"))
     };
     let set = Operation { tag: Tag::Cache, parameters: &[], ..set };
     vec![

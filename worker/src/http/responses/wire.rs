@@ -9,7 +9,7 @@ use warmpath_common::dialects::{CallForm, Tool};
 use super::super::content_parts::{Part, PartKind};
 use super::super::free_text::FreeText;
 use super::repeated::Repeated;
-use crate::lifecycle::Totals;
+use crate::lifecycle::ResponseTotals;
 
 /// A response.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -27,7 +27,7 @@ pub struct ResponseObject<'a> {
     #[schemars(extend("enum" = ["in_progress", "completed", "incomplete", "failed"]))]
     pub status: &'static str,
     /// Reason why it failed.
-    pub error: Option<Failure<'a>>,
+    pub error: Option<ResponseFailure<'a>>,
     /// Reason why it is not complete.
     pub incomplete_details: Option<Incomplete>,
     /// First name of the model.
@@ -77,7 +77,7 @@ impl Stage {
 /// Reason why a response failed.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "ResponseFailure")]
-pub struct Failure<'a> {
+pub struct ResponseFailure<'a> {
     /// Code of the failure.
     pub code: &'static str,
     /// Description for a person.
@@ -214,7 +214,7 @@ impl<'a> Content<'a> {
 
 /// Position of a text within a response.
 #[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
-pub struct Place<'a> {
+pub struct PartPosition<'a> {
     /// Id of the item.
     pub item_id: &'a str,
     /// Index of the item.
@@ -253,7 +253,7 @@ pub enum Event<'a> {
     ContentAdded {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The text, still empty.
         part: Content<'a>,
     },
@@ -262,7 +262,7 @@ pub enum Event<'a> {
     TextDelta {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The new part.
         delta: &'a str,
         /// Always empty.
@@ -273,7 +273,7 @@ pub enum Event<'a> {
     TextDone {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The text.
         text: &'a str,
         /// Always empty.
@@ -284,7 +284,7 @@ pub enum Event<'a> {
     ThoughtDelta {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The new part.
         delta: &'a str,
     },
@@ -293,7 +293,7 @@ pub enum Event<'a> {
     ThoughtDone {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The text.
         text: &'a str,
     },
@@ -344,7 +344,7 @@ pub enum Event<'a> {
     ContentDone {
         /// Position of the text.
         #[serde(flatten)]
-        place: Place<'a>,
+        place: PartPosition<'a>,
         /// The text.
         part: Content<'a>,
     },
@@ -378,8 +378,8 @@ pub enum Event<'a> {
 
 impl<'a> Event<'a> {
     /// Returns the event of a part's new text.
-    pub fn delta(part: &Part, place: Place<'a>, delta: &'a str) -> Self {
-        let Place { item_id, output_index, .. } = place;
+    pub fn delta(part: &Part, place: PartPosition<'a>, delta: &'a str) -> Self {
+        let PartPosition { item_id, output_index, .. } = place;
         match part.kind {
             PartKind::Thought => Self::ThoughtDelta { place, delta },
             PartKind::Text => Self::TextDelta { place, delta, logprobs: [] },
@@ -388,8 +388,8 @@ impl<'a> Event<'a> {
     }
 
     /// Returns the event of a part's whole text. `tool` is the tool of a call.
-    pub fn done(part: &'a Part, place: Place<'a>, tool: Option<&'a Tool>) -> Self {
-        let Place { item_id, output_index, .. } = place;
+    pub fn done(part: &'a Part, place: PartPosition<'a>, tool: Option<&'a Tool>) -> Self {
+        let PartPosition { item_id, output_index, .. } = place;
         let text = part.text.as_str();
         match &part.kind {
             PartKind::Thought => Self::ThoughtDone { place, text },
@@ -461,8 +461,8 @@ struct OutputDetails {
     reasoning_tokens: u32,
 }
 
-impl From<Totals> for Usage {
-    fn from(totals: Totals) -> Self {
+impl From<ResponseTotals> for Usage {
+    fn from(totals: ResponseTotals) -> Self {
         Self {
             input_tokens: totals.prompt_tokens,
             input_tokens_details: InputDetails { cached_tokens: totals.cached_tokens, cache_write_tokens: 0 },
