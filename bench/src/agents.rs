@@ -1,10 +1,10 @@
-//! `warmpath-bench agents`: what is reused of coding agents' requests, step by step, beside llama-server on the same
+//! `warmpath-bench agents`: the reuse of coding agents' prompts, step by step, compared with llama-server on the same
 //! model.
 //!
-//! Requests have the sizes and the changing places of recorded ones, with texts of our own. How much of each prompt is
-//! the prefix of an earlier one is counted in the model's tokens, so that a server's reuse can be compared with the
-//! possible reuse. Not here: what agents send (`shape`), how a conversation becomes requests (`session`), one request
-//! and its answer (`asked`).
+//! Requests have the sizes of recorded ones and change in the same places, with texts of our own. The common prefix of
+//! each prompt with earlier ones is counted in the model's tokens, so that a server's reuse can be compared with the
+//! possible reuse. Not here: the requests that agents send (`shape`), how a conversation becomes requests (`session`),
+//! one request and its answer (`asked`).
 
 mod asked;
 mod prefix;
@@ -35,13 +35,13 @@ pub struct AgentsArgs {
     /// GGUF file that every server serves, or that the server at --url serves.
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// Agent whose requests are sent, several times for several. The default is all.
+    /// Agent whose requests are sent; may be repeated. The default is all agents.
     #[arg(long = "shape", value_name = "AGENT")]
     shapes: Vec<Agent>,
     /// Running router or server to ask, instead of a worker that is started.
     #[arg(long, value_name = "URL", conflicts_with = "against")]
     url: Option<String>,
-    /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.
+    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
     /// Questions of the user in the first project.
@@ -50,10 +50,10 @@ pub struct AgentsArgs {
     /// Tokens of each answer.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     answer_tokens: u32,
-    /// Share of the recorded lengths that texts have: smaller ones for a small model.
+    /// Length of texts as a share of the recorded lengths; use less than 1 for a small model.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     scale: f64,
-    /// Start the worker with --tools-first, or count as for a server at --url that has it.
+    /// Start the worker with --tools-first; with --url, expect the server to have that flag.
     #[arg(long)]
     tools_first: bool,
     /// Folder that holds warmpath-worker. The default is this program's folder.
@@ -88,7 +88,7 @@ pub enum Agent {
     Aider,
 }
 
-/// The requests of a short session of an agent, for loads that send others as well.
+/// The requests of a short session of an agent, for loads of mixed requests.
 pub(crate) struct ShortSession {
     session: Session,
     plan: Vec<Request>,
@@ -106,7 +106,7 @@ impl ShortSession {
         self.plan.len()
     }
 
-    /// Returns path and body of the request that comes after these answers.
+    /// Returns path and body of the request that follows these answers.
     pub(crate) fn request(&self, answers: &[String], answer_tokens: u32) -> (&'static str, Value) {
         let body = self.session.body(&self.plan[answers.len()], answers, answer_tokens);
         (self.session.shape.dialect.path(), body)
@@ -118,15 +118,15 @@ impl ShortSession {
 struct Sum {
     n_requests: u32,
     prompt_tokens: u64,
-    /// Tokens that some earlier prompt of the run begins with.
+    /// Tokens of the longest common prefix with an earlier prompt of the run.
     shared_tokens: u64,
     cached_tokens: u64,
     ttft_ms: f64,
 }
 
-/// Sends the requests of each agent to each server and prints what was reused.
+/// Sends the requests of each agent to each server and prints the reuse.
 ///
-/// Errors: a server that does not start; a request that fails is told in the table.
+/// Errors: a server that does not start; a request that fails is shown in the table.
 pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.scale > 0.0 && args.scale <= 1.0, "--scale must be above 0 and at most 1");
     let options = PromptOptions { tools_first: args.tools_first, ..PromptOptions::default() };
@@ -151,7 +151,7 @@ pub async fn run(args: &AgentsArgs) -> anyhow::Result<()> {
 
 type Outcome = anyhow::Result<BTreeMap<Step, Sum>>;
 
-/// Returns what each server made of a session, by its name.
+/// Returns the outcome of a session on each server, by the server's name.
 async fn compare(args: &AgentsArgs, session: &Session, prefixes: &Prefixes) -> anyhow::Result<Vec<(String, Outcome)>> {
     if let Some(url) = &args.url {
         return Ok(vec![(url.clone(), hold(args, session, prefixes, url).await)]);
@@ -230,7 +230,7 @@ impl Sum {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the table is what the program is asked for")]
+#[expect(clippy::print_stdout, reason = "the table is the program's output")]
 fn println_table(section: &Section) {
     println!("{}", section.render());
 }

@@ -1,6 +1,6 @@
-//! `warmpath-bench changes`: what is reused while a worker joins, and while all workers restart one after the other.
+//! `warmpath-bench changes`: the reuse while a worker joins, and while all workers restart one after the other.
 //!
-//! Conversations go on all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both scenarios
+//! Conversations run all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both scenarios
 //! run with and without KV state from other workers, each with a fleet of its own. Not here: the transfer of a single
 //! prefix (`docs/benchmarks.md` has the command), the same questions in virtual time (`sim`).
 
@@ -23,7 +23,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Share of the others' hit ratio at which a new worker counts as warm.
 ///
-/// Source: the goal that transfers are measured against.
+/// Source: the goal for transfers.
 const WARM_SHARE: f64 = 0.9;
 
 /// Time over which the hit ratio of a new worker is averaged. Source: own choice: some requests of each worker.
@@ -50,7 +50,7 @@ pub struct ChangesArgs {
     json: bool,
 }
 
-/// A response: when it ended, who gave it, and what was reused.
+/// A response: its end, its worker and its reuse.
 #[derive(Debug, Clone)]
 struct Sample {
     at: Duration,
@@ -80,7 +80,7 @@ struct Row {
 /// Runs both scenarios with and without transfers and prints the results.
 ///
 /// Errors: a process that does not start or end.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
     ensure!(args.fleet.n_workers() > 1, "a fleet of one worker has no others");
     let with = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
@@ -178,7 +178,7 @@ fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
     cached as f64 / (prompt as f64).max(1.0)
 }
 
-/// Conversations that go on until they are ended; each that ends is followed by a new one of the same tenant.
+/// Conversations that run until they are stopped; when one ends, a new one of the same tenant follows.
 struct Load {
     started: Instant,
     /// Responses and the number of failures. The lock is held for one push.

@@ -1,8 +1,8 @@
-//! `warmpath-bench chaos`: a fleet of real processes under load, to which something bad happens again and again.
+//! `warmpath-bench chaos`: a fleet of real processes under load and repeated faults.
 //!
-//! Every answer is compared with the one of a worker that was left alone and reuses nothing. No stream may break, no
-//! request may be lost while another worker could take it, every error must be one that a client can read, and the
-//! processes must not grow. Not here: a fleet in virtual time (`sim`).
+//! Every answer is compared with that of an undisturbed worker that reuses nothing. No stream may break, no request may
+//! be lost while another worker could take it, every error must be one that a client can read, and the processes must
+//! not grow. Not here: a fleet in virtual time (`sim`).
 
 mod cases;
 mod cgroup;
@@ -38,13 +38,13 @@ use crate::fleet::bin_dir;
 /// Flags of `chaos`.
 #[derive(Debug, Clone, Args)]
 pub struct ChaosArgs {
-    /// Minutes with faults. Calm times before and after them come on top.
+    /// Minutes with faults, without the calm times before and after them.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
     /// Seconds from the start of one fault to that of the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0)]
     every: f64,
-    /// Kinds of faults. The default is every kind that this machine can have.
+    /// Kinds of faults. The default is every kind that is possible on this machine.
     #[arg(long, value_enum, value_delimiter = ',')]
     faults: Vec<Fault>,
     /// Workers of the fleet.
@@ -73,13 +73,13 @@ pub struct ChaosArgs {
     json: bool,
 }
 
-/// Share of the faulty time that each calm time has, and its bounds. Units: seconds.
+/// Length of each calm time as a share of the faulty time, and its bounds. Units: seconds.
 const CALM: (f64, f64, f64) = (0.1, 6.0, 30.0);
 
 /// Runs the fleet, prints the result.
 ///
 /// Errors: a broken invariant; a process that does not start; an interrupt.
-#[expect(clippy::print_stdout, reason = "the report is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let network = Network::of(args.network, (args.workers.into(), args.routers.into()))?;
@@ -113,7 +113,7 @@ pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Waits for a signal that ends the program, so that nothing of the run is left behind.
+/// Waits for a signal that ends the program, so that the run can clean up.
 async fn ended() -> std::io::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
@@ -122,7 +122,7 @@ async fn ended() -> std::io::Result<()> {
     }
 }
 
-/// Returns the faults to choose from, and those that cannot be had here, with the reasons.
+/// Returns the possible faults, and those that are impossible on this machine, with the reasons.
 fn available(args: &ChaosArgs, network: &Network) -> (Vec<Fault>, Vec<(Fault, &'static str)>) {
     let wanted = if args.faults.is_empty() { Fault::value_variants() } else { args.faults.as_slice() };
     let (mut possible, mut impossible) = (Vec::new(), Vec::new());
@@ -211,9 +211,9 @@ struct Striking<'a> {
 }
 
 impl Striking<'_> {
-    /// Lets one fault after the other happen, each kind as often as the others, in random order.
+    /// Causes one fault after the other, each kind as often as the others, in random order.
     ///
-    /// Errors: a process ended by itself, or did not end or come back when it was told to.
+    /// Errors: a process ended by itself, or did not end or restart when it should.
     async fn until(
         &mut self,
         (until, faults): (Instant, Vec<Fault>),

@@ -23,7 +23,7 @@ pub struct ChatArgs {
     /// Server to drive, as http://host:port.
     #[arg(long, value_name = "URL")]
     url: String,
-    /// Model to ask for. The default is the only one there.
+    /// Model to request. The default is the server's only model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     #[command(flatten)]
@@ -54,10 +54,10 @@ pub struct Shape {
     /// Tokens of an answer.
     #[arg(long, default_value_t = 32)]
     pub answer_tokens: u32,
-    /// Conversations that go on at the same time.
+    /// Conversations that run at the same time.
     #[arg(long, default_value_t = 6)]
     pub concurrency: usize,
-    /// Seed of all texts; another one finds nothing of an earlier run in any cache.
+    /// Seed of all texts; with a new seed, no cache has state from an earlier run.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
@@ -116,7 +116,7 @@ impl Answers {
 /// Runs the load and prints its report.
 ///
 /// Errors: the first request that fails.
-#[expect(clippy::print_stdout, reason = "the report is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub async fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let outcome = drive(&ChatClient::new(&args.url, args.model.clone())?, &args.shape).await?;
     if args.json {

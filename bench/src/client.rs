@@ -1,4 +1,4 @@
-//! A streaming client of the chat endpoint that measures latencies and reads what was reused.
+//! A streaming client of the chat endpoint that measures latencies and reads the reuse.
 //!
 //! The conversations are made in `chat_load`, `demo` and `load`.
 
@@ -121,7 +121,7 @@ impl AskError {
 pub struct Endpoint {
     /// Base URL, with or without `/v1`.
     pub base_url: String,
-    /// Key that it wants.
+    /// API key, if it needs one.
     pub api_key: Option<String>,
     /// Time for a whole response.
     pub timeout: Duration,
@@ -138,17 +138,17 @@ pub struct ChatClient {
 }
 
 impl ChatClient {
-    /// Returns a client of the server at `base_url` (`http://host:port`), for `model` or else the server's only model.
+    /// Returns a client of the server at `base_url` (`http://host:port`), for `model`, or for the server's only model.
     ///
     /// Errors: when the HTTP client cannot be built.
     pub fn new(base_url: &str, model: Option<String>) -> anyhow::Result<Self> {
         // One connection per request: llama-server closes a connection after 100 requests or 5 s, and a request on a
-        // connection that is just being closed fails.
+        // connection that is being closed fails.
         let builder = reqwest::Client::builder().no_proxy().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(0);
         Ok(Self { http: builder.build()?, base_url: versioned(base_url), model, api_key: None })
     }
 
-    /// Returns a client of an endpoint, for `model` or else the endpoint's only model. It keeps its connections, as
+    /// Returns a client of an endpoint, for `model`, or for the endpoint's only model. It keeps its connections, as
     /// OpenAI's libraries do.
     ///
     /// Errors: the HTTP client cannot be built; no model is given, and the endpoint does not list exactly one.
@@ -255,7 +255,7 @@ fn versioned(base_url: &str) -> String {
     format!("{}/v1", base_url.strip_suffix("/v1").unwrap_or(base_url))
 }
 
-/// Returns whether a chunk's delta holds a piece of the response: text, reasoning or a tool call.
+/// Returns whether a chunk's delta contains a piece of the response: text, reasoning or a tool call.
 pub fn has_output(delta: &Value) -> bool {
     let is_empty = |value: &Value| match value {
         Value::String(text) => text.is_empty(),
@@ -315,7 +315,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Notes that a piece of the response has come.
+    /// Records that a piece of the response has arrived.
     fn arrived(&mut self) {
         let now = Instant::now();
         match self.last {
@@ -325,7 +325,7 @@ impl Reading {
         self.last = Some(now);
     }
 
-    /// Notes that the end of the response has come without a further piece, as behind a token without text.
+    /// Records that the response has ended without a further piece, as after a token without text.
     fn ended(&mut self) {
         let now = Instant::now();
         if self.last.is_none() {

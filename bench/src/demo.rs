@@ -1,8 +1,8 @@
-//! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, what was reused.
+//! `warmpath-bench demo`: a router and three workers on loopback, conversations through them, and the reuse.
 //!
 //! The same conversations run twice, with prefix-aware and with round-robin routing. The system prompts of each run
 //! begin with a different day, so that the second run finds no state of the first. Not here: starting processes
-//! (`fleet`), measuring an answer (`client`), what is said (`script`).
+//! (`fleet`), measuring an answer (`client`), the texts (`script`).
 
 mod script;
 
@@ -22,13 +22,13 @@ use crate::report::Report;
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Model that the workers serve: a GGUF file, `smollm2` (SmolLM2-135M-Instruct, fetched once) or `made` (made by
-    /// code: its answers are noise). The default is smollm2, and made where it cannot be fetched.
+    /// code: its answers are noise). The default is smollm2, or made if smollm2 cannot be fetched.
     #[arg(long, value_name = "FILE|NAME")]
     model: Option<ModelChoice>,
     /// Folder that holds warmpath-worker and warmpath-router. The default is this program's folder.
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
-    /// Leave the fleet up afterwards, until Ctrl-C.
+    /// Keep the fleet running afterwards, until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// Print the results as JSON.
@@ -40,10 +40,10 @@ pub struct DemoArgs {
 const N_WORKERS: usize = 3;
 /// Most tokens of an answer.
 const ANSWER_TOKENS: u32 = 32;
-/// Characters of an answer that are shown at most.
+/// Most characters of an answer that are shown.
 const SHOWN_CHARS: usize = 90;
 
-/// Where the answers go that a run has.
+/// Function that shows an answer.
 type Show = fn(&Turn);
 
 /// One answered question.
@@ -118,7 +118,7 @@ async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Res
     Ok(Report::of(&answers))
 }
 
-#[expect(clippy::print_stdout, reason = "the conversation is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the conversation is the command's output")]
 fn print_turn(Turn { tenant, user, turn, question, answer }: &Turn) {
     let or_dash = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
     println!("{tenant}, user {}, turn {}: {question}", user + 1, turn + 1);
@@ -148,7 +148,7 @@ fn shown(answer: &str) -> String {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the result is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the result is the command's output")]
 fn print_reports(args: &DemoArgs, warm: &Report, round_robin: &Report) -> anyhow::Result<()> {
     if args.json {
         let results = serde_json::json!({"predicted-ttft": warm, "round-robin": round_robin});

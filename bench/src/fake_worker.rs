@@ -1,8 +1,8 @@
-//! A fake worker: announces blocks as long as it lives, and answers every chat immediately.
+//! A fake worker: announces blocks and answers every chat immediately.
 //!
-//! What is measured with it is in `resync` and `overhead`. A router is measured best when nothing behind it takes time.
-//! The fake worker declares the model that a real worker declares. Like a real worker, it announces every accepted
-//! request, at most once a millisecond: a router whose requests are not announced assumes that other routers exist.
+//! Measurements with it are in `resync` and `overhead`, where workers must cost no time. The fake worker declares a
+//! real worker's model. Like a real worker, it announces every accepted request, at most once a millisecond: otherwise
+//! a router would assume that other routers exist.
 
 use std::mem;
 use std::path::Path;
@@ -113,7 +113,7 @@ impl FakeWorker {
     pub async fn serve(self: &Arc<Self>, tasks: &mut JoinSet<()>) -> anyhow::Result<String> {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
-        // Without it the second of two small writes waits for the first one's acknowledgement, 40 ms.
+        // Otherwise the second of two small writes would wait 40 ms for the acknowledgement of the first.
         let listener = listener.tap_io(|connection| {
             let _ = connection.set_nodelay(true);
         });
@@ -195,7 +195,7 @@ async fn summary_stream(State(fake): State<Arc<FakeWorker>>) -> Response {
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
 }
 
-/// Returns a frame as it stands in a stream, behind its length.
+/// Returns a frame in the form of a stream: its length, then its bytes.
 pub(crate) fn framed(frame: &Frame) -> Bytes {
     let bytes = frame.encode();
     let length = u32::try_from(bytes.len()).expect("a frame is below 1 MiB");
@@ -237,7 +237,7 @@ fn streamed(n_tokens: u32, asked: &HeaderMap) -> Response {
         format!("{event}\n\n{}", if is_journaled { line.as_str() } else { "" })
     };
     let writes = stream::iter(0..n_tokens + 2).then(move |n| async move {
-        // Each write leaves by itself, as a token does that takes time.
+        // Each write is sent separately, like a token that takes time to compute.
         tokio::task::yield_now().await;
         Ok::<_, std::convert::Infallible>(Bytes::from(write(n)))
     });

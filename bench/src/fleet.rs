@@ -71,7 +71,7 @@ impl Server {
         }
     }
 
-    /// Starts `program`, which was told to listen on `address` and need not log it.
+    /// Starts `program`, whose flags make it listen on `address`; it need not log the address.
     ///
     /// Errors: the program cannot be started.
     pub async fn start_at(name: &str, program: &Path, args: &[String], address: SocketAddr) -> anyhow::Result<Self> {
@@ -177,7 +177,7 @@ impl Server {
     }
 }
 
-/// A child process and what is read from its log.
+/// A child process and the addresses in its log.
 struct Spawned {
     child: Child,
     log: Log,
@@ -229,7 +229,7 @@ fn listening_address(line: &str) -> Option<SocketAddr> {
     rest[..end].parse().ok()
 }
 
-/// What to start a fleet from.
+/// Programs, model and flags of a fleet.
 #[derive(Debug, Clone)]
 pub struct FleetSpec {
     /// Folder that contains `warmpath-worker` and `warmpath-router`.
@@ -305,7 +305,7 @@ pub fn bin_dir(given: Option<&Path>) -> anyhow::Result<PathBuf> {
 /// Workers and one router in front of them.
 #[derive(Debug)]
 pub struct Fleet {
-    /// What the fleet was started from.
+    /// Programs, model and flags.
     pub spec: FleetSpec,
     /// The workers.
     pub workers: Vec<Server>,

@@ -48,7 +48,7 @@ struct Row {
 /// Runs the load with every fleet and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     peers::fetch()?;
     let llama_server = peers::llama_server()?;

@@ -1,6 +1,6 @@
 //! `warmpath-bench index`: speed and size of the router's prefix index beside other indexes, with checked results.
 //!
-//! Routing is not measured here. Each index gets the same fleet (`measure`, `workload`), in turns (`rounds`). Other
+//! Not here: routing. Each index gets the same fleet (`measure`, `workload`), and they take turns (`rounds`). Other
 //! indexes are measured by programs of their own (`bench/peers`), so that their dependencies stay out of this build;
 //! their rows are shown beside ours.
 
@@ -37,7 +37,7 @@ pub struct IndexArgs {
     /// Number of blocks that a resync replaces; 0 measures none.
     #[arg(long, default_value_t = 1_000_000)]
     pub resync_blocks: usize,
-    /// Seeds what workers hold and what is asked.
+    /// Seed of the workers' blocks and of the look-ups.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Programs that measure other indexes, built by scripts/index-peers.sh.

@@ -1,8 +1,8 @@
 //! `warmpath-bench load`: drives any OpenAI endpoint at a given rate, at the times of a trace or with a given number of
 //! requests at a time, and reports latencies, goodput and errors.
 //!
-//! Not here: conversations that go on with what the model said (`chat_load`). A request is made in `requests`, started
-//! in `drive`, measured in `client` and counted in `outcome`.
+//! Not here: conversations that contain the model's answers (`chat_load`). A request is made in `requests`, started in
+//! `drive`, measured in `client` and counted in `outcome`.
 
 pub mod drive;
 pub mod outcome;
@@ -33,10 +33,10 @@ pub struct LoadArgs {
     /// Base URL of the endpoint, such as http://127.0.0.1:8080, with or without /v1.
     #[arg(long, value_name = "URL")]
     base: String,
-    /// Model to ask for. The default is the only one there.
+    /// Model to request. The default is the endpoint's only model.
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Key that the endpoint wants.
+    /// API key, if the endpoint needs one.
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Requests per second, at random times (Poisson arrivals), however fast the endpoint is (open loop). The default
@@ -59,11 +59,11 @@ pub struct LoadArgs {
     /// Made trace to replay instead of a file: chat, shared-prefix, agent, rag or tenants.
     #[arg(long, value_name = "NAME", default_value = "chat", conflicts_with = "trace")]
     shape: TraceShape,
-    /// Share of the trace's lengths that prompts and answers have: smaller ones for a small model.
+    /// Length of prompts and answers as a share of the trace's lengths; use less than 1 for a small model.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     scale: f64,
-    /// Requests to send; the trace begins again, with other texts, when it is used up. The default is the file once, or
-    /// 200, and no limit with --duration.
+    /// Requests to send; when the trace ends, it begins again with other texts. The default is the file once, or 200,
+    /// and no limit with --duration.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
     /// Seconds after which no request is sent.
@@ -81,7 +81,7 @@ pub struct LoadArgs {
     /// Longest TPOT of a good answer, in milliseconds.
     #[arg(long, value_name = "MS")]
     slo_tpot: Option<f64>,
-    /// Seed of texts and times; another one finds nothing of an earlier run in any cache.
+    /// Seed of texts and times; with a new seed, no cache has state from an earlier run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// File to which the result is written as JSON.
@@ -91,10 +91,10 @@ pub struct LoadArgs {
 
 /// Maximum number of requests that run at once; more wait for a place, and their latency counts.
 ///
-/// Source: each has a connection, and most systems give a process 1,024 descriptors unless told otherwise; beyond it
-/// errors of this machine would be counted as errors of the endpoint.
+/// Source: each has a connection, and most systems give a process 1,024 descriptors by default; without any left,
+/// errors of this machine would count as the endpoint's.
 const IN_FLIGHT_MAX: u32 = 1000;
-/// Requests of a made trace, and of a load that does not say how many.
+/// Requests of a made trace, and of a load without a number of requests.
 const MADE_REQUESTS: usize = 200;
 
 /// Result of a load and its setting.
@@ -124,7 +124,7 @@ pub struct Report {
 /// Runs the load, prints the result, writes it to the file of `--json`.
 ///
 /// Errors: the endpoint cannot be asked for its models; no request is answered; a file cannot be read or written.
-#[expect(clippy::print_stdout, reason = "the report is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub async fn run(args: &LoadArgs) -> anyhow::Result<()> {
     let report = measure(args).await?;
     for table in report.outcome.tables() {
@@ -139,7 +139,7 @@ pub async fn run(args: &LoadArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns what latencies count from.
+/// Returns an explanation of the latencies' start.
 fn explanation(args: &LoadArgs) -> &'static str {
     match args.concurrency {
         None => "Open loop: latencies count from the time at which a request was to start, whether it could or not.",
@@ -218,7 +218,7 @@ impl LoadArgs {
     }
 }
 
-/// What the requests of a load share.
+/// State that the requests of a load share.
 struct Load {
     client: ChatClient,
     ignore_eos: bool,

@@ -1,4 +1,4 @@
-//! `warmpath-bench`: one subcommand for everything that is made, driven or measured.
+//! `warmpath-bench`: subcommands that make models, drive load and measure.
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
@@ -35,26 +35,29 @@ enum Command {
     Load(load::LoadArgs),
     /// Holds the same conversations with a local fleet under each routing policy and compares them.
     Policies(policies::PoliciesArgs),
-    /// Measures what the router adds to a request, beside other gateways, in front of workers that answer at once.
+    /// Measures the latency that the router adds to a request, compared with other gateways, in front of workers that
+    /// answer at once.
     Overhead(overhead::OverheadArgs),
     /// Holds the same conversations with our fleet and with llama-servers behind other gateways, and compares them.
     Fleets(fleets::FleetsArgs),
-    /// Holds the same conversations through several routers and through one, and compares what was reused.
+    /// Holds the same conversations through several routers and through one, and compares the reuse.
     Replicas(replicas::ReplicasArgs),
-    /// Holds conversations while a worker joins and while all restart, and shows what is reused meanwhile, with and
-    /// without KV state from other workers.
+    /// Holds conversations while a worker joins and while all restart, and shows the reuse meanwhile, with and without
+    /// KV state from other workers.
     Changes(changes::ChangesArgs),
-    /// Measures how long a router takes to take in the whole view of a large worker, and what requests feel meanwhile.
+    /// Measures how long a router takes to receive the whole view of a large worker, and the latency of requests
+    /// meanwhile.
     Resync(resync::ResyncArgs),
-    /// Measures the worker's prompt-state cache, beside llama-server on the same model.
+    /// Measures the worker's prompt-state cache, compared with llama-server on the same model.
     Worker(worker_bench::WorkerArgs),
-    /// Measures the speed of answers with and without drafts, beside llama-server on the same model.
+    /// Measures the speed of answers with and without drafts, compared with llama-server on the same model.
     Speculation(speculation::SpeculationArgs),
-    /// Sends the requests of coding agents and shows what is reused of them, beside llama-server on the same model.
+    /// Sends the requests of coding agents and shows the reuse of their prompts, compared with llama-server on the same
+    /// model.
     Agents(agents::AgentsArgs),
     /// Kills, freezes, restarts and cuts off workers and routers under load, and checks every answer.
     Chaos(chaos::ChaosArgs),
-    /// Starts a router and three workers, holds conversations through them and shows what was reused.
+    /// Starts a router and three workers, holds conversations through them and shows the reuse.
     Demo(demo::DemoArgs),
 }
 

@@ -33,10 +33,10 @@ pub struct ModelArgs {
     /// GGUF file whose tokenizer is taken instead of our own.
     #[arg(long)]
     pub vocab: Option<PathBuf>,
-    /// Names one of the models of this kind.
+    /// Seed, which selects one of the models of this kind.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Makes a LoRA adapter for the model instead of the model itself, and names one of the adapters.
+    /// Makes a LoRA adapter for the model instead of the model itself; the value is the adapter's seed.
     #[arg(long, conflicts_with = "vocab")]
     pub adapter: Option<u64>,
 }

@@ -113,7 +113,7 @@ struct Row {
 /// Measures and prints.
 ///
 /// Errors: a process that does not start; a gateway that does not respond to every request with 200.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     peers::fetch()?;
     let folder = tempfile::tempdir()?;

@@ -45,7 +45,7 @@ struct Row {
 /// Runs the load under each policy, once a round, and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &PoliciesArgs) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     let mut policies = args.policies.clone();

@@ -73,7 +73,7 @@ struct Runs {
 /// Runs the load for each number of routers and prints the results.
 ///
 /// Errors: a process that does not start, a request that fails.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &ReplicasArgs) -> anyhow::Result<()> {
     let mut runs: Vec<Runs> = args.routers.iter().map(|_| Runs::default()).collect();
     for round in 0..args.rounds.max(1) {

@@ -62,7 +62,7 @@ struct Felt {
 /// Measures and prints.
 ///
 /// Errors: a process that does not start, a request that fails, a view that is not taken in.
-#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     let (large, router) = start(args, &mut tasks).await?;

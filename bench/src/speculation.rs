@@ -1,4 +1,4 @@
-//! `warmpath-bench speculation`: the speed of answers with and without drafts, and beside llama-server's.
+//! `warmpath-bench speculation`: the speed of answers with and without drafts, compared with llama-server's.
 //!
 //! All servers run at the same time and are asked in turn, task by task and round by round, so that a noisy machine
 //! affects all of them; one of them computes at a time. What is asked is in `tasks`.
@@ -38,7 +38,7 @@ pub struct SpeculationArgs {
     /// Draft model: a further worker drafts with it, and so does llama-server with the type draft-simple.
     #[arg(long, value_name = "FILE|NAME")]
     model_draft: Option<ModelChoice>,
-    /// What to compare with; it is built first where it is missing. The default is the worker alone.
+    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
     /// llama-server's types of drafts, each a server of its own.
@@ -163,7 +163,7 @@ fn column(rates: &Rates) -> Vec<f64> {
     medians
 }
 
-#[expect(clippy::print_stdout, reason = "the tables are what the command is for")]
+#[expect(clippy::print_stdout, reason = "the tables are the command's output")]
 fn print_table(n_streams: u16, contenders: &[Contender], rates: &[Rates]) {
     let columns: Vec<Vec<f64>> = rates.iter().map(column).collect();
     println!("\n{n_streams} at a time; tokens/s, and in brackets the ratio to the worker without drafts:\n");

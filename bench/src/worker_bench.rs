@@ -1,4 +1,4 @@
-//! `warmpath-bench worker`: the worker's prompt-state cache beside llama-server on the same model, compared with its
+//! `warmpath-bench worker`: the worker's prompt-state cache, compared with llama-server on the same model and with its
 //! goals.
 //!
 //! The servers are in `contender`, the requests in `traffic`, `shapes`, `throughput`, `long_prompt` and `state`,
@@ -48,10 +48,10 @@ pub struct WorkerArgs {
     /// code).
     #[arg(long, value_name = "FILE|NAME")]
     model: ModelChoice,
-    /// What to compare with; it is built first where it is missing. The default is nothing: the worker alone.
+    /// Server to compare with; it is built first if it is missing. The default is to measure only the worker.
     #[arg(long, value_name = "PEER")]
     against: Option<Peer>,
-    /// Scenario to run, several times for several. The default is all.
+    /// Scenario to run; may be repeated. The default is all scenarios.
     #[arg(long = "scenario", value_name = "NAME")]
     scenarios: Vec<Scenario>,
     /// Passes of every reuse scenario, each on a fresh server with other texts; throughput has rounds of its own.
@@ -131,7 +131,7 @@ async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     Ok(((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64, log))
 }
 
-/// What every scenario needs.
+/// State that every scenario needs.
 #[derive(Debug)]
 struct Bench {
     programs: Programs,

@@ -115,7 +115,7 @@ ROUTER = page(
             ),
             lines(
                 "KV state that moves",
-                "Requests whose worker was told to fetch KV state, and prefixes that workers were told to fetch ahead, by cause, a second.",
+                "Requests with a hint to fetch KV state, and prefixes that workers were to fetch ahead, by cause, a second.",
                 "cps",
                 (f"sum(rate({R}kv_transfer_hints_total{{}}[]))", "request"),
                 (f"sum by (cause) (rate({R}kv_prefetches_total{{}}[]))", "{{cause}}"),

@@ -235,10 +235,12 @@ pub const STOCK_ANSWER_BYTES_MAX: usize = 4 << 20;
 /// many as a llama-server with a folder of models lists.
 pub const STOCK_MODELS_MAX: usize = 1024;
 
-/// Assumed number of parallel requests of a stock server that does not report it. Source: own choice.
+/// Assumed number of parallel requests of a stock server that does not report it. Source: own choice: between
+/// llama-server's four and the hundreds of servers on GPUs.
 pub const STOCK_SLOTS_DEFAULT: u16 = 8;
 
-/// Assumed context size of each of them if the server does not report it. Units: tokens. Source: own choice.
+/// Assumed context size of each of them if the server does not report it. Units: tokens. Source: own choice: a small
+/// one, so that reuse is not overestimated.
 pub const STOCK_CONTEXT_DEFAULT: u32 = 8192;
 
 /// Configuration of a router.

@@ -62,7 +62,7 @@ impl DecisionHistory {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Returns the present time. Units: milliseconds since 1970.
+    /// Returns the current time. Units: milliseconds since 1970.
     pub fn now_ms(&self) -> u64 {
         self.time_ms(self.started.elapsed())
     }

@@ -247,7 +247,12 @@ impl Attempts<'_> {
 }
 
 /// Records a failed attempt in the worker's state, the metrics, the trace and the log.
-fn note_failure(app: &App, arrival: &IncomingRequest, choice: &mut AttemptTarget, (failure, terms): (Failure, Terms<'_>)) {
+fn note_failure(
+    app: &App,
+    arrival: &IncomingRequest,
+    choice: &mut AttemptTarget,
+    (failure, terms): (Failure, Terms<'_>),
+) {
     match failure {
         Failure::Full | Failure::Unready => choice.in_flight.refused(failure, terms),
         _ => choice.in_flight.failed(failure),

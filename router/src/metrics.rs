@@ -84,9 +84,10 @@ metrics! {
     decision: HistogramVec = histograms("decision_seconds", &["phase"], DECISION_BUCKETS);
     /// Routing decisions by reason.
     routes: IntCounterVec = counters("routes_total", &["reason"]);
-    /// Requests whose worker was told to fetch KV state from another worker.
+    /// Requests with a hint to fetch KV state from another worker.
     kv_transfer_hints: IntCounter = counter("kv_transfer_hints_total");
-    /// Prefixes that workers were told to fetch before requests need them, by cause: join of an empty worker, drain.
+    /// Prefixes that were sent to workers to be fetched before requests need them, by cause: join of an empty worker,
+    /// drain.
     kv_prefetches: IntCounterVec = counters("kv_prefetches_total", &["cause"]);
     /// Prompts that the router could not tokenize and routed by load, by cause.
     untokenized_prompts: IntCounterVec = counters("untokenized_prompts_total", &["cause"]);

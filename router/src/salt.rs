@@ -40,8 +40,7 @@ impl Salt {
             (Self::Client(own), of_body) => Ok(of_body.or(own.as_deref()).unwrap_or_default()),
             (Self::Tenant(salt), None) => Ok(salt),
             (Self::Tenant(_), Some(_)) => {
-                let reason =
-                    "the API key sets the salt; send your own in the header `x-warmpath-cache-salt`, which is added to the key's tenant";
+                let reason = "the API key sets the salt; send your own in the header `x-warmpath-cache-salt`, which is added to the key's tenant";
                 Err(RequestError::field("cache_salt", reason))
             }
         }

@@ -142,7 +142,9 @@ impl Server {
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         if config.web.cors == Some(Cors::Any) {
-            tracing::warn!("--cors-origin *: every web page that a user opens may send requests, with any key that it has");
+            tracing::warn!(
+                "--cors-origin *: every web page that a user opens may send requests, with any key that it has"
+            );
         }
         let routes = client_routes(app.clone(), &config.web);
         let head_timeout = config.head_timeout;

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use warmpath_tests::rig::{bin_dir, root};
-use warmpath_worker::openapi::{Server, document};
+use warmpath_worker::openapi::{DescribedServer, document};
 
 /// Compares a page with the expected text, or writes it if `UPDATE_PAGES` is set.
 fn check(page: &str, wanted: &str) -> anyhow::Result<()> {
@@ -177,7 +177,7 @@ fn every_reason_why_a_test_of_llama_server_is_left_out_is_on_its_page() -> anyho
 
 #[test]
 fn the_router_s_openapi_document_is_that_of_the_worker_s_types() -> anyhow::Result<()> {
-    let document = document(Server::Router);
+    let document = document(DescribedServer::Router);
     check("router/openapi/clients.json", &format!("{}\n", serde_json::to_string_pretty(&document)?))
 }
 
@@ -201,7 +201,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 
 /// Returns the fields of the requests that generate text, with their schemas.
 fn described_fields() -> BTreeMap<String, Value> {
-    let document = document(Server::Worker);
+    let document = document(DescribedServer::Worker);
     let requests = ["ChatRequest", "CompletionRequest", "NativeCompletionRequest", "InfillRequest"];
     let fields = requests.iter().flat_map(|request| {
         let schema = &document["components"]["schemas"][request];
@@ -258,7 +258,7 @@ fn the_api_page_and_the_document_know_the_same_paths() -> anyhow::Result<()> {
     let quoted = cells.iter().flat_map(|row| quoted(row[0]));
     let paths = quoted.filter_map(|text| text.split_whitespace().last().map(str::to_owned));
     let told: BTreeSet<String> = paths.filter(|path| path.starts_with('/')).map(|path| plain(&path)).collect();
-    let document = document(Server::Worker);
+    let document = document(DescribedServer::Worker);
     let known: BTreeSet<String> =
         document["paths"].as_object().into_iter().flatten().map(|(path, _)| plain(path)).collect();
     assert_eq!(told, known, "the paths of docs/api.md (left) and of the document (right)");

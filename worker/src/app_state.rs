@@ -139,7 +139,7 @@ impl Serving {
         self.preparing.run(move || work(&serving)).await
     }
 
-    /// Checks that the engine has capacity, so that a prompt is not prepared in vain.
+    /// Checks that the engine has capacity, so that no prompt is prepared that would then be refused.
     ///
     /// The count is that of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
     pub fn check_room(&self) -> Result<(), RequestError> {

@@ -1,6 +1,6 @@
 //! llama.cpp's backends, in a build that loads them at run time: the choice among its sets of CPU kernels.
 //!
-//! Such a build has a library for each generation of processors. A library's own score only tells whether the processor
+//! Such a build has a library for each generation of processors. A library's own score only shows whether the processor
 //! supports it. A separate process tries whether its kernels run and compute correctly, before the library is loaded. A
 //! build with one set compiled in finds that set registered and loads nothing. Source:
 //! docs/decisions/0034-cpu-variants.md.

@@ -59,7 +59,9 @@ pub(crate) use publish::arrival_announcer::{ArrivalAnnouncer, EarlyAnnouncement}
 pub use publish::counters::CounterValues;
 pub(crate) use publish::counters::Counters;
 pub(crate) use publish::summary_events::UpdateSender;
-pub use self_test::{StateCosts, Figures, MeasureOutcome, Origin, SelfTestReport, Setting, SuffixRounding, TriedSetting};
+pub use self_test::{
+    Figures, MeasureOutcome, Origin, SelfTestReport, Setting, StateCosts, SuffixRounding, TriedSetting,
+};
 
 use tokio::sync::mpsc;
 

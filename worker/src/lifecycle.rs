@@ -34,7 +34,7 @@ use crate::response_format::WantedSchema;
 
 use journal::{Past, RouterInstructions};
 use prompts::ReadPrompt;
-pub use response_stream::{Answer, ResponseSpec, Step, ResponseTotals};
+pub use response_stream::{Answer, ResponseSpec, ResponseTotals, Step};
 use response_stream::{ChoiceState, RequestTimer};
 
 /// A request that has arrived, before its body is parsed.

@@ -16,7 +16,7 @@ use crate::embedder::EmbedHandle;
 use crate::embedder::vector::Norm;
 use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
-use crate::kv_transfer::Transfers;
+use crate::kv_transfer::StateFetcher;
 use crate::summary::Publisher;
 
 /// A loaded worker; cheap to clone.

@@ -20,7 +20,7 @@ use warmpath_common::openai::offered;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
-use self::choice::{ToolSelection, Named, RequestTools};
+use self::choice::{Named, RequestTools, ToolSelection};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 

@@ -8,7 +8,7 @@ mod chain_index;
 mod measure;
 mod radix_tree;
 #[path = "../../src/index_bench/workload.rs"]
-#[expect(dead_code, reason = "slots are nothing to these indexes")]
+#[expect(dead_code, reason = "these indexes know no slots")]
 mod workload;
 
 use clap::Parser;

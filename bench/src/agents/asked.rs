@@ -1,7 +1,6 @@
-//! One request in an agent's dialect and what came of it: the text, the tokens that were reused, the time to the first
-//! of the answer.
+//! One request in an agent's dialect and its result: the text, the reused tokens, the time to the first token.
 //!
-//! Not here: what is asked (`session`).
+//! Not here: the content of requests (`session`).
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ pub(super) struct Asked {
     pub(super) text: String,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
-    /// Time from sending to the first event with something of the answer. Units: milliseconds.
+    /// Time from sending to the first event with a part of the answer. Units: milliseconds.
     pub(super) ttft_ms: f64,
 }
 
@@ -66,7 +65,7 @@ impl Api {
 }
 
 impl Asked {
-    /// Reads an event; returns whether it holds something of the answer.
+    /// Reads an event; returns whether it contains a part of the answer.
     fn take(&mut self, event: &Value, dialect: Dialect) -> anyhow::Result<bool> {
         if event.get("error").is_some_and(|error| !error.is_null()) {
             bail!("the stream ended with an error: {event}");

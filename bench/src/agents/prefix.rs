@@ -1,4 +1,4 @@
-//! How much of a prompt is the beginning of an earlier one, in the model's tokens.
+//! The longest common prefix of a prompt with earlier ones, in the model's tokens.
 //!
 //! Prompts are made as router and worker make them, so the count is exact. Not here: the actual reuse of a server.
 
@@ -32,14 +32,15 @@ impl Prefixes {
         Ok(Self { prompts: PromptMaker::open(model, options)? })
     }
 
-    /// Returns a count that has seen no prompt.
+    /// Returns a record without prompts.
     pub(super) fn none_yet(&self) -> Earlier<'_> {
         Earlier { prompts: &self.prompts, sent: Vec::new() }
     }
 }
 
 impl Earlier<'_> {
-    /// Returns how many tokens of a body's prompt some earlier one begins with, and counts it among the earlier ones.
+    /// Returns the length of the longest common prefix of a body's prompt with earlier prompts, and adds the prompt to
+    /// them. Units: tokens.
     ///
     /// Errors: no prompt can be made of the body.
     pub(super) fn shared(&mut self, body: &Value, dialect: Dialect) -> anyhow::Result<u64> {

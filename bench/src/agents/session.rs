@@ -1,4 +1,4 @@
-//! An agent at work: two projects, questions of the user, a call and its result for each, as request bodies.
+//! A session of an agent as request bodies: two projects, the user's questions, a call and its result for each.
 //!
 //! The model's answer to a question is sent back unchanged. Calls are scripted, because a model of a few megabytes
 //! makes none. So the text of a call is new to the server, as if the template rendered a call differently from the
@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 use super::shape::{Changes, Dialect, Piece, Shape, ToolSize};
 use crate::prompts::words;
 
-/// What an agent is doing when it asks.
+/// The agent's reason for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
-    /// It wants a title for the conversation.
+    /// It requests a title for the conversation.
     Title,
     /// It asks the first question.
     First,
-    /// It brings the result of a call.
+    /// It returns the result of a call.
     Tool,
     /// It asks a further question.
     Question,
@@ -48,7 +48,7 @@ pub(super) struct Request {
     n_questions: u32,
 }
 
-/// A conversation of an agent in one project, and the beginning of one in another.
+/// A conversation of an agent in one project, and the start of a conversation in another.
 #[derive(Debug, Clone)]
 pub(super) struct Session {
     pub(super) shape: Shape,
@@ -56,7 +56,7 @@ pub(super) struct Session {
     pub(super) questions: u32,
 }
 
-/// What stands in a conversation behind its opening.
+/// Part of a conversation after its opening.
 enum Entry {
     Question(String),
     System(String),
@@ -83,7 +83,7 @@ impl Session {
         steps.into_iter().enumerate().map(request).collect()
     }
 
-    /// Returns the body of a request; `answers` are those of the requests before it.
+    /// Returns the body of a request; `answers` are the answers to the requests before it.
     pub(super) fn body(&self, request: &Request, answers: &[String], answer_tokens: u32) -> Value {
         let mut body = match self.shape.dialect {
             Dialect::Chat => self.chat(request, answers),
@@ -110,7 +110,7 @@ impl Session {
         (idx..).zip(pieces).map(|(idx, &piece)| self.text(piece, idx, request)).collect()
     }
 
-    /// Returns what was said behind the opening, up to this request.
+    /// Returns the parts of the conversation after the opening, up to this request.
     fn entries(&self, request: &Request, answers: &[String]) -> Vec<Entry> {
         let mut entries = Vec::new();
         let has_tools = !self.shape.tools.is_empty();
@@ -147,7 +147,7 @@ impl Session {
         entries
     }
 
-    /// Returns what the model said at the end of its turn on the `n`th question.
+    /// Returns the model's final answer to the `n`th question.
     fn answer(&self, n: u32, answers: &[String]) -> String {
         let ends_turn = match (self.shape.tools.is_empty(), n) {
             (false, _) => Step::Tool,
@@ -267,7 +267,8 @@ impl Session {
         (0..).zip(&self.shape.tools).map(of).collect()
     }
 
-    /// Returns a function that is about so long as JSON: half of it describes the function, half its argument.
+    /// Returns a function whose JSON has about `chars` characters: half of it describes the function, half its
+    /// argument.
     fn function(&self, (name, idx): (String, u64), chars: u32, schema: &str) -> Value {
         /// Characters of a function's JSON without its texts.
         const FRAME_CHARS: u32 = 180;
@@ -281,9 +282,9 @@ impl Session {
     }
 }
 
-/// Returns words of so many characters that depend on the seed alone.
+/// Returns words of `chars` characters in total, which depend only on the seed.
 fn text(seed: u64, chars: u32) -> String {
-    /// Least characters of a word and the space behind it.
+    /// Fewest characters of a word with the space behind it.
     const WORD_CHARS: usize = 5;
     let chars = chars as usize;
     let mut text = words(seed, chars / WORD_CHARS + 1);

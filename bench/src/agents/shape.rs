@@ -1,10 +1,10 @@
-//! What coding agents send: which texts, how long each is, and which of them change from project to project or request
-//! to request.
+//! The requests of coding agents: their texts, the length of each, and which of them change with the project or the
+//! request.
 //!
 //! Not here: the texts (made of words, none is an agent's) and their order in time (`session`).
 //! Source: requests recorded from each agent with a project of one or two files: Claude Code 2.1, Codex CLI, opencode,
-//! qwen-code 0.15.10, aider. Lengths are characters; where a text of the same agent begins to differ in another project
-//! was found by comparing two.
+//! qwen-code 0.15.10, aider. Lengths are characters; comparing two projects showed where an agent's text begins to
+//! differ.
 
 use super::Agent;
 
@@ -66,7 +66,7 @@ pub(super) struct ToolSize {
 pub(super) struct Shape {
     pub(super) dialect: Dialect,
     pub(super) tools: Vec<ToolSize>,
-    /// A tool that only its provider runs, by its type.
+    /// Type of a tool that only the provider runs.
     pub(super) foreign_tool: Option<&'static str>,
     /// Texts of the system, as one message or as the field that the dialect has.
     pub(super) system: Vec<Piece>,
@@ -75,7 +75,7 @@ pub(super) struct Shape {
     pub(super) before_question: Vec<Piece>,
     /// A message of the system behind the first question.
     pub(super) behind_question: Option<Piece>,
-    /// Text behind the last question, which moves on with the conversation.
+    /// Text behind the last question, which moves with the conversation.
     pub(super) reminder: Option<Piece>,
     pub(super) question_chars: u32,
     pub(super) arguments_chars: u32,
@@ -97,7 +97,7 @@ fn alone(sizes: &[u32]) -> Vec<ToolSize> {
 }
 
 impl Shape {
-    /// Returns what an agent sends.
+    /// Returns the shape of an agent's requests.
     pub(super) fn of(agent: Agent) -> Self {
         match agent {
             Agent::ClaudeCode => claude_code(),
@@ -129,7 +129,7 @@ fn claude_code() -> Shape {
         dialect: Dialect::Messages,
         tools: alone(&tools),
         foreign_tool: None,
-        // A line that is new with each request, who it is, and the rules, which name the project's path.
+        // A line that is new in each request, the agent's name, and the rules, which contain the project's path.
         system: vec![Piece { chars: 74, changes: Changes::Request }, same(62), same(1900), project(4000)],
         openings: Vec::new(),
         before_question: vec![project(306)],
@@ -189,7 +189,7 @@ fn qwen_code() -> Shape {
         dialect: Dialect::Chat,
         tools: alone(&tools),
         foreign_tool: None,
-        // The rules, and how to keep a memory in a folder of the project's.
+        // The rules, and instructions for a memory in a folder of the project.
         system: vec![same(25993), project(12798)],
         openings: vec![
             // The date, then the folder.

@@ -1,7 +1,7 @@
 //! The requests of a chaos run, each with the answer that a worker without a cache gives.
 //!
-//! Not here: sending them to the fleet (`load`). Their number is fixed and they are sent again and again in random
-//! order: so every answer has a reference before faults begin, and what was computed once can be reused.
+//! Not here: sending them to the fleet (`load`). There is a fixed number of requests, which are repeated in random
+//! order. So every answer has a reference before faults begin, and computed state can be reused.
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum as _;
@@ -23,11 +23,11 @@ const SYSTEM_WORDS: usize = 250;
 const USER_WORDS: usize = 30;
 /// Turns of a growing conversation.
 const TURNS: usize = 4;
-/// Share of the recorded lengths that an agent's texts have.
+/// Length of an agent's texts as a share of the recorded lengths.
 ///
 /// Source: the longest prompt of any agent, with an answer, then fits into a slot of 4,096 tokens.
 const AGENT_SCALE: f64 = 0.03;
-/// Part of an answer that a turn of a growing conversation has.
+/// Divisor of an answer's length in the turns of a growing conversation.
 const TURN_SHARE: u32 = 4;
 
 /// Requests that one client sends one after the other.
@@ -177,7 +177,7 @@ impl Kind {
                 (path, body)
             }
         };
-        // The worker refuses it beside tools.
+        // The worker refuses this field together with tools.
         if !matches!(self, Self::Schema | Self::Agent) {
             body["ignore_eos"] = json!(true);
         }
@@ -199,7 +199,7 @@ fn schema() -> Value {
     })
 }
 
-/// What a script's client has said and got.
+/// The requests and answers of a script's client so far.
 struct History {
     system: String,
     messages: Vec<Value>,

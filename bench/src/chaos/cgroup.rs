@@ -1,7 +1,7 @@
 //! A control group of Linux, which limits the memory of one process; removed when it is dropped.
 //!
-//! Not here: when it limits which process (`faults`). Groups of both versions serve: version 2, and version 1, whose
-//! controllers have a hierarchy each. They need root.
+//! Not here: the time of a limit and its process (`faults`). Both versions work: version 2, and version 1, in which
+//! each controller has its own hierarchy. They need root.
 
 use std::path::{Path, PathBuf};
 
@@ -47,7 +47,7 @@ impl Cgroup {
                 continue;
             }
             let made = Self { folder, version };
-            // Where version 1 is in use, the root of version 2 is any other file system.
+            // If version 1 is in use, the root of version 2 may be another file system.
             if made.file(version.limit).exists() && made.lift_limit().is_ok() {
                 return Ok(made);
             }
@@ -62,16 +62,16 @@ impl Cgroup {
         (PathBuf::from("sh"), args.map(str::to_owned).into())
     }
 
-    /// Limits the memory to so much more than is used now. Units: bytes.
+    /// Limits the memory to the current usage and `spare_bytes` more. Units: bytes.
     ///
-    /// Errors: the kernel does not take the limit.
+    /// Errors: the kernel refuses the limit.
     pub fn limit_growth(&self, spare_bytes: u64) -> anyhow::Result<()> {
         let usage = std::fs::read_to_string(self.file(self.version.usage))?;
         let usage_bytes: u64 = usage.trim().parse().with_context(|| format!("reading {usage:?}"))?;
         self.set(&(usage_bytes + spare_bytes).to_string())
     }
 
-    /// Takes the limit away.
+    /// Removes the limit.
     ///
     /// Errors: as [`Self::limit_growth`].
     pub fn lift_limit(&self) -> anyhow::Result<()> {

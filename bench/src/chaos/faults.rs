@@ -1,7 +1,7 @@
-//! The faults of a chaos run: what is done to the fleet, one fault after the other.
+//! The faults of a chaos run, which are caused one after the other.
 //!
-//! Not here: which of them come, and when (`chaos`). At most one worker or router, or one link, is faulty at a time,
-//! so every request always has candidates.
+//! Not here: their choice and times (`chaos`). At most one worker or router, or one link, is faulty at a time, so every
+//! request always has candidates.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub enum Fault {
     Kill,
     /// A worker is frozen for some seconds.
     Freeze,
-    /// A worker is told to end, and started again.
+    /// A worker gets SIGTERM, and is started again.
     Drain,
     /// A worker's address accepts connections and never answers.
     Mute,
@@ -33,13 +33,13 @@ pub enum Fault {
     Slow,
     /// A worker's summary announces the blocks of another worker, too.
     Lie,
-    /// A worker may have little more memory than it needs to start; only with control groups.
+    /// A worker gets little more memory than it needs to start; only with control groups.
     LowMemory,
-    /// Every worker is told to end and started again, one after the other.
+    /// Every worker gets SIGTERM and is started again, one after the other.
     RollWorkers,
     /// A router is killed, and started again.
     KillRouter,
-    /// Every router is told to end and started again, one after the other.
+    /// Every router gets SIGTERM and is started again, one after the other.
     RollRouters,
     /// No packet passes between a router and a worker; only with namespaces.
     Partition,
@@ -49,7 +49,7 @@ pub enum Fault {
 
 /// Time that a killed worker or router is away.
 const DOWN: Duration = Duration::from_secs(3);
-/// Time for which a fault lasts that ends by itself, longer than the 3.5 s after which a router gives a worker up.
+/// Duration of a fault that ends by itself: longer than the 3.5 s after which a router counts a worker as lost.
 const LASTS: Duration = Duration::from_secs(7);
 /// Times in which a slow worker is stopped and runs, in turn.
 const SLOW_STOPPED: Duration = Duration::from_millis(180);
@@ -65,7 +65,7 @@ impl Fault {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Returns why the fault cannot be had here; `None` if it can.
+    /// Returns why the fault is impossible on this machine; `None` if it is possible.
     pub fn obstacle(self, network: &Network, n_routers: usize) -> Option<&'static str> {
         match self {
             Self::Partition if !network.can_cut() => Some("needs network namespaces"),
@@ -76,7 +76,7 @@ impl Fault {
         }
     }
 
-    /// Does it to the fleet, and returns once it is over, with its target.
+    /// Causes the fault, and returns its target once it is over.
     ///
     /// Errors: a process does not end or does not come back.
     pub async fn strike(self, fleet: &mut Fleet, rng: &mut ChaCha8Rng) -> anyhow::Result<String> {
@@ -145,7 +145,7 @@ impl Fault {
     }
 }
 
-/// Lets a worker run for a tenth of the time only.
+/// Lets a worker run for only a tenth of the time.
 async fn slow_down(fleet: &Fleet, worker: usize) -> anyhow::Result<()> {
     let until = tokio::time::Instant::now() + LASTS;
     while tokio::time::Instant::now() < until {
@@ -179,7 +179,7 @@ async fn lie(fleet: &mut Fleet, (worker, other): (usize, usize)) -> anyhow::Resu
     Ok(target)
 }
 
-/// Restarts a worker in a control group whose memory it uses up soon.
+/// Restarts a worker in a control group whose memory it soon exhausts.
 async fn starve(fleet: &mut Fleet, worker: usize) -> anyhow::Result<String> {
     let address = Some(fleet.workers[worker].address());
     fleet.drain_worker(worker).await?;
@@ -194,14 +194,14 @@ async fn starve(fleet: &mut Fleet, worker: usize) -> anyhow::Result<String> {
             fleet.drain_worker(worker).await?;
             name
         }
-        // The kernel kills a process that its group has no memory for.
+        // The kernel kills a process whose group has no memory left.
         Err(_) => format!("{name}, killed by the kernel"),
     };
     fleet.restart_worker(worker, Served::Fleets).await?;
     Ok(target)
 }
 
-/// Restarts every worker, each once the routers use the one before.
+/// Restarts every worker, each after the routers use the previous one again.
 async fn roll_workers(fleet: &mut Fleet) -> anyhow::Result<String> {
     for worker in 0..fleet.workers.len() {
         fleet.drain_worker(worker).await?;

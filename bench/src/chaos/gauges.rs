@@ -1,7 +1,7 @@
 //! Memory, descriptors and threads of the processes of a chaos run, sampled once a second from `/proc`.
 //!
-//! A process that is started again counts as the same one, so a leak shows in the maxima of its name. Not here: their
-//! limits (`verdict`).
+//! A restarted process counts as the same one, so a leak shows in the maxima of its name. Not here: their limits
+//! (`verdict`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! A worker that lies in its summary: a proxy in front of it announces the blocks of another worker, too.
+//! A worker with a wrong summary: a proxy in front of it also announces the blocks of another worker.
 //!
-//! Not here: when that happens (`faults`). Everything else passes as it is, so requests that are sent here for those
-//! blocks are computed from their beginning, and workers that want to fetch them from here get nothing. Each frame is
-//! consistent with those before it, its digest as well, so no router can know.
+//! Not here: the time of the fault (`faults`). Everything else passes unchanged. So requests that are routed here
+//! because of those blocks are computed from their beginning, and workers that try to fetch the blocks from here get
+//! nothing. Each frame and its digest are consistent with the frames before it, so no router can detect the fault.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -40,9 +40,9 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// Returns a liar in front of the worker `honest` who announces what the worker `victim` holds now.
+    /// Returns a proxy in front of the worker `honest` that also announces the current blocks of the worker `victim`.
     ///
-    /// Errors: the victim does not tell what it holds.
+    /// Errors: the victim does not report its blocks.
     pub async fn new(honest: String, victim: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let view = http.get(format!("{victim}{SNAPSHOT_PATH}")).send().await?.error_for_status()?;
@@ -50,7 +50,7 @@ impl Liar {
         Ok(Self { http, honest, stolen: stolen(view.runs) })
     }
 
-    /// Returns the number of blocks that it announces and may not hold.
+    /// Returns the number of the other worker's blocks that it announces.
     pub fn n_stolen(&self) -> usize {
         self.stolen.iter().map(|run| run.keys.len()).sum()
     }
@@ -78,7 +78,7 @@ impl Liar {
     }
 }
 
-/// Returns the runs as a worker would announce them that has them outside its slots, as many as one frame takes.
+/// Returns the runs in the form for blocks outside slots, as many as fit into one frame.
 fn stolen(runs: Vec<Run>) -> Vec<Run> {
     let mut n_keys = 0;
     let mut fits = |run: &Run| {
@@ -106,7 +106,7 @@ async fn lie(State(liar): State<Arc<Liar>>, headers: HeaderMap) -> Response {
     ([(CONTENT_TYPE, summary::CONTENT_TYPE)], Body::from_stream(frames)).into_response()
 }
 
-/// Passes a request on and its response back.
+/// Forwards a request and its response.
 async fn pass(State(liar): State<Arc<Liar>>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();
     let Ok(body) = axum::body::to_bytes(body, BODY_BYTES_MAX).await else {

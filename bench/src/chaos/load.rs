@@ -1,8 +1,8 @@
-//! The clients of a chaos run: they play scripts one after the other and judge every answer.
+//! The clients of a chaos run: they run scripts one after the other and judge every answer.
 //!
-//! Not here: the scripts (`cases`), what counts as broken in the end (`verdict`). A client does what one behind a load
-//! balancer does: a request that a router did not take, because it is being restarted, goes to the next router. It
-//! forgives nothing else.
+//! Not here: the scripts (`cases`), the final verdict (`verdict`). A client behaves like one behind a load balancer: if
+//! a router does not accept a request, because it is being restarted, the client sends it to the next router. Every
+//! other failure counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,20 +22,20 @@ use super::cases::{Case, Kind, Script};
 use super::reply::{Said, StreamReader};
 use super::site::Standing;
 
-/// Time in which every request must have its answer or its error.
+/// Time in which every request must get its answer or its error.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Pause of a client before it tries another router.
 const NEXT_ROUTER_PAUSE: Duration = Duration::from_millis(50);
 /// Most events that a client reads before it leaves in the middle.
 const EVENTS_BEFORE_LEAVING_MAX: usize = 60;
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// The answer is that of the reference.
     Right,
-    /// The client left; what it had is a beginning of the reference.
+    /// The client left; the part that it had received is a prefix of the reference.
     Left,
     /// The router was killed in the middle of the answer.
     RouterKilled,
@@ -47,7 +47,7 @@ pub enum Outcome {
     Refused,
     /// An error that no client can read.
     Unclear,
-    /// Nothing came within the deadline.
+    /// Nothing arrived within the deadline.
     Late,
 }
 
@@ -64,13 +64,13 @@ impl Outcome {
         Self::Late,
     ];
 
-    /// Returns whether it keeps to the invariants.
+    /// Returns whether it satisfies the invariants.
     pub fn is_good(self) -> bool {
         matches!(self, Self::Right | Self::Left | Self::RouterKilled)
     }
 }
 
-/// A request that is over.
+/// A completed request.
 #[derive(Debug, Clone)]
 pub struct Record {
     /// Kind of its script.
@@ -79,24 +79,24 @@ pub struct Record {
     pub sent: Instant,
     /// Outcome.
     pub outcome: Outcome,
-    /// What was wrong; empty if nothing was.
+    /// Description of the failure; empty if there is none.
     pub fault: String,
     /// Id and router of the request, for their logs.
     pub trail: String,
-    /// Prompt tokens, and how many of them were reused, as the response's headers tell.
+    /// Prompt tokens, according to the response's headers.
     pub prompt_tokens: u64,
     /// Prompt tokens that were reused.
     pub cached_tokens: u64,
-    /// Pauses of its stream before it went on at another worker, with their ends. Units: milliseconds.
+    /// Pauses of its stream before it continued at another worker, with their ends. Units: milliseconds.
     pub pauses: Vec<(Instant, f64)>,
     /// Time from sending to the first event. Units: milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Number of routers that did not take it.
+    /// Number of routers that did not accept it.
     pub n_passed_on: u32,
 }
 
 impl Record {
-    /// Returns what was wrong, for people; `start` is that of the run.
+    /// Returns the failure in words; `start` is the start of the run.
     pub fn complaint(&self, start: Instant) -> String {
         let at_s = self.sent.saturating_duration_since(start).as_secs_f64();
         format!("{at_s:.1} s: {} {:?}, {}: {}", self.kind.name(), self.outcome, self.trail, self.fault)
@@ -134,16 +134,16 @@ impl Tally {
     }
 }
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Debug)]
 pub struct Load {
     /// Scripts to choose from.
     pub scripts: Vec<Script>,
     /// The routers.
     pub standing: Arc<Standing>,
-    /// Where records go.
+    /// Destination of the records.
     pub tally: Arc<Tally>,
-    /// Whether the clients end after their present request.
+    /// Whether the clients end after their current request.
     pub is_over: AtomicBool,
     /// Start of the run.
     pub start: Instant,
@@ -151,7 +151,7 @@ pub struct Load {
     pub bar: ProgressBar,
 }
 
-/// How an exchange with one router ended.
+/// Result of an exchange with one router.
 enum Exchange {
     /// No response began.
     NoResponse(String),
@@ -166,7 +166,7 @@ enum Exchange {
 }
 
 impl Load {
-    /// Plays scripts until the load is over; the client's number and the seed choose them.
+    /// Runs scripts until the load is over; the client's number and the seed choose them.
     ///
     /// Errors: no HTTP client can be made.
     pub async fn client(self: Arc<Self>, (seed, number): (u64, usize)) -> anyhow::Result<()> {
@@ -192,7 +192,7 @@ impl Load {
         Ok(())
     }
 
-    /// Sends a request to the routers in turn until one takes it, and judges what comes.
+    /// Sends a request to the routers in turn until one accepts it, and judges the response.
     async fn ask(
         &self,
         http: &reqwest::Client,
@@ -237,7 +237,7 @@ impl Load {
     }
 }
 
-/// Returns the outcome of an exchange, and what was wrong.
+/// Returns the outcome of an exchange, and the failure in words.
 fn judge(exchange: Exchange, expected: &Said) -> (Outcome, String) {
     match exchange {
         Exchange::NoResponse(error) => (Outcome::Refused, error),
@@ -253,7 +253,7 @@ fn judge(exchange: Exchange, expected: &Said) -> (Outcome, String) {
     }
 }
 
-/// Sends a request to one router and reads what comes.
+/// Sends a request to one router and reads the response.
 async fn exchange(
     http: &reqwest::Client,
     (router, case): (&str, &Case),

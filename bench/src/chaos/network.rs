@@ -1,8 +1,8 @@
-//! Where the processes of a chaos run live: on loopback, or each in a network namespace of its own.
+//! The network of a chaos run: loopback, or a network namespace for each process.
 //!
-//! Not here: the processes (`site`). Namespaces hang on a bridge in a hub namespace, in which the clients are, so
-//! nothing is added to the machine's own network. A link is cut by neighbour entries that lead nowhere: packets vanish
-//! in both directions and nobody is told, as in a partition. They need root and iproute2.
+//! Not here: the processes (`site`). The namespaces are connected by a bridge in a hub namespace, in which the clients
+//! run, so the machine's own network is not changed. A link is cut by neighbour entries for an address that does not
+//! exist: packets vanish in both directions without an error, as in a partition. They need root and iproute2.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ pub enum Network {
 /// Network namespaces, which are removed when this is dropped.
 #[derive(Debug)]
 pub struct Namespaces {
-    /// Start of their names.
+    /// Prefix of their names.
     prefix: String,
     names: Vec<String>,
     /// Whether delay and loss can be added to a link.
@@ -54,10 +54,10 @@ pub struct Namespaces {
 
 /// Port of each process in its namespace.
 const PORT: u16 = 8080;
-/// What makes the packets of a process late and lost, and what ends it.
+/// Arguments of `tc` that delay and lose the packets of a process, and that end this.
 const NETEM: &str = "replace dev eth0 root netem delay 30ms 10ms loss 2%";
 const NO_NETEM: &str = "del dev eth0 root";
-/// Link address of nobody.
+/// Link address that does not exist.
 const NOBODY: &str = "02:00:00:00:00:99";
 
 impl Network {
@@ -74,7 +74,7 @@ impl Network {
         }
     }
 
-    /// Returns what it is called in reports.
+    /// Returns its name in reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Loopback => "loopback",
@@ -83,7 +83,7 @@ impl Network {
         }
     }
 
-    /// Moves the calling thread to where the clients are.
+    /// Moves the calling thread into the clients' namespace.
     ///
     /// Errors: the namespace cannot be entered.
     pub fn enter(&self) -> anyhow::Result<()> {
@@ -122,7 +122,7 @@ impl Network {
         matches!(self, Self::Namespaces(Namespaces { has_netem: true, .. }))
     }
 
-    /// Lets every packet between two processes vanish.
+    /// Drops every packet between two processes.
     ///
     /// Errors: `ip` fails; processes on loopback have no links.
     pub fn cut(&self, places: [Place; 2]) -> anyhow::Result<()> {
@@ -146,14 +146,14 @@ impl Network {
         Ok(())
     }
 
-    /// Lets the packets that a process sends be late and lost at random.
+    /// Delays the packets of a process and loses some at random.
     ///
     /// Errors: `tc` fails; there is no netem.
     pub fn impair(&self, place: Place) -> anyhow::Result<()> {
         queue_discipline(&self.namespaces()?.name(place), NETEM)
     }
 
-    /// Lets the packets that a process sends pass again as they are.
+    /// Ends the delay and loss of a process's packets.
     ///
     /// Errors: as [`Self::impair`].
     pub fn restore(&self, place: Place) -> anyhow::Result<()> {

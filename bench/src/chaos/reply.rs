@@ -1,7 +1,7 @@
-//! What a client got: the texts, the length and the end of a response, in any dialect, streamed or whole.
+//! The response that a client got: texts, length and end, in any dialect, streamed or in one piece.
 //!
 //! Not here: sending the request (`load`). Two responses are the same for their clients if these parts are equal, so a
-//! stream that went through a failure is compared with a whole response of a worker that was left alone.
+//! stream that was interrupted by a failure can be compared with a response in one piece from an undisturbed worker.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ impl Said {
         }
     }
 
-    /// Returns whether each text of `self` is a beginning of that of `whole`.
+    /// Returns whether each text of `self` is a prefix of the same text of `whole`.
     pub fn begins(&self, whole: &Self) -> bool {
         let nothing = String::new();
         let of_whole = |idx| whole.texts.get(idx).unwrap_or(&nothing);
@@ -92,7 +92,7 @@ impl Said {
 #[derive(Debug)]
 pub struct StreamReader {
     path: &'static str,
-    /// Start of a line whose end has not come.
+    /// Start of a line whose end has not arrived.
     line: Vec<u8>,
     said: Said,
     ids: BTreeSet<String>,
@@ -117,7 +117,7 @@ impl StreamReader {
 
     /// Takes the next piece.
     ///
-    /// Errors: an error event, an event behind the end, a line of the journal, anything that is no event.
+    /// Errors: an error event, an event behind the end, a line of the journal, anything that is not an event.
     pub fn push(&mut self, piece: &[u8]) -> anyhow::Result<()> {
         self.line.extend_from_slice(piece);
         while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
@@ -132,17 +132,17 @@ impl StreamReader {
         self.n_events
     }
 
-    /// Returns how often the stream was continued at another worker, as its comments tell.
+    /// Returns how often the stream was continued at another worker, according to its comments.
     pub fn n_failovers(&self) -> u32 {
         self.n_failovers
     }
 
-    /// Returns what was said so far.
+    /// Returns the response so far.
     pub fn so_far(&self) -> &Said {
         &self.said
     }
 
-    /// Returns what was said, at the end of the stream.
+    /// Returns the complete response at the end of the stream.
     ///
     /// Errors: the stream has no end, or several ids.
     pub fn finish(self) -> anyhow::Result<Said> {

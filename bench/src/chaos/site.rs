@@ -1,6 +1,6 @@
 //! The processes of a chaos run: how each is started, ended, frozen and started again at its old address.
 //!
-//! Not here: when that happens (`faults`), where they live (`network`).
+//! Not here: the times of faults (`faults`), the network (`network`).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const SMALL_DISK_MB: u32 = 16;
 /// Size of a worker's disk cache. Units: MiB.
 const DISK_CACHE_MB: &str = "64";
 
-/// Everything that processes are started from.
+/// Programs, models and folders with which processes are started.
 #[derive(Debug)]
 pub struct Site {
     /// The network.
@@ -45,22 +45,22 @@ pub struct Site {
     small_disk: Option<SmallDisk>,
 }
 
-/// Which model a worker is started with.
+/// Model with which a worker is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Served {
-    /// That of the fleet.
+    /// The fleet's model.
     #[default]
     Fleets,
-    /// Another one under the same name.
+    /// Another model under the same name.
     Other,
 }
 
-/// How a worker is started.
+/// Options with which a worker is started.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Start<'a> {
     /// Its model.
     pub served: Served,
-    /// Its address; `None` for that of its place.
+    /// Its address; `None` for the default address of its place.
     pub address: Option<SocketAddr>,
     /// Control group in which it runs.
     pub cgroup: Option<&'a Cgroup>,
@@ -134,7 +134,7 @@ impl Site {
         };
         let model = model.display().to_string();
         let flags = ["--model", &model, "--alias", ALIAS, "--threads", "1"];
-        // Reuse is exact without flash attention, and nothing has to be measured at each start.
+        // Without flash attention reuse is exact, and no self-test is needed at each start.
         let exact = ["--flash-attn", "off", "--kv-unified", "off"];
         flags.iter().chain(&exact).map(|&flag| flag.to_owned()).collect()
     }
@@ -193,13 +193,13 @@ impl Drop for SmallDisk {
 /// The fleet under test.
 #[derive(Debug)]
 pub struct Fleet {
-    /// What it is started from.
+    /// Programs, models and folders.
     pub site: Site,
     /// Workers.
     pub workers: Vec<Server>,
     /// Routers.
     pub routers: Vec<Server>,
-    /// What clients and observers may know of it.
+    /// State of the fleet that clients and observers can see.
     pub standing: Arc<Standing>,
 }
 
@@ -231,7 +231,7 @@ impl Fleet {
         self.workers[idx].kill().await
     }
 
-    /// Tells a worker to end, and waits until it has.
+    /// Sends SIGTERM to a worker, and waits until it has ended.
     ///
     /// Errors: it has ended by itself before, or does not end in time.
     pub async fn drain_worker(&mut self, idx: usize) -> anyhow::Result<()> {
@@ -269,7 +269,7 @@ impl Fleet {
         self.restart_router(idx).await
     }
 
-    /// Tells a router to end, waits until it has, and starts it again at its old address.
+    /// Sends SIGTERM to a router, waits until it has ended, and starts it again at its old address.
     ///
     /// Errors: as [`Self::kill_router`]; it does not end in time.
     pub async fn roll_router(&mut self, idx: usize) -> anyhow::Result<()> {
@@ -294,7 +294,7 @@ impl Fleet {
     /// Errors: one has; its log is in the message.
     pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
         for server in self.workers.iter_mut().chain(&mut self.routers) {
-            server.ensure_alive().context("nobody has ended it")?;
+            server.ensure_alive().context("it ended by itself")?;
         }
         Ok(())
     }
@@ -316,7 +316,7 @@ impl Fleet {
     }
 }
 
-/// What clients and observers may know of the fleet.
+/// State of the fleet that clients and observers can see.
 #[derive(Debug)]
 pub struct Standing {
     /// URLs of the routers.
@@ -330,7 +330,7 @@ pub struct Standing {
 /// State of a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RouterLife {
-    /// Whether it has been told to end or was killed, and is not back.
+    /// Whether it got SIGTERM or was killed, and has not been started again.
     pub is_leaving: bool,
     /// How often it was killed.
     pub n_kills: u32,

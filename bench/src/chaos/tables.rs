@@ -1,4 +1,4 @@
-//! What a chaos run prints: its setting, its figures, and the invariants that it broke.
+//! The output of a chaos run: its setting, its figures, and the invariants that it broke.
 
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub struct Setting {
     minutes: f64,
     every_s: f64,
     seed: u64,
-    /// Faults that this machine cannot have, with the reasons.
+    /// Faults that are impossible on this machine, with the reasons.
     left_out: Vec<(String, &'static str)>,
 }
 
@@ -54,7 +54,7 @@ impl Setting {
 }
 
 /// Prints a run for people.
-#[expect(clippy::print_stdout, reason = "the report is what the command is for")]
+#[expect(clippy::print_stdout, reason = "the report is the command's output")]
 pub fn print(setting: &Setting, verdict: &Verdict) {
     let disk = if setting.has_small_disk { "the first worker's disk is full" } else { "no disk is full" };
     println!(

@@ -14,7 +14,7 @@ use crate::report::median;
 
 /// Most broken requests that are shown in full.
 const SHOWN_MAX: usize = 20;
-/// Share of the hit ratio before the faults that there must be after them.
+/// Least hit ratio after the faults, as a share of the hit ratio before them.
 const HIT_RATIO_RECOVERY_MIN: f64 = 0.9;
 /// Most growth of resident memory in the last quarter, in a soak of an hour and in a shorter run.
 ///
@@ -36,7 +36,7 @@ pub struct Happened {
     /// Kind.
     #[serde(serialize_with = "fault_name")]
     pub fault: Fault,
-    /// What it was done to.
+    /// Process or link that it affected.
     pub target: String,
     /// Start. Units: seconds of the run.
     pub at_s: f64,
@@ -77,11 +77,11 @@ pub struct Verdict {
     pub outcomes: BTreeMap<Outcome, usize>,
     /// Number of requests of each kind.
     pub kinds: BTreeMap<&'static str, usize>,
-    /// Requests that went to another router because theirs was being restarted.
+    /// Requests that were sent to another router because the first one was being restarted.
     pub n_passed_on: u32,
     /// Faults.
     pub faults: Vec<Happened>,
-    /// Pauses of continued streams, of all faults and of each.
+    /// Pauses of continued streams, for all faults together and for each.
     pub pauses: BTreeMap<String, Pauses>,
     /// Hit ratio before, during and after the faults.
     pub hit_ratios: [Option<f64>; 3],
@@ -91,7 +91,7 @@ pub struct Verdict {
     pub processes: BTreeMap<String, Process>,
 }
 
-/// Pauses of streams before they went on elsewhere. Units: milliseconds.
+/// Pauses of streams before they continued at another worker. Units: milliseconds.
 #[derive(Debug, Clone, Serialize)]
 pub struct Pauses {
     /// Number of continuations.
@@ -179,7 +179,7 @@ impl Verdict {
         let most = |(from, to): (Instant, Instant), of: Figure| {
             samples.iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, gauge)| of(gauge)).max()
         };
-        // A process that was just started again has less than before, and may have as much again later.
+        // A process that was just restarted uses less memory, and may later use as much as before.
         let growth_of = |of: Figure| most((from, to - quarter), of).zip(most((to - quarter, to), of));
         let rss = growth_of(|gauge| gauge.rss_bytes);
         let growth = rss.map(|(before, last)| last as f64 / before.max(1) as f64 - 1.0);

@@ -1,11 +1,11 @@
-//! What is said in the demo: two tenants, each with a system prompt of its own, and what their users ask.
+//! The texts of the demo: two tenants, each with its own system prompt, and their users' questions.
 //!
 //! Texts of everyday length, about which even a small model says something sensible.
 
-/// A tenant: whose system prompt its users' conversations begin with, and what they ask, turn by turn.
+/// A tenant: its system prompt, and its users' questions, turn by turn.
 #[derive(Debug)]
 pub struct Tenant {
-    /// Name in what is printed.
+    /// Name in the output.
     pub name: &'static str,
     system: &'static str,
     /// Questions of each user, in order.
@@ -38,7 +38,8 @@ pub const TENANTS: [Tenant; 2] = [
 ];
 
 impl Tenant {
-    /// Returns the system prompt on `day`, which begins with the day: nothing of another day's is in any cache.
+    /// Returns the system prompt on `day`, which begins with the day, so that no cache has state from another day's
+    /// prompt.
     pub fn system(&self, day: &str) -> String {
         format!("Today is {day}. {}", self.system.trim_end())
     }

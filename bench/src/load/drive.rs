@@ -1,9 +1,9 @@
 //! The loop that starts requests, open or closed.
 //!
-//! Not here: what a request is and what becomes of it, which the caller says; time is tokio's, so tests run it at once.
-//! In an open loop each request has its intended start, whatever the server does, and latencies count from it: a
-//! request that starts late, because a server that stalls has taken every place, has waited as its user would have.
-//! Otherwise a stall would delay the requests that would show it (coordinated omission).
+//! Not here: the requests and their results, which are the caller's. Time is tokio's, so tests need not wait. In an
+//! open loop each request has its intended start, whatever the server does, and latencies count from it: if a request
+//! starts late because a stalled server occupies every place, it has waited like its user. Otherwise a stall would
+//! delay the requests that would show it (coordinated omission).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,7 +59,7 @@ where
             asking.await;
             drop(place);
         });
-        // Ended requests are let go here, so that their number does not grow.
+        // Ended requests are removed here, so that their number does not grow.
         while let Some(ended) = running.try_join_next() {
             ended?;
         }
@@ -125,7 +125,7 @@ mod tests {
     async fn no_request_starts_after_the_duration_and_the_running_ones_end() {
         let limits = Limits { places: 1, duration: Duration::from_millis(1500) };
         assert_eq!(times(&[None; 5], limits, 1000).await, [(0, 0, 1000), (1000, 1000, 2000)]);
-        // Requests of before that time start nevertheless, though late.
+        // Requests planned before that time start nevertheless, although late.
         let at_ms = [Some(0), Some(10), Some(1499), Some(1500)];
         let expected = [(0, 0, 1000), (10, 1000, 2000), (1499, 2000, 3000)];
         assert_eq!(times(&at_ms, limits, 1000).await, expected);

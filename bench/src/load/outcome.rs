@@ -1,7 +1,7 @@
-//! What became of the requests of a load: counts, latencies, goodput, errors by kind.
+//! The outcome of a load's requests: counts, latencies, goodput, errors by kind.
 //!
-//! Not here: measuring one request (`client`), percentiles (`report`). Requests are added as they end and then
-//! forgotten, so a long load needs no more memory than a short one.
+//! Not here: measuring one request (`client`), percentiles (`report`). Requests are counted when they end and not kept,
+//! so a long load needs no more memory than a short one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::worker_bench::tables::{Section, percent};
 /// Longest error message that is kept. Units: characters.
 const MESSAGE_CHARS_MAX: usize = 200;
 
-/// Latencies that an answer must keep to (service-level objectives).
+/// Limits on an answer's latencies (service-level objectives).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Slo {
     /// Longest TTFT. Units: milliseconds.
@@ -25,7 +25,7 @@ pub struct Slo {
 }
 
 impl Slo {
-    /// Returns whether an answer keeps to all of them; one of a single token has no TPOT.
+    /// Returns whether an answer is within all of them; an answer of a single token has no TPOT.
     fn is_met(self, answer: &Answer) -> bool {
         let is_within = |value: Option<f64>, limit: Option<f64>| match (value, limit) {
             (Some(value), Some(limit)) => value <= limit,
@@ -119,7 +119,7 @@ impl Tally {
         Self { slo, ..Self::default() }
     }
 
-    /// Adds a request that started so long after its intended start.
+    /// Adds a request that started `start_delay` after its intended start.
     pub fn add(&mut self, start_delay: Duration, ended: Result<Answer, AskError>) {
         self.start_delay.add_ms(start_delay.as_secs_f64() * 1e3);
         match ended {
@@ -149,7 +149,7 @@ impl Tally {
         self.failures.values().map(|failures| failures.n).sum()
     }
 
-    /// Returns the result of a load that took so long.
+    /// Returns the result of a load that took `took`.
     pub fn outcome(&self, took: Duration) -> Outcome {
         let (n_failed, took_s) = (self.n_failed(), took.as_secs_f64());
         let per_s = |n: u64| if took_s > 0.0 { n as f64 / took_s } else { 0.0 };

@@ -1,7 +1,7 @@
 //! The requests of a load: the prompts of a trace as texts, and when each of them starts.
 //!
-//! Not here: sending them (`drive`). Equal blocks of a trace become equal texts, so prompts share the prefixes that the
-//! trace says. A word stands for a token, which most vocabularies make of it. A prompt is made when it is needed: all
+//! Not here: sending them (`drive`). Equal blocks of a trace become equal texts, so prompts share the prefixes of the
+//! trace. A word stands for a token, because it is one in most vocabularies. A prompt is made when it is needed: all
 //! texts of a long trace together may be larger than the memory.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct Prompt {
     pub answer_tokens: u32,
 }
 
-/// The requests of a trace, and again with other texts when they are used up.
+/// The requests of a trace, repeated with other texts without an end.
 #[derive(Debug, Clone)]
 pub struct Requests {
     trace: Trace,

@@ -1,7 +1,7 @@
 //! `warmpath-bench quantize`: a model's weights in another of ggml's types, by llama.cpp's own quantizer.
 //!
-//! What a step costs depends on the kernels that ggml has for a type on a processor, so a real model is tried in
-//! several. Not here: real models and where they come from (`real`).
+//! The cost of a step depends on ggml's kernels for a type on a processor, so a real model is tried with several types.
+//! Not here: the real models (`real`).
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -44,7 +44,7 @@ impl WeightType {
 /// Arguments of `warmpath-bench quantize`.
 #[derive(Debug, clap::Args)]
 pub struct QuantizeArgs {
-    /// GGUF file to read; its weights may be quantized already, which costs some of their precision once more.
+    /// GGUF file to read; weights that are already quantized lose some more precision.
     #[arg(long, value_name = "FILE")]
     from: PathBuf,
     /// Type of the large matrices; small ones keep the type that llama.cpp gives them.
@@ -85,7 +85,7 @@ pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Res
     let status =
         unsafe { llama_cpp_sys_2::llama_model_quantize(from_path.as_ptr(), out_path.as_ptr(), &raw const params) };
     ensure!(status == 0, "llama.cpp cannot quantize {} to {weight_type:?}", from.display());
-    // A temporary file is its owner's alone; a model may be read by others.
+    // A temporary file is readable only by its owner; a model may be read by others.
     std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o644))?;
     unfinished.persist(out).with_context(|| format!("cannot write {}", out.display()))
 }

@@ -74,6 +74,6 @@ impl FromStr for Policy {
         let known = || Self::known().map(|policy| policy.to_string()).collect::<Vec<_>>().join(", ");
         Self::known()
             .find(|policy| policy.to_string() == name)
-            .ok_or_else(|| format!("no policy is called `{name}`; there is {}", known()))
+            .ok_or_else(|| format!("no policy is called `{name}`; the policies are {}", known()))
     }
 }

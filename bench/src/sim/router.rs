@@ -41,7 +41,7 @@ pub struct Router {
     block_tokens: u32,
 }
 
-/// What makes the decisions.
+/// Implementation that makes the decisions.
 enum Books {
     /// The production code, with a policy that the router offers, the number of blocks that identify a conversation,
     /// and the term that is left out.

@@ -73,7 +73,7 @@ impl FromStr for TraceShape {
         Self::ALL
             .into_iter()
             .find(|shape| shape.name() == name)
-            .ok_or_else(|| format!("no shape is called `{name}`; there is {}", known()))
+            .ok_or_else(|| format!("no shape is called `{name}`; the shapes are {}", known()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Bursts of siblings in addition to a trace: requests with one new prefix that arrive before any worker can have
 //! computed it.
 //!
-//! The same in real time is in `replicas`. The other requests are those of the trace. Bursts arrive at even intervals,
+//! `replicas` measures the same in real time. The other requests come from the trace. Bursts arrive at even intervals,
 //! each request at a random router; the number of workers that a burst is routed to is counted.
 
 use std::collections::BTreeSet;

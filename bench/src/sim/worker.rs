@@ -1,11 +1,11 @@
 //! A simulated worker: takes requests, runs steps of virtual time, returns first tokens and announcements.
 //!
-//! Virtual time is in `world`, routing in `router`. Production code makes the decisions: the slot plan decides where a
-//! request starts and whom it waits for, the batch plan who computes how much in a step, the chunk index what is found,
-//! kept and evicted, and the averages what the worker reports as its speed. Modelled instead: a step takes the time of
-//! its prompt tokens at the worker's rate, plus that of one decoding step if anything decodes; generated tokens are not
-//! kept. As in the engine's thread, requests that arrive during a step are admitted when it ends; until then they are
-//! reported as waiting, and their blocks as early announcements. A batch is one step, where the engine has one for each
+//! Virtual time is in `world`, routing in `router`. Production code makes the decisions: the slot plan chooses a
+//! request's slot and the request that it waits for, the batch plan divides each step, the chunk index finds, keeps and
+//! evicts state, and the averages give the reported speed. Modelled instead: a step takes the time of its prompt tokens
+//! at the worker's rate, plus that of one decoding step if anything decodes; generated tokens are not kept. As in the
+//! engine's thread, requests that arrive during a step are admitted when it ends; until then they are reported as
+//! waiting, and their blocks as early announcements. A batch is one step, where the engine has one for each
 //! micro-batch.
 
 mod cache;

@@ -1,4 +1,4 @@
-//! What constrained decoding costs: free responses and responses under a JSON schema or a grammar, of the same length,
+//! The cost of constrained decoding: free responses and responses under a JSON schema or a grammar, of the same length,
 //! in turn on the same server.
 //!
 //! Decode is compared with other servers in `throughput`. Schema and grammar both describe endless records of every

@@ -1,5 +1,5 @@
-//! What waits for a long prompt that runs alone on a server: a short request for a free slot, the slot of a cancelled
-//! request, a look at the cache.
+//! Waiting times beside a long prompt that runs alone on a server: of a short request for a free slot, of a cancelled
+//! request's slot, of a query of the cache.
 //!
 //! Prompts beside streams are measured in `throughput`. All times are given in micro-batches, each a seventh of the
 //! long prompt's own time, so the result is comparable between fast and slow machines.

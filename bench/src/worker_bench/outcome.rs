@@ -21,7 +21,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// Prints a table and keeps its rows, below those of earlier tables of the same title.
-    #[expect(clippy::print_stdout, reason = "the tables are what the command is for")]
+    #[expect(clippy::print_stdout, reason = "the tables are the command's output")]
     pub fn show(&mut self, title: &'static str, section: Section) {
         println!("{}", section.render());
         match self.sections.iter_mut().find(|(known, _)| *known == title) {

@@ -1,4 +1,4 @@
-//! Kept state: what survives a restart, and how much memory it takes.
+//! Kept state: the part that survives a restart, and the memory that it takes.
 //!
 //! Reuse while a server runs is measured in `traffic`. Kept state counts only if it is used, so both scenarios repeat
 //! their requests and count the tokens that are not computed.

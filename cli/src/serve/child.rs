@@ -22,7 +22,8 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Time for which a child must have run so that the next pause is again the first.
 const STEADY: Duration = Duration::from_secs(60);
-/// Longest wait for the last lines of a child that has ended; a grandchild may keep the pipe open. Source: own choice.
+/// Longest wait for the last lines of a child that has ended; a grandchild may keep the pipe open. Source: own choice:
+/// the pipe already holds the lines, so reading them takes milliseconds.
 const LAST_LINES_MAX: Duration = Duration::from_secs(2);
 
 /// A program with its flags.

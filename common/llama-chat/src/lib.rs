@@ -18,5 +18,5 @@ mod templates;
 pub use error::ChatError;
 pub use format::{ChatFormat, FormatInputs, ReasoningFormat, ToolChoice, Trigger};
 pub use memory::{ContextMemory, DeviceMemory, context_memory, device_memory};
-pub use reader::{CallDelta, DEPTH_MAX, Delta, AnswerParser};
+pub use reader::{AnswerParser, CallDelta, DEPTH_MAX, Delta};
 pub use templates::ChatTemplates;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
-use warmpath_llama_chat::{ChatError, ChatFormat, AnswerParser, ReasoningFormat, ToolChoice};
+use warmpath_llama_chat::{AnswerParser, ChatError, ChatFormat, ReasoningFormat, ToolChoice};
 
 use crate::caps::Separators;
 use crate::error::PromptError;

@@ -245,7 +245,7 @@ impl PromptMaker {
 
     /// Returns the length of the longest part of a text that [`Self::tokenize`] cannot cut. Units: bytes.
     ///
-    /// Cost: a look at each byte.
+    /// Cost: O(n).
     pub fn longest_portion(&self, text: &str) -> usize {
         self.vocabulary.longest_portion(text)
     }

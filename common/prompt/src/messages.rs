@@ -97,12 +97,16 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
     match before.last() {
         None => return Ok(None),
         Some(previous) if is_assistant(previous) => {
-            return Err(refused("of two assistant's messages at the end, it is not clear which one is to be continued"));
+            return Err(refused(
+                "of two assistant's messages at the end, it is not clear which one is to be continued",
+            ));
         }
         Some(_) => {}
     }
     if message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty()) {
-        return Err(refused("an assistant's message with tool calls cannot be continued; the calls' results must follow"));
+        return Err(refused(
+            "an assistant's message with tool calls cannot be continued; the calls' results must follow",
+        ));
     }
     let reasoning = message.get("reasoning_content").and_then(Json::as_str).unwrap_or_default().into();
     let content = match message.get("content") {

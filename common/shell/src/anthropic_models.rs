@@ -1,7 +1,7 @@
 //! `/v1/models` in Anthropic's dialect: the model object and the pages of the list.
 //!
-//! OpenAI and Anthropic use the same path. The header that Anthropic's clients must send tells which of the two formats
-//! is wanted. Not here: the models themselves (`http::models` of router and worker).
+//! OpenAI and Anthropic use the same path. The header that Anthropic's clients must send shows which of the two formats
+//! the client wants. Not here: the models themselves (`http::models` of router and worker).
 //! Source: Anthropic's API reference, "List Models" and "Get a Model".
 
 use axum::extract::Query;

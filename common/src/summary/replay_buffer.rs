@@ -1,7 +1,7 @@
 //! The replay buffer: the recent updates that a worker keeps, so that a router that was disconnected gets only what it
 //! missed.
 //!
-//! Not here: sending the updates (the worker's publisher) and asking for them (the router's `follower`). Updates are
+//! Not here: sending the updates (the worker's publisher) and asking for them (the router's `subscriber`). Updates are
 //! numbered without gaps, so one stamp identifies what a receiver has missed. A receiver gets a snapshot instead if its
 //! stamp is of another life, of the future, or older than the oldest kept update.
 

@@ -120,7 +120,7 @@ pub struct WorkerView {
     pub blocks: KnownBlocks,
     /// Source of the token counts of a stock server; absent for a Warmpath worker.
     pub stock: Option<TokenizerSource>,
-    /// Whether discovery has lost the worker, or the worker was told to shut down.
+    /// Whether discovery has lost the worker, or the worker is terminating.
     pub is_leaving: bool,
 }
 
@@ -141,7 +141,7 @@ pub enum Unavailable {
     Excluded,
     /// The worker is shutting down.
     Draining,
-    /// Discovery has lost the worker, or the worker was told to shut down.
+    /// Discovery has lost the worker, or the worker is terminating.
     Leaving,
     /// The worker refused a request a moment ago because its queue was full.
     Full,
@@ -300,12 +300,12 @@ pub enum LookupError {
         /// The models' names.
         known: Vec<String>,
     },
-    /// Workers serve the name, or some name, but none of them supports what is wanted.
+    /// Workers serve the name, or some name, but none of them supports the task.
     #[error("{} {wanted}; {}", subject(.name.as_deref()), others(.able))]
     Incapable {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
-        /// What is wanted.
+        /// Requested task.
         wanted: Capability,
         /// Models that support it, by name.
         able: Vec<String>,
@@ -406,7 +406,7 @@ impl FleetView {
         }
     }
 
-    /// Returns why no worker serves a name, or supports what is `wanted` under it.
+    /// Returns why no worker serves a name, or supports the task `wanted` under it.
     fn refusal(&self, name: Option<&str>, wanted: Option<Capability>, now: Instant) -> LookupError {
         let owned = name.map(str::to_owned);
         if self.workers.iter().any(|worker| worker.is_awaited_for(name)) {
@@ -459,7 +459,7 @@ impl FleetView {
     }
 }
 
-/// Returns the first of the models that meet a name best; without a name the first model.
+/// Returns the model that matches a name best, the first one of several; without a name, the first model.
 fn best_named<'a>(models: impl Iterator<Item = &'a Arc<ModelInfo>>, name: Option<&str>) -> Option<&'a Arc<ModelInfo>> {
     let rank = |model: &ModelInfo| name.map_or(Some(0), |name| model.meant(name).map(|meant| meant.rank()));
     let ranked = models.filter_map(|model| Some((rank(model)?, model)));

@@ -106,7 +106,7 @@ pub struct RouteRequest<'a> {
     pub affinity: u64,
     /// Workers at which this request has failed.
     pub tried: &'a [WorkerIdx],
-    /// The present time.
+    /// The current time.
     pub now: Instant,
 }
 

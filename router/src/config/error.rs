@@ -10,7 +10,7 @@ use super::{WORKERS_MAX, WorkerUrlError};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// There are too many workers.
-    #[error("--worker is given {n} times; the most is {WORKERS_MAX}")]
+    #[error("--worker is given {n} times; the maximum is {WORKERS_MAX}")]
     TooManyWorkers {
         /// Number of workers.
         n: usize,

@@ -1,4 +1,4 @@
-//! Workers found by DNS: every address of a name, resolved again and again.
+//! Workers found by DNS: every address of a name, which is resolved periodically.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

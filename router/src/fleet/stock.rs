@@ -29,7 +29,7 @@ pub use self::request::ServerRequest;
 use super::members::Member;
 use super::subscriber::{Closed, FleetEvents};
 use super::vocabulary_files::LoadedVocabulary;
-use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
+use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
 use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
 
 /// A stock server, shared by its follower and the requests sent to it.

@@ -31,7 +31,7 @@ use super::client::CallError;
 use super::client::WorkerClient;
 use super::members::Member;
 use super::tracker::StaleReport;
-use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
+use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
 use crate::config::{
     LOADING_BYTES_MAX, RECONNECT_MAX, RECONNECT_MIN, SILENT_HEARTBEATS_MAX, SNAPSHOT_TIMEOUT, STEADY_AFTER,
     SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, SUMMARY_IDLE_MIN, WORKER_BLOCKS_MAX,

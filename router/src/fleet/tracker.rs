@@ -30,7 +30,7 @@ use self::blocks::{Arrived, Blocks};
 pub use self::blocks::{StaleReport, StaleReports};
 use super::stock::StockServers;
 use super::vocabulary::VocabularyKey;
-use super::{FollowError, FollowErrorKind, Fleet, TrackerMessage};
+use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
 use crate::config::WORKER_BLOCKS_MAX;
 
 /// Most reports that are applied before the view is published.

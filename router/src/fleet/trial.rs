@@ -1,9 +1,9 @@
 //! Trial of a worker's vocabulary in a separate process, before this process uses it.
 //!
 //! A malicious vocabulary or chat template can make llama.cpp fail an assertion, throw or allocate without limit, and
-//! any of this would end the router. So the router starts its own program once more, with limits on memory and time.
-//! That process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic, so a
-//! file that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
+//! any of this would end the router. So the router starts its own program as another process, with limits on memory and
+//! time. That process loads the file, tokenizes and renders with it, and reports the result. Loading is deterministic,
+//! so a file that loads there loads here. Failures that depend on the text are ruled out by the vocabulary's shape
 //! (`warmpath_gguf::Header::check_tokenizer`).
 //!
 //! Not here: the download (`vocabulary`), the texts of the trial (`probe`).

@@ -1,6 +1,6 @@
 //! The queue of requests: a request starts at once if a worker has capacity, else it waits in the queue of its model.
 //!
-//! Every request waits in its own task. Only the head of a queue asks for capacity, again and again. A request that
+//! Every request waits in its own task. Only the head of a queue checks for capacity, periodically. A request that
 //! starts or leaves notifies the next head. When a client disconnects, its guard is dropped, and with it its place in
 //! the queue.
 //!

@@ -12,12 +12,12 @@
 //!   prompts has the prompts that end within a micro-batch, or one micro-batch of a longer prompt
 //!   (docs/decisions/0039-what-goes-together.md).
 //!
-//! Prompts are computed one after the other, by their priority: the time that a prompt has waited plus that of a usual
-//! prompt, divided by the tokens that are left of it. So a short prompt overtakes a long one, because it would lose
-//! more by waiting than it costs the long one. But the priority of a waiting prompt grows, so a long prompt's turn
-//! comes. A prompt that ends in a batch gets its first token at the end of that batch. So another prompt joins that
-//! batch only if this saves the waiting prompts, which need one batch less and so save its fixed time, more than it
-//! costs the prompts that end in the batch.
+//! Prompts are computed one after the other, by their priority: the time that a prompt has waited plus the time of an
+//! average prompt, divided by its remaining tokens. So a short prompt overtakes a long one, because it would lose more
+//! by waiting than it costs the long one. But a waiting prompt's priority grows, so long prompts get turns, too. A
+//! prompt that ends in a batch gets its first token at the end of that batch. Another prompt in that batch delays this
+//! first token, but saves every waiting prompt the fixed time of a batch. So it joins only if it saves more than it
+//! costs.
 //!
 //! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): if a wait t
 //! costs t^2 / 2 + ut, serving the largest (t + u) / work left costs least under heavy load. Without u a new short
@@ -78,7 +78,7 @@ pub enum Passes {
 /// Measured speed of this worker; what was not measured is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchTiming {
-    /// Time to compute a usual prompt.
+    /// Time to compute a prompt of average length.
     pub usual_prompt: Duration,
     /// Fixed time of each batch.
     pub batch: Duration,
@@ -152,7 +152,7 @@ fn pays(timing: BatchTiming, n_tokens: u32, (n_ending, n_waiting): (usize, usize
 struct Prompt {
     share: Share,
     ends: bool,
-    /// Time that it has waited, plus that of a usual prompt.
+    /// Time that it has waited, plus the time of an average prompt.
     time: Duration,
 }
 

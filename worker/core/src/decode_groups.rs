@@ -7,14 +7,13 @@
 //! determines which are computed together. That is not always faster. Several sequences with one token each may be
 //! slower together than one after another, as with 8-bit weights on one thread. And of a prompt next to a single token,
 //! all tokens but the first would need a second pass. So prompts and single tokens are kept apart if a batch has both,
-//! and single tokens are grouped as measured fastest.
+//! and single tokens are computed in the groups that were measured to be fastest.
 
 use std::ops::Range;
 
 use crate::batch_plan::Share;
 
-/// Least gain at which several groups replace one. Source: own choice: measurements on a machine that does other work
-/// vary that much.
+/// Least gain at which several groups replace one. Source: own choice: measurements on a busy machine vary that much.
 const GAIN_MIN: f64 = 0.1;
 
 /// Sizes of the groups in which single tokens are computed.
@@ -98,7 +97,8 @@ mod tests {
             let mut taken = vec![idx];
             for next in idx + 1..left.len() {
                 let last = left[*taken.last().unwrap()].0;
-                // A share of several tokens comes up again in later passes; a share can only follow one before it.
+                // A share of several tokens takes part in later passes, too; a share can only be in a pass with the
+                // share before it.
                 if left[next].1 > 0 && left[next].0 == last + 1 {
                     taken.push(next);
                 }
@@ -153,7 +153,11 @@ mod tests {
     fn meaningless_times_count_as_missing() {
         let groups = DecodeGroups::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
         assert_eq!(groups, DecodeGroups::fastest(&[]));
-        assert_eq!(DecodeGroups::fastest(&[(4, 1.0), (2, 1.0)]), DecodeGroups::fastest(&[]), "nothing is known of one");
+        assert_eq!(
+            DecodeGroups::fastest(&[(4, 1.0), (2, 1.0)]),
+            DecodeGroups::fastest(&[]),
+            "one sequence was not measured"
+        );
     }
 
     proptest! {

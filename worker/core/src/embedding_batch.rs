@@ -162,7 +162,7 @@ mod tests {
                     NextTexts::Batch(batch) => {
                         prop_assert!(!batch.is_empty());
                         let lengths = batch.iter().map(|place| waiting[place.request_idx][place.text_idx]);
-                        prop_assert!(lengths.sum::<u32>() <= tokens, "what is longer goes in pieces");
+                        prop_assert!(lengths.sum::<u32>() <= tokens, "a longer text is computed in pieces");
                         for place in batch.iter().rev() {
                             waiting[place.request_idx].remove(place.text_idx);
                         }

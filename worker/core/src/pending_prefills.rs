@@ -81,7 +81,7 @@ impl PendingPrefills {
     /// Takes a change of the held blocks. Returns the changes to publish: that change, and, as filling, the early
     /// announced blocks that are no longer held.
     ///
-    /// Cost: O(the change's blocks), and O(all early announced blocks) where one of them is no longer held.
+    /// Cost: O(the change's blocks), and O(all early announced blocks) if one of them is no longer held.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
         let mut orphans: HashSet<BlockKey> = HashSet::new();
         match &change {

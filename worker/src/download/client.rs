@@ -37,7 +37,8 @@ const REDIRECTS_MAX: usize = 10;
 /// Attempts without progress after which a download fails. Source: `huggingface_hub` makes 5.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Pause before the second attempt; it doubles with each further one. Source: own choice.
+/// Pause before the second attempt; it doubles with each further one. Source: own choice: the pauses between five
+/// attempts take 8 s.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest pause, even when the host asks for a longer one.

@@ -17,8 +17,8 @@ use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 /// Source: as the engine's: llama.cpp keeps 48 bytes for each token even if it allocates nothing else.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
 
-/// Returns the memory of a model's weights, context and computation; `None` if llama.cpp cannot tell: then loading will
-/// report the error.
+/// Returns the memory of a model's weights, context and computation; `None` if llama.cpp cannot determine it; loading
+/// will then report the error.
 ///
 /// Cost: reads the model's metadata. Errors: `Memory`, `DeviceMemory` if they need more memory than is available.
 pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<MemoryUse>, StartError> {

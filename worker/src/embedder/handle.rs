@@ -1,7 +1,7 @@
 //! The embedder's interface: embed, state, drain.
 //!
-//! The number of requests is limited by places, like the engine's. A place is free again when its request has left,
-//! however it ended. Not here: the computation of the texts (`thread`).
+//! The number of requests is limited by places, like the engine's. A place is free again when its request has ended in
+//! any way. Not here: the computation of the texts (`thread`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};

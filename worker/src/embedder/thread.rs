@@ -13,7 +13,9 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::summary::{Load, Rates};
 use warmpath_gguf::GgufError;
-use warmpath_worker_core::embedding_batch::{EmbeddingBatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces};
+use warmpath_worker_core::embedding_batch::{
+    EmbeddingBatchLimits, NextTexts, PieceTurn, TextPosition, plan, step_in_pieces,
+};
 use warmpath_worker_core::rates::{Averages, StepCounts};
 
 use super::compute::Computer;

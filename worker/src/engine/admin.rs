@@ -3,7 +3,8 @@
 //! An inquiry is a command like any other, executed between two steps and answered over its own channel. An inquiry
 //! that needs an idle slot waits until its slot is idle. The engine thread never reads from or writes to a disk for it.
 //!
-//! Not here: the endpoints (`crate::http`), the look at the cache (`kv::contents`), a slot's state (`kv::saved_slot`).
+//! Not here: the endpoints (`crate::http`), the contents of the cache (`kv::contents`), a slot's state
+//! (`kv::saved_slot`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -23,7 +23,7 @@ use warmpath_common::model::Fingerprint;
 
 use super::config::{CacheType, EngineConfig, SelfTest, ShiftConfig, Switch};
 use crate::backends;
-pub use measurements::{StateCosts, Figures, SuffixRounding};
+pub use measurements::{Figures, StateCosts, SuffixRounding};
 use result_file::{Remembered, ResultKey};
 
 /// Time for repeated measurements of the expected setting. Source: own choice: the start may take a second longer.

@@ -63,7 +63,8 @@ const SHARE_MS_PER_TOKEN: f64 = 0.13 / 2048.0;
 /// docs/decisions/0052-drafting.md.
 const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 5.0), (16, 7.7)];
 
-/// The same with a GPU, where the weights are read once for all tokens. Source: own choice.
+/// The same with a GPU, where the weights are read once for all tokens. Source: own choice: computing a token is a
+/// small part of reading the weights.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
 /// Returns the scheduler of this engine.

@@ -17,7 +17,7 @@ use crate::error::RequestError;
 
 /// Default number of entries per page.
 ///
-/// Source: own choice.
+/// Source: own choice: about as much as a person reads.
 const ENTRIES_DEFAULT: usize = 100;
 
 /// Most entries per page.

@@ -169,8 +169,7 @@ fn read(
     let own = base.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
     let (pooling, n_dimensions) = own;
     if shape == Shape::OpenAi && pooling == Pooling::None {
-        let reason =
-            "this worker makes a vector for each token (pooling none), which OpenAI's format cannot hold: use /embeddings";
+        let reason = "this worker makes a vector for each token (pooling none), which OpenAI's format cannot hold: use /embeddings";
         return Err(RequestError::field(param, reason));
     }
     let encoding = match fields.encoding_format.as_deref() {

@@ -47,7 +47,9 @@ pub fn document(server: DescribedServer) -> Value {
     }
     let (title, what) = match server {
         DescribedServer::Worker => ("Warmpath worker", "The HTTP API of a worker."),
-        DescribedServer::Router => ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which."),
+        DescribedServer::Router => {
+            ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which.")
+        }
     };
     let mut document = json!({
         "openapi": "3.1.0",

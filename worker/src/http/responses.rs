@@ -18,7 +18,7 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
-use self::wire::{Content, Event, ResponseFailure, Incomplete, Item, Numbered, PartPosition, ResponseObject, Stage};
+use self::wire::{Content, Event, Incomplete, Item, Numbered, PartPosition, ResponseFailure, ResponseObject, Stage};
 use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd, now_s};
 use super::body::Body;
 use super::content_parts::{Part, PartKind};

@@ -15,7 +15,7 @@ use warmpath_shell::trace::Tracer;
 use crate::app_state::{Phase, Serving};
 use crate::engine::EngineError;
 use crate::error::RequestError;
-use crate::kv_transfer::Transfers;
+use crate::kv_transfer::StateFetcher;
 use crate::metrics::Metrics;
 use crate::model_kind::Served;
 

@@ -21,13 +21,13 @@ use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 
 /// Maximum number of lists that are being fetched or wait to be.
 ///
-/// Source: own choice: each of a few routers sends one when a worker comes or goes.
+/// Source: own choice: each of a few routers sends one when a worker joins or leaves.
 pub const LISTS_MAX: usize = 8;
 
 /// Label in metrics of state that was fetched before a request needed it.
 const PREFETCHED: &str = "prefetched";
 
-/// Part of the store that one list may always fill, whatever is stored already: one over this number.
+/// Divisor of the store's size: one list may always fill this part of the store, even if other state must be evicted.
 ///
 /// Source: own choice: the stored state was used here, the new state only at other workers.
 const ROOM_PART: u64 = 4;

@@ -109,7 +109,7 @@ impl ToolsRequest<'_> {
                 Ok(compiled) => kept.push((idx, compiled)),
                 Err(error) if self.is_required() => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%error, "a tool's arguments are not kept to its schema");
+                    tracing::debug!(%error, "the schema of a tool's arguments is not enforced");
                     others.push(idx);
                 }
             }

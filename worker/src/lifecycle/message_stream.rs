@@ -13,7 +13,7 @@ use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 use super::chat::ChatAnswer;
 use super::journal::{Lines, ResponseIdentity};
 use super::output_parser::{OutputParser, Pace};
-use super::response_stream::{Answer, Step, ResponseTotals};
+use super::response_stream::{Answer, ResponseTotals, Step};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::request::Delivery;

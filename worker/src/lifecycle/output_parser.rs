@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use warmpath_llama_chat::{ChatError, Delta, AnswerParser};
+use warmpath_llama_chat::{AnswerParser, ChatError, Delta};
 
 use super::chat::ChatAnswer;
 use super::message_stream::{MessageDelta, ToolCallDelta};

@@ -11,7 +11,7 @@ use futures::stream::{BoxStream, SelectAll};
 use tokio::sync::mpsc;
 use warmpath_common::cached_share;
 use warmpath_common::ids::{RequestId, Token};
-use warmpath_shell::trace::{Span, AttributeValue};
+use warmpath_shell::trace::{AttributeValue, Span};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;

@@ -42,5 +42,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         is_journaled: false,
         past: None,
     };
-    Answer::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock).await.expect("the script begins")
+    Answer::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock)
+        .await
+        .expect("the script begins")
 }

@@ -50,11 +50,9 @@ pub const LINES: &[MetricRow] = &[
     rate("prompt_tokens_seconds", "Prompt tokens per second of one request, since the last scrape.", |n| {
         (n.prefill_tokens, n.prompt_us)
     }),
-    rate(
-        "predicted_tokens_seconds",
-        "Answer tokens per second of one request, since the last scrape.",
-        |n| ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us),
-    ),
+    rate("predicted_tokens_seconds", "Answer tokens per second of one request, since the last scrape.", |n| {
+        ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us)
+    }),
     gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),
     gauge("requests_deferred", "Requests that wait for a slot.", |n| n.queued as f64),
     gauge("n_busy_slots_per_decode", "Busy slots of a batch, on average.", |n| {

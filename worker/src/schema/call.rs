@@ -12,7 +12,7 @@ mod text;
 use serde_json::{Map, Value, json};
 
 use super::SchemaError;
-use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, SchemaReader, STRING, refuse};
+use super::value::{ALL, ARRAY, BOOLEAN, FRACTION, INTEGER, NULL, NUMBER, OBJECT, STRING, SchemaReader, refuse};
 use text::{Least, Text};
 
 /// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
@@ -359,7 +359,10 @@ impl<'a> Writer<'a> {
             ["anyOf", "allOf", "$ref"].into_iter().filter(|keyword| keywords.contains_key(*keyword)).collect();
         let is_own = OWN.iter().any(|keyword| keywords.contains_key(*keyword)) || keywords.contains_key("prefixItems");
         if keywords.contains_key("const") || keywords.contains_key("enum") {
-            return Err(refuse("", "lists and objects as constants cannot be enforced with this model's chat template"));
+            return Err(refuse(
+                "",
+                "lists and objects as constants cannot be enforced with this model's chat template",
+            ));
         }
         // Only one schema may restrict it: the template's form is written once for each list or object.
         let within = |schema: &'a Value| self.structures(schema, mask, depth + 1);
@@ -379,8 +382,7 @@ impl<'a> Writer<'a> {
                 self.reader.found(name).map_or_else(|| Ok(Vec::new()), within)
             }
             _ => {
-                let reason =
-                    "lists and objects that several keywords combine cannot be enforced with this model's chat template";
+                let reason = "lists and objects that several keywords combine cannot be enforced with this model's chat template";
                 Err(refuse("", reason))
             }
         }

@@ -162,9 +162,10 @@ impl<'a> Node<'a> {
                 self.out.insert("format".to_owned(), value.clone());
                 Ok(())
             }
-            None => {
-                Err(at.refuse(format!("the format `{name:.64}` is not supported; the supported ones are: {}", formats::names())))
-            }
+            None => Err(at.refuse(format!(
+                "the format `{name:.64}` is not supported; the supported ones are: {}",
+                formats::names()
+            ))),
         }
     }
 

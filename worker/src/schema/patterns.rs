@@ -17,7 +17,7 @@ const PRODUCT_MAX: u64 = 1_000_000;
 
 /// Factor of a format, which the compiler turns into a pattern.
 ///
-/// Source: own choice.
+/// Source: own choice: a format's pattern has a few alternatives and no long repetition.
 const FORMAT_FACTOR: u64 = 8;
 
 /// Refuses a normalized schema in which too many patterns apply together. Recurses once per schema: it needs a deep

@@ -231,15 +231,17 @@ impl<'a> SchemaReader<'a> {
                 ("maxLength", most) if kind == STRING => format!("/(?s:.{{0,{most}}})/"),
                 ("format", Value::String(name)) if kind == STRING => match format_s(name) {
                     Some(expression) => format!("/{expression}/"),
-                    None => return Err(refuse("format", "this format is not supported in arguments that are written one by one")),
+                    None => {
+                        return Err(refuse(
+                            "format",
+                            "this format is not supported in arguments that are written one by one",
+                        ));
+                    }
                 },
                 ("minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf", _)
                     if kind == NUMBER =>
                 {
-                    return Err(refuse(
-                        keyword,
-                        "bounds are not supported for a value that may also be a string",
-                    ));
+                    return Err(refuse(keyword, "bounds are not supported for a value that may also be a string"));
                 }
                 _ => continue,
             };

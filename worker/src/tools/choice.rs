@@ -46,7 +46,10 @@ impl<'a> Named<'a> {
 /// Reads the choice.
 ///
 /// Errors: `Field`: it has another shape, names a tool that is not in the request, or requires a call without tools.
-pub(super) fn read<'a>(choice: Option<&'a Value>, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
+pub(super) fn read<'a>(
+    choice: Option<&'a Value>,
+    listed: &RequestTools<'_>,
+) -> Result<ToolSelection<'a>, RequestError> {
     let all = |tool_choice| ToolSelection { tool_choice, only: None, is_single: false };
     let auto = if listed.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
     match choice {

@@ -139,7 +139,8 @@ impl<'s> Walk<'s, '_> {
     fn resolve(&mut self, name: &'s str) -> Result<&'s Value, Refusal> {
         let Some(path) = name.strip_prefix("#/") else {
             return Err(
-                "has a `$ref` that does not begin with \"#/\"; only references into the same schema are supported".to_owned()
+                "has a `$ref` that does not begin with \"#/\"; only references into the same schema are supported"
+                    .to_owned(),
             );
         };
         self.pay(name.len() as u64)?;

@@ -8,10 +8,10 @@ use std::sync::{LazyLock, Mutex};
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
-use warmpath_worker::openapi::{Server, document};
+use warmpath_worker::openapi::{DescribedServer, document};
 
 /// Document of a worker.
-pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document(Server::Worker));
+pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document(DescribedServer::Worker));
 
 /// The document with objects that allow no undescribed fields.
 static STRICT: LazyLock<Value> = LazyLock::new(|| {

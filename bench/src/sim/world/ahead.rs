@@ -1,4 +1,4 @@
-//! A worker that joins fetches the prefixes that the others used last, as a router tells it.
+//! A worker that joins fetches the prefixes that the others used last, which a router sends it as a list.
 //!
 //! It fetches one after the other, and pauses after each for as long as that took, as a real worker does. Not here:
 //! transfers for requests (`world`).
@@ -11,7 +11,7 @@ use warmpath_router_core::routing::prefetch;
 
 use super::{Event, World, worker_idx};
 
-/// Most workers whose prefixes a new worker is told. Source: `warmpath_router_core::routing::prefetch`.
+/// Most workers whose prefixes a new worker fetches. Source: `warmpath_router_core::routing::prefetch`.
 const SOURCES_MAX: usize = 4;
 
 impl World<'_> {
@@ -25,7 +25,7 @@ impl World<'_> {
         self.fetch_ahead(worker);
     }
 
-    /// Takes a prefix that has come, and begins the transfer of the next one.
+    /// Stores a prefix that has arrived, and begins the transfer of the next one.
     pub(super) fn came_ahead(&mut self, worker: usize, prefix: &HotPrefix) {
         self.posts[worker].worker.bring_ahead(prefix, self.now);
         self.want_push(worker);

@@ -20,7 +20,7 @@ use serde_json::{Value as Json, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
-use super::{Recorder, SpanKind, SpanRecord, Tracer, AttributeValue, unix_ns};
+use super::{AttributeValue, Recorder, SpanKind, SpanRecord, Tracer, unix_ns};
 use crate::connect::{Connector, Secured};
 use crate::tls::{ClientFiles, TlsError};
 

@@ -389,14 +389,14 @@ mod tests {
             let mut conversations = Conversations::default();
             conversations.observe(spoken(&SECOND));
             assert_eq!(conversations.observe(under(1, spoken(asked))), PrefixContinuity::New, "{asked:?}");
-            // Not even where the keys are the same.
+            // Not even if the keys are the same.
             let same_keys = PromptFingerprint { root: BlockHash([1; 32]), ..spoken(asked) };
             let mut conversations = Conversations::default();
             conversations.observe(spoken(&SECOND));
             assert_eq!(conversations.observe(same_keys), PrefixContinuity::New, "{asked:?}");
         }
         assert_eq!(conversations.observe(under(1, spoken(&SECOND))), PrefixContinuity::New);
-        assert_eq!(conversations.observe(spoken(&third)), PrefixContinuity::Intact, "each goes on by itself");
+        assert_eq!(conversations.observe(spoken(&third)), PrefixContinuity::Intact, "each continues separately");
         assert_eq!(conversations.observe(under(1, spoken(&third))), PrefixContinuity::Intact);
     }
 

@@ -27,7 +27,7 @@ pub struct MembershipOptions {
 pub struct DiscoveredWorker<A> {
     /// Address and protocol of the worker.
     pub address: A,
-    /// Whether the worker has been told to shut down.
+    /// Whether the worker is terminating.
     pub is_ending: bool,
 }
 

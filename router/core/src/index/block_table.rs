@@ -4,8 +4,8 @@
 //! number, some bits of the key's hash, and the distance in lines from the block's own line. Fourteen slots and a count
 //! fill one cache line. A block whose line is full is stored in a later line, and each line that it passes counts it.
 //! Lines are seldom in a cache, so those of several blocks are loaded in parallel. A block's place depends only on its
-//! line and its bits, so a table can grow from itself, in one pass from end to end. It is rebuilt from the segments
-//! when the bits have become too few, or when there is no memory for two tables.
+//! line and its bits, so a table can grow from its own entries, in one pass from end to end. It is rebuilt from the
+//! segments when the bits have become too few, or when there is no memory for two tables.
 //! Source: the chunks and overflow counts of F14 (Bronson and Shi, Facebook, 2019).
 
 /// One more than the largest segment number.
@@ -25,7 +25,7 @@ const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
 /// Number of hash bits that tell blocks of one line apart, in a new table.
 const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
 /// Growth after which a table is rebuilt: each doubling leaves half as many bit patterns to tell blocks apart. Source:
-/// own choice: three of the hash bits that tell blocks apart are lost at most.
+/// own choice: at most three of the hash bits that distinguish blocks are lost.
 const GROWTH_MAX: usize = 8;
 /// Number of lines in which a block may be stored; three bits of a slot hold the distance.
 const LINES_TRIED: usize = 8;
@@ -115,7 +115,7 @@ impl BlockTable {
         (!fits).then_some((n_lines + 2) * size_of::<Line>())
     }
 
-    /// Turns into an empty table of `bytes`.
+    /// Becomes an empty table of `bytes`.
     pub(super) fn reset(&mut self, bytes: usize) {
         self.lines = Vec::new();
         let n_lines = bytes / size_of::<Line>();
@@ -126,7 +126,7 @@ impl BlockTable {
         Self { lines: vec![Line([0; 16]); n_lines], n_blocks: 0, hash_bits, is_clogged: false }
     }
 
-    /// Turns into a table of `bytes` with the same blocks; returns whether that worked. If not, the table has to be
+    /// Becomes a table of `bytes` with the same blocks; returns whether that worked. If not, the table has to be
     /// rebuilt.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
         let n_lines = bytes / size_of::<Line>();

@@ -14,10 +14,10 @@ use super::span::SEGMENT_BLOCKS_MAX;
 
 /// Maximum number of hints that wait for the writer.
 ///
-/// Source: own choice: a hint that is lost comes again with the next look-up.
+/// Source: own choice: a lost hint is given again by the next look-up.
 pub(super) const HINTS_MAX: usize = 256;
 /// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
-/// Source: own choice.
+/// Source: own choice: with more spans a longer search costs what the joined segment saves.
 const SPANS_MAX: usize = 16;
 
 /// Two segments: a prompt's chain continued from the end of the first into the second.

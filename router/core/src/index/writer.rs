@@ -62,7 +62,7 @@ pub struct IndexWriter {
 
 /// Smallest appended segment whose blocks keep their segment number. A number takes as much memory as three blocks.
 const PART_BLOCKS_MIN: usize = 8;
-/// Maximum number of parts of a segment; only a segment that shrinks and grows again and again has more.
+/// Maximum number of parts of a segment; only a segment that repeatedly shrinks and grows has more.
 const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
 
 /// Place of a block.
@@ -411,7 +411,7 @@ impl IndexWriter {
         }
     }
 
-    /// Joins pairs of segments that prompts have passed one after the other, unless a view is being taken in.
+    /// Joins pairs of segments that prompts have passed one after the other, unless a view is being inserted.
     fn join_walked(&mut self) {
         if self.n_arriving > 0 {
             return;

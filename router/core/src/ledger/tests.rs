@@ -75,7 +75,7 @@ impl World {
     }
 
     fn refusal(&mut self) -> NoWorker {
-        self.send("refused", &[]).expect_err("nobody can take it")
+        self.send("refused", &[]).expect_err("no worker can take it")
     }
 }
 
@@ -132,7 +132,7 @@ fn a_recorded_request_is_released_exactly_once() {
 fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
     let mut world = World::new(2);
     let cold = PromptView::Estimated { n_tokens: 1000 };
-    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "nothing is known of peer_routers");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "no other router is known");
     let (_, _ticket) = world.send("own", &[]).expect("sent");
     world.accepted("own");
     assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "nobody else sends");
@@ -142,7 +142,7 @@ fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
     assert_eq!(
         world.backoff_max(PromptView::Estimated { n_tokens: 475 }, &[]),
         Duration::ZERO,
-        "too short for any news"
+        "too short for an announcement to arrive"
     );
     let keys: Vec<_> = (0..40).map(BlockKey).collect();
     let found = |worker, blocks| {
@@ -151,11 +151,11 @@ fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
     };
     let held = |matches| PromptView::Known { n_tokens: 1000, keys: &keys, matches };
     assert_eq!(world.backoff_max(held(&found(1, 15)), &[]), Duration::from_micros(20_800), "480 tokens are there");
-    assert_eq!(world.backoff_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "who has failed has lost time enough");
+    assert_eq!(world.backoff_max(cold, &[WorkerIdx(0)]), Duration::ZERO, "a retry does not wait again");
     world.change(0, |worker| worker.link = ConnectionState::Connecting);
-    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "it may be back by then");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "the other routers may be back by then");
     world.now += Duration::from_secs(600);
-    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "the peer_routers have gone");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "the other routers are gone");
     assert_eq!(World::new(1).backoff_max(cold, &[]), Duration::ZERO, "there is no choice");
 }
 
@@ -170,7 +170,7 @@ fn prompts_that_begin_alike_are_delayed_alike() {
     let keys: Vec<_> = (1..41).map(BlockKey).collect();
     assert_eq!(backoff(&keys, 1), backoff(&keys[..20], 2));
     let all: std::collections::BTreeSet<_> = (0..20).map(|from| backoff(&keys[from..], 1)).collect();
-    assert_eq!(all.len(), 20, "what does not is held back otherwise");
+    assert_eq!(all.len(), 20, "other prompts have other backoffs");
     assert!(all.iter().all(|backoff_of| *backoff_of <= Duration::from_millis(40)));
     assert!(all.last().expect("twenty") > &Duration::from_millis(30) && all.first() < Some(&Duration::from_millis(10)));
 }
@@ -295,7 +295,7 @@ fn a_request_that_no_worker_can_start_soon_waits_until_one_can() {
         [Match { worker: WorkerIdx(0), blocks: 290, tier: Tier::Resident, state: RunState::Ready, slot: None }];
     let prompt = PromptView::Known { n_tokens: 9600, keys: &keys, matches: &matches };
     let decision = world.send_prompt("b", prompt, &[]).expect("one has capacity").0;
-    assert_eq!(decision.worker, WorkerIdx(0), "where most of it lies, although it waits there");
+    assert_eq!(decision.worker, WorkerIdx(0), "the worker that holds most of it, although it waits there");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
     }
     assert!(world.refusal().is_overload());
     world.change(0, |worker| worker.load = full(100));
-    assert_eq!(world.send("b", &[]).expect("one has capacity").0.worker, WorkerIdx(0), "not the one that is unknown");
+    assert_eq!(world.send("b", &[]).expect("one has capacity").0.worker, WorkerIdx(0), "not the unknown worker");
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn a_worker_that_slows_down_loses_traffic_with_its_next_report() {
 
 /// Sends requests one after the other to a slow and a fast worker; returns how many each of them got.
 ///
-/// `report` tells what the worker reports after the request with this number.
+/// `report` changes the worker's view to its report after the request with this number.
 fn share(
     world: &mut World,
     (n_requests, every): (u64, Duration),

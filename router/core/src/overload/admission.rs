@@ -16,7 +16,7 @@ const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
 /// Longest time after which a client is asked to try again; predictions beyond it are too inaccurate.
 ///
-/// Source: own choice.
+/// Source: own choice: a client that waits longer misses capacity that has become free.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// Time after which an unreachable worker is assumed to be back.

@@ -43,7 +43,7 @@ pub(super) struct Need {
     pub tenant: Tenant,
     /// Bytes that will be added.
     pub n_bytes: u64,
-    /// Present time.
+    /// Current time.
     pub now_ms: u64,
     /// Time for which a chunk stays after its last use.
     pub min_hold_ms: u64,

@@ -31,7 +31,7 @@ pub struct NewChunk<'a> {
     pub priority: i32,
     /// Tenant of that request.
     pub tenant: Tenant,
-    /// Present time.
+    /// Current time.
     pub now_ms: u64,
 }
 

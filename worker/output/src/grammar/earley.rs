@@ -20,13 +20,13 @@ use super::parser::Symbol;
 
 /// Memory of an answer's rows above which unused ones are dropped. Units: bytes.
 ///
-/// Source: own choice.
+/// Source: own choice: with 64 answers at a time, 1 GiB in all.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// Most memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
 const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
-/// Work to look at an item during the completion of a row; below, to store a set of callers, and to store a row.
+/// Work of an item during the completion of a row; below, of storing a set of callers, and of storing a row.
 ///
 /// Source: docs/decisions/0032.
 pub(super) const ITEM_COST: u64 = 10;

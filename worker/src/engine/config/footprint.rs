@@ -266,7 +266,7 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
 }
 
 /// Returns the memory of a model's weights, context, computation and stored state. A default context that does not fit
-/// is made smaller. `None` if llama.cpp cannot tell; loading will then report the error.
+/// is made smaller. `None` if llama.cpp cannot determine it; loading will then report the error.
 ///
 /// Cost: reads the model's metadata, twice if the context is made smaller. Errors: `Memory`, `DeviceMemory` if they
 /// need more memory than is available.

@@ -81,7 +81,7 @@ impl Adapters {
                 context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
             }
             None => {
-                // This removes all of them, whichever is passed.
+                // This removes all adapters; it does not matter which one is passed.
                 let any = self.loaded.first_mut().ok_or("no adapter is loaded")?;
                 context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
             }

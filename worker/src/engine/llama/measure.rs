@@ -49,7 +49,8 @@ impl Outline {
     pub(crate) fn meta(&self, key: &str) -> Option<String> {
         let key = CString::new(key).ok()?;
         let mut value = [0_u8; META_BYTES_MAX];
-        // SAFETY: the model is alive; key and buffer live through the call, which writes at most as much as it is told.
+        // SAFETY: the model is alive; key and buffer live through the call, which writes at most the given number of
+        // bytes.
         let n_bytes = unsafe {
             sys::llama_model_meta_val_str(self.0.as_ptr(), key.as_ptr(), value.as_mut_ptr().cast(), value.len())
         };
@@ -57,7 +58,7 @@ impl Outline {
         std::str::from_utf8(value).ok().map(str::to_owned)
     }
 
-    /// Returns the memory of a context; `None` if llama.cpp cannot tell.
+    /// Returns the memory of a context; `None` if llama.cpp cannot determine it.
     pub(crate) fn context(&self, params: &LlamaContextParams) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         let params = raw(params);
         // SAFETY: the model is alive, and stays so until the context is freed below.
@@ -98,7 +99,7 @@ pub(super) fn raw(params: &LlamaContextParams) -> sys::llama_context_params {
     raw
 }
 
-/// Returns the memory of a configuration; `None` if llama.cpp cannot tell.
+/// Returns the memory of a configuration; `None` if llama.cpp cannot determine it.
 ///
 /// Cost: that of reading the model's metadata twice.
 pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Option<ReportedMemory> {

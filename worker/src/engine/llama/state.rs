@@ -1,9 +1,9 @@
 //! Moving the state of sequences: export, import, and copies.
 //!
-//! In a shared buffer a prefix is lent by marking its cells, and a range is exported through a spare sequence. If every
-//! slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's own copy of
-//! a buffer is only used for sliding windows, whose past an export lacks, because it copies the unused cells, too, and
-//! only at the next decode.
+//! In a shared buffer a prefix is shared by marking its cells, and a range is exported through a spare sequence. If
+//! every slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's own
+//! copy of a buffer is only used for sliding windows, whose past an export lacks, because it copies the unused cells,
+//! too, and only at the next decode.
 //!
 //! Not here: the meaning of the bytes (`kv::codec`), the choice of state (`warmpath_worker_core`).
 

@@ -11,7 +11,7 @@ use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
 use super::measurements::{
-    StateCosts, Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, TILE_TOKENS, rounding,
+    Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding,
 };
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
@@ -22,26 +22,31 @@ use crate::engine::llama::{Llama, Logits, StateError};
 ///
 /// Source: own choice: a system prompt with tools.
 const CACHED_TOKENS_MAX: u32 = 2048;
-/// Fewest cached tokens of each slot, which are computed if nothing can be imported. Source: own choice.
+/// Fewest cached tokens of each slot, which are computed if nothing can be imported. Source: own choice: half a
+/// micro-batch, computed in one step.
 const CACHED_TOKENS_MIN: u32 = 256;
-/// Most bytes of all cached state. Source: own choice.
+/// Most bytes of all cached state. Source: own choice: 4,096 tokens of an 8B model.
 const STATE_BYTES_MAX: u64 = 512 << 20;
 /// Tokens of a slot after the cached ones, if the tokens of a step can be removed again.
 const ROOM_TOKENS: u32 = 160;
 /// The same if they cannot be removed.
 const ROOM_TOKENS_KEPT: u32 = 512;
-/// Length of the stretch of a new prompt that is computed. Source: own choice.
+/// Length of the stretch of a new prompt that is computed. Source: own choice: a quarter of a micro-batch, which the
+/// kernels for batches compute.
 const COLD_TOKENS: u32 = 128;
 /// Tokens of a step with a draft; a longer one is estimated. Source: own choice: powers of two up to the longest usual
 /// draft.
 const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
 /// The same at the beginning of a context; numbers between them are interpolated.
 const SHALLOW_DRAFT_TOKENS: [u32; 3] = [1, 4, 16];
-/// Most measurements of a step, time allowing; the fastest counts. Source: own choice.
+/// Most measurements of a step, time allowing; the fastest counts. Source: own choice: other work rarely disturbs six
+/// runs in a row.
 const N_RUNS_MAX: u32 = 6;
-/// Measurements of moving state; the first one touches the buffers, and the fastest counts. Source: own choice.
+/// Measurements of moving state; the first one touches the buffers, and the fastest counts. Source: own choice: the
+/// first one and two more to choose from.
 const N_TRANSFERS: u32 = 3;
-/// Largest difference between the two fastest runs for the fastest to be trusted. Source: own choice.
+/// Largest difference between the two fastest runs for the fastest to be trusted. Source: own choice: half of the
+/// smallest difference that counts (`ROUNDING_GAIN_MIN`).
 const SPREAD_MAX: f64 = 0.05;
 /// Share of its threads' time that a step gets on a machine without other work. Source: own choice: below it other
 /// programs have slowed the step down.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 /// Tokens of a response. Source: the mean response of public chat logs has one to two hundred tokens.
 const ANSWER_TOKENS: f64 = 128.0;
-/// Share of decode steps in which no other slot runs; in the other steps all slots run. Source: own choice.
+/// Share of decode steps in which no other slot runs; in the other steps all slots run. Source: own
+/// choice: between a worker with one user and a busy one.
 const ALONE: f64 = 0.5;
 /// Share of prompts that are not cached at all. Source: own choice: a fleet with a hit ratio of nine tenths.
 const MISSES: f64 = 0.1;

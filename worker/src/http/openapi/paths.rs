@@ -2,7 +2,7 @@
 //!
 //! Not here: the handlers (`http`); `every_route_is_in_the_document` compares the two.
 
-use super::operation::{SuccessBody, Operation, Parameter, Tag};
+use super::operation::{Operation, Parameter, SuccessBody, Tag};
 use super::vectors;
 
 /// Header that separates a tenant's prompts from others.
@@ -228,7 +228,10 @@ fn health() -> Vec<Operation> {
             ..get("/livez", SuccessBody::Json("Status"))
         },
         Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", SuccessBody::Json("Status")) },
-        Operation { summary: "Returns whether requests are accepted, in llama-server's form.", ..get("/health", SuccessBody::Json("Status")) },
+        Operation {
+            summary: "Returns whether requests are accepted, in llama-server's form.",
+            ..get("/health", SuccessBody::Json("Status"))
+        },
         Operation {
             summary: "Returns the metrics in Prometheus' text format.",
             errors: &[],

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::operation::{SuccessBody, Operation, Tag};
+use super::operation::{Operation, SuccessBody, Tag};
 use super::paths::{get, post};
 
 /// Errors, including that of a worker that does the other kind of work.

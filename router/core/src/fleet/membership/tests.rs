@@ -57,7 +57,7 @@ fn a_terminating_worker_gets_no_requests_and_leaves_when_it_is_gone() {
     let start = Instant::now();
     let worker = WorkerIdx(0);
     let ending = [DiscoveredWorker { address: 7, is_ending: true }];
-    assert_eq!(changes(&mut fleet, &ending, start), [], "who is ending does not join");
+    assert_eq!(changes(&mut fleet, &ending, start), [], "a terminating worker does not join");
     changes(&mut fleet, &found(&[7]), start);
     assert_eq!(changes(&mut fleet, &ending, start), [MembershipChange::Leaving { worker }]);
     assert_eq!(changes(&mut fleet, &ending, start + LINGER * 9), [], "it is still there");

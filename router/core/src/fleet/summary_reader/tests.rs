@@ -132,10 +132,10 @@ fn a_lost_stream_continues_where_it_was_lost() {
     assert!(follower.apply(frame(stamp(6), update(Vec::new(), None))).is_ok());
     let gap = Err(Violation::Gap { got: 8, expected: 7 });
     assert_eq!(follower.apply(frame(stamp(8), update(Vec::new(), None))), gap);
-    assert_eq!(follower.open(), Some(stamp(6)), "what is missing is asked for");
+    assert_eq!(follower.open(), Some(stamp(6)), "the missing updates are requested");
     assert!(follower.apply(frame(stamp(6), Body::Resumed)).is_ok());
     assert_eq!(follower.apply(frame(stamp(6), update(Vec::new(), None))), Err(Violation::Duplicate { got: 6 }));
-    assert_eq!(follower.open(), None, "and once more is once too often");
+    assert_eq!(follower.open(), None, "it is not continued a second time");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn an_older_state_is_accepted_only_from_a_second_stream() {
     for (next, is_believed) in [(older_life, false), (stamp(6), true), (older_life, false), (stamp(6), true)] {
         follower.open();
         let answer = follower.apply(frame(next, begin()));
-        assert_eq!(answer.is_ok(), is_believed, "of two that take turns the newer is believed: {answer:?}");
+        assert_eq!(answer.is_ok(), is_believed, "of two alternating states only the newer is accepted: {answer:?}");
     }
     let other = Stamp { worker_uid: WorkerUid(9), boot_epoch: 1, seq: 0 };
     follower.open();

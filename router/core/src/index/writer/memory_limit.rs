@@ -18,14 +18,15 @@ use crate::WorkerIdx;
 ///
 /// Source: own choice: evictions stay rare, and most of the index stays.
 const SHED_DIVISOR: usize = 8;
-/// Number of ages that an eviction distinguishes; older segments count as the oldest. Source: own choice.
+/// Number of ages that an eviction distinguishes; older segments count as the oldest. Source: own choice: two KB of
+/// counters during an eviction.
 const AGES: usize = 256;
 /// Maximum number of spans that an insertion adds to an existing segment: two of the run, and one of a span that it
 /// splits.
 const SPANS_ADDED_MAX: usize = 3;
 /// Additional memory that a table needs while it grows, as a share of the new table.
 const BESIDE_DIVISOR: usize = 16;
-/// Smallest growth of the list of segments. Source: own choice.
+/// Smallest growth of the list of segments. Source: own choice: it spares a small index an allocation per segment.
 const SEGMENTS_GROWTH_MIN: usize = 16;
 
 impl IndexWriter {
@@ -84,7 +85,7 @@ impl IndexWriter {
             }
             return true;
         }
-        // Where there is no memory for two tables, the old one is freed before the new one is allocated.
+        // If there is no memory for two tables, the old one is freed before the new one is allocated.
         if !fits(narrow.saturating_sub(self.locator.bytes())) {
             return false;
         }

@@ -1,6 +1,6 @@
 //! The segments by number, and the numbers that blocks have kept from a segment that was appended to another.
 //!
-//! The number of a block is in `block_table`. Where one segment is appended to another, the blocks of the second keep
+//! The number of a block is in `block_table`. If one segment is appended to another, the blocks of the second keep
 //! their number, which becomes a *part* of the first. That takes one word here instead of a write to the writer's table
 //! for each block. A part is free again when the segment is removed, or when all its blocks are given one number.
 

@@ -155,7 +155,7 @@ impl IndexWriter {
     /// be applied between two parts.
     ///
     /// Meanwhile a reader sees blocks of both views, and never misses a block that is in both.
-    /// Cost: that of `n_blocks_max` blocks, and a run or a segment; once, a look at each of the worker's segments.
+    /// Cost: that of `n_blocks_max` blocks, and a run or a segment; at first also O(the worker's segments).
     pub fn take_in(&mut self, view: &mut Replacement, n_blocks_max: usize) -> usize {
         if view.is_done() {
             return 0;

@@ -61,7 +61,7 @@ impl World {
         while failures.len() < attempts_max {
             let tried: Vec<_> = failures.iter().map(|(worker, _)| *worker).collect();
             let Ok(chosen) = self.choose(&tried) else {
-                assert_eq!(tried.len(), self.sick.len(), "as long as there is another worker it is asked");
+                assert_eq!(tried.len(), self.sick.len(), "every worker was tried");
                 return Came::GivenUp;
             };
             let sick = self.sick[chosen.0 as usize].then_some(Failure::Error);
@@ -96,7 +96,7 @@ fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_comes() {
 fn a_worker_whose_failed_requests_succeed_elsewhere_is_suspected_and_opens_its_breaker() {
     let mut world = World::new(&[true, false]);
     assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 2 });
-    assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }, "it goes elsewhere from then on");
+    assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }, "later requests go to another worker");
     for _ in 0..20 {
         world.now += Duration::from_millis(1001);
         world.send(None, 3);
@@ -118,7 +118,7 @@ fn a_worker_that_fails_is_the_last_resort() {
     }
     assert_eq!(world.breakers()[0], BreakerState::Open);
     (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
-    assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other");
+    assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other worker");
     world.ledger.failed(WorkerIdx(1), Failure::Full, world.now);
     let refused = world.choose(&[]).expect_err("the other has capacity soon");
     assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");

@@ -205,7 +205,7 @@ fn policies_are_parsed_by_their_names() {
 #[test]
 fn ties_are_between_workers_that_hold_as_much() {
     let given = |cells| Load { free_cells: cells, ..idle() };
-    // The common start of all chats is no hit; an idle fleet would call two blocks more equal in cost.
+    // The common start of all chats is not a hit. In an idle fleet a difference of two blocks is within the tolerance.
     check(&[Held(1, given(10)), Held(0, given(20))], (1, ChoiceReason::Load));
     check(&[Held(2, given(10)), Held(0, given(20))], (0, ChoiceReason::Prefix));
     check(&[Held(16, given(10)), Held(15, given(20))], (0, ChoiceReason::Prefix));
