@@ -360,7 +360,7 @@ mod tests {
         assert!(refused(settings(1), "", "--listen 127.0.0.1:1").contains("give it before `--`"));
         assert!(refused(settings(2000), "", "").contains("--worker-listen"));
         let any_port: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-        assert!(refused(Settings { worker_listen: any_port, ..settings(1) }, "", "").contains("wants a port"));
-        assert!(refused(Settings { listen: any_port, ..settings(1) }, "", "").contains("wants a port"));
+        assert!(refused(Settings { worker_listen: any_port, ..settings(1) }, "", "").contains("needs a port"));
+        assert!(refused(Settings { listen: any_port, ..settings(1) }, "", "").contains("needs a port"));
     }
 }

@@ -265,8 +265,8 @@ impl Llama<'_> {
         cut.and(settled)
     }
 
-    /// Makes llama.cpp do what it has only recorded, by a decode: of one token behind a slot's `n_tokens`, which is
-    /// then dropped.
+    /// Makes llama.cpp do what it has only recorded, by a decode of one token after a slot's `n_tokens`, which is then
+    /// dropped.
     ///
     /// Errors: `Decode`, `Rewind`, `Import`; the slot is then empty.
     fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
