@@ -16,6 +16,7 @@ pub mod load;
 pub mod model;
 pub mod overhead;
 pub mod peers;
+pub mod pictures;
 pub mod policies;
 pub mod prompts;
 pub mod replicas;

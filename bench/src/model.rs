@@ -7,6 +7,7 @@ pub mod adapter;
 pub mod cache;
 pub mod hash_net;
 pub mod preset;
+pub mod projector;
 pub mod quantize;
 pub mod real;
 pub mod stability;
@@ -39,6 +40,9 @@ pub struct ModelArgs {
     /// Makes a LoRA adapter for the model instead of the model itself; the value is the adapter's seed.
     #[arg(long, conflicts_with = "vocab")]
     pub adapter: Option<u64>,
+    /// Makes a projector of images for the model instead of the model itself.
+    #[arg(long, conflicts_with_all = ["vocab", "adapter"])]
+    pub projector: bool,
 }
 
 /// Runs `warmpath-bench model`.
@@ -47,6 +51,9 @@ pub struct ModelArgs {
 pub fn run(args: &ModelArgs) -> anyhow::Result<()> {
     if let Some(adapter_seed) = args.adapter {
         return adapter::write_adapter(args.preset, args.seed, adapter_seed, &args.out);
+    }
+    if args.projector {
+        return projector::write_projector(args.preset, args.seed, &args.out);
     }
     write_model(args.preset, args.seed, args.vocab.as_deref(), &args.out)
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::model::projector::write_projector;
 use crate::model::{Preset, write_model};
 
 /// Version of the made models; it is raised when the same preset and seed give other bytes than before.
@@ -14,6 +15,17 @@ pub fn cached_model(preset: Preset, seed: u64, folder: &Path) -> anyhow::Result<
     let path = folder.join(format!("{}-{seed}-v{VERSION}.gguf", preset.name()));
     if !path.exists() {
         write_model(preset, seed, None, &path)?;
+    }
+    Ok(path)
+}
+
+/// Returns the path of the projector for the model of `preset` and `seed` in `folder`, which is made if it is missing.
+///
+/// Errors: it cannot be written.
+pub fn cached_projector(preset: Preset, seed: u64, folder: &Path) -> anyhow::Result<PathBuf> {
+    let path = folder.join(format!("{}-{seed}-v{VERSION}-projector.gguf", preset.name()));
+    if !path.exists() {
+        write_projector(preset, seed, &path)?;
     }
     Ok(path)
 }

@@ -19,7 +19,9 @@ use warmpath_gguf::TensorType;
 use crate::model::hash_net::{HashNet, N_ANSWER_BITS, N_BITS, N_END_BITS, Round, rng};
 use crate::model::preset::{HEAD_SIZE, LayerKind, Spec};
 use crate::model::tokenizer::Tokenizer;
+pub(crate) use matrix::CONSTANT;
 use matrix::Matrix;
+pub(crate) use recurrent::noise;
 
 /// First channel of the state's bits, in a block of 32 of their own, because 8-bit weights share a scale per block.
 const STATE: usize = 32;

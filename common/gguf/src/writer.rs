@@ -35,6 +35,8 @@ pub enum Value<'a> {
     Texts(&'a [String]),
     /// List of signed numbers of 32 bits.
     I32s(&'a [i32]),
+    /// List of floats of 32 bits.
+    F32s(&'a [f32]),
     /// List of booleans.
     Bools(&'a [bool]),
     /// List of bytes.
@@ -125,6 +127,7 @@ impl Writer {
                 unsafe { sys::gguf_set_arr_str(raw, name, pointers.as_mut_ptr(), pointers.len()) }
             }
             Value::I32s(numbers) => self.set_array(name, sys::GGUF_TYPE_INT32, numbers),
+            Value::F32s(numbers) => self.set_array(name, sys::GGUF_TYPE_FLOAT32, numbers),
             Value::Bools(truths) => self.set_array(name, sys::GGUF_TYPE_BOOL, truths),
             Value::Bytes(bytes) => self.set_array(name, sys::GGUF_TYPE_UINT8, bytes),
         }

@@ -1,7 +1,7 @@
 //! A matrix as llama.cpp stores it: one row per output.
 
 /// Channel that holds the constant, alone in its block of 32.
-pub(super) const CONSTANT: usize = 0;
+pub(crate) const CONSTANT: usize = 0;
 
 /// A matrix that knows the value of the constant channel in its input.
 pub(super) struct Matrix {

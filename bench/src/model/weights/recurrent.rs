@@ -109,7 +109,7 @@ pub(super) fn output(spec: &Spec, (seed, kind): (u64, TensorType), tokenizer: &T
 }
 
 /// Returns `n` uniformly distributed numbers with this standard deviation.
-pub(super) fn noise(seed: u64, stream: u64, n: usize, deviation: f32) -> Vec<f32> {
+pub(crate) fn noise(seed: u64, stream: u64, n: usize, deviation: f32) -> Vec<f32> {
     let mut rng = rng(seed, stream);
     let range = deviation * 3_f32.sqrt();
     (0..n).map(|_| ((rng.next_u32() as f32 / u32::MAX as f32) * 2.0 - 1.0) * range).collect()

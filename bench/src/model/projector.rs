@@ -1,0 +1,111 @@
+//! Projectors for made models: small files that turn an image into states which the model's function can hash.
+//!
+//! A projector cuts an image of 128 x 128 pixels into 64 patches. A random weighing of a patch's pixels gives a number
+//! for each bit of a state, and a steep step rounds the number to +1 or -1. So an image is 64 tokens whose codes follow
+//! from its pixels, and numeric noise is removed as within the model (`weights`).
+//!
+//! The architecture is LLaVA's: patches, positions, and two linear layers with a GELU between them. Its transformer
+//! layers end before the last one, so a file of a single layer has none that is computed.
+
+use std::path::Path;
+
+use anyhow::ensure;
+use warmpath_gguf::{TensorType, Value, Writer};
+
+use crate::model::hash_net::N_BITS;
+use crate::model::preset::{LayerKind, Preset};
+use crate::model::weights::{CONSTANT, noise, state_channel};
+
+/// Width and height to which an image is fitted. Units: pixels.
+const IMAGE_SIZE: usize = 128;
+/// Width and height of a patch. Units: pixels.
+const PATCH_SIZE: usize = 16;
+/// Tokens of an image.
+pub const IMAGE_TOKENS: usize = (IMAGE_SIZE / PATCH_SIZE) * (IMAGE_SIZE / PATCH_SIZE);
+/// Channels of a patch's pixels.
+const PATCH_FLOATS: usize = PATCH_SIZE * PATCH_SIZE * 3;
+
+/// Slope of the step that rounds a weighed sum to a bit.
+///
+/// Source: of the 2,048 sums of an image, whose deviation is about 1, one in three images has one on the slope.
+const SLOPE: f32 = 2e5;
+/// Half the height of the step. Source: beyond 10, ggml computes a GELU as exactly its input or zero.
+const HALF_STEP: f32 = 16.0;
+
+/// Writes the projector for the model of `preset` and `seed`.
+///
+/// Errors: the preset's model is not digital, or `out` cannot be written.
+pub fn write_projector(preset: Preset, seed: u64, out: &Path) -> anyhow::Result<()> {
+    let spec = preset.spec();
+    let is_digital = spec.layers.iter().all(|layer| matches!(layer.kind, LayerKind::Full | LayerKind::Sliding));
+    ensure!(is_digital, "projectors are made for digital models of attention layers, not for {}", preset.name());
+    let mut writer = Writer::new();
+    writer.set("general.type", Value::Text("mmproj"))?;
+    writer.set("general.architecture", Value::Text("clip"))?;
+    writer.set("general.name", Value::Text(&format!("projector of warmpath {}", preset.name())))?;
+    writer.set("clip.projector_type", Value::Text("mlp"))?;
+    writer.set("clip.has_vision_encoder", Value::Bool(true))?;
+    writer.set("clip.use_gelu", Value::Bool(true))?;
+    for (key, value) in [
+        ("embedding_length", N_BITS),
+        ("feed_forward_length", 2 * N_BITS),
+        ("block_count", 1),
+        ("projection_dim", spec.width),
+        ("attention.head_count", 1),
+        ("image_size", IMAGE_SIZE),
+        ("patch_size", PATCH_SIZE),
+    ] {
+        writer.set(&format!("clip.vision.{key}"), Value::U32(u32::try_from(value)?))?;
+    }
+    writer.set("clip.vision.attention.layer_norm_epsilon", Value::F32(1e-6))?;
+    for key in ["image_mean", "image_std"] {
+        writer.set(&format!("clip.vision.{key}"), Value::F32s(&[0.5; 3]))?;
+    }
+    let tensors = tensors((spec.width, spec.constant), seed);
+    for (name, shape, _) in &tensors {
+        writer.declare(name, TensorType::F32, shape)?;
+    }
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    // Two tests may make the same file at once.
+    let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
+    let mut sink = writer.begin(&unfinished)?;
+    for (.., floats) in &tensors {
+        sink.write(floats)?;
+    }
+    sink.finish()?;
+    unfinished.persist(out)?;
+    Ok(())
+}
+
+/// Returns the tensors: name, shape, values.
+fn tensors((width, constant): (usize, f32), seed: u64) -> Vec<(&'static str, Vec<usize>, Vec<f32>)> {
+    // The sum over a patch has a deviation of about 1.
+    let of_pixels = noise(seed, 700, N_BITS * PATCH_FLOATS, (3.0 / PATCH_FLOATS as f32).sqrt());
+    let of_places = noise(seed, 701, N_BITS * IMAGE_TOKENS, 0.5);
+    let n_units = 2 * N_BITS;
+    let (mut rise, mut bends) = (vec![0.0; n_units * N_BITS], vec![0.0; n_units]);
+    let (mut sum, mut floor) = (vec![0.0; width * n_units], vec![0.0; width]);
+    floor[CONSTANT] = constant;
+    for bit in 0..N_BITS {
+        // The difference of two units whose bends lie at both ends of the step is the step.
+        for (unit, direction) in [(2 * bit, 1.0), (2 * bit + 1, -1.0)] {
+            rise[unit * N_BITS + bit] = SLOPE;
+            bends[unit] = direction * HALF_STEP;
+            sum[state_channel(bit) * n_units + unit] = direction / HALF_STEP;
+        }
+        floor[state_channel(bit)] = -1.0;
+    }
+    let unused = |n: usize| vec![0.0; n];
+    vec![
+        ("v.patch_embd.weight", vec![PATCH_SIZE, PATCH_SIZE, 3, N_BITS], of_pixels),
+        ("v.position_embd.weight", vec![N_BITS, IMAGE_TOKENS], of_places),
+        ("v.blk.0.attn_out.weight", vec![N_BITS, N_BITS], unused(N_BITS * N_BITS)),
+        ("v.blk.0.ffn_up.weight", vec![N_BITS, n_units], unused(N_BITS * n_units)),
+        ("v.blk.0.ffn_down.weight", vec![n_units, N_BITS], unused(N_BITS * n_units)),
+        ("mm.0.weight", vec![N_BITS, n_units], rise),
+        ("mm.0.bias", vec![n_units], bends),
+        ("mm.2.weight", vec![n_units, width], sum),
+        ("mm.2.bias", vec![width], floor),
+    ]
+}
