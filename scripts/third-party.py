@@ -60,6 +60,7 @@ def native(llama):
     own = (llama / "LICENSE").read_text()
     conditions = own.split("\n\n", 2)[2].strip()
     mit = lambda line: f"MIT License\n\n{line}\n\n{conditions}"
+    last_comment = lambda path: (llama / path).read_text().rsplit("/*", 1)[1].rsplit("*/", 1)[0]
     header = (llama / "ggml/src/ggml-cpu/llamafile/sgemm.cpp").read_text().split("\n\n", 1)[0]
     parts = {
         "llama.cpp and ggml": own,
@@ -68,6 +69,9 @@ def native(llama):
         "llamafile: matrix multiplication in ggml": re.sub(r"^// ?", "", header, flags=re.M),
         "YaRN: scaled rotary embedding in ggml": mit("Copyright (c) 2023 Jeffrey Quesnelle and Bowen Peng"),
         "xxHash": (llama / "vendor/hash/xxhash/LICENSE").read_text(),
+        "stb_image: images in llama.cpp's mtmd": last_comment("vendor/stb/stb_image.h"),
+        "miniaudio: sound in llama.cpp's mtmd": last_comment("vendor/miniaudio/miniaudio.h"),
+        "SHA-256 in llama.cpp's mtmd": (llama / "vendor/hash/sha256/LICENSE").read_text(),
         "rotate-bits": (llama / "vendor/hash/rotate-bits/LICENSE.md").read_text(),
     }
     return [f"{RULE}\n{name}\n\n{text.strip()}\n" for name, text in parts.items()]

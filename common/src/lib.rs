@@ -11,6 +11,7 @@ pub mod embeddings;
 pub mod fields;
 pub mod headers;
 pub mod ids;
+pub mod images;
 pub mod journal;
 pub mod lora;
 pub mod mix;

@@ -167,6 +167,17 @@ pub struct ModelInfo {
     pub adapter_in_force: Option<Applied>,
     /// KV state that the worker exchanges with other workers; `None` if it exchanges none.
     pub kv_transfer: Option<KvTransfer>,
+    /// Fingerprint of the way in which the model reads images; `None` if it reads text alone.
+    pub images: Option<Fingerprint>,
+}
+
+/// Kinds of input besides text, as llama-server shows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Modalities {
+    /// Whether the model reads images.
+    pub vision: bool,
+    /// Whether the model hears sound; no model here does.
+    pub audio: bool,
 }
 
 /// KV state that workers exchange.
@@ -182,6 +193,11 @@ impl ModelInfo {
     /// Returns whether the worker supports `wanted`; true if it is `None`.
     pub fn can(&self, wanted: Option<Capability>) -> bool {
         wanted.is_none_or(|wanted| self.capabilities.contains(&wanted))
+    }
+
+    /// Returns the kinds of input besides text that the model takes.
+    pub fn modalities(&self) -> Modalities {
+        Modalities { vision: self.images.is_some(), audio: false }
     }
 }
 
@@ -210,6 +226,7 @@ pub(crate) mod testing {
             adapters: Vec::new(),
             adapter_in_force: None,
             kv_transfer: None,
+            images: None,
         }
     }
 }

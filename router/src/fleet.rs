@@ -7,6 +7,7 @@
 //! Not here: the decision (`warmpath-router-core`), the path of a request (`lifecycle`).
 
 pub mod client;
+pub mod image_layouts;
 pub mod loss;
 pub mod members;
 pub mod prefetch;
@@ -39,6 +40,7 @@ use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::{SentRequest, ServerInfo};
 
 use self::client::Clients;
+use self::image_layouts::WantedLayout;
 use self::members::Member;
 use self::stock::ServerRequest;
 use self::subscriber::FleetEvents;
@@ -71,6 +73,8 @@ pub struct Fleet {
     models_changed: Notify,
     /// Channel for workers that join or drain; `None` if workers exchange no KV state.
     fleet_changes: Option<mpsc::Sender<FleetChange>>,
+    /// Channel for questions for the layouts of images.
+    layouts_wanted: mpsc::Sender<WantedLayout>,
     trial: TrialConfig,
     metrics: Arc<Metrics>,
 }
@@ -84,6 +88,7 @@ impl Fleet {
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
         let (fleet_changes, turned) = mpsc::channel(prefetch::FLEET_CHANGES_QUEUED_MAX);
+        let (layouts_wanted, wanted) = mpsc::channel(image_layouts::LAYOUTS_WANTED_MAX);
         let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
@@ -100,12 +105,14 @@ impl Fleet {
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
             fleet_changes: config.dispatch.kv_bytes_per_ms.map(|_| fleet_changes),
+            layouts_wanted,
             trial: config.trial.clone(),
             metrics,
         });
         let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
         tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
         tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
+        tasks.spawn(image_layouts::answer(Arc::downgrade(&fleet), wanted));
         // Without a sender it ends at once.
         tasks.spawn(prefetch::follow(Arc::clone(&fleet), turned));
         let tracked = Arc::clone(&fleet);

@@ -204,7 +204,7 @@ impl PromptPool {
             return self.finish_elsewhere(fleet, move || Begun::read(&view, draft)).await;
         }
         let mut begun = Begun::read(&view, draft)?;
-        if begun.reading.n_unrendered() > RENDERED_HERE_MESSAGES_MAX {
+        if begun.reading.n_unrendered() > RENDERED_HERE_MESSAGES_MAX || begun.reading.has_images() {
             return self.finish_elsewhere(fleet, || Ok(begun)).await;
         }
         begun.render(fleet)?;

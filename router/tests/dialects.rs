@@ -70,12 +70,12 @@ async fn small_endpoints_of_the_dialects_reach_a_worker() {
 async fn bad_bodies_are_refused_in_the_dialect_s_words_and_no_worker_sees_them() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
-    let image = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image"}]}]});
+    let file = json!({"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "document"}]}]});
     let system = json!({"max_tokens": 1, "system": 5, "messages": []});
     for (body, says) in [
         ("{".to_owned(), "not valid JSON"),
         ("{}".to_owned(), "`max_tokens` is missing"),
-        (image.to_string(), "`messages[0].content[0].type`"),
+        (file.to_string(), "`messages[0].content[0].type`"),
         (system.to_string(), "`system` must be"),
     ] {
         let (kind, message) = anthropic_error(router.post(MESSAGES, body).await, 400).await;
@@ -85,7 +85,7 @@ async fn bad_bodies_are_refused_in_the_dialect_s_words_and_no_worker_sees_them()
     for (body, param) in [
         (json!({}), "input"),
         (json!({"input": "a", "conversation": "conv_1"}), "conversation"),
-        (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0].type"),
+        (json!({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}), "input[0].content[0].type"),
         (json!({"input": "a", "cache_salt": 5}), "cache_salt"),
     ] {
         let error = error_of(router.post(RESPONSES, body.to_string()).await, 400).await;

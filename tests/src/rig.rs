@@ -15,7 +15,7 @@ use serde_json::Value;
 use warmpath_bench::client::{Answer, ChatClient, Message};
 use warmpath_bench::fleet::{Fleet, FleetSpec, Server};
 use warmpath_bench::model::Preset;
-use warmpath_bench::model::cache::cached_model;
+use warmpath_bench::model::cache::{cached_model, cached_projector};
 use warmpath_common::summary::{Digest, SNAPSHOT_PATH, Snapshot};
 
 /// Longest time until the fleet reports the state for which a test waits.
@@ -62,12 +62,23 @@ pub fn tiny_model() -> anyhow::Result<PathBuf> {
 ///
 /// Errors: the file cannot be written.
 pub fn made_model(preset: Preset, seed: u64) -> anyhow::Result<PathBuf> {
+    made(|folder| cached_model(preset, seed, folder))
+}
+
+/// Returns the path of the tiny model's projector, which is generated if it does not exist.
+///
+/// Errors: the file cannot be written.
+pub fn tiny_projector() -> anyhow::Result<PathBuf> {
+    made(|folder| cached_projector(Preset::Tiny, MODEL_SEED, folder))
+}
+
+fn made(make: impl FnOnce(&Path) -> anyhow::Result<PathBuf>) -> anyhow::Result<PathBuf> {
     // Lets one test at a time check and generate; held while a file of some megabytes is written.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let folder = root().join("target/models");
     std::fs::create_dir_all(&folder)?;
-    cached_model(preset, seed, &folder)
+    make(&folder)
 }
 
 /// An API key and the entry that permits it.

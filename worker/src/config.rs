@@ -7,6 +7,7 @@ mod adapters;
 mod embedding;
 pub mod flags;
 pub mod generation;
+pub mod images;
 pub mod kv_transfer;
 pub mod llama_server;
 pub mod placement;
@@ -301,6 +302,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
         checkpoint_stride_tokens: flags.checkpoint_stride,
         shifts: shift_config(flags),
         adapters: adapters::files(flags)?,
+        projector: images::projector(&flags.images)?,
         speculation: speculation::config(&flags.speculation)?,
         draft_model: speculation::draft_model(&flags.speculation, (threads, flags.threads_batch)),
         ..EngineConfig::default()

@@ -11,6 +11,7 @@ mod config;
 mod events;
 mod facts;
 mod handle;
+mod images;
 mod kv;
 mod llama;
 mod output;
@@ -40,6 +41,7 @@ pub use config::{
 pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use facts::{EngineFacts, Exchange};
 pub use handle::{ArrivalGuard, EngineHandle};
+pub use images::{Projector, ProjectorConfig};
 pub use kv::receiving::{FetchOrder, Fetched, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};

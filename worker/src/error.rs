@@ -263,7 +263,7 @@ impl RequestError {
             | Self::Prefetch(_)
             | Self::Engine(EngineError::Draining)
             | Self::Cache(CacheError::Engine(EngineError::Draining)) => Class::Unavailable,
-            Self::Engine(EngineError::Decode { .. } | EngineError::Stopped)
+            Self::Engine(EngineError::Decode { .. } | EngineError::Encode(_) | EngineError::Stopped)
             | Self::Cache(CacheError::Engine(_) | CacheError::Export { .. })
             | Self::Send(SendError::Engine(_))
             | Self::SlotFile { source: SlotFileError::Io(_), .. }

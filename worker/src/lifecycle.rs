@@ -218,7 +218,7 @@ fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<()
         let reason = format!("{n_sequences} choices are asked for; this worker holds at most {}", serving.n_places());
         return Err(RequestError::field("n", reason));
     }
-    prompts.iter().try_for_each(|prompt| serving.check_prompt(&prompt.tokens))
+    prompts.iter().try_for_each(|prompt| serving.check_prompt(&prompt.tokens, &prompt.runs))
 }
 
 /// Submits every choice to the engine. If one is refused, the earlier ones are cancelled, because their receivers are
@@ -249,6 +249,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 priority: draft.priority,
                 // If there are several choices, the others wait together with the first.
                 peer: draft.peer.take(),
+                runs: prompt.runs.clone(),
                 events,
             };
             let n_past = submission.past.len();

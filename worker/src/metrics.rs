@@ -142,6 +142,12 @@ metrics! {
     slots_offloaded: IntCounter = counter("slots_offloaded_total");
     /// Context shifts: a response filled its context and its oldest tokens were dropped.
     context_shifts: IntCounter = counter("context_shifts_total");
+    /// Images that were encoded; reused ones are not.
+    encoded_images: IntCounter = counter("images_encoded_total");
+    /// Images that could not be encoded.
+    encode_failures: IntCounter = counter("image_failures_total");
+    /// Time to encode images.
+    encode: Counter = total_seconds("image_encode_seconds_total");
     /// Slots with state, and stored chunks and checkpoints, by tier; an entry both in memory and on disk counts in
     /// both.
     cache_entries: IntGaugeVec = gauges("cache_entries", &["tier"]);
@@ -276,12 +282,15 @@ impl Metrics {
             (&self.checkpoint_uses, values.checkpoint_uses),
             (&self.slots_offloaded, values.moved_out),
             (&self.context_shifts, values.context_shifts),
+            (&self.encoded_images, values.encoded_images),
+            (&self.encode_failures, values.encode_failures),
         ];
         for (counter, value) in counted {
             raise(counter, value);
         }
         let spent = [
             (&self.restore, values.restore_us),
+            (&self.encode, values.encode_us),
             (&self.save, values.save_us),
             (&self.prefill, values.prompt_us),
             (&self.prefix_wait, values.prefix_wait_us),

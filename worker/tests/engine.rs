@@ -15,6 +15,7 @@ mod engine {
     mod endings;
     mod faults;
     mod grammars;
+    mod images;
     mod interrupts;
     mod parked;
     mod prompt_lists;

@@ -263,6 +263,7 @@ fn model(shape: FleetShape) -> ModelInfo {
         kv_transfer: shape
             .network
             .map(|network| KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: network.bytes_per_token }),
+        images: None,
     }
 }
 

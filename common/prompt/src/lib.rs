@@ -15,6 +15,7 @@ mod error;
 mod fitted;
 mod formats;
 mod fragments;
+mod images;
 mod least_tokens;
 mod maker;
 mod messages;
@@ -34,6 +35,10 @@ pub use cancel::unless_cancelled;
 pub use caps::Separators;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
+pub use images::{
+    IMAGE_BYTES_MAX, IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image, ImageReader, ImageRun,
+    PromptTokens, has_images,
+};
 pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};
 pub use template::{
     ChatTemplate, Clock, RENDERED_BYTES_MAX, TEMPLATE_BYTES_MAX, TEMPLATE_FUEL_MAX, TEMPLATE_RECURSION_MAX,

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 use warmpath_common::ids::Token;
+use warmpath_common::images::ImageSize;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::openai::ChatPrompt;
 
@@ -22,6 +23,7 @@ use crate::cancel::end_if_cancelled;
 use crate::error::{OpenError, PromptError};
 use crate::fitted::{FittedTemplate, Rendered};
 use crate::fragments::{CacheCounters, FragmentCache};
+use crate::images::{self, ImageReader, ImageRun, Images, KnownImages, PromptTokens};
 use crate::partition::{Partitioner, Piece};
 use crate::shield::StandIns;
 use crate::template::Clock;
@@ -79,6 +81,8 @@ pub struct Prompt {
     pub text: String,
     /// Tokens, with those that the vocabulary adds.
     pub tokens: Vec<Token>,
+    /// Runs of image tokens among them, in their order.
+    pub runs: Vec<ImageRun>,
 }
 
 /// Two messages that begin differently; the common prefix of their prompts does not depend on the message.
@@ -92,6 +96,8 @@ pub struct PromptMaker {
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
+    /// How the model reads images; `None` if it reads text alone.
+    images: Option<Images>,
     /// Made at its first use, since few models score documents.
     pair: OnceLock<PairPrompt>,
 }
@@ -154,7 +160,13 @@ impl PromptMaker {
                 .map_err(|reason| OpenError::ToolsFirst { path: gguf.to_owned(), reason })?;
         }
         let fragments = FragmentCache::new(options.fragment_cache_bytes_max);
-        Ok(Self { vocabulary, partitioner, templates, fragments, pair: OnceLock::new() })
+        Ok(Self { vocabulary, partitioner, templates, fragments, images: None, pair: OnceLock::new() })
+    }
+
+    /// Returns a maker that takes images, which the model reads in this way.
+    #[must_use]
+    pub fn with_images(self, reader: Arc<dyn ImageReader>) -> Self {
+        Self { images: Some(Images { reader, known: KnownImages::default() }), ..self }
     }
 
     /// Returns the prompt of a chat request.
@@ -170,7 +182,13 @@ impl PromptMaker {
     /// [`PromptError`].
     pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
         let begun = self.begin_chat(request)?;
-        Ok(Prompt { tokens: self.tokens_within(&begun, n_tokens_max)?, text: begun.cut.into_text() })
+        let PromptTokens { tokens, runs, unknown } = self.tokens_within(&begun, n_tokens_max)?;
+        if let Some(image) = unknown {
+            let ImageSize { width, height } = image.size;
+            let reason = format!("an image of {width} x {height} pixels cannot be read by this model's projector");
+            return Err(PromptError::Field { field: "messages", reason });
+        }
+        Ok(Prompt { tokens, runs, text: begun.cut.into_text() })
     }
 
     /// Returns the tokens with which the prompt of every conversation that begins with these messages begins.
@@ -236,6 +254,7 @@ impl PromptMaker {
                 tokens.extend(cut.pieces.iter().flat_map(|piece| match piece {
                     Piece::Special { token, .. } => vec![*token],
                     Piece::Text(range) => self.vocabulary.tokenize_plain(&cut.fragment(range)),
+                    Piece::Image(_) => Vec::new(),
                 }));
             }
         }
@@ -328,6 +347,12 @@ impl PromptMaker {
 
     fn rendered(&self, request: &ChatPrompt) -> Result<Rendered, PromptError> {
         end_if_cancelled();
+        if self.images.is_none()
+            && let Some((index, _)) = images::parts(&request.messages).next()
+        {
+            let reason = "content parts of type \"image_url\" are not supported yet; only text is".to_owned();
+            return Err(PromptError::Messages { index, reason });
+        }
         self.template_of(request)?.rendered(request)
     }
 
@@ -361,7 +386,9 @@ impl PromptMaker {
     fn cut(&self, rendered: Rendered) -> Cut {
         let cut = |text: String, stand_ins| {
             let text = self.without_affixes(text);
-            Cut { pieces: self.partitioner.partition(text.as_bytes()), text, stand_ins }
+            let pieces = self.partitioner.partition(text.as_bytes());
+            let pieces = if self.images.is_some() { images::cut(pieces, text.as_bytes()) } else { pieces };
+            Cut { pieces, text, stand_ins }
         };
         let plain = cut(rendered.plain, None);
         let Some(shielded) = rendered.shielded else { return plain };
@@ -386,10 +413,10 @@ impl Cut {
     }
 
     fn into_text(self) -> String {
-        match self.stand_ins {
+        images::show(match self.stand_ins {
             Some(stand_ins) => stand_ins.restore(&self.text),
             None => self.text,
-        }
+        })
     }
 
     /// Returns the control tokens in their order.

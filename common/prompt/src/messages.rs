@@ -9,8 +9,9 @@ use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
 use warmpath_common::openai::ChatPrompt;
 
-use crate::caps::{Caps, SystemPlaces};
+use crate::caps::{Caps, ContentShapes, SystemPlaces};
 use crate::error::PromptError;
+use crate::images::{is_image, mark};
 
 /// Longest role.
 ///
@@ -31,9 +32,10 @@ pub(crate) fn variables(request: &ChatPrompt, caps: &Caps) -> Result<Map<String,
         return Err(PromptError::Field { field: "messages", reason: "there are none".to_owned() });
     }
     let mut messages = Vec::with_capacity(request.messages.len());
+    let mut n_images = 0;
     for (index, message) in placed(&request.messages, caps.system_places) {
         let refused = |reason: String| PromptError::Messages { index, reason };
-        messages.push(Json::Object(fit(&message, caps).map_err(refused)?));
+        messages.push(Json::Object(fit(&message, caps, &mut n_images).map_err(refused)?));
     }
     variables.insert("messages".to_owned(), Json::Array(messages));
     // As in transformers, which always defines these two.
@@ -173,10 +175,13 @@ fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
     true
 }
 
-/// Returns `message` in the form that the template accepts.
-fn fit(message: &Map<String, Json>, caps: &Caps) -> Result<Map<String, Json>, String> {
+/// Returns `message` in the form that the template accepts, with marks for its images; `n_images` counts them.
+fn fit(message: &Map<String, Json>, caps: &Caps, n_images: &mut usize) -> Result<Map<String, Json>, String> {
     let role = role(message, caps)?.to_owned();
-    let content = fit_content(message.get("content"), &role, caps)?;
+    let content = match message.get("content") {
+        Some(Json::Array(parts)) => fit_parts(parts, caps.content(&role), n_images)?,
+        content => fit_content(content, &role, caps)?,
+    };
     // Long texts are copied only once.
     let kept =
         |(name, value): (&String, &Json)| (name.clone(), if name == "content" { Json::Null } else { value.clone() });
@@ -215,17 +220,37 @@ fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, Stri
     Ok(if role == "developer" && !caps.developer_role { "system" } else { role })
 }
 
-/// Returns content in a form that the template shows for `role`; text parts are joined by a newline, like in llama.cpp.
+/// Returns the parts of a content in a form that the template shows.
+///
+/// Texts are joined by a newline, and an image by nothing, as llama.cpp's `concat_content_parts` does.
+fn fit_parts(parts: &[Json], shapes: ContentShapes, n_images: &mut usize) -> Result<Json, String> {
+    let mut fitted = Vec::with_capacity(parts.len());
+    let mut joined = String::new();
+    let mut is_behind_image = true;
+    for part in parts {
+        let text = if is_image(part) {
+            *n_images += 1;
+            Cow::Owned(mark(*n_images - 1))
+        } else {
+            Cow::Borrowed(part_text(part)?)
+        };
+        if !is_image(part) && !is_behind_image {
+            joined.push('\n');
+        }
+        is_behind_image = is_image(part);
+        joined.push_str(&text);
+        fitted.push(if is_image(part) { json!({"type": "text", "text": text}) } else { part.clone() });
+    }
+    Ok(if shapes.parts { Json::Array(fitted) } else { Json::String(joined) })
+}
+
+/// Returns content without parts in a form that the template shows for `role`.
 fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, String> {
     let shapes = caps.content(role);
     match content {
         None | Some(Json::Null) => Ok(Json::String(String::new())),
         Some(Json::String(text)) if shapes.parts && !shapes.text => Ok(json!([{"type": "text", "text": text}])),
         Some(Json::String(text)) => Ok(Json::String(text.clone())),
-        Some(Json::Array(parts)) => {
-            let texts = parts.iter().map(part_text).collect::<Result<Vec<_>, _>>()?;
-            Ok(if shapes.parts { Json::Array(parts.clone()) } else { Json::String(texts.join("\n")) })
-        }
         Some(_) => Err("content must be a string, an array of parts or null".to_owned()),
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 pub use error::{ErrorBody, OVERLOADED, REQUEST_ID, is_path, prompt_too_long, status};
 pub use tools::CLIENT_KINDS;
 
-use super::conversation::{Call, Conversation};
+use super::conversation::{Call, Conversation, Part};
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
 use super::tools::{Listing, left_out_kind};
@@ -192,6 +192,10 @@ impl Reader {
                 let text = block.text("text")?;
                 self.talk.say(role, text, &block.path);
             }
+            ("image", "user") => {
+                let path = block.path.clone();
+                self.talk.add(role, read_image(block)?, &path);
+            }
             ("tool_result", "user") => self.read_result(block)?,
             ("tool_use", "assistant") => {
                 let input = block.required("input")?.object()?.fields;
@@ -206,7 +210,7 @@ impl Reader {
             // It is encrypted, and this model did not write it.
             ("redacted_thinking", "assistant") => {}
             (kind, "assistant") if is_of_servers(kind) => {}
-            ("tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
+            ("image" | "tool_result" | "tool_use" | "thinking" | "redacted_thinking", _) => {
                 return Err(wrong(
                     &block.path_of("type"),
                     &format!("cannot be `{kind}` in a message of role `{role}`"),
@@ -219,12 +223,26 @@ impl Reader {
 
     fn read_result(&mut self, mut block: Object) -> Result<(), DialectError> {
         let id = block.text("tool_use_id")?;
-        let texts = match block.take("content") {
+        let parts = match block.take("content") {
             None => Vec::new(),
-            Some(content) => self.read_texts(content)?.into_iter().map(|(text, _)| text).collect(),
+            Some(Field { value: Value::String(text), .. }) => vec![Part::Text(text)],
+            Some(content) if content.value.is_array() => content
+                .items()?
+                .into_iter()
+                .map(|part| self.read_result_part(part.object()?))
+                .collect::<Result<_, _>>()?,
+            Some(content) => return Err(wrong(&content.path, "must be a string or an array of blocks")),
         };
-        self.talk.result(id, texts, &block.path);
+        self.talk.result(id, parts, &block.path);
         Ok(())
+    }
+
+    fn read_result_part(&mut self, mut block: Object) -> Result<Part, DialectError> {
+        if block.fields.get("type").is_some_and(|kind| kind == "image") {
+            self.note_cache(&mut block)?;
+            return read_image(block);
+        }
+        self.read_text_block(block).map(|(text, _)| Part::Text(text))
     }
 
     /// Returns the texts of a field that is one text or an array of text blocks, each with its path.
@@ -246,6 +264,17 @@ impl Reader {
     }
 }
 
+/// Reads an image whose bytes are in the request.
+fn read_image(mut block: Object) -> Result<Part, DialectError> {
+    let mut source = block.required("source")?.object()?;
+    let kind = source.text("type")?;
+    if kind != "base64" {
+        let reason = format!("images of type `{kind}` are not supported; `base64` is, with the image in `data`");
+        return Err(unsupported(&source.path_of("type"), reason));
+    }
+    Ok(Part::Image(format!("data:{};base64,{}", source.text("media_type")?, source.text("data")?)))
+}
+
 /// Returns a text without the line that Claude Code puts before the system prompt.
 fn without_client_line(text: &str) -> &str {
     let Some(rest) = text.strip_prefix(CLIENT_LINE) else { return text };
@@ -259,7 +288,7 @@ fn is_of_servers(kind: &str) -> bool {
 }
 
 fn refuse_block(block: &Object, kind: &str) -> DialectError {
-    let reason = format!("blocks of type `{kind}` are not supported; `text` is, and tools' calls and results are");
+    let reason = format!("blocks of type `{kind}` are not supported; texts, images, tools' calls and results are");
     unsupported(&block.path_of("type"), reason)
 }
 

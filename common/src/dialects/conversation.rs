@@ -1,7 +1,7 @@
 //! The messages of a chat while a dialect's are read: all parts of one turn become one message.
 //!
-//! The shapes of the dialects are read elsewhere. Both dialects split a turn into blocks or items: text, reasoning,
-//! calls. Chat templates expect one message per turn, with several texts as parts.
+//! The shapes of the dialects are read elsewhere. Both dialects split a turn into blocks or items: text, images,
+//! reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
 
 use serde_json::{Map, Value, json};
 
@@ -15,13 +15,30 @@ pub(super) struct Conversation {
 #[derive(Debug)]
 struct Turn {
     role: String,
-    texts: Vec<String>,
+    parts: Vec<Part>,
     reasoning: Vec<String>,
     calls: Vec<Value>,
     /// Id of the call, where the message is a tool's result.
     call_id: Option<String>,
     /// Path of its first part in the dialect's body.
     origin: String,
+}
+
+/// A part of a message's content.
+#[derive(Debug)]
+pub(super) enum Part {
+    Text(String),
+    /// Contains the image's URL.
+    Image(String),
+}
+
+impl Part {
+    fn write(self) -> Value {
+        match self {
+            Self::Text(text) => json!({"type": "text", "text": text}),
+            Self::Image(url) => json!({"type": "image_url", "image_url": {"url": url}}),
+        }
+    }
 }
 
 /// Call of a tool.
@@ -36,7 +53,12 @@ pub(super) struct Call {
 impl Conversation {
     /// Adds a text to the turn of `role`; starts a new turn if the last one is of another role.
     pub fn say(&mut self, role: &str, text: String, origin: &str) {
-        self.turn(role, origin).texts.push(text);
+        self.add(role, Part::Text(text), origin);
+    }
+
+    /// Adds a part to the turn of `role`; starts a new turn if the last one is of another role.
+    pub fn add(&mut self, role: &str, part: Part, origin: &str) {
+        self.turn(role, origin).parts.push(part);
     }
 
     /// Adds a turn of `role` without content, unless the last turn is of that role.
@@ -44,12 +66,12 @@ impl Conversation {
         self.turn(role, origin);
     }
 
-    /// Adds reasoning of the assistant; a turn that already has texts or calls is not continued by it.
+    /// Adds reasoning of the assistant; a turn that already has content or calls is not continued by it.
     pub fn think(&mut self, thought: String, origin: &str) {
         let has_spoken = self
             .turns
             .last()
-            .is_some_and(|turn| !turn.texts.is_empty() || !turn.calls.is_empty() || turn.role != "assistant");
+            .is_some_and(|turn| !turn.parts.is_empty() || !turn.calls.is_empty() || turn.role != "assistant");
         if has_spoken {
             self.turns.push(Turn::new("assistant", origin));
         }
@@ -64,8 +86,8 @@ impl Conversation {
     }
 
     /// Adds the result of a call.
-    pub fn result(&mut self, call_id: String, texts: Vec<String>, origin: &str) {
-        self.turns.push(Turn { texts, call_id: Some(call_id), ..Turn::new("tool", origin) });
+    pub fn result(&mut self, call_id: String, parts: Vec<Part>, origin: &str) {
+        self.turns.push(Turn { parts, call_id: Some(call_id), ..Turn::new("tool", origin) });
     }
 
     /// Returns whether there is no message.
@@ -91,7 +113,7 @@ impl Turn {
     fn new(role: &str, origin: &str) -> Self {
         Self {
             role: role.to_owned(),
-            texts: Vec::new(),
+            parts: Vec::new(),
             reasoning: Vec::new(),
             calls: Vec::new(),
             call_id: None,
@@ -108,11 +130,11 @@ impl Turn {
         if !self.reasoning.is_empty() {
             message.insert("reasoning_content".to_owned(), self.reasoning.join("\n").into());
         }
-        let content = match self.texts.len() {
-            0 if !self.calls.is_empty() => Value::Null,
-            0 => "".into(),
-            1 => self.texts.remove(0).into(),
-            _ => self.texts.into_iter().map(|text| json!({"type": "text", "text": text})).collect(),
+        let content = match &mut self.parts[..] {
+            [] if !self.calls.is_empty() => Value::Null,
+            [] => "".into(),
+            [Part::Text(text)] => std::mem::take(text).into(),
+            _ => self.parts.into_iter().map(Part::write).collect(),
         };
         message.insert("content".to_owned(), content);
         if !self.calls.is_empty() {

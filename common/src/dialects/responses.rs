@@ -8,7 +8,7 @@ mod tools;
 
 use serde_json::{Map, Value, json};
 
-use super::conversation::{Call, Conversation};
+use super::conversation::{Call, Conversation, Part};
 use super::custom::free_text_arguments;
 use super::field::{Field, Object, unsupported, wrong};
 use super::spelling::Origins;
@@ -139,7 +139,7 @@ impl Reader {
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = item.text("call_id")?;
-                let output = read_texts(item.required("output")?)?;
+                let output = read_parts(item.required("output")?)?;
                 self.talk.result(id, output, &item.path);
                 Ok(())
             }
@@ -166,11 +166,11 @@ impl Reader {
         if !matches!(role.as_str(), "user" | "assistant" | "system" | "developer") {
             return Err(wrong(&item.path_of("role"), "must be \"user\", \"assistant\", \"system\" or \"developer\""));
         }
-        let texts = read_texts(item.required("content")?)?;
-        if texts.is_empty() {
+        let parts = read_parts(item.required("content")?)?;
+        if parts.is_empty() {
             self.talk.begin(&role, &item.path);
         }
-        texts.into_iter().for_each(|text| self.talk.say(&role, text, &item.path));
+        parts.into_iter().for_each(|part| self.talk.add(&role, part, &item.path));
         Ok(())
     }
 
@@ -184,21 +184,25 @@ impl Reader {
     }
 }
 
-/// Returns the texts of a field that is one text or an array of parts.
-fn read_texts(field: Field) -> Result<Vec<String>, DialectError> {
+/// Returns the parts of a field that is one text or an array of parts.
+fn read_parts(field: Field) -> Result<Vec<Part>, DialectError> {
     match field.value {
-        Value::String(text) => Ok(vec![text]),
+        Value::String(text) => Ok(vec![Part::Text(text)]),
         Value::Array(_) => field.items()?.into_iter().map(|part| read_part(part.object()?)).collect(),
         _ => Err(wrong(&field.path, "must be a string or an array of parts")),
     }
 }
 
-fn read_part(mut part: Object) -> Result<String, DialectError> {
+fn read_part(mut part: Object) -> Result<Part, DialectError> {
     match part.text("type")?.as_str() {
-        "input_text" | "output_text" | "text" => part.text("text"),
-        "refusal" => part.text("refusal"),
+        "input_text" | "output_text" | "text" => part.text("text").map(Part::Text),
+        "refusal" => part.text("refusal").map(Part::Text),
+        "input_image" => match part.take("file_id") {
+            Some(file) => Err(unsupported(&file.path, "files are not stored here; send the image in `image_url`")),
+            None => part.text("image_url").map(Part::Image),
+        },
         kind => {
-            let reason = format!("parts of type `{kind}` are not supported; only text is");
+            let reason = format!("parts of type `{kind}` are not supported; texts and images are");
             Err(unsupported(&part.path_of("type"), reason))
         }
     }

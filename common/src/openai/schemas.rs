@@ -5,14 +5,28 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
+/// Pattern of an image's URL: the image itself, in base64.
+pub const IMAGE_URL: &str = "^data:image/(png|jpeg|jpg|webp|gif);base64,";
+
 /// Returns the schema of a conversation.
 pub fn messages(_: &mut SchemaGenerator) -> Schema {
-    let part = json_schema!({
+    let text = json_schema!({
         "type": "object",
-        "description": "A part of a message's content; only text is supported.",
         "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
         "required": ["type", "text"],
     });
+    let url = json_schema!({
+        "type": "object",
+        "properties": {"url": {"type": "string", "pattern": IMAGE_URL}},
+        "required": ["url"],
+    });
+    let image = json_schema!({
+        "type": "object",
+        "description": "An image, where the model reads images.",
+        "properties": {"type": {"const": "image_url"}, "image_url": url},
+        "required": ["type", "image_url"],
+    });
+    let part = json_schema!({"anyOf": [text, image]});
     json_schema!({
         "description": "The conversation, with each message as the template receives it.",
         "type": "array",

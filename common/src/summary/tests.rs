@@ -25,6 +25,7 @@ fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: Some(KvTransfer { layout: Fingerprint([4; 32]), bytes_per_token: 23_040 }),
+        images: Some(Fingerprint([5; 32])),
     }
 }
 

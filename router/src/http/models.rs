@@ -69,6 +69,7 @@ fn describe(app: &App, view: &FleetView, name: &str) -> Result<Value, RequestErr
         "created": app.started_s,
         "owned_by": "warmpath",
         "capabilities": capabilities,
+        "modalities": model.modalities(),
         "meta": {
             "fingerprint": model.fingerprint,
             "n_vocab": model.n_vocab,

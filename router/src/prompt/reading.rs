@@ -39,6 +39,11 @@ impl Reading {
         }
     }
 
+    /// Returns whether it is a chat with images, which take long to read.
+    pub(super) fn has_images(&self) -> bool {
+        matches!(self, Self::Parsed(Parsed::Chat(chat)) if warmpath_prompt::has_images(chat))
+    }
+
     /// Returns the length of the rendered text that has yet to be tokenized. Units: bytes.
     pub(super) fn unseen_bytes(&self) -> usize {
         match self {
@@ -125,7 +130,8 @@ impl Reading {
     pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<Vec<Token>, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
-            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
+            // Behind an image that is not known here, nothing is.
+            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun).tokens),
             Self::Raw(vocabulary, prompt) => {
                 vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
             }

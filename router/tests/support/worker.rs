@@ -1,5 +1,4 @@
-//! A fake worker: speaks the summary protocol and responds to requests by its script, in a separate runtime, so that it
-//! can be killed with all its connections.
+//! A fake worker: speaks the summary protocol and responds by its script, in a runtime that can be killed as a whole.
 
 pub mod answers;
 
@@ -303,6 +302,7 @@ pub fn model() -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
+        images: None,
     }
 }
 

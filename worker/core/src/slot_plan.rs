@@ -17,6 +17,7 @@
 mod decision;
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
@@ -61,12 +62,21 @@ pub struct Wish<'a> {
     pub reuse: Reuse,
     /// Slot that the client asked for; decides only between equally good slots.
     pub wanted: Option<SlotId>,
+    /// Images in the prompt, ascending: no sequence resumes within one.
+    pub images: &'a [Range<u32>],
 }
 
 impl<'a> Wish<'a> {
     /// Returns the prompt in the form in which it is looked up in the store.
     pub fn prefix(&self) -> Prefix<'a> {
         Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }
+    }
+
+    /// Returns how many of the prompt's first `n_tokens` are before its last token and in no image that is cut there.
+    fn resumable(&self, n_tokens: usize) -> usize {
+        let n_tokens = n_tokens.min(self.prompt.len() - 1);
+        let is_within = |image: &&Range<u32>| (image.start as usize) < n_tokens && n_tokens < image.end as usize;
+        self.images.iter().find(is_within).map_or(n_tokens, |image| image.start as usize)
     }
 }
 
@@ -216,14 +226,14 @@ impl<'a> Planner<'a> {
     /// Returns the number of tokens that can be used in the slot that holds them.
     fn reach_in_slot(&self, held: &Resident) -> usize {
         let ends_there = held.n_common == held.n_held && held.n_common < self.wish.prompt.len();
-        let n_most = held.n_common.min(self.wish.prompt.len() - 1);
+        let n_most = self.wish.resumable(held.n_common);
         let rewinds = self.memory.rewinds_anywhere() && n_most >= held.rewinds_to;
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
 
     /// Returns the number of a slot's tokens that another slot can use, as a copy that is cut back.
     fn reach_elsewhere(&self, held: &Resident) -> usize {
-        let n_most = held.n_common.min(self.wish.prompt.len() - 1);
+        let n_most = self.wish.resumable(held.n_common);
         match self.memory.rewinds_anywhere() {
             true if n_most >= held.rewinds_to => n_most,
             true => 0,
@@ -239,7 +249,7 @@ impl<'a> Planner<'a> {
             MemoryKind::Full => self.found.n_tokens,
             MemoryKind::Sliding | MemoryKind::Hybrid => self.found.n_blocks * self.block_size(),
         };
-        let n_most = n_most.min(self.wish.prompt.len() - 1);
+        let n_most = self.wish.resumable(n_most);
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
     }
 
@@ -270,7 +280,7 @@ impl<'a> Planner<'a> {
         }
         let running = self.inputs.table.iter().filter(|(_, slot)| slot.is_busy());
         let shared = running.filter_map(|(id, slot)| {
-            let n_coming = slot.n_coming(self.wish.prompt, self.wish.root).min(self.wish.prompt.len() - 1);
+            let n_coming = self.wish.resumable(slot.n_coming(self.wish.prompt, self.wish.root));
             // Without rewinding, the running sequence makes a checkpoint there unless it is already past that position.
             let n_blocks = n_coming / self.block_size() * self.block_size();
             let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { n_blocks };
@@ -344,7 +354,8 @@ impl<'a> Planner<'a> {
             return plan;
         }
         let n_tokens = self.inputs.costs.best_start(to_u32(self.wish.prompt.len()), plan.start.n_tokens());
-        SlotPlan { start: plan.start.shortened(n_tokens), ..plan }
+        let n_tokens = self.wish.resumable(n_tokens as usize);
+        SlotPlan { start: plan.start.shortened(to_u32(n_tokens)), ..plan }
     }
 
     fn keep(&self, offer: SlotCandidate) -> StartOption {

@@ -17,6 +17,7 @@ use warmpath_shell::tls::TlsFlags;
 use warmpath_shell::trace::export::TraceFlags;
 
 use super::generation::GenerationFlags;
+use super::images::ImageFlags;
 use super::kv_transfer::KvTransferFlags;
 use super::llama_server::{self, IgnoredFlag, NoTranslation, Translated};
 use super::placement::PlacementFlags;
@@ -243,6 +244,10 @@ pub struct Flags {
     /// Apply no adapter to requests that name none; without it the only one is applied.
     #[arg(long, env = "WARMPATH_LORA_INIT_WITHOUT_APPLY")]
     pub lora_init_without_apply: bool,
+
+    /// Flags of images.
+    #[command(flatten)]
+    pub images: ImageFlags,
 
     /// Requests that may wait for a slot; further ones are refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]

@@ -75,6 +75,7 @@ pub const ROWS: &[Row] = &[
     row("--no-mmap", Nothing, Same("--load-mode=none")),
     row("--mlock", Nothing, Same("--load-mode=mlock")),
     row("-dio --direct-io", Nothing, Same("--load-mode=dio")),
+    row("-mm", Value, Same("--mmproj")),
     row("-ub", Value, Same("--ubatch-size")),
     row("-fit", Value, Same("--fit")),
     row("-fitt", Value, Same("--fit-target")),
@@ -98,10 +99,14 @@ pub const ROWS: &[Row] = &[
         Nothing,
         Ignored("it is always so"),
     ),
-    row("--repack -kvo --kv-offload --op-offload -ndio --no-direct-io", Nothing, Ignored("it is the default")),
+    row(
+        "--repack -kvo --kv-offload --op-offload --mmproj-offload -ndio --no-direct-io",
+        Nothing,
+        Ignored("it is the default"),
+    ),
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
-         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload \
+         --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto \
          --no-log-jsonl",
         Nothing,
         Ignored("what it switches is not there"),
@@ -150,11 +155,11 @@ pub const ROWS: &[Row] = &[
         Nothing,
         Refused(REPOSITORIES),
     ),
+    row("-mmu --mmproj-url", Value, Refused("a projector is not downloaded: get the file, --mmproj FILE")),
     row(
-        "-mm --mmproj -mmu --mmproj-url --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps \
-         --video-timestamp-interval --video-ffmpeg-dir --media-path",
+        "--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --media-path",
         Value,
-        Refused("images, sound and video are not supported"),
+        Refused("images come in requests; sound and video are not supported"),
     ),
     row("-md", Value, Same("--spec-draft-model")),
     row("-ngld", Value, Same("--spec-draft-ngl")),

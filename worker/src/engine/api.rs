@@ -11,6 +11,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::{Change, Load};
+use warmpath_prompt::ImageRun;
 use warmpath_worker_core::pending_prefills::AnnouncementId;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
@@ -73,6 +74,8 @@ pub struct Submission {
     pub priority: i32,
     /// State that another worker holds for this request; `None` if there is none.
     pub peer: Option<PeerOffer>,
+    /// Runs of image tokens in the prompt, in their order.
+    pub runs: Vec<ImageRun>,
     /// Receives the events.
     pub events: EventSender,
 }
@@ -402,6 +405,9 @@ pub enum EngineError {
         /// llama.cpp's error.
         reason: String,
     },
+    /// An image of the prompt could not be encoded; contains the reason.
+    #[error("an image could not be encoded: {0}")]
+    Encode(String),
     /// The engine thread has ended.
     #[error("the engine has stopped")]
     Stopped,

@@ -18,6 +18,7 @@ use warmpath_common::model::{Fingerprint, MemoryKind};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 
+use super::images::ProjectorConfig;
 use super::llama::adapters::AdapterFile;
 use super::output::speculation::SpeculationConfig;
 use crate::store::{STATE_VERSION, StoreError};
@@ -98,6 +99,8 @@ pub struct EngineConfig {
     pub shifts: ShiftConfig,
     /// LoRA adapters to load.
     pub adapters: Vec<AdapterFile>,
+    /// Projector to load, with which the model reads images; `None` if it reads text alone.
+    pub projector: Option<ProjectorConfig>,
     /// How responses are drafted; `None` if they are not.
     pub speculation: Option<SpeculationConfig>,
     /// Model that makes drafts; `None` if they are only found in texts.
@@ -166,6 +169,9 @@ pub enum ShiftObstacle {
     /// Shifting would round every slot's keys again.
     #[error("keys can be shifted only in the cache types f32 and f16")]
     Keys,
+    /// A run of image tokens could be cut.
+    #[error("tokens cannot be shifted where the model reads images")]
+    Images,
     /// Shifting would scale every slot's keys again.
     #[error("keys whose rotation is scaled, as with YaRN, cannot be shifted")]
     Scaling,
@@ -235,6 +241,7 @@ impl Default for EngineConfig {
             checkpoint_stride_tokens: 1024,
             shifts: ShiftConfig::default(),
             adapters: Vec::new(),
+            projector: None,
             speculation: None,
             draft_model: None,
             costs: CostSource::Measured,
@@ -413,6 +420,14 @@ pub enum StartError {
     /// An adapter cannot be used.
     #[error("cannot load the adapter {}: {reason}", path.display())]
     Adapter {
+        /// Path of the file.
+        path: PathBuf,
+        /// Reason.
+        reason: String,
+    },
+    /// A projector cannot be used.
+    #[error("cannot load the projector {}: {reason}", path.display())]
+    Projector {
         /// Path of the file.
         path: PathBuf,
         /// Reason.

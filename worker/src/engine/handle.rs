@@ -6,6 +6,7 @@
 //!
 //! Not here: running a submission (`thread`), inspecting and changing the cache (`admin`).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,6 +18,7 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::watch;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
+use warmpath_prompt::ImageRun;
 use warmpath_worker_core::drafting::Drafter;
 use warmpath_worker_core::prefix_tree::{BlockHasher, chain_of};
 use warmpath_worker_core::tenants::{Tenant, Tenants};
@@ -24,6 +26,7 @@ use warmpath_worker_core::tenants::{Tenant, Tenants};
 use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
+use super::images::Projector;
 use super::kv::receiving::Prefetch;
 use super::kv::sending::Sending;
 use super::output::constraint::{KnownGrammars, Rule};
@@ -49,6 +52,8 @@ pub(crate) struct Shared {
     /// How responses are drafted; `None` if they are not, or the model's memory cannot be rewound.
     pub speculation: Option<SpeculationConfig>,
     pub model: Arc<LlamaModel>,
+    /// Reader of images; `None` if the model reads text alone.
+    pub projector: Option<Arc<Projector>>,
     /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<SchemaCompiler, String>>,
     pub grammars: KnownGrammars,
@@ -113,6 +118,8 @@ pub(crate) struct Admission {
     pub drafter: Option<Drafter>,
     /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
+    /// Places of the prompt's runs of image tokens.
+    pub images: Vec<Range<u32>>,
     /// Early announcement of the submission; `None` once it has started.
     pub announcement: Option<EarlyAnnouncement>,
     /// Time of submission.
@@ -192,7 +199,8 @@ impl EngineHandle {
         }
         // The last tokens of a response may fill the context; one more ends it.
         let n_needing_room = submission.prompt.len() - submission.past.len().min(2);
-        self.check_prompt(&submission.prompt[..n_needing_room]).map_err(EngineError::InvalidPrompt)?;
+        let needing_room = &submission.prompt[..n_needing_room];
+        self.check_prompt(needing_room, &submission.runs).map_err(EngineError::InvalidPrompt)?;
         if let (Some(1..), Some(obstacle)) = (submission.shifts.cache_reuse_tokens, shared.facts.shift_obstacle) {
             return Err(EngineError::Shift(obstacle));
         }
@@ -213,8 +221,19 @@ impl EngineHandle {
             ..look_up(&shared.model, past.sampled, spelled)
         };
         let past = submission.past.iter().map(chosen).collect();
-        let admission =
-            Box::new(Admission { submission, past, tenant, sampler, drafter, chain, announcement, came, place });
+        let images = submission.runs.iter().map(|run| run.start..run.end()).collect();
+        let admission = Box::new(Admission {
+            submission,
+            past,
+            tenant,
+            sampler,
+            drafter,
+            chain,
+            images,
+            announcement,
+            came,
+            place,
+        });
         shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
@@ -276,20 +295,30 @@ impl EngineHandle {
         while stopped.changed().await.is_ok() {}
     }
 
-    /// Checks that a slot can run a prompt.
+    /// Returns the model's reader of images; `None` if it reads text alone.
+    pub fn projector(&self) -> Option<&Arc<Projector>> {
+        self.shared.projector.as_ref()
+    }
+
+    /// Checks that a slot can run a prompt with these runs of image tokens.
     ///
     /// Errors: every [`PromptFault`].
-    pub fn check_prompt(&self, prompt: &[Token]) -> Result<(), PromptFault> {
+    pub fn check_prompt(&self, prompt: &[Token], runs: &[ImageRun]) -> Result<(), PromptFault> {
         let EngineFacts { context_tokens, n_vocab, .. } = *self.facts();
         match prompt {
             [] => Err(PromptFault::Empty),
             _ if prompt.len() >= context_tokens as usize => {
                 Err(PromptFault::TooLong { n_tokens: prompt.len(), context_tokens })
             }
-            _ => match prompt.iter().find(|token| **token >= n_vocab) {
-                Some(token) => Err(PromptFault::UnknownToken { token: *token, n_vocab }),
-                None => Ok(()),
-            },
+            _ => {
+                let is_unknown = |(place, token): &(u32, &Token)| {
+                    **token >= n_vocab && !runs.iter().any(|run| (run.start..run.end()).contains(place))
+                };
+                match (0..).zip(prompt).find(is_unknown) {
+                    Some((_, token)) => Err(PromptFault::UnknownToken { token: *token, n_vocab }),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }

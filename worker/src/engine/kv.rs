@@ -145,6 +145,7 @@ impl KvState<'_> {
             tenant: admission.tenant.with_share(),
             reuse: self.reusable(admission),
             wanted: submission.wanted_slot,
+            images: &admission.images,
         }
     }
 

@@ -4,6 +4,7 @@
 
 pub(crate) mod adapters;
 pub(crate) mod devices;
+mod embeddings;
 mod layout;
 pub(crate) mod measure;
 mod params;
@@ -19,6 +20,7 @@ pub(super) use state::StateError;
 use std::ffi::CString;
 use std::hint::black_box;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
@@ -36,6 +38,7 @@ use super::SelfTestReport;
 use super::config::{CacheType, EngineConfig, SLOTS_MAX, StartError};
 use super::facts::EngineFacts;
 use adapters::Adapters;
+use embeddings::EmbeddingBatch;
 use params::ModelParams;
 use staging::StagingBuffer;
 
@@ -155,6 +158,8 @@ impl Spare {
 pub(crate) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
+    /// Embeddings that are computed in the place of the batch; empty if tokens are.
+    embeddings: EmbeddingBatch,
     adapters: Adapters,
     n_slots: u16,
     kv_unified: bool,
@@ -179,6 +184,7 @@ impl<'m> Llama<'m> {
         Ok(Self {
             context,
             batch,
+            embeddings: EmbeddingBatch::default(),
             adapters: Adapters::default(),
             n_slots: config.n_slots,
             kv_unified: config.kv_unified_settled(),
@@ -307,9 +313,25 @@ impl<'m> Llama<'m> {
         self.batch.n_tokens()
     }
 
+    /// Makes the batch these embeddings of a slot's next tokens; returns the index of the last one.
+    ///
+    /// Shape: `floats` `[positions x width]`. The logits that may be wanted are those of the last token.
+    pub(super) fn push_embeddings(
+        &mut self,
+        (slot, positions): (SlotId, Range<u32>),
+        floats: &[f32],
+        logits: Logits,
+    ) -> i32 {
+        debug_assert_eq!(self.batch.n_tokens(), 0, "embeddings are a batch of their own");
+        let place = |n: u32| i32::try_from(n).expect("a position is below the context's size, an i32");
+        let positions = place(positions.start)..place(positions.end);
+        self.embeddings.fill((i32::from(slot.0), positions), floats, logits)
+    }
+
     /// Empties the batch.
     pub(super) fn reset_batch(&mut self) {
         self.batch.clear();
+        self.embeddings.clear();
     }
 
     /// Makes batches compute with `adapter` from now on.
@@ -321,7 +343,10 @@ impl<'m> Llama<'m> {
 
     /// Computes the batch; it stays in place until [`Self::reset_batch`].
     pub(super) fn decode(&mut self) -> Result<(), DecodeError> {
-        self.context.decode(&mut self.batch)
+        match self.embeddings.is_empty() {
+            true => self.context.decode(&mut self.batch),
+            false => self.embeddings.decode(&mut self.context),
+        }
     }
 
     /// Returns the logits of the batch's token at `idx`, which must have requested them.

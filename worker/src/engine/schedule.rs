@@ -15,15 +15,17 @@ use std::time::Duration;
 
 use warmpath_common::lora::Applied;
 use warmpath_common::summary::Load;
+use warmpath_prompt::ImageRun;
 use warmpath_worker_core::batch_plan::BatchLimits;
 use warmpath_worker_core::decode_groups::DecodeGroups;
 use warmpath_worker_core::rates::Averages;
 use warmpath_worker_core::slot_table::SlotTable;
 
 use super::handle::Admission;
+use super::images::{Encoder, Projector};
 use super::kv::restoring::SlotStart;
 use super::publish::counters::Counters;
-use super::sequence::Sequence;
+use super::sequence::{Sequence, UpcomingImage};
 use batch::Planned;
 use queue::Waiting;
 use running::Running;
@@ -36,6 +38,10 @@ pub(crate) struct Scheduler {
     pub(crate) averages: Averages,
     limits: Limits,
     planned: Planned,
+    /// Encoder of images; `None` if the model reads text alone.
+    encoder: Option<Encoder>,
+    /// Whether the last batch was of an image.
+    last_was_image: bool,
     /// Adapter, or none, of the last batch's sequences; `None` before the first batch.
     last_adapter: Option<Option<Applied>>,
     n_started: u64,
@@ -55,13 +61,15 @@ pub(crate) struct Limits {
 
 impl Scheduler {
     /// Returns a scheduler of `n_slots` slots without a request.
-    pub(crate) fn new(n_slots: u16, limits: Limits, counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(n_slots: u16, (limits, encoder): (Limits, Option<Encoder>), counters: Arc<Counters>) -> Self {
         Self {
             queue: VecDeque::new(),
             running: Running::new(n_slots),
             averages: Averages::default(),
             limits,
             planned: Planned::default(),
+            encoder,
+            last_was_image: false,
             last_adapter: None,
             n_started: 0,
             counters,
@@ -82,8 +90,22 @@ impl Scheduler {
         self.counters.admit(u64::from(n_prompt), started.cached);
         self.averages.prompt(n_prompt.saturating_sub(started.cached.total()));
         self.n_started += 1;
+        let images = self.images(&admission.submission.runs, started.cached.total());
         let sequence = Sequence::start(admission, start, self.n_started);
-        self.running.put(started.slot, sequence)
+        self.running.put(started.slot, sequence.with_images(images))
+    }
+
+    /// Returns the model's reader of images.
+    pub(crate) fn projector(&self) -> Option<Arc<Projector>> {
+        self.encoder.as_ref().map(|encoder| Arc::clone(encoder.projector()))
+    }
+
+    /// Returns the images that a prompt has behind its first `n_cached` tokens; those are encoded meanwhile.
+    fn images(&self, runs: &[ImageRun], n_cached: u32) -> Vec<UpcomingImage> {
+        let Some(encoder) = &self.encoder else { return Vec::new() };
+        let upcoming = &runs[runs.partition_point(|run| run.end() <= n_cached)..];
+        let places = upcoming.iter().map(|run| run.start..run.end());
+        places.zip(encoder.encode(upcoming)).map(|(place, encoding)| UpcomingImage { place, encoding }).collect()
     }
 
     /// Returns the load for routers.

@@ -3,6 +3,7 @@
 //! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use warmpath_common::ids::Token;
@@ -15,6 +16,7 @@ use warmpath_worker_output::stream_decoder::Output;
 use super::api::{Drafted, Event, FinishReason, Finished, Submission};
 use super::events::EventSender;
 use super::handle::{Admission, Place};
+use super::images::Encoding;
 use super::kv::restoring::SlotStart;
 use super::kv::shifts::ParkedRun;
 use super::output::sampler::TokenSampler;
@@ -48,8 +50,17 @@ pub(crate) struct Sequence {
     checkpoints: Vec<u32>,
     /// Moved state that continues the prompt once the tokens before it are computed, without what has.
     parked: VecDeque<ParkedRun>,
+    /// Images of the prompt that are not in the reused part, in their order.
+    images: Vec<UpcomingImage>,
     times: Times,
     _place: Place,
+}
+
+/// A run of image tokens whose embeddings are computed, or will be.
+pub(crate) struct UpcomingImage {
+    /// Places of its tokens in the prompt.
+    pub(super) place: Range<u32>,
+    pub(super) encoding: Encoding,
 }
 
 struct Times {
@@ -108,9 +119,45 @@ impl Sequence {
             decoding: Vec::new(),
             checkpoints,
             parked,
+            images: Vec::new(),
             times,
             _place: place,
         }
+    }
+
+    /// Sets the images that are to be computed.
+    pub(super) fn with_images(self, images: Vec<UpcomingImage>) -> Self {
+        Self { images, ..self }
+    }
+
+    /// Returns the image to which the next token belongs, if it does.
+    fn next_image(&self, n_held: u32) -> Option<&UpcomingImage> {
+        self.images.iter().find(|image| image.place.contains(&n_held)).filter(|_| !self.is_stream())
+    }
+
+    /// Returns whether the next token belongs to an image.
+    pub(super) fn is_at_image(&self, n_held: u32) -> bool {
+        self.next_image(n_held).is_some()
+    }
+
+    /// Returns whether the next token belongs to an image without embeddings: it is not encoded yet, or cannot be, and
+    /// the next step fails the sequence.
+    pub(super) fn awaits_encoder(&self, n_held: u32) -> bool {
+        self.next_image(n_held).is_some_and(|image| !matches!(image.encoding.get(), Some(Ok(_))))
+    }
+
+    /// Returns the embeddings of the next `n_tokens` tokens; `None` if they are no image's.
+    pub(super) fn embeddings(&self, n_held: u32, n_tokens: u32) -> Option<&[f32]> {
+        let image = self.next_image(n_held)?;
+        let embeddings = image.encoding.get()?.as_ref().ok()?;
+        let width = embeddings.len() / image.place.len();
+        let first = (n_held - image.place.start) as usize;
+        Some(&embeddings[first * width..(first + n_tokens as usize) * width])
+    }
+
+    /// Returns the reason why an image could not be encoded, if one could not.
+    pub(super) fn encoder_failure(&self) -> Option<&str> {
+        self.images.iter().find_map(|image| image.encoding.get()?.as_ref().err().map(String::as_str))
     }
 
     /// Returns the time since its submission, in the queue and in its slot.
@@ -161,7 +208,7 @@ impl Sequence {
     }
 
     /// Returns the next work, given how many of the sequence's tokens have KV state. A prompt is computed up to the
-    /// next checkpoint or parked state at most.
+    /// next checkpoint, parked state or edge of an image at most.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
@@ -169,7 +216,9 @@ impl Sequence {
         }
         let checkpoint = self.checkpoints.iter().copied().find(|stop| *stop > n_held);
         let parked = self.parked.front().map(|run| run.positions.start);
-        let until = checkpoint.into_iter().chain(parked).fold(self.n_prompt(), u32::min);
+        let edges = self.images.iter().flat_map(|image| [image.place.start, image.place.end]);
+        let edge = edges.into_iter().find(|edge| *edge > n_held);
+        let until = checkpoint.into_iter().chain(parked).chain(edge).fold(self.n_prompt(), u32::min);
         match until.saturating_sub(n_held) {
             0 => Work::Decode,
             n_tokens => Work::Prefill { n_tokens, ends: until == self.n_prompt() },
@@ -259,6 +308,7 @@ impl Sequence {
         let first_token = *self.times.first_token.get_or_insert(now);
         self.times.last_token = Some(now);
         self.passed_tokens = 0;
+        self.images.clear();
         self.decoding.clear();
         self.decoding.push(chosen.token);
         if let Some(drafter) = &mut self.drafter {

@@ -19,6 +19,7 @@ use warmpath_worker_core::slot_table::{Shape, SlotTable};
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
 use super::handle::View;
+use super::images::{Encoder, Projector};
 use super::kv::receiving::Transfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
@@ -67,9 +68,34 @@ const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 
 /// small part of reading the weights.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
+/// Returns the encoder of images, with the projector; `None` if none is configured.
+///
+/// Errors: `Projector`, also for a model whose memory images are not served in; `Thread`.
+pub(super) fn encoder(
+    model: &Arc<LlamaModel>,
+    (config, facts): (&EngineConfig, &EngineFacts),
+    counters: &Arc<Counters>,
+) -> Result<Option<Encoder>, StartError> {
+    let Some(projector) = &config.projector else { return Ok(None) };
+    if config.draft_model.is_some() {
+        let reason = "images are not served beside a draft model, which reads no embeddings".to_owned();
+        return Err(StartError::Projector { path: projector.path.clone(), reason });
+    }
+    if facts.memory != MemoryKind::Full {
+        let reason = format!("images are served beside full attention, and this model's memory is {:?}", facts.memory);
+        return Err(StartError::Projector { path: projector.path.clone(), reason });
+    }
+    let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| i32::try_from(n.get()).unwrap_or(i32::MAX)),
+        i32::from,
+    );
+    let projector = Arc::new(Projector::open(projector, model, n_threads)?);
+    Encoder::start(projector, Arc::clone(counters)).map(Some)
+}
+
 /// Returns the scheduler of this engine.
 pub(super) fn scheduler(
-    llama: &Llama<'_>,
+    (llama, encoder): (&Llama<'_>, Option<Encoder>),
     (config, facts): (&EngineConfig, &EngineFacts),
     counters: &Arc<Counters>,
 ) -> Scheduler {
@@ -80,7 +106,7 @@ pub(super) fn scheduler(
         listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
         gather_max: config.gather_max,
     };
-    Scheduler::new(facts.n_slots, limits, Arc::clone(counters))
+    Scheduler::new(facts.n_slots, (limits, encoder), Arc::clone(counters))
 }
 
 /// Returns the chooser of tokens of this engine.

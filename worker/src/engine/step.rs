@@ -48,10 +48,12 @@ impl EngineState<'_> {
         self.schedule.running.is_empty() && is_awaited
     }
 
-    /// Returns whether all running sequences wait for their readers.
-    pub(super) fn only_waits_for_readers(&self) -> bool {
-        let mut running = self.schedule.running.iter().map(|(_, sequence)| sequence.is_unread()).peekable();
-        running.peek().is_some() && running.all(|is_unread| is_unread)
+    /// Returns whether all running sequences wait for their readers or for the encoder.
+    pub(super) fn only_waits_for_others(&self) -> bool {
+        let waits = |(slot, sequence): (SlotId, &Sequence)| {
+            sequence.is_unread() || sequence.awaits_encoder(self.kv.n_held(slot))
+        };
+        !self.schedule.running.is_empty() && self.schedule.running.iter().all(waits)
     }
 
     /// Returns for how long nothing will start unless a command arrives, if all waiting submissions wait for another
@@ -77,6 +79,7 @@ impl EngineState<'_> {
         self.drop_abandoned();
         self.kv.take_received(&mut self.schedule.queue);
         self.admit();
+        self.fail_unencoded();
         self.shift_full();
         self.count();
         let batch = self.fill_batch();
@@ -161,6 +164,16 @@ impl EngineState<'_> {
             self.finish(slot, reason);
         } else if n_tokens > context_tokens as usize {
             self.fail(slot, &EngineError::InvalidPrompt(PromptFault::TooLong { n_tokens, context_tokens }));
+        }
+    }
+
+    /// Fails the sequences whose images could not be encoded.
+    fn fail_unencoded(&mut self) {
+        for slot in self.schedule.running.slots() {
+            let failure = self.schedule.running.in_slot(slot).encoder_failure().map(str::to_owned);
+            if let Some(reason) = failure {
+                self.fail(slot, &EngineError::Encode(reason));
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use super::api::{EngineError, EngineUpdate, Event};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
 use super::handle::{Command, EngineHandle, Places, Shared, View};
+use super::images::Projector;
 use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
@@ -44,9 +45,10 @@ const CONTROL_COMMANDS_MAX: usize = 3;
 /// own choice: well below a step.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
-/// Interval at which the thread checks whether a reader has read, while nothing else can be done.
+/// Interval at which the thread checks whether a reader has read or an image is encoded, while nothing else can be
+/// done.
 ///
-/// Source: own choice: a slow reader first has to read a megabyte, which takes longer.
+/// Source: own choice: a slow reader first has to read a megabyte, and the encoder an image, which takes longer.
 const READER_LOOK: Duration = Duration::from_millis(2);
 
 /// Longest wait of the thread for a request on its way before it checks whether the request was cancelled. Source: own
@@ -61,6 +63,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Result of the thread's start.
 struct Ready {
     model: Arc<LlamaModel>,
+    projector: Option<Arc<Projector>>,
     facts: EngineFacts,
 }
 
@@ -96,7 +99,7 @@ pub(super) fn start(
         .spawn(move || run(&config, progress, inside, &ready))
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
-    let Ready { model, facts } = started.recv().map_err(ended)??;
+    let Ready { model, projector, facts } = started.recv().map_err(ended)??;
     Ok(EngineHandle::new(Shared {
         tenants: Mutex::default(),
         announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
@@ -105,6 +108,7 @@ pub(super) fn start(
         queue_max,
         block_hasher,
         model,
+        projector,
         schemas: OnceLock::new(),
         grammars: KnownGrammars::new(),
         commands,
@@ -133,20 +137,22 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
     };
     // A caller may read the slots as soon as the engine is ready.
     engine.publish();
-    if ready.send(Ok(Ready { model: Arc::clone(&model), facts })).is_ok() {
+    let projector = engine.schedule.projector();
+    if ready.send(Ok(Ready { model: Arc::clone(&model), projector, facts })).is_ok() {
         let commands = &inside.commands;
         Loop { engine, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
 /// A model, the place of its draft model, and its adapters.
-type Loaded<'m> = (&'m LlamaModel, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
+type Loaded<'m> = (&'m Arc<LlamaModel>, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
 
 fn prepare<'m>(
-    (model, draft_model, (adapters, infos)): Loaded<'m>,
+    (shared, draft_model, (adapters, infos)): Loaded<'m>,
     config: &EngineConfig,
     inside: &Inside,
 ) -> Result<(EngineState<'m>, EngineFacts), StartError> {
+    let model: &'m LlamaModel = shared;
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
     let files = warmpath_gguf::Model::open(&config.model).map_err(refuse)?;
     let model_fingerprint = files.fingerprint().map_err(refuse)?;
@@ -163,8 +169,9 @@ fn prepare<'m>(
     let (cache, identity) = setup::cache(model, &mut llama, (config, &facts), &inside.view)?;
     facts.exchange = setup::exchange(&cache, identity, &facts);
     let counters = &inside.view.counters;
+    let encoder = setup::encoder(shared, (config, &facts), counters)?;
     let engine = EngineState {
-        schedule: setup::scheduler(&llama, (config, &facts), counters),
+        schedule: setup::scheduler((&llama, encoder), (config, &facts), counters),
         generator: setup::generator((model, draft_model), (config, &facts), counters),
         kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
         publisher: Publisher { report: UpdateSender::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
@@ -209,7 +216,7 @@ impl Loop<'_, '_> {
         {
             self.obey(command);
         }
-        if self.engine.only_waits_for_readers() {
+        if self.engine.only_waits_for_others() {
             match self.commands.recv_timeout(READER_LOOK) {
                 Ok(command) => self.obey(command),
                 Err(RecvTimeoutError::Timeout) => {}

@@ -55,6 +55,7 @@ fn describe(base: Base<'_>, name: &str) -> Value {
         "created": base.loaded_at_s,
         "owned_by": "warmpath",
         "capabilities": model.capabilities,
+        "modalities": model.modalities(),
         "aliases": model.names,
         "meta": {
             "description": base.description,

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
+use warmpath_common::images::IMAGE_TOKEN_MIN;
 use warmpath_common::lora::{self, RequestedAdapter};
 use warmpath_shell::refusal::Name;
 
@@ -87,7 +88,10 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
         return Err(RequestError::field(if request.messages.is_some() { "messages" } else { "prompt" }, reason));
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
-    serving.check_prompt(&tokens)?;
+    if request.messages.is_some() && tokens.iter().any(|token| *token >= IMAGE_TOKEN_MIN) {
+        return Err(RequestError::field("messages", "a pin may have no images"));
+    }
+    serving.check_prompt(&tokens, &[])?;
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
     let root = serving.chain_root(adapter, salt);
     let name = match request.name {

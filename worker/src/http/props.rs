@@ -29,7 +29,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "total_slots": base.model.n_slots,
         "model_alias": base.model.names.first(),
         "model_path": base.model_path,
-        "modalities": {"vision": false, "audio": false},
+        "modalities": base.model.modalities(),
         "chat_template": base.prompts.chat_template().unwrap_or_default(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),

@@ -1,4 +1,4 @@
-//! The internal endpoints for routers: the summary as a snapshot and as a stream, and the vocabulary.
+//! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, images' layouts.
 
 use axum::Json;
 use axum::body::Body;
@@ -9,7 +9,9 @@ use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::json;
 use warmpath_common::headers::{HEARTBEAT_MS, MODEL_FINGERPRINT};
+use warmpath_common::images::{ImageLayout, ImageSize};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
+use warmpath_prompt::{IMAGE_SIDE_MAX, ImageReader as _};
 
 use super::error::error_body;
 use super::state::App;
@@ -80,4 +82,19 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
         return Ok((StatusCode::NOT_MODIFIED, described).into_response());
     }
     Ok((described, file.bytes.clone()).into_response())
+}
+
+/// Responds with the tokens that stand for an image of a size.
+pub async fn image_layout(State(app): State<App>, uri: Uri) -> Result<Json<ImageLayout>, RequestError> {
+    let size = Query::<ImageSize>::try_from_uri(&uri);
+    let Query(size) = size.map_err(|error| RequestError::Query { reason: error.body_text() })?;
+    let serving = app.serving()?;
+    let layout = serving.prepare(move |serving| {
+        let missing = RequestError::NotEnabled { what: "reading images", flag: "--mmproj" };
+        let projector = serving.engine.projector().ok_or(missing)?;
+        let is_possible = [size.width, size.height].iter().all(|side| (1..=IMAGE_SIDE_MAX).contains(side));
+        let layout = if is_possible { projector.layout(size) } else { None };
+        layout.ok_or_else(|| RequestError::field("width", "no image of this size can be read"))
+    });
+    Ok(Json(ImageLayout::clone(&*layout.await?)))
 }

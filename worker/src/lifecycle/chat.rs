@@ -8,7 +8,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
 use warmpath_llama_chat::{ToolChoice, Trigger};
-use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial};
+use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial, Prompt};
 use warmpath_worker_output::tool_call_detector;
 
 use super::arguments::{self, Calls, KeptArguments};
@@ -104,7 +104,8 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
         Arc::new(ChatAnswer { format, reasoning_output, calls, must_call, unconstrained, custom_tools, spelled, first })
     });
     let left_out = tools.left_out();
-    Ok(ReadPrompt { tokens: prompt.tokens, last_message_token, text: None, is_echoed: false, answer, left_out })
+    let Prompt { tokens, runs, .. } = prompt;
+    Ok(ReadPrompt { tokens, runs, last_message_token, text: None, is_echoed: false, answer, left_out })
 }
 
 fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<KeptArguments>) -> CallGrammar {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::Scope;
+use warmpath_prompt::{ImageRun, Scope};
 
 use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
@@ -19,6 +19,8 @@ use crate::room::SlotRoom;
 pub struct ReadPrompt {
     /// The prompt.
     pub tokens: Vec<Token>,
+    /// Runs of image tokens in it.
+    pub runs: Vec<ImageRun>,
     /// Start of its last message, if that is known and needed.
     pub last_message_token: Option<u32>,
     /// The prompt's text, if the answer repeats it.
@@ -35,7 +37,7 @@ impl ReadPrompt {
     fn raw(serving: &Serving, tokens: Vec<Token>, repeats: Repeats) -> Self {
         let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
         let is_echoed = repeats == Repeats::Echo;
-        Self { tokens, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() }
+        Self { tokens, runs: Vec::new(), last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() }
     }
 
     /// Returns whether the answer may consist of tool calls.

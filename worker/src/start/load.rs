@@ -16,7 +16,7 @@ use warmpath_common::model::{Capability, Fingerprint, KvTransfer, MemoryKind, Mo
 use warmpath_common::openai::ChatPrompt;
 use warmpath_common::summary::Stamp;
 use warmpath_gguf::VocabularyChanges;
-use warmpath_prompt::{PromptMaker, PromptOptions};
+use warmpath_prompt::{ImageReader, PromptMaker, PromptOptions};
 
 use super::{RunError, WorkerIdentity, kernels};
 use crate::app_state::{Phase, Preparing, Serving, VocabularyFile};
@@ -24,7 +24,7 @@ use crate::backends;
 use crate::config::{Config, EmbeddingConfig, HttpConfig, PromptConfig};
 use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
-use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse};
+use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse, Projector};
 use crate::metrics::Metrics;
 use crate::model_kind::{Embedding, Served};
 use crate::room::SlotRoom;
@@ -179,7 +179,20 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
         None => Engine::start(config.engine.clone(), report, sender).map(Computes::Engine),
         Some(embed) => embedder::start(embed, report, sender).map(Computes::Embedder),
     };
-    Ok(Parts { computes: computes.map_err(RunError::Engine)?, prompts, vocabulary, updates })
+    let computes = computes.map_err(RunError::Engine)?;
+    let prompts = match projector(&computes) {
+        Some(projector) => prompts.with_images(Arc::clone(projector) as Arc<dyn ImageReader>),
+        None => prompts,
+    };
+    Ok(Parts { computes, prompts, vocabulary, updates })
+}
+
+/// Returns the model's reader of images.
+fn projector(computes: &Computes) -> Option<&Arc<Projector>> {
+    match computes {
+        Computes::Engine(engine) => engine.projector(),
+        Computes::Embedder(_) => None,
+    }
 }
 
 fn declare(config: &Config, parts: &Parts) -> ModelInfo {
@@ -204,6 +217,7 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
         adapters: Vec::new(),
         adapter_in_force: None,
         kv_transfer: None,
+        images: projector(&parts.computes).map(|projector| projector.fingerprint()),
     };
     match &parts.computes {
         Computes::Engine(engine) => {

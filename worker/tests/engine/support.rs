@@ -13,6 +13,7 @@ use warmpath_bench::model::cache::cached_model;
 use warmpath_common::block_hash::{BlockHash, ChainRoot};
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
+use warmpath_prompt::ImageRun;
 use warmpath_worker::engine::{
     AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
     Generation, PastToken, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
@@ -92,6 +93,7 @@ pub struct Ask {
     pub wanted_slot: Option<SlotId>,
     pub expected_tokens: u32,
     pub last_message_token: Option<u32>,
+    pub runs: Vec<ImageRun>,
 }
 
 pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
@@ -115,6 +117,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
         wanted_slot: None,
         expected_tokens: 0,
         last_message_token: None,
+        runs: Vec::new(),
     }
 }
 
@@ -151,6 +154,7 @@ impl Ask {
             last_message_token: self.last_message_token,
             priority: self.priority,
             peer,
+            runs: self.runs.clone(),
             events: sender,
         })?;
         Ok(Answering { events, answer: Answer::default() })

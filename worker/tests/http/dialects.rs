@@ -145,7 +145,7 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
         (with("messages", json!([])), (400, invalid, "`messages` is empty")),
         (with("messages", user(&"word ".repeat(400))), (400, invalid, "tokens > 255 maximum")),
         (
-            with("messages", json!([{"role": "user", "content": [{"type": "image"}]}])),
+            with("messages", json!([{"role": "user", "content": [{"type": "document"}]}])),
             (400, invalid, "`messages[0].content[0].type`"),
         ),
         (with("model", json!("claude-x")), (404, "not_found_error", "`claude-x` does not exist")),

@@ -22,6 +22,7 @@ mod evil_peers;
 mod fuzz;
 mod harness;
 mod hostile_tools;
+mod images;
 mod kv_transfer;
 mod life;
 mod looks;

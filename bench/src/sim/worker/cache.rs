@@ -217,5 +217,6 @@ fn wish(request: &Request) -> Wish<'_> {
         tenant: TENANT.with_share(),
         reuse: Reuse::Allowed,
         wanted: None,
+        images: &[],
     }
 }

@@ -12,6 +12,7 @@ use warmpath_common::openai::ChatPrompt;
 use super::{Cut, PromptMaker};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
+use crate::images::{self, Image, PromptTokens};
 use crate::least_tokens::assumed;
 use crate::partition::Piece;
 
@@ -28,6 +29,8 @@ pub struct BegunPrompt {
     scope: Scope,
     parts: Vec<Part>,
     unseen_bytes: usize,
+    /// Images of the conversation, in their order.
+    images: Vec<Arc<Image>>,
 }
 
 /// A part of a prompt.
@@ -36,6 +39,8 @@ enum Part {
     Special(Token),
     Seen(Arc<[Token]>),
     Unseen(Range<usize>),
+    /// The image of this number.
+    Image(usize),
 }
 
 impl BegunPrompt {
@@ -48,10 +53,15 @@ impl BegunPrompt {
 impl PromptMaker {
     /// Renders a chat and looks up the fragments that requests of its salt have cached.
     ///
-    /// Cost: rendering; nothing is tokenized. Errors: see [`PromptError`].
+    /// Cost: rendering, and decoding images that are new; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
-        let scope = Scope::of(request.cache_salt.as_deref().unwrap_or_default());
-        Ok(self.begin(self.cut(self.rendered(request)?), scope))
+        let salt = request.cache_salt.as_deref().unwrap_or_default();
+        let mut begun = self.begin(self.cut(self.rendered(request)?), Scope::of(salt));
+        if let Some(images) = &self.images {
+            images::check_all_shown(&begun.cut.pieces, &request.messages)?;
+            begun.images = images.known.read(&request.messages, salt)?;
+        }
+        Ok(begun)
     }
 
     /// Looks up the cached fragments of a completion request's text, control tokens parsed.
@@ -65,6 +75,7 @@ impl PromptMaker {
         let mut unseen_bytes = 0;
         let part = |piece: &Piece| match piece {
             Piece::Special { token, .. } => Part::Special(*token),
+            Piece::Image(nth) => Part::Image(*nth),
             Piece::Text(range) => match self.fragments.seen(scope, &cut.fragment(range)) {
                 Some(tokens) => Part::Seen(tokens),
                 None => {
@@ -74,13 +85,14 @@ impl PromptMaker {
             },
         };
         let parts = cut.pieces.iter().map(part).collect();
-        BegunPrompt { cut, scope, parts, unseen_bytes }
+        BegunPrompt { cut, scope, parts, unseen_bytes, images: Vec::new() }
     }
 
-    /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds.
+    /// Returns the tokens of a prompt that this maker has begun, with those that the vocabulary adds, up to the first
+    /// image whose tokens are not known.
     ///
     /// Cost: that of tokenizing the rest.
-    pub fn tokens(&self, begun: &BegunPrompt) -> Vec<Token> {
+    pub fn tokens(&self, begun: &BegunPrompt) -> PromptTokens {
         self.tokens_within(begun, usize::MAX).expect("no prompt has so many tokens")
     }
 
@@ -88,14 +100,22 @@ impl PromptMaker {
     ///
     /// Cost: that of tokenizing the rest, but only a small part of a prompt that is far too long. Errors:
     /// `TooManyTokens`; a prompt of at most `COUNTED_BYTES_MAX` returns all its tokens, even if they are too many.
-    pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<Vec<Token>, TooManyTokens> {
+    pub fn tokens_within(&self, begun: &BegunPrompt, n_tokens_max: usize) -> Result<PromptTokens, TooManyTokens> {
         self.check_length(begun, n_tokens_max)?;
         let n_tokens_max = if begun.unseen_bytes <= COUNTED_BYTES_MAX { usize::MAX } else { n_tokens_max };
-        let mut tokens = self.vocabulary.prefix.clone();
+        let mut made = PromptTokens { tokens: self.vocabulary.prefix.clone(), ..PromptTokens::default() };
         // The usual number for prose; the list grows if necessary.
-        tokens.reserve(begun.cut.text.len() / 4);
+        made.tokens.reserve(begun.cut.text.len() / 4);
         for part in &begun.parts {
+            let tokens = &mut made.tokens;
             match part {
+                Part::Image(nth) => {
+                    // A mark of another number than an image's has no image.
+                    let image = self.images.as_ref().zip(begun.images.get(*nth));
+                    if image.is_some_and(|(images, image)| !made.push_image(image, &*images.reader)) {
+                        return Ok(made);
+                    }
+                }
                 Part::Special(token) => tokens.push(*token),
                 Part::Seen(seen) => tokens.extend_from_slice(seen),
                 Part::Unseen(range) => {
@@ -107,12 +127,12 @@ impl PromptMaker {
                     })?);
                 }
             }
-            if tokens.len() > n_tokens_max {
-                return Err(TooManyTokens { n_tokens_min: tokens.len() });
+            if made.tokens.len() > n_tokens_max {
+                return Err(TooManyTokens { n_tokens_min: made.tokens.len() });
             }
         }
-        tokens.extend_from_slice(&self.vocabulary.suffix);
-        Ok(tokens)
+        made.tokens.extend_from_slice(&self.vocabulary.suffix);
+        Ok(made)
     }
 
     /// Checks that a prompt is not far longer than this many tokens, as far as can be seen without tokenizing it.
@@ -125,7 +145,7 @@ impl PromptMaker {
         let mut n_tokens_min = self.vocabulary.prefix.len() + self.vocabulary.suffix.len();
         for part in &begun.parts {
             n_tokens_min += match part {
-                Part::Special(_) => 1,
+                Part::Special(_) | Part::Image(_) => 1,
                 Part::Seen(tokens) => tokens.len(),
                 Part::Unseen(range) => {
                     let n_left = n_tokens_max.saturating_sub(n_tokens_min).saturating_add(1);

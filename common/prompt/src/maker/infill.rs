@@ -60,7 +60,7 @@ impl PromptMaker {
     pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
         Ok(match prompt {
             RawPrompt::Text(text) => {
-                self.tokens_within(&self.begin_text(text.clone(), scope), context_tokens as usize)?
+                self.tokens_within(&self.begin_text(text.clone(), scope), context_tokens as usize)?.tokens
             }
             RawPrompt::Tokens(tokens) => tokens.clone(),
             RawPrompt::Mixed(parts) => {

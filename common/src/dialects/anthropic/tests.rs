@@ -53,6 +53,21 @@ fn texts_and_blocks_of_text_are_messages() {
 }
 
 #[test]
+fn images_are_parts_of_a_chat_also_in_results() {
+    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}});
+    let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    check(json!([{"role": "user", "content": [image]}]), json!([{"role": "user", "content": [part]}]));
+    let asked = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, image]}]);
+    check(asked, json!([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]));
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [image, {"type": "text", "text": "b"}]});
+    let shown = json!({"role": "tool", "tool_call_id": "t", "content": [part, {"type": "text", "text": "b"}]});
+    check(json!([{"role": "user", "content": [result]}]), json!([shown]));
+    check_refused(user(json!([{"type": "image"}])), "messages[0].content[0].source", "missing");
+    let nameless = json!({"type": "image", "source": {"type": "base64", "data": "AA=="}});
+    check_refused(user(json!([nameless])), "messages[0].content[0].source.media_type", "missing");
+}
+
+#[test]
 fn neighbours_of_one_role_are_one_turn() {
     let messages = json!([
         {"role": "user", "content": "a"}, {"role": "user", "content": "b"},
@@ -224,12 +239,12 @@ fn what_is_missing_or_wrong_is_named() {
 #[test]
 fn what_only_anthropic_s_servers_do_is_refused() {
     let image = json!({"type": "image", "source": {"type": "url", "url": "u"}});
-    check_unsupported(user(json!([image])), "messages[0].content[0].type", "image");
+    check_unsupported(user(json!([image])), "messages[0].content[0].source.type", "`url`");
     for kind in ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"] {
         check_unsupported(user(json!([{"type": kind}])), "messages[0].content[0].type", kind);
     }
     let result = json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}]);
-    check_unsupported(user(result), "messages[0].content[0].content[0].type", "image");
+    check_unsupported(user(result), "messages[0].content[0].content[0].source.type", "`url`");
     let with = |name: &str, value: Value| {
         let mut body = user(json!("a"));
         body[name] = value;

@@ -43,6 +43,18 @@ fn check_unsupported(body: Value, param: &str, says: &str) {
 }
 
 #[test]
+fn images_are_parts_of_a_chat_also_in_outputs() {
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"});
+    let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    let asked = json!([{"role": "user", "content": [{"type": "input_text", "text": "a"}, image]}]);
+    check(asked, json!([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]));
+    let output = json!([{"type": "function_call_output", "call_id": "c", "output": [image]}]);
+    check(output, json!([{"role": "tool", "tool_call_id": "c", "content": [part]}]));
+    let nameless = json!([{"role": "user", "content": [{"type": "input_image"}]}]);
+    check_refused(json!({"input": nameless}), "input[0].content[0].image_url", "missing");
+}
+
+#[test]
 fn a_text_is_the_user_s_message_and_instructions_come_first() {
     check(json!("Hi"), json!([{"role": "user", "content": "Hi"}]));
     let chat = convert(json!({"input": "Hi", "instructions": "Be brief."}));
@@ -170,10 +182,12 @@ fn what_is_not_done_here_is_refused() {
     for kind in ["compaction", "web_searches", "unheard_of"] {
         check_unsupported(json!({"input": [{"type": kind}]}), "input[0].type", kind);
     }
-    for kind in ["input_image", "input_file", "input_audio"] {
+    for kind in ["input_file", "input_audio"] {
         let input = json!([{"role": "user", "content": [{"type": kind}]}]);
         check_unsupported(json!({"input": input}), "input[0].content[0].type", kind);
     }
+    let stored = json!([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]);
+    check_unsupported(json!({"input": stored}), "input[0].content[0].file_id", "not stored");
     check_unsupported(with("tools", json!([{"type": "unheard_of"}])), "tools[0].type", "unheard_of");
     let nested = json!([{"type": "namespace", "name": "n", "tools": [{"type": "unheard_of"}]}]);
     check_unsupported(with("tools", nested), "tools[0].tools[0].type", "unheard_of");

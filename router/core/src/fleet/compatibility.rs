@@ -212,6 +212,7 @@ fn difference(a: &ModelInfo, b: &ModelInfo) -> Option<(&'static str, String, Str
         .or_else(|| field("adapters", &names_of(&a.adapters), &names_of(&b.adapters)))
         .or_else(|| (a.adapters != b.adapters).then(|| ("adapters", other_files(a), other_files(b))))
         .or_else(|| field("the adapter in force", &in_force(a), &in_force(b)))
+        .or_else(|| field("images", &images(a), &images(b)))
         .or_else(|| match (&a.embedding, &b.embedding) {
             (Some(a), Some(b)) => field("embedding", a, b),
             _ => None,
@@ -232,6 +233,10 @@ fn in_force(model: &ModelInfo) -> String {
     model
         .adapter_in_force
         .map_or_else(|| "none".to_owned(), |applied| format!("{} x {}", applied.adapter, applied.scale))
+}
+
+fn images(model: &ModelInfo) -> String {
+    model.images.map_or_else(|| "none".to_owned(), |reading| reading.to_string())
 }
 
 #[cfg(test)]
@@ -291,6 +296,13 @@ mod tests {
         let forced = |model| ModelInfo { adapter_in_force: Some(applied), ..model };
         assert_eq!(verdicts(&[with(1), forced(with(1)), with(1)]), [None, Some("the adapter in force"), None]);
         assert_eq!(verdicts(&[forced(model())]), [Some("the adapter in force")], "there is no such adapter");
+    }
+
+    #[test]
+    fn workers_of_one_name_read_images_alike() {
+        let reading = |byte| ModelInfo { images: Some(warmpath_common::model::Fingerprint([byte; 32])), ..model() };
+        assert_eq!(verdicts(&[reading(1), model(), reading(1)]), [None, Some("images"), None]);
+        assert_eq!(verdicts(&[reading(1), reading(2), reading(1)]), [None, Some("images"), None]);
     }
 
     #[test]

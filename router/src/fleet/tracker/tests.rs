@@ -48,6 +48,7 @@ fn tracker() -> Tracker {
         was_ready: AtomicBool::new(false),
         models_changed: Notify::new(),
         fleet_changes: None,
+        layouts_wanted: mpsc::channel(1).0,
         trial: TrialConfig::default(),
         metrics: Arc::new(Metrics::new()),
     });

@@ -26,6 +26,8 @@ struct World {
     index: ChunkIndex,
     at_hand: HashSet<ChunkId>,
     costs: Costs,
+    /// Images in the prompts.
+    images: Vec<Range<u32>>,
 }
 
 /// Returns a worker whose slots were used in this order: the slot, its tokens, whether it is busy.
@@ -48,7 +50,7 @@ fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
         suffix_rounding: None,
     };
     let index = ChunkIndex::new(limits);
-    let mut world = World { table: SlotTable::new(shape), index, at_hand: HashSet::new(), costs };
+    let mut world = World { table: SlotTable::new(shape), index, at_hand: HashSet::new(), costs, images: Vec::new() };
     for (slot, tokens, busy) in used {
         if *busy == IDLE {
             world.run(*slot, tokens, tokens.len());
@@ -104,14 +106,16 @@ impl World {
     fn decide_with(&self, prompt: &[Token], (reuse, wanted, salt): (Reuse, Option<u16>, u8)) -> Decision {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
-        let tenant = Some(TenantId::of_root(&root));
-        plan(&self.inputs(), &Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted: wanted.map(SlotId) })
+        let (tenant, wanted) = (Some(TenantId::of_root(&root)), wanted.map(SlotId));
+        let wish = Wish { prompt, chain: &chain, root: &root, tenant, reuse, wanted, images: &self.images };
+        plan(&self.inputs(), &wish)
     }
 
     fn best_usable(&self, prompt: &[Token], salt: u8) -> u32 {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
-        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse: Reuse::Allowed, wanted: None };
+        let reuse = Reuse::Allowed;
+        let wish = Wish { prompt, chain: &chain, root: &root, tenant: None, reuse, wanted: None, images: &self.images };
         best_usable(&self.inputs(), &wish)
     }
 }
@@ -172,6 +176,32 @@ fn always_computes_one_token() {
     check(&world, &tokens(10, 0, 1), (2, keep(9)));
     check(&world, &tokens(6, 0, 1), (2, keep(5)));
     check(&world, &[0], (0, Start::Cold));
+}
+
+#[test]
+fn nothing_resumes_within_an_image_wherever_it_is_held() {
+    let prompt = tokens(60, 5, 1);
+    let with_images = |mut world: World| {
+        world.images = vec![10..20, 24..44];
+        world
+    };
+    for (n_held, n_usable) in [(10, 10), (11, 10), (19, 10), (20, 20), (24, 24), (43, 24), (44, 44), (50, 50)] {
+        let held = tokens(n_held, 30, 2);
+        check(&with_images(world(MemoryKind::Full, &[(2, held.clone(), IDLE)])), &prompt, (2, keep(n_usable)));
+        check(&with_images(world(MemoryKind::Full, &[(2, held, BUSY)])), &prompt, (0, copy(2, n_usable)));
+        let mut stored = with_images(world(MemoryKind::Full, &[]));
+        stored.store(&tokens(n_held, 0, 1));
+        let n_stored = n_held / BLOCK * BLOCK;
+        let n_usable = if (11..20).contains(&n_stored) { 10 } else { n_stored };
+        let n_usable = if (25..44).contains(&n_stored) { 24 } else { n_usable };
+        check(&stored, &prompt, (0, Start::Import { n_tokens: n_usable }));
+    }
+    let mut ends_with_one = world(MemoryKind::Full, &[(2, prompt.clone(), IDLE)]);
+    ends_with_one.images.push(50..65);
+    check(&ends_with_one, &prompt, (2, keep(50)));
+    let mut coming = with_images(world(MemoryKind::Full, &[]));
+    coming.run(1, &tokens(30, 9, 2), 4);
+    assert_eq!(coming.decide(&prompt), Decision::WaitFor { slot: SlotId(1), n_tokens: 24 });
 }
 
 #[test]

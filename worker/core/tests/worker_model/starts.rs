@@ -55,7 +55,7 @@ impl World {
         let request = &waiting.request;
         let tenant = tenant(root).with_share();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
-        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None }
+        Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, images: &[] }
     }
 
     /// Checks that a running sequence will compute the prefix for which a request waits.
@@ -133,6 +133,7 @@ impl World {
             tenant: None,
             reuse: Reuse::Allowed,
             wanted: None,
+            images: &[],
         };
         let found = self.index.find(&wish.prefix());
         let n_start = plan.start.n_tokens() as usize;

@@ -32,6 +32,9 @@ pub(in crate::engine) fn obstacle(
     let is_scaled = scaling.as_deref() == Some("yarn")
         || factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
         || config.rope.scales_keys();
+    if config.projector.is_some() {
+        return Some(ShiftObstacle::Images);
+    }
     if memory != MemoryKind::Full {
         return Some(ShiftObstacle::Memory { memory });
     }

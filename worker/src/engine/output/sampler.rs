@@ -14,6 +14,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use llama_cpp_2::token::logit_bias::LlamaLogitBias;
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
+use warmpath_common::images::IMAGE_TOKEN_MIN;
 use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 
@@ -65,7 +66,8 @@ impl TokenSampler {
             links(model, generation, windows).into_iter().map(|links| LlamaSampler::chain(links, true)).collect();
         let n_seen = windows.penalties.max(windows.dry).unsigned_abs() as usize;
         let prompt = &submission.prompt;
-        for token in &prompt[prompt.len() - n_seen.min(prompt.len())..] {
+        let seen = &prompt[prompt.len() - n_seen.min(prompt.len())..];
+        for token in seen.iter().filter(|token| **token < IMAGE_TOKEN_MIN) {
             accept(&mut chains, to_llama(*token))?;
         }
         let candidates = LlamaTokenDataArray::new(Vec::new(), false);

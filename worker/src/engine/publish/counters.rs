@@ -113,6 +113,12 @@ counters! {
     shifted_tokens;
     /// Shifts of a full context.
     context_shifts;
+    /// Images that were encoded.
+    encoded_images;
+    /// Images that could not be encoded.
+    encode_failures;
+    /// Time of encoding. Units: microseconds.
+    encode_us;
     /// Slots that run a sequence.
     busy_slots;
     /// Requests that wait for a slot.

@@ -50,7 +50,7 @@ impl Scheduler {
             Work::Decode => true,
             Work::Prefill { n_tokens, .. } => n_tokens < share.n_tokens,
         };
-        !self.is_over() && !self.able().any(has_come) && !self.planned.rest.iter().any(is_cut)
+        !self.is_over() && !self.able(table).any(has_come) && !self.planned.rest.iter().any(is_cut)
     }
 
     /// Returns whether the batch in progress is computed or dropped.
@@ -82,6 +82,13 @@ impl Scheduler {
                 Work::Prefill { .. } => batch.n_prefill += share.n_tokens,
             }
             let n_after = n_held + share.n_tokens;
+            if let Some(floats) = sequence.embeddings(n_held, share.n_tokens) {
+                let purpose = sequence.purpose(n_after - 1, n_after);
+                let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
+                let idx = kv.llama.push_embeddings((share.slot, n_held..n_after), floats, logits);
+                batch.outputs.extend(purpose.map(|purpose| (share.slot, purpose, idx)));
+                continue;
+            }
             for (position, token) in (n_held..).zip(sequence.upcoming(n_held, share.n_tokens)) {
                 let purpose = sequence.purpose(position, n_after);
                 let logits = if purpose.is_some() { Logits::Wanted } else { Logits::Unwanted };
@@ -107,8 +114,9 @@ impl Scheduler {
     }
 
     /// Returns the sequences that have something to compute.
-    fn able(&self) -> impl Iterator<Item = (SlotId, &Sequence)> {
-        self.running.iter().filter(|(_, sequence)| !sequence.is_unread())
+    fn able(&self, table: &SlotTable) -> impl Iterator<Item = (SlotId, &Sequence)> {
+        let waits = |slot: SlotId, sequence: &Sequence| sequence.awaits_encoder(table.n_held(slot));
+        self.running.iter().filter(move |(slot, sequence)| !sequence.is_unread() && !waits(*slot, sequence))
     }
 
     /// Plans the next batch, all of sequences with one adapter, the next in turn.
@@ -118,8 +126,15 @@ impl Scheduler {
     pub(crate) fn plan_batch(&mut self, table: &SlotTable, generator: &mut Generator<'_>) {
         let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
         // Readers read meanwhile, so the plan uses one look at them.
-        let able: Vec<SlotId> = self.able().map(|(slot, _)| slot).collect();
+        let able: Vec<SlotId> = self.able(table).map(|(slot, _)| slot).collect();
         self.planned = Planned::default();
+        self.planned.for_whom = able.iter().map(|slot| self.running.in_slot(*slot).order).collect();
+        let is_at_image = |slot: &SlotId| self.running.in_slot(*slot).is_at_image(table.n_held(*slot));
+        let (images, able): (Vec<SlotId>, Vec<SlotId>) = able.into_iter().partition(is_at_image);
+        self.last_was_image = !images.is_empty() && (able.is_empty() || !self.last_was_image);
+        if self.last_was_image {
+            return self.plan_image(&images, table);
+        }
         let present = able.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
         let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return };
         self.last_adapter = Some(adapter);
@@ -135,7 +150,6 @@ impl Scheduler {
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };
         let shares =
             batch_plan::plan(&pending, BatchLimits { batch_tokens, ..room }, self.averages.pace(), self.queue.len());
-        self.planned.for_whom = able().map(|(sequence, ..)| sequence.order).collect();
         let shares = match pending.iter().all(|pending| pending.work == Work::Decode) {
             true => generator.draft(shares, &mut self.running, (table, room.ubatch_tokens)),
             false => shares,
@@ -144,6 +158,18 @@ impl Scheduler {
             Some(decode_groups) => decode_groups.arrange(&shares),
             None => shares,
         };
+    }
+
+    /// Plans a batch of one image's next tokens, that of the sequence which runs longest.
+    ///
+    /// It is a micro-batch, and takes turns with batches of tokens, so that no stream waits for a whole image.
+    fn plan_image(&mut self, slots: &[SlotId], table: &SlotTable) {
+        let Some(slot) = slots.iter().copied().min_by_key(|slot| self.running.in_slot(*slot).order) else { return };
+        let sequence = self.running.in_slot(slot);
+        if let Work::Prefill { n_tokens, .. } = sequence.work(table.n_held(slot)) {
+            self.last_adapter = Some(sequence.submission.adapter);
+            self.planned.rest = vec![Share { slot, n_tokens: n_tokens.min(self.limits.room.ubatch_tokens) }];
+        }
     }
 
     /// Returns the most tokens of one prompt in a batch whose logits are all wanted.

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
+use warmpath_common::openai::schemas::IMAGE_URL;
 
 use crate::tools::function_name_pattern;
 
@@ -80,15 +81,16 @@ fn messages() -> Map<String, Value> {
         "required": ["type"],
     });
     let text = tagged("text", json!({"text": {"type": "string"}, "cache_control": cache}), &["text"]);
+    let mut results = text_or(&[text.clone(), image(&cache)]);
     let mut contents = text_or(std::slice::from_ref(&text));
-    if let Some(shapes) = contents["anyOf"].as_array_mut() {
-        shapes.push(json!({"type": "null"}));
+    for shapes in [&mut contents, &mut results] {
+        shapes["anyOf"].as_array_mut().into_iter().for_each(|shapes| shapes.push(json!({"type": "null"})));
     }
-    let result = json!({"tool_use_id": {"type": "string"}, "content": contents, "cache_control": cache});
+    let result = json!({"tool_use_id": {"type": "string"}, "content": results, "cache_control": cache});
     let call = json!({
         "id": {"type": "string"}, "name": {"type": "string"}, "input": {"type": "object"}, "cache_control": cache,
     });
-    let of_user = [text.clone(), tagged("tool_result", result, &["tool_use_id"])];
+    let of_user = [text.clone(), image(&cache), tagged("tool_result", result, &["tool_use_id"])];
     let of_assistant = [
         of_servers(&cache),
         text.clone(),
@@ -140,6 +142,14 @@ fn messages() -> Map<String, Value> {
         "mcp_servers": {"type": ["array", "null"], "description": "Left out: this worker calls no MCP servers."},
         "container": {"type": ["array", "null"], "maxItems": 0},
     }))
+}
+
+/// Returns the schema of a block with an image.
+fn image(cache: &Value) -> Value {
+    let media_types = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+    let source = json!({"media_type": {"enum": media_types}, "data": {"type": "string"}});
+    let source = tagged("base64", source, &["media_type", "data"]);
+    tagged("image", json!({"source": source, "cache_control": cache}), &["source"])
 }
 
 /// Returns the schema of a block about a tool that Anthropic's servers executed.
@@ -219,7 +229,8 @@ fn output_format() -> Value {
 fn response() -> Map<String, Value> {
     let text = |kind: &str| tagged(kind, json!({"text": {"type": "string"}}), &["text"]);
     let refusal = tagged("refusal", json!({"refusal": {"type": "string"}}), &["refusal"]);
-    let texts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal]);
+    let image = tagged("input_image", json!({"image_url": {"type": "string", "pattern": IMAGE_URL}}), &["image_url"]);
+    let parts = text_or(&[text("input_text"), text("output_text"), text("text"), refusal, image]);
     let reasoning = json!({
         "type": ["array", "null"],
         "items": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
@@ -229,7 +240,7 @@ fn response() -> Map<String, Value> {
         "properties": {
             "type": {"enum": ["message", null]},
             "role": {"enum": ["user", "assistant", "system", "developer"]},
-            "content": texts,
+            "content": parts,
         },
         "required": ["role", "content"],
     });
@@ -243,7 +254,7 @@ fn response() -> Map<String, Value> {
         tagged(kind, properties, &names)
     };
     let output =
-        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": texts}), &["call_id", "output"]);
+        |kind: &str| tagged(kind, json!({"call_id": {"type": "string"}, "output": parts}), &["call_id", "output"]);
     let reasoning = tagged("reasoning", json!({"content": reasoning, "summary": reasoning}), &[]);
     let items = [
         message,

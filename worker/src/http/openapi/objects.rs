@@ -161,6 +161,7 @@ fn models() -> Named {
                 "owned_by": "string",
                 "parent?": "string|null",
                 "capabilities": ["string"],
+                "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
                 "aliases?": ["string"],
                 "meta": "object",
             }),
@@ -293,6 +294,7 @@ fn transfers() -> Named {
     let mut item = prefix.clone();
     item["peer"] = json!("string");
     vec![
+        ("ImageLayout", json!({"parts": ["object"]})),
         ("HotPrefixes", json!({"block_size_tokens": "integer", "prefixes": ["#HotPrefix"]})),
         ("HotPrefix", prefix),
         ("PrefetchItem", item),

@@ -32,6 +32,8 @@ const AFTER_ENTRY: Parameter = query(
 );
 const LAST_BLOCK: Parameter =
     path("key", "Chain hash of the last block.", r#"{"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}"#);
+const IMAGE_WIDTH: Parameter = query("width", "Width in pixels; required.", r#"{"type": "integer", "minimum": 1}"#);
+const IMAGE_HEIGHT: Parameter = query("height", "Height in pixels; required.", r#"{"type": "integer", "minimum": 1}"#);
 const N_TOKENS: Parameter = query(
     "tokens",
     "Most tokens of all prefixes; shared ones count once; required.",
@@ -261,6 +263,12 @@ fn internal() -> Vec<Operation> {
         Operation {
             summary: "Returns the model's metadata as a GGUF file without tensors.",
             ..get("/internal/v1/vocabulary", SuccessBody::Bytes("application/octet-stream"))
+        },
+        Operation {
+            summary: "Returns the tokens that stand for an image of a size.",
+            errors: &[400, 500, 501, 503],
+            parameters: &[IMAGE_WIDTH, IMAGE_HEIGHT],
+            ..get("/internal/v1/image-layout", SuccessBody::Json("ImageLayout"))
         },
         Operation {
             summary: "Returns the KV state of the blocks that end with the named one, as records of the disk tier.",

@@ -1,0 +1,226 @@
+//! Images in chats: where they stand in the rendered prompt, and which tokens stand for them.
+//!
+//! A template gets a mark in an image's place, as text: every template renders it where it renders the message's texts,
+//! as in llama-server. The mark is random, so that no client writes it. The rendered text is cut at the marks, and the
+//! tokens of the images stand between those of the texts.
+//!
+//! Not here: decoding images (`reading`), their encoding and the layouts of a model's images (the worker).
+
+mod reading;
+
+use std::fmt::Debug;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use memchr::memmem;
+use serde_json::{Map, Value as Json};
+use warmpath_common::ids::Token;
+use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN, run_tokens};
+use warmpath_common::model::Fingerprint;
+use warmpath_common::openai::ChatPrompt;
+
+use crate::error::PromptError;
+use crate::partition::Piece;
+
+pub(crate) use reading::KnownImages;
+pub use reading::{IMAGE_BYTES_MAX, IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image};
+
+/// A model's way of reading images.
+pub trait ImageReader: Debug + Send + Sync {
+    /// Returns the fingerprint of everything besides the pixels that decides an image's embeddings.
+    fn fingerprint(&self) -> Fingerprint;
+
+    /// Returns the tokens of an image of a size; `None` if they are not known here.
+    fn layout(&self, size: ImageSize) -> Option<Arc<ImageLayout>>;
+}
+
+/// A model's reader of images, with the images that have been read.
+#[derive(Debug)]
+pub(crate) struct Images {
+    pub reader: Arc<dyn ImageReader>,
+    pub known: KnownImages,
+}
+
+/// A run of image tokens in a prompt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRun {
+    /// Place of its first token in the prompt.
+    pub start: u32,
+    /// Number of its tokens.
+    pub n_tokens: u32,
+    /// Place among the image's runs.
+    pub nth: u32,
+    /// The image.
+    pub image: Arc<Image>,
+}
+
+impl ImageRun {
+    /// Returns the place behind its last token.
+    pub fn end(&self) -> u32 {
+        self.start + self.n_tokens
+    }
+}
+
+/// Tokens of a prompt, and the images among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromptTokens {
+    /// Tokens.
+    pub tokens: Vec<Token>,
+    /// Runs of image tokens, in their order.
+    pub runs: Vec<ImageRun>,
+    /// Image whose tokens are not known here: the prompt goes on with it. `None` for a whole prompt.
+    pub unknown: Option<Arc<Image>>,
+}
+
+impl PromptTokens {
+    /// Appends the tokens of an image; returns whether they are known.
+    pub(crate) fn push_image(&mut self, image: &Arc<Image>, reader: &dyn ImageReader) -> bool {
+        let Some(layout) = reader.layout(image.size) else {
+            self.unknown = Some(Arc::clone(image));
+            return false;
+        };
+        let mut n_runs = 0;
+        for part in &layout.parts {
+            match part {
+                LayoutPart::Text(tokens) => self.tokens.extend_from_slice(tokens),
+                LayoutPart::Run(n_tokens) => {
+                    debug_assert!(*n_tokens >= RUN_TOKENS_MIN, "layouts were checked");
+                    let start = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX);
+                    self.tokens.extend(run_tokens(&reader.fingerprint(), &image.hash, n_runs, *n_tokens));
+                    self.runs.push(ImageRun { start, n_tokens: *n_tokens, nth: n_runs, image: Arc::clone(image) });
+                    n_runs += 1;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Text that stands for an image where a prompt is shown as text. Source: llama.cpp's `mtmd_default_marker`.
+pub(crate) const SHOWN: &str = "<__media__>";
+
+/// First of the private characters of which marks consist: one for each value of a byte.
+///
+/// No control token begins or ends with them, so they are never taken for a part of one.
+const FIRST_MARK: u32 = 0xe000;
+
+/// Beginning of every mark.
+static MARK: LazyLock<String> = LazyLock::new(|| {
+    let random = [RandomState::new().hash_one(0), RandomState::new().hash_one(1)];
+    random.iter().flat_map(|number| number.to_le_bytes()).map(mark_of).collect()
+});
+
+fn mark_of(byte: u8) -> char {
+    char::from_u32(FIRST_MARK + u32::from(byte)).expect("private characters begin there")
+}
+
+/// Returns the text that marks the place of a chat's image.
+pub(crate) fn mark(nth: usize) -> String {
+    // A chat with more images has been refused.
+    let nth = u8::try_from(nth).unwrap_or(u8::MAX);
+    format!("{}{}", *MARK, mark_of(nth))
+}
+
+/// Returns whether a part of a message's content is an image.
+pub(crate) fn is_image(part: &Json) -> bool {
+    part.get("type").is_some_and(|kind| kind == "image_url")
+}
+
+/// Returns the images in a conversation, each with the index of its message.
+pub(crate) fn parts(messages: &[Map<String, Json>]) -> impl Iterator<Item = (usize, &Json)> {
+    messages.iter().enumerate().flat_map(|(index, message)| {
+        let parts = message.get("content").and_then(Json::as_array).map_or(&[][..], Vec::as_slice);
+        parts.iter().filter(|part| is_image(part)).map(move |part| (index, part))
+    })
+}
+
+/// Returns whether a chat has images.
+///
+/// Cost: a look at each part of each message.
+pub fn has_images(chat: &ChatPrompt) -> bool {
+    parts(&chat.messages).next().is_some()
+}
+
+/// Cuts the texts among `pieces` at the marks.
+pub(crate) fn cut(pieces: Vec<Piece>, text: &[u8]) -> Vec<Piece> {
+    let finder = memmem::Finder::new(MARK.as_bytes());
+    let mut cut = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let Piece::Text(mut range) = piece else {
+            cut.push(piece);
+            continue;
+        };
+        while let Some(at) = finder.find(&text[range.clone()]) {
+            let start = range.start + at;
+            let after = start + MARK.len();
+            let nth = std::str::from_utf8(&text[after..range.end]).ok().and_then(|rest| rest.chars().next());
+            let Some(nth) = nth.and_then(|nth| u32::from(nth).checked_sub(FIRST_MARK)) else { break };
+            if start > range.start {
+                cut.push(Piece::Text(range.start..start));
+            }
+            cut.push(Piece::Image(nth as usize));
+            range.start = after + MARK_BYTES;
+        }
+        if !range.is_empty() {
+            cut.push(Piece::Text(range));
+        }
+    }
+    cut
+}
+
+/// Length of one of the marks' characters in UTF-8.
+const MARK_BYTES: usize = 3;
+
+/// Returns a rendered text with [`SHOWN`] in place of the marks.
+pub(crate) fn show(text: String) -> String {
+    if !text.contains(MARK.as_str()) {
+        return text;
+    }
+    let mut shown = String::with_capacity(text.len());
+    for (idx, part) in text.split(MARK.as_str()).enumerate() {
+        if idx == 0 {
+            shown.push_str(part);
+            continue;
+        }
+        shown.push_str(SHOWN);
+        let mut rest = part.chars();
+        rest.next();
+        shown.push_str(rest.as_str());
+    }
+    shown
+}
+
+/// Checks that a rendered prompt has every image of its conversation.
+///
+/// Errors: `Messages` for the first one that the template left out.
+pub(crate) fn check_all_shown(pieces: &[Piece], messages: &[Map<String, Json>]) -> Result<(), PromptError> {
+    let is_shown = |wanted: usize| pieces.iter().any(|piece| matches!(piece, Piece::Image(nth) if *nth == wanted));
+    match parts(messages).enumerate().find(|(nth, _)| !is_shown(*nth)) {
+        Some((_, (index, _))) => {
+            let reason = "the model's chat template shows no image in this message".to_owned();
+            Err(PromptError::Messages { index, reason })
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_at_marks_and_shown_without_them() {
+        let text = format!("a{}{}bc{}", mark(0), mark(1), mark(2));
+        let pieces = cut(vec![Piece::Text(0..text.len())], text.as_bytes());
+        let text_of = |piece: &Piece| match piece {
+            Piece::Text(range) => text[range.clone()].to_owned(),
+            Piece::Image(nth) => nth.to_string(),
+            Piece::Special { .. } => unreachable!("there is none"),
+        };
+        assert_eq!(pieces.iter().map(text_of).collect::<Vec<_>>(), ["a", "0", "1", "bc", "2"]);
+        assert_eq!(show(text), "a<__media__><__media__>bc<__media__>");
+        assert_eq!(show("plain".to_owned()), "plain");
+        let cut_off = MARK.clone();
+        assert_eq!(cut(vec![Piece::Text(0..cut_off.len())], cut_off.as_bytes()), [Piece::Text(0..cut_off.len())]);
+    }
+}

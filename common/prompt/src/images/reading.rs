@@ -1,0 +1,243 @@
+//! Images of requests: from a data URL to pixels, within limits that hold before anything is decoded.
+//!
+//! A file that was read before is known by its bytes, so an image in a conversation is decoded once and not in every
+//! turn. Who has sent an image is not told by the time that it takes: each salt knows its own images.
+//!
+//! Not here: where images stand in a prompt (the module above).
+
+use std::fmt;
+use std::io::Cursor;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use image::codecs::gif::GifDecoder;
+use image::codecs::jpeg::JpegDecoder;
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
+use image::{AnimationDecoder as _, DynamicImage, ImageDecoder, ImageFormat, ImageResult, Limits};
+use moka::sync::Cache;
+use serde_json::{Map, Value as Json};
+use warmpath_common::images::{ImageSize, PixelHash};
+
+use super::parts;
+use crate::cancel::end_if_cancelled;
+use crate::error::PromptError;
+
+/// Most images of a chat. Source: Anthropic's API allows 100, and no more have a byte as their number.
+pub const IMAGES_MAX: usize = 100;
+
+/// Largest file of an image. Source: OpenAI's limit of 20 MB. Units: bytes.
+pub const IMAGE_BYTES_MAX: usize = 20 << 20;
+
+/// Largest width and height of an image. Source: Anthropic's API. Units: pixels.
+pub const IMAGE_SIDE_MAX: u32 = 8000;
+
+/// Most pixels of an image. Source: a photo of 32 megapixels takes 96 MB and a third of a second to decode.
+pub const IMAGE_PIXELS_MAX: u64 = 32 << 20;
+
+/// Most pixels of a chat's images that are decoded. Source: ten photos of a phone, a second or two.
+pub const IMAGES_PIXELS_MAX: u64 = 128 << 20;
+
+/// Most memory of a decoder besides its result. Source: a progressive JPEG of the largest size has 4 bytes for each of
+/// 3 channels. Units: bytes.
+const DECODER_BYTES_MAX: u64 = 512 << 20;
+
+/// Number of files that are known. Source: some 100 bytes for each.
+const KNOWN_MAX: u64 = 1 << 16;
+
+/// Base64 with or without padding, as clients write it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// Formats of images, each with its media types.
+const FORMATS: [(ImageFormat, &[&str]); 4] = [
+    (ImageFormat::Png, &["image/png"]),
+    (ImageFormat::Jpeg, &["image/jpeg", "image/jpg"]),
+    (ImageFormat::WebP, &["image/webp"]),
+    (ImageFormat::Gif, &["image/gif"]),
+];
+
+/// An image of a request: its file, and what is known of its pixels.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Image {
+    file: Arc<[u8]>,
+    format: ImageFormat,
+    /// Size.
+    pub size: ImageSize,
+    /// Hash of size and pixels.
+    pub hash: PixelHash,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("size", &self.size).field("hash", &self.hash).finish_non_exhaustive()
+    }
+}
+
+impl Image {
+    /// Returns the pixels, decoded again: they take more memory than the file, and only an encoder needs them.
+    ///
+    /// Shape: `[height x width x 3]`, red, green, blue. Errors: the reason why it could not be decoded.
+    pub fn pixels(&self) -> Result<Vec<u8>, String> {
+        decode(&self.file, self.format).map_err(|error| error.to_string())
+    }
+}
+
+/// Sizes and hashes of files that were read.
+pub(crate) struct KnownImages(Cache<[u8; 32], (ImageSize, PixelHash)>);
+
+impl fmt::Debug for KnownImages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KnownImages").finish_non_exhaustive()
+    }
+}
+
+impl Default for KnownImages {
+    fn default() -> Self {
+        Self(Cache::new(KNOWN_MAX))
+    }
+}
+
+impl KnownImages {
+    /// Returns a conversation's images, in their order.
+    ///
+    /// Cost: hashing each file, and decoding those that are new under this salt. Errors: `Messages`, `Field`.
+    pub fn read(&self, messages: &[Map<String, Json>], salt: &str) -> Result<Vec<Arc<Image>>, PromptError> {
+        if parts(messages).count() > IMAGES_MAX {
+            let reason = format!("a chat may have {IMAGES_MAX} images");
+            return Err(PromptError::Field { field: "messages", reason });
+        }
+        let mut n_pixels_left = IMAGES_PIXELS_MAX;
+        let mut images = Vec::new();
+        for (index, part) in parts(messages) {
+            end_if_cancelled();
+            let refused = |reason: String| PromptError::Messages { index, reason };
+            images.push(Arc::new(self.image(part, salt, &mut n_pixels_left).map_err(refused)?));
+        }
+        Ok(images)
+    }
+
+    fn image(&self, part: &Json, salt: &str, n_pixels_left: &mut u64) -> Result<Image, String> {
+        let (kind, file) = file(part)?;
+        let format = format(&file, kind)?;
+        let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 image file v1");
+        hasher.update(&(salt.len() as u64).to_le_bytes()).update(salt.as_bytes()).update(&file);
+        let key = *hasher.finalize().as_bytes();
+        let (size, hash) = match self.0.get(&key) {
+            Some(known) => known,
+            None => {
+                let measured = measure(&file, format, n_pixels_left)?;
+                self.0.insert(key, measured);
+                measured
+            }
+        };
+        Ok(Image { file: file.into(), format, size, hash })
+    }
+}
+
+/// Returns the media type and the bytes of an image in a message.
+fn file(part: &Json) -> Result<(&str, Vec<u8>), String> {
+    let url = part.get("image_url").and_then(|image| image.get("url")).and_then(Json::as_str);
+    let url = url.ok_or("a content part of type image_url must have an image_url with a url")?;
+    let Some(data) = url.strip_prefix("data:") else {
+        return Err("images are not fetched: send a data URL, data:image/png;base64,...".to_owned());
+    };
+    let (kind, text) = data.split_once(";base64,").ok_or("a data URL of an image must be written in base64")?;
+    if text.len() / 4 * 3 > IMAGE_BYTES_MAX {
+        return Err(format!("an image may have {IMAGE_BYTES_MAX} bytes"));
+    }
+    let file = BASE64.decode(text).map_err(|error| format!("the image is not valid base64: {error}"))?;
+    Ok((kind, file))
+}
+
+/// Returns the format of a file, which its media type must name.
+fn format(file: &[u8], kind: &str) -> Result<ImageFormat, String> {
+    let formats = || "an image must be a PNG, JPEG, WebP or GIF".to_owned();
+    let found = image::guess_format(file).map_err(|_| formats())?;
+    let (format, kinds) = FORMATS.iter().find(|(format, _)| *format == found).ok_or_else(formats)?;
+    if !kinds.iter().any(|known| known.eq_ignore_ascii_case(kind)) {
+        return Err(format!("the image's media type is {kind:.40}, and its bytes are {}", kinds[0]));
+    }
+    Ok(*format)
+}
+
+/// Returns size and hash of an image, unless it is too large.
+fn measure(file: &[u8], format: ImageFormat, n_pixels_left: &mut u64) -> Result<(ImageSize, PixelHash), String> {
+    let broken = |error: image::ImageError| format!("the image cannot be decoded: {error}");
+    let size = size(file, format).map_err(broken)?;
+    let ImageSize { width, height } = size;
+    let n_pixels = u64::from(width) * u64::from(height);
+    if width.max(height) > IMAGE_SIDE_MAX || n_pixels > IMAGE_PIXELS_MAX || n_pixels == 0 {
+        return Err(format!(
+            "the image has {width} x {height} pixels; it may have {IMAGE_SIDE_MAX} on a side and {IMAGE_PIXELS_MAX} in all"
+        ));
+    }
+    *n_pixels_left = n_pixels_left
+        .checked_sub(n_pixels)
+        .ok_or_else(|| format!("the images of a chat may have {IMAGES_PIXELS_MAX} pixels in all"))?;
+    if is_animated(file, format).map_err(broken)? {
+        return Err("the image is animated; send one picture".to_owned());
+    }
+    let pixels = decode(file, format).map_err(broken)?;
+    Ok((size, PixelHash::of(size, &pixels)))
+}
+
+/// Returns the limits of decoders; sizes are looked at before.
+fn limits() -> Limits {
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(DECODER_BYTES_MAX);
+    limits
+}
+
+/// Calls `$use` with the decoder of a file.
+macro_rules! with_decoder {
+    ($file:expr, $format:expr, $use:expr) => {{
+        let file = Cursor::new($file);
+        match $format {
+            ImageFormat::Png => $use(PngDecoder::with_limits(file, limits())?),
+            ImageFormat::Jpeg => $use(JpegDecoder::new(file)?),
+            ImageFormat::WebP => $use(WebPDecoder::new(file)?),
+            // Other formats were refused.
+            _ => $use(GifDecoder::new(file)?),
+        }
+    }};
+}
+
+/// Returns the size of an image, whose pixels are not decoded.
+fn size(file: &[u8], format: ImageFormat) -> ImageResult<ImageSize> {
+    fn of(decoder: impl ImageDecoder) -> ImageResult<ImageSize> {
+        let (width, height) = decoder.dimensions();
+        Ok(ImageSize { width, height })
+    }
+    with_decoder!(file, format, of)
+}
+
+fn decode(file: &[u8], format: ImageFormat) -> ImageResult<Vec<u8>> {
+    fn of(mut decoder: impl ImageDecoder) -> ImageResult<Vec<u8>> {
+        decoder.set_limits(limits())?;
+        // As in llama.cpp, an image without transparency is what its colours say.
+        Ok(DynamicImage::from_decoder(decoder)?.into_rgb8().into_raw())
+    }
+    with_decoder!(file, format, of)
+}
+
+fn is_animated(file: &[u8], format: ImageFormat) -> ImageResult<bool> {
+    let read = Cursor::new(file);
+    match format {
+        ImageFormat::Png => PngDecoder::with_limits(read, limits())?.is_apng(),
+        ImageFormat::WebP => Ok(WebPDecoder::new(read)?.has_animation()),
+        ImageFormat::Gif => {
+            let mut decoder = GifDecoder::new(read)?;
+            decoder.set_limits(limits())?;
+            Ok(decoder.into_frames().take(2).collect::<ImageResult<Vec<_>>>()?.len() > 1)
+        }
+        _ => Ok(false),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Tests of reading images: what is the same image, and what hostile ones are refused for, before they cost anything.
+
+use image::{ExtendedColorType, ImageEncoder as _, RgbImage};
+use serde_json::json;
+
+use super::*;
+
+fn picture(width: u32, height: u32) -> RgbImage {
+    RgbImage::from_fn(width, height, |x, y| image::Rgb([x as u8, y as u8, (x * y) as u8]))
+}
+
+fn encoded(picture: &RgbImage, format: ImageFormat) -> Vec<u8> {
+    let mut file = Cursor::new(Vec::new());
+    picture.write_to(&mut file, format).expect("it is written");
+    file.into_inner()
+}
+
+fn url(kind: &str, file: &[u8]) -> String {
+    format!("data:{kind};base64,{}", base64::engine::general_purpose::STANDARD.encode(file))
+}
+
+fn chat(urls: &[String]) -> Vec<Map<String, Json>> {
+    let parts: Vec<Json> = urls.iter().map(|url| json!({"type": "image_url", "image_url": {"url": url}})).collect();
+    let message = json!({"role": "user", "content": parts});
+    vec![message.as_object().expect("an object").clone()]
+}
+
+fn read(url: String) -> Result<Arc<Image>, String> {
+    let read = KnownImages::default().read(&chat(&[url]), "");
+    read.map(|mut images| images.remove(0)).map_err(|error| error.to_string())
+}
+
+#[track_caller]
+fn check_refused(url: String, says: &str) {
+    let reason = read(url).expect_err("it is refused");
+    assert!(reason.starts_with("messages") && reason.contains(says), "{reason}");
+}
+
+#[test]
+fn the_same_pixels_are_the_same_image_in_any_file() {
+    let picture = picture(40, 30);
+    let png = read(url("image/png", &encoded(&picture, ImageFormat::Png))).expect("a PNG");
+    assert_eq!(png.size, ImageSize { width: 40, height: 30 });
+    assert_eq!(png.pixels().expect("they are decoded again"), *picture);
+    let webp = read(url("image/webp", &encoded(&picture, ImageFormat::WebP))).expect("a WebP without loss");
+    assert_eq!((webp.size, webp.hash), (png.size, png.hash));
+    let unpadded = url("IMAGE/PNG", &encoded(&picture, ImageFormat::Png)).trim_end_matches('=').to_owned();
+    assert_eq!(read(unpadded).expect("padding is not needed").hash, png.hash);
+    for (format, kind) in [(ImageFormat::Jpeg, "image/jpeg"), (ImageFormat::Jpeg, "image/jpg")] {
+        assert_eq!(read(url(kind, &encoded(&picture, format))).expect(kind).size, png.size);
+    }
+    let mut other = picture;
+    other.get_pixel_mut(39, 29).0[2] ^= 1;
+    assert_ne!(read(url("image/png", &encoded(&other, ImageFormat::Png))).expect("a PNG").hash, png.hash);
+}
+
+#[test]
+fn what_is_no_usable_image_is_refused() {
+    let png = encoded(&picture(40, 30), ImageFormat::Png);
+    for (url, says) in [
+        ("https://127.0.0.1/a.png".to_owned(), "not fetched"),
+        ("file:///etc/passwd".to_owned(), "not fetched"),
+        ("data:image/png,abc".to_owned(), "base64"),
+        ("data:image/png;base64,!!!".to_owned(), "not valid base64"),
+        (url("image/jpeg", &png), "media type is image/jpeg, and its bytes are image/png"),
+        (url("text/plain", &png), "media type is text/plain"),
+        (url("image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>"), "must be a PNG"),
+        (url("image/bmp", b"BM\0\0\0\0\0\0\0\0\0\0\0\0"), "must be a PNG"),
+        (url("image/png", b""), "must be a PNG"),
+        (url("image/png", &png[..png.len() / 2]), "cannot be decoded"),
+        (url("image/png", &png[..20]), "cannot be decoded"),
+        (format!("data:image/png;base64,{}", "A".repeat(IMAGE_BYTES_MAX / 3 * 4 + 8)), "may have 20971520 bytes"),
+    ] {
+        check_refused(url, says);
+    }
+    let nameless = vec![json!({"role": "user", "content": [{"type": "image_url"}]}).as_object().unwrap().clone()];
+    assert!(KnownImages::default().read(&nameless, "").is_err());
+}
+
+/// Returns a PNG of one colour, whose file is a thousandth of its pixels.
+fn bomb(width: u32, height: u32) -> Vec<u8> {
+    let mut file = Vec::new();
+    let encoder = image::codecs::png::PngEncoder::new(&mut file);
+    let pixels = vec![0; width as usize * height as usize];
+    encoder.write_image(&pixels, width, height, ExtendedColorType::L8).expect("it is written");
+    file
+}
+
+#[test]
+fn bombs_are_refused_by_what_they_declare() {
+    check_refused(url("image/png", &bomb(8001, 1)), "8001 x 1 pixels");
+    check_refused(url("image/png", &bomb(1, 8001)), "1 x 8001 pixels");
+    check_refused(url("image/png", &bomb(6000, 6000)), "6000 x 6000 pixels");
+    // The header says more than the file has.
+    let mut liar = encoded(&picture(40, 30), ImageFormat::Png);
+    liar[16..20].copy_from_slice(&7000_u32.to_be_bytes());
+    check_refused(url("image/png", &liar), "cannot be decoded");
+    let many = vec![url("image/png", &bomb(4000, 4000)); 9];
+    let several: Vec<String> = (0..9).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
+    let known = KnownImages::default();
+    assert!(known.read(&chat(&many), "").is_ok(), "one image is decoded once");
+    let refused = known.read(&chat(&several), "").expect_err("they are too many pixels");
+    assert!(refused.to_string().contains("pixels in all"), "{refused}");
+    let crowd = vec![url("image/png", &encoded(&picture(1, 1), ImageFormat::Png)); IMAGES_MAX + 1];
+    assert!(known.read(&chat(&crowd), "").is_err());
+    assert!(known.read(&chat(&crowd[1..]), "").is_ok());
+}
+
+#[test]
+fn animations_are_refused_and_single_pictures_are_not() {
+    let frames = |n_frames: u8| {
+        let mut file = Vec::new();
+        let mut encoder = image::codecs::gif::GifEncoder::new(&mut file);
+        for n in 0..n_frames {
+            let frame = image::RgbaImage::from_pixel(8, 8, image::Rgba([n * 40, 0, 0, 255]));
+            encoder.encode_frame(image::Frame::new(frame)).expect("it is written");
+        }
+        drop(encoder);
+        file
+    };
+    assert_eq!(read(url("image/gif", &frames(1))).expect("one picture").size.width, 8);
+    check_refused(url("image/gif", &frames(2)), "animated");
+    // A PNG says by a chunk before its pixels that it is animated.
+    let png = encoded(&picture(8, 8), ImageFormat::Png);
+    let mut animated = png[..33].to_vec();
+    let mut chunk = b"acTL".to_vec();
+    chunk.extend_from_slice(&[0, 0, 0, 2, 0, 0, 0, 0]);
+    animated.extend_from_slice(&8_u32.to_be_bytes());
+    animated.extend_from_slice(&chunk);
+    animated.extend_from_slice(&crc(&chunk).to_be_bytes());
+    animated.extend_from_slice(&png[33..]);
+    check_refused(url("image/png", &animated), "animated");
+}
+
+/// Returns the checksum of a PNG's chunk.
+fn crc(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
+    })
+}
+
+#[test]
+fn an_image_is_decoded_once_under_each_salt() {
+    let known = KnownImages::default();
+    let chat = chat(&[url("image/png", &encoded(&picture(40, 30), ImageFormat::Png))]);
+    let first = known.read(&chat, "").expect("it is read");
+    let measured = |salt: &str| {
+        known.0.run_pending_tasks();
+        let n_known = known.0.entry_count();
+        assert_eq!(known.read(&chat, salt).expect("it is read"), first);
+        known.0.run_pending_tasks();
+        known.0.entry_count() - n_known
+    };
+    assert_eq!((measured(""), measured("a"), measured("a"), measured("")), (0, 1, 0, 0));
+}

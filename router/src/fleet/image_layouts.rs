@@ -1,0 +1,194 @@
+//! The layouts of images: which tokens stand for an image of a size, asked of a worker once for each size.
+//!
+//! A router has no projector. What a model makes of a size is the same at all its workers, so one of them tells it, and
+//! every later prompt with such an image is hashed like at the workers. A prompt whose layout does not come in time is
+//! hashed up to its image.
+//!
+//! Not here: an image's pixels and the numbers of its tokens (`warmpath-prompt`, `warmpath_common::images`).
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use moka::sync::Cache;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use warmpath_common::images::{IMAGE_LAYOUT_PATH, ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN};
+use warmpath_common::model::Fingerprint;
+use warmpath_prompt::ImageReader;
+use warmpath_router_core::fleet::WorkerView;
+use warmpath_shell::chain;
+
+use super::Fleet;
+use super::client::CallError;
+use super::vocabulary::VocabularyKey;
+
+/// Most questions that wait; further images are not asked for. Source: as many prompts are read at a time at most.
+pub const LAYOUTS_WANTED_MAX: usize = 256;
+
+/// Number of sizes that are known of a model. Source: some 200 bytes for each.
+const LAYOUTS_MAX: u64 = 1 << 14;
+
+/// Longest time for which a prompt waits for a layout. Source: own choice: a worker computes one in a millisecond, and
+/// an image that goes elsewhere costs a second or more.
+const LAYOUT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Longest layout. Source: own choice: a hundred slices of an image, with their text tokens. Units: bytes.
+const LAYOUT_BYTES_MAX: usize = 64 << 10;
+
+/// Most tokens of an image. Source: own choice: larger than the contexts of today's models.
+const IMAGE_TOKENS_MAX: u64 = 1 << 24;
+
+/// Layouts of one model's images, as far as they are known.
+#[derive(Debug)]
+pub struct ImageLayouts {
+    model: VocabularyKey,
+    reading: Fingerprint,
+    known: Cache<ImageSize, Arc<ImageLayout>>,
+    wanted: mpsc::Sender<WantedLayout>,
+}
+
+/// A layout that a prompt waits for.
+#[derive(Debug)]
+pub struct WantedLayout {
+    model: VocabularyKey,
+    size: ImageSize,
+    reply: SyncSender<Arc<ImageLayout>>,
+}
+
+impl ImageLayouts {
+    /// Returns the layouts of a model's images, none of them known; they are asked for at `wanted`. `None` if the model
+    /// reads text alone.
+    pub fn of(model: VocabularyKey, wanted: mpsc::Sender<WantedLayout>) -> Option<Self> {
+        Some(Self { model, reading: model.images?, known: Cache::new(LAYOUTS_MAX), wanted })
+    }
+
+    /// Asks for a layout and waits for it, for a second at most.
+    fn ask(&self, size: ImageSize) -> Option<Arc<ImageLayout>> {
+        let (reply, answer) = sync_channel(1);
+        self.wanted.try_send(WantedLayout { model: self.model, size, reply }).ok()?;
+        answer.recv_timeout(LAYOUT_TIMEOUT).ok()
+    }
+}
+
+impl ImageReader for ImageLayouts {
+    fn fingerprint(&self) -> Fingerprint {
+        self.reading
+    }
+
+    fn layout(&self, size: ImageSize) -> Option<Arc<ImageLayout>> {
+        // Of several prompts with the same new size, one asks.
+        self.known.optionally_get_with(size, || self.ask(size))
+    }
+}
+
+/// Reason why a worker's layout cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum LayoutError {
+    #[error("no worker of the model can be reached")]
+    NoWorker,
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("it responded with {0}")]
+    Refused(StatusCode),
+    #[error("the layout broke or is too long")]
+    Broken(#[source] axum::Error),
+    #[error("the layout cannot be read")]
+    Malformed(#[from] serde_json::Error),
+    #[error("the layout has impossible numbers of tokens")]
+    Impossible,
+}
+
+/// Answers questions for layouts as long as the router runs, each in a task of its own.
+pub async fn answer(fleet: Weak<Fleet>, mut wanted: mpsc::Receiver<WantedLayout>) {
+    let mut tasks = JoinSet::new();
+    while let Some(asked) = wanted.recv().await {
+        while tasks.try_join_next().is_some() {}
+        let Some(fleet) = fleet.upgrade() else { return };
+        tasks.spawn(async move {
+            let WantedLayout { model, size, reply } = asked;
+            match tokio::time::timeout(LAYOUT_TIMEOUT, fleet.layout(model, size)).await {
+                // The prompt may have gone on without it.
+                Ok(Ok(layout)) => drop(reply.try_send(Arc::new(layout))),
+                Ok(Err(error)) => tracing::warn!(?size, error = chain(&error), "an image's tokens are not known"),
+                Err(_) => tracing::warn!(?size, "no worker has told an image's tokens in time"),
+            }
+        });
+    }
+}
+
+impl Fleet {
+    async fn layout(&self, key: VocabularyKey, size: ImageSize) -> Result<ImageLayout, LayoutError> {
+        let view = self.view();
+        let reads = |worker: &&Arc<WorkerView>| {
+            worker.link.is_there()
+                && worker.stock.is_none()
+                && worker.model.as_deref().is_some_and(|model| VocabularyKey::of(model) == key)
+        };
+        let sources: Vec<_> = view.workers.iter().filter(reads).collect();
+        let nth = rand::random_range(0..sources.len().max(1));
+        let worker = sources.get(nth).ok_or(LayoutError::NoWorker)?;
+        let client = self.member(worker.idx).client.clone();
+        let mut url = client.url(IMAGE_LAYOUT_PATH);
+        url.set_query(Some(&format!("width={}&height={}", size.width, size.height)));
+        let response = client.get(&url).await?;
+        if response.status() != StatusCode::OK {
+            return Err(LayoutError::Refused(response.status()));
+        }
+        let body = axum::body::to_bytes(response.into_body(), LAYOUT_BYTES_MAX).await;
+        let layout: ImageLayout = serde_json::from_slice(&body.map_err(LayoutError::Broken)?)?;
+        if is_possible(&layout) { Ok(layout) } else { Err(LayoutError::Impossible) }
+    }
+}
+
+/// Returns whether a prompt can have an image of this layout.
+fn is_possible(layout: &ImageLayout) -> bool {
+    let n_tokens = |part: &LayoutPart| match part {
+        LayoutPart::Text(tokens) => tokens.len() as u64,
+        LayoutPart::Run(n_tokens) => u64::from(*n_tokens),
+    };
+    let is_short = |part: &LayoutPart| matches!(part, LayoutPart::Run(n_tokens) if *n_tokens < RUN_TOKENS_MIN);
+    layout.parts.iter().map(n_tokens).sum::<u64>() <= IMAGE_TOKENS_MAX && !layout.parts.iter().any(is_short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: ImageSize = ImageSize { width: 3, height: 2 };
+
+    #[test]
+    fn a_size_is_asked_for_once_and_an_unanswered_one_again() {
+        let (wanted, mut asked) = mpsc::channel(4);
+        let print = Fingerprint([1; 32]);
+        let model = VocabularyKey { fingerprint: print, chat_template: print, images: Some(print) };
+        let layouts = ImageLayouts::of(model, wanted).expect("it reads images");
+        let layout = Arc::new(ImageLayout { parts: vec![LayoutPart::Run(16)] });
+        let answering = Arc::clone(&layout);
+        let answers = std::thread::spawn(move || {
+            // The first question is dropped, and so unanswered.
+            drop(asked.blocking_recv());
+            let question = asked.blocking_recv().expect("it is asked again");
+            question.reply.send(answering).expect("it is waited for");
+            asked
+        });
+        assert_eq!(layouts.layout(SIZE), None);
+        assert_eq!(layouts.layout(SIZE).as_ref(), Some(&layout));
+        let mut asked = answers.join().expect("no panic");
+        assert_eq!(layouts.layout(SIZE).as_ref(), Some(&layout));
+        assert!(asked.try_recv().is_err(), "a known size is not asked for");
+        drop(asked);
+        assert_eq!(layouts.layout(ImageSize { width: 4, ..SIZE }), None, "nobody answers");
+    }
+
+    #[test]
+    fn layouts_that_cannot_be_are_refused() {
+        let runs = |runs: &[u32]| {
+            let parts = runs.iter().map(|n| LayoutPart::Run(*n)).collect();
+            is_possible(&ImageLayout { parts })
+        };
+        assert!(runs(&[]) && runs(&[8, 4096]));
+        assert!(!runs(&[7]) && !runs(&[u32::MAX]) && !runs(&[1 << 23, 1 << 23, 8]));
+    }
+}

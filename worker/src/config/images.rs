@@ -1,0 +1,53 @@
+//! Flags of images, named as in llama-server.
+//!
+//! Not here: loading the projector (the engine's `images`).
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ConfigError;
+use crate::engine::ProjectorConfig;
+
+/// Flags of the projector with which the model reads images.
+#[derive(Debug, Clone, Args)]
+pub struct ImageFlags {
+    /// Projector with which the model reads images, a GGUF file made for the model (-mm).
+    #[arg(long, env = "WARMPATH_MMPROJ", value_name = "FILE", conflicts_with_all = ["embedding", "rerank"])]
+    pub mmproj: Option<PathBuf>,
+
+    /// Compute the projector on the CPU, also if there is a GPU.
+    #[arg(long, env = "WARMPATH_NO_MMPROJ_OFFLOAD")]
+    pub no_mmproj_offload: bool,
+
+    /// Fewest tokens of an image, for projectors whose images have as many as their sizes need [default: the
+    /// projector's].
+    #[arg(long, env = "WARMPATH_IMAGE_MIN_TOKENS", value_name = "TOKENS", requires = "mmproj")]
+    pub image_min_tokens: Option<u32>,
+
+    /// Most tokens of an image, for the same projectors [default: the projector's].
+    #[arg(long, env = "WARMPATH_IMAGE_MAX_TOKENS", value_name = "TOKENS", requires = "mmproj")]
+    pub image_max_tokens: Option<u32>,
+}
+
+/// Returns the projector to load; `None` if none is given.
+///
+/// Errors: `Range` for a limit of 0, and for limits that exclude each other.
+pub fn projector(flags: &ImageFlags) -> Result<Option<ProjectorConfig>, ConfigError> {
+    let (min_tokens, max_tokens) = (flags.image_min_tokens, flags.image_max_tokens);
+    let refuse =
+        |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });
+    if min_tokens == Some(0) {
+        return refuse("image-min-tokens", "must be at least 1");
+    }
+    if max_tokens.is_some_and(|most| most < min_tokens.unwrap_or(1)) {
+        return refuse("image-max-tokens", "must be at least 1, and at least --image-min-tokens");
+    }
+    let config = |path: &PathBuf| ProjectorConfig {
+        path: path.clone(),
+        offload: !flags.no_mmproj_offload,
+        min_tokens,
+        max_tokens,
+    };
+    Ok(flags.mmproj.as_ref().map(config))
+}

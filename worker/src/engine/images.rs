@@ -1,0 +1,28 @@
+//! Images in the engine: their tokens, and the embeddings that the model reads in their place.
+//!
+//! A *projector* is a model of its own in a file beside the text model's. It encodes an image into embeddings, which
+//! are decoded like tokens. Encoding takes as long as hundreds of tokens, so a thread of its own does it, and only for
+//! runs whose KV state is not reused.
+//!
+//! Not here: reading images from requests (`warmpath-prompt`), decoding embeddings (`llama`, `schedule`).
+
+mod encoder;
+mod projector;
+
+use std::path::PathBuf;
+
+pub(crate) use encoder::{Encoder, Encoding};
+pub use projector::Projector;
+
+/// A projector to load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProjectorConfig {
+    /// Path of its GGUF file.
+    pub path: PathBuf,
+    /// Whether it is computed on a GPU, if there is one.
+    pub offload: bool,
+    /// Fewest tokens of an image, for projectors that fit their images' tokens to their sizes; `None` for the file's.
+    pub min_tokens: Option<u32>,
+    /// Most tokens of an image; `None` for the file's.
+    pub max_tokens: Option<u32>,
+}

@@ -1,0 +1,161 @@
+//! The encoder: a thread that encodes images, one after the other, and keeps their embeddings for a while.
+//!
+//! The engine asks when a sequence starts whose images are not cached as KV state, and looks at each of its steps
+//! whether the embeddings are there. Embeddings that were computed lately are there at once, whichever slot asked.
+//!
+//! Not here: the computation (`projector`).
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use moka::sync::Cache;
+use warmpath_common::images::PixelHash;
+use warmpath_prompt::{Image, ImageRun};
+
+use super::Projector;
+use crate::engine::config::StartError;
+use crate::engine::publish::counters::Counters;
+
+/// Most memory of embeddings that are kept. Units: bytes.
+///
+/// Source: 27 images of 576 tokens for a model of width 4096; encoding one again takes a second on a CPU.
+const KEPT_BYTES_MAX: u64 = 256 << 20;
+
+/// Memory of kept embeddings besides the floats. Units: bytes.
+const ENTRY_BYTES: usize = 256;
+
+/// Embeddings of a run of image tokens. Shape: `[tokens x width]`.
+type Embeddings = Arc<[f32]>;
+
+/// Outcome of encoding, once there is one: embeddings, or the reason why there are none.
+type Outcome = OnceLock<Result<Embeddings, String>>;
+
+/// Outcome that a sequence waits for.
+pub(crate) type Encoding = Arc<Outcome>;
+
+/// A run of an image: the image's hash and the run's place in it. The projector is always the same.
+type Key = (PixelHash, u32);
+
+/// Runs of one image to encode.
+struct Job {
+    image: Arc<Image>,
+    /// Places of the runs; nobody waits for one whose sequence has ended.
+    runs: Vec<(u32, Weak<Outcome>)>,
+}
+
+/// Handle of the encoder's thread, which ends with it.
+pub(crate) struct Encoder {
+    projector: Arc<Projector>,
+    kept: Cache<Key, Embeddings>,
+    /// `None` once the thread is to end.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Encoder {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It has nobody to work for, so it ends with the image that it is encoding.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Encoder {
+    /// Starts the thread.
+    ///
+    /// Errors: `Thread` if the system refuses one.
+    pub(crate) fn start(projector: Arc<Projector>, counters: Arc<Counters>) -> Result<Self, StartError> {
+        let weigh = |_: &Key, embeddings: &Embeddings| {
+            u32::try_from(size_of_val::<[f32]>(embeddings) + ENTRY_BYTES).unwrap_or(u32::MAX)
+        };
+        let kept = Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build();
+        let (sender, jobs) = channel();
+        let worker = Worker { projector: Arc::clone(&projector), kept: kept.clone(), counters };
+        let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
+        let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
+        Ok(Self { projector, kept, jobs: Some(sender), thread: Some(thread) })
+    }
+
+    /// Returns the projector.
+    pub(crate) fn projector(&self) -> &Arc<Projector> {
+        &self.projector
+    }
+
+    /// Returns the embeddings of each run, which come later if they are not kept.
+    pub(crate) fn encode(&self, runs: &[ImageRun]) -> Vec<Encoding> {
+        let mut encodings = Vec::with_capacity(runs.len());
+        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.image, &b.image)) {
+            let mut job = Job { image: Arc::clone(&runs[0].image), runs: Vec::new() };
+            for run in runs {
+                let encoding = Encoding::default();
+                match self.kept.get(&(run.image.hash, run.nth)) {
+                    Some(embeddings) => drop(encoding.set(Ok(embeddings))),
+                    None => job.runs.push((run.nth, Arc::downgrade(&encoding))),
+                }
+                encodings.push(encoding);
+            }
+            if let Some(jobs) = self.jobs.as_ref().filter(|_| !job.runs.is_empty())
+                && let Err(lost) = jobs.send(job)
+            {
+                for encoding in lost.0.runs.iter().filter_map(|(_, encoding)| encoding.upgrade()) {
+                    drop(encoding.set(Err("the encoder has ended".to_owned())));
+                }
+            }
+        }
+        encodings
+    }
+}
+
+/// The thread's own part.
+struct Worker {
+    projector: Arc<Projector>,
+    kept: Cache<Key, Embeddings>,
+    counters: Arc<Counters>,
+}
+
+impl Worker {
+    fn run(&self, jobs: &Receiver<Job>) {
+        while let Ok(job) = jobs.recv() {
+            self.work(&job);
+        }
+    }
+
+    fn work(&self, job: &Job) {
+        // Another sequence may have asked for the same image before, or the one that asked may have ended.
+        let mut missing = Vec::new();
+        for (nth, encoding) in &job.runs {
+            let Some(encoding) = encoding.upgrade() else { continue };
+            match self.kept.get(&(job.image.hash, *nth)) {
+                Some(embeddings) => drop(encoding.set(Ok(embeddings))),
+                None => missing.push((*nth, encoding)),
+            }
+        }
+        if missing.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        let runs: Vec<u32> = missing.iter().map(|(nth, _)| *nth).collect();
+        let encoded = self.projector.encode(&job.image, &runs);
+        let took = began.elapsed();
+        match encoded {
+            Ok(encoded) => {
+                self.counters.encoded_images.fetch_add(1, Relaxed);
+                self.counters.encode_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+                for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded) {
+                    self.kept.insert((job.image.hash, nth), Arc::clone(&embeddings));
+                    drop(encoding.set(Ok(embeddings)));
+                }
+            }
+            Err(reason) => {
+                self.counters.encode_failures.fetch_add(1, Relaxed);
+                tracing::error!(size = ?job.image.size, reason, "an image could not be encoded");
+                missing.into_iter().for_each(|(_, encoding)| drop(encoding.set(Err(reason.clone()))));
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A loaded projector: the layout of images, and their embeddings, through llama.cpp's `mtmd`.
+//!
+//! The layout of a size is computed once and kept. It may be asked for on any thread; embeddings are computed by one.
+//!
+//! Not here: when an image is encoded (`encoder`).
+
+use std::ffi::CString;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llama_cpp_2::model::LlamaModel;
+use llama_cpp_sys_2 as sys;
+use moka::sync::Cache;
+use warmpath_common::ids::Token;
+use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN};
+use warmpath_common::model::Fingerprint;
+use warmpath_prompt::{Image, ImageReader};
+
+use super::ProjectorConfig;
+use crate::engine::config::StartError;
+
+/// Number of sizes whose layouts are kept. Source: some 200 bytes for each.
+const LAYOUTS_MAX: u64 = 1 << 14;
+
+/// A loaded projector.
+pub struct Projector {
+    context: NonNull<sys::mtmd_context>,
+    /// Serializes encoding, whose result lies in the context. Held for one image, never across `.await`.
+    encoding: Mutex<()>,
+    fingerprint: Fingerprint,
+    embedding_floats: usize,
+    layouts: Cache<ImageSize, Option<Arc<ImageLayout>>>,
+    /// The context reads its vocabulary.
+    _model: Arc<LlamaModel>,
+}
+
+// SAFETY: mtmd tokenizes on any thread; everything else that changes the context is serialized by `encoding`.
+unsafe impl Send for Projector {}
+// SAFETY: as above.
+unsafe impl Sync for Projector {}
+
+impl std::fmt::Debug for Projector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Projector").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Projector {
+    fn drop(&mut self) {
+        // SAFETY: it came from mtmd and is freed once.
+        unsafe { sys::mtmd_free(self.context.as_ptr()) };
+    }
+}
+
+/// Images' parts as mtmd has them, freed with this.
+struct Chunks(NonNull<sys::mtmd_input_chunks>);
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        // SAFETY: they came from mtmd and are freed once.
+        unsafe { sys::mtmd_input_chunks_free(self.0.as_ptr()) };
+    }
+}
+
+impl Chunks {
+    fn iter(&self) -> impl Iterator<Item = *const sys::mtmd_input_chunk> {
+        // SAFETY: the chunks are alive, and the index is below their number.
+        let n_chunks = unsafe { sys::mtmd_input_chunks_size(self.0.as_ptr()) };
+        // SAFETY: as above.
+        (0..n_chunks).map(|idx| unsafe { sys::mtmd_input_chunks_get(self.0.as_ptr(), idx) })
+    }
+}
+
+impl Projector {
+    /// Loads a projector for `model`.
+    ///
+    /// Errors: `Projector` if the file is missing, is no projector for images, does not fit the model, or belongs to a
+    /// model of a kind that is not supported.
+    pub(crate) fn open(config: &ProjectorConfig, model: &Arc<LlamaModel>, n_threads: i32) -> Result<Self, StartError> {
+        let refuse = |reason: String| StartError::Projector { path: config.path.clone(), reason };
+        let header = warmpath_gguf::check(&config.path).map_err(|error| refuse(error.to_string()))?;
+        if header.text("general.architecture").as_deref() != Some("clip") {
+            return Err(refuse("it holds no projector".to_owned()));
+        }
+        let file = warmpath_gguf::fingerprint(&config.path).map_err(|error| refuse(error.to_string()))?;
+        let path = CString::new(config.path.as_os_str().as_encoded_bytes()).map_err(|e| refuse(e.to_string()))?;
+        // SAFETY: no arguments.
+        let mut params = unsafe { sys::mtmd_context_params_default() };
+        params.use_gpu = config.offload;
+        params.print_timings = false;
+        params.n_threads = n_threads;
+        let tokens = |n: Option<u32>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX));
+        params.image_min_tokens = tokens(config.min_tokens);
+        params.image_max_tokens = tokens(config.max_tokens);
+        let raw = raw_model(model);
+        // SAFETY: path and model are alive during the call, and the model as long as the context.
+        let context = unsafe { sys::mtmd_init_from_file(path.as_ptr(), raw.as_ptr(), params) };
+        let reason = || refuse("llama.cpp refuses it for this model; its log says why".to_owned());
+        let context = NonNull::new(context).ok_or_else(reason)?;
+        let limits = format!("{:?} {:?}", config.min_tokens, config.max_tokens);
+        let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 image reading v1");
+        hasher.update(&file.0).update(limits.as_bytes());
+        // SAFETY: the model is alive.
+        let embedding_floats = unsafe { sys::llama_model_n_embd_inp(raw.as_ptr()) };
+        let projector = Self {
+            context,
+            encoding: Mutex::new(()),
+            fingerprint: Fingerprint(*hasher.finalize().as_bytes()),
+            embedding_floats: usize::try_from(embedding_floats).unwrap_or(0),
+            layouts: Cache::new(LAYOUTS_MAX),
+            _model: Arc::clone(model),
+        };
+        match projector.obstacle() {
+            Some(obstacle) => Err(refuse(obstacle.to_owned())),
+            None => Ok(projector),
+        }
+    }
+
+    /// Returns the reason why this kind of projector is not supported.
+    fn obstacle(&self) -> Option<&'static str> {
+        let context = self.context.as_ptr();
+        // SAFETY: the context is alive.
+        let (sees, mrope, non_causal) = unsafe {
+            let non_causal = sys::mtmd_decode_use_non_causal(context, ptr::null());
+            (sys::mtmd_support_vision(context), sys::mtmd_decode_use_mrope(context), non_causal)
+        };
+        if !sees {
+            Some("it reads no images, and sound is not supported")
+        } else if mrope {
+            Some("positions in several dimensions (M-RoPE, as of Qwen-VL) are not supported")
+        } else {
+            non_causal.then_some("images without a causal mask (as of Gemma 3) are not supported")
+        }
+    }
+
+    /// Returns the embeddings of some of an image's runs, given by their places among its runs.
+    ///
+    /// Errors: the reason why the image cannot be encoded.
+    pub(super) fn encode(&self, image: &Image, runs: &[u32]) -> Result<Vec<Arc<[f32]>>, String> {
+        let pixels = image.pixels()?;
+        let chunks = self.chunks(image.size, Some(&pixels)).ok_or("llama.cpp cannot read it")?;
+        let images: Vec<_> = chunks.iter().filter(|chunk| is_image(*chunk)).collect();
+        let _encoding = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
+        let encode = |run: &u32| {
+            let chunk = *images.get(*run as usize).ok_or("it has other parts than before")?;
+            // SAFETY: context and chunk are alive, and no other thread encodes.
+            let failed = unsafe { sys::mtmd_encode_chunk(self.context.as_ptr(), chunk) };
+            if failed != 0 {
+                return Err("llama.cpp failed to encode it");
+            }
+            let n_floats = n_tokens(chunk) as usize * self.embedding_floats;
+            // SAFETY: after encoding, the context holds as many floats as the chunk has tokens, until it encodes again.
+            let floats =
+                unsafe { std::slice::from_raw_parts(sys::mtmd_get_output_embd(self.context.as_ptr()), n_floats) };
+            Ok(Arc::from(floats))
+        };
+        Ok(runs.iter().map(encode).collect::<Result<_, &str>>()?)
+    }
+
+    /// Returns an image's parts; without pixels they can only be counted. `None` if mtmd refuses it.
+    fn chunks(&self, size: ImageSize, pixels: Option<&[u8]>) -> Option<Chunks> {
+        debug_assert!(
+            pixels.is_none_or(|pixels| pixels.len() as u64 == 3 * u64::from(size.width) * u64::from(size.height))
+        );
+        let data = pixels.map_or(ptr::null(), <[u8]>::as_ptr);
+        // SAFETY: the pixels are as many as the size says, and are copied.
+        let bitmap = NonNull::new(unsafe { sys::mtmd_bitmap_init(size.width, size.height, data) })?;
+        // SAFETY: no arguments.
+        let chunks = NonNull::new(unsafe { sys::mtmd_input_chunks_init() }).map(Chunks);
+        // SAFETY: the context is alive.
+        let marker = unsafe { std::ffi::CStr::from_ptr(sys::mtmd_get_marker(self.context.as_ptr())) };
+        let text = sys::mtmd_input_text {
+            text: marker.as_ptr(),
+            text_len: marker.count_bytes(),
+            add_special: false,
+            parse_special: true,
+        };
+        let refused = chunks.as_ref().map_or(1, |chunks| {
+            let bitmaps = [bitmap.as_ptr().cast_const()];
+            // SAFETY: all of them are alive during the call; mtmd tokenizes on any thread.
+            unsafe {
+                let (context, bitmaps) = (self.context.as_ptr(), bitmaps.as_ptr());
+                sys::mtmd_tokenize(context, chunks.0.as_ptr(), &raw const text, bitmaps, 1)
+            }
+        });
+        // SAFETY: it came from mtmd, which has copied what it needs.
+        unsafe { sys::mtmd_bitmap_free(bitmap.as_ptr()) };
+        chunks.filter(|_| refused == 0)
+    }
+
+    fn measure(&self, size: ImageSize) -> Option<Arc<ImageLayout>> {
+        let chunks = self.chunks(size, None)?;
+        let part = |chunk| match is_image(chunk) {
+            true => LayoutPart::Run(n_tokens(chunk)),
+            false => LayoutPart::Text(text_tokens(chunk)),
+        };
+        let layout = ImageLayout { parts: chunks.iter().map(part).collect() };
+        let is_short = |part: &LayoutPart| matches!(part, LayoutPart::Run(n_tokens) if *n_tokens < RUN_TOKENS_MIN);
+        (!layout.parts.iter().any(is_short)).then(|| Arc::new(layout))
+    }
+}
+
+impl ImageReader for Projector {
+    fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    fn layout(&self, size: ImageSize) -> Option<Arc<ImageLayout>> {
+        self.layouts.get_with(size, || self.measure(size))
+    }
+}
+
+fn is_image(chunk: *const sys::mtmd_input_chunk) -> bool {
+    // SAFETY: the chunk is alive with the others.
+    unsafe { sys::mtmd_input_chunk_get_type(chunk) == sys::MTMD_INPUT_CHUNK_TYPE_IMAGE }
+}
+
+fn n_tokens(chunk: *const sys::mtmd_input_chunk) -> u32 {
+    // SAFETY: the chunk is alive with the others.
+    u32::try_from(unsafe { sys::mtmd_input_chunk_get_n_tokens(chunk) }).unwrap_or(u32::MAX)
+}
+
+fn text_tokens(chunk: *const sys::mtmd_input_chunk) -> Vec<Token> {
+    let mut n_tokens = 0;
+    // SAFETY: the chunk is alive with the others, and holds as many tokens as it says.
+    let tokens = unsafe {
+        let tokens = sys::mtmd_input_chunk_get_tokens_text(chunk, &raw mut n_tokens);
+        if tokens.is_null() { &[] } else { std::slice::from_raw_parts(tokens, n_tokens) }
+    };
+    tokens.iter().map(|token| token.unsigned_abs()).collect()
+}
+
+/// Returns the pointer to a model, which the bindings keep to themselves.
+fn raw_model(model: &LlamaModel) -> NonNull<sys::llama_model> {
+    const { assert!(size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>()) };
+    // SAFETY: `LlamaModel` is transparent over such a pointer; the bindings' version is fixed.
+    unsafe { std::mem::transmute_copy(model) }
+}

@@ -1,0 +1,82 @@
+//! A batch of embeddings, which llama.cpp reads in the place of tokens.
+//!
+//! llama.cpp takes either tokens or embeddings in a batch, so those of an image are a batch of their own. The bindings
+//! have batches of tokens only.
+
+use std::num::NonZeroI32;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+
+use llama_cpp_2::DecodeError;
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_sys_2 as sys;
+
+use super::Logits;
+
+/// Embeddings of consecutive tokens of one sequence.
+#[derive(Default)]
+pub(super) struct EmbeddingBatch {
+    floats: Vec<f32>,
+    positions: Vec<sys::llama_pos>,
+    sequence: sys::llama_seq_id,
+    wants_logits: bool,
+}
+
+impl EmbeddingBatch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.floats.clear();
+        self.positions.clear();
+    }
+
+    /// Fills the batch and returns the index of its last token, whose logits may be wanted.
+    ///
+    /// Shape: `floats` `[positions x width]`.
+    pub(super) fn fill(&mut self, (sequence, positions): (i32, Range<i32>), floats: &[f32], logits: Logits) -> i32 {
+        self.clear();
+        self.floats.extend_from_slice(floats);
+        self.positions.extend(positions);
+        (self.sequence, self.wants_logits) = (sequence, logits == Logits::Wanted);
+        i32::try_from(self.positions.len()).unwrap_or(i32::MAX) - 1
+    }
+
+    /// Computes the batch.
+    ///
+    /// Errors: those of llama.cpp.
+    pub(super) fn decode(&mut self, context: &mut LlamaContext<'_>) -> Result<(), DecodeError> {
+        let n_tokens = self.positions.len();
+        let mut n_sequences = vec![1; n_tokens];
+        let mut sequences = vec![&raw mut self.sequence; n_tokens];
+        let mut logits = vec![0; n_tokens];
+        if let Some(last) = logits.last_mut().filter(|_| self.wants_logits) {
+            *last = 1;
+        }
+        let batch = sys::llama_batch {
+            n_tokens: i32::try_from(n_tokens).unwrap_or(i32::MAX),
+            token: ptr::null_mut(),
+            embd: self.floats.as_mut_ptr(),
+            pos: self.positions.as_mut_ptr(),
+            n_seq_id: n_sequences.as_mut_ptr(),
+            seq_id: sequences.as_mut_ptr(),
+            logits: logits.as_mut_ptr(),
+        };
+        // SAFETY: the context is borrowed for the call, and the lists live through it with as many entries as tokens.
+        let result = unsafe { sys::llama_decode(raw_context(context).as_ptr(), batch) };
+        NonZeroI32::new(result).map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// Returns the pointer to a context.
+///
+/// The bindings keep it to themselves but for their debug text, which shows it, and so exposes it.
+fn raw_context(context: &LlamaContext<'_>) -> NonNull<sys::llama_context> {
+    let text = format!("{context:?}");
+    let digits = text.split("0x").nth(1).unwrap_or_default();
+    let end = digits.find(|digit: char| !digit.is_ascii_hexdigit()).unwrap_or(digits.len());
+    let address = usize::from_str_radix(&digits[..end], 16).ok();
+    let pointer = address.and_then(|address| NonNull::new(ptr::with_exposed_provenance_mut(address)));
+    pointer.expect("the bindings, whose version is fixed, show the pointer")
+}

@@ -1,0 +1,128 @@
+//! Images over HTTP: every dialect's, what clients are told of them, and what is refused.
+//!
+//! Not here: whether answers are right (the engine's tests), hostile files one by one (`warmpath-prompt`).
+
+use serde_json::{Value, json};
+use warmpath_bench::model::Preset;
+use warmpath_bench::model::cache::cached_projector;
+use warmpath_bench::model::projector::IMAGE_TOKENS;
+use warmpath_bench::pictures::{data_url, picture};
+
+use crate::harness::{TestWorker, folder};
+
+const CHAT: &str = "/v1/chat/completions";
+
+async fn seeing(flags: &str) -> TestWorker {
+    let projector = cached_projector(Preset::Tiny, 1, &folder()).expect("it can be made");
+    let fixed = "--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off";
+    TestWorker::start(&format!("--mmproj {} {fixed} {flags}", projector.display())).await
+}
+
+fn url(seed: u64) -> String {
+    data_url(&picture(seed, (80, 60)))
+}
+
+fn chat(seed: u64) -> Value {
+    let image = json!({"type": "image_url", "image_url": {"url": url(seed), "detail": "high"}});
+    let content = json!([{"type": "text", "text": "What is this?"}, image]);
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0})
+}
+
+#[tokio::test]
+async fn an_image_is_the_same_prompt_in_every_dialect() {
+    let worker = seeing("").await;
+    let first = worker.ask(CHAT, chat(1)).await;
+    let said = first["choices"][0]["message"]["content"].clone();
+    let n_prompt = first["usage"]["prompt_tokens"].as_u64().expect("a count");
+    assert!(n_prompt > IMAGE_TOKENS as u64, "{first}");
+    let url = url(1);
+    let (kind, data) = url.strip_prefix("data:").and_then(|url| url.split_once(";base64,")).expect("a data URL");
+    let source = json!({"type": "base64", "media_type": kind, "data": data});
+    let blocks = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
+    let message = json!({"messages": [{"role": "user", "content": blocks}], "max_tokens": 8, "temperature": 0});
+    let second = worker.ask("/v1/messages", message.clone()).await;
+    assert_eq!(second["content"][0]["text"], said);
+    // All of the prompt but its last token is reused.
+    let usage = |field: &str| second["usage"][field].as_u64().expect("a count");
+    assert_eq!((usage("input_tokens"), usage("cache_read_input_tokens")), (1, n_prompt - 1), "{second}");
+    let counted = worker.ask("/v1/messages/count_tokens", json!({"messages": message["messages"]})).await;
+    assert_eq!(counted["input_tokens"], n_prompt);
+    let parts = json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": url}]);
+    let input = json!([{"role": "user", "content": parts}]);
+    let third = worker.ask("/v1/responses", json!({"input": input, "max_output_tokens": 8, "temperature": 0})).await;
+    assert_eq!(third["output"][0]["content"][0]["text"], said);
+    assert_eq!(third["usage"]["input_tokens_details"]["cached_tokens"], n_prompt - 1, "{third}");
+    assert_eq!(worker.metric("images_encoded_total").await, 1.0);
+    assert!(worker.metric("image_encode_seconds_total").await > 0.0);
+    let stream = worker
+        .stream(CHAT, json!({"stream": true, "messages": chat(1)["messages"], "max_tokens": 8, "temperature": 0}));
+    let streamed: String =
+        stream.await.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(said, streamed.as_str());
+}
+
+#[tokio::test]
+async fn what_a_worker_says_of_its_images() {
+    let worker = seeing("").await;
+    let sees = json!({"vision": true, "audio": false});
+    assert_eq!(worker.get_json("/props").await["modalities"], sees);
+    assert_eq!(worker.get_json("/v1/models").await["data"][0]["modalities"], sees);
+    let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
+    assert!(rendered.as_str().is_some_and(|text| text.contains("What is this?<__media__>")), "{rendered}");
+    let layout = worker.get_json("/internal/v1/image-layout?width=80&height=60").await;
+    assert_eq!(layout, json!({"parts": [{"run": IMAGE_TOKENS}]}));
+    for query in ["", "?width=80", "?width=0&height=60", "?width=80&height=8001", "?width=x&height=1"] {
+        assert_eq!(worker.get(&format!("/internal/v1/image-layout{query}")).await.status(), 400, "{query}");
+    }
+    let (status, error) = worker.try_ask("/cache/pin", &json!({"messages": chat(1)["messages"]})).await;
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin may have no images")));
+    let (status, error) = worker.try_ask(CHAT, &json!({"cache_reuse": 32, "messages": chat(1)["messages"]})).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("cache_reuse")), "{error}");
+    let many = json!({"prompt": [1, 3_000_000_000_u32], "max_tokens": 1});
+    assert_eq!(worker.try_ask("/v1/completions", &many).await.0, 400, "no client names an image's tokens");
+}
+
+#[tokio::test]
+async fn what_is_no_image_is_refused_in_the_dialect_s_words() {
+    let worker = seeing("").await;
+    let with = |url: &str| {
+        json!({"max_tokens": 1, "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]},
+        ]})
+    };
+    for (url, says) in [
+        ("http://127.0.0.1:1/x.png", "images are not fetched"),
+        ("data:image/png;base64,AAAA", "must be a PNG"),
+        ("data:image/svg+xml;base64,PHN2Zy8+", "must be a PNG"),
+    ] {
+        let (status, error) = worker.try_ask(CHAT, &with(url)).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("messages[1]")), "{error}");
+        assert!(error["error"]["message"].as_str().is_some_and(|message| message.contains(says)), "{error}");
+    }
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let blocks = json!([{"type": "image", "source": source}]);
+    let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": blocks}]});
+    let (status, error) = worker.try_ask("/v1/messages", &body).await;
+    assert_eq!((status, &error["error"]["type"]), (400, &json!("invalid_request_error")), "{error}");
+    let audio = json!([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]);
+    let (status, error) = worker.try_ask(CHAT, &json!({"messages": [{"role": "user", "content": audio}]})).await;
+    assert!(status == 400 && error["error"]["message"].as_str().is_some_and(|text| text.contains("input_audio")));
+    worker.ask(CHAT, chat(2)).await;
+}
+
+#[tokio::test]
+async fn a_model_that_reads_text_alone_says_so() {
+    let worker = TestWorker::start("--slots 1 --ctx-size 1024").await;
+    let (status, error) = worker.try_ask(CHAT, &chat(1)).await;
+    assert_eq!(status, 400);
+    assert_eq!(
+        error["error"]["message"],
+        "messages[0]: content parts of type \"image_url\" are not supported yet; only text is"
+    );
+    assert_eq!(worker.get_json("/props").await["modalities"], json!({"vision": false, "audio": false}));
+    assert_eq!(worker.get("/internal/v1/image-layout?width=1&height=1").await.status(), 501);
+    let blocks = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
+    let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": blocks}]});
+    assert_eq!(worker.try_ask("/v1/messages", &body).await.0, 400);
+}
