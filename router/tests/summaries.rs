@@ -268,7 +268,10 @@ async fn while_workers_load_clients_hear_how_many_and_operators_which() {
     assert_eq!(message, "no worker is ready: 2 known, 0 connected; a worker connects once its model is loaded");
     assert_eq!(router.get("/readyz").await.1["reason"], "no worker can take requests: 2 down");
     for worker in router.fleet().await["workers"].as_array().expect("a list") {
-        assert_eq!(worker["trouble"], "the worker answers 503: it is not ready, as while it loads its model");
+        assert_eq!(
+            worker["trouble"],
+            "the worker answers 503: it is not ready, for example because it loads its model"
+        );
     }
     assert!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"unready\"}").await >= 2.0);
     workers.iter().for_each(|worker| worker.with(|script| script.is_loading = false));

@@ -57,7 +57,9 @@ async fn a_server_s_key_is_sent_to_that_server_only_in_place_of_a_client_s() {
     let flag = key_flag(&keyed.flag(), file.path());
     let flags = ["--worker-key-file", &flag, "--policy", "round-robin"];
     let router = TestRouter::ready_for(&[keyed.flag(), other.flag()], &flags).await;
-    eventually("it lets the router in", || async { router.state_of(0).await == "ready" }).await;
+    for worker in 0..2 {
+        eventually("it lets the router in", || async { router.state_of(worker).await == "ready" }).await;
+    }
     for path in ["/v1/chat/completions", "/v1/messages"] {
         for _ in 0..4 {
             let request = router.client.post(router.url(path)).body(chat_body("hello", false));

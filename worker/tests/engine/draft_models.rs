@@ -15,7 +15,7 @@ use warmpath_worker::engine::{
     ShiftWish, SpeculationConfig, StartError, Switch,
 };
 
-use super::speculation::{assert_same, every_way, run, slots};
+use super::speculation::{assert_same, every_way_and_end, run, slots};
 use super::support::{Answer, Ask, ask, config, model, start, stop, tokens};
 
 /// Returns a configuration with this draft model, on a machine where drafts pay.
@@ -114,19 +114,8 @@ async fn a_draft_model_that_agrees_is_always_right_whatever_its_slots_held_befor
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_are_the_same_with_a_draft_model_however_tokens_are_chosen() {
-    let (engine, _updates) = start(slots(1));
-    let mut asks = every_way(&engine);
-    let whole = asks[0].answer(&engine).await;
-    stop(engine).await;
-    for from in [0, 5, 17] {
-        let mut stopped = asks[0].clone();
-        stopped.generation.stop = vec![whole.text.chars().skip(from).take(3).collect()];
-        asks.push(stopped);
-    }
-    let mut ending = ask(&tokens(1, 20), 400);
-    ending.generation.ignore_eos = false;
-    asks.push(ending);
-    // A stream that another worker began goes on, and so does what another conversation left.
+    let (mut asks, whole) = every_way_and_end().await;
+    // A stream that another worker began goes on, and so does a conversation of another tenant.
     asks.push(Ask { past: whole.sampled[..10].to_vec(), ..asks[0].clone() });
     asks.push(Ask { salt: 1, ..asks[0].clone() });
     asks.push(Ask { cache_prompt: false, ..asks[0].clone() });

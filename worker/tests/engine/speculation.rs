@@ -101,7 +101,7 @@ async fn check(config: &EngineConfig, asks: &[Ask]) {
 }
 
 /// Returns a request for each way to choose tokens.
-pub fn every_way(engine: &EngineHandle) -> Vec<Ask> {
+fn every_way(engine: &EngineHandle) -> Vec<Ask> {
     let prompt = tokens(1, 60);
     let plain = ask(&prompt, 40);
     let random = Sampling { temperature: 8.0, min_p: 0.0, seed: Some(7), ..Sampling::default() };
@@ -153,8 +153,8 @@ pub fn every_way(engine: &EngineHandle) -> Vec<Ask> {
     asks
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_are_the_same_with_drafts_however_tokens_are_chosen() {
+/// Returns requests whose tokens are chosen in every way and that end in every way, and the first one's whole answer.
+pub async fn every_way_and_end() -> (Vec<Ask>, Answer) {
     let (engine, _updates) = start(slots(1));
     let mut asks = every_way(&engine);
     let whole = asks[0].answer(&engine).await;
@@ -167,6 +167,12 @@ async fn answers_are_the_same_with_drafts_however_tokens_are_chosen() {
     let mut ending = ask(&tokens(1, 20), 400);
     ending.generation.ignore_eos = false;
     asks.push(ending);
+    (asks, whole)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answers_are_the_same_with_drafts_however_tokens_are_chosen() {
+    let (asks, _) = every_way_and_end().await;
     // What comes after each of them starts from its state.
     let asks: Vec<Ask> = asks.into_iter().flat_map(|asked| [asked, ask(&tokens(1, 80), 6)]).collect();
     check(&slots(1), &asks).await;

@@ -96,7 +96,8 @@ fn bombs_are_refused_by_what_they_declare() {
     liar[16..20].copy_from_slice(&7000_u32.to_be_bytes());
     check_refused(url("image/png", &liar), "cannot be decoded");
     let many = vec![url("image/png", &bomb(4000, 4000)); 9];
-    let several: Vec<String> = (0..9).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
+    // The first one is known by now.
+    let several: Vec<String> = (0..10).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
     let known = KnownImages::default();
     assert!(known.read(&chat(&many), "").is_ok(), "one image is decoded once");
     let refused = known.read(&chat(&several), "").expect_err("they are too many pixels");
