@@ -1,11 +1,10 @@
-//! Tenants of a whole fleet: what is held of one API key's conversations during the flood of another.
+//! Tenants of a whole fleet: the reuse of one API key's conversations during the flood of another.
 //!
 //! A worker's shares alone are in `worker/tests/engine/tenants.rs`.
 //!
-//! The test counts blocks that any worker holds, as the router sees them before each turn: which worker a turn goes to
-//! depends on measured speeds, and so does what it reuses there. The same conversations run alone; then during a flood
-//! of the same key, which shows that the flood is strong enough; then during one of another key at the highest priority
-//! with a salt for each prompt.
+//! The test counts tokens and measures no times. The same conversations run alone; then during a flood of the same key,
+//! which shows that the flood is strong enough; then during one of another key at the highest priority with a salt for
+//! each prompt.
 
 use std::path::Path;
 
@@ -46,17 +45,6 @@ impl Crowded {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Returns how many blocks of a prompt the worker holds that holds most of it, and how many there are.
-    async fn held(&self, salt: &str, body: &Value) -> anyhow::Result<(u64, u64)> {
-        let url = format!("{}/internal/v1/route", self.rig.fleet.router.admin_url()?);
-        let plan = self.rig.http.post(url).header(CACHE_SALT, salt).json(body).send().await?;
-        let plan: Value = plan.error_for_status()?.json().await?;
-        let n_blocks = plan["prompt"]["blocks"].as_u64().context("a count")?;
-        let held = plan["workers"].as_array().context("workers")?.iter();
-        let held = held.filter_map(|worker| worker["matched_blocks"].as_u64()).max();
-        Ok((held.context("a worker")?, n_blocks))
-    }
-
     async fn send_flood(&self, key: &NewKey, round: u64) -> anyhow::Result<()> {
         for n in round * FLOOD_PROMPTS..(round + 1) * FLOOD_PROMPTS {
             let messages = json!([{"role": "user", "content": words(10_000 + n, 120)}]);
@@ -66,22 +54,21 @@ impl Crowded {
         self.rig.settled().await
     }
 
-    /// Returns the share of the conversations' prompts, but the first ones, that some worker held when they were sent.
-    async fn held_share(&self, flood: Option<&NewKey>) -> anyhow::Result<f64> {
+    /// Returns the share of the conversations' prompt tokens that were reused.
+    async fn reuse(&self, flood: Option<&NewKey>) -> anyhow::Result<f64> {
         let mut conversations: Vec<Vec<Value>> = (0..N_CONVERSATIONS)
             .map(|n| vec![json!({"role": "system", "content": words(1000 * (n + 1), 100)})])
             .collect();
-        let (mut n_held, mut n_prompt) = (0, 0);
+        let (mut n_cached, mut n_prompt) = (0, 0);
         for round in 0..N_ROUNDS {
             for (n, conversation) in (0..).zip(&mut conversations) {
                 let said = words(1000 * (n + 1) + 10 * (round + 1), 10);
                 conversation.push(json!({"role": "user", "content": said}));
                 let body = json!({"messages": conversation, "max_tokens": 4, "temperature": 0});
-                let (held, prompt) = self.held("conversations", &body).await?;
-                if round > 0 {
-                    (n_held, n_prompt) = (n_held + held, n_prompt + prompt);
-                }
                 let answer = self.ask((&self.innocent, "conversations"), &body).await?;
+                let usage = &answer["usage"];
+                n_cached += usage["prompt_tokens_details"]["cached_tokens"].as_u64().context("a count")?;
+                n_prompt += usage["prompt_tokens"].as_u64().context("a count")?;
                 conversation.push(json!({"role": "assistant", "content": answer["choices"][0]["message"]["content"]}));
             }
             self.rig.settled().await?;
@@ -89,20 +76,20 @@ impl Crowded {
                 self.send_flood(key, round).await?;
             }
         }
-        Ok(n_held as f64 / n_prompt as f64)
+        Ok(n_cached as f64 / n_prompt as f64)
     }
 }
 
 #[tokio::test]
 async fn a_flood_of_one_key_leaves_another_s_conversations_alone() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let alone = Crowded::start(folder.path()).await?.held_share(None).await?;
+    let alone = Crowded::start(folder.path()).await?.reuse(None).await?;
     let fleet = Crowded::start(folder.path()).await?;
-    let own = fleet.held_share(Some(&fleet.innocent)).await?;
+    let own = fleet.reuse(Some(&fleet.innocent)).await?;
     println!("alone {alone:.2}, beside a flood of its own {own:.2}");
     assert!(alone >= 0.6 && own <= 0.3, "{alone} {own}");
     let fleet = Crowded::start(folder.path()).await?;
-    let beside = fleet.held_share(Some(&fleet.other)).await?;
+    let beside = fleet.reuse(Some(&fleet.other)).await?;
     assert!(beside >= alone - 0.1, "{beside}, alone {alone}");
     Ok(())
 }

@@ -170,9 +170,9 @@ fn schemas_that_explode_or_contain_themselves_are_refused() {
     let optional: serde_json::Map<_, _> = (0..2000).map(|n| (format!("p{n}"), json!({"type": "null"}))).collect();
     refused(json!({"type": "object", "properties": optional}), "too large");
     let again = json!({"properties": {"a": {"allOf": [{"$ref": "#/$defs/x"}]}}});
-    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": again}}), "leads back");
+    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": again}}), "refers to itself");
     let circle = json!({"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}});
-    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": circle}), "back to itself");
+    refused(json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": circle}), "refers to itself");
     let fan: serde_json::Map<_, _> = (0..60)
         .map(|n| {
             let next = json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", n + 1)}); 8]});
@@ -183,7 +183,7 @@ fn schemas_that_explode_or_contain_themselves_are_refused() {
     refused(json!({"allOf": [{"$ref": "#/$defs/d0"}], "$defs": fan}), "too large");
     refused(json!({"properties": {"x".repeat(300): {}}}), "over 256 bytes");
     refused(json!({"$ref": "https://example.org/schema"}), "begin with \"#/\"");
-    refused(json!({"$ref": "#/$defs/nothing"}), "not there");
+    refused(json!({"$ref": "#/$defs/nothing"}), "does not exist");
 }
 
 #[test]

@@ -154,7 +154,7 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
         check_anthropic(worker.post_bytes(MESSAGES, body).await, expected).await;
     }
     check_anthropic(worker.get(MESSAGES).await, (405, invalid, "does not support the method GET")).await;
-    check_anthropic(worker.get("/v1/messages/batches").await, (404, "not_found_error", "nothing at")).await;
+    check_anthropic(worker.get("/v1/messages/batches").await, (404, "not_found_error", "does not exist")).await;
     check_anthropic(worker.post_bytes(COUNT, with("model", json!("x"))).await, (404, "not_found_error", "`x`")).await;
     let unknown = worker.get("/v1/nothing").await.json::<Value>().await.expect("JSON");
     assert!(unknown["error"].get("param").is_some(), "other paths speak OpenAI's words: {unknown}");
