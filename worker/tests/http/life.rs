@@ -114,7 +114,7 @@ fn a_wrong_file_of_a_split_model_and_missing_files_are_named() {
     assert!(log.contains("is file 2 of 3 of a split model") && log.contains(&first.display().to_string()), "{log}");
     std::fs::remove_file(&later).expect("it is there");
     let log = refused(&first, &[]);
-    assert!(log.contains("there is no m-00002-of-00003.gguf"), "{log}");
+    assert!(log.contains("missing in its folder: m-00002-of-00003.gguf"), "{log}");
 }
 
 #[test]
