@@ -54,6 +54,13 @@ pub struct ImageLayout {
     pub parts: Vec<LayoutPart>,
 }
 
+impl ImageLayout {
+    /// Returns whether a run is too short to tell images apart: shorter than [`RUN_TOKENS_MIN`].
+    pub fn has_short_run(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part, LayoutPart::Run(n_tokens) if *n_tokens < RUN_TOKENS_MIN))
+    }
+}
+
 /// A part of an image's tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -14,7 +14,7 @@ use axum::http::StatusCode;
 use moka::sync::Cache;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use warmpath_common::images::{IMAGE_LAYOUT_PATH, ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN};
+use warmpath_common::images::{IMAGE_LAYOUT_PATH, ImageLayout, ImageSize, LayoutPart};
 use warmpath_common::model::Fingerprint;
 use warmpath_prompt::ImageReader;
 use warmpath_router_core::fleet::WorkerView;
@@ -148,8 +148,7 @@ fn is_possible(layout: &ImageLayout) -> bool {
         LayoutPart::Text(tokens) => tokens.len() as u64,
         LayoutPart::Run(n_tokens) => u64::from(*n_tokens),
     };
-    let is_short = |part: &LayoutPart| matches!(part, LayoutPart::Run(n_tokens) if *n_tokens < RUN_TOKENS_MIN);
-    layout.parts.iter().map(n_tokens).sum::<u64>() <= IMAGE_TOKENS_MAX && !layout.parts.iter().any(is_short)
+    layout.parts.iter().map(n_tokens).sum::<u64>() <= IMAGE_TOKENS_MAX && !layout.has_short_run()
 }
 
 #[cfg(test)]

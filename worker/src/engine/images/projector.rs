@@ -12,7 +12,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use moka::sync::Cache;
 use warmpath_common::ids::Token;
-use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN};
+use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart};
 use warmpath_common::model::Fingerprint;
 use warmpath_prompt::{Image, ImageReader};
 
@@ -195,8 +195,7 @@ impl Projector {
             false => LayoutPart::Text(text_tokens(chunk)),
         };
         let layout = ImageLayout { parts: chunks.iter().map(part).collect() };
-        let is_short = |part: &LayoutPart| matches!(part, LayoutPart::Run(n_tokens) if *n_tokens < RUN_TOKENS_MIN);
-        (!layout.parts.iter().any(is_short)).then(|| Arc::new(layout))
+        (!layout.has_short_run()).then(|| Arc::new(layout))
     }
 }
 
