@@ -2,7 +2,7 @@
 
 The chart is installed; nothing starts its pods, so this plays the kubelet and the controller of EndpointSlices: workers are local
 processes, each with an address of its own in a network namespace of this test's. The router has the chart's own way to find workers, and
-the token of the chart's own account. Not here: the protocol of watching, answer by answer (router/tests/discovery.rs).
+the token of the chart's own account. Not here: the protocol of watching, answer by answer (router/tests/http/discovery.rs).
 """
 
 import collections

@@ -1,7 +1,7 @@
 //! The fleet page of a real router with real workers, opened in Chromium; and the picture of it in the documentation.
 //!
 //! The checks of the page are in `tests/python/test_fleet_page.py`, those of the data that it reads in
-//! `router/tests/fleet_page.rs`.
+//! `router/tests/http/fleet_page.rs`.
 
 use std::time::Duration;
 

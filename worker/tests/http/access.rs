@@ -1,6 +1,6 @@
 //! The worker's token: which clients are accepted, which paths need no token, and a file that changes.
 //!
-//! Not here: the file's form (`warmpath-shell`), routers (`router/tests/tokens.rs`).
+//! Not here: the file's form (`warmpath-shell`), routers (`router/tests/http/tokens.rs`).
 
 use serde_json::{Value, json};
 
