@@ -2,7 +2,7 @@
 //!
 //! Conversations run all the time. Workers have no disk tier, so a worker that restarts holds nothing. Both scenarios
 //! run with and without KV state from other workers, each with a fleet of its own. Not here: the transfer of a single
-//! prefix (`docs/benchmarks.md` has the command), the same questions in virtual time (`sim`).
+//! prefix (`transfer`), the same questions in virtual time (`sim`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

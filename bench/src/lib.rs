@@ -24,4 +24,5 @@ pub mod report;
 pub mod resync;
 pub mod sim;
 pub mod speculation;
+pub mod transfer;
 pub mod worker_bench;

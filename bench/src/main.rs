@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
     agents, changes, chaos, chat_load, demo, fleets, index_bench, load, model, overhead, policies, replicas, resync,
-    sim, speculation, worker_bench,
+    sim, speculation, transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -45,6 +45,8 @@ enum Command {
     /// Holds conversations while a worker joins and while all restart, and shows the reuse meanwhile, with and without
     /// KV state from other workers.
     Changes(changes::ChangesArgs),
+    /// Measures the TTFT of prompts whose prefix a busy worker holds, and of prompts that no worker has seen.
+    Transfer(transfer::TransferArgs),
     /// Measures how long a router takes to receive the whole view of a large worker, and the latency of requests
     /// meanwhile.
     Resync(resync::ResyncArgs),
@@ -75,6 +77,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Fleets(args) => fleets::run(&args).await,
         Command::Replicas(args) => replicas::run(&args).await,
         Command::Changes(args) => changes::run(&args).await,
+        Command::Transfer(args) => transfer::run(&args).await,
         Command::Resync(args) => resync::run(&args).await,
         Command::Worker(args) => worker_bench::run(&args).await,
         Command::Speculation(args) => speculation::run(&args).await,

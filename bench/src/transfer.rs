@@ -1,0 +1,186 @@
+//! `warmpath-bench transfer`: the TTFT of a prompt whose prefix a busy worker holds, fetched and computed.
+//!
+//! In each round one worker computes a prefix and then gets long answers in all of its slots. A request with the same
+//! prefix follows, and one with a prefix of the same length that no worker holds. Not here: fleets that change
+//! (`changes`), the same question in virtual time (`sim`).
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use crate::client::{Answer, ChatClient, Message};
+use crate::fleet::{Fleet, FleetArgs};
+use crate::prompts::words;
+use crate::report::median;
+
+/// Longest time until the router knows that a worker's slots are busy.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two looks at the router's view of the fleet. Source: own choice: short beside an answer.
+const BUSY_POLL: Duration = Duration::from_millis(20);
+/// Tokens of the answers that keep a worker busy: more than are generated while a round lasts.
+///
+/// Source: own choice: half of a slot's context.
+const BUSY_TOKENS: u32 = 2000;
+/// Tokens of each measured answer. Source: own choice: enough to know that it goes on.
+const ANSWER_TOKENS: u32 = 4;
+/// Share of the prompt that must have been reused for a request to count as fetched.
+///
+/// Source: own choice: all but the last block and the question.
+const FETCHED_SHARE: f64 = 0.9;
+
+/// Flags of `transfer`.
+#[derive(Debug, Args)]
+pub struct TransferArgs {
+    #[command(flatten)]
+    fleet: FleetArgs,
+    /// Words of a prefix; with SmolLM2, 1,450 words are some 2,000 tokens.
+    #[arg(long, default_value_t = 1450)]
+    words: usize,
+    /// Bandwidth of the network between the workers in Gbit/s (`--kv-gbits` of the router).
+    #[arg(long, value_name = "GBITS", default_value_t = 10.0)]
+    kv_gbits: f64,
+    /// Rounds, each with texts of its own.
+    #[arg(long, default_value_t = 5)]
+    rounds: u64,
+    /// Seed of all texts.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print the results as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Result of a round.
+#[derive(Debug, Clone, Serialize)]
+struct Round {
+    /// Tokens of the prompt whose prefix another worker held.
+    prompt_tokens: u64,
+    /// Tokens of it that were reused.
+    cached_tokens: u64,
+    /// Whether another worker than the holder answered, and reused nearly the whole prompt.
+    fetched: bool,
+    /// TTFT of the prompt whose prefix another worker held. Units: milliseconds.
+    held_ttft_ms: f64,
+    /// TTFT of the prompt whose prefix no worker held. Units: milliseconds.
+    computed_ttft_ms: f64,
+}
+
+impl Round {
+    fn of(holder: Option<&str>, held: &Answer, computed: &Answer) -> Self {
+        let share = held.cached_tokens as f64 / (held.prompt_tokens as f64).max(1.0);
+        Self {
+            prompt_tokens: held.prompt_tokens,
+            cached_tokens: held.cached_tokens,
+            fetched: held.worker.as_deref() != holder && share >= FETCHED_SHARE,
+            held_ttft_ms: held.ttft_ms,
+            computed_ttft_ms: computed.ttft_ms,
+        }
+    }
+
+    fn ratio(&self) -> f64 {
+        self.held_ttft_ms / self.computed_ttft_ms.max(1e-9)
+    }
+}
+
+/// Runs the rounds and prints their results.
+///
+/// Errors: a process that does not start, a request that fails.
+#[expect(clippy::print_stdout, reason = "the table is the command's output")]
+pub async fn run(args: &TransferArgs) -> anyhow::Result<()> {
+    ensure!(args.fleet.n_workers() > 1, "a fleet of one worker has no others");
+    let router_args = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
+    let fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
+    let mut rounds = Vec::new();
+    for round in 0..args.rounds.max(1) {
+        rounds.push(measure(args, &fleet, round).await.with_context(|| format!("in round {}", round + 1))?);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&rounds)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["round", "prompt tokens", "reused", "fetched", "TTFT ms", "TTFT ms computed", "ratio"]);
+    for (idx, round) in rounds.iter().enumerate() {
+        table.add_row([
+            (idx + 1).to_string(),
+            round.prompt_tokens.to_string(),
+            round.cached_tokens.to_string(),
+            if round.fetched { "yes" } else { "no" }.to_owned(),
+            format!("{:.0}", round.held_ttft_ms),
+            format!("{:.0}", round.computed_ttft_ms),
+            format!("{:.3}", round.ratio()),
+        ]);
+    }
+    let ratios: Vec<f64> = rounds.iter().map(Round::ratio).collect();
+    let ratio = median(&ratios).context("no round")?;
+    println!("{table}\nRatio, median of the rounds: {:.3}", ratio);
+    Ok(())
+}
+
+async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Result<Round> {
+    let router = ChatClient::new(&fleet.router.base_url(), None)?;
+    let seed = args.seed * 1_000_000 + round * 1_000;
+    let chat = |prefix: u64, question: u64| {
+        let system = Message::new("system", words(seed + prefix, args.words));
+        [system, Message::new("user", words(seed + question, 20))]
+    };
+    let first = router.ask(&chat(1, 2), ANSWER_TOKENS).await?;
+    let holder = first.worker.clone().context("the response names no worker")?;
+    let busy = occupy(fleet, &holder, seed).await?;
+    let (held, computed) = (chat(1, 3), chat(4, 5));
+    // In turn, so that neither is always the first on an idle worker.
+    let (held, computed) = if round % 2 == 0 {
+        let held = router.ask(&held, ANSWER_TOKENS).await?;
+        (held, router.ask(&computed, ANSWER_TOKENS).await?)
+    } else {
+        let computed = router.ask(&computed, ANSWER_TOKENS).await?;
+        (router.ask(&held, ANSWER_TOKENS).await?, computed)
+    };
+    drop(busy);
+    Ok(Round::of(Some(&holder), &held, &computed))
+}
+
+/// Starts a long answer in each slot of a worker and waits until the router knows of them; they end when the returned
+/// tasks are dropped.
+///
+/// Errors: the worker does not exist, a request fails, or the router does not learn of it in time.
+async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
+    let idx: usize = worker.strip_prefix("worker-").and_then(|idx| idx.parse().ok()).context("an unknown worker")?;
+    let client = ChatClient::new(&fleet.workers.get(idx).context("an unknown worker")?.base_url(), None)?;
+    let mut tasks = JoinSet::new();
+    let n_slots = slots(fleet, worker).await?.1;
+    for slot in 0..n_slots as u64 {
+        let client = client.clone();
+        tasks.spawn(async move {
+            let question = Message::new("user", words(seed + 100 + slot, 8));
+            client.ask_exactly(&[question], BUSY_TOKENS).await
+        });
+    }
+    let all_busy = async {
+        while slots(fleet, worker).await?.0 < n_slots {
+            if let Some(ended) = tasks.try_join_next() {
+                ended??;
+            }
+            tokio::time::sleep(BUSY_POLL).await;
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(BUSY_TIMEOUT, all_busy).await.context("the worker's slots never were busy")??;
+    Ok(tasks)
+}
+
+/// Returns the number of busy slots of a worker as the router knows it, and of all its slots.
+async fn slots(fleet: &Fleet, worker: &str) -> anyhow::Result<(usize, usize)> {
+    let url = format!("{}/internal/v1/fleet", fleet.router.admin_url()?);
+    let view: Value = reqwest::get(&url).await?.error_for_status()?.json().await?;
+    let workers = view["workers"].as_array().into_iter().flatten();
+    let found = workers.into_iter().find(|found| found["name"] == worker).context("the router does not know it")?;
+    let n_busy = found["load"]["busy_slots"].as_array().map_or(0, Vec::len);
+    Ok((n_busy, usize::try_from(found["model"]["n_slots"].as_u64().context("a number of slots")?)?))
+}
