@@ -2,5 +2,6 @@
 //!
 //! Not here: the command line itself (`main`).
 
+pub mod capacity;
 pub mod serve;
 pub mod status;

@@ -1,4 +1,4 @@
-//! `warmpath`: starts a fleet on one machine, and shows the state of a fleet.
+//! `warmpath`: starts a fleet on one machine, shows the state of a fleet, and computes how many workers it needs.
 //!
 //! Not here: serving itself. `serve` starts the programs warmpath-worker and warmpath-router as child processes.
 
@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use warmpath_cli::{serve, status};
+use warmpath_cli::{capacity, serve, status};
 use warmpath_shell::command_line::{self, DescribeFlags, ParsedCommandLine};
 
 #[derive(Debug, Parser)]
@@ -30,6 +30,8 @@ enum Command {
     Serve(serve::Settings),
     /// Shows workers, hit ratio and the last decisions of a router
     Status(status::Settings),
+    /// Computes how many workers a load needs, from what a fleet has measured or from flags
+    Capacity(capacity::Settings),
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -46,6 +48,7 @@ async fn main() -> ExitCode {
     let ended = match cli.command {
         Command::Serve(settings) => serve::run(settings, flags).await,
         Command::Status(settings) => status::run(&settings).await,
+        Command::Capacity(settings) => capacity::run(&settings).await,
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,

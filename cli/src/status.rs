@@ -42,40 +42,43 @@ pub struct Fleet {
     version: String,
     in_flight: i64,
     waiting: i64,
-    workers: Vec<Worker>,
+    /// Workers, ready or not.
+    pub(crate) workers: Vec<Worker>,
 }
 
 /// A worker as a router sees it.
 #[derive(Debug, Clone, Deserialize)]
-struct Worker {
+pub(crate) struct Worker {
     name: String,
     url: String,
-    state: String,
+    pub(crate) state: String,
     trouble: Option<String>,
     excluded: Option<String>,
-    model: Option<Model>,
-    load: Load,
+    pub(crate) model: Option<Model>,
+    pub(crate) load: Load,
     blocks: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct Model {
+pub(crate) struct Model {
     names: Vec<String>,
-    n_slots: u16,
+    pub(crate) n_slots: u16,
     block_size_tokens: u64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
-struct Load {
+pub(crate) struct Load {
     busy_slots: Vec<Value>,
     n_queued: u32,
-    rates: Rates,
+    pub(crate) rates: Rates,
 }
 
+/// Speed that a worker has measured; see `warmpath_common::summary::Rates`.
 #[derive(Debug, Clone, Deserialize)]
-struct Rates {
-    prefill_tokens_per_s: Option<f64>,
-    decode_step_ms: Option<f64>,
+pub(crate) struct Rates {
+    pub(crate) prefill_tokens_per_s: Option<f64>,
+    pub(crate) decode_step_ms: Option<f64>,
+    pub(crate) answer_tokens: Option<f64>,
 }
 
 impl Fleet {
@@ -96,12 +99,12 @@ impl Fleet {
 
 /// Counters of a router over the last minutes.
 #[derive(Debug, Clone, Default, Deserialize)]
-struct Counted {
-    seconds: f64,
-    requests: f64,
-    failures: f64,
-    prompt_tokens: f64,
-    cached_tokens: f64,
+pub(crate) struct Counted {
+    pub(crate) seconds: f64,
+    pub(crate) requests: f64,
+    pub(crate) failures: f64,
+    pub(crate) prompt_tokens: f64,
+    pub(crate) cached_tokens: f64,
     ttft_p50_s: Option<f64>,
     ttft_p95_s: Option<f64>,
 }
@@ -142,6 +145,14 @@ impl Admin {
         read(self.get("fleet").await?)
     }
 
+    /// Returns what the router has counted in the last seconds.
+    ///
+    /// Errors: no response, or one that is not a router's.
+    pub(crate) async fn counted(&self, seconds: u32) -> anyhow::Result<Counted> {
+        let history = self.get(&format!("history?window_s={seconds}")).await?;
+        read(history["sum"].clone())
+    }
+
     async fn get(&self, what: &str) -> anyhow::Result<Value> {
         let url = format!("{}/internal/v1/{what}", self.url);
         let asked = self.http.get(&url).send().await;
@@ -172,7 +183,8 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     }
 }
 
-fn print(text: &str) -> anyhow::Result<()> {
+/// Prints a line, unless the pipe that it goes to has been closed.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     match writeln!(std::io::stdout(), "{text}") {
         // A closed pipe, as in `warmpath status | head`, is not an error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),

@@ -21,6 +21,17 @@ fn wrong_command_lines_are_refused_with_advice() {
     check_refused(&["serve", "--workers", "0"], 1, "--workers is at least 1");
     check_refused(&["serve", "--bin-dir", "/nowhere"], 1, "/nowhere/warmpath-worker is not there");
     check_refused(&["status", "--admin", "http://127.0.0.1:1"], 1, "no router answers at http://127.0.0.1:1");
+    check_refused(&["capacity", "--admin", "http://127.0.0.1:1"], 1, "no router answers at http://127.0.0.1:1");
+    check_refused(&["capacity", "--hit-ratio", "80"], 2, "must be from 0 to 1");
+}
+
+#[test]
+fn capacity_asks_no_router_if_every_value_is_given() {
+    let load = ["--requests-per-s", "2", "--prompt-tokens", "2000", "--answer-tokens", "200", "--hit-ratio", "0.8"];
+    let rates = ["--prefill-rate", "1500", "--decode-rate", "400", "--admin", "http://127.0.0.1:1"];
+    let output = warmpath(&[&["capacity"], &load[..], &rates[..]].concat());
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("2.00 requests/s need 3 workers"), "{text}");
 }
 
 #[test]

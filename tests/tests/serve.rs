@@ -1,4 +1,4 @@
-//! `warmpath serve` and `warmpath status` with real workers and a real router.
+//! `warmpath serve`, `warmpath status` and `warmpath capacity` with real workers and a real router.
 //!
 //! Not here: which flags they get (`cli/src/serve/plan.rs`).
 
@@ -133,6 +133,13 @@ async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() 
     let shown: Value = serde_json::from_slice(&serving.status(&["--json"]).await?.stdout)?;
     ensure!(shown["fleet"]["workers"].as_array().is_some_and(|workers| workers.len() == N_WORKERS), "{shown}");
     ensure!(shown["decisions"][0]["status"] == 200 && shown["history"]["sum"]["requests"] == 1, "{shown}");
+
+    let rates = ["--answer-tokens", "4", "--prefill-rate", "1000", "--decode-rate", "100", "--json"];
+    let sized = warmpath()?.args(["capacity", "--admin", &serving.admin]).args(rates).output().await?;
+    let sized: Value = serde_json::from_slice(&sized.stdout).with_context(|| format!("{sized:?}"))?;
+    let prompt = &sized["inputs"]["prompt_tokens"];
+    ensure!(prompt["source"] == "fleet" && prompt["value"].as_f64() > Some(1.0), "{sized}");
+    ensure!(sized["workers_ready"] == N_WORKERS && sized["loads"][0]["workers"] == 1.0, "{sized}");
 
     let before = serving.children().await?;
     ensure!(before.len() == N_WORKERS + 1, "{before:?}");
