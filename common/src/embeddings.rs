@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::prompts::{PromptField, RawPrompt, UnusablePrompt};
+use crate::prompts::{PromptField, RawPrompt};
 
 /// Reason why an `input` cannot be embedded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,10 +67,11 @@ impl Inputs {
             field.as_array().is_some_and(|items| items.iter().any(|item| !item.is_number())) && !is_mixed(&field);
         let shape = |_| UnusableInput::Shape { param: named(None) };
         let field: PromptField = serde_json::from_value(field).map_err(shape)?;
-        let texts = field.into_prompts().map_err(|unusable| match unusable {
-            UnusablePrompt::Media | UnusablePrompt::SuffixOfTokens => UnusableInput::Media { param: named(None) },
-        })?;
-        Ok(Self { texts, is_list })
+        let texts = field.into_prompts();
+        match texts.iter().position(|text| matches!(text, RawPrompt::Media(_))) {
+            Some(idx) => Err(UnusableInput::Media { param: named(is_list.then_some(idx)) }),
+            None => Ok(Self { texts, is_list }),
+        }
     }
 }
 
@@ -138,6 +139,8 @@ mod tests {
         let image = json!({"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]});
         assert_eq!(param(image.clone()), "input");
         assert_eq!(param(json!(["a", image])), "input[1]");
+        let media = json!({"prompt_string": "a", "multimodal_data": ["x"]});
+        assert_eq!((param(media.clone()), param(json!(["a", media]))), ("input".to_owned(), "input[1]".to_owned()));
         for wrong in [json!(1), json!(null), json!({"content": "a"}), json!([null]), json!([-1]), json!([1.5])] {
             assert_eq!(param(wrong.clone()), "input", "{wrong}");
         }

@@ -25,7 +25,7 @@ pub enum PromptField {
     TokenLists(Vec<Vec<Token>>),
     /// One prompt of tokens and texts.
     Mixed(Vec<PromptPart>),
-    /// One text as llama-server's object.
+    /// One text as llama-server's object, with images or without.
     Object(PromptObject),
     /// Several prompts in different shapes.
     Several(Vec<PromptItem>),
@@ -41,16 +41,16 @@ pub enum PromptItem {
     Tokens(Vec<Token>),
     /// Tokens and texts.
     Mixed(Vec<PromptPart>),
-    /// A text as llama-server's object.
+    /// A text as llama-server's object, with images or without.
     Object(PromptObject),
 }
 
-/// llama-server's object for a prompt: a text, which could refer to media.
+/// llama-server's object for a prompt: a text, and the images at its marks.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Map<String, Value>")]
 pub struct PromptObject {
     prompt_string: String,
-    has_media: bool,
+    multimodal_data: Vec<String>,
 }
 
 impl JsonSchema for PromptObject {
@@ -60,11 +60,11 @@ impl JsonSchema for PromptObject {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "llama-server's object for a prompt: a text; media are not read.",
+            "description": "llama-server's object for a prompt: a text, and an image in base64 for each `<__media__>`.",
             "type": "object",
             "properties": {
                 "prompt_string": {"type": "string"},
-                "multimodal_data": {"type": ["array", "null"], "maxItems": 0},
+                "multimodal_data": {"type": ["array", "null"], "items": {"type": "string"}},
             },
             "required": ["prompt_string"],
         })
@@ -78,9 +78,16 @@ impl TryFrom<Map<String, Value>> for PromptObject {
         let Some(Value::String(prompt_string)) = fields.remove("prompt_string") else {
             return Err("the object has no field `prompt_string` with a text");
         };
-        let is_nothing = |media: &Value| media.is_null() || media.as_array().is_some_and(Vec::is_empty);
-        let has_media = fields.get("multimodal_data").is_some_and(|media| !is_nothing(media));
-        Ok(Self { prompt_string, has_media })
+        let wrong = "the object's field `multimodal_data` must be an array of texts in base64";
+        let multimodal_data = match fields.remove("multimodal_data") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(media)) => {
+                let text = |one| if let Value::String(text) = one { Ok(text) } else { Err(wrong) };
+                media.into_iter().map(text).collect::<Result<_, _>>()?
+            }
+            Some(_) => return Err(wrong),
+        };
+        Ok(Self { prompt_string, multimodal_data })
     }
 }
 
@@ -94,6 +101,21 @@ pub enum PromptPart {
     Text(String),
 }
 
+/// Text in a [`MediaPrompt`] that marks the place of an image. Source: llama.cpp's `mtmd_default_marker`.
+///
+/// llama-server's is random by default, so that no text of a user is one by chance. Here it is fixed, because the
+/// workers of a router must agree on it; a chat needs none.
+pub const MEDIA_MARKER: &str = "<__media__>";
+
+/// A text with images in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaPrompt {
+    /// Text, with a [`MEDIA_MARKER`] in the place of each image.
+    pub text: String,
+    /// Files of the images in base64, in their order; at least one.
+    pub media: Vec<String>,
+}
+
 /// One prompt that is not a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RawPrompt {
@@ -103,29 +125,20 @@ pub enum RawPrompt {
     Tokens(Vec<Token>),
     /// Tokens and texts, concatenated.
     Mixed(Vec<PromptPart>),
+    /// A text with images.
+    Media(MediaPrompt),
     /// A gap between two texts.
     Infill(InfillPrompt),
 }
 
-/// Reason why the prompts of a request cannot be run.
+/// Error: there is a text after the gap, but the part before it is not a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum UnusablePrompt {
-    /// The prompt comes with media, which workers do not support.
-    #[error("`prompt` has `multimodal_data`; media are not supported")]
-    Media,
-    /// There is a text after the gap, but the part before it is not a text.
-    #[error("`suffix` needs a `prompt` of text")]
-    SuffixOfTokens,
-}
+#[error("`suffix` needs a `prompt` of text")]
+pub struct SuffixOfTokens;
 
-impl UnusablePrompt {
-    /// Returns the field that is wrong.
-    pub fn param(self) -> &'static str {
-        match self {
-            Self::Media => "prompt",
-            Self::SuffixOfTokens => "suffix",
-        }
-    }
+impl SuffixOfTokens {
+    /// Field that is wrong.
+    pub const PARAM: &str = "suffix";
 }
 
 /// The part of a completion request that decides its prompts and its routing.
@@ -140,9 +153,9 @@ pub struct CompletionPrompt {
 impl CompletionPrompt {
     /// Returns the request's prompts in order; an empty array means one empty prompt.
     ///
-    /// Errors: see [`UnusablePrompt`].
-    pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
-        let prompts = self.prompt.into_prompts()?;
+    /// Errors: [`SuffixOfTokens`].
+    pub fn into_prompts(self) -> Result<Vec<RawPrompt>, SuffixOfTokens> {
+        let prompts = self.prompt.into_prompts();
         let Some(suffix) = self.suffix.filter(|suffix| !suffix.is_empty()) else { return Ok(prompts) };
         let before = |prompt: RawPrompt| match prompt {
             RawPrompt::Text(input_prefix) => Ok(RawPrompt::Infill(InfillPrompt {
@@ -150,7 +163,7 @@ impl CompletionPrompt {
                 input_suffix: suffix.clone(),
                 ..InfillPrompt::default()
             })),
-            _ => Err(UnusablePrompt::SuffixOfTokens),
+            _ => Err(SuffixOfTokens),
         };
         prompts.into_iter().map(before).collect()
     }
@@ -158,36 +171,35 @@ impl CompletionPrompt {
 
 impl PromptField {
     /// Returns the field's prompts in order; an empty array means one empty prompt.
-    ///
-    /// Errors: `Media`.
-    pub fn into_prompts(self) -> Result<Vec<RawPrompt>, UnusablePrompt> {
-        Ok(match self {
+    pub fn into_prompts(self) -> Vec<RawPrompt> {
+        match self {
             Self::Text(text) => vec![RawPrompt::Text(text)],
             Self::Texts(texts) if texts.is_empty() => vec![RawPrompt::Tokens(Vec::new())],
             Self::Texts(texts) => texts.into_iter().map(RawPrompt::Text).collect(),
             Self::Tokens(tokens) => vec![RawPrompt::Tokens(tokens)],
             Self::TokenLists(lists) => lists.into_iter().map(RawPrompt::Tokens).collect(),
             Self::Mixed(parts) => vec![RawPrompt::Mixed(parts)],
-            Self::Object(object) => vec![object.into_prompt()?],
-            Self::Several(items) => items.into_iter().map(PromptItem::into_prompt).collect::<Result<_, _>>()?,
-        })
+            Self::Object(object) => vec![object.into_prompt()],
+            Self::Several(items) => items.into_iter().map(PromptItem::into_prompt).collect(),
+        }
     }
 }
 
 impl PromptItem {
-    fn into_prompt(self) -> Result<RawPrompt, UnusablePrompt> {
-        Ok(match self {
+    fn into_prompt(self) -> RawPrompt {
+        match self {
             Self::Text(text) => RawPrompt::Text(text),
             Self::Tokens(tokens) => RawPrompt::Tokens(tokens),
             Self::Mixed(parts) => RawPrompt::Mixed(parts),
-            Self::Object(object) => object.into_prompt()?,
-        })
+            Self::Object(object) => object.into_prompt(),
+        }
     }
 }
 
 impl PromptObject {
-    fn into_prompt(self) -> Result<RawPrompt, UnusablePrompt> {
-        if self.has_media { Err(UnusablePrompt::Media) } else { Ok(RawPrompt::Text(self.prompt_string)) }
+    fn into_prompt(self) -> RawPrompt {
+        let Self { prompt_string: text, multimodal_data: media } = self;
+        if media.is_empty() { RawPrompt::Text(text) } else { RawPrompt::Media(MediaPrompt { text, media }) }
     }
 }
 
@@ -202,6 +214,7 @@ impl RawPrompt {
             Self::Text(text) => text.len(),
             Self::Tokens(tokens) => size_of_val(tokens.as_slice()),
             Self::Mixed(parts) => parts.iter().map(of_part).sum(),
+            Self::Media(MediaPrompt { text, media }) => text.len() + media.iter().map(String::len).sum::<usize>(),
             Self::Infill(infill) => infill.input_prefix.len() + infill.input_suffix.len(),
         }
     }
@@ -251,7 +264,7 @@ mod tests {
 
     fn check(field: &str, expected: &[RawPrompt]) {
         let parsed: PromptField = serde_json::from_str(field).expect(field);
-        assert_eq!(parsed.into_prompts().expect(field), expected, "{field}");
+        assert_eq!(parsed.into_prompts(), expected, "{field}");
     }
 
     fn text(text: &str) -> RawPrompt {
@@ -271,15 +284,21 @@ mod tests {
         check(r#"{"prompt_string": "a", "multimodal_data": []}"#, &[text("a")]);
         check(r#"[[1, 2], "a", {"prompt_string": "b"}, [1, "a"]]"#, &[tokens, text("a"), text("b"), mixed]);
         check(r#"["a", {"prompt_string": "b"}]"#, &[text("a"), text("b")]);
+        let media = MediaPrompt { text: "a".to_owned(), media: vec!["x".to_owned()] };
+        let media = RawPrompt::Media(media);
+        check(r#"{"prompt_string": "a", "multimodal_data": ["x"]}"#, std::slice::from_ref(&media));
+        check(r#"["b", {"prompt_string": "a", "multimodal_data": ["x"]}]"#, &[text("b"), media]);
         check("[]", &[RawPrompt::Tokens(Vec::new())]);
     }
 
     #[test]
-    fn media_and_nonsense_are_refused() {
-        let media: PromptField = serde_json::from_str(r#"{"prompt_string": "a", "multimodal_data": ["x"]}"#).unwrap();
-        assert_eq!(media.into_prompts(), Err(UnusablePrompt::Media));
+    fn nonsense_is_refused() {
         for field in ["1", "null", "true", r#"{"text": "a"}"#, "[1, null]", r#"[["a", [1]]]"#, "[-1]", "[1.5]"] {
             assert!(serde_json::from_str::<PromptField>(field).is_err(), "{field}");
+        }
+        for media in [r#""x""#, "1", "[1]", "[null]", "{}"] {
+            let field = format!(r#"{{"prompt_string": "a", "multimodal_data": {media}}}"#);
+            assert!(serde_json::from_str::<PromptField>(&field).is_err(), "{field}");
         }
     }
 
@@ -295,7 +314,10 @@ mod tests {
         };
         assert_eq!(read(r#"{"prompt": ["a", "b"], "suffix": "z"}"#), Ok(vec![gap("a"), gap("b")]));
         assert_eq!(read(r#"{"prompt": "a", "suffix": ""}"#), Ok(vec![text("a")]));
-        assert_eq!(read(r#"{"prompt": [1], "suffix": "z"}"#), Err(UnusablePrompt::SuffixOfTokens));
+        let media = r#"{"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}, "suffix": "z"}"#;
+        for no_text in [r#"{"prompt": [1], "suffix": "z"}"#, media] {
+            assert_eq!(read(no_text), Err(SuffixOfTokens));
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey, ChainRoot};
 use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
-use warmpath_common::prompts::RawPrompt;
+use warmpath_common::prompts::{MediaPrompt, RawPrompt};
 use warmpath_prompt::{Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
@@ -434,6 +434,10 @@ fn affinity(parsed: &Parsed, salt: &str, draft: &RawRequest) -> u64 {
                 tokens.iter().take(AFFINITY_BYTES / 4).for_each(|token| add(&token.to_le_bytes()));
             }
             Some(RawPrompt::Mixed(parts)) => add(&head(format!("{parts:?}").as_bytes())),
+            Some(RawPrompt::Media(MediaPrompt { text, media })) => {
+                add(&head(text.as_bytes()));
+                media.iter().for_each(|file| add(file.as_bytes()));
+            }
             Some(RawPrompt::Infill(infill)) => add(&head(infill.input_prefix.as_bytes())),
             None => {}
         },

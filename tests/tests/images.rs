@@ -79,6 +79,39 @@ async fn a_second_question_about_an_image_reuses_the_first_through_any_of_eight_
 }
 
 #[tokio::test]
+async fn routers_send_raw_prompts_with_images_to_the_worker_that_has_them() -> anyhow::Result<()> {
+    let rig = rig().await?;
+    let replica = rig.fleet.replica().await?;
+    let body = |image: u64, more: &str| {
+        let url = data_url(&picture(image, (90, 60)));
+        let file = url.split_once(";base64,").map(|(_, file)| file.to_owned());
+        let prompt_string = format!("<__media__>{}{more}", words(image, 800));
+        let prompt = json!({"prompt_string": prompt_string, "multimodal_data": [file]});
+        json!({"prompt": prompt, "max_tokens": 1, "temperature": 0})
+    };
+    let ask = async |router: &str, body: &Value| -> anyhow::Result<Reply> {
+        let reply = rig.post(&format!("{router}/v1/completions"), body).await?;
+        anyhow::ensure!(reply.status == 200, "{}", reply.text);
+        rig.settled().await?;
+        Ok(reply)
+    };
+    for image in 0..N_IMAGES {
+        ask(&rig.router_url(), &body(image, "")).await?;
+    }
+    for image in 0..N_IMAGES {
+        let reply = ask(&replica.base_url(), &body(image, " And what else?")).await?;
+        let usage = reply.json()["usage"].clone();
+        let n_cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
+        let n_prompt = usage["prompt_tokens"].as_u64().unwrap_or(u64::MAX);
+        assert!(n_cached as f64 >= 0.97 * n_prompt as f64, "{usage}");
+        let predicted: u64 = reply.header("x-warmpath-predicted-cached-tokens").parse()?;
+        assert!(predicted > 100, "{predicted}");
+    }
+    assert_eq!(n_encoded(&rig).await?, N_IMAGES as f64, "nothing is encoded twice");
+    Ok(())
+}
+
+#[tokio::test]
 async fn routers_refuse_what_workers_refuse_and_show_what_they_read() -> anyhow::Result<()> {
     let rig = rig().await?;
     let models = rig.get(&format!("{}/v1/models", rig.router_url())).await?.json();

@@ -199,6 +199,7 @@ impl RequestError {
         match error {
             RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
             RawError::NoFim => Self::NoFim,
+            RawError::Media { reason } => Self::field("prompt", reason),
         }
     }
 

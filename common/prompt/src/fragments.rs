@@ -30,6 +30,11 @@ impl Scope {
         }
         Self(blake3::derive_key("warmpath 2026 fragment scope v1", salt.as_bytes()))
     }
+
+    /// Returns the scope's own bytes, for keys of other caches.
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 /// Text between special tokens, in its scope.

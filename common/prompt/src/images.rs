@@ -18,6 +18,7 @@ use warmpath_common::ids::Token;
 use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart, RUN_TOKENS_MIN, run_tokens};
 use warmpath_common::model::Fingerprint;
 use warmpath_common::openai::ChatPrompt;
+use warmpath_common::prompts::MEDIA_MARKER;
 
 use crate::error::PromptError;
 use crate::partition::Piece;
@@ -73,6 +74,15 @@ pub struct PromptTokens {
 }
 
 impl PromptTokens {
+    /// Returns the same tokens if they are the whole prompt.
+    ///
+    /// Errors: the reason why they are not.
+    pub fn whole(self) -> Result<Self, String> {
+        let Some(image) = &self.unknown else { return Ok(self) };
+        let ImageSize { width, height } = image.size;
+        Err(format!("an image of {width} x {height} pixels cannot be read by this model's projector"))
+    }
+
     /// Appends the tokens of an image; returns whether they are known.
     pub(crate) fn push_image(&mut self, image: &Arc<Image>, reader: &dyn ImageReader) -> bool {
         let Some(layout) = reader.layout(image.size) else {
@@ -95,9 +105,6 @@ impl PromptTokens {
         true
     }
 }
-
-/// Text that stands for an image where a prompt is shown as text. Source: llama.cpp's `mtmd_default_marker`.
-pub(crate) const SHOWN: &str = "<__media__>";
 
 /// First of the private characters of which marks consist: one for each value of a byte.
 ///
@@ -171,7 +178,21 @@ pub(crate) fn cut(pieces: Vec<Piece>, text: &[u8]) -> Vec<Piece> {
 /// Length of one of the marks' characters in UTF-8.
 const MARK_BYTES: usize = 3;
 
-/// Returns a rendered text with [`SHOWN`] in place of the marks.
+/// Returns a client's text with marks in place of the [`MEDIA_MARKER`]s, and their number.
+pub(crate) fn marked(text: &str) -> (String, usize) {
+    let mut marked = String::with_capacity(text.len());
+    let mut n_marks = 0;
+    for (idx, part) in text.split(MEDIA_MARKER).enumerate() {
+        if idx > 0 {
+            marked.push_str(&mark(n_marks));
+            n_marks += 1;
+        }
+        marked.push_str(part);
+    }
+    (marked, n_marks)
+}
+
+/// Returns a rendered text with [`MEDIA_MARKER`] in place of the marks.
 pub(crate) fn show(text: String) -> String {
     if !text.contains(MARK.as_str()) {
         return text;
@@ -182,7 +203,7 @@ pub(crate) fn show(text: String) -> String {
             shown.push_str(part);
             continue;
         }
-        shown.push_str(SHOWN);
+        shown.push_str(MEDIA_MARKER);
         let mut rest = part.chars();
         rest.next();
         shown.push_str(rest.as_str());
@@ -220,6 +241,8 @@ mod tests {
         assert_eq!(pieces.iter().map(text_of).collect::<Vec<_>>(), ["a", "0", "1", "bc", "2"]);
         assert_eq!(show(text), "a<__media__><__media__>bc<__media__>");
         assert_eq!(show("plain".to_owned()), "plain");
+        assert_eq!(marked("a<__media__><__media__>b"), (format!("a{}{}b", mark(0), mark(1)), 2));
+        assert_eq!(marked("<__media_>"), ("<__media_>".to_owned(), 0));
         let cut_off = MARK.clone();
         assert_eq!(cut(vec![Piece::Text(0..cut_off.len())], cut_off.as_bytes()), [Piece::Text(0..cut_off.len())]);
     }

@@ -13,7 +13,6 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 use warmpath_common::ids::Token;
-use warmpath_common::images::ImageSize;
 use warmpath_common::model::Fingerprint;
 use warmpath_common::openai::ChatPrompt;
 
@@ -182,12 +181,9 @@ impl PromptMaker {
     /// [`PromptError`].
     pub fn chat_within(&self, request: &ChatPrompt, n_tokens_max: usize) -> Result<Prompt, PromptError> {
         let begun = self.begin_chat(request)?;
-        let PromptTokens { tokens, runs, unknown } = self.tokens_within(&begun, n_tokens_max)?;
-        if let Some(image) = unknown {
-            let ImageSize { width, height } = image.size;
-            let reason = format!("an image of {width} x {height} pixels cannot be read by this model's projector");
-            return Err(PromptError::Field { field: "messages", reason });
-        }
+        let made = self.tokens_within(&begun, n_tokens_max)?.whole();
+        let unread = |reason| PromptError::Field { field: "messages", reason };
+        let PromptTokens { tokens, runs, .. } = made.map_err(unread)?;
         Ok(Prompt { tokens, runs, text: begun.cut.into_text() })
     }
 

@@ -11,7 +11,7 @@ use warmpath_common::dialects::{Converted, DialectError, Spelling, anthropic, re
 use warmpath_common::fields::{self, ReadError};
 use warmpath_common::lora::RequestedAdapter;
 use warmpath_common::openai::{self, ChatPrompt};
-use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt};
+use warmpath_common::prompts::{CompletionPrompt, InfillPrompt, RawPrompt, SuffixOfTokens};
 use warmpath_common::salt;
 
 use super::{RawRequest, Shape};
@@ -116,7 +116,7 @@ pub(super) fn parse(draft: &RawRequest) -> Result<ParsedBody, RequestError> {
         Shape::Chat => parse_chat(body)?,
         Shape::Completion => {
             let prompts = fields::read::<CompletionPrompt>(body)?.into_prompts();
-            let prompts = prompts.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
+            let prompts = prompts.map_err(|error| RequestError::field(SuffixOfTokens::PARAM, error.to_string()))?;
             (fields::read(body)?, Parsed::Raw(prompts))
         }
         Shape::Infill => {

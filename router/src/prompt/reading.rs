@@ -39,9 +39,13 @@ impl Reading {
         }
     }
 
-    /// Returns whether it is a chat with images, which take long to read.
+    /// Returns whether it has images, which take long to read.
     pub(super) fn has_images(&self) -> bool {
-        matches!(self, Self::Parsed(Parsed::Chat(chat)) if warmpath_prompt::has_images(chat))
+        match self {
+            Self::Parsed(Parsed::Chat(chat)) => warmpath_prompt::has_images(chat),
+            Self::Parsed(Parsed::Raw(prompts)) => prompts.iter().any(|prompt| matches!(prompt, RawPrompt::Media(_))),
+            _ => false,
+        }
     }
 
     /// Returns the length of the rendered text that has yet to be tokenized. Units: bytes.
@@ -82,7 +86,9 @@ impl Reading {
                 Parsed::Raw(prompts) => match longest(prompts) {
                     Some(RawPrompt::Text(prompt)) => Self::Tokens(text_blocks::cut(prompt.as_bytes())),
                     Some(RawPrompt::Tokens(tokens)) => Self::Tokens(tokens),
-                    Some(RawPrompt::Mixed(_) | RawPrompt::Infill(_)) | None => Self::Unknown("no_prompt"),
+                    Some(RawPrompt::Mixed(_) | RawPrompt::Media(_) | RawPrompt::Infill(_)) | None => {
+                        Self::Unknown("no_prompt")
+                    }
                 },
                 Parsed::Foreign(_) => Self::Unknown("foreign"),
                 Parsed::None => Self::Unknown("no_prompt"),
@@ -133,7 +139,8 @@ impl Reading {
             // Behind an image that is not known here, nothing is.
             Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun).tokens),
             Self::Raw(vocabulary, prompt) => {
-                vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
+                let made = vocabulary.maker.raw(&prompt, model.context_tokens, scope);
+                made.map(|made| made.tokens).map_err(|_| "no_prompt")
             }
             Self::Tokens(tokens) => Ok(tokens),
             Self::Unknown(cause) => Err(cause),

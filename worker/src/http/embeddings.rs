@@ -216,8 +216,11 @@ fn tokens(
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
         let tokens = base.prompts.raw(text, base.model.context_tokens, scope).map_err(|error| match error {
             RawError::NoFim => RequestError::field(&param, "a gap cannot be embedded"),
+            // Media were refused when the texts were read.
+            RawError::Media { reason } => RequestError::field(&param, reason),
             RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
         })?;
+        let tokens = tokens.tokens;
         check_text(embedding, &tokens, param)?;
         Ok(tokens)
     };

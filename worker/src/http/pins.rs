@@ -83,13 +83,14 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     let salt = request.cache_salt.as_deref().or(of_header.as_deref()).unwrap_or_default();
     let mut tokens = read_prefix(serving, &request, (body, salt))?;
     let block_tokens = serving.model.block_size_tokens as usize;
+    let param = if request.messages.is_some() { "messages" } else { "prompt" };
     if tokens.len() < block_tokens {
         let reason = format!("the prefix has {} tokens; a pin needs a block of {block_tokens}", tokens.len());
-        return Err(RequestError::field(if request.messages.is_some() { "messages" } else { "prompt" }, reason));
+        return Err(RequestError::field(param, reason));
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
-    if request.messages.is_some() && tokens.iter().any(|token| *token >= IMAGE_TOKEN_MIN) {
-        return Err(RequestError::field("messages", "a pin may have no images"));
+    if tokens.iter().any(|token| *token >= IMAGE_TOKEN_MIN) {
+        return Err(RequestError::field(param, "a pin may have no images"));
     }
     serving.check_prompt(&tokens, &[])?;
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;
@@ -120,7 +121,7 @@ fn read_prefix(
         (None, Some(_)) => {
             let mut prompts = prompts::raw(serving, &read_raw(&body.0)?, salt)?;
             match (prompts.pop(), prompts.is_empty()) {
-                (Some(prompt), true) => Ok(prompt),
+                (Some(prompt), true) => Ok(prompt.tokens),
                 _ => Err(RequestError::field("prompt", "a pin takes one prompt")),
             }
         }

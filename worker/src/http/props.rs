@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Value, json};
 use warmpath_common::ids::Token;
+use warmpath_common::prompts::MEDIA_MARKER;
 
 use super::state::App;
 use crate::app_state::Serving;
@@ -30,6 +31,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "model_alias": base.model.names.first(),
         "model_path": base.model_path,
         "modalities": base.model.modalities(),
+        "media_marker": MEDIA_MARKER,
         "chat_template": base.prompts.chat_template().unwrap_or_default(),
         "bos_token": piece(vocabulary.bos),
         "eos_token": piece(vocabulary.eos),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{ImageRun, Scope};
+use warmpath_prompt::{ImageRun, PromptTokens, Scope};
 
 use super::chat::{self, ChatAnswer};
 use crate::app_state::Serving;
@@ -34,10 +34,18 @@ pub struct ReadPrompt {
 }
 
 impl ReadPrompt {
-    fn raw(serving: &Serving, tokens: Vec<Token>, repeats: Repeats) -> Self {
-        let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
+    /// Returns a prompt that is not a chat.
+    ///
+    /// Errors: `Field` if the answer should begin with images.
+    fn raw(serving: &Serving, made: PromptTokens, repeats: Repeats) -> Result<Self, RequestError> {
+        let PromptTokens { tokens, runs, .. } = made;
         let is_echoed = repeats == Repeats::Echo;
-        Self { tokens, runs: Vec::new(), last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() }
+        if is_echoed && !runs.is_empty() {
+            return Err(RequestError::field("echo", "an answer cannot begin with images: leave out `echo`"));
+        }
+        // Images are no part of the text, as in llama-server.
+        let text = (repeats != Repeats::Nothing).then(|| serving.prompts.detokenize(&tokens));
+        Ok(Self { tokens, runs, last_message_token: None, text, is_echoed, answer: None, left_out: Vec::new() })
     }
 
     /// Returns whether the answer may consist of tool calls.
@@ -48,8 +56,8 @@ impl ReadPrompt {
 
 /// Returns a request's prompts, at least one; only requests with the same `salt` share cached tokens.
 ///
-/// Errors: `Field` for tools and prompts, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one is far
-/// too long.
+/// Errors: `Field` for tools, prompts and images, `Prompt` for messages, `Unsupported`, `NoFim`, `PromptTooLong` if one
+/// is far too long.
 pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPrompt>, RequestError> {
     match prompt {
         Prompt::Chat(mut chat, tools) => {
@@ -57,20 +65,19 @@ pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPro
             Ok(vec![chat::read(serving, &chat, &tools)?])
         }
         Prompt::Raw(prompts, repeats) => {
-            let tokens = raw(serving, &prompts, salt)?.into_iter();
-            Ok(tokens.map(|tokens| ReadPrompt::raw(serving, tokens, repeats)).collect())
+            raw(serving, &prompts, salt)?.into_iter().map(|made| ReadPrompt::raw(serving, made, repeats)).collect()
         }
         Prompt::Infill(gap) => {
-            let tokens = tokens(serving, &RawPrompt::Infill(gap), salt)?;
-            Ok(vec![ReadPrompt::raw(serving, tokens, Repeats::Text)])
+            let made = tokens(serving, &RawPrompt::Infill(gap), salt)?;
+            Ok(vec![ReadPrompt::raw(serving, made, Repeats::Text)?])
         }
     }
 }
 
 /// Returns the tokens of a completion's prompts.
 ///
-/// Errors: `Field` for too many prompts, `Unsupported` for a suffix, `PromptTooLong`.
-pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<Vec<Token>>, RequestError> {
+/// Errors: `Field` for too many prompts and for images, `Unsupported` for a suffix, `PromptTooLong`.
+pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<PromptTokens>, RequestError> {
     let n_prompts = prompts.len();
     if n_prompts > serving.n_places() {
         let reason = format!("{n_prompts} prompts are given; this worker holds at most {}", serving.n_places());
@@ -83,8 +90,9 @@ pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<V
     prompts.iter().map(|prompt| tokens(serving, prompt, salt).map_err(of_suffix)).collect()
 }
 
-fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<Vec<Token>, RequestError> {
+fn tokens(serving: &Serving, prompt: &RawPrompt, salt: &str) -> Result<PromptTokens, RequestError> {
     let room = SlotRoom::of(&serving.model);
-    let tokens = serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
-    tokens.map_err(|error| RequestError::of_raw(error, room))
+    let made = serving.prompts.raw(prompt, room.context_tokens, Scope::of(salt));
+    let made = made.map_err(|error| RequestError::of_raw(error, room))?;
+    made.whole().map_err(|reason| RequestError::field("prompt", reason))
 }

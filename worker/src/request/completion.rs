@@ -5,7 +5,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 use warmpath_common::fields;
-use warmpath_common::prompts::{CompletionPrompt, ExtraText, InfillPrompt, PromptField, RawPrompt};
+use warmpath_common::prompts::{CompletionPrompt, ExtraText, InfillPrompt, PromptField, RawPrompt, SuffixOfTokens};
 
 use super::{Prompt, Repeats, Request, Shared};
 use crate::error::RequestError;
@@ -109,5 +109,5 @@ pub fn read_raw(body: &[u8]) -> Result<Vec<RawPrompt>, RequestError> {
 }
 
 fn raw_prompts(prompt: CompletionPrompt) -> Result<Vec<RawPrompt>, RequestError> {
-    prompt.into_prompts().map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))
+    prompt.into_prompts().map_err(|error| RequestError::field(SuffixOfTokens::PARAM, error.to_string()))
 }

@@ -22,7 +22,8 @@ use warmpath_bench::model::projector::IMAGE_TOKENS;
 use warmpath_bench::pictures::{data_url, picture};
 use warmpath_common::ids::Token;
 use warmpath_common::images::IMAGE_TOKEN_MIN;
-use warmpath_prompt::{Prompt, PromptMaker, PromptOptions};
+use warmpath_common::prompts::{MediaPrompt, RawPrompt};
+use warmpath_prompt::{Prompt, PromptMaker, PromptOptions, Scope};
 use warmpath_worker::engine::{
     AtContextEnd, CacheType, CostSource, Engine, EngineConfig, EngineError, EngineHandle, PrefixCache, ProjectorConfig,
     PromptFault, SpeculationConfig, Switch,
@@ -126,6 +127,26 @@ async fn answers_are_those_of_llama_cpp_s_own_evaluation() {
         let (expected, n_tokens) = by_mtmd(&prompt.text, &seeds);
         assert_eq!((answer.tokens, prompt.tokens.len()), (expected, n_tokens), "{}", prompt.text);
         assert_eq!(prompt.runs.iter().map(|run| run.n_tokens as usize).sum::<usize>(), seeds.len() * IMAGE_TOKENS);
+    }
+    stop(engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn raw_prompts_with_images_are_those_of_llama_cpp_too() {
+    let (engine, _updates) = start(seeing());
+    let maker = prompts(&engine);
+    for (text, seeds) in [
+        ("<__media__>", vec![1]),
+        ("What is this: <__media__>\n", vec![2]),
+        ("<|im_start|>user\nA<__media__><__media__> B <|im_end|><__media__> end", vec![3, 4, 3]),
+    ] {
+        let file = |seed: &u64| data_url(&picture(*seed, (64, 48))).split_once(";base64,").unwrap().1.to_owned();
+        let media = MediaPrompt { text: text.to_owned(), media: seeds.iter().map(file).collect() };
+        let made = maker.raw(&RawPrompt::Media(media), 2048, Scope::default()).unwrap().whole().unwrap();
+        let asked = Ask { runs: made.runs.clone(), ..ask(&made.tokens, N_ANSWER) };
+        let answer = asked.answer(&engine).await;
+        let (expected, n_tokens) = by_mtmd(text, &seeds);
+        assert_eq!((answer.tokens, made.tokens.len()), (expected, n_tokens), "{text}");
     }
     stop(engine).await;
 }

@@ -42,6 +42,7 @@ const EXCUSES: &[&str] = &[
     "the schema cannot be followed",
     "Unexpected message role",
     "the chat template failed",
+    "this model reads text only",
     // A whole number written as 1e12 or 1.0 is an integer to a schema.
     "invalid type: floating point",
 ];

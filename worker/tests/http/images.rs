@@ -22,6 +22,11 @@ fn url(seed: u64) -> String {
     data_url(&picture(seed, (80, 60)))
 }
 
+/// Returns an image's file in base64.
+fn file(seed: u64) -> String {
+    url(seed).split_once(";base64,").map(|(_, data)| data.to_owned()).expect("a data URL")
+}
+
 fn chat(seed: u64) -> Value {
     let image = json!({"type": "image_url", "image_url": {"url": url(seed), "detail": "high"}});
     let content = json!([{"type": "text", "text": "What is this?"}, image]);
@@ -62,11 +67,69 @@ async fn an_image_is_the_same_prompt_in_every_dialect() {
 }
 
 #[tokio::test]
+async fn a_raw_prompt_has_its_images_at_the_marks() {
+    let worker = seeing("").await;
+    let chatted = worker.ask(CHAT, chat(1)).await;
+    let (said, n_prompt) = (&chatted["choices"][0]["message"]["content"], &chatted["usage"]["prompt_tokens"]);
+    let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
+    let prompt = json!({"prompt_string": rendered, "multimodal_data": [file(1)]});
+    let native = worker.ask("/completion", json!({"prompt": prompt, "n_predict": 8, "temperature": 0})).await;
+    assert_eq!(&native["content"], said, "it is the same prompt as the chat's: {native}");
+    assert_eq!(&native["tokens_evaluated"], n_prompt);
+    assert_eq!(native["timings"]["prompt_n"], 1, "all but the last token is reused");
+    let shown = native["prompt"].as_str().expect("a text");
+    assert!(shown.contains("What is this?") && !shown.contains("__media__"), "{shown}");
+    // Several prompts, in another dialect, with the images the other way round.
+    let two = |a, b| json!({"prompt_string": "a<__media__>b<__media__>", "multimodal_data": [file(a), file(b)]});
+    let body = json!({"prompt": ["a", two(1, 2), two(2, 1)], "max_tokens": 4, "temperature": 0});
+    let several = worker.ask("/v1/completions", body).await;
+    assert_eq!(several["choices"].as_array().map(Vec::len), Some(3), "{several}");
+    assert_eq!(worker.metric("images_encoded_total").await, 2.0);
+    let alone = json!({"prompt": two(2, 1), "max_tokens": 4, "temperature": 0, "cache_prompt": false});
+    let alone = worker.ask("/v1/completions", alone).await;
+    assert_eq!(several["choices"][2]["text"], alone["choices"][0]["text"]);
+}
+
+#[tokio::test]
+async fn raw_prompts_whose_images_cannot_be_read_are_refused() {
+    let worker = seeing("").await;
+    let with = |text: &str, media: Value| json!({"prompt_string": text, "multimodal_data": media});
+    let body = |prompt: Value| json!({"prompt": prompt, "max_tokens": 1});
+    for (prompt, says) in [
+        (with("a", json!([file(1)])), "has 0 marks <__media__>"),
+        (with("<__media__>", json!([file(1), file(1)])), "has 1 marks <__media__>"),
+        (with("<__media__>", json!(["malformed"])), "multimodal_data[0]: "),
+        (with("<__media__>", json!(["AAAA"])), "must be a PNG"),
+        (with("<__media__>", json!([url(1)])), "not valid base64"),
+    ] {
+        for path in ["/completion", "/v1/completions"] {
+            let (status, error) = worker.try_ask(path, &body(prompt.clone())).await;
+            assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt")), "{error}");
+            assert!(error["error"]["message"].as_str().is_some_and(|message| message.contains(says)), "{error}");
+        }
+    }
+    let seen = with("<__media__>", json!([file(1)]));
+    for (path, extra, param) in
+        [("/v1/completions", json!({"echo": true}), "echo"), ("/v1/completions", json!({"suffix": "b"}), "suffix")]
+    {
+        let mut body = body(seen.clone());
+        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        let (status, error) = worker.try_ask(path, &body).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{error}");
+    }
+    let (status, error) = worker.try_ask("/cache/pin", &json!({"prompt": seen})).await;
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin may have no images")));
+    let plain = worker.ask("/completion", json!({"prompt": {"prompt_string": "a<__media__>"}, "n_predict": 1})).await;
+    assert_eq!(plain["prompt"].as_str().map(|text| text.contains("<__media__>")), Some(true), "without data it is text");
+}
+
+#[tokio::test]
 async fn what_a_worker_says_of_its_images() {
     let worker = seeing("").await;
     let sees = json!({"vision": true, "audio": false});
     assert_eq!(worker.get_json("/props").await["modalities"], sees);
     assert_eq!(worker.get_json("/v1/models").await["data"][0]["modalities"], sees);
+    assert_eq!(worker.get_json("/props").await["media_marker"], "<__media__>");
     let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
     assert!(rendered.as_str().is_some_and(|text| text.contains("What is this?<__media__>")), "{rendered}");
     let layout = worker.get_json("/internal/v1/image-layout?width=80&height=60").await;
@@ -122,6 +185,10 @@ async fn a_model_that_reads_text_alone_says_so() {
     );
     assert_eq!(worker.get_json("/props").await["modalities"], json!({"vision": false, "audio": false}));
     assert_eq!(worker.get("/internal/v1/image-layout?width=1&height=1").await.status(), 501);
+    let raw = json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": [file(1)]}});
+    let (status, error) = worker.try_ask("/completion", &raw).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("prompt")));
+    assert_eq!(error["error"]["message"], "`multimodal_data` is given, and this model reads text only");
     let blocks = json!([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]);
     let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": blocks}]});
     assert_eq!(worker.try_ask("/v1/messages", &body).await.0, 400);

@@ -24,8 +24,9 @@ use warmpath_common::images::{ImageSize, PixelHash};
 use super::parts;
 use crate::cancel::end_if_cancelled;
 use crate::error::PromptError;
+use crate::fragments::Scope;
 
-/// Most images of a chat. Source: Anthropic's API allows 100, and no more have a byte as their number.
+/// Most images of a prompt. Source: Anthropic's API allows 100, and no more have a byte as their number.
 pub const IMAGES_MAX: usize = 100;
 
 /// Largest file of an image. Source: OpenAI's limit of 20 MB. Units: bytes.
@@ -37,7 +38,7 @@ pub const IMAGE_SIDE_MAX: u32 = 8000;
 /// Most pixels of an image. Source: a photo of 32 megapixels takes 96 MB and a third of a second to decode.
 pub const IMAGE_PIXELS_MAX: u64 = 32 << 20;
 
-/// Most pixels of a chat's images that are decoded. Source: ten photos of a phone, a second or two.
+/// Most pixels of a prompt's images that are decoded. Source: ten photos of a phone, a second or two.
 pub const IMAGES_PIXELS_MAX: u64 = 128 << 20;
 
 /// Most memory of a decoder besides its result. Source: a progressive JPEG of the largest size has 4 bytes for each of
@@ -105,27 +106,49 @@ impl Default for KnownImages {
 impl KnownImages {
     /// Returns a conversation's images, in their order.
     ///
-    /// Cost: hashing each file, and decoding those that are new under this salt. Errors: `Messages`, `Field`.
-    pub fn read(&self, messages: &[Map<String, Json>], salt: &str) -> Result<Vec<Arc<Image>>, PromptError> {
-        if parts(messages).count() > IMAGES_MAX {
-            let reason = format!("a chat may have {IMAGES_MAX} images");
-            return Err(PromptError::Field { field: "messages", reason });
-        }
+    /// Cost: hashing each file, and decoding those that are new in this scope. Errors: `Messages`, `Field`.
+    pub fn read(&self, messages: &[Map<String, Json>], scope: Scope) -> Result<Vec<Arc<Image>>, PromptError> {
+        let too_many = |reason| PromptError::Field { field: "messages", reason };
+        check_number(parts(messages).count()).map_err(too_many)?;
         let mut n_pixels_left = IMAGES_PIXELS_MAX;
         let mut images = Vec::new();
         for (index, part) in parts(messages) {
             end_if_cancelled();
             let refused = |reason: String| PromptError::Messages { index, reason };
-            images.push(Arc::new(self.image(part, salt, &mut n_pixels_left).map_err(refused)?));
+            let image = file(part).and_then(|(kind, file)| {
+                let format = format_of(&file, kind)?;
+                self.image((file, format), scope, &mut n_pixels_left)
+            });
+            images.push(Arc::new(image.map_err(refused)?));
         }
         Ok(images)
     }
 
-    fn image(&self, part: &Json, salt: &str, n_pixels_left: &mut u64) -> Result<Image, String> {
-        let (kind, file) = file(part)?;
-        let format = format(&file, kind)?;
+    /// Returns the images of files in base64, in their order.
+    ///
+    /// Cost: as of [`Self::read`]. Errors: the reason, with the place of the file that is no usable image.
+    pub fn read_files(&self, files: &[String], scope: Scope) -> Result<Vec<Arc<Image>>, String> {
+        check_number(files.len())?;
+        let mut n_pixels_left = IMAGES_PIXELS_MAX;
+        let mut image = |text: &String| {
+            end_if_cancelled();
+            let file = decoded(text)?;
+            let (format, _) = format(&file)?;
+            self.image((file, format), scope, &mut n_pixels_left)
+        };
+        let place = |idx: usize, reason: String| format!("multimodal_data[{idx}]: {reason}");
+        let images = files.iter().enumerate().map(|(idx, text)| image(text).map_err(|reason| place(idx, reason)));
+        images.map(|image| image.map(Arc::new)).collect()
+    }
+
+    fn image(
+        &self,
+        (file, format): (Vec<u8>, ImageFormat),
+        scope: Scope,
+        n_pixels_left: &mut u64,
+    ) -> Result<Image, String> {
         let mut hasher = blake3::Hasher::new_derive_key("warmpath 2026 image file v1");
-        hasher.update(&(salt.len() as u64).to_le_bytes()).update(salt.as_bytes()).update(&file);
+        hasher.update(scope.bytes()).update(&file);
         let key = *hasher.finalize().as_bytes();
         let (size, hash) = match self.0.get(&key) {
             Some(known) => known,
@@ -147,22 +170,35 @@ fn file(part: &Json) -> Result<(&str, Vec<u8>), String> {
         return Err("images are not fetched: send a data URL, data:image/png;base64,...".to_owned());
     };
     let (kind, text) = data.split_once(";base64,").ok_or("a data URL of an image must be written in base64")?;
+    Ok((kind, decoded(text)?))
+}
+
+/// Returns the bytes of a file in base64.
+fn decoded(text: &str) -> Result<Vec<u8>, String> {
     if text.len() / 4 * 3 > IMAGE_BYTES_MAX {
         return Err(format!("an image may have {IMAGE_BYTES_MAX} bytes"));
     }
-    let file = BASE64.decode(text).map_err(|error| format!("the image is not valid base64: {error}"))?;
-    Ok((kind, file))
+    BASE64.decode(text).map_err(|error| format!("the image is not valid base64: {error}"))
+}
+
+fn check_number(n_images: usize) -> Result<(), String> {
+    if n_images > IMAGES_MAX { Err(format!("a prompt may have {IMAGES_MAX} images")) } else { Ok(()) }
+}
+
+/// Returns the format of a file and its media types.
+fn format(file: &[u8]) -> Result<(ImageFormat, &'static [&'static str]), String> {
+    let found = image::guess_format(file).ok();
+    let known = FORMATS.iter().find(|(format, _)| Some(*format) == found);
+    known.copied().ok_or_else(|| "an image must be a PNG, JPEG, WebP or GIF".to_owned())
 }
 
 /// Returns the format of a file, which its media type must name.
-fn format(file: &[u8], kind: &str) -> Result<ImageFormat, String> {
-    let formats = || "an image must be a PNG, JPEG, WebP or GIF".to_owned();
-    let found = image::guess_format(file).map_err(|_| formats())?;
-    let (format, kinds) = FORMATS.iter().find(|(format, _)| *format == found).ok_or_else(formats)?;
+fn format_of(file: &[u8], kind: &str) -> Result<ImageFormat, String> {
+    let (format, kinds) = format(file)?;
     if !kinds.iter().any(|known| known.eq_ignore_ascii_case(kind)) {
         return Err(format!("the image's media type is {kind:.40}, and its bytes are {}", kinds[0]));
     }
-    Ok(*format)
+    Ok(format)
 }
 
 /// Returns size and hash of an image, unless it is too large.
@@ -178,7 +214,7 @@ fn measure(file: &[u8], format: ImageFormat, n_pixels_left: &mut u64) -> Result<
     }
     *n_pixels_left = n_pixels_left
         .checked_sub(n_pixels)
-        .ok_or_else(|| format!("the images of a chat may have {IMAGES_PIXELS_MAX} pixels in all"))?;
+        .ok_or_else(|| format!("the images of a prompt may have {IMAGES_PIXELS_MAX} pixels in all"))?;
     if is_animated(file, format).map_err(broken)? {
         return Err("the image is animated; send one picture".to_owned());
     }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 use warmpath_common::openai::ChatPrompt;
+use warmpath_common::prompts::{MEDIA_MARKER, MediaPrompt};
 
-use super::{Cut, PromptMaker};
+use super::{Cut, PromptMaker, RawError};
 use crate::error::{PromptError, TooManyTokens};
 use crate::fragments::Scope;
 use crate::images::{self, Image, PromptTokens};
@@ -29,7 +30,7 @@ pub struct BegunPrompt {
     scope: Scope,
     parts: Vec<Part>,
     unseen_bytes: usize,
-    /// Images of the conversation, in their order.
+    /// Images of the prompt, in their order.
     images: Vec<Arc<Image>>,
 }
 
@@ -56,10 +57,11 @@ impl PromptMaker {
     /// Cost: rendering, and decoding images that are new; nothing is tokenized. Errors: see [`PromptError`].
     pub fn begin_chat(&self, request: &ChatPrompt) -> Result<BegunPrompt, PromptError> {
         let salt = request.cache_salt.as_deref().unwrap_or_default();
-        let mut begun = self.begin(self.cut(self.rendered(request)?), Scope::of(salt));
+        let scope = Scope::of(salt);
+        let mut begun = self.begin(self.cut(self.rendered(request)?), scope);
         if let Some(images) = &self.images {
             images::check_all_shown(&begun.cut.pieces, &request.messages)?;
-            begun.images = images.known.read(&request.messages, salt)?;
+            begun.images = images.known.read(&request.messages, scope)?;
         }
         Ok(begun)
     }
@@ -69,6 +71,28 @@ impl PromptMaker {
     /// Cost: finding control tokens; nothing is tokenized.
     pub fn begin_text(&self, text: String, scope: Scope) -> BegunPrompt {
         self.begin(self.cut_text(text), scope)
+    }
+
+    /// Looks up the cached fragments of a text with images, control tokens parsed.
+    ///
+    /// Cost: as of [`Self::begin_chat`]. Errors: `Media`.
+    pub(super) fn begin_media(&self, prompt: &MediaPrompt, scope: Scope) -> Result<BegunPrompt, RawError> {
+        let refuse = |reason| RawError::Media { reason };
+        let Some(images) = &self.images else {
+            let reason = "`multimodal_data` is given, and this model reads text only".to_owned();
+            return Err(refuse(reason));
+        };
+        let (text, n_marks) = images::marked(&prompt.text);
+        if n_marks != prompt.media.len() {
+            let n_images = prompt.media.len();
+            let reason =
+                format!("the text has {n_marks} marks {MEDIA_MARKER}, and `multimodal_data` has {n_images} images");
+            return Err(refuse(reason));
+        }
+        let read = images.known.read_files(&prompt.media, scope).map_err(refuse)?;
+        let mut cut = self.cut_text(text);
+        cut.pieces = images::cut(cut.pieces, cut.text.as_bytes());
+        Ok(BegunPrompt { images: read, ..self.begin(cut, scope) })
     }
 
     fn begin(&self, cut: Cut, scope: Scope) -> BegunPrompt {

@@ -7,9 +7,10 @@
 use warmpath_common::ids::Token;
 use warmpath_common::prompts::{InfillPrompt, PromptPart, RawPrompt};
 
-use super::PromptMaker;
+use super::{BegunPrompt, PromptMaker};
 use crate::error::TooManyTokens;
 use crate::fragments::Scope;
+use crate::images::PromptTokens;
 use crate::vocabulary::{AddSpecial, FimTokens, ParseSpecial};
 
 /// Most tokens of prefix and suffix together; the text nearest to the gap is kept.
@@ -42,7 +43,7 @@ const SIDE_BYTES_MAX: usize = 256 << 10;
 const EXTRA_TOKEN_BYTES: usize = 16;
 
 /// Reason why there is no prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RawError {
     /// The vocabulary lacks some of the tokens that mark a gap.
     #[error("the model has no tokens for a prefix, a suffix and the middle between them")]
@@ -50,18 +51,25 @@ pub enum RawError {
     /// The prompt is far longer than the context.
     #[error(transparent)]
     TooManyTokens(#[from] TooManyTokens),
+    /// The prompt's images cannot be read, or do not match its text.
+    #[error("{reason}")]
+    Media {
+        /// Reason.
+        reason: String,
+    },
 }
 
 impl PromptMaker {
     /// Returns the tokens of a prompt that is not a chat. Texts get the tokens that the vocabulary adds at the start,
-    /// and control tokens in them are parsed. A gap gets a fill-in-the-middle prompt.
+    /// and control tokens in them are parsed. A gap gets a fill-in-the-middle prompt. A prompt with images ends at the
+    /// first one whose tokens are not known.
     ///
     /// Units: `context_tokens` is a slot's size. Errors: [`RawError`].
-    pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<Vec<Token>, RawError> {
-        Ok(match prompt {
-            RawPrompt::Text(text) => {
-                self.tokens_within(&self.begin_text(text.clone(), scope), context_tokens as usize)?.tokens
-            }
+    pub fn raw(&self, prompt: &RawPrompt, context_tokens: u32, scope: Scope) -> Result<PromptTokens, RawError> {
+        let whole = |begun: &BegunPrompt| Ok(self.tokens_within(begun, context_tokens as usize)?);
+        let tokens = match prompt {
+            RawPrompt::Text(text) => return whole(&self.begin_text(text.clone(), scope)),
+            RawPrompt::Media(media) => return whole(&self.begin_media(media, scope)?),
             RawPrompt::Tokens(tokens) => tokens.clone(),
             RawPrompt::Mixed(parts) => {
                 let mut tokens = Vec::new();
@@ -78,7 +86,8 @@ impl PromptMaker {
                 tokens
             }
             RawPrompt::Infill(request) => self.infill(request, context_tokens, scope)?,
-        })
+        };
+        Ok(PromptTokens { tokens, ..PromptTokens::default() })
     }
 
     /// Returns the prompt by which a model fills a gap. No text of the client becomes a control token. Extra texts get

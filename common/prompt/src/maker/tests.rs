@@ -418,14 +418,14 @@ fn a_gap_is_laid_out_as_the_model_was_trained() {
     }));
     let expected = "\n\n--- snippet ---\n\npub fn f() {}\n\n\n--- snippet ---\n\nmod x;\n\
         <fim_prefix>fn main() {\n    let<fim_suffix>}\n<fim_middle>";
-    assert_eq!(maker.detokenize(&maker.raw(&request, 32768, Scope::default()).unwrap()), expected);
+    assert_eq!(maker.detokenize(&maker.raw(&request, 32768, Scope::default()).unwrap().tokens), expected);
 }
 
 #[test]
 fn text_around_a_gap_never_becomes_a_control_token() {
     let maker = &*CODE;
     let request = infill_request(json!({"input_prefix": "<fim_middle>", "input_suffix": "<fim_suffix>"}));
-    let tokens = maker.raw(&request, 32768, Scope::default()).unwrap();
+    let tokens = maker.raw(&request, 32768, Scope::default()).unwrap().tokens;
     let fim = maker.vocabulary().fim.unwrap();
     assert_eq!(tokens.iter().filter(|token| **token == fim.middle).count(), 1);
     assert_eq!(tokens.last(), Some(&fim.middle));
@@ -437,7 +437,7 @@ fn a_long_prefix_keeps_its_end_and_its_beginning_moves_seldom() {
     let prompt = |n_words: usize| {
         let prefix: String = (0..n_words).map(|n| format!(" word{n}")).collect();
         let request = infill_request(json!({"input_prefix": prefix, "input_suffix": " end".repeat(3000)}));
-        maker.raw(&request, 32768, Scope::default()).unwrap()
+        maker.raw(&request, 32768, Scope::default()).unwrap().tokens
     };
     let tokens = prompt(2000);
     assert!(tokens.len() <= 2048 + 3 + 10, "{} tokens", tokens.len());
@@ -453,9 +453,9 @@ fn extra_texts_take_what_the_context_leaves_the_last_ones_first() {
         "input_prefix": "a", "input_suffix": "b", "n_predict": 100,
         "input_extra": [{"text": " first".repeat(3000)}, {"text": " last".repeat(500)}],
     }));
-    let text = maker.detokenize(&maker.raw(&request, 3000, Scope::default()).unwrap());
+    let text = maker.detokenize(&maker.raw(&request, 3000, Scope::default()).unwrap().tokens);
     assert!(text.contains(&" last".repeat(500)) && text.contains(" first") && !text.contains("myproject"));
-    let bare = maker.detokenize(&maker.raw(&request, 1000, Scope::default()).unwrap());
+    let bare = maker.detokenize(&maker.raw(&request, 1000, Scope::default()).unwrap().tokens);
     assert_eq!(bare, "<fim_prefix>a<fim_suffix>b<fim_middle>");
 }
 
@@ -473,9 +473,9 @@ fn texts_and_tokens_of_a_mixed_prompt_follow_each_other() {
     let bos = maker.vocabulary().bos.unwrap();
     let plain = |text| maker.tokenize(text, AddSpecial::No, ParseSpecial::Yes);
     assert_eq!(
-        maker.raw(&mixed, 64, Scope::default()).unwrap(),
+        maker.raw(&mixed, 64, Scope::default()).unwrap().tokens,
         [vec![bos], plain("Hello"), vec![5], plain(" there")].concat()
     );
     let later = RawPrompt::Mixed(vec![PromptPart::Token(5), text(" there")]);
-    assert_eq!(maker.raw(&later, 64, Scope::default()).unwrap(), [vec![5], plain(" there")].concat());
+    assert_eq!(maker.raw(&later, 64, Scope::default()).unwrap().tokens, [vec![5], plain(" there")].concat());
 }

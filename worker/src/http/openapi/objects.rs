@@ -173,6 +173,7 @@ fn models() -> Named {
                 "total_slots": "integer",
                 "model_alias": "string|null",
                 "model_path": "string",
+                "media_marker": "string",
                 "modalities": object(json!({"vision": "boolean", "audio": "boolean"})),
                 "chat_template": "string",
                 "bos_token": "string",

@@ -26,7 +26,7 @@ fn chat(urls: &[String]) -> Vec<Map<String, Json>> {
 }
 
 fn read(url: String) -> Result<Arc<Image>, String> {
-    let read = KnownImages::default().read(&chat(&[url]), "");
+    let read = KnownImages::default().read(&chat(&[url]), Scope::default());
     read.map(|mut images| images.remove(0)).map_err(|error| error.to_string())
 }
 
@@ -74,7 +74,7 @@ fn what_is_no_usable_image_is_refused() {
         check_refused(url, says);
     }
     let nameless = vec![json!({"role": "user", "content": [{"type": "image_url"}]}).as_object().unwrap().clone()];
-    assert!(KnownImages::default().read(&nameless, "").is_err());
+    assert!(KnownImages::default().read(&nameless, Scope::default()).is_err());
 }
 
 /// Returns a PNG of one colour, whose file is a thousandth of its pixels.
@@ -99,12 +99,12 @@ fn bombs_are_refused_by_what_they_declare() {
     // The first one is known by now.
     let several: Vec<String> = (0..10).map(|n| url("image/png", &bomb(4000, 4000 - n))).collect();
     let known = KnownImages::default();
-    assert!(known.read(&chat(&many), "").is_ok(), "one image is decoded once");
-    let refused = known.read(&chat(&several), "").expect_err("they are too many pixels");
+    assert!(known.read(&chat(&many), Scope::default()).is_ok(), "one image is decoded once");
+    let refused = known.read(&chat(&several), Scope::default()).expect_err("they are too many pixels");
     assert!(refused.to_string().contains("pixels in all"), "{refused}");
     let crowd = vec![url("image/png", &encoded(&picture(1, 1), ImageFormat::Png)); IMAGES_MAX + 1];
-    assert!(known.read(&chat(&crowd), "").is_err());
-    assert!(known.read(&chat(&crowd[1..]), "").is_ok());
+    assert!(known.read(&chat(&crowd), Scope::default()).is_err());
+    assert!(known.read(&chat(&crowd[1..]), Scope::default()).is_ok());
 }
 
 #[test]
@@ -144,13 +144,32 @@ fn crc(bytes: &[u8]) -> u32 {
 fn an_image_is_decoded_once_under_each_salt() {
     let known = KnownImages::default();
     let chat = chat(&[url("image/png", &encoded(&picture(40, 30), ImageFormat::Png))]);
-    let first = known.read(&chat, "").expect("it is read");
+    let first = known.read(&chat, Scope::default()).expect("it is read");
     let measured = |salt: &str| {
         known.0.run_pending_tasks();
         let n_known = known.0.entry_count();
-        assert_eq!(known.read(&chat, salt).expect("it is read"), first);
+        assert_eq!(known.read(&chat, Scope::of(salt)).expect("it is read"), first);
         known.0.run_pending_tasks();
         known.0.entry_count() - n_known
     };
     assert_eq!((measured(""), measured("a"), measured("a"), measured("")), (0, 1, 0, 0));
+}
+
+#[test]
+fn files_without_a_media_type_are_the_same_images() {
+    let png = encoded(&picture(40, 30), ImageFormat::Png);
+    let known = KnownImages::default();
+    let file = base64::engine::general_purpose::STANDARD.encode(&png);
+    let files = known.read_files(&[file.clone(), file.clone()], Scope::default()).expect("they are read");
+    assert_eq!(files, known.read(&chat(&vec![url("image/png", &png); 2]), Scope::default()).expect("they are read"));
+    for (wrong, says) in [
+        (String::new(), "must be a PNG"),
+        ("!".to_owned(), "not valid base64"),
+        (url("image/png", &png), "not valid base64"),
+        (base64::engine::general_purpose::STANDARD.encode(bomb(8001, 1)), "8001 x 1 pixels"),
+    ] {
+        let reason = known.read_files(&[file.clone(), wrong], Scope::default()).expect_err("it is refused");
+        assert!(reason.starts_with("multimodal_data[1]: ") && reason.contains(says), "{reason}");
+    }
+    assert!(known.read_files(&vec![file; IMAGES_MAX + 1], Scope::default()).is_err());
 }
