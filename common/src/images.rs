@@ -15,6 +15,9 @@ use crate::model::Fingerprint;
 /// Path at which a worker tells the layout of an image, whose size is the query.
 pub const IMAGE_LAYOUT_PATH: &str = "/internal/v1/image-layout";
 
+/// Largest file of an image. Source: OpenAI's limit of 20 MB. Units: bytes.
+pub const IMAGE_BYTES_MAX: usize = 20 << 20;
+
 /// Smallest image token. Source: llama.cpp's tokens are signed numbers of 32 bits and never negative in a prompt.
 pub const IMAGE_TOKEN_MIN: Token = 1 << 31;
 

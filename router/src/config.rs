@@ -17,6 +17,7 @@ use warmpath_router_core::ledger::LedgerOptions;
 use warmpath_router_core::overload::admission::AdmissionOptions;
 use warmpath_router_core::overload::retry::{BudgetOptions, RetryOptions};
 use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::image_urls::ImageHost;
 use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::{CertFiles, ClientFiles, ServerFiles};
 use warmpath_shell::trace::export::TraceConfig;
@@ -365,6 +366,8 @@ pub struct RequestConfig {
     pub wait: Duration,
     /// Whether a model name that no worker has means the only model.
     pub any_model_name: bool,
+    /// Hosts from which images are fetched.
+    pub image_url_hosts: Vec<ImageHost>,
     /// Longest time until a worker begins its response.
     pub response_timeout: Duration,
     /// Longest pause within a response, both of the worker that sends it and of the client that reads it.
@@ -435,6 +438,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             queue_timeout: seconds("--queue-timeout", flags.queue_timeout)?,
             wait: seconds("--wait", flags.wait)?,
             any_model_name: flags.any_model_name,
+            image_url_hosts: flags.images.image_url_hosts,
             response_timeout: seconds("--response-timeout", flags.response_timeout)?,
             idle_timeout: seconds("--idle-timeout", flags.idle_timeout)?,
         },

@@ -15,6 +15,7 @@ use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission::RETURN;
 use warmpath_router_core::overload::retry::Failure;
 use warmpath_shell::body::BodyError;
+use warmpath_shell::image_urls::ImageUrlError;
 use warmpath_shell::refusal::{Class, Refusal};
 
 use crate::keys::RateLimited;
@@ -153,6 +154,15 @@ fn failure_text(failure: Failure) -> &'static str {
         Failure::Broken => "the worker broke off its answer, or gave one that cannot be passed on",
         Failure::Error => "the worker answered with an error",
         Failure::Lost => "the worker was lost",
+    }
+}
+
+impl From<ImageUrlError> for RequestError {
+    fn from(error: ImageUrlError) -> Self {
+        match error {
+            ImageUrlError::Body(error) => Self::Refused(error.into()),
+            ImageUrlError::Field { param, reason } => Self::Field { param, reason },
+        }
     }
 }
 

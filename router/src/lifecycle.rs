@@ -74,7 +74,8 @@ pub struct IncomingRequest {
     pub query: Option<String>,
     /// Headers of the client.
     pub headers: HeaderMap,
-    /// Body, sent to workers unchanged, except that a model name that no worker has may be replaced.
+    /// Body, with data in place of the URLs of images; sent to workers unchanged, except that a model name that no
+    /// worker has may be replaced.
     pub body: Bytes,
     /// Form of the prompt in the body.
     pub shape: Shape,

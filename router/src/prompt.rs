@@ -103,6 +103,11 @@ impl Shape {
     pub fn is_generation(self) -> bool {
         matches!(self, Self::Chat | Self::Completion | Self::Infill | Self::Messages | Self::Responses)
     }
+
+    /// Returns whether the body may have messages with images.
+    pub fn may_have_images(self) -> bool {
+        matches!(self, Self::Chat | Self::Messages | Self::Responses | Self::Aside(_))
+    }
 }
 
 /// A body that is not parsed yet, with the salt in its headers.

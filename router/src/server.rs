@@ -57,6 +57,9 @@ pub enum StartError {
     /// TLS for workers cannot be set up.
     #[error("--worker-ca, --worker-cert, --worker-key")]
     WorkerTls(#[source] TlsError),
+    /// TLS for the hosts of images cannot be set up.
+    #[error("--image-url-host")]
+    ImageTls(#[source] TlsError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Trace(TraceError),
@@ -121,7 +124,7 @@ impl Server {
         let files = Files::open(&config)?;
         let found = discovery::start(&config.discovery, &metrics, &mut tasks).await?;
         let clients = clients(&config.fleet, &files, &metrics, &mut tasks);
-        let Files { vocabularies, keys, tls, .. } = files;
+        let Files { vocabularies, keys, tls, image_urls, .. } = files;
         let fleet = Fleet::start(&config.fleet, (vocabularies, found, clients), Arc::clone(&metrics), &mut tasks);
         if let (Some(keys), Some(path)) = (&keys, config.keys_file) {
             tasks.spawn(Arc::clone(keys).watch(path, Arc::clone(&metrics)));
@@ -130,7 +133,7 @@ impl Server {
         let tracer = tracer.transpose().map_err(StartError::Trace)?.unwrap_or_default();
         let connections = Connections::new(config.connections);
         let hosts = Arc::new(Hosts { clients: config.allowed_hosts, operators: config.admin_allowed_hosts });
-        let doors = Doors { connections: Arc::clone(&connections), hosts };
+        let doors = Doors { connections: Arc::clone(&connections), hosts, image_urls };
         let app = App::new(fleet, config.requests, (keys, metrics, tracer), doors);
         tasks.spawn(Arc::clone(&app.recent).keep(Arc::clone(&app.metrics)));
         let (stop, stopped) = watch::channel(false);

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 use warmpath_bench::fleet::Server;
-use warmpath_bench::pictures::{data_url, picture};
+use warmpath_bench::pictures::{PictureServer, data_url, picture};
 use warmpath_bench::prompts::words;
 use warmpath_tests::rig::{Reply, Rig, tiny_projector};
 
@@ -108,6 +108,34 @@ async fn routers_send_raw_prompts_with_images_to_the_worker_that_has_them() -> a
         assert!(predicted > 100, "{predicted}");
     }
     assert_eq!(n_encoded(&rig).await?, N_IMAGES as f64, "nothing is encoded twice");
+    Ok(())
+}
+
+#[tokio::test]
+async fn routers_fetch_images_for_workers_that_fetch_none() -> anyhow::Result<()> {
+    let pictures = PictureServer::start((90, 60)).await?;
+    let projector = tiny_projector()?;
+    let projector = ["--mmproj", projector.to_str().unwrap_or_default()];
+    let rig = Rig::start_with(2, &projector, &["--image-url-host", &pictures.host]).await?;
+    let text = words(1, 800);
+    let content = |image: Value| json!([{"type": "text", "text": text}, image]);
+    let image = |url: String| json!({"type": "image_url", "image_url": {"url": url}});
+    let body = |content: Value| json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
+    let first = rig.chat(&body(content(image(data_url(&picture(1, (90, 60))))))).await?;
+    assert_eq!(first.status, 200, "{}", first.text);
+    rig.settled().await?;
+    let n_prompt = first.json()["usage"]["prompt_tokens"].as_u64().unwrap_or_default();
+    let second = rig.chat(&body(content(image(pictures.url(1))))).await?;
+    assert_eq!(second.status, 200, "{}", second.text);
+    assert_eq!(second.json()["usage"]["prompt_tokens_details"]["cached_tokens"], n_prompt - 1, "{}", second.text);
+    rig.settled().await?;
+    let block = json!({"type": "image", "source": {"type": "url", "url": pictures.url(1)}});
+    let third = rig.post(&format!("{}/v1/messages", rig.router_url()), &body(content(block))).await?;
+    assert_eq!(third.status, 200, "{}", third.text);
+    assert_eq!(third.json()["usage"]["cache_read_input_tokens"], n_prompt - 1, "{}", third.text);
+    assert_eq!((pictures.n_served(), n_encoded(&rig).await?), (2, 1.0));
+    let refused = rig.chat(&body(content(image("http://127.0.0.1:1/1".to_owned())))).await?;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("messages[0]")), "{}", refused.text);
     Ok(())
 }
 

@@ -25,6 +25,7 @@ use warmpath_common::lora::Applied;
 use warmpath_common::model::Pooling;
 use warmpath_common::names::is_pattern;
 use warmpath_shell::hosts::{AllowedHosts, HostError};
+use warmpath_shell::image_urls::ImageHost;
 use warmpath_shell::listen::ConnectionLimits;
 use warmpath_shell::tls::ServerFiles;
 use warmpath_shell::trace::export::TraceConfig;
@@ -108,6 +109,8 @@ pub struct HttpConfig {
     pub body_bytes_max: usize,
     /// Most memory of the bodies that are arriving. Units: bytes.
     pub body_memory_bytes_max: usize,
+    /// Hosts from which images are fetched.
+    pub image_url_hosts: Vec<ImageHost>,
     /// Folder for saved slots; `None` if clients may not save them.
     pub slot_save_path: Option<PathBuf>,
     /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
@@ -259,6 +262,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
         admin_allowed_hosts: flags.listener.admin_allowed_hosts().map_err(host)?,
         body_bytes_max: flags.body_max,
         body_memory_bytes_max,
+        image_url_hosts: flags.images.urls.image_url_hosts.clone(),
         slot_save_path,
         silence_max,
         idle_timeout: timeout("idle-timeout", flags.idle_timeout)?,

@@ -9,6 +9,7 @@ use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::lora::AdapterError;
 use warmpath_common::salt::SaltError;
 use warmpath_prompt::{PromptError, RawError, TokenCount};
+use warmpath_shell::image_urls::ImageUrlError;
 use warmpath_shell::refusal::{Class, Refusal};
 
 use crate::engine::{CacheError, EngineError, PromptFault, SendError};
@@ -178,6 +179,15 @@ pub enum RequestError {
         /// Reason, for the log.
         reason: String,
     },
+}
+
+impl From<ImageUrlError> for RequestError {
+    fn from(error: ImageUrlError) -> Self {
+        match error {
+            ImageUrlError::Body(error) => Self::Refused(error.into()),
+            ImageUrlError::Field { param, reason } => Self::Field { param, reason },
+        }
+    }
 }
 
 impl RequestError {

@@ -22,6 +22,7 @@ use warmpath_gguf::{GgufError, Model};
 use warmpath_prompt::{OpenError, TemplateOrigin};
 use warmpath_shell::body::{BodyLimits, BodyRoom};
 use warmpath_shell::fleet_token::{FleetTokens, TokenError};
+use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::{self, ConnectionLimits, Connections, Door};
 use warmpath_shell::tls::{CurrentServer, ServerFiles, TlsError};
 use warmpath_shell::trace::Tracer;
@@ -68,6 +69,9 @@ pub enum RunError {
     /// TLS with other workers cannot be set up.
     #[error("--peer-ca, --peer-cert, --peer-key")]
     PeerTls(#[source] TlsError),
+    /// TLS for the hosts of images cannot be set up.
+    #[error("--image-url-host")]
+    ImageTls(#[source] TlsError),
     /// Traces cannot be sent.
     #[error(transparent)]
     Trace(TraceError),
@@ -114,6 +118,7 @@ struct Doors {
     tls: Option<CurrentServer>,
     tokens: Option<Arc<FleetTokens>>,
     transfers: Option<Arc<StateFetcher>>,
+    image_urls: Option<Arc<ImageUrls>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
     /// Tasks that follow the files; they end with the worker.
@@ -123,7 +128,7 @@ struct Doors {
 impl Doors {
     /// Reads the files.
     ///
-    /// Errors: `Tls`, `Token`, `PeerTls`, `Trace`.
+    /// Errors: `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
     fn open(config: &HttpConfig, trace: Option<&TraceConfig>) -> Result<Self, RunError> {
         let metrics = Arc::new(Metrics::new());
         let mut tasks = JoinSet::new();
@@ -146,9 +151,10 @@ impl Doors {
             Ok(Arc::new(StateFetcher::new((tls, peer_name), access, Arc::clone(&metrics))))
         });
         let transfers = transfers.transpose()?;
+        let image_urls = ImageUrls::open(&config.image_url_hosts).map_err(RunError::ImageTls)?;
         let tracer = trace.map(|trace| Tracer::start(trace, "warmpath-worker", &mut tasks)).transpose();
         let tracer = tracer.map_err(RunError::Trace)?.unwrap_or_default();
-        Ok(Self { tls, tokens, transfers, tracer, metrics, tasks })
+        Ok(Self { tls, tokens, transfers, image_urls, tracer, metrics, tasks })
     }
 }
 
@@ -165,7 +171,7 @@ pub struct WorkerIdentity {
 
 /// Checks a local model's files, the folder for stored state, and the files for TLS and tokens, and binds the address.
 ///
-/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `PeerTls`, `Trace`.
+/// Errors: `Model`, `Engine` for the folder, `Listen`, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
 pub async fn bind(config: Config) -> Result<Bound, RunError> {
     let reservation = if config.source.local().is_some() { checked(&config).await? } else { None };
     let doors = Doors::open(&config.http, config.trace.as_ref())?;
@@ -184,7 +190,7 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
 /// Checks the files that the configuration names: those of a local model and its adapters, of TLS and tokens. The
 /// folder for stored state is not touched, because a running worker may use it.
 ///
-/// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `Trace`.
+/// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
 pub async fn check(config: Config) -> Result<(), RunError> {
     // The tasks that follow the files end at once.
     drop(Doors::open(&config.http, config.trace.as_ref())?);
@@ -248,7 +254,7 @@ impl Bound {
     /// Errors: `Download`, `Model`, `Prompt`, `Engine`, `Panicked`, `EngineStopped`.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
         let Self { config, listener, admin, address, doors, reservation } = self;
-        let Doors { tls, tokens, transfers, tracer, metrics, tasks: _tasks } = doors;
+        let Doors { tls, tokens, transfers, image_urls, tracer, metrics, tasks: _tasks } = doors;
         let identity = identity(&config, address);
         info!(worker = identity.name, uid = %identity.uid, "loading {}", config.source);
         let (phase, phase_seen) = watch::channel(Phase::Loading { percent: 0 });
@@ -267,6 +273,7 @@ impl Bound {
             slot_save_path: config.http.slot_save_path.clone(),
             tokens,
             transfers,
+            image_urls,
             tracer: tracer.clone(),
             metrics,
             left_out_logged: Arc::default(),

@@ -24,7 +24,7 @@ use crate::error::PromptError;
 use crate::partition::Piece;
 
 pub(crate) use reading::KnownImages;
-pub use reading::{IMAGE_BYTES_MAX, IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image};
+pub use reading::{IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image};
 
 /// A model's way of reading images.
 pub trait ImageReader: Debug + Send + Sync {

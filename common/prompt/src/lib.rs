@@ -36,8 +36,8 @@ pub use caps::Separators;
 pub use error::{OpenError, PromptError, TokenCount, TooManyTokens};
 pub use fragments::{CacheCounters, Scope};
 pub use images::{
-    IMAGE_BYTES_MAX, IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image, ImageReader, ImageRun,
-    PromptTokens, has_images,
+    IMAGE_PIXELS_MAX, IMAGE_SIDE_MAX, IMAGES_MAX, IMAGES_PIXELS_MAX, Image, ImageReader, ImageRun, PromptTokens,
+    has_images,
 };
 pub use maker::{BegunPrompt, Prompt, PromptMaker, PromptOptions, RawError, TemplateOrigin};
 pub use template::{

@@ -231,7 +231,7 @@ struct Taken {
 
 /// Memory reserved for one body; freed when this is dropped.
 #[derive(Debug)]
-struct Claim {
+pub(crate) struct Claim {
     room: Arc<BodyRoom>,
     sender: Sender,
     n_bytes: usize,
@@ -252,7 +252,8 @@ impl BodyRoom {
         self.taken().n_bytes
     }
 
-    fn claim(room: &Arc<Self>, sender: Sender) -> Claim {
+    /// Returns an empty claim of a sender.
+    pub(crate) fn claim(room: &Arc<Self>, sender: Sender) -> Claim {
         Claim { room: Arc::clone(room), sender, n_bytes: 0 }
     }
 
@@ -266,7 +267,7 @@ impl Claim {
     ///
     /// Errors: `NoRoom`. Source: Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet
     /// switches, 1998. Each sender leaves two thirds of the free memory, so ten of them leave 1.7 %.
-    fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
+    pub(crate) fn grow(&mut self, n_bytes: usize) -> Result<(), BodyError> {
         let mut taken = self.room.taken();
         let n_free = self.room.bytes_max - taken.n_bytes;
         let n_of_sender = taken.by_sender.get(&self.sender).copied().unwrap_or(0);

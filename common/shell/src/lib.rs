@@ -1,5 +1,5 @@
-//! Code that router and worker share around their cores: the listener, TLS, the fleet's token, watched files, the log,
-//! errors in other dialects, traces, command lines.
+//! Code that router and worker share around their cores: the listener, TLS, the fleet's token, images by URL, watched
+//! files, the log, errors in other dialects, traces, command lines.
 //!
 //! Not here: everything that is served, decided or computed.
 //!
@@ -16,6 +16,7 @@ pub mod event_stream;
 pub mod files;
 pub mod fleet_token;
 pub mod hosts;
+pub mod image_urls;
 pub mod listen;
 pub mod log;
 pub mod machine;

@@ -5,8 +5,8 @@
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
-/// Pattern of an image's URL: the image itself, in base64.
-pub const IMAGE_URL: &str = "^data:image/(png|jpeg|jpg|webp|gif);base64,";
+/// Pattern of an image's URL: the image itself, in base64, or its place on a host that the operator lists.
+pub const IMAGE_URL: &str = "^(data:image/(png|jpeg|jpg|webp|gif);base64,|https?://)";
 
 /// Returns the schema of a conversation.
 pub fn messages(_: &mut SchemaGenerator) -> Schema {

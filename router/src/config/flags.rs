@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use warmpath_router_core::routing::choose::Policy;
 use warmpath_shell::command_line::ConfigFlags;
+use warmpath_shell::image_urls::ImageUrlFlags;
 use warmpath_shell::listen::ListenFlags;
 use warmpath_shell::log::LogFormat;
 use warmpath_shell::tls::TlsFlags;
@@ -165,6 +166,10 @@ pub struct Flags {
     /// Flags of TLS for clients.
     #[command(flatten)]
     pub tls: TlsFlags,
+
+    /// Flags of images by URL.
+    #[command(flatten)]
+    pub images: ImageUrlFlags,
 
     /// Origin of web pages that may send requests, as http://localhost:3000, or * for all; may be repeated, or a list
     /// with commas. Without it browsers let no page of another origin read responses.

@@ -116,8 +116,9 @@ async fn answer(app: App, context: RequestContext, request: Request, shape: Shap
     key.as_deref().map_or(Ok(()), Key::count)?;
     let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());
-    let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
+    let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let place = app.place(key.as_deref())?;
+    let body = app.with_images(body, (shape, &sender)).await?;
     app.first_look().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());

@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use warmpath_router_core::diagnostics::prefix_breaks::Conversations;
 use warmpath_router_core::overload::retry::RetryBudget;
-use warmpath_shell::body::{BodyLimits, BodyRoom};
+use warmpath_shell::body::{BodyLimits, BodyRoom, Sender};
 use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
@@ -19,7 +21,7 @@ use crate::fleet::{Fleet, Unready};
 use crate::keys::{Key, KeyPlace, Keys};
 use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
-use crate::prompt::PromptPool;
+use crate::prompt::{PromptPool, Shape};
 
 /// State that every handler can access.
 #[derive(Clone)]
@@ -53,17 +55,19 @@ pub struct App {
     pub keys: Option<Arc<Keys>>,
     /// Limits on the bodies of requests.
     pub bodies: Arc<BodyLimits>,
-    /// Limits on connections and host names.
+    /// Limits on connections and host names, and the way to images' hosts.
     pub doors: Doors,
 }
 
-/// Limits on connections and host names.
+/// Limits on connections and host names, and the way to images' hosts.
 #[derive(Clone)]
 pub struct Doors {
     /// Connections of clients.
     pub connections: Arc<Connections>,
     /// Host names of the router.
     pub hosts: Arc<Hosts>,
+    /// Fetcher of images that requests name by URL; `None` if none are fetched.
+    pub image_urls: Option<Arc<ImageUrls>>,
 }
 
 /// Host names of the router.
@@ -133,6 +137,16 @@ impl App {
         let permit = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         self.metrics.in_flight.inc();
         Ok(RequestPlace { metrics: Arc::clone(&self.metrics), _permit: permit, _of_key: of_key })
+    }
+
+    /// Returns a body with data in place of the URLs of images, if images are fetched.
+    ///
+    /// Errors: `Field` if an image cannot be fetched; `Refused` if they are too long; `ShuttingDown`.
+    pub async fn with_images(&self, body: Bytes, (shape, sender): (Shape, &Sender)) -> Result<Bytes, RequestError> {
+        match self.doors.image_urls.as_ref().filter(|_| shape.may_have_images()) {
+            Some(image_urls) => Ok(self.unless_draining(image_urls.inline(body, (&*self.bodies, sender))).await??),
+            None => Ok(body),
+        }
     }
 
     /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use warmpath_shell::fleet_token::FleetTokens;
+use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::tls::{CurrentClient, CurrentServer, ServerFiles};
 
 use super::StartError;
@@ -27,12 +28,14 @@ pub(super) struct Files {
     pub keys: Option<Arc<Keys>>,
     /// TLS with clients.
     pub tls: Option<CurrentServer>,
+    /// Fetcher of images, which trusts the system's root certificates.
+    pub image_urls: Option<Arc<ImageUrls>>,
 }
 
 impl Files {
     /// Reads the files.
     ///
-    /// Errors: `Vocabulary`, `WorkerTls`, `WorkerKey`, `Token`, `Keys`, `Tls`.
+    /// Errors: `Vocabulary`, `WorkerTls`, `WorkerKey`, `Token`, `Keys`, `Tls`, `ImageTls`.
     pub fn open(config: &Config) -> Result<Self, StartError> {
         let fleet = &config.fleet;
         let worker_keys = WorkerKeys::open(&fleet.worker_keys);
@@ -49,6 +52,7 @@ impl Files {
             tokens: tokens.transpose()?,
             keys: keys.transpose()?,
             tls: config.tls.as_ref().map(ServerFiles::open).transpose().map_err(StartError::Tls)?,
+            image_urls: ImageUrls::open(&config.requests.image_url_hosts).map_err(StartError::ImageTls)?,
         })
     }
 }

@@ -5,11 +5,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use warmpath_shell::image_urls::ImageUrlFlags;
 
 use super::ConfigError;
 use crate::engine::ProjectorConfig;
 
-/// Flags of the projector with which the model reads images.
+/// Flags of the projector with which the model reads images, and of where images come from.
 #[derive(Debug, Clone, Args)]
 pub struct ImageFlags {
     /// Projector with which the model reads images, a GGUF file made for the model (-mm).
@@ -28,6 +29,10 @@ pub struct ImageFlags {
     /// Most tokens of an image, for the same projectors [default: the projector's].
     #[arg(long, env = "WARMPATH_IMAGE_MAX_TOKENS", value_name = "TOKENS", requires = "mmproj")]
     pub image_max_tokens: Option<u32>,
+
+    /// Flags of images by URL.
+    #[command(flatten)]
+    pub urls: ImageUrlFlags,
 }
 
 /// Returns the projector to load; `None` if none is given.

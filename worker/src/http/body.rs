@@ -14,7 +14,8 @@ use warmpath_shell::refusal::Refusal;
 use super::state::App;
 use crate::error::RequestError;
 
-/// A request's whole body, decoded and not yet parsed, at most `--body-max` long.
+/// A request's whole body, decoded and not yet parsed, at most `--body-max` long, with data in place of the URLs of
+/// images.
 pub struct Body(pub Bytes);
 
 impl FromRequest<App> for Body {
@@ -24,7 +25,11 @@ impl FromRequest<App> for Body {
         let (mut parts, body) = request.into_parts();
         let client = parts.extensions.get::<ClientAddress>();
         let sender = client.map_or(Sender::Unknown, |client| Sender::at(client.0));
-        Ok(Self(app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?))
+        let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
+        match &app.image_urls {
+            Some(image_urls) => Ok(Self(image_urls.inline(body, (&*app.bodies, &sender)).await?)),
+            None => Ok(Self(body)),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use warmpath_shell::body::BodyLimits;
 use warmpath_shell::fleet_token::FleetTokens;
 use warmpath_shell::hosts::AllowedHosts;
+use warmpath_shell::image_urls::ImageUrls;
 use warmpath_shell::listen::Connections;
 use warmpath_shell::trace::Tracer;
 
@@ -42,6 +43,8 @@ pub struct App {
     pub tokens: Option<Arc<FleetTokens>>,
     /// Fetcher of KV state from other workers; `None` if none is exchanged.
     pub transfers: Option<Arc<StateFetcher>>,
+    /// Fetcher of images that requests name by URL; `None` if none are fetched.
+    pub image_urls: Option<Arc<ImageUrls>>,
     /// Tracer.
     pub tracer: Tracer,
     /// Metrics.

@@ -31,6 +31,7 @@ async fn loading(percent: u8) -> (String, watch::Sender<Phase>) {
         slot_save_path: None,
         tokens: None,
         transfers: None,
+        image_urls: None,
         tracer: Tracer::default(),
         metrics: Arc::new(Metrics::new()),
         left_out_logged: Arc::default(),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
 use warmpath_bench::model::cache::cached_projector;
 use warmpath_bench::model::projector::IMAGE_TOKENS;
-use warmpath_bench::pictures::{data_url, picture};
+use warmpath_bench::pictures::{PictureServer, data_url, picture};
 
 use crate::harness::{TestWorker, folder};
 
@@ -143,6 +143,29 @@ async fn what_a_worker_says_of_its_images() {
     assert_eq!((status, &error["error"]["param"]), (400, &json!("cache_reuse")), "{error}");
     let many = json!({"prompt": [1, 3_000_000_000_u32], "max_tokens": 1});
     assert_eq!(worker.try_ask("/v1/completions", &many).await.0, 400, "no client names an image's tokens");
+}
+
+#[tokio::test]
+async fn images_by_url_are_fetched_from_listed_hosts_alone() {
+    let pictures = PictureServer::start((80, 60)).await.expect("a port is free");
+    let worker = seeing(&format!("--image-url-host {}", pictures.host)).await;
+    let first = worker.ask(CHAT, chat(1)).await;
+    let n_prompt = first["usage"]["prompt_tokens"].as_u64().expect("a count");
+    let mut by_url = chat(1);
+    by_url["messages"][0]["content"][1]["image_url"]["url"] = json!(pictures.url(1));
+    let second = worker.ask(CHAT, by_url.clone()).await;
+    assert_eq!(second["choices"][0]["message"], first["choices"][0]["message"]);
+    assert_eq!(second["usage"]["prompt_tokens_details"]["cached_tokens"], n_prompt - 1, "the pixels are the same");
+    let source = json!({"type": "url", "url": pictures.url(1)});
+    let blocks = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
+    let messages = json!([{"role": "user", "content": blocks}]);
+    let counted = worker.ask("/v1/messages/count_tokens", json!({"messages": messages})).await;
+    assert_eq!(counted["input_tokens"], n_prompt);
+    assert_eq!((pictures.n_served(), worker.metric("images_encoded_total").await), (2, 1.0));
+    by_url["messages"][0]["content"][1]["image_url"]["url"] = json!("http://127.0.0.1:1/1");
+    let (status, error) = worker.try_ask(CHAT, &by_url).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("messages[0]")), "{error}");
+    assert!(error["error"]["message"].as_str().is_some_and(|text| text.contains("not fetched from")), "{error}");
 }
 
 #[tokio::test]

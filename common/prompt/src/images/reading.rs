@@ -19,7 +19,7 @@ use image::codecs::webp::WebPDecoder;
 use image::{AnimationDecoder as _, DynamicImage, ImageDecoder, ImageFormat, ImageResult, Limits};
 use moka::sync::Cache;
 use serde_json::{Map, Value as Json};
-use warmpath_common::images::{ImageSize, PixelHash};
+use warmpath_common::images::{IMAGE_BYTES_MAX, ImageSize, PixelHash};
 
 use super::parts;
 use crate::cancel::end_if_cancelled;
@@ -28,9 +28,6 @@ use crate::fragments::Scope;
 
 /// Most images of a prompt. Source: Anthropic's API allows 100, and no more have a byte as their number.
 pub const IMAGES_MAX: usize = 100;
-
-/// Largest file of an image. Source: OpenAI's limit of 20 MB. Units: bytes.
-pub const IMAGE_BYTES_MAX: usize = 20 << 20;
 
 /// Largest width and height of an image. Source: Anthropic's API. Units: pixels.
 pub const IMAGE_SIDE_MAX: u32 = 8000;

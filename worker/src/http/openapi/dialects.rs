@@ -147,9 +147,10 @@ fn messages() -> Map<String, Value> {
 /// Returns the schema of a block with an image.
 fn image(cache: &Value) -> Value {
     let media_types = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-    let source = json!({"media_type": {"enum": media_types}, "data": {"type": "string"}});
-    let source = tagged("base64", source, &["media_type", "data"]);
-    tagged("image", json!({"source": source, "cache_control": cache}), &["source"])
+    let data = json!({"media_type": {"enum": media_types}, "data": {"type": "string"}});
+    let data = tagged("base64", data, &["media_type", "data"]);
+    let url = tagged("url", json!({"url": {"type": "string", "pattern": "^https?://"}}), &["url"]);
+    tagged("image", json!({"source": {"anyOf": [data, url]}, "cache_control": cache}), &["source"])
 }
 
 /// Returns the schema of a block about a tool that Anthropic's servers executed.

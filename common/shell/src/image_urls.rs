@@ -1,0 +1,200 @@
+//! Images that requests name by URL: fetched, and put into the request's body as data.
+//!
+//! A client chooses the URL, and this machine may reach servers that the client cannot. So nothing is fetched unless
+//! the operator lists the hosts. A name must lead to a public address or to one that is listed itself. The connection
+//! goes to the address that was checked, and every redirect is checked in the same way.
+//!
+//! Routers fetch for their workers. So images have their identity by their pixels, wherever they come from, and workers
+//! need no way out. A worker without a router fetches by the same code.
+//!
+//! Not here: what is in an image (`warmpath-prompt`).
+
+mod fetch;
+mod hosts;
+mod places;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use memchr::memmem;
+use serde_json::{Map, Value};
+use warmpath_common::images::IMAGE_BYTES_MAX;
+
+use crate::body::{BodyError, BodyLimits, BodyRoom, Sender};
+use crate::tls::{ClientFiles, CurrentClient, TlsError};
+use fetch::{FetchError, FetchedImage};
+pub use hosts::{ImageHost, ImageHostError};
+use places::{WantedImage, each_part, set_image, url_of};
+
+/// Flags of images by URL.
+#[derive(Debug, Clone, Args)]
+pub struct ImageUrlFlags {
+    /// Host from which images that requests name by URL are fetched, as images.example, *.images.example or * for all,
+    /// with its port unless that is 80 or 443; may be repeated, or a list with commas. A host whose address is not
+    /// public needs this address in the list too. Without it only data URLs are read.
+    #[arg(long = "image-url-host", env = "WARMPATH_IMAGE_URL_HOST", value_name = "HOST[:PORT]", value_delimiter = ',')]
+    pub image_url_hosts: Vec<ImageHost>,
+}
+
+/// Limits on fetching the images of one request.
+#[derive(Debug, Clone, Copy)]
+struct FetchLimits {
+    /// Longest file. Units: bytes.
+    bytes_max: usize,
+    /// Longest time for one file, with its redirects.
+    file_timeout: Duration,
+    /// Longest time for all files.
+    request_timeout: Duration,
+}
+
+/// Limits in production. Source: llama-server gives a file 10 s; the rest is own choice: a client waits for the images
+/// before anything is computed.
+const LIMITS: FetchLimits = FetchLimits {
+    bytes_max: IMAGE_BYTES_MAX,
+    file_timeout: Duration::from_secs(10),
+    request_timeout: Duration::from_secs(30),
+};
+
+/// Most different URLs of a request. Source: own choice: more than a question has, and few for the host.
+pub const IMAGE_URLS_MAX: usize = 20;
+
+/// Most files of a request that are fetched at a time. Source: own choice: browsers open six connections to a host.
+const AT_A_TIME_MAX: usize = 4;
+
+/// Reason why the images of a request are not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageUrlError {
+    /// The images are too long for a body, or for the memory that is left.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// An image cannot be fetched.
+    #[error("{reason}")]
+    Field {
+        /// Path of the message.
+        param: String,
+        /// Reason.
+        reason: String,
+    },
+}
+
+/// Fetcher of images.
+pub struct ImageUrls {
+    hosts: Vec<ImageHost>,
+    tls: CurrentClient,
+    limits: FetchLimits,
+}
+
+impl std::fmt::Debug for ImageUrls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ImageUrls").field("hosts", &self.hosts).finish_non_exhaustive()
+    }
+}
+
+impl ImageUrls {
+    /// Returns the fetcher of images from these hosts; `None` if there are none.
+    ///
+    /// Reads: the system's root certificates. Errors: those of `ClientFiles::open`.
+    pub fn open(hosts: &[ImageHost]) -> Result<Option<Arc<Self>>, TlsError> {
+        if hosts.is_empty() {
+            return Ok(None);
+        }
+        let tls = ClientFiles::default().open()?;
+        Ok(Some(Arc::new(Self { hosts: hosts.to_vec(), tls, limits: LIMITS })))
+    }
+
+    /// Returns a body with data in place of the images' URLs.
+    ///
+    /// A body that has none, or cannot be read, is returned as it is. Cost: a search in the body; on a thread for long
+    /// work, parsing it if it may name images, and writing it if it does. Errors: every [`ImageUrlError`].
+    pub async fn inline(
+        self: &Arc<Self>,
+        body: Bytes,
+        (bodies, sender): (&BodyLimits, &Sender),
+    ) -> Result<Bytes, ImageUrlError> {
+        if !may_name_images(&body) {
+            return Ok(body);
+        }
+        let copy = body.clone();
+        let Some((fields, wanted)) = blocking(move || parse(&copy)).await? else { return Ok(body) };
+        let param = wanted[0].param.clone();
+        if wanted.len() > IMAGE_URLS_MAX {
+            let reason = format!("a request may name {IMAGE_URLS_MAX} different URLs of images");
+            return Err(ImageUrlError::Field { param, reason });
+        }
+        let fetched = tokio::time::timeout(self.limits.request_timeout, self.fetch_all(wanted, (bodies, sender))).await;
+        let late = |_| ImageUrlError::Field { param, reason: FetchError::Late.to_string() };
+        let fetched = fetched.map_err(late)??;
+        let (n_bytes, bytes_max) = (body.len(), bodies.bytes_max);
+        Ok(blocking(move || write(fields, &fetched, (n_bytes, bytes_max))).await??)
+    }
+
+    /// Returns the images under their URLs.
+    async fn fetch_all(
+        self: &Arc<Self>,
+        wanted: Vec<WantedImage>,
+        (bodies, sender): (&BodyLimits, &Sender),
+    ) -> Result<HashMap<String, FetchedImage>, ImageUrlError> {
+        let mut wanted = wanted.into_iter();
+        let (mut running, mut fetched) = (FuturesUnordered::new(), HashMap::new());
+        loop {
+            while running.len() < AT_A_TIME_MAX
+                && let Some(next) = wanted.next()
+            {
+                let claim = BodyRoom::claim(&bodies.room, sender.clone());
+                running.push(Arc::clone(self).fetch(next, claim));
+            }
+            let Some(done) = running.next().await else { return Ok(fetched) };
+            let (url, image) = done?;
+            fetched.insert(url, image);
+        }
+    }
+}
+
+/// Returns whether a body may have the URL of an image, by the text that it then has.
+fn may_name_images(body: &[u8]) -> bool {
+    memmem::find(body, b"\"image").or_else(|| memmem::find(body, b"\"input_image")).is_some()
+        && memmem::find(body, b"\"http").is_some()
+}
+
+/// Returns a body's fields and the images that they name, at least one; `None` if there is none.
+fn parse(body: &[u8]) -> Option<(Map<String, Value>, Vec<WantedImage>)> {
+    let mut fields = serde_json::from_slice(body).ok()?;
+    let wanted = places::wanted(&mut fields);
+    (!wanted.is_empty()).then_some((fields, wanted))
+}
+
+/// Returns the body of some fields with data in place of the images' URLs; `n_bytes` is the length without them.
+///
+/// Errors: `TooLong`.
+fn write(
+    mut fields: Map<String, Value>,
+    fetched: &HashMap<String, FetchedImage>,
+    (mut n_bytes, bytes_max): (usize, usize),
+) -> Result<Bytes, BodyError> {
+    each_part(&mut fields, &mut |_, part| {
+        let Some(image) = url_of(part).and_then(|url| fetched.get(url)) else { return };
+        // One image may stand in many places.
+        n_bytes += image.base64.len();
+        if n_bytes <= bytes_max {
+            set_image(part, image);
+        }
+    });
+    if n_bytes > bytes_max {
+        return Err(BodyError::TooLong { bytes_max });
+    }
+    Ok(Value::Object(fields).to_string().into())
+}
+
+/// Runs long work on a thread for it.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, BodyError> {
+    // It fails only while the program ends.
+    tokio::task::spawn_blocking(work).await.map_err(|_| BodyError::Unread)
+}
+
+#[cfg(test)]
+mod tests;
