@@ -24,6 +24,7 @@ fn main() {
         .include(llama.join("include"))
         .include(llama.join("src"))
         .include(llama.join("ggml/include"))
+        .include(llama.join("tools/mtmd"))
         .include(llama.join("vendor"))
         .file("cpp/shim.cpp")
         .file("cpp/memory.cpp")

@@ -13,6 +13,7 @@ mod reading;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ use warmpath_common::dialects::Spelling;
 use warmpath_common::lora;
 use warmpath_common::model::{Capability, ModelInfo};
 use warmpath_common::prompts::{MediaPrompt, RawPrompt};
-use warmpath_prompt::{Scope, unless_cancelled};
+use warmpath_prompt::{PromptTokens, Scope, unless_cancelled};
 use warmpath_router_core::diagnostics::prefix_breaks::{MessageHash, Role};
 use warmpath_router_core::diagnostics::tool_lists::ToolsBehindText;
 use warmpath_router_core::fleet::{FleetView, WorkerView};
@@ -159,6 +160,8 @@ pub enum Prompt {
         root: BlockHash,
         /// Keys of its full blocks; empty if the request forbids reuse.
         keys: Vec<BlockKey>,
+        /// Places of its images' tokens, in their order.
+        images: Vec<Range<u32>>,
     },
     /// The prompt could not be tokenized.
     Estimated {
@@ -356,12 +359,13 @@ impl Begun {
         let length = |n_tokens: usize| u32::try_from(n_tokens).unwrap_or(u32::MAX);
         let prompt = match (tokens, root) {
             // Only the worker knows which adapter it is.
-            (Ok(tokens), None) => Prompt::Estimated { n_tokens: length(tokens.len()), cause: "adapter" },
-            (Ok(tokens), Some(root)) => {
+            (Ok(made), None) => Prompt::Estimated { n_tokens: length(made.tokens.len()), cause: "adapter" },
+            (Ok(PromptTokens { tokens, runs, .. }), Some(root)) => {
                 let hash = || chains.keys(&root, &tokens, model.block_size_tokens);
                 let may_reuse = options.cache_prompt != Some(false);
                 let keys = if may_reuse { timed(&mut phases.hash, hash) } else { Vec::new() };
-                Prompt::Known { n_tokens: length(tokens.len()), root, keys }
+                let images = runs.iter().map(|run| run.start..run.end()).collect();
+                Prompt::Known { n_tokens: length(tokens.len()), root, keys, images }
             }
             (Err(cause), _) if matches!(draft.shape, Shape::Aside(_)) => Prompt::Estimated { n_tokens: 0, cause },
             (Err(cause), _) => Prompt::Estimated { n_tokens: length(draft.body.len() / BYTES_PER_TOKEN), cause },

@@ -1,10 +1,12 @@
-// What a context takes of the machine's memory and of that of devices, which llama.cpp's C interface does not tell.
+// What a context or a projector takes of the machine's memory and of that of devices, which llama.cpp's C interface does
+// not tell.
 //
 // Not here: decisions.
 
 #include "llama-ext.h"
 
 #include "ggml-backend.h"
+#include "mtmd.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -77,4 +79,24 @@ extern "C" void wp_context_memory(const llama_context * context, wp_memory * mem
         memory->context += sizes.context;
         memory->compute += sizes.compute;
     }
+}
+
+// Writes what a projector takes of the machine's memory, and of each device as weights, and returns how many devices
+// there are; n_max of them are written. All of it is 0 if llama.cpp cannot read the file.
+extern "C" size_t wp_projector_memory(
+    const char * path, const mtmd_context_params * params, uint64_t * host, wp_device_memory * devices, size_t n_max) {
+    *host = 0;
+    size_t n_devices = 0;
+    for (const auto & [device, size] : mtmd_get_memory_usage(path, *params).backend_mem_usage) {
+        const bool is_cpu = !device || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (is_cpu) {
+            *host += size;
+        } else if (n_devices < n_max) {
+            size_t available = 0;
+            size_t total = 0;
+            ggml_backend_dev_memory(device, &available, &total);
+            devices[n_devices++] = {ggml_backend_dev_name(device), total > 0 ? available : UINT64_MAX, size, 0, 0};
+        }
+    }
+    return n_devices;
 }

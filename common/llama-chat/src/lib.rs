@@ -17,6 +17,6 @@ mod templates;
 
 pub use error::ChatError;
 pub use format::{ChatFormat, FormatInputs, ReasoningFormat, ToolChoice, Trigger};
-pub use memory::{ContextMemory, DeviceMemory, context_memory, device_memory};
+pub use memory::{ContextMemory, DeviceMemory, context_memory, device_memory, projector_memory};
 pub use reader::{AnswerParser, CallDelta, DEPTH_MAX, Delta};
 pub use templates::ChatTemplates;

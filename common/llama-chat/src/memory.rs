@@ -1,11 +1,11 @@
-//! Memory that a context of llama.cpp uses on the machine and on its devices.
+//! Memory that a context or a projector of llama.cpp uses on the machine and on its devices.
 //!
 //! The worker creates contexts and knows how much memory the machine has.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-use llama_cpp_sys_2::llama_context;
+use llama_cpp_sys_2::{llama_context, mtmd_context_params};
 
 /// Most devices that are reported. Source: twice llama.cpp's `LLAMA_MAX_DEVICES`.
 const DEVICES_MAX: usize = 32;
@@ -52,6 +52,13 @@ struct RawDeviceMemory {
 unsafe extern "C" {
     fn wp_device_memory_of(context: *const llama_context, devices: *mut RawDeviceMemory, n_max: usize) -> usize;
     fn wp_context_memory(context: *const llama_context, memory: *mut ContextMemory);
+    fn wp_projector_memory(
+        path: *const c_char,
+        params: *const mtmd_context_params,
+        host: *mut u64,
+        devices: *mut RawDeviceMemory,
+        n_max: usize,
+    ) -> usize;
 }
 
 /// Returns the memory that `context` and its model take, or would take if the model was loaded without memory.
@@ -72,17 +79,37 @@ pub unsafe fn context_memory(context: *const llama_context) -> ContextMemory {
 ///
 /// As [`context_memory`].
 pub unsafe fn device_memory(context: *const llama_context) -> Vec<DeviceMemory> {
-    let nothing = RawDeviceMemory { name: ptr::null(), available: 0, weights: 0, context: 0, compute: 0 };
-    let mut devices = [nothing; DEVICES_MAX];
+    let mut devices = [RawDeviceMemory::NOTHING; DEVICES_MAX];
     // SAFETY: the caller vouches for the context; the C++ side fills at most `DEVICES_MAX` structs.
     let n_devices = unsafe { wp_device_memory_of(context, devices.as_mut_ptr(), DEVICES_MAX) };
-    let one = |raw: &RawDeviceMemory| DeviceMemory {
-        // SAFETY: a device's name lives as long as the program.
-        name: unsafe { CStr::from_ptr(raw.name) }.to_string_lossy().into_owned(),
-        available: raw.available,
-        weights: raw.weights,
-        context: raw.context,
-        compute: raw.compute,
-    };
-    devices[..n_devices].iter().map(one).collect()
+    devices[..n_devices].iter().map(RawDeviceMemory::named).collect()
+}
+
+impl RawDeviceMemory {
+    const NOTHING: Self = Self { name: ptr::null(), available: 0, weights: 0, context: 0, compute: 0 };
+
+    /// Returns what the C++ side has written.
+    fn named(&self) -> DeviceMemory {
+        DeviceMemory {
+            // SAFETY: a device's name lives as long as the program.
+            name: unsafe { CStr::from_ptr(self.name) }.to_string_lossy().into_owned(),
+            available: self.available,
+            weights: self.weights,
+            context: self.context,
+            compute: self.compute,
+        }
+    }
+}
+
+/// Returns the memory that a projector would take of the machine, and of each device as weights; nothing if llama.cpp
+/// cannot read its file.
+///
+/// Cost: reads the file's metadata, and reserves the buffers of the computation for a moment.
+pub fn projector_memory(path: &CStr, params: &mtmd_context_params) -> (u64, Vec<DeviceMemory>) {
+    let mut host = 0;
+    let mut devices = [RawDeviceMemory::NOTHING; DEVICES_MAX];
+    // SAFETY: path and parameters live through the call; the C++ side fills at most `DEVICES_MAX` structs.
+    let n_devices =
+        unsafe { wp_projector_memory(path.as_ptr(), params, &raw mut host, devices.as_mut_ptr(), DEVICES_MAX) };
+    (host, devices[..n_devices].iter().map(RawDeviceMemory::named).collect())
 }

@@ -37,7 +37,12 @@ pub(crate) fn model() -> ModelInfo {
 
 /// Returns the load of an idle worker that computes 1,000 tokens a second.
 pub(crate) fn idle() -> Load {
-    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(100.0) };
+    let rates = Rates {
+        prefill_tokens_per_s: Some(1000.0),
+        decode_step_ms: Some(10.0),
+        answer_tokens: Some(100.0),
+        ..Rates::default()
+    };
     Load { free_cells: 32_768, rates, ..Load::default() }
 }
 

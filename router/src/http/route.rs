@@ -45,9 +45,10 @@ pub async fn route(State(app): State<App>, request: Request) -> Result<Json<Valu
         |error: QueryRejection| RequestError::Field { param: "path".to_owned(), reason: error.body_text() };
     let Query(asked) = asked.map_err(unreadable)?;
     let sender = sender(&parts, None);
-    let body = app.bodies.read(&mut parts.headers, body, sender).await.map_err(Refusal::from)?;
+    let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let salt = Salt::of(&parts.headers, None)?;
     let (shape, any_model_name) = (shape_of(asked.path.as_deref(), &body), app.requests.any_model_name);
+    let body = app.with_images(body, (shape, &sender)).await?;
     let draft = RawRequest { shape, body, salt, any_model_name };
     let view = app.fleet.view();
     let prepared = app.preparing.prepare(&app.fleet, view.clone(), draft).await?;
@@ -92,7 +93,7 @@ fn shape_of(path: Option<&str>, body: &Bytes) -> Shape {
 fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
     let candidate = &scored.candidate;
     let worker = candidate.worker;
-    let Cost { wait_ms, transfer_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
+    let Cost { wait_ms, transfer_ms, encode_ms, prefill_ms, pressure_ms, surplus_ms, slowdown_ms } = candidate.cost;
     let stale = worker.link.stale_since().map(|since| since.elapsed().as_secs_f64());
     let claimed = matches.iter().find(|found| found.worker == worker.idx).map_or(0, |found| found.blocks);
     json!({
@@ -115,6 +116,7 @@ fn describe(app: &App, scored: &Scored<'_>, matches: &[Match]) -> Value {
         "cost_ms": {
             "wait": wait_ms,
             "transfer": transfer_ms,
+            "encode": encode_ms,
             "prefill": prefill_ms,
             "pressure": pressure_ms,
             "surplus": surplus_ms,

@@ -64,7 +64,9 @@ pub fn ask<'a>(request_id: &'a RequestId, prepared: &'a Prepared, matches: &'a [
 /// Returns the decision's view of a prompt.
 fn prompt_view<'a>(prepared: &'a Prepared, matches: &'a [Match]) -> PromptView<'a> {
     match &prepared.prompt {
-        Prompt::Known { n_tokens, keys, .. } => PromptView::Known { n_tokens: *n_tokens, keys, matches },
+        Prompt::Known { n_tokens, keys, images, .. } => {
+            PromptView::Known { n_tokens: *n_tokens, keys, matches, images }
+        }
         Prompt::Estimated { n_tokens, .. } => PromptView::Estimated { n_tokens: *n_tokens },
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use warmpath_common::ids::Token;
 use warmpath_common::model::ModelInfo;
 use warmpath_common::prompts::RawPrompt;
-use warmpath_prompt::{BegunPrompt, PromptError, Scope, TooManyTokens};
+use warmpath_prompt::{BegunPrompt, PromptError, PromptTokens, Scope, TooManyTokens};
 use warmpath_router_core::stock::text_blocks;
 
 use super::body::Parsed;
@@ -133,16 +133,15 @@ impl Reading {
 
     /// Returns the tokens of a rendered prompt, or why there are none: a prompt that was not rendered for lack of time
     /// is left to the worker.
-    pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<Vec<Token>, &'static str> {
+    pub(super) fn into_tokens(self, model: &ModelInfo, scope: Scope) -> Result<PromptTokens, &'static str> {
         match self {
             Self::Parsed(_) => Err("busy"),
             // Behind an image that is not known here, nothing is.
-            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun).tokens),
+            Self::Begun(vocabulary, begun) => Ok(vocabulary.maker.tokens(&begun)),
             Self::Raw(vocabulary, prompt) => {
-                let made = vocabulary.maker.raw(&prompt, model.context_tokens, scope);
-                made.map(|made| made.tokens).map_err(|_| "no_prompt")
+                vocabulary.maker.raw(&prompt, model.context_tokens, scope).map_err(|_| "no_prompt")
             }
-            Self::Tokens(tokens) => Ok(tokens),
+            Self::Tokens(tokens) => Ok(PromptTokens { tokens, ..PromptTokens::default() }),
             Self::Unknown(cause) => Err(cause),
         }
     }

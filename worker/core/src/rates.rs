@@ -141,11 +141,34 @@ impl Averages {
             prefill_tokens_per_s: (self.prefill_s > 0.0).then(|| (self.prefill_tokens / self.prefill_s) as f32),
             decode_step_ms: self.decode_step_s().map(|s| (s * 1e3) as f32),
             answer_tokens: self.answer_tokens,
+            // Another thread encodes: `EncodeAverage`.
+            encode_ms_per_token: None,
         }
     }
 
     fn decode_step_s(&self) -> Option<f64> {
         (self.decode_steps > 0.0).then(|| self.decode_s / self.decode_steps)
+    }
+}
+
+/// Moving average of the time to encode images.
+#[derive(Debug, Clone, Default)]
+pub struct EncodeAverage {
+    tokens: f64,
+    seconds: f64,
+}
+
+impl EncodeAverage {
+    /// Records the encoding of an image of this many tokens.
+    pub fn encoded(&mut self, n_tokens: u32, took: Duration) {
+        let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
+        self.tokens = self.tokens * decay + f64::from(n_tokens);
+        self.seconds = self.seconds * decay + took.as_secs_f64();
+    }
+
+    /// Returns the time for a token, absent until measured. Units: milliseconds.
+    pub fn ms_per_token(&self) -> Option<f32> {
+        (self.tokens > 0.0).then(|| (self.seconds * 1e3 / self.tokens) as f32)
     }
 }
 
@@ -179,6 +202,20 @@ mod tests {
         let rates = averages.rates();
         assert!((rates.prefill_tokens_per_s.unwrap() - 1000.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_step_ms.unwrap() - 100.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn encoding_is_measured_by_its_tokens_and_the_last_images_count_most() {
+        let mut average = EncodeAverage::default();
+        assert_eq!(average.ms_per_token(), None);
+        average.encoded(500, SECOND);
+        assert_eq!(average.ms_per_token(), Some(2.0));
+        average.encoded(0, Duration::ZERO);
+        assert_eq!(average.ms_per_token(), Some(2.0));
+        for _ in 0..60 {
+            average.encoded(100, SECOND);
+        }
+        assert!((average.ms_per_token().unwrap() - 10.0).abs() < 0.1, "{average:?}");
     }
 
     #[test]

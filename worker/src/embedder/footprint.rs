@@ -42,7 +42,7 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
     };
     let (context, compute) = (grown(memory.context), grown(memory.compute));
     let needed = [context, compute, copied].into_iter().fold(0, u64::saturating_add);
-    let shown = MemoryUse { mapped, copied, context, compute, stored: 0, draft_model: 0, available };
+    let shown = MemoryUse { mapped, copied, context, compute, stored: 0, draft_model: 0, projector: 0, available };
     shown.log();
     if needed <= available {
         return Ok(Some(shown));

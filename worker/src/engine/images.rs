@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 pub(crate) use encoder::{Encoder, Encoding};
 pub use projector::Projector;
+use warmpath_llama_chat::DeviceMemory;
 
 /// A projector to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,4 +26,13 @@ pub struct ProjectorConfig {
     pub min_tokens: Option<u32>,
     /// Most tokens of an image; `None` for the file's.
     pub max_tokens: Option<u32>,
+}
+
+/// Returns the memory that reading images takes of the machine, kept embeddings included, and of each device as
+/// weights. Units: bytes.
+///
+/// Cost: reads the projector's metadata.
+pub(super) fn memory(config: &ProjectorConfig) -> (u64, Vec<DeviceMemory>) {
+    let (host, devices) = Projector::memory(config);
+    (host.saturating_add(encoder::KEPT_BYTES_MAX), devices)
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warmpath_common::lora::Applied;
-use warmpath_common::summary::Load;
+use warmpath_common::summary::{Load, Rates};
 use warmpath_prompt::ImageRun;
 use warmpath_worker_core::batch_plan::BatchLimits;
 use warmpath_worker_core::decode_groups::DecodeGroups;
@@ -122,7 +122,10 @@ impl Scheduler {
             free_cells: table.free_cells(),
             // The publisher knows.
             draining: false,
-            rates: self.averages.rates(),
+            rates: Rates {
+                encode_ms_per_token: self.encoder.as_ref().and_then(Encoder::ms_per_token),
+                ..self.averages.rates()
+            },
         }
     }
 }

@@ -120,7 +120,11 @@ async fn raw_prompts_whose_images_cannot_be_read_are_refused() {
     let (status, error) = worker.try_ask("/cache/pin", &json!({"prompt": seen})).await;
     assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin may have no images")));
     let plain = worker.ask("/completion", json!({"prompt": {"prompt_string": "a<__media__>"}, "n_predict": 1})).await;
-    assert_eq!(plain["prompt"].as_str().map(|text| text.contains("<__media__>")), Some(true), "without data it is text");
+    assert_eq!(
+        plain["prompt"].as_str().map(|text| text.contains("<__media__>")),
+        Some(true),
+        "without data it is text"
+    );
 }
 
 #[tokio::test]
@@ -129,7 +133,13 @@ async fn what_a_worker_says_of_its_images() {
     let sees = json!({"vision": true, "audio": false});
     assert_eq!(worker.get_json("/props").await["modalities"], sees);
     assert_eq!(worker.get_json("/v1/models").await["data"][0]["modalities"], sees);
-    assert_eq!(worker.get_json("/props").await["media_marker"], "<__media__>");
+    let props = worker.get_json("/props").await;
+    assert_eq!(props["media_marker"], "<__media__>");
+    let memory = props["memory"]["projector_bytes"].as_u64().expect("a size");
+    assert!(memory > 256 << 20, "the projector, beside the embeddings that are kept: {memory}");
+    worker.ask(CHAT, chat(1)).await;
+    let rates = worker.get_json("/internal/v1/summary").await["load"]["rates"].clone();
+    assert!(rates["encode_ms_per_token"].as_f64().is_some_and(|ms| ms > 0.0), "{rates}");
     let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
     assert!(rendered.as_str().is_some_and(|text| text.contains("What is this?<__media__>")), "{rendered}");
     let layout = worker.get_json("/internal/v1/image-layout?width=80&height=60").await;

@@ -344,6 +344,7 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
         ("prefill_tokens_per_s", load.rates.prefill_tokens_per_s, f32::MIN_POSITIVE),
         ("decode_step_ms", load.rates.decode_step_ms, 0.0),
         ("answer_tokens", load.rates.answer_tokens, 0.0),
+        ("encode_ms_per_token", load.rates.encode_ms_per_token, 0.0),
     ];
     for (field, rate, min) in rates {
         if let Some(rate) = rate

@@ -111,7 +111,7 @@ impl Ledger {
         if let Some(assumed) = self.options.kv_bytes_per_ms {
             let rates = &self.transfer_rates;
             let bytes_per_ms = |peer| rates.bytes_per_ms((worker.idx, peer), assumed, request.now);
-            candidate = candidate.with_transfer(block_size_tokens, peers, bytes_per_ms);
+            candidate = candidate.with_transfer((request.prompt, block_size_tokens), peers, bytes_per_ms);
         }
         candidate.recent_tokens = self.recent_work.of(worker.idx, senders);
         let capacity = self.options.admission.map_or(Capacity::Yes, |options| options.capacity(&worker_load));

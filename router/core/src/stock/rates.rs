@@ -48,6 +48,8 @@ impl MeasuredRates {
             prefill_tokens_per_s: single(self.prefill_tokens_per_s),
             decode_step_ms: single(self.decode_step_ms),
             answer_tokens: single(self.answer_tokens),
+            // A stock server does not say when it encodes.
+            encode_ms_per_token: None,
         }
     }
 }

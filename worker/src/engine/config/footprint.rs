@@ -14,7 +14,7 @@ use warmpath_llama_chat::DeviceMemory;
 
 use crate::engine::config::placement::GpuLayers;
 use crate::engine::config::{EngineConfig, SLOT_CELLS_STEP, StartError};
-use crate::engine::llama;
+use crate::engine::{images, llama};
 
 /// Largest context that llama.cpp measures; the memory of larger ones is extrapolated. Units: cells.
 ///
@@ -85,6 +85,9 @@ pub struct MemoryUse {
     /// Draft model, without weights that are mapped from its file.
     #[serde(rename = "draft_model_bytes")]
     pub draft_model: u64,
+    /// Projector with its computation, and the embeddings of images that are kept.
+    #[serde(rename = "projector_bytes")]
+    pub projector: u64,
     /// Memory that was available before anything was loaded.
     #[serde(rename = "available_bytes")]
     pub available: u64,
@@ -100,6 +103,7 @@ impl MemoryUse {
             compute = %Bytes(self.compute),
             cache_ram = %Bytes(self.stored),
             draft_model = %Bytes(self.draft_model),
+            projector = %Bytes(self.projector),
             available = %Bytes(self.available),
             "memory"
         );
@@ -123,6 +127,7 @@ pub struct Footprint {
     taken: Taken,
     stored: u64,
     draft_model: u64,
+    projector: u64,
     /// Memory of a further cell, KV and computation together.
     cell: u64,
     /// Slots that share the cells.
@@ -151,6 +156,7 @@ impl Footprint {
             taken,
             stored,
             draft_model: 0,
+            projector: 0,
             cell,
             n_slots: n_slots.into(),
         }
@@ -161,9 +167,15 @@ impl Footprint {
         Self { mapped: self.mapped.saturating_add(draft.mapped), draft_model: draft.needed(), ..self }
     }
 
+    /// Returns it with the memory for reading images.
+    fn with_projector(self, projector: u64) -> Self {
+        Self { projector, ..self }
+    }
+
     /// Returns the memory that cannot be reclaimed.
     fn needed(&self) -> u64 {
-        let parts = [self.copied, self.taken.context, self.taken.compute, self.stored, self.draft_model];
+        let Taken { context, compute, .. } = self.taken;
+        let parts = [self.copied, context, compute, self.stored, self.draft_model, self.projector];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -190,8 +202,8 @@ impl Footprint {
     }
 
     fn shown(&self, available: u64) -> MemoryUse {
-        let Self { mapped, copied, stored, draft_model, taken: Taken { context, compute, .. }, .. } = *self;
-        MemoryUse { mapped, copied, context, compute, stored, draft_model, available }
+        let Self { mapped, copied, stored, draft_model, projector, taken: Taken { context, compute, .. }, .. } = *self;
+        MemoryUse { mapped, copied, context, compute, stored, draft_model, projector, available }
     }
 
     /// Checks that the needed memory is available.
@@ -226,6 +238,9 @@ impl fmt::Display for Footprint {
         write!(out, ", {} for stored state (--cache-ram)", Bytes(self.stored))?;
         if self.draft_model > 0 {
             write!(out, ", {} for the draft model (--spec-draft-model)", Bytes(self.draft_model))?;
+        }
+        if self.projector > 0 {
+            write!(out, ", {} for images (--mmproj)", Bytes(self.projector))?;
         }
         write!(out, ", {} for weights that are copied", Bytes(self.copied))?;
         write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
@@ -297,9 +312,14 @@ pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>,
     Ok(Some(MemoryPlan { memory, fitted_cells }))
 }
 
-/// Returns the memory of a configuration and of its draft model.
+/// Returns the memory of a configuration, of its projector and of its draft model.
 fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
-    let (footprint, mut devices) = ask_alone(config)?;
+    let (mut footprint, mut devices) = ask_alone(config)?;
+    if let Some(projector) = &config.projector {
+        let (host, own_devices) = images::memory(projector);
+        footprint = footprint.with_projector(host);
+        own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
+    }
     let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
     let slot_tokens = footprint.taken.n_cells / u64::from(config.n_slots).max(1);
     let own = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
@@ -392,6 +412,15 @@ mod tests {
         add_device(&mut devices, device("GPU1", 6));
         let weights: Vec<u64> = devices.iter().map(|device| device.weights).collect();
         assert_eq!((weights, devices[0].context, devices[0].compute), (vec![12, 6], 2, 4));
+    }
+
+    #[test]
+    fn a_projector_counts() {
+        let both = footprint(4096).with_projector(7 * MIB);
+        assert_eq!(both.needed(), footprint(4096).needed() + 7 * MIB);
+        assert_eq!(both.shown(0).projector, 7 * MIB);
+        let refused = both.check(both.needed() - 1).expect_err("a byte is missing").to_string();
+        assert!(refused.contains("7.0 MiB for images (--mmproj)"), "{refused}");
     }
 
     #[test]

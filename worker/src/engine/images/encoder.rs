@@ -7,13 +7,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use moka::sync::Cache;
 use warmpath_common::images::PixelHash;
 use warmpath_prompt::{Image, ImageRun};
+use warmpath_worker_core::rates::EncodeAverage;
 
 use super::Projector;
 use crate::engine::config::StartError;
@@ -22,7 +23,7 @@ use crate::engine::publish::counters::Counters;
 /// Most memory of embeddings that are kept. Units: bytes.
 ///
 /// Source: 27 images of 576 tokens for a model of width 4096; encoding one again takes a second on a CPU.
-const KEPT_BYTES_MAX: u64 = 256 << 20;
+pub(super) const KEPT_BYTES_MAX: u64 = 256 << 20;
 
 /// Memory of kept embeddings besides the floats. Units: bytes.
 const ENTRY_BYTES: usize = 256;
@@ -39,6 +40,9 @@ pub(crate) type Encoding = Arc<Outcome>;
 /// A run of an image: the image's hash and the run's place in it. The projector is always the same.
 type Key = (PixelHash, u32);
 
+/// Measured time, which the thread writes and the engine reads; the lock is held for one addition or one division.
+type SharedAverage = Arc<Mutex<EncodeAverage>>;
+
 /// Runs of one image to encode.
 struct Job {
     image: Arc<Image>,
@@ -50,6 +54,7 @@ struct Job {
 pub(crate) struct Encoder {
     projector: Arc<Projector>,
     kept: Cache<Key, Embeddings>,
+    average: SharedAverage,
     /// `None` once the thread is to end.
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -75,15 +80,22 @@ impl Encoder {
         };
         let kept = Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build();
         let (sender, jobs) = channel();
-        let worker = Worker { projector: Arc::clone(&projector), kept: kept.clone(), counters };
+        let average = SharedAverage::default();
+        let worker =
+            Worker { projector: Arc::clone(&projector), kept: kept.clone(), average: Arc::clone(&average), counters };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
         let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
-        Ok(Self { projector, kept, jobs: Some(sender), thread: Some(thread) })
+        Ok(Self { projector, kept, average, jobs: Some(sender), thread: Some(thread) })
     }
 
     /// Returns the projector.
     pub(crate) fn projector(&self) -> &Arc<Projector> {
         &self.projector
+    }
+
+    /// Returns the measured time to encode a token; `None` until an image was encoded. Units: milliseconds.
+    pub(crate) fn ms_per_token(&self) -> Option<f32> {
+        self.average.lock().unwrap_or_else(PoisonError::into_inner).ms_per_token()
     }
 
     /// Returns the embeddings of each run, which come later if they are not kept.
@@ -115,6 +127,7 @@ impl Encoder {
 struct Worker {
     projector: Arc<Projector>,
     kept: Cache<Key, Embeddings>,
+    average: SharedAverage,
     counters: Arc<Counters>,
 }
 
@@ -144,6 +157,8 @@ impl Worker {
         let took = began.elapsed();
         match encoded {
             Ok(encoded) => {
+                let n_tokens = encoded.iter().map(|run| self.projector.n_tokens(run)).sum();
+                self.average.lock().unwrap_or_else(PoisonError::into_inner).encoded(n_tokens, took);
                 self.counters.encoded_images.fetch_add(1, Relaxed);
                 self.counters.encode_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
                 for ((nth, encoding), embeddings) in missing.into_iter().zip(encoded) {

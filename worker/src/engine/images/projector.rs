@@ -14,6 +14,7 @@ use moka::sync::Cache;
 use warmpath_common::ids::Token;
 use warmpath_common::images::{ImageLayout, ImageSize, LayoutPart};
 use warmpath_common::model::Fingerprint;
+use warmpath_llama_chat::{DeviceMemory, projector_memory};
 use warmpath_prompt::{Image, ImageReader};
 
 use super::ProjectorConfig;
@@ -84,14 +85,7 @@ impl Projector {
         }
         let file = warmpath_gguf::fingerprint(&config.path).map_err(|error| refuse(error.to_string()))?;
         let path = CString::new(config.path.as_os_str().as_encoded_bytes()).map_err(|e| refuse(e.to_string()))?;
-        // SAFETY: no arguments.
-        let mut params = unsafe { sys::mtmd_context_params_default() };
-        params.use_gpu = config.offload;
-        params.print_timings = false;
-        params.n_threads = n_threads;
-        let tokens = |n: Option<u32>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX));
-        params.image_min_tokens = tokens(config.min_tokens);
-        params.image_max_tokens = tokens(config.max_tokens);
+        let params = sys::mtmd_context_params { n_threads, ..params(config) };
         let raw = raw_model(model);
         // SAFETY: path and model are alive during the call, and the model as long as the context.
         let context = unsafe { sys::mtmd_init_from_file(path.as_ptr(), raw.as_ptr(), params) };
@@ -114,6 +108,17 @@ impl Projector {
             Some(obstacle) => Err(refuse(obstacle.to_owned())),
             None => Ok(projector),
         }
+    }
+
+    /// Returns the memory that a projector will take of the machine, and of each device as weights; none if llama.cpp
+    /// cannot read its file. Units: bytes.
+    ///
+    /// Cost: reads the file's metadata.
+    pub(super) fn memory(config: &ProjectorConfig) -> (u64, Vec<DeviceMemory>) {
+        // llama.cpp must be initialised.
+        let _ = warmpath_prompt::backend();
+        let path = CString::new(config.path.as_os_str().as_encoded_bytes());
+        path.map_or_else(|_| (0, Vec::new()), |path| projector_memory(&path, &params(config)))
     }
 
     /// Returns the reason why this kind of projector is not supported.
@@ -155,6 +160,11 @@ impl Projector {
             Ok(Arc::from(floats))
         };
         Ok(runs.iter().map(encode).collect::<Result<_, &str>>()?)
+    }
+
+    /// Returns the number of tokens for which some embeddings stand.
+    pub(super) fn n_tokens(&self, embeddings: &[f32]) -> u32 {
+        u32::try_from(embeddings.len() / self.embedding_floats.max(1)).unwrap_or(u32::MAX)
     }
 
     /// Returns an image's parts; without pixels they can only be counted. `None` if mtmd refuses it.
@@ -207,6 +217,18 @@ impl ImageReader for Projector {
     fn layout(&self, size: ImageSize) -> Option<Arc<ImageLayout>> {
         self.layouts.get_with(size, || self.measure(size))
     }
+}
+
+/// Returns mtmd's settings for a projector.
+fn params(config: &ProjectorConfig) -> sys::mtmd_context_params {
+    // SAFETY: no arguments.
+    let mut params = unsafe { sys::mtmd_context_params_default() };
+    params.use_gpu = config.offload;
+    params.print_timings = false;
+    let tokens = |n: Option<u32>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(i32::MAX));
+    params.image_min_tokens = tokens(config.min_tokens);
+    params.image_max_tokens = tokens(config.max_tokens);
+    params
 }
 
 fn is_image(chunk: *const sys::mtmd_input_chunk) -> bool {

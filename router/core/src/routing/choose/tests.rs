@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use warmpath_common::ids::SlotId;
-use warmpath_common::summary::{Load, RunState, Tier};
+use warmpath_common::summary::{Load, Rates, RunState, Tier};
 
 use super::*;
 use crate::routing::cost::{SPEEDS_DEFAULT, Unreported};
@@ -25,6 +25,10 @@ const N_TOKENS: u32 = 1000;
 const BLOCK: u32 = 32;
 
 fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) {
+    decide_with_images(&[], policy, held, turn)
+}
+
+fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) {
     let workers: Vec<_> = held
         .iter()
         .enumerate()
@@ -42,7 +46,7 @@ fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) 
             slot: Some(SlotId(0)),
         })
         .collect();
-    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches };
+    let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches, images };
     let mut candidates: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     add_pressure(&mut candidates, 0.0);
     let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
@@ -93,8 +97,9 @@ fn the_new_part_of_a_prompt_starts_at_the_first_block_that_no_worker_holds() {
         let found = |(idx, blocks)| Match { worker: WorkerIdx(idx), blocks, tier, state, slot: None };
         (0..).zip(blocks.iter().copied()).map(found).collect()
     };
-    let first_new_block =
-        |blocks: &[u32]| PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks) }.first_new_block();
+    let first_new_block = |blocks: &[u32]| {
+        PromptView::Known { n_tokens: 70, keys: &keys, matches: &held(blocks), images: &[] }.first_new_block()
+    };
     assert_eq!([first_new_block(&[]), first_new_block(&[1, 3]), first_new_block(&[4])], [10, 13, 13]);
     assert_eq!(PromptView::Estimated { n_tokens: 70 }.first_new_block(), 0);
 }
@@ -188,9 +193,33 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
     let worker = worker(0);
     for (n_tokens, blocks, expected) in [(64, 2, 1), (65, 2, 2), (1, 0, 0), (0, 0, 0), (63, 1, 1), (32, 1, 0)] {
         let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
-        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found] };
+        let prompt = PromptView::Known { n_tokens, keys: &[], matches: &[found], images: &[] };
         assert_eq!(scored(&worker, prompt).cached_blocks, expected, "{n_tokens} tokens");
     }
+}
+
+#[test]
+fn an_image_that_is_not_reused_whole_is_encoded() {
+    let worker = worker(0);
+    let images = [30..60, 200..300];
+    for (blocks, expected) in [(0, 130), (1, 130), (2, 100), (7, 100), (10, 0)] {
+        let found = Match { worker: WorkerIdx(0), blocks, tier: Tier::Resident, state: RunState::Ready, slot: None };
+        let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &[found], images: &images };
+        assert_eq!(scored(&worker, prompt).work.encoded_tokens, expected, "{blocks} blocks");
+    }
+    let estimated = PromptView::Estimated { n_tokens: N_TOKENS };
+    assert_eq!(scored(&worker, estimated).work.encoded_tokens, 0);
+}
+
+#[test]
+fn a_worker_that_need_not_encode_the_image_is_waited_for() {
+    let slow = |load: Load| Load { rates: Rates { encode_ms_per_token: Some(10.0), ..load.rates }, ..load };
+    let held = || [Held(10, slow(idle())), Held(15, slow(queued(400)))];
+    let decide = |image: Option<Range<u32>>| decide_with_images(image.as_slice(), Policy::PredictedTtft, &held(), TURN);
+    assert_eq!(decide(None), (0, ChoiceReason::Load));
+    assert_eq!(decide(Some(330..460)), (1, ChoiceReason::Prefix), "the second worker has it");
+    assert_eq!(decide(Some(100..230)), (0, ChoiceReason::Load), "both have it");
+    assert_eq!(decide(Some(600..730)), (0, ChoiceReason::Load), "none has it");
 }
 
 #[test]

@@ -26,7 +26,12 @@ pub struct Seen {
 }
 
 pub fn idle() -> Load {
-    let rates = Rates { prefill_tokens_per_s: Some(1000.0), decode_step_ms: Some(10.0), answer_tokens: Some(50.0) };
+    let rates = Rates {
+        prefill_tokens_per_s: Some(1000.0),
+        decode_step_ms: Some(10.0),
+        answer_tokens: Some(50.0),
+        ..Rates::default()
+    };
     Load { free_cells: 8192, rates, ..Load::default() }
 }
 
