@@ -14,7 +14,8 @@ use crate::engine::ProjectorConfig;
 #[derive(Debug, Clone, Args)]
 pub struct ImageFlags {
     /// Projector with which the model reads images, a GGUF file made for the model (-mm).
-    #[arg(long, env = "WARMPATH_MMPROJ", value_name = "FILE", conflicts_with_all = ["embedding", "rerank"])]
+    #[arg(long, env = "WARMPATH_MMPROJ", value_name = "FILE")]
+    #[arg(conflicts_with_all = ["embedding", "rerank", "spec_draft_model"])]
     pub mmproj: Option<PathBuf>,
 
     /// Compute the projector on the CPU, also if there is a GPU.

@@ -148,3 +148,13 @@ fn names_the_flag_whose_value_cannot_be_used() {
         assert!(error.to_string().starts_with(expected), "{error}");
     }
 }
+
+#[test]
+fn a_projector_stands_beside_no_draft_model() {
+    for draft in ["--model-draft", "--spec-draft-model"] {
+        let arguments = ["warmpath-worker", "--model", "m.gguf", "--mmproj", "p.gguf", draft, "d.gguf"];
+        let refused =
+            <Flags as clap::Parser>::try_parse_from(arguments).expect_err("a draft model reads no images").to_string();
+        assert!(refused.contains("--mmproj") && refused.contains("--spec-draft-model"), "{refused}");
+    }
+}

@@ -77,10 +77,6 @@ pub(super) fn encoder(
     counters: &Arc<Counters>,
 ) -> Result<Option<Encoder>, StartError> {
     let Some(projector) = &config.projector else { return Ok(None) };
-    if config.draft_model.is_some() {
-        let reason = "images are not served beside a draft model, which reads no embeddings".to_owned();
-        return Err(StartError::Projector { path: projector.path.clone(), reason });
-    }
     if facts.memory != MemoryKind::Full {
         let reason = format!("images are served beside full attention, and this model's memory is {:?}", facts.memory);
         return Err(StartError::Projector { path: projector.path.clone(), reason });
