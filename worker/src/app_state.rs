@@ -1,6 +1,6 @@
-//! The state of a loaded worker that generates, and the phases of a worker's life.
+//! The state of a loaded worker that generates text, and the phases of a worker.
 //!
-//! Not here: an embedding worker, and what both have in common (`model_kind`); loading (`start`), the path of a request
+//! Not here: an embedding worker, and the common part of both (`model_kind`); loading (`start`), running a request
 //! (`lifecycle`).
 
 use std::cell::RefCell;
@@ -20,11 +20,11 @@ use warmpath_shell::processors::Processors;
 
 use crate::engine::{EngineError, EngineHandle, Generation, MemoryUse};
 use crate::error::RequestError;
-use crate::model_kind::Served;
+use crate::model_kind::LoadedModel;
 use crate::room::SlotRoom;
-use crate::summary::Publisher;
+use crate::summary::SummaryPublisher;
 
-/// Phase of a worker's life.
+/// Phase of a worker.
 #[derive(Clone)]
 pub enum Phase {
     /// The model is being downloaded.
@@ -38,12 +38,12 @@ pub enum Phase {
         percent: u8,
     },
     /// Requests are accepted.
-    Ready(Served),
-    /// Running responses finish, no new ones begin.
-    Draining(Served),
+    Ready(LoadedModel),
+    /// Running responses finish, and no new requests are accepted.
+    Draining(LoadedModel),
 }
 
-/// State of a loaded worker that generates.
+/// State of a loaded worker that generates text.
 pub struct Serving {
     /// Runs the model.
     pub engine: EngineHandle,
@@ -51,7 +51,7 @@ pub struct Serving {
     pub prompts: PromptMaker,
     /// Default generation parameters of requests.
     pub defaults: Generation,
-    /// Default of the longest silence of a stream before its client gets a keep-alive comment.
+    /// Default silence of a stream after which it sends a keep-alive comment.
     pub silence_max: Option<Duration>,
     /// Declaration of the model for routers.
     pub model: ModelInfo,
@@ -64,7 +64,7 @@ pub struct Serving {
     /// The model's metadata for routers.
     pub vocabulary: VocabularyFile,
     /// Publisher of the cached blocks and the load.
-    pub publisher: Publisher,
+    pub publisher: SummaryPublisher,
     /// Pool for the work before the engine.
     pub preparing: Preparing,
     /// Memory that the model takes; `None` if unknown.
@@ -80,7 +80,7 @@ pub struct VocabularyFile {
     pub etag: String,
 }
 
-/// Pool that parses, renders and tokenizes: one request running per processor, a limited number waiting.
+/// Pool that parses, renders and tokenizes: one running request per processor, and a limited number of waiting ones.
 pub struct Preparing {
     places: Arc<Semaphore>,
     n_places: usize,
@@ -88,13 +88,13 @@ pub struct Preparing {
 }
 
 impl Preparing {
-    /// Returns a pool with as many places as the engine has.
+    /// Returns a pool with the same number of places as the engine.
     pub fn new(n_places: usize) -> Self {
         Self { places: Arc::new(Semaphore::new(n_places)), n_places, processors: Processors::all() }
     }
 
-    /// Returns the result of `work`, run on a thread for long work. Between two portions of a text other work goes
-    /// first, and the work ends if its result is no longer awaited.
+    /// Returns the result of `work`, which runs on a thread for long work. Between two portions of a text the work
+    /// yields to other work, and ends if its caller has gone.
     ///
     /// Errors: `PreparingFull` if every place is taken, the work's own, `Internal` if it panics.
     pub(crate) async fn run<T: Send + 'static>(
@@ -114,7 +114,7 @@ impl Preparing {
                 cancelled.is_cancelled()
             };
             let result = unless_cancelled(is_cancelled, work);
-            // The work may outlive a disconnected client by one portion of its text; its place stays taken until then.
+            // After a client disconnects, the work may continue for one more portion of its text, and keeps its place.
             drop(place);
             result.unwrap_or_else(|| Err(RequestError::Internal { reason: "the client has left".to_owned() }))
         });
@@ -123,7 +123,7 @@ impl Preparing {
 }
 
 impl Serving {
-    /// Returns the most sequences in the engine, running and waiting: a request with more can never be accepted.
+    /// Returns the maximum number of running and waiting sequences. A request with more is never accepted.
     pub fn n_places(&self) -> usize {
         self.preparing.n_places
     }
@@ -139,9 +139,9 @@ impl Serving {
         self.preparing.run(move || work(&serving)).await
     }
 
-    /// Checks that the engine has capacity, so that no prompt is prepared that would then be refused.
+    /// Checks that the engine has a free place before a prompt is prepared.
     ///
-    /// The count is that of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
+    /// The number is as of the last step; `submit` decides. Errors: `Engine(QueueFull)`.
     pub fn check_room(&self) -> Result<(), RequestError> {
         let counters = self.engine.counters();
         let n_held = usize::try_from(counters.busy_slots + counters.queued).unwrap_or(usize::MAX);
@@ -171,7 +171,7 @@ impl Serving {
         ChainRoot { model_fingerprint: &self.model.fingerprint.0, lora: &lora, cache_salt: salt.as_bytes() }.hash()
     }
 
-    /// Returns a fingerprint of the weights and of the KV layout. It changes whenever responses may change.
+    /// Returns a fingerprint of the weights and the KV layout, which changes whenever responses may change.
     pub fn system_fingerprint(&self) -> String {
         let (model, layout) = (self.model.fingerprint.to_string(), self.model.kv_fingerprint.to_string());
         format!("b{}-{}", &model[..8], &layout[..4])
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_texts_on_all_processors_let_others_run_first() {
+    async fn long_texts_on_all_processors_yield_to_short_ones() {
         let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/models"));
         let model = cached_model(Preset::Tiny, 1, models).expect("it can be made");
         let prompts = Arc::new(PromptMaker::open(&model, PromptOptions::default()).expect("it has a vocabulary"));
@@ -274,13 +274,13 @@ mod tests {
         }
         for nth in 0..10 {
             let short = tokio::time::timeout(PATIENCE, preparing.run(move || Ok(nth)));
-            assert_eq!(short.await.expect("it does not wait for the others").expect("it succeeds"), nth);
+            assert_eq!(short.await.expect("it does not wait for the long ones").expect("it succeeds"), nth);
         }
         endless.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[tokio::test]
-    async fn work_that_panics_is_the_workers_fault_and_frees_its_place() {
+    async fn work_that_panics_is_an_internal_error_and_frees_its_place() {
         let preparing = Preparing::new(1);
         let failed = preparing.run(|| -> Result<(), RequestError> { panic!("a test's panic") }).await;
         assert!(matches!(failed, Err(RequestError::Internal { .. })), "{failed:?}");

@@ -1,8 +1,8 @@
 //! llama.cpp's backends, in a build that loads them at run time: the choice among its sets of CPU kernels.
 //!
-//! Such a build has a library for each generation of processors. A library's own score only shows whether the processor
-//! supports it. A separate process tries whether its kernels run and compute correctly, before the library is loaded. A
-//! build with one set compiled in finds that set registered and loads nothing. Source:
+//! Such a build has a library for each generation of processors. A library's score only shows whether the processor
+//! supports it. So before a library is loaded, a separate process checks that its kernels run and compute correctly. A
+//! build with compiled-in kernels finds these registered and loads nothing. Source:
 //! docs/decisions/0034-cpu-variants.md.
 //!
 //! Not here: the test computations (`kernel_check`).
@@ -24,7 +24,7 @@ use llama_cpp_sys_2 as sys;
 use tokio::process::Command;
 use tracing::{info, warn};
 
-pub use check::{CHECK_COMMAND, Finding, check};
+pub use check::{CHECK_COMMAND, KernelTrial, check};
 
 /// Folder of the backends, relative to the program's.
 const FOLDER_FROM_PROGRAM: &str = "../lib/warmpath";
@@ -35,10 +35,10 @@ const FILE_PREFIX: &str = "libggml-";
 /// Prefix of the names of sets of CPU kernels.
 const CPU_PREFIX: &str = "cpu-";
 
-/// Longest time for trying one set. Source: own choice: it takes a tenth of a second on a quiet machine.
+/// Time limit for trying one set. Source: it takes a tenth of a second on a quiet machine; this allows for a busy one.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Name of kernels that are part of the program.
+/// Name of compiled-in kernels.
 pub const BUILT_IN: &str = "built-in";
 
 /// Location of backends, and the wanted CPU kernels.
@@ -94,17 +94,17 @@ pub enum BackendError {
 struct Tried {
     name: String,
     path: PathBuf,
-    finding: Finding,
+    finding: KernelTrial,
 }
 
-/// Registers the backends for this process, unless they are compiled in, and returns the name of the CPU kernels in
-/// use. Call it before llama.cpp is initialised, which would load any backend it finds.
+/// Registers the backends for this process, unless they are compiled in; returns the name of the CPU kernels in use. It
+/// must be called before llama.cpp is initialised, because that would load any backend.
 ///
 /// Errors: every variant of [`BackendError`]. Cost: a process for each set of kernels, a second in all.
 pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     if cpu_is_registered() {
         if config.folder.is_some() || config.cpu_variant.is_some() {
-            warn!("--backends-dir and --cpu-variant do nothing: this build has its CPU kernels built in");
+            warn!("--backends-dir and --cpu-variant have no effect: this build has compiled-in CPU kernels");
         }
         return Ok(BUILT_IN.to_owned());
     }
@@ -115,7 +115,7 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     let (cpu, others) = files(&folder).map_err(|source| BackendError::Folder { folder: folder.clone(), source })?;
     let wanted = wanted(cpu, config.cpu_variant.as_deref())?;
     let mut tried = Vec::new();
-    // One after the other: threads that wait by spinning take six times as long when several sets are tried at once.
+    // One after the other: waiting threads spin, so trying several sets at once takes six times as long.
     for (name, path) in wanted {
         tried.push(try_out(&program, name, path).await);
     }
@@ -123,7 +123,7 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
     register(&chosen.path)?;
     for path in others {
         if register(&path).is_err() {
-            warn!(backend = %path.display(), "cannot be used on this machine, left out");
+            warn!(backend = %path.display(), "backend cannot be used on this machine; skipped");
         }
     }
     info!(variant = chosen.name, tried = list(&tried), "chose the CPU kernels");
@@ -135,8 +135,7 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
 pub(crate) fn cpu_features() -> &'static str {
     // Called once: llama.cpp writes the result into one string for all threads.
     static FEATURES: LazyLock<String> = LazyLock::new(|| {
-        // SAFETY: the string lives as long as the program, and no other code of it makes llama.cpp write the string
-        // again.
+        // SAFETY: the string lives as long as the program, and no other code calls this function.
         let features = unsafe { std::ffi::CStr::from_ptr(sys::llama_print_system_info()) };
         features.to_string_lossy().trim().to_owned()
     });
@@ -186,35 +185,35 @@ fn wanted(found: Vec<Named>, name: Option<&str>) -> Result<Vec<Named>, BackendEr
 /// Tries a set of kernels in a separate process.
 async fn try_out(program: &Path, name: String, path: PathBuf) -> Tried {
     let finding = ask(Command::new(program).arg(CHECK_COMMAND).arg(&path), CHECK_TIMEOUT).await;
-    if let Finding::Broken { reason } = &finding {
-        warn!(variant = name, reason, "CPU kernels do not work although this processor should run them; left out");
+    if let KernelTrial::Broken { reason } = &finding {
+        warn!(variant = name, reason, "CPU kernels do not work although they claim to support this processor; skipped");
     }
     Tried { name, path, finding }
 }
 
 /// Returns the result printed by `command`, which runs [`check()`], or the description of its crash.
-async fn ask(command: &mut Command, timeout: Duration) -> Finding {
+async fn ask(command: &mut Command, timeout: Duration) -> KernelTrial {
     // A process that crashes must not start a debugger.
     command.env("GGML_NO_BACKTRACE", "1").stdin(Stdio::null()).kill_on_drop(true);
-    let broken = |reason: String| Finding::Broken { reason };
+    let broken = |reason: String| KernelTrial::Broken { reason };
     let output = match tokio::time::timeout(timeout, command.output()).await {
         Ok(Ok(output)) => output,
         Ok(Err(error)) => return broken(format!("cannot be tried: {error}")),
-        Err(_) => return broken(format!("gave no answer within {} s", timeout.as_secs_f32())),
+        Err(_) => return broken(format!("gave no result within {} s", timeout.as_secs_f32())),
     };
     if output.status.success() {
         return serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|error| broken(format!("answers nonsense: {error}")));
+            .unwrap_or_else(|error| broken(format!("printed an invalid result: {error}")));
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    broken(format!("{}; {}", output.status, said.lines().next().unwrap_or("it said nothing")))
+    broken(format!("{}; {}", output.status, said.lines().next().unwrap_or("no message")))
 }
 
 /// Returns the set for the newest processor among those that work.
 fn choose(tried: &[Tried]) -> Option<&Tried> {
     let score = |tried: &Tried| match tried.finding {
-        Finding::Works { score } => Some(score),
-        Finding::OtherProcessor | Finding::Broken { .. } => None,
+        KernelTrial::Works { score } => Some(score),
+        KernelTrial::OtherProcessor | KernelTrial::Broken { .. } => None,
     };
     tried
         .iter()
@@ -238,8 +237,7 @@ fn list(tried: &[Tried]) -> String {
 fn register(path: &Path) -> Result<(), BackendError> {
     let refused = || BackendError::Load { path: path.to_owned() };
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused())?;
-    // SAFETY: a path that ends with NUL. The library's own code runs here; for CPU kernels it ran in another process
-    // before.
+    // SAFETY: a path that ends with NUL. This runs the library's code; CPU kernels have run in another process before.
     let registered = unsafe { sys::ggml_backend_load(name.as_ptr()) };
     if registered.is_null() { Err(refused()) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
 //! The worker's configuration: flags, checked against each other and completed from the machine.
 //!
-//! `resolve` is the only path from flags to the running worker; each part receives its own struct. Not here: the flags
-//! themselves (`config::flags`), values that depend on the loaded model (the engine's facts).
+//! `resolve` is the only path from flags to the configuration; each part of the worker receives its own struct. Not
+//! here: the flags (`config::flags`), values that depend on the loaded model (the engine's facts).
 
 mod adapters;
 mod embedding;
@@ -42,16 +42,16 @@ use crate::request;
 use flags::Flags;
 use kv_transfer::KvTransferConfig;
 
-/// Sequences that run at the same time. Source: llama-server.
+/// Default number of sequences that run at the same time. Source: llama-server.
 const SLOTS_DEFAULT: u16 = 4;
 
-/// Longest time that a flag may set.
+/// Longest time that a flag may set. Source: a day, longer than any request or drain takes.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest time for a request's head, including the idle time before it.
 ///
-/// Source: own choice: longer than the 90 s for which routers keep an idle connection, so that none is closed just when
-/// a request is sent.
+/// Source: longer than the 90 s for which routers keep an idle connection, so that the worker does not close one while
+/// a request is being sent.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Longest time for a whole request body.
@@ -68,7 +68,7 @@ pub struct Config {
     pub source: ModelSource,
     /// Settings of llama.cpp's backends.
     pub backends: BackendConfig,
-    /// Settings of the engine, or most of those of the embedder in its place.
+    /// Settings of the engine. An embedding worker uses them, too, except those of generation.
     pub engine: EngineConfig,
     /// Adapter of requests that name none.
     pub adapter_in_force: Option<Applied>,
@@ -80,9 +80,9 @@ pub struct Config {
     pub prompt: PromptConfig,
     /// Default generation parameters of requests.
     pub generation: Generation,
-    /// Destination of traces; `None` if there are none.
+    /// Destination of traces; `None` if tracing is off.
     pub trace: Option<TraceConfig>,
-    /// Time for running responses to finish once the worker is told to stop.
+    /// Time for running responses to finish after the signal to stop.
     pub drain_timeout: Duration,
 }
 
@@ -97,7 +97,7 @@ pub struct HttpConfig {
     pub token_file: Option<PathBuf>,
     /// TLS files; `None` for plain HTTP.
     pub tls: Option<ServerFiles>,
-    /// Settings of KV state from and for other workers; `None` if none is exchanged.
+    /// Settings of KV transfers; `None` if the worker exchanges no state.
     pub kv_transfer: Option<KvTransferConfig>,
     /// Limits on client connections.
     pub connections: ConnectionLimits,
@@ -107,7 +107,7 @@ pub struct HttpConfig {
     pub admin_allowed_hosts: AllowedHosts,
     /// Longest request body. Units: bytes.
     pub body_bytes_max: usize,
-    /// Most memory of the bodies that are arriving. Units: bytes.
+    /// Maximum memory of request bodies that are being received. Units: bytes.
     pub body_memory_bytes_max: usize,
     /// Hosts from which images are fetched.
     pub image_url_hosts: Vec<ImageHost>,
@@ -115,16 +115,16 @@ pub struct HttpConfig {
     pub slot_save_path: Option<PathBuf>,
     /// Longest silence of a stream before its client gets a keep-alive comment; `None` for no limit.
     ///
-    /// Source of the default: own choice: a quarter of the minute after which common proxies close a silent connection.
+    /// Source of the default: common proxies close a connection after a minute of silence; 15 s are a quarter of it.
     pub silence_max: Option<Duration>,
-    /// Longest time for a client to read a part of a response that waits for it.
+    /// Longest time in which a client must read pending data of its response.
     ///
-    /// Source of the default: longer than a network delays a client that reads, and shorter than others should wait for
-    /// the slot that the response keeps.
+    /// Source of the default: longer than network delays, and shorter than other requests should wait for the
+    /// response's slot.
     pub idle_timeout: Duration,
 }
 
-/// Identity of the worker; absent parts follow from the machine once the port is known.
+/// Identity of the worker. Absent parts are derived from the machine once the port is known.
 #[derive(Debug, Clone)]
 pub struct IdentityConfig {
     /// Name in headers.
@@ -153,7 +153,7 @@ pub struct EmbeddingConfig {
     pub norm: Norm,
 }
 
-/// Reason why a flag's value cannot be used.
+/// Error in a flag's value.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A value is outside its range.
@@ -161,7 +161,7 @@ pub enum ConfigError {
     Range {
         /// Long form of the flag.
         flag: Cow<'static, str>,
-        /// What is wrong with the value.
+        /// Requirement that the value does not meet.
         reason: String,
     },
     /// The chat template cannot be read.
@@ -177,8 +177,9 @@ pub enum ConfigError {
 
 /// Returns the configuration that `flags` describe on this machine.
 ///
-/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, whether the slots' folder exists, the
-/// number of processors, the cache folder's name, the variables and the token file of the hub's clients.
+/// Errors: [`ConfigError`], naming the flag. Reads: the chat template's file, the existence of the folder for slots,
+/// the number of processors, the name of the cache folder, the environment variables and the token file of Hugging
+/// Face's clients.
 pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
     check_ranges(&flags)?;
     let source = source::source(&flags.source, &|name| std::env::var_os(name))?;
@@ -220,8 +221,8 @@ fn check_ranges(flags: &Flags) -> Result<(), ConfigError> {
     }
 }
 
-/// Refuses a context that leaves a slot less than llama.cpp's minimum: llama.cpp would enlarge it beyond the configured
-/// memory.
+/// Refuses a context in which a slot has less than llama.cpp's minimum, because llama.cpp would enlarge it beyond the
+/// configured memory.
 fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     let total = flags.ctx_size.unwrap_or(0);
     let each = total / u32::from(n_slots).max(1);
@@ -230,7 +231,7 @@ fn check_context(flags: &Flags, n_slots: u16) -> Result<(), ConfigError> {
     }
     let least = SLOT_CELLS_STEP * u32::from(n_slots);
     let reason = format!(
-        "{total} tokens for {n_slots} slots are {each} for each, and a slot has at least {SLOT_CELLS_STEP}: give \
+        "{total} tokens for {n_slots} slots are {each} per slot, and the minimum is {SLOT_CELLS_STEP}: set \
          {least} or more, or fewer --slots"
     );
     Err(ConfigError::Range { flag: "ctx-size".into(), reason })
@@ -241,7 +242,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     if slot_save_path.as_ref().is_some_and(|path| !path.is_dir()) {
         return Err(ConfigError::Range {
             flag: "slot-save-path".into(),
-            reason: "must be a folder that exists".to_owned(),
+            reason: "must be an existing folder".to_owned(),
         });
     }
     let silence_max = request::silence_max(flags.sse_ping_interval)
@@ -249,7 +250,7 @@ fn http_config(flags: &Flags) -> Result<HttpConfig, ConfigError> {
     let host = |error: HostError| ConfigError::Range { flag: "allowed-host".into(), reason: error.to_string() };
     let body_memory_bytes_max = flags.listener.body_memory(flags.body_max).ok_or_else(|| ConfigError::Range {
         flag: "body-memory-max".into(),
-        reason: "must be three times --body-max or more".to_owned(),
+        reason: "must be at least three times --body-max".to_owned(),
     })?;
     Ok(HttpConfig {
         listen: flags.listen,
@@ -278,7 +279,7 @@ fn engine_config(flags: &Flags, source: &ModelSource) -> Result<EngineConfig, Co
     let n_slots = flags.slots.unwrap_or(slots_default);
     check_context(flags, n_slots)?;
     Ok(EngineConfig {
-        // If the model is downloaded first, its path is known only then.
+        // The path of a model that is downloaded is not known yet.
         model: source.local().cloned().unwrap_or_default(),
         n_slots,
         context_tokens_total: flags.ctx_size.unwrap_or(0),
@@ -318,7 +319,7 @@ fn shift_config(flags: &Flags) -> ShiftConfig {
     ShiftConfig { cache_reuse_tokens: flags.cache_reuse, at_context_end }
 }
 
-/// Returns the folder for this program's cached data, which it can restore.
+/// Returns the folder for this program's cached data, which may be deleted.
 fn cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
@@ -358,7 +359,7 @@ fn chat_template(flags: &Flags) -> Result<Option<String>, ConfigError> {
     if template.contains('\0') {
         return Err(ConfigError::Range {
             flag: "chat-template-file".into(),
-            reason: "the file holds a NUL".to_owned(),
+            reason: "the file contains a NUL".to_owned(),
         });
     }
     Ok(Some(template))
@@ -369,7 +370,7 @@ fn named_chat_template(given: &str) -> Result<String, ConfigError> {
     if let Some(source) = warmpath_prompt::builtin_chat_template(given) {
         return Ok(source.to_owned());
     }
-    // Jinja without a tag shows no message: it is a wrong name, or a file's.
+    // A text without a Jinja tag cannot render messages: it is a wrong name, or the name of a file.
     if given.contains("{{") || given.contains("{%") {
         return Ok(given.to_owned());
     }
@@ -396,7 +397,7 @@ fn identity_config(flags: Flags, source: &ModelSource) -> Result<IdentityConfig,
     }
     let uid = flags.worker_id.map(|id| parse_uid(&id)).transpose()?;
     let mut model_names: Vec<String> = flags.aliases.into_iter().filter(|alias| !alias.is_empty()).collect();
-    // Responses contain the first name, which must not be a pattern.
+    // Responses contain the first name, so it must not be a pattern.
     if model_names.first().is_none_or(|name| is_pattern(name)) {
         match model_names.iter().position(|name| !is_pattern(name)) {
             Some(place) => model_names.swap(0, place),

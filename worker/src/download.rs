@@ -1,8 +1,8 @@
 //! Download of a model's file: from the Hugging Face hub, or from any URL.
 //!
-//! A file of the hub is stored where the hub's own clients store it, so files downloaded by them or another worker are
-//! found. A download is written beside its final path, resumes where it broke off, is compared with the hub's checksum,
-//! and is moved into place when complete. One process of a machine downloads a file; others wait for it.
+//! A file of the hub is stored in the cache of the hub's own clients, so files that these or other workers downloaded
+//! are found. A download is written next to its final path, resumes after interruptions, is compared with the hub's
+//! checksum, and is moved into place when complete. Only one process of a machine downloads a file; others wait for it.
 //!
 //! Not here: flags (`config::source`), the use of the file (`start`).
 
@@ -59,10 +59,10 @@ async fn fetch_from_hub(
         true => None,
         false => match hub::list(&web, hub, model).await {
             Ok(listing) => Some(listing),
-            // A machine that has the model must be able to start while the hub is down.
+            // A worker whose machine has the model must be able to start while the hub is down.
             Err(error) if error.is_transient() => {
                 let Ok(path) = cached(&repository, model) else { return Err(error) };
-                warn!(%error, "the hub does not answer; using the model in the cache");
+                warn!(%error, "the hub does not respond; using the model in the cache");
                 return Ok(path);
             }
             Err(error) => return Err(error),
@@ -78,7 +78,7 @@ async fn fetch_from_hub(
         let remote = Remote { url, token: hub.token.as_ref(), size: Some(file.size), sha256: file.sha256 };
         ensure(&web, (&repository, &commit, file), remote, progress).await?;
     }
-    // Last, so that an interrupted download leaves the branch at its former commit.
+    // This is the last write, so that an interrupted download leaves the branch at its former commit.
     repository.write_ref(&model.revision, &commit)?;
     let first = chosen.first().expect("a choice has a file");
     Ok(repository.snapshot(&commit, &first.path))

@@ -1,7 +1,7 @@
 //! The embedder: one OS thread that owns the model and computes vectors or scores of texts.
 //!
-//! A text is computed once, as a whole, and nothing of it is kept. So there are no slots and no cache, only batches to
-//! plan. In a worker that does not generate, the embedder takes the place of the engine.
+//! A text is computed once, as a whole, and no state of it is kept. So there are no slots and no cache, only batches. A
+//! worker has either an embedder or an engine.
 //!
 //! Not here: HTTP, post-processing of a vector (`vector`), the texts of a batch
 //! (`warmpath_worker_core::embedding_batch`).
@@ -45,7 +45,7 @@ pub struct EmbedConfig {
 pub struct EmbedFacts {
     /// Longest text. Units: tokens.
     pub text_tokens_max: u32,
-    /// Most texts of a batch.
+    /// Maximum number of texts of a batch.
     pub n_sequences: u16,
     /// Size of the vocabulary.
     pub n_vocab: u32,
@@ -68,7 +68,7 @@ pub struct EmbedFacts {
 pub struct Embedded {
     /// Length of the text. Units: tokens.
     pub n_tokens: u32,
-    /// Its vectors from the model: one, or without pooling one for each token.
+    /// Vectors from the model: one, or one for each token without pooling.
     pub vectors: Vec<Vec<f32>>,
 }
 

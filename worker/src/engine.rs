@@ -1,9 +1,9 @@
 //! The engine: one OS thread that owns the model and the context and runs submissions.
 //!
-//! Commands come in through a bounded queue; events go out through each submission's own channel. A step is admit ->
-//! slot plan -> batch plan -> decode -> sample -> emit; `warmpath-worker-core` makes the decisions. The thread's state
-//! has four owners, which `step` composes: `schedule`, `kv`, `output` and `publish`. Not here: HTTP, prompts as text,
-//! the summary stream.
+//! Commands arrive through a bounded queue; events leave through each submission's own channel. The phases of a step
+//! are admit, slot plan, batch plan, decode, sample, emit; `warmpath-worker-core` makes the decisions. The thread's
+//! state has four owners, which `step` composes: `schedule`, `kv`, `output` and `publish`. Not here: HTTP, prompts as
+//! text, the summary stream.
 
 mod admin;
 mod api;
@@ -23,10 +23,11 @@ mod setup;
 mod step;
 mod thread;
 
-pub use admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TenantView};
+pub use admin::{CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, TenantView};
 pub use api::{
-    CachedTokens, DraftWish, Drafted, EngineError, EngineUpdate, Event, FinishReason, Finished, Generation, PastToken,
-    ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
+    CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, EngineUpdate, FinishReason, Finished, Generation,
+    PastToken, ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started,
+    Submission,
 };
 pub(crate) use config::footprint::check_devices;
 pub use config::footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
@@ -42,7 +43,7 @@ pub use events::{EventReceiver, EventSender, UNREAD_BYTES_MAX, events};
 pub use facts::{EngineFacts, Exchange};
 pub use handle::{ArrivalGuard, EngineHandle};
 pub use images::{Projector, ProjectorConfig};
-pub use kv::receiving::{FetchOrder, Fetched, Inbox, PeerOffer, PeerSpeed};
+pub use kv::receiving::{FetchOrder, FetchedState, Inbox, PeerOffer, PeerSpeed};
 pub use kv::saved_slot::{CHECKPOINTS_MAX, SlotCheckpoint, SlotState};
 pub use kv::sending::{RunEnd, SENDS_MAX, SendError, SentRun};
 pub use llama::adapters::AdapterFile;
@@ -62,7 +63,7 @@ pub use publish::counters::CounterValues;
 pub(crate) use publish::counters::Counters;
 pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{
-    Figures, MeasureOutcome, Origin, SelfTestReport, Setting, StateCosts, SuffixRounding, TriedSetting,
+    ContextSetting, Figures, FiguresOrigin, MeasureOutcome, SelfTestReport, StateCosts, SuffixRounding, TriedSetting,
 };
 
 use tokio::sync::mpsc;

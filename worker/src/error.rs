@@ -1,6 +1,6 @@
-//! Reasons why a request gets no response: one type from the body's first byte to the response's last.
+//! Reasons why a request gets no response: one error type for all stages of a request.
 //!
-//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), why the worker does not start
+//! Not here: status codes (`warmpath_shell::refusal`), the error object (`http::error`), errors of the worker's start
 //! (`start`).
 
 use warmpath_common::dialects::{DialectError, Spelling};
@@ -118,7 +118,7 @@ pub enum RequestError {
     /// No KV state is sent to another worker.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// Too many lists of prefixes are being fetched.
+    /// Too many lists of prefixes wait to be fetched.
     #[error(transparent)]
     Prefetch(#[from] TooManyPrefetches),
     /// There is no such pin.
@@ -173,7 +173,7 @@ pub enum RequestError {
         /// The limit.
         subscribers_max: usize,
     },
-    /// The worker is at fault.
+    /// Internal error of the worker.
     #[error("the worker failed on this request")]
     Internal {
         /// Reason, for the log.
@@ -196,7 +196,7 @@ impl RequestError {
         Self::Field { param: param.into(), reason: reason.into() }
     }
 
-    /// Returns the error of a chat that has no prompt for a slot's context.
+    /// Returns the error of a chat whose prompt cannot be made.
     pub fn of_chat(error: PromptError, room: SlotRoom) -> Self {
         match error {
             PromptError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
@@ -204,7 +204,7 @@ impl RequestError {
         }
     }
 
-    /// Returns the error of a raw prompt that has no tokens for a slot's context.
+    /// Returns the error of a raw prompt that cannot be tokenized.
     pub fn of_raw(error: RawError, room: SlotRoom) -> Self {
         match error {
             RawError::TooManyTokens(many) => Self::PromptTooLong { n_tokens: many.into(), room },
@@ -221,7 +221,7 @@ impl RequestError {
                 Self::PromptTooLong { n_tokens: TokenCount::Exactly(n_tokens), room }
             }
             PromptFault::UnknownToken { token, n_vocab } => {
-                Self::field("prompt", format!("the prompt holds token {token}; the vocabulary has {n_vocab} tokens"))
+                Self::field("prompt", format!("the prompt has token {token}; the vocabulary has {n_vocab} tokens"))
             }
         }
     }

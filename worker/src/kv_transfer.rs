@@ -1,9 +1,9 @@
-//! KV state from other workers: a router names a worker that holds more of a prompt, and missing blocks are fetched.
-//! A router may also name prefixes to fetch before requests need them (`ahead`).
+//! KV state from other workers: a router names a worker that has more of a prompt, and missing blocks are fetched. A
+//! router may also name prefixes to fetch before requests need them (`ahead`).
 //!
-//! When the request arrives, the engine decides which blocks it wants, and until when it waits for them; the request
-//! keeps its place in the queue. Received state is verified here and stored by the engine. If anything fails, the rest
-//! of the prompt is computed, and the failed worker is not asked again for a while.
+//! When the request arrives, the engine decides which blocks to fetch and how long to wait for them; the request keeps
+//! its place in the queue. Received state is verified here and stored by the engine. After a failure the rest of the
+//! prompt is computed, and the other worker gets no requests for some time.
 //!
 //! Not here: sending state (`http::kv`), the decision and the wait (`engine::kv::receiving`), the connection (`peer`).
 
@@ -29,24 +29,24 @@ use peer::{FetchError, FetchProgress, Peer};
 use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 use crate::metrics::Metrics;
 
-/// Most runs that are fetched at a time; further requests compute.
+/// Maximum number of runs that are fetched at a time; further requests compute their prompts.
 ///
-/// Source: own choice: they share the network, and each needs memory for a run.
+/// Source: they share the network, and each needs memory for a run; a worker also sends at most four.
 const FETCHES_MAX: usize = 4;
 
 /// Label in metrics of state that a request waits for.
 const RECEIVED: &str = "received";
 
-/// Most other workers that are remembered; the least recently used one is forgotten.
+/// Maximum number of remembered other workers; beyond it the least recently used one is removed.
 ///
-/// Source: own choice: more workers than a router sends one worker's requests to.
+/// Source: more workers than a router sends one worker's requests to.
 const PEERS_MAX: u64 = 256;
 
-/// Credentials by which workers and routers trust each other.
+/// Access control between workers and routers.
 pub struct Access {
-    /// The fleet's tokens: callers must present one of them, and requests to other workers carry one.
+    /// Tokens of the fleet, one of which every request to a worker must have.
     pub tokens: Option<Arc<FleetTokens>>,
-    /// Whether the worker listens on this machine only.
+    /// Whether the worker listens only on the loopback interface.
     pub is_local: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct StateFetcher {
     lists: Arc<Semaphore>,
     /// Lock of the list that is being fetched; held across `.await` until all of it is fetched.
     turn: Mutex<()>,
-    /// Sent when another worker or a router has requested state, or has received it.
+    /// Signal that another worker or a router has requested or received state.
     asked: watch::Sender<()>,
 }
 
@@ -89,8 +89,8 @@ impl StateFetcher {
 
     /// Returns the offer of a router's hint for one submission, and fetches what the engine then orders.
     ///
-    /// Returns `None` if the hint is not followed: it cannot be trusted, its worker has just failed, or too many runs
-    /// are being fetched.
+    /// Returns `None` if the hint is ignored: it cannot be trusted, its worker has just failed, or too many runs are
+    /// being fetched.
     pub fn offer(&self, hint: &PeerHint, engine: &EngineHandle) -> Option<PeerOffer> {
         let exchange = engine.facts().exchange?;
         let peer = self.peer(hint)?;
@@ -109,7 +109,7 @@ impl StateFetcher {
         Some(PeerOffer { n_blocks: hint.n_blocks(), speed, order })
     }
 
-    /// Returns the worker of a hint, if the hint is followed.
+    /// Returns the worker of a hint; `None` if the hint must be ignored.
     ///
     /// Without a fleet token any client may have sent the hint, so the worker must not connect to other machines.
     fn peer(&self, hint: &PeerHint) -> Option<Arc<Peer>> {
@@ -146,7 +146,7 @@ impl Fetch {
             fetched = tokio::time::timeout_at(order.deadline.into(), fetched) => {
                 fetched.unwrap_or(Err(FetchError::Late))
             }
-            // The engine gives up at the deadline, too.
+            // The engine closes the inbox at the deadline, too.
             () = order.inbox.closed() => {
                 Err(if Instant::now() < order.deadline { FetchError::NotWanted } else { FetchError::Late })
             }
@@ -170,7 +170,7 @@ impl Fetch {
         let (peer, n_blocks, ms) = (self.peer.url(), progress.n_blocks(), took.as_millis());
         match fetched {
             Err(error) if error.is_fault() => {
-                warn!(%peer, n_blocks, error = warmpath_shell::chain(error), "KV state of another worker is not used");
+                warn!(%peer, n_blocks, error = warmpath_shell::chain(error), "cannot use the KV state of another worker");
             }
             _ => debug!(%peer, n_blocks, ms, result, "fetched KV state"),
         }

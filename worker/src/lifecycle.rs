@@ -1,8 +1,8 @@
 //! One request from its body to the end of its response, for all endpoints.
 //!
-//! All slow work before the engine is one blocking step (parse, render, tokenize, check, submit). The answer is then a
-//! stream of steps; dropping it, as when a client leaves, frees its slots. Not here: the shapes of requests (`request`)
-//! and of responses (`http`), running the model (the engine).
+//! All slow work before the engine is one blocking step (parse, render, tokenize, check, submit). The response is then
+//! a stream of steps; dropping it, for example when a client disconnects, frees its slots. Not here: the shapes of
+//! requests (`request`) and of responses (`http`), running the model (the engine).
 
 mod arguments;
 pub mod chat;
@@ -29,13 +29,13 @@ use crate::engine::{self, CompiledSchema, EngineError, EventReceiver, Generation
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::request::generation::CheckContext;
-use crate::request::{PRIORITY_ABS_MAX, Read, Request, Shared, ShiftFields};
+use crate::request::{CommonFields, PRIORITY_ABS_MAX, Read, Request, ShiftFields};
 use crate::response_format::WantedSchema;
 
-use journal::{Past, RouterInstructions};
+use journal::{PastOutput, RouterInstructions};
 use prompts::ReadPrompt;
-pub use response_stream::{Answer, ResponseSpec, ResponseTotals, Step};
 use response_stream::{ChoiceState, RequestTimer};
+pub use response_stream::{ResponseSpec, ResponseStep, ResponseTotals, StartedResponse};
 
 /// A request that has arrived, before its body is parsed.
 pub struct Arrival {
@@ -53,9 +53,9 @@ pub struct Arrival {
     pub cache_salt: Option<String>,
     /// Tenant from the router.
     pub tenant: Option<TenantId>,
-    /// Highest priority that the router allows; a higher priority is lowered to it.
+    /// Highest priority that the router allows; higher ones are reduced to it.
     pub priority_max: Option<i32>,
-    /// State that another worker holds for this request.
+    /// State for this request that another worker offers.
     pub peer: Option<PeerOffer>,
     /// The router's instructions for the response.
     pub wanted: RouterInstructions,
@@ -65,8 +65,8 @@ pub struct Arrival {
     pub read: Read,
 }
 
-/// A request that the engine can take.
-struct Draft {
+/// A request that is ready for the engine.
+struct PreparedRequest {
     request_id: RequestId,
     prompts: Vec<ReadPrompt>,
     /// Number of choices of each prompt.
@@ -81,7 +81,7 @@ struct Draft {
     wanted_slot: Option<SlotId>,
     expected_tokens: u32,
     peer: Option<PeerOffer>,
-    past: Past,
+    past: PastOutput,
 }
 
 /// A choice in the engine, and the receiver of its events.
@@ -94,7 +94,7 @@ pub async fn start(
     serving: &Arc<Serving>,
     metrics: &Arc<Metrics>,
     mut arrival: Arrival,
-) -> Result<Answer, RequestError> {
+) -> Result<StartedResponse, RequestError> {
     serving.check_room()?;
     let mut clock = RequestTimer::start(&mut arrival, metrics);
     let on_the_way = serving.engine.announce();
@@ -105,12 +105,12 @@ pub async fn start(
     let prepared = serving.prepare(work).await;
     clock.prepared();
     let (form, submitted) = prepared.inspect_err(|_| clock.failed("prepare"))?;
-    Answer::begin(form, submitted, clock).await
+    StartedResponse::begin(form, submitted, clock).await
 }
 
 fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Submitted>), RequestError> {
     let Request { shared, prompt, answer: fields } = (arrival.read)(&arrival.body)?;
-    let Shared { options, generation: wanted, refused } = shared;
+    let CommonFields { options, generation: wanted, refused } = shared;
     serving.check_model(options.model.as_deref())?;
     refused.check()?;
     let wanted_schema = wanted.wanted_schema()?;
@@ -138,11 +138,11 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     if let Some(past) = &past {
         past.check(prompts.len().saturating_mul(n as usize), n_vocab)?;
     }
-    // Log probabilities of the prompt would need its logits again.
+    // A continuation has no logits of the prompt, which its log probabilities would need.
     let lists_prompt = generation.probabilities.is_some_and(|wish| wish.of_prompt);
     let is_journaled = journaled.has(options.delivery()) && !lists_prompt;
     if is_journaled {
-        // llama.cpp replaces its default seed by a random one, as if there were none.
+        // llama.cpp replaces this seed by a random one.
         let seed = generation.sampling.seed.filter(|seed| *seed != u32::MAX);
         generation.sampling.seed = Some(seed.unwrap_or_else(|| identity.seed()));
     }
@@ -160,7 +160,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
     };
     let adapter = lora::resolve(&serving.model, options.model.as_deref(), options.lora.as_deref())?;
     let hinted = arrival.wanted_slot.filter(|slot| slot.0 < serving.model.n_slots);
-    let draft = Draft {
+    let draft = PreparedRequest {
         prompts,
         n,
         chain_root: serving.chain_root(adapter, salt),
@@ -182,7 +182,7 @@ fn prepare(serving: &Serving, arrival: Arrival) -> Result<(ResponseSpec, Vec<Sub
 /// Adds the constraints of a chat's response to the generation.
 ///
 /// A response that follows a client's grammar has no reasoning, and all of it is content. A response that follows a
-/// schema may have reasoning before it, and may be a tool call instead. Errors: `Field` if tools may be called beside a
+/// schema may have reasoning before it, and may be a tool call instead. Errors: `Field` if tools are combined with a
 /// grammar.
 fn constrain(prompts: &mut [ReadPrompt], generation: &mut Generation) -> Result<(), RequestError> {
     for prompt in prompts {
@@ -215,15 +215,14 @@ fn compile(serving: &Serving, wanted: WantedSchema) -> Result<CompiledSchema, Re
 fn check_prompts(serving: &Serving, prompts: &[ReadPrompt], n: u32) -> Result<(), RequestError> {
     let n_sequences = prompts.len().saturating_mul(n as usize);
     if n_sequences > serving.n_places() {
-        let reason = format!("{n_sequences} choices are asked for; this worker holds at most {}", serving.n_places());
+        let reason = format!("{n_sequences} choices are requested; this worker allows at most {}", serving.n_places());
         return Err(RequestError::field("n", reason));
     }
     prompts.iter().try_for_each(|prompt| serving.check_prompt(&prompt.tokens, &prompt.runs))
 }
 
-/// Submits every choice to the engine. If one is refused, the earlier ones are cancelled, because their receivers are
-/// dropped.
-fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, RequestError> {
+/// Submits every choice to the engine. If one is refused, the earlier ones are cancelled by dropping their receivers.
+fn submit(serving: &Serving, mut draft: PreparedRequest) -> Result<Vec<Submitted>, RequestError> {
     let mut submitted = Vec::with_capacity(draft.prompts.len() * draft.n as usize);
     for prompt in std::mem::take(&mut draft.prompts) {
         for k in 0..draft.n {
@@ -247,7 +246,7 @@ fn submit(serving: &Serving, mut draft: Draft) -> Result<Vec<Submitted>, Request
                 wanted_slot: draft.wanted_slot.filter(|_| submitted.is_empty()),
                 last_message_token: prompt.last_message_token,
                 priority: draft.priority,
-                // If there are several choices, the others wait together with the first.
+                // With several choices, the other ones wait for the transfer of the first.
                 peer: draft.peer.take(),
                 runs: prompt.runs.clone(),
                 events,

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
     flags.log_ignored();
     if let Err(error) = spins {
-        tracing::warn!(%error, "threads wait in the system's default way: this program could not start itself again");
+        tracing::warn!(%error, "threads use the system's default way of waiting: this program could not execute itself again");
     }
     tracing::info!(threads_wait = waiting::described(), "starting");
     match run(flags) {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Tries CPU kernels, in the process that a worker starts for it.
+/// Checks CPU kernels, in a process that a worker has started for this.
 fn check(library: &Path) -> ExitCode {
     match serde_json::to_writer(std::io::stdout(), &backends::check(library)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,7 +77,7 @@ fn print(text: &str) -> ExitCode {
 
 #[tokio::main]
 async fn run(flags: Flags) -> anyhow::Result<()> {
-    // Before the configuration is resolved, because it divides the limit.
+    // This comes before the configuration is resolved, because the configuration depends on the limit.
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
@@ -95,7 +95,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         first(&mut terminate, &mut interrupt).await;
         let _ = asked.send(());
         first(&mut terminate, &mut interrupt).await;
-        tracing::warn!("asked to stop twice: leaving at once");
+        tracing::warn!("received a second signal to stop; exiting immediately");
         std::process::exit(1);
     });
     bound.serve(async { shutdown.await.unwrap_or_default() }).await?;

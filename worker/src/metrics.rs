@@ -19,10 +19,10 @@ use warmpath_shell::metrics::{
 
 use crate::engine::{CacheTotals, CounterValues};
 
-/// Buckets for a transfer: 1 ms to 30 s. Units: seconds.
+/// Buckets for transfers. Units: seconds. Source: from small runs on a fast network to the longest wait.
 const TRANSFER_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 
-/// Buckets for a share.
+/// Buckets for shares. Source: tenths, and finer ones near 1, where most hit ratios of agents are.
 const RATIO_BUCKETS: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99];
 
 /// Tiers and their labels.
@@ -68,7 +68,7 @@ macro_rules! metrics {
 metrics! {
     /// Requests by endpoint and status.
     requests: IntCounterVec = counters("requests_total", &["endpoint", "status"]);
-    /// Requests with tools that no part of this worker executes, by kind; they were answered without these tools.
+    /// Requests with tools that this worker does not execute, by kind; they were answered without these tools.
     left_out_tools: IntCounterVec = counters("left_out_tools_total", &["kind"]);
     /// Requests without a valid token, if tokens are required.
     auth_failures: IntCounter = counter("auth_failures_total");
@@ -78,9 +78,9 @@ metrics! {
     tls_failures: IntCounter = counter("tls_failures_total");
     /// Open connections of clients.
     connections: IntGauge = gauge("connections");
-    /// Connections of clients that were refused because there were too many, none of them silent.
+    /// Connections of clients that were refused because there were too many and none was idle.
     refused_connections: IntCounter = counter("refused_connections_total");
-    /// Connections of silent clients that were closed to make room for others.
+    /// Connections of idle clients that were closed to make room for others.
     displaced_connections: IntCounter = counter("displaced_connections_total");
     /// Memory of request bodies that are still arriving.
     body_bytes: IntGauge = gauge("arriving_body_bytes");
@@ -105,14 +105,14 @@ metrics! {
     prefix_cache_tokens: IntCounterVec = counters("prefix_cache_tokens_total", &["tier"]);
     /// Share of a sequence's prompt tokens that was reused.
     prefix_cache_ratio: Histogram = histogram("prefix_cache_ratio", RATIO_BUCKETS);
-    /// Sequences that waited for a prefix that another was computing.
+    /// Sequences that waited for a prefix that another sequence was computing.
     prefix_waits: IntCounter = counter("prefix_waits_total");
-    /// Time that sequences had waited for a prefix that another was computing when they got their slots.
+    /// Time that sequences waited for a prefix that another sequence was computing, counted when they got a slot.
     prefix_wait: Counter = total_seconds("prefix_wait_seconds_total");
-    /// Time that sequences had waited for state to be read from disk when they got their slots.
+    /// Time that sequences waited for state to be read from disk, counted when they got a slot.
     disk_wait: Counter = total_seconds("disk_wait_seconds_total");
-    /// Stored state that the disk did not write or read, by operation: read, write; or write_refused if too much waited
-    /// to be written.
+    /// Chunks that were not read from or written to disk, by operation: read, write, or write_refused if too many
+        /// were waiting.
     disk_failures: IntCounterVec = counters("disk_failures_total", &["operation"]);
     /// Sequences whose cached state could not be restored into their slot and was computed.
     restore_failures: IntCounter = counter("restore_failures_total");
@@ -138,11 +138,11 @@ metrics! {
     checkpoints_made: IntCounter = counter("checkpoints_made_total");
     /// Starts from a checkpoint.
     checkpoint_uses: IntCounter = counter("checkpoint_uses_total");
-    /// Idle slots whose state left the KV buffer.
+    /// Idle slots whose state was moved out of the KV buffer.
     slots_offloaded: IntCounter = counter("slots_offloaded_total");
     /// Context shifts: a response filled its context and its oldest tokens were dropped.
     context_shifts: IntCounter = counter("context_shifts_total");
-    /// Images that were encoded; reused ones are not.
+    /// Images that were encoded, without reused ones.
     encoded_images: IntCounter = counter("images_encoded_total");
     /// Images that could not be encoded.
     encode_failures: IntCounter = counter("image_failures_total");
@@ -161,7 +161,7 @@ metrics! {
     cache_evicted_tokens: IntCounterVec = counters("cache_evicted_tokens_total", &["tier", "reason"]);
     /// Tenants that have a share of a tier, by tier: ram, disk.
     cache_tenants: IntGaugeVec = gauges("cache_tenants", &["tier"]);
-    /// Bytes of the tenant with the most, pinned state not counted, by tier: ram, disk.
+    /// Bytes of the largest tenant, without pinned state, by tier: ram, disk.
     cache_largest_tenant: IntGaugeVec = gauges("cache_largest_tenant_bytes", &["tier"]);
     /// Runs of KV state that were exchanged with other workers, by direction and result: sent, received for a
     /// request, or prefetched for later ones.
@@ -174,7 +174,7 @@ metrics! {
     kv_transfer: HistogramVec = histograms("kv_transfer_seconds", &["direction"], TRANSFER_BUCKETS);
     /// Prompt tokens that were computed.
     prefill_tokens: IntCounter = counter("prefill_tokens_total");
-    /// Time from slot to first token, of requests with a response.
+    /// Time from the slot's start to the first token, of completed requests.
     prefill: Counter = total_seconds("prefill_seconds_total");
     /// Time that computing the reused prompt tokens would have taken, at the prefill rate measured when they were
     /// reused.
@@ -211,7 +211,7 @@ metrics! {
     summary_updates: IntCounter = counter("summary_updates_total");
     /// Frames of the summary that were sent to subscribers.
     summary_frames: IntCounter = counter("summary_frames_total");
-    /// Subscribers of the summary that were disconnected because they did not keep up.
+    /// Subscribers of the summary that were disconnected because they were too slow.
     summary_cut_off: IntCounter = counter("summary_cut_off_total");
     /// The model and the version, as labels.
     info: IntGaugeVec = gauges("info", &["model", "fingerprint", "version"]);
@@ -377,7 +377,7 @@ impl Metrics {
     }
 }
 
-/// Increases a counter to a value that is counted elsewhere.
+/// Increases a counter to a value that another part counts.
 fn raise(counter: &IntCounter, value: u64) {
     counter.inc_by(value.saturating_sub(counter.get()));
 }
@@ -392,7 +392,7 @@ mod tests {
     fn saved_time_is_counted_at_the_measured_rate() {
         let metrics = Metrics::new();
         metrics.reused(1000);
-        assert_eq!(metrics.saved_prefill.get(), 0.0, "nothing has been measured");
+        assert_eq!(metrics.saved_prefill.get(), 0.0, "no prefill has been measured");
         metrics.prefill_rate.set(500.0);
         metrics.reused(1000);
         metrics.prefill_rate.set(1000.0);

@@ -1,7 +1,7 @@
-//! The state of a loaded worker, which either generates or embeds, and the parts that both kinds have in common.
+//! The state of a loaded worker of either kind, generating or embedding, and the common part of both kinds.
 //!
-//! A process is of one kind, and a request for the other kind gets an error. Common parts, such as the vocabulary and
-//! the summary, are accessed in the same way for both. Not here: loading (`start`), the path of a request (`http`,
+//! A process is of one kind, and a request for the other kind gets an error. The common part, such as the vocabulary
+//! and the summary, has the same interface for both. Not here: loading (`start`), running a request (`http`,
 //! `lifecycle`).
 
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::embedder::vector::Norm;
 use crate::engine::{CacheTotals, CounterValues, MemoryUse};
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
-use crate::summary::Publisher;
+use crate::summary::SummaryPublisher;
 
 /// A loaded worker; cheap to clone.
 #[derive(Clone)]
-pub enum Served {
+pub enum LoadedModel {
     /// Generates text.
     Generator(Arc<Serving>),
     /// Computes vectors or scores of texts.
@@ -45,10 +45,10 @@ pub struct Embedding {
     /// The model's metadata for routers.
     pub vocabulary: VocabularyFile,
     /// Publisher of the load.
-    pub publisher: Publisher,
+    pub publisher: SummaryPublisher,
     /// Pool for the work before the embedder.
     pub preparing: Preparing,
-    /// Memory that it takes; `None` if unknown.
+    /// Memory that the model takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
@@ -60,7 +60,7 @@ pub struct Base<'a> {
     /// Tokenizer and templates.
     pub prompts: &'a PromptMaker,
     /// Publisher of the cached blocks and the load.
-    pub publisher: &'a Publisher,
+    pub publisher: &'a SummaryPublisher,
     /// The model's metadata for routers.
     pub vocabulary: &'a VocabularyFile,
     /// File of the model.
@@ -73,11 +73,11 @@ pub struct Base<'a> {
     pub n_params: u64,
     /// Size of the model's tensors.
     pub model_bytes: u64,
-    /// Memory that it takes; `None` if unknown.
+    /// Memory that the model takes; `None` if unknown.
     pub memory: Option<MemoryUse>,
 }
 
-impl Served {
+impl LoadedModel {
     /// Returns the common state.
     pub fn base(&self) -> Base<'_> {
         match self {
@@ -154,9 +154,9 @@ impl Served {
         }
     }
 
-    /// Accepts no further requests, lets running ones finish until `within` has passed, and returns once that is done.
+    /// Stops admission, lets running requests finish until `within` has passed, and then returns.
     ///
-    /// Until then, KV state is sent to other workers for as long as `transfers` requires.
+    /// Until then, KV state is sent to other workers as long as `transfers` requires.
     pub async fn drain(&self, within: Duration, transfers: Option<&StateFetcher>) {
         match self {
             Self::Generator(serving) => {

@@ -1,10 +1,10 @@
 //! Memory of stored KV state: buffers in huge pages, and reuse of buffers whose pages were touched before.
 //!
 //! The system clears a page when it is first touched, which takes several times as long as copying state into it. So
-//! large buffers ask for huge pages, which are cleared faster, and the buffer of a dropped payload is reused for the
-//! next payload of its size.
+//! large buffers use huge pages, which are cleared faster, and the buffer of a dropped payload is reused for the next
+//! payload of the same size.
 //!
-//! Not here: what is stored (`engine::kv::store`), the meaning of the bytes (`engine::kv::codec`).
+//! Not here: the stored payloads (`engine::kv::store`), the meaning of the bytes (`engine::kv::codec`).
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use memmap2::MmapMut;
 
-/// Size from which a buffer has its own pages: a huge page on x86-64, and on ARM with base pages of 4 KiB.
+/// Minimum size of a buffer with its own pages. Source: a huge page on x86-64, and on ARM with base pages of 4 KiB.
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
-/// Most buffers that are kept for reuse.
+/// Maximum number of buffers that are kept for reuse.
 ///
-/// Source: own choice: storing a chunk in a full store evicts about one, which serves the next chunk.
+/// Source: storing a chunk in a full store evicts about one, whose buffer the next chunk uses.
 const KEPT_MAX: usize = 2;
 
-/// A buffer, zeroed when it is made.
+/// A buffer that starts with zeros.
 #[derive(Debug)]
 pub enum Pages {
-    /// Pages of its own.
+    /// Its own pages.
     Mapped(MmapMut),
     /// Memory of the allocator.
     Allocated(Vec<u8>),
@@ -167,7 +167,7 @@ mod tests {
             let first = place(&payload);
             drop(payload);
             let other = pool.take(n_bytes);
-            assert_ne!(place(&other), first, "a part of it is still read");
+            assert_ne!(place(&other), first, "a part of it is still in use");
             assert_eq!(part[..], [7; 10]);
             drop(part);
             assert_eq!(place(&pool.take(n_bytes)), first);

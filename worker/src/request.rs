@@ -1,8 +1,8 @@
-//! Requests that generate: the fields of each endpoint are one type, which is read once from the body.
+//! Generation requests: each endpoint has one type, deserialized once from the body.
 //!
 //! The endpoints' types flatten the fields that they share, and each becomes a [`Request`] with one kind of prompt. The
-//! API's document is derived from the same types. Not here: the dialects that become a chat first
-//! (`warmpath_common::dialects`), what a request does (`lifecycle`).
+//! API's document is derived from the same types. Not here: the dialects that are converted into a chat first
+//! (`warmpath_common::dialects`), running a request (`lifecycle`).
 
 mod chat;
 mod completion;
@@ -28,28 +28,28 @@ use refused::Refused;
 /// Reader of an endpoint's bodies.
 pub type Read = fn(&[u8]) -> Result<Request, RequestError>;
 
-/// A request that generates, as it was read.
+/// A parsed generation request.
 #[derive(Debug)]
 pub struct Request {
-    /// Fields that all of them have.
-    pub shared: Shared,
+    /// Fields common to all endpoints.
+    pub shared: CommonFields,
     /// Prompt or prompts.
     pub prompt: Prompt,
-    /// What is asked of the answer's objects.
+    /// Fields about the form of the response objects.
     pub answer: AnswerFields,
 }
 
-/// Fields of every request that generates.
+/// Fields common to all generation requests.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Shared {
-    /// How the request is run and answered.
+pub struct CommonFields {
+    /// Options of running the request and delivering its response.
     #[serde(flatten, deserialize_with = "fields::part")]
     pub options: Options,
-    /// How tokens are chosen.
+    /// Options of generation.
     #[serde(flatten, deserialize_with = "fields::part")]
     pub generation: GenerationFields,
-    /// What cannot be honoured.
+    /// OpenAI fields that the worker does not support.
     #[serde(flatten, deserialize_with = "fields::part")]
     pub refused: Refused,
 }
@@ -57,21 +57,21 @@ pub struct Shared {
 /// Prompts of a request, not yet tokenized.
 #[derive(Debug)]
 pub enum Prompt {
-    /// A conversation and what is wanted of its tools.
+    /// A conversation and its tool fields.
     Chat(Box<ChatPrompt>, ToolFields),
-    /// Raw prompts, at least one, and how the answer repeats them.
+    /// Raw prompts, at least one, and what the response repeats of them.
     Raw(Vec<RawPrompt>, Repeats),
     /// A gap to fill.
     Infill(InfillPrompt),
 }
 
-/// What an answer repeats of its raw prompt.
+/// Part of a response that repeats its raw prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Repeats {
     /// Nothing.
     Nothing,
-    /// Its text, as a field of its own.
+    /// A separate field with the prompt's text.
     Text,
-    /// The answer's text begins with the prompt's, and its log probabilities with those of the prompt.
+    /// The prompt at the start of the response's text, and its log probabilities at the start of the response's.
     Echo,
 }

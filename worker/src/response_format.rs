@@ -23,7 +23,10 @@ pub fn read(format: Option<&Value>, json_schema: Option<&Value>) -> Result<Optio
     let by_format = format.map(read_format).transpose()?.flatten();
     let (param, schema) = match (by_format, json_schema) {
         (Some(_), Some(_)) => {
-            return Err(RequestError::field("json_schema", "`json_schema` and `response_format` both give a schema"));
+            return Err(RequestError::field(
+                "json_schema",
+                "`json_schema` cannot be combined with a schema in `response_format`",
+            ));
         }
         (Some(wanted), None) => wanted,
         (None, Some(schema)) => ("json_schema", schema.clone()),
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_schema_wherever_it_is() {
+    fn finds_the_schema_in_every_field() {
         assert_eq!(wanted(r#"{"response_format": {"type": "text"}}"#).unwrap(), None);
         assert_eq!(wanted("{}").unwrap(), None);
         let object = json!({ "type": "object" });
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn names_the_invalid_field() {
         check_refused(r#"{"response_format": "json"}"#, "response_format");
         check_refused(r#"{"response_format": {}}"#, "response_format.type");
         check_refused(r#"{"response_format": {"type": "grammar"}}"#, "response_format.type");

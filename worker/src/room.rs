@@ -24,15 +24,14 @@ impl SlotRoom {
         Self { context_tokens: model.context_tokens, n_slots: model.n_slots, n_ctx_train: model.n_ctx_train }
     }
 
-    /// Returns the largest useful `--ctx-size` if the given one is larger, because no slot exceeds the context size in
-    /// training.
+    /// Returns the largest useful `--ctx-size`, by the context size in training; `None` if the given one is not larger.
     pub(crate) fn useful_ctx_size(&self, given: u32) -> Option<u64> {
         let useful = u64::from(self.n_ctx_train?) * u64::from(self.n_slots.max(1));
         (u64::from(given) > useful).then_some(useful)
     }
 
-    /// Returns, as the end of a sentence, the setting that makes room for a prompt of this many tokens and one token of
-    /// a response.
+    /// Returns the end of an error message: the setting with which a prompt of this length and one token of a response
+    /// fit.
     pub(crate) fn remedy(&self, n_tokens: TokenCount) -> String {
         let n_needed = (n_tokens.number() as u64 + 1).next_multiple_of(u64::from(SLOT_CELLS_STEP));
         let n_slots = u64::from(self.n_slots.max(1));
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_is_of_use_as_far_as_the_model_was_trained() {
+    fn a_context_is_useful_up_to_the_trained_size() {
         let check = |n_slots, n_ctx_train, given, expected| {
             let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
             assert_eq!(room.useful_ctx_size(given), expected, "{given} for {n_slots} slots");
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn explains_how_to_make_room_for_a_prompt() {
+    fn the_message_names_the_setting_for_a_longer_prompt() {
         let check = |(n_slots, n_ctx_train), n_tokens, expected: &str| {
             let room = SlotRoom { context_tokens: 2048, n_slots, n_ctx_train };
             assert_eq!(room.remedy(n_tokens), expected);

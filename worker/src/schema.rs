@@ -1,9 +1,9 @@
 //! JSON schemas of requests: the supported part, and its form for the grammar's compiler.
 //!
-//! A schema is rebuilt from the keywords that are known to be enforced exactly. Annotations are dropped, references are
-//! counted and renamed, and every part that a response could violate is refused by its path. So the compiler's input is
-//! small, and nothing in it has to be guessed or ignored. Not here: compiling and following (`engine::json_schema`),
-//! the fields (`response_format`).
+//! A schema is rebuilt from the keywords that are enforced exactly. Annotations are dropped, references are counted and
+//! renamed, and every keyword that a response could violate is refused with its path. So the compiler's input is small,
+//! and the compiler supports all of it. Not here: compiling and following (`engine::json_schema`), the fields
+//! (`response_format`).
 
 mod call;
 mod constants;
@@ -23,11 +23,11 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 pub use call::{ArgumentForm, CallText, check_apart};
-use node::Node;
+use node::SchemaNode;
 pub use patterns::check_products;
 pub use value::{Typing, ValueGrammar};
 
-/// Maximum number of schemas in a schema, nested and referenced ones counted once each.
+/// Maximum number of schemas in a schema, including nested and referenced ones, each counted once.
 ///
 /// Source: OpenAI accepts 5,000 properties; the compiler takes some 10 microseconds for each.
 const SCHEMAS_MAX: usize = 10_000;
@@ -35,10 +35,10 @@ const SCHEMAS_MAX: usize = 10_000;
 /// Deepest nesting. Source: the parser of JSON accepts 128 levels, of which most schemas need two each.
 const DEPTH_MAX: usize = 100;
 
-/// Most bytes of names, constants and patterns taken together. Source: OpenAI accepts 120,000 characters.
+/// Maximum number of bytes of names, constants and patterns taken together. Source: OpenAI accepts 120,000 characters.
 const TEXT_BYTES_MAX: usize = 256 << 10;
 
-/// Most references to different places. Source: own choice; each is compiled once.
+/// Maximum number of different targets of references. Source: each is compiled once, like a tenth of [`SCHEMAS_MAX`].
 const TARGETS_MAX: usize = 1000;
 
 /// Error in a schema, and its place.
@@ -59,11 +59,11 @@ impl SchemaError {
     }
 }
 
-/// Returns a schema in the compiler's form, under which the same values are valid, or fewer.
+/// Returns a schema in the compiler's form, which allows the same values or fewer.
 ///
 /// Errors: `SchemaError`, if it is not a schema, cannot be enforced exactly, or is too large.
 pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
-    let mut walk = Walk { root: schema, targets: Vec::new(), known: HashMap::new(), budget: Budget::default() };
+    let mut walk = SchemaWalk { root: schema, targets: Vec::new(), known: HashMap::new(), budget: Budget::default() };
     let mut root = walk.schema(schema, &At::root())?;
     let mut defs = Map::new();
     while defs.len() < walk.targets.len() {
@@ -81,7 +81,7 @@ pub fn normalize(schema: &Value) -> Result<Value, SchemaError> {
     Ok(root)
 }
 
-/// A place in a schema, as a linked list to the root.
+/// A path in a schema, as a linked list to the root.
 #[derive(Clone, Copy)]
 struct At<'a> {
     parent: Option<&'a At<'a>>,
@@ -138,15 +138,15 @@ impl Budget {
 }
 
 /// A walk over a schema and everything that it refers to.
-struct Walk<'a> {
+struct SchemaWalk<'a> {
     root: &'a Value,
-    /// Referenced places in the order of their first occurrence; the index in this list is the new name.
+    /// Targets of references in the order of their first occurrence; the index in this list is the new name.
     targets: Vec<String>,
     known: HashMap<String, usize>,
     budget: Budget,
 }
 
-impl Walk<'_> {
+impl SchemaWalk<'_> {
     /// Returns one schema rebuilt.
     fn schema(&mut self, schema: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
         self.budget.n_schemas += 1;
@@ -159,7 +159,7 @@ impl Walk<'_> {
         let at = At { depth: at.depth + 1, ..*at };
         match schema {
             Value::Bool(_) => Ok(schema.clone()),
-            Value::Object(keywords) => Node::new(keywords, &at).rebuild(self).map(Value::Object),
+            Value::Object(keywords) => SchemaNode::new(keywords, &at).rebuild(self).map(Value::Object),
             _ => Err(at.refuse("a schema must be an object or a boolean")),
         }
     }

@@ -1,6 +1,6 @@
-//! A worker's life: check the model's file, listen, load, serve, drain, end.
+//! The phases of a worker: check the model's file, listen, load, serve, drain, end.
 //!
-//! HTTP is up before the model is loaded, so that clients can see the progress. Only this file and the loading below it
+//! HTTP is served before the model is loaded, so that clients can see the progress. Only this file and its submodules
 //! change the phase. Not here: flags (`config`), requests (`http`).
 
 mod kernels;
@@ -37,12 +37,12 @@ use crate::engine::{StartError, check_adapter};
 use crate::http::{App, admin_router, router};
 use crate::kv_transfer::{Access, StateFetcher};
 use crate::metrics::Metrics;
-use crate::model_kind::{Base, Served};
+use crate::model_kind::{Base, LoadedModel};
 use crate::store::{self, Reservation};
 
-/// Longest time for responses to reach their clients once the engine has ended.
+/// Time limit for sending the last parts of responses after the engine has ended.
 ///
-/// Source: own choice: well below the 5 s that units and charts add to the drain timeout.
+/// Source: well below the 5 s that units and charts add to the drain timeout.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason why a worker does not start or cannot continue.
@@ -96,12 +96,12 @@ pub enum RunError {
     /// A thread of the worker has panicked.
     #[error("a part of the worker has panicked")]
     Panicked(#[source] tokio::task::JoinError),
-    /// The engine thread has ended by itself.
+    /// The engine thread has ended unexpectedly.
     #[error("the engine has stopped")]
     EngineStopped,
 }
 
-/// A worker that listens but does not load yet.
+/// A worker that listens and does not load its model yet.
 pub struct Bound {
     config: Config,
     listener: TcpListener,
@@ -121,7 +121,7 @@ struct Doors {
     image_urls: Option<Arc<ImageUrls>>,
     tracer: Tracer,
     metrics: Arc<Metrics>,
-    /// Tasks that follow the files; they end with the worker.
+    /// Tasks that watch the files; they end with the worker.
     tasks: JoinSet<()>,
 }
 
@@ -192,7 +192,7 @@ pub async fn bind(config: Config) -> Result<Bound, RunError> {
 ///
 /// Errors: `Model`, `Engine` for an adapter, `Tls`, `Token`, `PeerTls`, `ImageTls`, `Trace`.
 pub async fn check(config: Config) -> Result<(), RunError> {
-    // The tasks that follow the files end at once.
+    // The tasks that watch the files end immediately.
     drop(Doors::open(&config.http, config.trace.as_ref())?);
     let check_model = move || {
         if config.source.local().is_some() {
@@ -226,7 +226,7 @@ async fn checked(config: &Config) -> Result<Option<Reservation>, RunError> {
 fn check_files(config: &Config) -> Result<Option<Reservation>, RunError> {
     let model = Model::open(&config.engine.model).map_err(RunError::Model)?;
     check_draft_model(config)?;
-    // An embedding worker stores nothing.
+    // An embedding worker has no store.
     let Some(disk) = config.engine.store.disk.as_ref().filter(|_| config.embedding.is_none()) else { return Ok(None) };
     let model = model.fingerprint().map_err(RunError::Model)?;
     let reserved = store::reserve(&disk.dir, config.engine.state_settings(model));
@@ -306,9 +306,9 @@ impl Bound {
         served.drain(drain_timeout, app.transfers.as_deref()).await;
         close.send_replace(true);
         if tokio::time::timeout(CLOSE_TIMEOUT, http).await.is_err() {
-            warn!("some clients did not take their responses");
+            warn!("some clients did not read their responses to the end");
         }
-        // An error means that the collector is too slow to wait for.
+        // An error means that the collector was too slow.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, tracer.flush()).await;
         stopped
     }
@@ -321,7 +321,7 @@ impl Bound {
 async fn obtain(
     mut job: load::LoadJob,
     mut reservation: Option<Reservation>,
-) -> Result<(Served, Option<Reservation>), RunError> {
+) -> Result<(LoadedModel, Option<Reservation>), RunError> {
     if job.config.source.local().is_none() {
         let mut progress = DownloadProgress::new(Arc::clone(&job.phase));
         job.phase.send_replace(Phase::Downloading { percent: 0 });
@@ -342,7 +342,7 @@ fn serve_http(
 ) -> (JoinHandle<()>, watch::Sender<bool>) {
     let (close, closed) = watch::channel(false);
     if let Some(admin) = admin {
-        // The end of these connections is not awaited, because they have no long responses.
+        // Responses of these connections are short, so their end is not awaited.
         let connections = Connections::new(ConnectionLimits::ADMIN);
         let door = Door { tls: None, head_timeout: HEAD_TIMEOUT, reader_timeout, connections };
         tokio::spawn(listen::serve(admin, admin_router(app.clone()), door, closed.clone()));
@@ -353,13 +353,13 @@ fn serve_http(
     (http, close)
 }
 
-fn announce(served: &Served, took: Duration) {
+fn announce(served: &LoadedModel, took: Duration) {
     let Base { model, description, prompts, .. } = served.base();
     let took_s = took.as_secs_f64();
     match served {
-        Served::Generator(serving) => {
+        LoadedModel::Generator(serving) => {
             if prompts.chat_template_origin() == Some(TemplateOrigin::Default) {
-                warn!("the model has no chat template: chats are rendered as ChatML; --chat-template gives another");
+                warn!("the model has no chat template; chats are rendered as ChatML (--chat-template sets another)");
             }
             let facts = serving.engine.facts();
             info!(
@@ -374,7 +374,7 @@ fn announce(served: &Served, took: Duration) {
                 "ready"
             );
         }
-        Served::Embedder(embedding) => {
+        LoadedModel::Embedder(embedding) => {
             let facts = embedding.embedder.facts();
             info!(
                 model = model.names.first(),

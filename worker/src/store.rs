@@ -1,8 +1,8 @@
-//! The disk tier: chunks and checkpoints as files that survive a restart, behind one thread that owns all file IO.
+//! The disk tier: chunks and checkpoints as files that survive a restart. One thread owns all file IO.
 //!
 //! The engine thread puts requests into a queue and never waits; the thread "cache-disk" responds with events. A file
-//! is written under a temporary name, flushed and renamed, and its checksums are verified when it is read. So a crash
-//! at any point leaves a usable store.
+//! is written under a temporary name, flushed and renamed, and its checksums are verified when it is read. So the store
+//! is usable after a crash at any time.
 //!
 //! Not here: the choice of chunks (`chunk_index` in the core), the content of a payload (`engine::kv::codec`).
 
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use warmpath_common::model::Fingerprint;
-use warmpath_worker_core::chunk_index::{ChunkId, Record};
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkRecord};
 
 pub use folder::Reservation;
 pub use format::Damage;
@@ -31,25 +31,25 @@ use folder::Folder;
 use queue::Queue;
 use thread::DiskThread;
 
-/// Creates the folder for stored state if it does not exist, tries to write into it, and reserves it, so that a wrong
-/// folder or one in use is reported before a model is loaded.
+/// Creates the folder for stored state if it does not exist, tries to write into it, and reserves it, so that an
+/// unusable folder is reported before the model is loaded.
 ///
-/// `settings` names the model and the settings of its state, as far as they are known before loading. Returns `None` if
-/// `dir` itself is not writable but folders in it are; another worker is then detected only after loading.
+/// `settings` is the fingerprint of the model and of the settings that are known before loading. Returns `None` if
+/// `dir` itself is not writable but folders in it may be; another worker is then detected only after loading.
 /// Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
     folder::reserve(dir, settings)
 }
 
-/// Time after a failed write in which no further write is tried.
+/// Pause in writing after a failed write.
 ///
-/// Source: own choice: long enough that a full disk costs little, short enough that freed space is soon used again.
+/// Source: long enough that a full disk costs little time, and short enough that freed space is soon used again.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
-/// Longest wait of a dropped store for its thread, which may hang in a request to a dead disk. Source: own choice: a
-/// disk that answers has finished a write by then.
+/// Longest wait of a dropped store for its thread, which may hang in a request to a dead disk. Source: a working disk
+/// has finished a write by then.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Identity of stored state; every combination has a folder of its own.
+/// Identity of stored state; every combination has its own folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Fingerprint of the model's weights and metadata.
@@ -92,8 +92,8 @@ impl Identity {
 /// A file that was found when the store was opened.
 #[derive(Debug, Clone)]
 pub struct StoredFile {
-    /// Its content.
-    pub record: Record,
+    /// Content of its header.
+    pub record: ChunkRecord,
     /// Size of the file, header included. Units: bytes.
     pub file_bytes: u64,
     /// Time when it was last written or read.
@@ -110,14 +110,14 @@ pub enum DiskEvent {
         /// Size of the file. Units: bytes.
         n_bytes: u64,
     },
-    /// The chunk is not on disk, nor is any part of it.
+    /// The chunk is not on disk, not even partially.
     WriteFailed {
         /// The chunk.
         id: ChunkId,
         /// Reason.
         reason: WriteFailure,
     },
-    /// The payload was read and is the one that was written.
+    /// The payload was read and matches its checksum.
     Read {
         /// The chunk.
         id: ChunkId,
@@ -139,7 +139,7 @@ pub enum WriteFailure {
     /// The queue of writes is full.
     #[error("queue full")]
     QueueFull,
-    /// A write has just failed, so no further one is tried for some seconds.
+    /// A write has just failed, so writing pauses.
     #[error("writing pauses after a failure")]
     Paused,
     /// The disk is full, or the file cannot be written for another reason.
@@ -228,16 +228,16 @@ pub enum StoreError {
 
 /// Limits on the store's requests.
 #[derive(Debug, Clone, Copy)]
-struct Limits {
+struct StoreRequestLimits {
     queued_bytes_max: u64,
     write_pause: Duration,
     end_patience: Duration,
 }
 
-/// The engine thread's side of the disk tier.
+/// The engine thread's interface to the disk tier.
 ///
-/// No request waits for the disk. Every write and every read gets one event, except a write whose chunk is deleted
-/// before it has begun. A second write of a chunk replaces the first one if the first still waits.
+/// No call waits for the disk. Every write and every read gets one event, except a write whose chunk is deleted before
+/// the write begins. A second write of a chunk replaces the first one if that still waits.
 #[derive(Debug)]
 pub struct DiskStore {
     queue: Arc<Queue>,
@@ -249,8 +249,8 @@ impl DiskStore {
     /// Opens the folder of `identity` in `dir`, and returns its files, parents before their children.
     ///
     /// A write is refused if more than `queued_bytes_max` would wait. Payloads that are also in the RAM tier take no
-    /// further memory here, so that tier's limit is a good value. `on_event` is called on the store's thread; until it
-    /// returns, nothing is written or read.
+    /// further memory here, so that tier's limit is a good value. `on_event` is called on the store's thread, which
+    /// waits until it returns.
     /// Cost: reads the header of each file. Unusable files are deleted, with one warning.
     /// Errors: `Make`, `Lock`, `List` if the folder cannot be used; `InUse` if another worker uses it; `Thread`.
     pub fn open(
@@ -259,14 +259,14 @@ impl DiskStore {
         queued_bytes_max: u64,
         on_event: impl FnMut(DiskEvent) + Send + 'static,
     ) -> Result<(Self, Vec<StoredFile>), StoreError> {
-        let limits = Limits { queued_bytes_max, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
+        let limits = StoreRequestLimits { queued_bytes_max, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
         Self::open_limited(dir, identity, limits, on_event)
     }
 
     fn open_limited(
         dir: &Path,
         identity: Identity,
-        limits: Limits,
+        limits: StoreRequestLimits,
         on_event: impl FnMut(DiskEvent) + Send + 'static,
     ) -> Result<(Self, Vec<StoredFile>), StoreError> {
         let folder = Folder::open(dir, identity)?;
@@ -284,13 +284,13 @@ impl DiskStore {
     }
 
     /// Requests the write of `payload`; the event is `Written` or `WriteFailed`.
-    pub fn write(&self, id: ChunkId, record: Arc<Record>, payload: Bytes) {
+    pub fn write(&self, id: ChunkId, record: Arc<ChunkRecord>, payload: Bytes) {
         self.queue.write(queue::Write { id, record, payload });
     }
 
     /// Requests the payload of `record`, ahead of all waiting writes; the event is `Read` or `ReadFailed`. A chunk that
     /// still waits to be written is returned from the queue.
-    pub fn read(&self, id: ChunkId, record: Arc<Record>) {
+    pub fn read(&self, id: ChunkId, record: Arc<ChunkRecord>) {
         self.queue.read(id, record);
     }
 
@@ -298,7 +298,7 @@ impl DiskStore {
     ///
     /// A write that has not begun is cancelled without an event; one in progress gets its event and then its file is
     /// deleted.
-    pub fn delete(&self, id: ChunkId, record: Arc<Record>) {
+    pub fn delete(&self, id: ChunkId, record: Arc<ChunkRecord>) {
         self.queue.delete(id, record);
     }
 
@@ -314,7 +314,7 @@ impl Drop for DiskStore {
     fn drop(&mut self) {
         self.queue.close();
         if !self.queue.wait_for_end(Instant::now() + self.end_patience) {
-            tracing::warn!(folder = %self.folder.display(), "the disk does not answer; no longer waiting for its thread");
+            tracing::warn!(folder = %self.folder.display(), "the disk does not respond; no longer waiting for its thread");
         }
     }
 }

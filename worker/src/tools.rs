@@ -1,7 +1,7 @@
 //! The fields of a chat about tools: the tools that the model may or must call, and the field that gets its reasoning.
 //!
-//! Input that llama.cpp would convert to a grammar is measured and limited first, and each refusal names its tool. Not
-//! here: the rendering of tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
+//! Schemas that llama.cpp would convert to a grammar are measured and limited first, and each refusal names its tool.
+//! Not here: rendering tools (`warmpath-prompt`), the format of calls (`warmpath-llama-chat`).
 
 pub mod arguments;
 mod choice;
@@ -20,16 +20,16 @@ use warmpath_common::openai::offered;
 use warmpath_llama_chat::{ReasoningFormat, ToolChoice};
 use warmpath_prompt::FormatWish;
 
-use self::choice::{Named, RequestTools, ToolSelection};
+use self::choice::{NamedTool, RequestTools, ToolSelection};
 use crate::error::RequestError;
 use crate::schema::SchemaError;
 
-/// Most tools of a request. Source: OpenAI allows 128; several tool servers together offer more.
+/// Maximum number of tools of a request. Source: OpenAI allows 128; several tool servers together offer more.
 const TOOLS_MAX: usize = 256;
 
 /// Longest name of a function. Units: bytes.
 ///
-/// Source: OpenAI allows 64, and as many for a namespace before it; tool servers put their own name there.
+/// Source: OpenAI allows 64, and the same for a namespace before it, in which tool servers put their own name.
 const NAME_BYTES_MAX: usize = 160;
 
 /// Maximum size of the descriptions and schemas of all tools together, as JSON. Units: bytes.
@@ -50,7 +50,7 @@ pub struct ToolFields {
     tool_choice: Option<Value>,
     /// Whether one response may have several calls.
     parallel_tool_calls: Option<bool>,
-    /// Requests a web search before the response; this worker makes none.
+    /// Requests a web search before the response; not supported.
     #[schemars(schema_with = "schemas::web_search_options")]
     web_search_options: Option<Value>,
     #[schemars(schema_with = "schemas::reasoning_format")]
@@ -78,7 +78,7 @@ impl ToolFields {
         let named = check_tools(tools)?;
         let listed = RequestTools { tools: &named, left_out: &self.left_out() };
         let ToolSelection { tool_choice, only, is_single } = choice::read(self.tool_choice.as_ref(), &listed)?;
-        let is_meant = |tool: &&Named<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
+        let is_meant = |tool: &&NamedTool<'_>| only.as_ref().is_none_or(|only| only.contains(tool));
         let callable = tools.iter().filter(|tool| left_out_of_chat(tool).is_none());
         let chosen: Vec<Value> = match tool_choice {
             ToolChoice::None => Vec::new(),
@@ -103,7 +103,7 @@ impl ToolFields {
         self.tool_choice.as_ref()
     }
 
-    /// Returns the kinds of tools that were left out, each once.
+    /// Returns the kinds of omitted tools, each once.
     pub fn left_out(&self) -> Vec<&'static str> {
         let listed = self.tools.iter().flatten().filter_map(left_out_of_chat);
         let mut kinds = Vec::new();
@@ -131,7 +131,7 @@ impl ToolFields {
     /// Returns the error that a tool's schema cannot be used.
     pub fn refused(&self, tool: &Value, reason: &str) -> RequestError {
         let param = self.parameters_of(tool);
-        RequestError::field(param.clone(), format!("`{param}` cannot be made into a grammar: {reason}"))
+        RequestError::field(param.clone(), format!("`{param}` cannot be converted to a grammar: {reason}"))
     }
 
     /// Returns the error of a strict tool whose schema cannot be enforced at all; `None` if no tool is strict.
@@ -139,7 +139,7 @@ impl ToolFields {
         let is_strict = |tool: &Value| tool["function"]["strict"] == true;
         let idx = self.tools.iter().flatten().position(is_strict)?;
         let param = format!("tools[{idx}].function.strict");
-        let reason = "this model's chat template writes arguments in a form that cannot be kept to a schema";
+        let reason = "this model's chat template writes arguments in a format for which schemas cannot be enforced";
         Some(RequestError::field(param.clone(), format!("`{param}`: {reason}")))
     }
 
@@ -168,15 +168,15 @@ pub fn function_name_pattern() -> String {
     schemas::name_pattern()
 }
 
-/// Checks the shape of all tools and returns their names; a tool that is left out has none.
-fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
+/// Checks the fields of all tools and returns their names, except those of omitted tools.
+fn check_tools(tools: &[Value]) -> Result<Vec<NamedTool<'_>>, RequestError> {
     if tools.len() > TOOLS_MAX {
-        let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are taken", tools.len());
+        let reason = format!("`tools` has {} tools; at most {TOOLS_MAX} are allowed", tools.len());
         return Err(RequestError::field("tools", reason));
     }
     let n_bytes: usize = tools.iter().map(schema_complexity::json_bytes).sum();
     if n_bytes > TOOLS_BYTES_MAX {
-        let reason = format!("`tools` takes {n_bytes} bytes; at most {TOOLS_BYTES_MAX} are taken");
+        let reason = format!("`tools` takes {n_bytes} bytes; at most {TOOLS_BYTES_MAX} are allowed");
         return Err(RequestError::field("tools", reason));
     }
     let mut names = HashSet::new();
@@ -193,7 +193,7 @@ fn check_tools(tools: &[Value]) -> Result<Vec<Named<'_>>, RequestError> {
     };
     let callable = tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none());
     callable.clone().try_for_each(&mut check)?;
-    Ok(callable.filter_map(|(_, tool)| Named::of(tool)).collect())
+    Ok(callable.filter_map(|(_, tool)| NamedTool::of(tool)).collect())
 }
 
 /// Wrong field of a tool, and the reason.
@@ -203,7 +203,7 @@ fn wrong<T>(field: &str, reason: &str) -> Result<T, Wrong> {
     Err((field.to_owned(), reason.to_owned()))
 }
 
-/// Returns the type of a tool of the right shape.
+/// Checks the fields of a tool and returns its type.
 fn check_tool(tool: &Value) -> Result<&'static str, Wrong> {
     let Value::Object(fields) = tool else { return wrong("", "must be an object") };
     let kind = match fields.get("type").and_then(Value::as_str) {

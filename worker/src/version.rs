@@ -16,7 +16,7 @@ const FEATURES: [(&str, bool); 5] = [
     ("vulkan", cfg!(feature = "vulkan")),
 ];
 
-/// Returns the text behind the program's name.
+/// Returns the text after the program's name.
 pub fn long() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         // SAFETY: a constant string of the library.

@@ -1,10 +1,10 @@
 //! Waiting of llama.cpp's threads for each other: the time for which they spin before they sleep.
 //!
-//! The threads of one step synchronize hundreds of times. GNU's OpenMP lets a waiting thread spin for milliseconds.
-//! That is best if every thread has a processor to itself. Otherwise it is very slow, because the spinning thread
-//! occupies the processor that the other thread needs. A short spin covers the usual wait and yields in all other
-//! cases. The library reads its settings before `main` starts, so the program sets them and executes itself again, in
-//! the same process.
+//! The threads of one step synchronize hundreds of times. With GNU's OpenMP, a waiting thread spins for milliseconds,
+//! which is best if every thread has its own processor. Otherwise it is very slow, because the spinning thread occupies
+//! the processor that the other thread needs. A short spin covers the usual wait and yields in all other cases. The
+//! library reads its settings before `main` starts, so the program sets them and executes itself again, in the same
+//! process.
 //!
 //! Not here: the number of threads (`config`).
 
@@ -16,7 +16,7 @@ use std::process::Command;
 /// Setting of GNU's OpenMP: number of spins of a waiting thread before it sleeps.
 const SPIN_COUNT: &str = "GOMP_SPINCOUNT";
 
-/// Setting of every OpenMP: how threads wait.
+/// Setting of every OpenMP: the way in which threads wait.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
 /// Number of spins of a waiting thread before it sleeps: tens of microseconds, longer than threads of a step usually
@@ -25,7 +25,7 @@ const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 /// Source: docs/tuning.md, the section about processors that are shared.
 const SPINS: &str = "1000";
 
-/// Executes the program again with short spins; returns if the user has set how threads wait.
+/// Executes the program again with short spins; returns if the user has set the way of waiting.
 ///
 /// Errors: the program cannot be executed again; it can still continue.
 pub fn spin_shortly() -> io::Result<()> {
@@ -36,7 +36,7 @@ pub fn spin_shortly() -> io::Result<()> {
     Err(start_again())
 }
 
-/// Returns how threads wait, as the values of the settings.
+/// Returns the way in which threads wait, as the values of the settings.
 pub fn described() -> String {
     let said = |name: &&str| std::env::var_os(name).map(|value| format!("{name}={}", value.to_string_lossy()));
     let settings: Vec<String> = [SPIN_COUNT, WAIT_POLICY].iter().filter_map(said).collect();

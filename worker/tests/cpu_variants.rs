@@ -1,7 +1,7 @@
-//! What `warmpath-worker check-cpu-variant` says of libraries that are no good sets of CPU kernels.
+//! Results of `warmpath-worker check-cpu-variant` for libraries that are not usable sets of CPU kernels.
 //!
-//! A C compiler is there, as llama.cpp needs one, so libraries can be as bad as one likes. Not here: good ones, which
-//! only a build for images has (`make test-image`).
+//! The tests compile faulty libraries; a C compiler exists, because llama.cpp needs one. Not here: usable sets, which
+//! only a build for container images has (`make test-image`).
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -29,12 +29,12 @@ fn says(source: &str) -> String {
 }
 
 #[test]
-fn a_set_for_another_processor_is_no_fault() {
+fn a_set_for_another_processor_is_not_a_fault() {
     assert_eq!(says("int ggml_backend_score(void) { return 0; }"), r#"{"finding":"other_processor"}"#);
 }
 
 #[test]
-fn says_why_a_library_is_no_backend() {
+fn reports_why_a_library_is_not_a_backend() {
     let no_score = says("int something_else;");
     assert!(no_score.contains("broken") && no_score.contains("ggml_backend_score"), "{no_score}");
     let empty = says("int ggml_backend_score(void) { return 9; } void *ggml_backend_init(void) { return 0; }");

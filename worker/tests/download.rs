@@ -1,4 +1,4 @@
-//! Models fetched from a local server that speaks the hub's protocol, and from one that does not.
+//! Downloads of models from a local server with the hub's protocol, and from a plain one.
 
 #[path = "download/hub.rs"]
 mod hub;
@@ -76,11 +76,11 @@ fn told(error: &DownloadError) -> String {
 
 #[track_caller]
 fn assert_content(path: &Path, name: &str) {
-    assert!(fs::read(path).expect("it is there") == content(name), "{name}");
+    assert!(fs::read(path).expect("the file exists") == content(name), "{name}");
 }
 
 #[tokio::test]
-async fn a_model_is_kept_as_the_hubs_clients_keep_it_and_fetched_once() {
+async fn a_model_is_stored_as_by_the_hub_s_own_clients_and_downloaded_once() {
     let machine = Machine::new().await;
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     assert_eq!(path, machine.repo_folder().join(format!("snapshots/{COMMIT}/tiny-Q4_K_M.gguf")));
@@ -89,7 +89,7 @@ async fn a_model_is_kept_as_the_hubs_clients_keep_it_and_fetched_once() {
     assert_eq!(fs::read_link(&path).expect("a link"), Path::new("../../blobs").join(&blob));
     assert_eq!(fs::read_to_string(machine.repo_folder().join("refs/main")).expect("a ref"), COMMIT);
     assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), 1);
-    // What another client has put there is found as well.
+    // Files that another client has stored are found as well.
     assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
     fs::remove_file(&path).expect("unlinked");
     assert_eq!(machine.fetch(FileSelection::Any).await.expect("found by its blob"), path);
@@ -110,7 +110,7 @@ async fn every_file_of_a_split_model_is_fetched() {
 }
 
 #[tokio::test]
-async fn a_download_that_is_cut_continues_where_it_was() {
+async fn an_interrupted_download_continues_where_it_stopped() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
@@ -146,7 +146,7 @@ async fn a_damaged_partial_file_is_downloaded_again() {
 }
 
 #[tokio::test]
-async fn a_host_that_knows_no_ranges_is_asked_from_the_beginning() {
+async fn a_download_without_ranges_starts_again_from_the_beginning() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::NoRanges);
     let blobs = machine.repo_folder().join("blobs");
@@ -185,7 +185,7 @@ async fn the_token_goes_to_the_hub_and_never_where_it_redirects() {
 }
 
 #[tokio::test]
-async fn a_revision_is_what_was_asked_for() {
+async fn the_requested_revision_is_downloaded() {
     let machine = Machine::new().await;
     let path = machine.fetch_revision(FileSelection::Any, "v2").await.expect("fetched");
     assert!(path.to_string_lossy().contains(SECOND_COMMIT), "{}", path.display());
@@ -210,29 +210,29 @@ async fn a_missing_file_is_refused_with_the_available_ones() {
 async fn offline_uses_stored_files_and_contacts_no_host() {
     let mut machine = Machine::new().await;
     machine.offline = true;
-    let error = machine.fetch(FileSelection::Any).await.expect_err("nothing is there");
+    let error = machine.fetch(FileSelection::Any).await.expect_err("the model is not stored");
     assert!(matches!(error, DownloadError::NotCached { .. }) && told(&error).contains("--offline"), "{error}");
     machine.offline = false;
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     let n_requests = machine.hub.n_requests();
     machine.offline = true;
     assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
-    machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
+    machine.fetch(quant("Q8_0")).await.expect_err("this file was not downloaded");
     assert_eq!(machine.hub.n_requests(), n_requests);
 }
 
 #[tokio::test]
-async fn an_unavailable_hub_is_no_error_if_the_model_is_stored() {
+async fn an_unavailable_hub_is_not_an_error_if_the_model_is_stored() {
     let machine = Machine::new().await;
     let path = machine.fetch(FileSelection::Any).await.expect("fetched");
     machine.hub.is_down(true);
     assert_eq!(machine.fetch(FileSelection::Any).await.expect("found"), path);
-    let error = machine.fetch(quant("Q8_0")).await.expect_err("that one was not fetched");
+    let error = machine.fetch(quant("Q8_0")).await.expect_err("this file was not downloaded");
     assert!(matches!(error, DownloadError::Broken { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn two_workers_of_a_machine_fetch_a_file_once() {
+async fn two_workers_on_a_machine_download_a_file_once() {
     let machine = Machine::new().await;
     let fetched = tokio::join!(machine.fetch(FileSelection::Any), machine.fetch(FileSelection::Any));
     assert_eq!(fetched.0.expect("fetched"), fetched.1.expect("found"));
@@ -240,7 +240,7 @@ async fn two_workers_of_a_machine_fetch_a_file_once() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
+async fn a_model_that_does_not_fit_on_the_disk_is_refused_before_its_download() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::Huge);
     let error = machine.fetch(FileSelection::Any).await.expect_err("no disk has an exabyte");
@@ -252,24 +252,24 @@ async fn a_model_that_has_no_room_is_refused_before_a_byte_is_fetched() {
 async fn names_from_the_hub_cannot_leave_the_folder() {
     let machine = Machine::new().await;
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::PathOutside);
-    let text = told(&machine.fetch(quant("Q4_K_M")).await.expect_err("it is left out"));
+    let text = told(&machine.fetch(quant("Q4_K_M")).await.expect_err("the file is not offered"));
     assert!(!text.contains(".."), "{text}");
 }
 
 #[tokio::test]
-async fn a_long_list_of_files_is_read_to_its_end() {
+async fn a_list_of_files_in_several_pages_is_read_completely() {
     let machine = Machine::new().await;
     machine.hub.fault("", Fault::ManyPages);
-    machine.fetch(quant("Q8_0")).await.expect("it is on the last page");
+    machine.fetch(quant("Q8_0")).await.expect("the file is on the last page");
 }
 
 #[tokio::test]
-async fn a_model_of_any_address_is_fetched_again_when_its_host_has_another_one() {
+async fn a_model_of_a_plain_url_is_downloaded_again_when_its_host_has_another_version() {
     let machine = Machine::new().await;
     let file = machine.folder.path().join("models/x.gguf");
     let url = machine.hub.endpoint.join("plain/tiny-Q4_K_M.gguf").expect("an address");
     let source = |offline| ModelSource::Url { url: url.clone(), file: file.clone(), offline };
-    let error = fetch_source(&source(true)).await.expect_err("nothing is there");
+    let error = fetch_source(&source(true)).await.expect_err("the model is not stored");
     assert!(matches!(error, DownloadError::NotCached { .. }), "{error}");
     machine.hub.fault("tiny-Q4_K_M.gguf", Fault::CutAfter(1000));
     assert_eq!(fetch_source(&source(false)).await.expect("fetched"), file);
@@ -280,14 +280,14 @@ async fn a_model_of_any_address_is_fetched_again_when_its_host_has_another_one()
     assert_eq!(machine.hub.n_served("tiny-Q4_K_M.gguf"), n_served);
     machine.hub.replace_plain();
     fetch_source(&source(false)).await.expect("fetched");
-    assert!(fs::read(&file).expect("it is there") == hub::replaced());
+    assert!(fs::read(&file).expect("the file exists") == hub::replaced());
     machine.hub.is_down(true);
-    fetch_source(&source(false)).await.expect("what is there is taken");
-    fetch_source(&source(true)).await.expect("what is there is taken");
+    fetch_source(&source(false)).await.expect("the stored file is used");
+    fetch_source(&source(true)).await.expect("the stored file is used");
 }
 
 #[tokio::test]
-async fn a_split_model_of_any_address_is_fetched_whole() {
+async fn all_files_of_a_split_model_of_a_plain_url_are_downloaded() {
     let machine = Machine::new().await;
     let file = machine.folder.path().join("x.gguf");
     let url = machine.hub.endpoint.join("plain/parts/tiny-Q8_0-00001-of-00002.gguf").expect("an address");

@@ -21,7 +21,7 @@ use warmpath_worker_core::batch_plan::{BatchLimits, Passes, RunningSequence, Wor
 use warmpath_worker_core::chunk_index::ChunkId;
 use warmpath_worker_core::pending_prefills::{AnnouncementId, PendingPrefills};
 use warmpath_worker_core::rates::{Averages, StepCounts};
-use warmpath_worker_core::slot_plan::{Decision, SlotPlan};
+use warmpath_worker_core::slot_plan::{SlotDecision, SlotPlan};
 use warmpath_worker_core::unadmitted_requests::Arrivals;
 
 use super::trace::Trace;
@@ -295,10 +295,10 @@ impl Worker {
         let mut idx = 0;
         while idx < self.queue.len() {
             match self.cache.plan(&trace.requests[self.queue[idx].request]) {
-                Decision::NoSlot => return,
-                Decision::WaitFor { .. } => idx += 1,
-                Decision::Fetch(_) => unreachable!("there is no disk to read from"),
-                Decision::Start(plan) => {
+                SlotDecision::NoSlot => return,
+                SlotDecision::WaitFor { .. } => idx += 1,
+                SlotDecision::Fetch(_) => unreachable!("there is no disk to read from"),
+                SlotDecision::Start(plan) => {
                     let queued = self.queue.remove(idx).expect("the index is below the length");
                     self.start(trace, (queued, &plan), now);
                 }

@@ -1,12 +1,11 @@
-//! Schedule of LoRA adapters: llama.cpp applies one adapter to a whole batch, so sequences with different ones
-//! alternate.
+//! Schedule of LoRA adapters: llama.cpp applies one adapter to a whole batch, so adapters take turns.
 //!
 //! The contents of the batch are in `batch_plan`; the shell applies the adapter.
 //!
-//! Adapters are served in a fixed order. With n adapters a stream is in every n-th step, and no sequence waits longer
+//! Adapters are served in a fixed order. With n adapters a stream is in every n-th batch, and no sequence waits longer
 //! than one round.
 
-/// Returns the adapter of `present` that follows `last`, in the order of the values; the smallest follows the largest.
+/// Returns the adapter of `present` that follows `last` in ascending order; the smallest one follows the largest.
 ///
 /// `None` if `present` is empty. Cost: O(n).
 pub fn next<K: Ord + Copy>(present: impl Iterator<Item = K>, last: Option<K>) -> Option<K> {
@@ -26,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_go_round_whichever_adapters_are_added_or_removed() {
+    fn every_adapter_gets_its_turn_while_others_are_added_or_removed() {
         let check = |present: &[u32], last, expected| assert_eq!(next(present.iter().copied(), last), expected);
         check(&[], None, None);
         check(&[], Some(1), None);

@@ -1,27 +1,26 @@
-//! The next batch: which sequences compute how many of their tokens.
+//! The next batch: the number of tokens that each sequence computes.
 //!
-//! `decode_groups` determines which shares go through the model together, `micro_batches` cuts the batch, and the shell
-//! decodes it.
+//! `decode_groups` determines which shares go through the model together, `micro_batches` splits the batch, and the
+//! shell decodes it.
 //!
-//! Between two tokens of a stream at most one micro-batch of prompts is computed, however long they are.
+//! Between two tokens of a stream, at most one micro-batch of prompts is computed, whatever their lengths.
 //!
-//! - If prompts and single tokens go through the model in one pass, every batch has a token of each stream, and the
-//!   remaining space goes to prompts.
-//! - If they go in separate passes, batches of prompts and batches of streams alternate. In one batch, a prompt that
-//!   ends would wait for the streams' pass, because the results of a batch are known only at its end. A batch of
-//!   prompts has the prompts that end within a micro-batch, or one micro-batch of a longer prompt
+//! - If prompts and single tokens go through the model in one pass, every batch has one token of each stream, and
+//!   prompts get the remaining space.
+//! - If they go in separate passes, batches of prompts and batches of streams alternate. In a common batch, a prompt
+//!   that ends would have to wait for the streams' pass, because a batch returns its results only at its end. A
+//!   batch of prompts has the prompts that end within a micro-batch, or one micro-batch of a longer prompt
 //!   (docs/decisions/0039-what-goes-together.md).
 //!
-//! Prompts are computed one after the other, by their priority: the time that a prompt has waited plus the time of an
-//! average prompt, divided by its remaining tokens. So a short prompt overtakes a long one, because it would lose more
-//! by waiting than it costs the long one. But a waiting prompt's priority grows, so long prompts get turns, too. A
-//! prompt that ends in a batch gets its first token at the end of that batch. Another prompt in that batch delays this
-//! first token, but saves every waiting prompt the fixed time of a batch. So it joins only if it saves more than it
-//! costs.
+//! Prompts are computed one after the other, by priority. The priority is the time that a prompt has waited plus the
+//! time of an average prompt, divided by its remaining tokens. So a short prompt overtakes a long one, which loses less
+//! by waiting. The priority grows with the wait, so long prompts get their turn, too. A prompt that ends in a batch
+//! gets its first token at the end of that batch. Another prompt in the batch delays that first token, but saves every
+//! waiting prompt the fixed time of a batch. So it joins only if it saves more time than it costs.
 //!
 //! Source: van Mieghem, "Dynamic scheduling with convex delay costs: the generalized c-mu rule" (1995): if a wait t
-//! costs t^2 / 2 + ut, serving the largest (t + u) / work left costs least under heavy load. Without u a new short
-//! prompt would first have to wait; docs/decisions/0036-batch-plan.md has what was tried.
+//! costs t^2 / 2 + ut, serving the largest (t + u) / work left costs least under heavy load. Without u, a new short
+//! prompt would have to wait first; docs/decisions/0036-batch-plan.md has the alternatives that were measured.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -33,11 +32,11 @@ use warmpath_common::ids::SlotId;
 pub struct RunningSequence {
     /// Slot of the sequence.
     pub slot: SlotId,
-    /// Work that it has to do next.
+    /// Next work.
     pub work: Work,
     /// Time since the request arrived.
     pub waited: Duration,
-    /// Prompt tokens of others that were computed since its last token; unused for a prompt.
+    /// Prompt tokens of other sequences that were computed since its last token; unused for a prompt.
     pub passed_tokens: u32,
 }
 
@@ -46,9 +45,9 @@ pub struct RunningSequence {
 pub enum Work {
     /// The token that was chosen last.
     Decode,
-    /// Its prompt, to the end or to a position at which the shell has to do something.
+    /// Its prompt, up to the end or to a position at which the shell must act.
     Prefill {
-        /// Number of prompt tokens still to be computed, at least 1.
+        /// Number of prompt tokens to compute, at least 1.
         n_tokens: u32,
         /// Whether the prompt ends there; otherwise it continues in later pieces.
         ends: bool,
@@ -58,15 +57,15 @@ pub enum Work {
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Most tokens of a batch, which is computed in micro-batches.
+    /// Maximum number of tokens of a batch, which is computed in micro-batches.
     pub batch_tokens: u32,
-    /// Most tokens of a micro-batch, and of a batch while anything decodes; more than there are slots.
+    /// Maximum number of tokens of a micro-batch, and of a batch while any sequence decodes; more than the slots.
     pub ubatch_tokens: u32,
-    /// How prompts and single tokens go through the model.
+    /// Passes of prompts and single tokens through the model.
     pub passes: Passes,
 }
 
-/// How the prompts and the single tokens of one batch go through the model.
+/// Passes of the prompts and single tokens of one batch through the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passes {
     /// In one pass, if slots share their cells.
@@ -75,7 +74,7 @@ pub enum Passes {
     Apart,
 }
 
-/// Measured speed of this worker; what was not measured is zero.
+/// Measured speed of this worker; values without a measurement are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BatchTiming {
     /// Time to compute a prompt of average length.
@@ -97,13 +96,13 @@ pub struct Share {
 
 /// Returns the shares of the next batch in the order of their slots.
 ///
-/// Only a share that reaches the end of its sequence's known tokens needs logits, those of its last token. `n_queued`
-/// is the number of requests that wait for a slot.
+/// A share needs logits only for its last token, and only if it reaches the end of its sequence's known tokens.
+/// `n_queued` is the number of requests that wait for a slot.
 pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming, n_queued: usize) -> Vec<Share> {
     let streams = pending.iter().filter(|sequence| sequence.work == Work::Decode);
-    let mut prompts: Vec<Prompt> =
-        pending.iter().filter_map(|sequence| Prompt::of(sequence, timing.usual_prompt)).collect();
-    prompts.sort_unstable_by(Prompt::by_claim);
+    let mut prompts: Vec<PromptRest> =
+        pending.iter().filter_map(|sequence| PromptRest::of(sequence, timing.usual_prompt)).collect();
+    prompts.sort_unstable_by(PromptRest::by_claim);
     let n_waiting = prompts.len() + n_queued;
     let is_apart = room.passes == Passes::Apart;
     let (mut shares, left) = match streams.clone().map(|stream| stream.passed_tokens).max() {
@@ -125,10 +124,11 @@ pub fn plan(pending: &[RunningSequence], room: BatchLimits, timing: BatchTiming,
     shares
 }
 
-/// Returns the shares of the prompts, given in their order, that are computed together in `left` tokens.
-fn begin(prompts: &[Prompt], mut left: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
+/// Returns the shares of the prompts that are computed together within `left` tokens; `prompts` are ordered by
+/// priority.
+fn begin(prompts: &[PromptRest], mut left: u32, timing: BatchTiming, mut n_waiting: usize) -> Vec<Share> {
     let (mut shares, mut n_ending) = (Vec::new(), 0);
-    for Prompt { share, ends, .. } in prompts {
+    for PromptRest { share, ends, .. } in prompts {
         let n_tokens = share.n_tokens.min(left);
         if n_tokens == 0 || !pays(timing, n_tokens, (n_ending, n_waiting)) {
             break;
@@ -149,14 +149,14 @@ fn pays(timing: BatchTiming, n_tokens: u32, (n_ending, n_waiting): (usize, usize
 }
 
 /// A prompt with its remaining tokens.
-struct Prompt {
+struct PromptRest {
     share: Share,
     ends: bool,
     /// Time that it has waited, plus the time of an average prompt.
     time: Duration,
 }
 
-impl Prompt {
+impl PromptRest {
     fn of(sequence: &RunningSequence, usual: Duration) -> Option<Self> {
         let Work::Prefill { n_tokens, ends } = sequence.work else { return None };
         let share = Share { slot: sequence.slot, n_tokens };
@@ -164,15 +164,14 @@ impl Prompt {
     }
 
     /// Returns whether the prompt is computed before the streams: it is the first one since their last token, or it
-    /// ends within the same micro-batch. `n_passed` prompt tokens were computed since that token. A prompt of a single
-    /// token goes with the streams.
+    /// ends within the same micro-batch. `n_passed` is the number of prompt tokens computed since that token. A prompt
+    /// of a single token is computed with the streams.
     fn passes(&self, n_passed: u32, ubatch_tokens: u32) -> bool {
         let n_tokens = self.share.n_tokens;
         n_tokens > 1 && (n_passed == 0 || self.ends && n_passed.saturating_add(n_tokens) <= ubatch_tokens)
     }
 
-    /// Orders by the waiting time per remaining token, the longest first; ties: the shortest prompt first, then the
-    /// lowest slot.
+    /// Orders by the waiting time per remaining token, longest first. Ties: the shortest prompt, then the lowest slot.
     fn by_claim(&self, other: &Self) -> Ordering {
         // Cross-multiplied, so that there is no rounding.
         let claim = self.time.as_nanos().saturating_mul(u128::from(other.share.n_tokens));

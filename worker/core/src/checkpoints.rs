@@ -2,10 +2,10 @@
 //!
 //! Their later use is in `slot_plan`; `chunk_index` decides how long they stay.
 //!
-//! A later request can resume only where an earlier sequence was stopped for a checkpoint. Two positions are often
-//! resumed: a prompt's end, from which its conversation continues, and the start of its last message, which may be sent
-//! again in other words. Regular checkpoints between them limit the tokens that have to be computed again for a prompt
-//! that diverges elsewhere. All positions are at the ends of whole blocks, which have a hash.
+//! A later request can resume only at a checkpoint. Two positions are often resumed at: a prompt's end, where its
+//! conversation continues, and the start of its last message, which the client may edit. Regular checkpoints limit the
+//! tokens that have to be computed again for a prompt that diverges elsewhere. All positions are at the ends of whole
+//! blocks, which have a hash.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub struct CheckpointPolicy {
     pub stride_tokens: u32,
     /// Number of tokens of a block.
     pub block_size_tokens: u32,
-    /// Whether checkpoints are made at all.
+    /// Whether checkpoints are made.
     pub need: CheckpointNeed,
 }
 
@@ -25,7 +25,7 @@ pub struct CheckpointPolicy {
 pub enum CheckpointNeed {
     /// Checkpoints are useful: exported state cannot be cut back.
     Needed,
-    /// Checkpoints are of no use, or cannot be stored.
+    /// Checkpoints are useless, or cannot be stored.
     None,
 }
 
@@ -36,7 +36,7 @@ impl CheckpointPolicy {
         if self.need == CheckpointNeed::None {
             return Vec::new();
         }
-        // At least one token is computed behind a checkpoint.
+        // At least one token is computed after a checkpoint.
         let last = self.align(computed.end.saturating_sub(1));
         let stride = self.align(self.stride_tokens.max(self.block_size_tokens));
         let n_strides = if self.stride_tokens == 0 { 0 } else { last / stride };
@@ -54,13 +54,13 @@ impl CheckpointPolicy {
     }
 }
 
-/// Returns at most `n_max` of the checkpoints, given in the order of their positions: the last ones, from which
-/// conversations continue, and some spread over those before.
+/// Returns at most `n_max` of the checkpoints, given in the order of their positions: the last ones, where
+/// conversations continue, and some evenly spaced ones before them.
 pub fn spread<T>(checkpoints: Vec<T>, n_max: usize) -> Vec<T> {
     let n_last = n_max.div_ceil(2).min(checkpoints.len());
     let (n_before, n_spread) = (checkpoints.len() - n_last, n_max - n_max.div_ceil(2));
     let is_kept = |idx: usize| match idx < n_before {
-        // The last of each of `n_spread` equal parts, rounded to whole checkpoints.
+        // The last checkpoint of each of `n_spread` equal parts.
         true => (idx + 1) * n_spread / n_before > idx * n_spread / n_before,
         false => true,
     };
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_too_many_checkpoints_the_last_stay_and_some_spread_over_the_rest() {
+    fn keeps_the_last_checkpoints_and_some_evenly_spaced_earlier_ones() {
         for n in 0..=8 {
             assert_eq!(spread((0..n).collect(), 8), (0..n).collect::<Vec<u32>>());
         }

@@ -1,4 +1,4 @@
-//! The index of the chunk store: which KV state is stored, in which tier, and what is evicted when space is needed.
+//! The index of the chunk store: the stored KV state with its tier, and the choice of the state to evict.
 //!
 //! The shell has the bytes and the files: it executes the orders and reports back. The contents of slots are in
 //! `slot_table`, the start of a request in `slot_plan`.
@@ -30,19 +30,19 @@ use warmpath_common::ids::Token;
 use warmpath_common::summary::Tier;
 
 use entry::Chunk;
-pub use entry::{Kind, Record};
+pub use entry::{ChunkRecord, StateKind};
 pub use pins::{PIN_MAX, PinId, PinView, TooManyPins};
-pub use runs::Part;
+pub use runs::ChunkPart;
 use tier_queue::TierQueue;
-pub use tiers::{NewChunk, NotStored, Order};
-pub use views::{EntryView, Evicted, News, Reason, ShareTotals, ShareView, Totals};
+pub use tiers::{NewChunk, NotStored, StoreOrder};
+pub use views::{EntryView, Evicted, Reason, ShareTotals, ShareView, TierChange, Totals};
 
 use crate::tenants::Tenant;
 
-/// Time after its last use at which a tenant loses its share of a tier, in RAM and on disk.
+/// Time after its last use at which a tenant loses its share of RAM, and of the disk.
 ///
-/// Source: own choice: pauses within a day's work are shorter than an hour, the longest time for which an API vendor
-/// keeps a prompt; the disk is for prompts that come again the next day.
+/// Source: pauses within a working day are mostly shorter than an hour, which is also how long API vendors keep a
+/// prompt at most; the disk is for prompts that are sent again the next day.
 const QUIET_AFTER_MS: (u64, u64) = (60 * 60 * 1000, 24 * 60 * 60 * 1000);
 
 /// Identifier of a stored chunk or checkpoint; never reused while the worker's process lives.
@@ -51,16 +51,16 @@ pub struct ChunkId(pub u64);
 
 /// Limits of a store and the sizes of its chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Most bytes in RAM.
+pub struct StoreLimits {
+    /// Maximum number of bytes in RAM.
     pub ram_bytes: u64,
-    /// Most bytes on disk; 0 for no disk tier.
+    /// Maximum number of bytes on disk; 0 for no disk tier.
     pub disk_bytes: u64,
     /// Time for which a chunk stays after its last use.
     pub min_hold_ms: u64,
-    /// Number of chains that are pinned because they are used most.
+    /// Number of most used chains that are pinned automatically.
     pub pin_top: usize,
-    /// Most blocks of a chunk.
+    /// Maximum number of blocks of a chunk.
     pub chunk_blocks_max: usize,
     /// Number of tokens of a block.
     pub block_size_tokens: u32,
@@ -68,7 +68,7 @@ pub struct Limits {
 
 /// Prefix of a sequence to look up in the store: its hash chain and the tokens that the chain covers.
 ///
-/// Tokens behind the last whole block and blocks without a hash are ignored.
+/// Tokens after the last whole block and blocks without a hash are ignored.
 #[derive(Debug, Clone, Copy)]
 pub struct Prefix<'a> {
     /// Root of the chain.
@@ -81,18 +81,17 @@ pub struct Prefix<'a> {
 
 /// Longest stored prefix of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
-    /// Chunks that hold the prefix, in order; the last block of the last one may match in part only.
-    pub pieces: Vec<Piece>,
+pub struct StoredPrefix {
+    /// Chunks with the prefix, in order. The last block of the last chunk may match only partially.
+    pub pieces: Vec<ChunkPiece>,
     /// Number of whole blocks.
     pub n_blocks: usize,
     /// Number of tokens: those of the whole blocks, and the matching first tokens of the next block in the last chunk.
     pub n_tokens: usize,
 }
 
-impl Found {
-    /// Returns the chunks that hold the first `n_blocks` blocks, in order, each with the number of its blocks among
-    /// them.
+impl StoredPrefix {
+    /// Returns the chunks with the first `n_blocks` blocks, in order, each with the number of its blocks among them.
     pub fn first(&self, n_blocks: usize) -> impl Iterator<Item = (ChunkId, usize)> {
         let mut n_left = n_blocks;
         self.pieces.iter().map_while(move |piece| {
@@ -105,10 +104,10 @@ impl Found {
 
 /// One chunk's part of a stored prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct ChunkPiece {
     /// Identifier of the chunk.
     pub chunk: ChunkId,
-    /// Number of blocks that are used, from the chunk's first; the last may be used in part.
+    /// Number of used blocks, counted from the chunk's first; the last one may be used only partially.
     pub n_blocks: usize,
     /// Fastest tier that has the chunk.
     pub tier: Tier,
@@ -132,28 +131,28 @@ pub struct StoredCheckpoint {
 /// Index of everything that is stored.
 #[derive(Debug, Clone)]
 pub struct ChunkIndex {
-    limits: Limits,
+    limits: StoreLimits,
     next_id: u64,
     chunks: HashMap<ChunkId, Chunk>,
     /// Chunk of each block, and the block's offset in it.
     blocks: HashMap<BlockHash, (ChunkId, usize)>,
-    /// Checkpoint behind each block.
+    /// Checkpoint at the end of each block.
     checkpoints: HashMap<BlockHash, ChunkId>,
     ram: TierQueue,
     disk: TierQueue,
-    /// Number of holds of each chunk, forgotten chunks included.
+    /// Number of holds of each chunk, including removed chunks.
     holds: HashMap<ChunkId, u32>,
     /// Chunks that need a file and have none, parents first.
     unwritten: BTreeSet<(usize, ChunkId)>,
     disk_health: tiers::DiskHealth,
-    orders: Vec<Order>,
+    orders: Vec<StoreOrder>,
     pins: pins::Pins,
     log: views::ChangeLog,
 }
 
 impl ChunkIndex {
-    /// Returns an empty index. Panics: when the size of a block or chunk is 0.
-    pub fn new(limits: Limits) -> Self {
+    /// Returns an empty index. Panics: if the size of a block or chunk is 0.
+    pub fn new(limits: StoreLimits) -> Self {
         assert!(limits.block_size_tokens > 0 && limits.chunk_blocks_max > 0, "a chunk has at least one token");
         Self {
             limits,
@@ -173,7 +172,7 @@ impl ChunkIndex {
     }
 
     /// Returns the limits of the store and the sizes of its chunks.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &StoreLimits {
         &self.limits
     }
 
@@ -182,8 +181,8 @@ impl ChunkIndex {
     ///
     /// The tokens of every block are compared, and every chunk must be the parent of the next. So neither a collision
     /// of block hashes nor one of roots returns the state of another sequence. Cost: O(blocks found).
-    pub fn find(&self, prefix: &Prefix<'_>) -> Found {
-        let mut found = Found::default();
+    pub fn find(&self, prefix: &Prefix<'_>) -> StoredPrefix {
+        let mut found = StoredPrefix::default();
         let mut before = None;
         for (hash, tokens) in prefix.chain.iter().zip(self.blocks_of(prefix)) {
             let Some(&(id, offset)) = self.blocks.get(hash) else { break };
@@ -198,7 +197,7 @@ impl ChunkIndex {
             }
             if offset == 0 {
                 let n_bytes = chunk.record.n_bytes;
-                found.pieces.push(Piece { chunk: id, n_blocks: 0, tier: tier_of(chunk), n_bytes });
+                found.pieces.push(ChunkPiece { chunk: id, n_blocks: 0, tier: tier_of(chunk), n_bytes });
             }
             let piece = found.pieces.last_mut().expect("a chunk is entered at its first block");
             piece.n_blocks += 1;
@@ -210,7 +209,7 @@ impl ChunkIndex {
     }
 
     /// Adds to `found` the tokens that the last chunk's next block shares with the sequence.
-    fn find_rest(&self, prefix: &Prefix<'_>, found: &mut Found) {
+    fn find_rest(&self, prefix: &Prefix<'_>, found: &mut StoredPrefix) {
         found.n_tokens = found.n_blocks * self.limits.block_size_tokens as usize;
         let Some(last) = found.pieces.last_mut() else { return };
         let chunk = &self.chunks[&last.chunk];
@@ -247,8 +246,8 @@ impl ChunkIndex {
 
     /// Returns the ranges of blocks that have to be stored, each as a new chunk, so that the whole sequence is stored.
     ///
-    /// Ranges end at multiples of the largest chunk from the chain's start, so that sequences that diverge later share
-    /// chunks. Blocks behind a block whose hash is already stored with other tokens cannot be stored and are left out.
+    /// Ranges end at multiples of the maximum chunk length from the chain's start, so that sequences that diverge later
+    /// share chunks. Blocks after a block whose hash is stored with other tokens cannot be stored and are omitted.
     pub fn missing(&self, prefix: &Prefix<'_>) -> Vec<Range<usize>> {
         let n_stored = self.find(prefix).n_blocks;
         let n_blocks = self.blocks_of(prefix).len().min(prefix.chain.len());
@@ -263,7 +262,7 @@ impl ChunkIndex {
     }
 
     /// Returns the record of a chunk or checkpoint, `None` if it is no longer stored.
-    pub fn record(&self, id: ChunkId) -> Option<&Arc<Record>> {
+    pub fn record(&self, id: ChunkId) -> Option<&Arc<ChunkRecord>> {
         self.chunks.get(&id).map(|chunk| &chunk.record)
     }
 
@@ -276,9 +275,10 @@ impl ChunkIndex {
     /// its blocks that are used. Chunks that are no longer stored are skipped. A checkpoint is always used as a whole,
     /// by a call of its own.
     ///
-    /// A chunk of which less than half is used keeps its age and is not protected: most of it belongs to another
-    /// sequence, and all sequences share the template's text before the first message. It stays anyway as long as a
-    /// stored chunk follows its used part. The use ends at the last chunk of which at least half is used.
+    /// If less than half of a chunk is used, the chunk keeps its age and is not protected: most of it belongs to
+    /// another sequence, and all sequences have the template's text before the first message in common. It is not
+    /// evicted as long as a stored chunk follows its used part. The use ends at the last chunk of which at least half
+    /// is used.
     /// Cost: O(log n) for each, and O(`pin_top`).
     pub fn touch(&mut self, used: &[(ChunkId, usize)], (tenant, now_ms): (Tenant, u64)) {
         let mut end = None;
@@ -305,18 +305,18 @@ impl ChunkIndex {
         self.touch(&[(id, chunk.record.blocks.len())], by);
     }
 
-    /// Keeps a chunk in its tiers until `let_go` was called as often as `hold`.
+    /// Protects a chunk from eviction until `release` has been called as often as `hold`.
     ///
-    /// Only the loss of its file and `clear` remove a held chunk. Panics: when the chunk is not stored.
+    /// Only the loss of its file and `clear` remove a held chunk. Panics: if the chunk is not stored.
     pub fn hold(&mut self, id: ChunkId) {
         assert!(self.chunks.contains_key(&id), "chunk {} is held but not stored", id.0);
         *self.holds.entry(id).or_default() += 1;
         self.restand(id);
     }
 
-    /// Ends one hold. Panics: when the chunk is not held.
-    pub fn let_go(&mut self, id: ChunkId) {
-        let n_holds = self.holds.get_mut(&id).unwrap_or_else(|| panic!("chunk {} is let go but not held", id.0));
+    /// Ends one hold. Panics: if the chunk is not held.
+    pub fn release(&mut self, id: ChunkId) {
+        let n_holds = self.holds.get_mut(&id).unwrap_or_else(|| panic!("chunk {} is released but not held", id.0));
         *n_holds -= 1;
         if *n_holds == 0 {
             self.holds.remove(&id);
@@ -342,7 +342,7 @@ impl ChunkIndex {
 }
 
 fn tier_of(chunk: &Chunk) -> Tier {
-    chunk.tier().expect("a chunk that no tier has is forgotten")
+    chunk.tier().expect("a chunk without a tier is removed")
 }
 
 #[cfg(test)]

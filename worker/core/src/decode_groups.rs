@@ -2,18 +2,18 @@
 //!
 //! The shares are in `batch_plan`; the shell measures the times.
 //!
-//! If every slot has its own cells, llama.cpp computes sequences with consecutive ids, in ascending order, together:
-//! from each as many tokens as the shortest share has (`llama_batch_allocr::split_equal`). So the order of the shares
-//! determines which are computed together. That is not always faster. Several sequences with one token each may be
-//! slower together than one after another, as with 8-bit weights on one thread. And of a prompt next to a single token,
-//! all tokens but the first would need a second pass. So prompts and single tokens are kept apart if a batch has both,
-//! and single tokens are computed in the groups that were measured to be fastest.
+//! If every slot has its own cells, llama.cpp computes sequences with consecutive ascending ids together: from each as
+//! many tokens as the shortest share has (`llama_batch_allocr::split_equal`). So the order of the shares determines
+//! which are computed together. Computing together is not always faster: several sequences with one token each may be
+//! slower together than one after another, for example with 8-bit weights on one thread. And if a prompt is next to a
+//! single token, all its tokens except the first need a second pass. So prompts and single tokens are kept apart, and
+//! single tokens are computed in the groups that were measured to be fastest.
 
 use std::ops::Range;
 
 use crate::batch_plan::Share;
 
-/// Least gain at which several groups replace one. Source: own choice: measurements on a busy machine vary that much.
+/// Minimum gain at which several groups replace one. Source: measurements on a busy machine vary by as much.
 const GAIN_MIN: f64 = 0.1;
 
 /// Sizes of the groups in which single tokens are computed.
@@ -67,7 +67,7 @@ impl DecodeGroups {
     }
 }
 
-/// Returns the time of `n` sequences; absent outside of the measured range.
+/// Returns the time of `n` sequences; `None` outside of the measured range.
 fn between(times: &[(usize, f64)], n: usize) -> Option<f64> {
     let above = times.iter().position(|(measured, _)| *measured >= n)?;
     let (n_above, time_above) = times[above];
@@ -97,8 +97,8 @@ mod tests {
             let mut taken = vec![idx];
             for next in idx + 1..left.len() {
                 let last = left[*taken.last().unwrap()].0;
-                // A share of several tokens takes part in later passes, too; a share can only be in a pass with the
-                // share before it.
+                // A share of several tokens is also in later passes. A share can only be in a pass with the share
+                // before it.
                 if left[next].1 > 0 && left[next].0 == last + 1 {
                     taken.push(next);
                 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_do_not_follow_each_other_are_runs_of_their_own() {
+    fn slots_that_are_not_consecutive_have_separate_passes() {
         check(&[], &[(0, 1), (2, 1), (3, 1)], &[&[(2, 1), (3, 1)], &[(0, 1)]]);
     }
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn meaningless_times_count_as_missing() {
+    fn invalid_times_count_as_missing() {
         let groups = DecodeGroups::fastest(&[(0, 1.0), (1, f64::NAN), (2, 0.0), (3, -1.0), (4, f64::INFINITY)]);
         assert_eq!(groups, DecodeGroups::fastest(&[]));
         assert_eq!(
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_share_is_computed_once_and_no_run_is_slower_than_it_needs_to_be(
+        fn every_share_is_computed_once_in_as_few_passes_as_possible(
             times in prop::collection::vec(1.0..20.0_f64, 1..9),
             works in prop::collection::vec(prop_oneof![Just(0_u32), Just(1), 2_u32..50], 0..24),
         ) {
@@ -180,7 +180,7 @@ mod tests {
         }
 
         #[test]
-        fn runs_are_as_fast_as_the_fastest_way_to_split(times in prop::collection::vec(1.0..20.0_f64, 1..9)) {
+        fn groups_are_as_fast_as_the_fastest_split(times in prop::collection::vec(1.0..20.0_f64, 1..9)) {
             fn fastest(times: &[f64], n: usize) -> f64 {
                 (1..=n).map(|k| times[k - 1] + if k < n { fastest(times, n - k) } else { 0.0 }).fold(f64::MAX, f64::min)
             }
@@ -189,7 +189,7 @@ mod tests {
             let shares: Vec<Share> = (0..n as u16).map(|slot| share((slot, 1))).collect();
             let arranged = DecodeGroups::fastest(&measured).arrange(&shares);
             let taken: f64 = passes(&arranged).iter().map(|pass| times[pass.len() - 1]).sum();
-            // Each number of sequences may be a tenth above its best, and so may its parts.
+            // The time of each number of sequences may be a tenth above the best one, and so may those of its parts.
             let allowed = (1.0 - GAIN_MIN).powi(n as i32);
             prop_assert!(taken * allowed <= fastest(&times, n) + 1e-9, "{} for {}", taken, fastest(&times, n));
         }

@@ -1,10 +1,11 @@
 //! Drafting: proposals for the next tokens of a sequence, which the model verifies in one step.
 //!
-//! A proposal is what followed the sequence's last tokens elsewhere: in its own text (prompt lookup), or in an earlier
-//! answer with the same chain root (suffix memory). Where none is found, a draft model may make one (`draft_model`).
-//! How much of it is computed depends on its chances, on the measured time of a step (`lengths`), and on the gain of
-//! earlier drafts of the sequence (`budget`). A wrong proposal costs time and changes no answer: the shell samples
-//! every token as without drafts and keeps only the tokens that it has chosen.
+//! A proposal has the tokens that followed an earlier occurrence of the sequence's last tokens: in its own text (prompt
+//! lookup), or in an earlier response with the same chain root (suffix memory). If there is no occurrence, a draft
+//! model may make a proposal (`draft_model`). The drafted length depends on the acceptance rate (`acceptance`), the
+//! measured time of a step (`lengths`), and the gain of the sequence's earlier drafts (`budget`). A wrong proposal
+//! costs time but changes no response: the shell samples every token as without drafts, and keeps only the sampled
+//! tokens.
 //! Source: prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and SuffixDecoding
 //! (arXiv 2411.04975).
 
@@ -23,19 +24,20 @@ use budget::{DraftBudget, NextTokenFrom};
 use lengths::{Length, MadeDraft, MakingTimes, Possible};
 use ngram_index::{MATCH_MAX, NgramIndex, Occurrence};
 
-/// Most tokens of a sequence in which matches are looked for. Source: own choice: some 6 MB for each slot at most.
+/// Maximum number of a sequence's tokens that are searched for matches. Source: the index takes at most some 6 MB per
+/// slot.
 const LOOKUP_TOKENS_MAX: usize = 1 << 17;
 
-/// Drafts from elsewhere for tests: it gets the sequence's tokens and the longest length.
+/// Function that makes the drafts of a test from the sequence's tokens and the maximum length.
 pub type ForcedDrafts = fn(&[Token], usize) -> Vec<Token>;
 
 /// Drafter of one sequence.
 #[derive(Debug, Clone)]
 pub struct Drafter {
     text: NgramIndex,
-    /// Acceptance of found tokens, by origin.
+    /// Acceptance rates of found tokens, by origin.
     acceptance: [Acceptance; 2],
-    /// Acceptance of a draft model's tokens.
+    /// Acceptance rate of the draft model's tokens.
     model_acceptance: ModelAcceptance,
     proposal: Option<Proposal>,
     budget: DraftBudget,
@@ -46,29 +48,29 @@ pub struct Drafter {
 /// Limits of one draft. Units: tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftLimits {
-    /// Most tokens.
+    /// Maximum length.
     pub n_max: usize,
-    /// Fewest tokens; a shorter draft is not computed.
+    /// Minimum length; a shorter draft is not computed.
     pub n_min: usize,
 }
 
 /// Source of a proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    /// It was found behind a match of this many tokens.
-    Found(Origin, usize),
-    /// A draft model made it.
+enum ProposalSource {
+    /// Found after a match of this many tokens.
+    Found(ProposalText, usize),
+    /// Made by the draft model.
     Model,
-    /// A test forced it.
+    /// Made by a test.
     Forced,
 }
 
-/// Where a proposal was found.
+/// Text in which a proposal was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Origin {
+enum ProposalText {
     /// The sequence itself.
     Text = 0,
-    /// Earlier answers.
+    /// Earlier responses.
     Memory = 1,
 }
 
@@ -76,14 +78,14 @@ enum Origin {
 struct Proposal {
     tokens: Vec<Token>,
     chances: Vec<f64>,
-    source: Source,
-    /// Number of its tokens that the sequence has taken.
+    source: ProposalSource,
+    /// Number of its tokens that the sequence has reached.
     n_taken: usize,
-    /// Number of its tokens that are computed in advance.
+    /// Number of its tokens that were drafted.
     n_drafted: usize,
 }
 
-/// Drafts of a test, and the tokens that they are made for.
+/// Drafts of a test, and the tokens of the sequence.
 #[derive(Debug, Clone)]
 struct Forced {
     drafts: ForcedDrafts,
@@ -91,13 +93,13 @@ struct Forced {
 }
 
 impl Drafter {
-    /// Returns the drafter of a sequence with this prompt. `predicted` is the answer that its client expects.
+    /// Returns the drafter of a sequence with this prompt. `predicted` is the response that its client expects.
     ///
     /// Cost: O(n) in the tokens.
     pub fn new(prompt: &[Token], predicted: &[Token], limits: DraftLimits) -> Self {
         let mut text = NgramIndex::new(LOOKUP_TOKENS_MAX);
         if !predicted.is_empty() {
-            // The prompt's end stands before the prediction, so that the first tokens of the answer find a match.
+            // The end of the prompt precedes the prediction, so that the first tokens of the response have a match.
             text.extend(&prompt[prompt.len().saturating_sub(MATCH_MAX)..]);
             text.extend(predicted);
             text.end_text();
@@ -114,15 +116,15 @@ impl Drafter {
         }
     }
 
-    /// Makes the drafter propose the drafts of a test, which are computed whatever they cost.
+    /// Makes the drafter propose the drafts of a test, which are computed at any cost.
     #[must_use]
     pub fn forced(self, drafts: ForcedDrafts, prompt: &[Token]) -> Self {
         Self { forced: Some(Forced { drafts, tokens: prompt.to_vec() }), ..self }
     }
 
-    /// Proposes up to `n_max` next tokens, from the sequence and from the earlier answers of its root.
+    /// Proposes up to `n_max` next tokens, from the sequence and from earlier responses with its root.
     ///
-    /// Cost: a microsecond, whatever the lengths of the texts.
+    /// Cost: a microsecond for texts of any length.
     pub fn propose(&mut self, memory: Option<&NgramIndex>, n_max: usize) -> Possible<'_> {
         let n_max = n_max.min(self.limits.n_max);
         self.proposal = match &self.forced {
@@ -137,34 +139,34 @@ impl Drafter {
         }
     }
 
-    /// Returns the draft of up to `n_max` tokens that a draft model would make in these times.
+    /// Returns the draft of up to `n_max` tokens that a draft model can make in these times.
     pub fn made_draft(&self, n_max: usize, times: MakingTimes) -> MadeDraft {
         MadeDraft { chance: self.model_acceptance.chance(), n_max: n_max.min(self.limits.n_max), times }
     }
 
-    /// Takes the tokens that a draft model has made, up to the planned length, in place of what was found; returns the
-    /// length of the draft, none if it is too short.
+    /// Replaces the proposal by tokens of the draft model, up to the planned length; returns the length of the draft,
+    /// which is 0 if it is too short.
     pub fn take_made(&mut self, mut tokens: Vec<Token>, planned: Length) -> Length {
         tokens.truncate(planned.n_tokens);
-        // The model may have stopped early, which takes less time.
+        // A draft model that stopped early took less time.
         let cost = planned.cost * tokens.len().max(1) as f64 / planned.n_tokens.max(1) as f64;
         if tokens.len() < self.limits.n_min {
             tokens.clear();
         }
         let n_tokens = tokens.len();
         if n_tokens > 0 {
-            let source = Source::Model;
+            let source = ProposalSource::Model;
             self.proposal = Some(Proposal { tokens, chances: Vec::new(), source, n_taken: 0, n_drafted: 0 });
         }
         Length { n_tokens, cost, ..planned }
     }
 
-    /// Returns whether drafts are computed whatever they cost.
+    /// Returns whether drafts are computed at any cost.
     pub fn is_forced(&self) -> bool {
         self.forced.is_some()
     }
 
-    /// Returns the first proposed tokens, to be computed at this cost.
+    /// Returns the first proposed tokens as a draft, and charges its cost.
     pub fn draft(&mut self, Length { n_tokens, cost, .. }: Length) -> &[Token] {
         self.budget.spend(cost);
         let Some(proposal) = &mut self.proposal else { return &[] };
@@ -172,19 +174,19 @@ impl Drafter {
         &proposal.tokens[..proposal.n_drafted]
     }
 
-    /// Returns the end of the text before the last `n` tokens, and these tokens, which are a response.
+    /// Returns the last `n` tokens, which are the response, and the end of the text before them.
     pub fn answer(&self, n: usize) -> (&[Token], &[Token]) {
         let text = self.text.last(n.saturating_add(MATCH_MAX));
         text.split_at(text.len().saturating_sub(n))
     }
 
-    /// Takes the sequence's next token, drafted or not.
+    /// Adds the sequence's next token, drafted or not.
     pub fn push(&mut self, token: Token) {
         self.text.extend(&[token]);
         if let Some(forced) = &mut self.forced {
             forced.tokens.push(token);
         }
-        let is_made = |proposal: &Proposal| proposal.source == Source::Model && !proposal.is_taken();
+        let is_made = |proposal: &Proposal| proposal.source == ProposalSource::Model && !proposal.is_taken();
         if !self.proposal.as_ref().is_some_and(is_made) {
             self.model_acceptance.fade();
         }
@@ -199,11 +201,11 @@ impl Drafter {
         let (is_right, is_drafted) = (*proposed == token, proposal.n_taken < proposal.n_drafted);
         let outcome = if is_right { ProposalOutcome::Right } else { ProposalOutcome::Wrong };
         match proposal.source {
-            Source::Found(origin, n_matched) => {
+            ProposalSource::Found(origin, n_matched) => {
                 self.acceptance[origin as usize].record(n_matched + proposal.n_taken, outcome);
             }
-            Source::Model => self.model_acceptance.record(outcome),
-            Source::Forced => {}
+            ProposalSource::Model => self.model_acceptance.record(outcome),
+            ProposalSource::Forced => {}
         }
         proposal.n_taken += 1;
         match (is_right, is_drafted) {
@@ -217,8 +219,8 @@ impl Drafter {
     }
 
     fn best(&self, memory: Option<&NgramIndex>, n_max: usize) -> Option<Proposal> {
-        let own = self.found((&self.text, Origin::Text), n_max);
-        let other = memory.and_then(|memory| self.found((memory, Origin::Memory), n_max));
+        let own = self.found((&self.text, ProposalText::Text), n_max);
+        let other = memory.and_then(|memory| self.found((memory, ProposalText::Memory), n_max));
         let expected = |proposal: &Proposal| lengths::expected(&proposal.chances);
         match (own, other) {
             (Some(own), Some(other)) if expected(&other) > expected(&own) => Some(other),
@@ -226,12 +228,12 @@ impl Drafter {
         }
     }
 
-    fn found(&self, (index, origin): (&NgramIndex, Origin), n_max: usize) -> Option<Proposal> {
+    fn found(&self, (index, origin): (&NgramIndex, ProposalText), n_max: usize) -> Option<Proposal> {
         let occurrence: Occurrence = index.find(self.text.tail())?;
         let tokens = index.continuation(occurrence, n_max);
         let acceptance = &self.acceptance[origin as usize];
         let chances = (occurrence.n_matched..).take(tokens.len()).map(|n_matched| acceptance.chance(n_matched));
-        let (chances, source) = (chances.collect(), Source::Found(origin, occurrence.n_matched));
+        let (chances, source) = (chances.collect(), ProposalSource::Found(origin, occurrence.n_matched));
         Some(Proposal { tokens, chances, source, n_taken: 0, n_drafted: 0 })
     }
 }
@@ -247,7 +249,7 @@ impl Forced {
         let mut tokens = (self.drafts)(&self.tokens, n_max);
         tokens.truncate(n_max);
         let chances = vec![1.0; tokens.len()];
-        Proposal { tokens, chances, source: Source::Forced, n_taken: 0, n_drafted: 0 }
+        Proposal { tokens, chances, source: ProposalSource::Forced, n_taken: 0, n_drafted: 0 }
     }
 }
 

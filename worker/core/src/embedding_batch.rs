@@ -1,11 +1,11 @@
 //! The embedding batch: which of the waiting texts are computed together.
 //!
-//! Prompts of answers are in `batch_plan`.
+//! Prompts of text generation are in `batch_plan`.
 //!
-//! A batch starts with the oldest request and then takes one text of each request in turn. So a request of a thousand
-//! texts delays one of a single text by a batch, not by a thousand texts. No request starves: the oldest one's next
-//! text is in every batch. A text that is longer than a batch and may be cut is computed piece by piece, with batches
-//! of other requests' texts between the pieces.
+//! A batch starts with the oldest request and then takes one text of each request in turn. So a request with a thousand
+//! texts delays one with a single text by a batch, not by a thousand texts. No request starves, because every batch has
+//! the next text of the oldest one. A text that is longer than a batch and may be split is computed in pieces, with
+//! batches of other requests' texts between the pieces.
 
 /// Limits of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,26 +30,26 @@ pub struct TextPosition {
 pub enum NextTexts {
     /// These texts, together.
     Batch(Vec<TextPosition>),
-    /// Another piece of the request's first remaining text.
+    /// The next piece of the request's first remaining text.
     Piece {
         /// Index of the request.
         request_idx: usize,
     },
 }
 
-/// State that decides whether a piece of a long text or a batch is computed next.
+/// State that decides whether the next step computes a piece of a long text or a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceTurn {
-    /// Index of the request whose first text is computed in pieces; absent if there is none.
+    /// Index of the request whose first text is being computed in pieces; `None` if there is none.
     pub begun: Option<usize>,
-    /// Whether a piece may come next: the last step was not one.
+    /// Whether a piece may come next, because the last step was a batch.
     pub is_due: bool,
 }
 
-/// Returns the next texts to compute if texts longer than a batch are cut; `None` if nothing waits.
+/// Returns the next texts to compute if texts longer than a batch are split; `None` if no text waits.
 ///
-/// Shape: `waiting` as for [`plan`]. One text at a time is computed in pieces; between two pieces comes a batch of
-/// short texts.
+/// Shape: `waiting` as for [`plan`]. One text at a time is computed in pieces, with a batch of short texts between two
+/// pieces.
 pub fn step_in_pieces(waiting: &[&[u32]], turn: PieceTurn, room: EmbeddingBatchLimits) -> Option<NextTexts> {
     let n_short = |texts: &[u32]| texts.iter().take_while(|length| **length <= room.tokens).count();
     let short = |(idx, texts): (usize, &&'_ [u32])| if turn.begun == Some(idx) { 0 } else { n_short(texts) };
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_take_turns_and_the_oldest_begins() {
+    fn requests_take_turns_and_the_oldest_is_first() {
         check(&[], (10, 4), &[]);
         check(&[&[1, 1, 1, 1, 1], &[1], &[1, 1]], (10, 4), &[(0, 0), (1, 0), (2, 0), (0, 1)]);
         check(&[&[1, 1], &[]], (10, 4), &[(0, 0), (0, 1)]);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_and_the_texts_of_others_take_turns() {
+    fn a_long_text_and_other_requests_texts_take_turns() {
         let room = EmbeddingBatchLimits { tokens: 10, sequences: 4 };
         let next = |waiting: &[&[u32]], (begun, is_due)| step_in_pieces(waiting, PieceTurn { begun, is_due }, room);
         let batch = |places: &[(usize, usize)]| {
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(
             next(&[&[50, 4], &[3]], (None, false)),
             batch(&[(1, 0)]),
-            "a piece of another has just been computed"
+            "the last step was a piece of another text"
         );
         assert_eq!(next(&[&[50, 4], &[3, 60, 1], &[70]], (Some(0), false)), batch(&[(1, 0)]));
         assert_eq!(next(&[&[50, 4], &[3, 60, 1], &[70]], (Some(0), true)), piece(0));
@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_pieces_every_text_is_computed_and_none_waits_for_a_long_one_s_end(
+        fn in_pieces_every_text_is_computed_and_short_ones_do_not_wait_for_long_ones(
             mut waiting in prop::collection::vec(prop::collection::vec(1_u32..60, 0..5), 0..5),
             tokens in 1_u32..20,
             sequences in 1_u16..4,
@@ -187,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_batch_keeps_to_its_room_and_begins_with_the_oldest(
+        fn a_batch_is_within_its_limits_and_starts_with_the_oldest_request(
             waiting in prop::collection::vec(prop::collection::vec(1_u32..40, 0..6), 0..6),
             tokens in 1_u32..60,
             sequences in 1_u16..8,

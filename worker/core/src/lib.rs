@@ -1,9 +1,9 @@
-//! The worker's decisions, free of IO: the tokens of slots, the start of a request, the contents of a batch.
+//! The worker's decisions as pure functions: the tokens of slots, the start of a request, the contents of a batch.
 //!
-//! The crate knows neither llama.cpp nor threads, clocks or IO.
+//! The crate uses neither llama.cpp nor threads, clocks or IO.
 //!
-//! The shell reads the world, calls this crate and executes the result. Every decision is a value (a plan) computed
-//! from values, so that each can be tested against a naive model.
+//! The shell collects the inputs, calls this crate and executes the result. Every decision is a value (a plan) computed
+//! from values, so each can be tested against a naive model.
 
 pub mod adapter_schedule;
 pub mod batch_plan;

@@ -2,9 +2,8 @@
 //!
 //! The shares of a batch are in `batch_plan`, their order in `decode_groups`.
 //!
-//! llama.cpp splits a batch into micro-batches itself, but then the shell cannot do anything before the last of them
-//! ends. Split here at the same places, a batch costs the same, and the rest of it can be dropped when a request
-//! arrives.
+//! llama.cpp can split a batch into micro-batches itself, but then the shell cannot act before the last one ends. Split
+//! here at the same positions, the batch takes the same time, and its rest can be dropped when a request arrives.
 
 use crate::batch_plan::{BatchLimits, Passes, Share};
 
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn in_separate_passes_neighbours_share_one_up_to_the_shortest_length() {
+    fn in_separate_passes_neighbours_share_a_pass_up_to_the_shortest_length() {
         check(
             Passes::Apart,
             &[(4, 30), (0, 12), (1, 4), (3, 9)],

@@ -1,13 +1,13 @@
-//! Early announcements: blocks of requests that have arrived and not started, announced to routers in advance.
+//! Early announcements: blocks of requests that have arrived but not started, announced to routers in advance.
 //!
-//! The blocks that slots and chunks hold, and those that running sequences compute, are in `prefix_tree`; the shell
-//! decides which request announces which blocks.
+//! `prefix_tree` has the blocks in slots and chunks, and those that running sequences compute; the shell decides which
+//! blocks a request announces.
 //!
-//! A request starts after the running step at the earliest, and often waits in a queue. Routers that learn of it only
-//! at its start send requests with the same prefix to other workers. So its blocks are announced when it arrives. The
-//! announcement ends when the request starts, since the prefix tree then announces the blocks, or when it ends without
-//! a start. The tree takes precedence: an early announcement counts for a block only while the tree announces nothing
-//! about it.
+//! A request starts after the current step at the earliest, and often waits in a queue. If routers learned of it only
+//! at its start, they would send requests with the same prefix to other workers. So its blocks are announced when it
+//! arrives. The announcement ends when the request starts, because the prefix tree then announces the blocks, or when
+//! the request ends without a start. The tree takes precedence: an early announcement is only published for blocks that
+//! the tree does not announce.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,11 @@ use hashbrown::{HashMap, HashSet};
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
-/// Identifier of an early announcement, unique.
+/// Unique identifier of an early announcement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AnnouncementId(pub u64);
 
-/// All early announcements that have not ended.
+/// All current early announcements.
 #[derive(Debug, Clone, Default)]
 pub struct PendingPrefills {
     /// Blocks of each announcement in the order of their chain.
@@ -33,26 +33,26 @@ pub struct PendingPrefills {
 struct PendingBlock {
     /// Number of announcements that include the block.
     n: u32,
-    /// Whether only early announcements announce the block.
+    /// Whether the block is only announced early, and not by the prefix tree.
     is_alone: bool,
 }
 
 impl PendingPrefills {
     /// Adds an announcement of a chain's blocks; returns the changes to publish.
     ///
-    /// `is_said` returns whether a block, given with its index, is already announced as held or filling. Cost: O(keys).
+    /// `is_announced` returns whether the prefix tree announces a block, given with its index. Cost: O(keys).
     pub fn make(
         &mut self,
         id: AnnouncementId,
         keys: Vec<BlockKey>,
-        is_said: impl Fn(usize, &BlockKey) -> bool,
+        is_announced: impl Fn(usize, &BlockKey) -> bool,
     ) -> Vec<Change> {
         let mut is_new = vec![false; keys.len()];
         for (idx, key) in keys.iter().enumerate() {
             match self.blocks.entry(*key) {
                 Entry::Occupied(mut entry) => entry.get_mut().n += 1,
                 Entry::Vacant(entry) => {
-                    is_new[idx] = !is_said(idx, key);
+                    is_new[idx] = !is_announced(idx, key);
                     entry.insert(PendingBlock { n: 1, is_alone: is_new[idx] });
                 }
             }
@@ -62,7 +62,8 @@ impl PendingPrefills {
         changes
     }
 
-    /// Removes an announcement; returns the change to publish: the removal of blocks that nothing else announces.
+    /// Removes an announcement; returns the change to publish, which withdraws the blocks that are not announced
+    /// otherwise.
     ///
     /// Cost: O(the announcement's blocks).
     pub fn resolve(&mut self, id: AnnouncementId) -> Option<Change> {
@@ -78,10 +79,10 @@ impl PendingPrefills {
         (!gone.is_empty()).then_some(Change::Removed(gone))
     }
 
-    /// Takes a change of the held blocks. Returns the changes to publish: that change, and, as filling, the early
-    /// announced blocks that are no longer held.
+    /// Applies a change of the prefix tree. Returns the changes to publish: that change, and an announcement as filling
+    /// of the pending blocks that it withdraws.
     ///
-    /// Cost: O(the change's blocks), and O(all early announced blocks) if one of them is no longer held.
+    /// Cost: O(the change's blocks), and O(all pending blocks) if it withdraws one of them.
     pub fn pass(&mut self, change: Change) -> Vec<Change> {
         let mut orphans: HashSet<BlockKey> = HashSet::new();
         match &change {
@@ -114,7 +115,7 @@ impl PendingPrefills {
     }
 }
 
-/// Returns changes that announce as filling the blocks of a chain whose index `is` accepts, one run for each
+/// Returns changes that announce blocks of a chain as filling: those whose index `is` accepts, as one run for each
 /// consecutive part.
 fn filling(keys: &[BlockKey], is: impl Fn(usize) -> bool) -> Vec<Change> {
     let indices: Vec<usize> = (0..keys.len()).filter(|idx| is(*idx)).collect();
@@ -161,7 +162,7 @@ mod tests {
         Make(Vec<BlockKey>),
         Settle(usize),
         Hold(Vec<BlockKey>),
-        LetGo(Vec<BlockKey>),
+        Release(Vec<BlockKey>),
     }
 
     /// Returns blocks of one of two chains that share their first three.
@@ -177,7 +178,7 @@ mod tests {
             3 => any_keys().prop_map(Step::Make),
             2 => any::<usize>().prop_map(Step::Settle),
             2 => any_keys().prop_map(Step::Hold),
-            2 => any_keys().prop_map(Step::LetGo),
+            2 => any_keys().prop_map(Step::Release),
         ]
     }
 
@@ -205,7 +206,7 @@ mod tests {
                         held.extend(keys.iter().copied());
                         view.hear(pending_prefills.pass(stored(keys)));
                     }
-                    Step::LetGo(keys) => {
+                    Step::Release(keys) => {
                         let gone: Vec<BlockKey> = keys.into_iter().filter(|key| held.contains(key)).collect();
                         held.retain(|key| !gone.contains(key));
                         view.hear(pending_prefills.pass(Change::Removed(gone)));
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_stretches_of_one_chain() {
+    fn a_run_has_consecutive_blocks_of_one_chain() {
         let keys: Vec<BlockKey> = (0..6).map(BlockKey).collect();
         let mut pending_prefills = PendingPrefills::default();
         let changes = pending_prefills.make(AnnouncementId(0), keys.clone(), |idx, _| idx == 2);

@@ -1,27 +1,27 @@
 //! The prefix tree: the slots and stored chunks that hold each block, and the announcements of blocks to routers.
 //!
-//! The tokens are in `slot_table`, which drives this module, and stored state is in `chunk_index`; the shell sends the
+//! The tokens are in `slot_table`, which updates this tree, and stored state is in `chunk_index`; the shell sends the
 //! changes.
 //!
-//! A block's chained hash names the whole prefix that ends with it. So a radix tree whose digits are blocks fits into
-//! one flat hash map. Every slot holds a path from the root, every stored chunk a part of a path, and each block knows
-//! its holders. A look-up walks the prompt's chain until the next block has no holder.
+//! A block's chained hash names the whole prefix up to the block's end. So one flat hash map is enough for a radix tree
+//! over blocks. Every slot holds a path from the root and every stored chunk a part of a path, and each block has a
+//! list of its holders. A look-up follows the prompt's chain until the next block has no holder.
 //!
-//! A block is announced with its best holder, and withdrawn when its last holder loses it. Applying the changes in
-//! order to an empty map gives what is held. The whole prompt is announced as filling when its request gets the slot,
-//! and each block as ready once it is computed.
+//! A block is announced with its best holder, and withdrawn when its last holder loses it. All changes, applied in
+//! order to an empty map, give the held blocks. The whole prompt is announced as filling when its request gets the
+//! slot, and each block as ready once it is computed.
 //!
-//! The announcement of a block includes whether a request can resume behind it:
+//! The announcement of a block includes whether a request can resume at the block's end:
 //!
-//! - Full attention: everywhere.
-//! - Sliding window: in a slot, behind the first tokens to which its state can be cut back; elsewhere at checkpoints.
+//! - Full attention: always.
+//! - Sliding window: in a slot, at any position to which its state can be cut back; elsewhere at checkpoints.
 //! - Hybrid: at checkpoints, and at the end of an idle slot.
-//! - Recurrent: the same, and a running slot announces nothing, because no request can start from it.
+//! - Recurrent: the same, and a running slot announces nothing, because no request can resume there.
 //!
 //! A checkpoint needs the state of the tokens before it, in a slot or in the store, except for recurrent models.
 //!
-//! An idle slot that cannot be rewound is announced as a resume point at its last whole block, although it also holds
-//! the few tokens behind that block. The announcement is wrong only for a prompt that differs in those few tokens.
+//! An idle slot that cannot be rewound is announced as a resume point at the end of its last whole block, although it
+//! also has the few tokens after that block. The announcement is wrong only for a prompt that differs in these tokens.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -33,35 +33,35 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, Resume, Run, RunState, Tier};
 
-use crate::chunk_index::{Kind, News};
+use crate::chunk_index::{StateKind, TierChange};
 use crate::slot_table::{Acquire, AfterUse, Slot, SlotTable};
 
-/// Function that hashes one block behind its parent, as [`warmpath_common::block_hash::block_hash`] does; tests may use
+/// Function that hashes a block and its parent's hash, like [`warmpath_common::block_hash::block_hash`]; tests may use
 /// a worse one.
 pub type BlockHasher = fn(&BlockHash, &[Token]) -> BlockHash;
 
-/// Holders of all blocks, and what has been announced about them.
+/// Holders and announcements of all blocks.
 #[derive(Debug, Clone)]
 pub struct PrefixTree {
     block_size_tokens: u32,
     memory: MemoryKind,
     hasher: BlockHasher,
-    held: HashMap<Holder, Held>,
+    held: HashMap<Holder, HeldBlocks>,
     /// Every held block, with its position in the chain.
     blocks: HashMap<Place, Block>,
     changes: Vec<Change>,
 }
 
-/// Identity of a block: its depth in every chain that has it, and its hash.
+/// Identity of a block: its depth in the chain, and its hash.
 type Place = (usize, BlockHash);
 
 /// Holder of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Holder {
     Slot(SlotId),
-    /// The chunk whose last block is this one.
+    /// Chunk, named by its last block.
     Chunk(BlockHash),
-    /// The checkpoint behind this block. It holds that block only, or its whole chain if it needs no other state.
+    /// Checkpoint at the end of this block. It holds only this block, or the whole chain if it needs no other state.
     Checkpoint(BlockHash),
 }
 
@@ -76,23 +76,23 @@ impl Holder {
 
 /// Blocks of one chain that one holder has.
 #[derive(Debug, Clone)]
-struct Held {
+struct HeldBlocks {
     root: Option<BlockHash>,
     /// Depth of the first block: 0 for slots.
     first_block: usize,
     chain: Arc<Vec<BlockHash>>,
     /// Number of the chain's blocks that are computed.
     n_ready: usize,
-    /// Whether the slot's sequence asked to leave nothing in the cache, so that nothing is announced.
+    /// Whether the slot's request leaves nothing in the cache, so that nothing is announced.
     is_secret: bool,
     /// Whether the slot runs a sequence.
     is_running: bool,
-    /// Fewest tokens to which the slot's state can be cut back, if the memory can be rewound at all.
+    /// Minimum number of tokens to which the slot's state can be cut back, for memory that can be rewound.
     rewinds_to: usize,
     tier: Tier,
 }
 
-impl Default for Held {
+impl Default for HeldBlocks {
     fn default() -> Self {
         let chain = Arc::default();
         Self {
@@ -112,13 +112,13 @@ impl Default for Held {
 #[derive(Debug, Clone)]
 struct Block {
     holders: Vec<Holder>,
-    /// Announced state; absent while nothing is announced.
-    said: Option<View>,
+    /// Announced state; `None` if the block is not announced.
+    announced: Option<BlockView>,
 }
 
 /// Announced state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct View {
+struct BlockView {
     quality: Quality,
     slot: Option<SlotId>,
 }
@@ -132,13 +132,13 @@ struct Quality {
 }
 
 impl PrefixTree {
-    /// Returns the tree of `n_slots` empty slots and nothing stored.
+    /// Returns the tree of `n_slots` empty slots and an empty store.
     pub fn new(n_slots: u16, block_size_tokens: u32, memory: MemoryKind, hasher: BlockHasher) -> Self {
         Self {
             block_size_tokens,
             memory,
             hasher,
-            held: (0..n_slots).map(|slot| (Holder::Slot(SlotId(slot)), Held::default())).collect(),
+            held: (0..n_slots).map(|slot| (Holder::Slot(SlotId(slot)), HeldBlocks::default())).collect(),
             blocks: HashMap::new(),
             changes: Vec::new(),
         }
@@ -146,7 +146,7 @@ impl PrefixTree {
 
     /// Returns how many of the chain's first blocks each slot has computed, without slots that have none.
     ///
-    /// Cost: O(held blocks of the chain x their holders). Blocks are compared by their hashes alone.
+    /// Cost: O(held blocks of the chain x their holders). Blocks are compared only by their hashes.
     pub fn slots_with(&self, chain: &[BlockHash]) -> Vec<(SlotId, usize)> {
         let mut found: Vec<(SlotId, usize)> = Vec::new();
         for (depth, hash) in chain.iter().enumerate() {
@@ -179,20 +179,20 @@ impl PrefixTree {
     }
 
     /// Applies a change of one of the chunk index's chunks.
-    pub fn apply(&mut self, news: News) {
+    pub fn apply(&mut self, news: TierChange) {
         let Some(last) = news.blocks.last() else { return };
-        let needs_others = news.kind == Kind::Checkpoint && self.memory != MemoryKind::Recurrent;
+        let needs_others = news.kind == StateKind::Checkpoint && self.memory != MemoryKind::Recurrent;
         let n_skipped = if needs_others { news.blocks.len() - 1 } else { 0 };
         let holder = match news.kind {
-            Kind::Chunk => Holder::Chunk(*last),
-            Kind::Checkpoint => Holder::Checkpoint(*last),
+            StateKind::Chunk => Holder::Chunk(*last),
+            StateKind::Checkpoint => Holder::Checkpoint(*last),
         };
-        let held = news.tier.map(|tier| Held {
+        let held = news.tier.map(|tier| HeldBlocks {
             first_block: news.first_block + n_skipped,
             n_ready: news.blocks.len() - n_skipped,
             chain: Arc::new(news.blocks[n_skipped..].to_vec()),
             tier,
-            ..Held::default()
+            ..HeldBlocks::default()
         });
         self.set(holder, held.unwrap_or_default());
     }
@@ -202,14 +202,14 @@ impl PrefixTree {
         let announces = !is_secret && self.memory != MemoryKind::Recurrent;
         let chain = if announces { acquire.prompt_chain.to_vec() } else { Vec::new() };
         let n_ready = (n_keep_tokens / self.block_size_tokens as usize).min(chain.len());
-        let held = Held {
+        let held = HeldBlocks {
             root: Some(acquire.root),
             chain: Arc::new(chain),
             n_ready,
             is_secret,
             is_running: true,
             rewinds_to: acquire.rewinds_to_tokens as usize,
-            ..Held::default()
+            ..HeldBlocks::default()
         };
         self.set(Holder::Slot(slot), held);
     }
@@ -240,16 +240,16 @@ impl PrefixTree {
         self.set(Holder::Slot(slot), held);
     }
 
-    /// Records the fewest tokens to which a slot's state can be cut back.
+    /// Records the minimum number of tokens to which a slot's state can be cut back.
     pub(crate) fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: usize) {
         let held = &self.held[&Holder::Slot(slot)];
         if held.rewinds_to != n_tokens {
-            let held = Held { rewinds_to: n_tokens, ..held.clone() };
+            let held = HeldBlocks { rewinds_to: n_tokens, ..held.clone() };
             self.set(Holder::Slot(slot), held);
         }
     }
 
-    /// Records that only the first tokens of a running slot are still exact, and that its prompt will add no more.
+    /// Records that only the first tokens of a running slot are exact, and that its prompt will add no more exact ones.
     pub(crate) fn cut(&mut self, slot: SlotId, exact: &[Token]) {
         let mut held = self.held[&Holder::Slot(slot)].clone();
         Arc::make_mut(&mut held.chain).truncate(exact.len() / self.block_size_tokens as usize);
@@ -258,8 +258,8 @@ impl PrefixTree {
     }
 
     pub(crate) fn forget(&mut self, slot: SlotId) {
-        let Held { root, is_secret, is_running, .. } = self.held[&Holder::Slot(slot)];
-        let held = Held { root, is_secret, is_running, ..Held::default() };
+        let HeldBlocks { root, is_secret, is_running, .. } = self.held[&Holder::Slot(slot)];
+        let held = HeldBlocks { root, is_secret, is_running, ..HeldBlocks::default() };
         self.set(Holder::Slot(slot), held);
     }
 
@@ -268,18 +268,18 @@ impl PrefixTree {
         lengthen(self.hasher, chain, (root, tokens), self.block_size_tokens);
     }
 
-    /// Replaces a holder's part of a chain and adds the changes that follow.
-    fn set(&mut self, holder: Holder, new: Held) {
+    /// Replaces a holder's part of a chain and records the resulting changes.
+    fn set(&mut self, holder: Holder, new: HeldBlocks) {
         let old = self.held.get(&holder).cloned().unwrap_or_default();
         let is_full = self.memory == MemoryKind::Full;
-        let form = |held: &Held| (held.first_block, held.tier, !is_full && held.is_running, held.rewinds_to);
+        let form = |held: &HeldBlocks| (held.first_block, held.tier, !is_full && held.is_running, held.rewinds_to);
         let is_same = |(old_hash, new_hash): &(&BlockHash, &BlockHash)| {
             old.first_block == new.first_block && old_hash == new_hash
         };
         let n_common = old.chain.iter().zip(&*new.chain).take_while(is_same).count();
         let n_settled = if form(&old) == form(&new) { n_common.min(old.n_ready).min(new.n_ready) } else { 0 };
         for (idx, hash) in new.chain.iter().enumerate().skip(n_common) {
-            let fresh = || Block { holders: Vec::new(), said: None };
+            let fresh = || Block { holders: Vec::new(), announced: None };
             self.blocks.entry((new.first_block + idx, *hash)).or_insert_with(fresh).holders.push(holder);
         }
         let (first_block, touched) = (new.first_block, Arc::clone(&new.chain));
@@ -293,9 +293,9 @@ impl PrefixTree {
         if !removed.is_empty() {
             self.changes.push(Change::Removed(removed));
         }
-        self.say((old.first_block, &old.chain), n_common);
-        // The end of a growing slot moves. Its last block was announced as the end, so that block is checked again.
-        self.say((first_block, &touched), n_settled.saturating_sub(1));
+        self.announce((old.first_block, &old.chain), n_common);
+        // The end of a growing slot moves. The block that was announced as the end must be checked again.
+        self.announce((first_block, &touched), n_settled.saturating_sub(1));
     }
 
     /// Removes a holder from a block. Returns the block's key if it was announced and no other holder has its state.
@@ -306,40 +306,40 @@ impl PrefixTree {
             block.holders.swap_remove(idx);
         }
         let is_held = block.holders.iter().any(|holder| has_state(self.memory, *holder));
-        let was_said = if is_held { false } else { block.said.take().is_some() };
+        let was_announced = if is_held { false } else { block.announced.take().is_some() };
         if block.holders.is_empty() {
             entry.remove();
         }
-        was_said.then(|| place.1.key())
+        was_announced.then(|| place.1.key())
     }
 
-    /// Announces the blocks of a part of a chain, except its first `n_skipped`, whose announced state is outdated.
-    fn say(&mut self, (first_block, chain): (usize, &[BlockHash]), n_skipped: usize) {
+    /// Announces the blocks of a part of a chain whose announced state is outdated, except the first `n_skipped`.
+    fn announce(&mut self, (first_block, chain): (usize, &[BlockHash]), n_skipped: usize) {
         let mut idx = n_skipped;
         while idx < chain.len() {
             let places = places(first_block + idx, &chain[idx..]);
             let (n, resume) = self.stretch(places.clone());
-            let n_said = places.take(n).filter_map(|place| Some((place, self.news(&place)?)));
-            let said: Vec<(Place, View)> = n_said.collect();
-            if let Some((_, view)) = said.first().copied() {
-                let keys = said.iter().map(|((_, hash), _)| hash.key()).collect();
+            let outdated = places.take(n).filter_map(|place| Some((place, self.new_view(&place)?)));
+            let announced: Vec<(Place, BlockView)> = outdated.collect();
+            if let Some((_, view)) = announced.first().copied() {
+                let keys = announced.iter().map(|((_, hash), _)| hash.key()).collect();
                 let state = if view.quality.is_ready { RunState::Ready } else { RunState::Filling };
                 let run = Run { keys, tier: view.quality.tier.0, state, resume, slot: view.slot };
                 self.changes.push(Change::Stored(run));
             }
-            for (place, view) in said {
+            for (place, view) in announced {
                 self.remember(&place, view);
             }
             idx += n.max(1);
         }
     }
 
-    /// Returns how many of the first blocks can be announced as one run, and where requests can resume in it; 0 if the
-    /// first block needs no announcement.
+    /// Returns how many of the first blocks can be announced as one run, and the resume points in it; 0 if the first
+    /// block needs no announcement.
     fn stretch(&self, places: impl Iterator<Item = Place>) -> (usize, Resume) {
-        let mut views = places.map_while(|place| self.news(&place)).peekable();
+        let mut views = places.map_while(|place| self.new_view(&place)).peekable();
         let Some(first) = views.peek().copied() else { return (0, Resume::Nowhere) };
-        let form = |view: &View| (view.quality.is_ready, view.quality.tier, view.slot);
+        let form = |view: &BlockView| (view.quality.is_ready, view.quality.tier, view.slot);
         let mut n = 0;
         while let Some(view) = views.next_if(|view| form(view) == form(&first)) {
             match (first.quality.is_resume_point, view.quality.is_resume_point) {
@@ -351,48 +351,50 @@ impl PrefixTree {
         (n, if first.quality.is_resume_point { Resume::EveryBlock } else { Resume::Nowhere })
     }
 
-    fn remember(&mut self, place: &Place, view: View) {
+    fn remember(&mut self, place: &Place, view: BlockView) {
         if let Some(block) = self.blocks.get_mut(place) {
-            block.said = Some(view);
+            block.announced = Some(view);
         }
     }
 
-    /// Returns the state to announce for a block, if a holder has it and the announced state is outdated.
+    /// Returns the state to announce for a block; `None` if no holder has it or the announced state is up to date.
     ///
-    /// For a block that is no resume point any holder will do: the announced holder stays as long as it has the block.
-    fn news(&self, place: &Place) -> Option<View> {
+    /// For a block that is not a resume point, any holder is acceptable: the announced one stays as long as it has the
+    /// block.
+    fn new_view(&self, place: &Place) -> Option<BlockView> {
         let block = self.blocks.get(place)?;
         let best = self.best(place.0, block)?;
         let counts = |quality: Quality| {
             let tier = quality.is_resume_point.then_some(quality.tier);
             (quality.is_ready, quality.is_resume_point, tier)
         };
-        let still_true = block.said.is_some_and(|said| {
-            let is_said = |view: &View| (view.slot, view.quality.tier) == (said.slot, said.quality.tier);
-            let mut said_views = self.views(place.0, block).filter(is_said);
-            counts(said.quality) == counts(best.quality)
-                && said_views.any(|view| counts(view.quality) == counts(best.quality))
+        let still_true = block.announced.is_some_and(|announced| {
+            let is_announced =
+                |view: &BlockView| (view.slot, view.quality.tier) == (announced.slot, announced.quality.tier);
+            let mut announced_views = self.views(place.0, block).filter(is_announced);
+            counts(announced.quality) == counts(best.quality)
+                && announced_views.any(|view| counts(view.quality) == counts(best.quality))
         });
         (!still_true).then_some(best)
     }
 
-    /// Returns a block's best holder, if any has its state; ties go to the lowest.
-    fn best(&self, depth: usize, block: &Block) -> Option<View> {
-        let order = |view: &View| (view.quality, view.slot.is_some(), Reverse(view.slot));
+    /// Returns the state of a block's best holder; `None` if no holder has its state. Ties: the lowest holder.
+    fn best(&self, depth: usize, block: &Block) -> Option<BlockView> {
+        let order = |view: &BlockView| (view.quality, view.slot.is_some(), Reverse(view.slot));
         self.views(depth, block).max_by_key(order)
     }
 
-    /// Returns the state that each holder of a block would have announced.
-    fn views(&self, depth: usize, block: &Block) -> impl Iterator<Item = View> {
+    /// Returns the state of a block at each of its holders.
+    fn views(&self, depth: usize, block: &Block) -> impl Iterator<Item = BlockView> {
         let checkpoints = block.holders.iter().filter(|holder| matches!(holder, Holder::Checkpoint(_)));
         let mut checkpoints = checkpoints.map(|holder| &self.held[holder]);
         let checkpoint =
             checkpoints.find(|held| depth + 1 == held.first_block + held.chain.len()).map(|held| held.tier);
         let holders = block.holders.iter().filter(|holder| has_state(self.memory, **holder));
-        holders.map(move |holder| View { quality: self.quality(depth, *holder, checkpoint), slot: holder.slot() })
+        holders.map(move |holder| BlockView { quality: self.quality(depth, *holder, checkpoint), slot: holder.slot() })
     }
 
-    /// Returns the rank of a holder of a block's state; `checkpoint` is the tier of the checkpoint behind the block.
+    /// Returns the rank of a holder of a block; `checkpoint` is the tier of the checkpoint at the block's end.
     fn quality(&self, depth: usize, holder: Holder, checkpoint: Option<Tier>) -> Quality {
         let held = &self.held[&holder];
         let is_ready = depth < held.first_block + held.n_ready;
@@ -422,23 +424,26 @@ impl PrefixTree {
             assert_eq!(
                 (held.is_running, held.rewinds_to),
                 (slot.is_busy(), slot.rewinds_to()),
-                "slot {id} runs or not"
+                "slot {id} is wrongly counted as running or idle"
             );
             let is_silent = slot.is_busy() && (held.is_secret || self.memory == MemoryKind::Recurrent);
             if is_silent {
-                assert!(held.chain.is_empty(), "slot {id} announces what nobody can use");
+                assert!(held.chain.is_empty(), "slot {id} announces blocks that no request can use");
             } else if let Some(root) = &held.root {
                 let chain = self.chain_of(root, slot.exact_tokens());
                 assert_eq!(held.chain[..n_whole], chain, "slot {id} announces other blocks than it holds");
-                assert_eq!(held.n_ready, n_whole, "slot {id} counts its ready blocks wrong");
-                assert!(slot.is_busy() || held.chain.len() == n_whole, "slot {id} announces blocks that never come");
+                assert_eq!(held.n_ready, n_whole, "slot {id} has a wrong number of ready blocks");
+                assert!(
+                    slot.is_busy() || held.chain.len() == n_whole,
+                    "idle slot {id} announces blocks that it does not hold"
+                );
             }
         }
         let n_held: usize = self.held.values().map(|held| held.chain.len()).sum();
         let n_holders: usize = self.blocks.values().map(|block| block.holders.len()).sum();
-        assert_eq!(n_held, n_holders, "a block's holders are counted wrong");
+        assert_eq!(n_held, n_holders, "the number of a block's holders is wrong");
         for place in self.blocks.keys() {
-            assert_eq!(self.news(place), None, "a block at depth {} was announced wrong", place.0);
+            assert_eq!(self.new_view(place), None, "the announcement of a block at depth {} is outdated", place.0);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Measured speeds of the worker, as moving averages.
 //!
-//! The clock is the caller's: durations are passed in. Counters for metrics are in the shell.
+//! The caller passes durations in. Counters for metrics are in the shell.
 //!
-//! Every sum decays with the busy time that passes. So an average follows the last seconds of work, weighs each step by
-//! its duration, and does not change while the worker is idle.
+//! All sums decay with the busy time. So an average reflects the last seconds of work, weights each step by its
+//! duration, and does not change while the worker is idle.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::batch_plan::BatchTiming;
 /// enough that a worker that slows down loses traffic within seconds.
 const HALF_LIFE: Duration = Duration::from_secs(3);
 
-/// Minimum number of prompt tokens in a step from which the prefill rate is measured.
+/// Minimum number of prompt tokens in a step for measuring the prefill rate.
 ///
-/// Source: below about this size a step's time is that of reading the weights, not of computing tokens.
+/// Source: below about this size, reading the weights takes most of a step, not computing the tokens.
 const PREFILL_TOKENS_MIN: u32 = 16;
 
-/// Least variance of the batches' sizes, relative to the sum of their squares, from which a line is fitted. Source: own
-/// choice: below it rounding decides the slope.
+/// Minimum variance of the batches' sizes for fitting a line, relative to the sum of their squares. Source: below it,
+/// rounding errors decide the slope.
 const SPREAD_MIN: f64 = 1e-6;
 
-/// Weight of the newest prompt or answer in the average length. Source: own choice: about the last ten count.
+/// Weight of the newest prompt or response in the average length. Source: this averages about the last ten.
 const NEWEST_WEIGHT: f32 = 0.1;
 
 /// Moving averages of one worker.
@@ -62,7 +62,7 @@ impl Batches {
         self.tokens_seconds = self.tokens_seconds * decay + n_tokens * seconds;
     }
 
-    /// Returns the fixed time of a batch and the time of each token, in seconds; `None` if all batches were of one
+    /// Returns the fixed time of a batch and the time of each token, in seconds; `None` if all batches had the same
     /// size.
     fn line(&self) -> Option<(f64, f64)> {
         let spread = self.n * self.tokens_squared - self.tokens * self.tokens;
@@ -80,11 +80,11 @@ impl Batches {
 pub struct StepCounts {
     /// Prompt tokens that were computed.
     pub n_prefill: u32,
-    /// Answer tokens that were computed, drafted ones included.
+    /// Response tokens that were computed, including drafted ones.
     pub n_decode: u32,
-    /// Number of streams to which these tokens belong.
+    /// Number of streams with such tokens.
     pub n_streams: u32,
-    /// Number of tokens that these streams got, one each unless drafts were accepted.
+    /// Number of tokens that were chosen for these streams: one each, and more if drafts were accepted.
     pub n_chosen: u32,
 }
 
@@ -96,7 +96,7 @@ impl StepCounts {
 }
 
 impl Averages {
-    /// Records a step that took this time.
+    /// Records a step and its time.
     pub fn step(&mut self, counts: StepCounts, took: Duration) {
         let StepCounts { n_prefill, n_decode, n_streams, n_chosen } = counts;
         let decay = 0.5_f64.powf(took.as_secs_f64() / HALF_LIFE.as_secs_f64());
@@ -109,7 +109,7 @@ impl Averages {
             self.decode_s = self.decode_s * decay + took.as_secs_f64();
         } else if n_prefill >= PREFILL_TOKENS_MIN {
             let alone = took.as_secs_f64() - if n_decode > 0 { self.decode_step_s().unwrap_or(0.0) } else { 0.0 };
-            // If a step took no longer than decoding alone, the prefill rate cannot be derived from it.
+            // The prefill rate cannot be derived from a step that took no longer than decoding alone.
             if alone > 0.0 {
                 self.prefill_tokens = self.prefill_tokens * decay + f64::from(n_prefill);
                 self.prefill_s = self.prefill_s * decay + alone;
@@ -127,7 +127,7 @@ impl Averages {
         self.prompt_tokens = Some(with_newest(self.prompt_tokens, n_tokens));
     }
 
-    /// Returns the measured speeds; the time of a usual prompt assumes no other work.
+    /// Returns the measured speeds. The time of a usual prompt assumes that the worker computes nothing else.
     pub fn pace(&self) -> BatchTiming {
         let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO);
         let usual_s = self.prompt_tokens.map_or(0.0, f64::from) * self.prefill_s / self.prefill_tokens;
@@ -135,7 +135,7 @@ impl Averages {
         BatchTiming { usual_prompt: duration(usual_s), batch: duration(batch_s), token: duration(token_s) }
     }
 
-    /// Returns the averages, absent until measured.
+    /// Returns the averages; each is `None` until measured.
     pub fn rates(&self) -> Rates {
         Rates {
             prefill_tokens_per_s: (self.prefill_s > 0.0).then(|| (self.prefill_tokens / self.prefill_s) as f32),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_per_token_is_a_stream_s_wait_for_it_drafted_or_not() {
+    fn the_decode_time_is_the_time_per_chosen_token_with_and_without_drafts() {
         let mut averages = Averages::default();
         averages.step(StepCounts { n_prefill: 0, n_decode: 18, n_streams: 2, n_chosen: 8 }, SECOND / 10);
         assert!((averages.rates().decode_step_ms.unwrap() - 25.0).abs() < 0.1, "{:?}", averages.rates());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_takes_a_fixed_part_and_one_for_each_token() {
+    fn the_time_of_a_batch_has_a_fixed_part_and_a_part_per_token() {
         let mut averages = Averages::default();
         for (n_prefill, n_decode) in [(0, 4), (100, 4), (500, 0), (0, 1), (60, 2), (0, 4)] {
             averages.step(
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_one_size_or_nonsense_give_no_time_per_token() {
+    fn batches_of_one_size_or_invalid_times_give_no_time_per_token() {
         let mut averages = Averages::default();
         (0..100).for_each(|n| averages.step(StepCounts::undrafted(0, 4), Duration::from_millis(10 + n % 3)));
         assert_eq!(averages.pace(), BatchTiming::default());

@@ -1,25 +1,25 @@
 //! Costs of moving KV state and of computing it, as measured by this worker.
 //!
-//! The shell measures the moves, and `rates` has the prefill rate; the decisions based on the costs are in `slot_plan`.
+//! The shell measures the moves, and `rates` the prefill rate; `slot_plan` makes decisions based on the costs.
 //!
-//! All costs are in milliseconds, so that options can be summed and compared. A move that was not measured yet is
-//! assumed to be cheap, because measured moves were a hundred times cheaper than prefill.
+//! All costs are in milliseconds, so that they can be added and compared. A move without a measurement is assumed to be
+//! cheap, because measured moves were a hundred times cheaper than prefill.
 
 /// Costs on this worker, with this model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// Time to compute one prompt token.
     pub prefill_ms_per_token: f64,
-    /// Time to copy one token's state from another slot; absent if that is impossible. Close to zero if the slots share
+    /// Time to copy one token's state from another slot; `None` if that is impossible. Close to zero if the slots share
     /// one buffer, otherwise the time of an export and an import.
     pub copy_ms_per_token: Option<f64>,
-    /// Time to export a token's state to the store; absent if there is no store.
+    /// Time to export a token's state to the store; `None` if there is no store.
     pub export_ms_per_token: Option<f64>,
     /// Time to import state from memory.
     pub import_ms_per_byte: f64,
     /// Time to read state from disk.
     pub read_ms_per_byte: f64,
-    /// Suffixes that are computed faster together with some cached tokens.
+    /// Lengths of suffixes that are computed faster together with some cached tokens; `None` if there are none.
     pub suffix_rounding: Option<SuffixRounding>,
 }
 
@@ -34,12 +34,12 @@ pub struct SuffixRounding {
 
 /// Weight of the newest measurement in an average.
 ///
-/// Source: own choice: after five measurements the initial assumption counts a sixth.
+/// Source: after five measurements the initial assumption has a weight of a sixth.
 const NEWEST_WEIGHT: f64 = 0.3;
 
 /// Half-life of the excess of a measured cost over the initial assumption. Units: seconds.
 ///
-/// Source: own choice: an expensive move is tried again every few minutes.
+/// Source: with it, an expensive move is tried again every few minutes.
 const HALF_LIFE_S: f64 = 60.0;
 
 impl Costs {
@@ -50,24 +50,23 @@ impl Costs {
         }
     }
 
-    /// Learns from the time to export `n_tokens`.
+    /// Records the time of exporting `n_tokens`.
     pub fn learn_export(&mut self, n_tokens: u32, ms: f64) {
         learn(self.export_ms_per_token.as_mut(), ms / f64::from(n_tokens.max(1)));
     }
 
-    /// Learns from the time to copy from a slot of `n_held_tokens`.
+    /// Records the time of copying from a slot with `n_held_tokens`.
     pub fn learn_copy(&mut self, n_held_tokens: u32, ms: f64) {
         learn(self.copy_ms_per_token.as_mut(), ms / f64::from(n_held_tokens.max(1)));
     }
 
-    /// Learns from the time to import `n_bytes`.
+    /// Records the time of importing `n_bytes`.
     pub fn learn_import(&mut self, n_bytes: u64, ms: f64) {
         learn(Some(&mut self.import_ms_per_byte), ms / n_bytes.max(1) as f64);
     }
 
-    /// Moves the costs that were measured above the initial assumption back towards it, by half in a minute. Otherwise
-    /// one bad measurement, on a machine that was busy once, would prevent the move forever, and so its next
-    /// measurement.
+    /// Moves the costs above the initial assumption back towards it, by half in a minute. Otherwise a single bad
+    /// measurement, on a busy machine, would prevent the move, and thus any better measurement, forever.
     pub fn fade(&mut self, at_first: &Self, elapsed_s: f64) {
         let left = 0.5_f64.powf(elapsed_s / HALF_LIFE_S);
         let fade = |now: &mut f64, first: f64| *now = now.min(first + (*now - first).max(0.0) * left);
@@ -82,7 +81,7 @@ impl Costs {
         }
     }
 
-    /// Returns how many of a prompt's cached tokens to use so that the rest is computed fastest.
+    /// Returns how many of a prompt's cached tokens to reuse so that computing the rest takes the least time.
     pub fn best_start(&self, n_prompt: u32, n_cached: u32) -> u32 {
         let n_suffix = n_prompt.saturating_sub(n_cached);
         let rounding = self.suffix_rounding.filter(|r| n_suffix >= r.from_tokens && n_suffix < r.to_tokens);
@@ -99,17 +98,18 @@ impl Costs {
         self.copy_ms_per_token.map(|ms| ms * n_held_tokens as f64)
     }
 
-    /// Returns whether one slot can start from another's state.
+    /// Returns whether state can be copied between slots.
     pub fn shares(&self) -> bool {
         self.copy_ms_per_token.is_some() || self.export_ms_per_token.is_some()
     }
 
-    /// Returns the time to export `n_tokens` to the store, if there is one.
+    /// Returns the time of exporting `n_tokens` to the store; `None` if there is no store.
     pub fn export_ms(&self, n_tokens: usize) -> Option<f64> {
         self.export_ms_per_token.map(|ms| ms * n_tokens as f64)
     }
 
-    /// Returns the number of tokens that can be exported in `ms`: [`u32::MAX`] if that is free or there is no store.
+    /// Returns the number of tokens that can be exported in `ms`; [`u32::MAX`] if exports are free or there is no
+    /// store.
     pub fn exported_within(&self, ms: f64) -> u32 {
         // A float cast saturates, and dividing by 0 gives infinity.
         self.export_ms_per_token.map_or(u32::MAX, |each| (ms / each) as u32)

@@ -1,12 +1,11 @@
-//! Moves of KV state within a slot: text that the prompt has further on, and the context shift of a long answer.
+//! Moves of KV state within a slot: reuse at other positions of a prompt, and the context shift of a long response.
 //!
-//! The shell moves the state; which tokens are exact afterwards is in `slot_table`.
+//! The shell moves the state; `slot_table` records which tokens are exact afterwards.
 //!
-//! The KV state of a token can be given another position. If a prompt diverges from the text in a slot and has other
-//! parts of that text further on, their state moves to its position in the prompt. So it is when a client drops its
-//! oldest messages, or when the same tools stand behind another system text. The tokens of the prompt in between are
-//! computed. Moved state was computed behind other tokens than the prompt's, so it is close to the exact state and not
-//! equal to it.
+//! The position of a token's KV state can be changed. If a prompt diverges from a slot's text and has further parts of
+//! that text later, their state is moved to its positions in the prompt. This happens when a client drops its oldest
+//! messages, or when the same tools follow another system text. The prompt's tokens in between are computed. Moved
+//! state was computed after other tokens than the prompt's, so it is close to the exact state but not equal.
 
 mod runs;
 
@@ -17,12 +16,12 @@ use warmpath_common::ids::{SlotId, Token};
 use crate::slot_plan::{Reuse, Wish};
 use crate::slot_table::{Shift, SlotTable};
 
-/// Shortest run that is moved if the request asks for moves without a length.
+/// Minimum length of a moved run if the request does not set it.
 ///
-/// Units: tokens. Source: a choice: shorter runs are often chance.
+/// Units: tokens. Source: shorter runs are often the same only by chance.
 pub const REUSE_TOKENS_DEFAULT: u32 = 32;
 
-/// Fewest tokens behind the kept ones when a context shifts. Source: llama-server's `n_ctx - 4`.
+/// Minimum number of tokens after the kept ones in a context shift. Source: llama-server's `n_ctx - 4`.
 const SHIFTED_TOKENS_MIN: u32 = 4;
 
 /// Move of consecutive tokens of a slot to other positions.
@@ -30,7 +29,7 @@ const SHIFTED_TOKENS_MIN: u32 = 4;
 pub struct Move {
     /// Position of the first token.
     pub from_token: u32,
-    /// New position of the first token, before the old one or behind it.
+    /// New position of the first token, before or after the old one.
     pub to_token: u32,
     /// Number of tokens, at least 1.
     pub n_tokens: u32,
@@ -39,11 +38,11 @@ pub struct Move {
 /// Start of a prompt from moved state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reused {
-    /// Slot that has the state.
+    /// Slot with the state.
     pub slot: SlotId,
     /// Number of the prompt's first tokens that stay in place and are exact, at least 1.
     pub n_exact: u32,
-    /// Moves, each behind the one before, in the slot and in the prompt. All other tokens are dropped, and the prompt's
+    /// Moves in ascending order of both the old and the new positions. All other tokens are dropped, and the prompt's
     /// tokens between the moved ones are computed.
     pub moves: Vec<Move>,
 }
@@ -54,29 +53,29 @@ impl Reused {
         self.n_exact + self.n_moved()
     }
 
-    /// Returns the number of those tokens that are not exact.
+    /// Returns the number of moved tokens, which are not exact.
     pub fn n_moved(&self) -> u32 {
         self.moves.iter().map(|one| one.n_tokens).sum()
     }
 
-    /// Returns the number of the slot's first tokens that are needed.
+    /// Returns the number of the slot's first tokens up to the last needed one.
     pub fn n_source_tokens(&self) -> u32 {
         self.moves.last().map_or(self.n_exact, |last| last.from_token + last.n_tokens)
     }
 
-    /// Returns the number of the prompt's first tokens that are there before any is computed.
+    /// Returns the number of the prompt's first tokens that need no computation before the first gap.
     pub fn n_in_place(&self) -> u32 {
         let follows = |range: &&Range<u32>| range.start == self.n_exact;
         self.ranges().first().filter(follows).map_or(self.n_exact, |range| range.end)
     }
 
-    /// Returns the ranges of the prompt's tokens that are moved behind tokens which are still to be computed.
+    /// Returns the ranges of the prompt's moved tokens that come after tokens to be computed.
     pub fn behind_gaps(&self) -> Vec<Range<u32>> {
         let n_in_place = self.n_in_place();
         self.ranges().into_iter().filter(|range| range.start > n_in_place).collect()
     }
 
-    /// Returns the ranges of the prompt's moved tokens; adjacent ones are one range.
+    /// Returns the ranges of the prompt's moved tokens; adjacent ranges are merged.
     fn ranges(&self) -> Vec<Range<u32>> {
         let mut ranges: Vec<Range<u32>> = Vec::new();
         for one in &self.moves {
@@ -90,9 +89,9 @@ impl Reused {
     }
 }
 
-/// Returns the slot whose state covers the most of the prompt once runs of at least `n_run_min` tokens are moved.
+/// Returns the slot whose state covers the most of the prompt if runs of at least `n_run_min` tokens are moved.
 ///
-/// `None` if nothing can be moved or `n_run_min` is 0. Ties go to the slot used last.
+/// `None` if no run can be moved or `n_run_min` is 0. Ties: the most recently used slot.
 /// Cost: that of [`moves`] for each slot of the same root.
 pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused> {
     if n_run_min == 0 || wish.reuse == Reuse::Forbidden {
@@ -110,14 +109,14 @@ pub fn best(table: &SlotTable, wish: &Wish<'_>, n_run_min: u32) -> Option<Reused
     ways.max_by_key(|(reused, last_used)| (reused.n_tokens(), *last_used)).map(|(reused, _)| reused)
 }
 
-/// Returns the runs of at least `n_run_min` held tokens that the prompt has as well, in the same order, behind the
-/// `n_common` tokens that prompt and slot share; at least one token of the prompt is left to compute.
+/// Returns the runs of at least `n_run_min` tokens that slot and prompt have in the same order after their `n_common`
+/// common first tokens. At least one token of the prompt remains to be computed.
 ///
 /// Cost: O(n log n) for n tokens of slot and prompt, and 64 comparisons of them.
 /// Source: llama-server's `--cache-reuse`, which skips tokens in the slot and never in the prompt.
 pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, usize)) -> Vec<Move> {
     let (held, wanted) = (&held[n_common..], &prompt[n_common..prompt.len() - 1]);
-    let to_move = |run: &runs::Run| Move {
+    let to_move = |run: &runs::CommonRun| Move {
         from_token: to_u32(n_common + run.from),
         to_token: to_u32(n_common + run.to),
         n_tokens: to_u32(run.n),
@@ -125,8 +124,8 @@ pub fn moves(held: &[Token], prompt: &[Token], (n_common, n_run_min): (usize, us
     runs::in_common(held, wanted, n_run_min.max(1)).iter().map(to_move).collect()
 }
 
-/// Returns the tokens that are dropped when a sequence of `n_held` tokens has filled its context and continues:
-/// `n_discard` tokens behind the first `n_keep`, or half of those behind them if it is `None`.
+/// Returns the tokens to drop when a sequence of `n_held` tokens has filled its context: `n_discard` tokens after the
+/// first `n_keep`, or half of the tokens after them if `n_discard` is `None`.
 ///
 /// `None` if no token can be dropped. Source: llama-server's `--context-shift`.
 pub fn context_shift(n_held: u32, n_keep: u32, n_discard: Option<u32>) -> Option<Shift> {

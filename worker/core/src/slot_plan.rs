@@ -1,18 +1,18 @@
-//! The start of a request: the slot that it gets, and the source of its prompt's first tokens.
+//! The start of a request: its slot, and the source of its prompt's first tokens.
 //!
-//! The shell executes the plan; the batch that computes the rest is in `batch_plan`.
+//! The shell executes the plan. The batch that computes the remaining tokens is in `batch_plan`.
 //!
-//! A prefix counts wherever it is held: in the slot itself, in another one, busy or idle, or in the store. Two idle
-//! slots are considered. The *affine* slot holds the most of the prompt itself. The *victim* has the least valuable
-//! state: it is empty or was used longest ago; a slot within its tenant's share is spared if possible (`slot_shares`).
-//! Each option to bring a prefix to one of them has a cost in milliseconds by this worker's measurements: moving the
-//! state, computing the rest, and computing destroyed state again. The cheapest option wins; among options of nearly
-//! equal cost, the one that reuses the most whole blocks. State that is worth more than its export is saved before it
-//! is overwritten. A request whose prefix a running sequence is about to compute waits for that, and the slots stay
-//! free for others.
+//! A cached prefix may be in the slot itself, in another busy or idle slot, or in the store. Two idle slots are
+//! considered. The *affine* slot has the longest prefix of the prompt. The *victim* has the least valuable state: it is
+//! empty or the least recently used; a slot within its tenant's share is spared if possible (`slot_shares`). Each
+//! option of starting in one of them has a cost in milliseconds, from this worker's measurements: moving the state,
+//! computing the remaining tokens, and computing destroyed state again. The cheapest option wins; among options of
+//! nearly equal cost, the one that reuses the most whole blocks. State that is worth more than its export is saved
+//! before it is overwritten. If a running sequence is about to compute a request's prefix, the request waits for it,
+//! and the slots stay free for others.
 //!
-//! If sequences cannot be rewound, a prefix can be used up to a stored checkpoint, or as a whole if it ends where a
-//! slot's state ends.
+//! If sequences cannot be rewound, a prefix can be used up to a stored checkpoint, or completely if a slot's state ends
+//! exactly there.
 
 mod decision;
 
@@ -24,27 +24,28 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 
-use crate::chunk_index::{ChunkId, ChunkIndex, Found, Prefix, StoredCheckpoint};
+use crate::chunk_index::{ChunkId, ChunkIndex, Prefix, StoredCheckpoint, StoredPrefix};
 use crate::restore_costs::Costs;
 use crate::slot_shares::SlotShares;
 use crate::slot_table::{Slot, SlotTable};
 use crate::tenants::TenantId;
 
-pub use decision::{Decision, Save, SlotPlan, Start};
+pub use decision::{PrefixSource, Save, SlotDecision, SlotPlan};
 
-/// Probability that a request needs state again that only one request has used so far.
+/// Probability that state which one request has used so far will be needed again.
 ///
-/// Source: Mooncake's trace of conversations (without its last quarter): 26 % of the blocks that one request has used.
+/// Source: Mooncake's trace of conversations, without its last quarter: 26 % of such blocks are used again.
 const NEEDED_AGAIN: f64 = 0.26;
 
-/// Probability that a request needs state again that several requests have used.
+/// Probability that state which several requests have used will be needed again.
 ///
-/// Source: the same trace: 45 % of the blocks that two requests have used, and more of those that more have used.
+/// Source: the same trace: 45 % of the blocks that two requests have used are used again, and more of the blocks with
+/// more uses.
 const NEEDED_AGAIN_IF_REUSED: f64 = 0.45;
 
 /// Largest difference at which the costs of two options count as equal. Units: milliseconds.
 ///
-/// Source: own choice: no user notices 5 ms, and the worker then reuses the whole blocks that it announced to routers.
+/// Source: users do not notice 5 ms, and in return the worker reuses the whole blocks that it announced to routers.
 const NEARLY_EQUAL_MS: f64 = 5.0;
 
 /// A request, with the properties on which a plan depends.
@@ -56,23 +57,24 @@ pub struct Wish<'a> {
     pub chain: &'a [BlockHash],
     /// Root of the chain.
     pub root: &'a BlockHash,
-    /// Tenant of the request; `None` for one without a share of the slots.
+    /// Tenant of the request; `None` if it has no share of the slots.
     pub tenant: Option<TenantId>,
     /// Whether the request may start from existing KV state.
     pub reuse: Reuse,
-    /// Slot that the client asked for; decides only between equally good slots.
+    /// Slot that the client requested; decides only between equally good slots.
     pub wanted: Option<SlotId>,
-    /// Images in the prompt, ascending: no sequence resumes within one.
+    /// Positions of the prompt's images, ascending. No sequence can resume within an image.
     pub images: &'a [Range<u32>],
 }
 
 impl<'a> Wish<'a> {
-    /// Returns the prompt in the form in which it is looked up in the store.
+    /// Returns the prompt as a key for the store.
     pub fn prefix(&self) -> Prefix<'a> {
         Prefix { root: *self.root, chain: self.chain, tokens: self.prompt }
     }
 
-    /// Returns how many of the prompt's first `n_tokens` are before its last token and in no image that is cut there.
+    /// Returns the largest position up to `n_tokens` at which the prompt can resume: before its last token and not
+    /// within an image.
     fn resumable(&self, n_tokens: usize) -> usize {
         let n_tokens = n_tokens.min(self.prompt.len() - 1);
         let is_within = |image: &&Range<u32>| (image.start as usize) < n_tokens && n_tokens < image.end as usize;
@@ -83,9 +85,9 @@ impl<'a> Wish<'a> {
 /// Whether a request may start from existing KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reuse {
-    /// It may.
+    /// The request may reuse state.
     Allowed,
-    /// It computes the whole prompt.
+    /// The request computes its whole prompt.
     Forbidden,
 }
 
@@ -96,41 +98,41 @@ pub struct PlanInputs<'a> {
     pub table: &'a SlotTable,
     /// Index of the store.
     pub index: &'a ChunkIndex,
-    /// Chunks on disk whose bytes are in memory, read for a request that has not started yet.
+    /// Chunks on disk whose bytes are in memory because they were read for a request that has not started yet.
     pub at_hand: &'a HashSet<ChunkId>,
     /// Costs of moving and computing.
     pub costs: &'a Costs,
 }
 
-/// Returns the decision for a request at this time.
+/// Returns the decision on a request.
 ///
 /// Cost: O(slots + prompt). Deterministic.
-pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Decision {
+pub fn plan(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> SlotDecision {
     let planner = Planner::new(inputs, wish);
-    let Some((affine, victim)) = planner.candidates() else { return Decision::NoSlot };
+    let Some((affine, victim)) = planner.candidates() else { return SlotDecision::NoSlot };
     if let Some(wait) = planner.prefix_in_flight() {
         return wait;
     }
-    let Some(best) = planner.best(planner.options(affine, victim)) else { return Decision::NoSlot };
+    let Some(best) = planner.best(planner.options(affine, victim)) else { return SlotDecision::NoSlot };
     let on_disk = planner.needs(&best.plan).into_iter().filter(|(_, tier, _)| *tier == Tier::Disk);
     let missing = on_disk.map(|(chunk, ..)| chunk).filter(|chunk| !inputs.at_hand.contains(chunk));
     let missing: Vec<ChunkId> = missing.collect();
-    if missing.is_empty() { Decision::Start(planner.rounded(best.plan)) } else { Decision::Fetch(missing) }
+    if missing.is_empty() { SlotDecision::Start(planner.rounded(best.plan)) } else { SlotDecision::Fetch(missing) }
 }
 
-/// Returns the idle slot whose state is worth least; `None` if there is none.
+/// Returns the idle slot with the least valuable state; `None` if no slot is idle.
 pub fn least_valuable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> Option<SlotId> {
     let (_, victim) = Planner::new(inputs, wish).candidates()?;
     Some(victim.slot)
 }
 
-/// Returns an upper estimate of the prompt tokens that need not be computed when the request starts.
+/// Returns an upper bound of the prompt tokens that will be cached when the request starts.
 pub fn best_usable(inputs: &PlanInputs<'_>, wish: &Wish<'_>) -> u32 {
     let planner = Planner::new(inputs, wish);
     to_u32(planner.coming().map_or(0, |(_, n_tokens)| n_tokens).max(planner.reach_now()))
 }
 
-/// One slot's part of the prompt.
+/// Prefix of the prompt in one slot.
 #[derive(Debug, Clone, Copy)]
 struct Resident {
     slot: SlotId,
@@ -144,9 +146,9 @@ struct Resident {
 #[derive(Debug, Clone, Copy)]
 struct SlotCandidate {
     slot: SlotId,
-    /// Number of its tokens that the prompt could use.
+    /// Number of its tokens that the prompt can reuse.
     n_usable: usize,
-    /// Number of its tokens that the prompt would destroy.
+    /// Number of its tokens that are lost if the request takes the slot.
     n_lost: usize,
     /// Whether the slot's tenant has no more slots than its share.
     is_kept: bool,
@@ -154,19 +156,19 @@ struct SlotCandidate {
     is_wanted: bool,
 }
 
-/// One option to start.
+/// An option of starting the request.
 struct StartOption {
     plan: SlotPlan,
     cost_ms: f64,
 }
 
-/// One request and all state that it could use.
+/// A request and all state that it can reuse.
 struct Planner<'a> {
     inputs: &'a PlanInputs<'a>,
     wish: &'a Wish<'a>,
     memory: MemoryKind,
     resident: Vec<Resident>,
-    found: Found,
+    found: StoredPrefix,
     /// Checkpoints from which the prompt can resume, the shortest first.
     checkpoints: Vec<StoredCheckpoint>,
 }
@@ -175,7 +177,7 @@ impl<'a> Planner<'a> {
     fn new(inputs: &'a PlanInputs<'a>, wish: &'a Wish<'a>) -> Self {
         let memory = inputs.table.memory();
         let may_reuse = wish.reuse == Reuse::Allowed;
-        let (mut found, mut checkpoints) = (Found::default(), Vec::new());
+        let (mut found, mut checkpoints) = (StoredPrefix::default(), Vec::new());
         if may_reuse {
             found = inputs.index.find(&wish.prefix());
             if !memory.stored_state_rewinds() {
@@ -202,7 +204,7 @@ impl<'a> Planner<'a> {
         Some((affine, victim))
     }
 
-    /// Returns the tenants' shares of the slots; the slot that the request takes is included.
+    /// Returns the tenants' shares of the slots, including the slot that the request will take.
     fn shares(&self) -> SlotShares {
         let table = self.inputs.table;
         let taken = table.iter().filter(|(_, slot)| slot.is_busy() || !slot.tokens().is_empty());
@@ -223,7 +225,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns the number of tokens that can be used in the slot that holds them.
+    /// Returns the number of a slot's tokens that can be reused in the same slot.
     fn reach_in_slot(&self, held: &Resident) -> usize {
         let ends_there = held.n_common == held.n_held && held.n_common < self.wish.prompt.len();
         let n_most = self.wish.resumable(held.n_common);
@@ -231,7 +233,7 @@ impl<'a> Planner<'a> {
         if ends_there || rewinds { n_most } else { self.checkpointed(n_most) }
     }
 
-    /// Returns the number of a slot's tokens that another slot can use, as a copy that is cut back.
+    /// Returns the number of a slot's tokens that can be copied to another slot.
     fn reach_elsewhere(&self, held: &Resident) -> usize {
         let n_most = self.wish.resumable(held.n_common);
         match self.memory.rewinds_anywhere() {
@@ -241,7 +243,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns the number of tokens that can be used from the store.
+    /// Returns the number of tokens that can be restored from the store.
     fn reach_in_store(&self) -> usize {
         let n_most = match self.memory {
             // Recurrent state needs no tokens before it.
@@ -253,7 +255,7 @@ impl<'a> Planner<'a> {
         if self.memory.stored_state_rewinds() { n_most } else { self.checkpointed(n_most) }
     }
 
-    /// Returns the number of tokens that can be used without waiting for a running sequence.
+    /// Returns the number of tokens that can be reused without waiting for a running sequence.
     fn reach_now(&self) -> usize {
         let reach = |held: &Resident| match self.inputs.table.slot(held.slot).is_busy() {
             true => self.reach_elsewhere(held),
@@ -272,8 +274,8 @@ impl<'a> Planner<'a> {
         self.checkpoints.iter().rev().find(|checkpoint| checkpoint.n_blocks * self.block_size() <= n_tokens)
     }
 
-    /// Returns the running sequence whose prompt shares the most with this one, and from how many of its tokens other
-    /// slots will be able to start.
+    /// Returns the running sequence whose prompt has the longest common prefix with this one, and the number of its
+    /// tokens that other slots will be able to reuse.
     fn coming(&self) -> Option<(SlotId, usize)> {
         if self.wish.reuse == Reuse::Forbidden || !self.inputs.costs.shares() {
             return None;
@@ -281,7 +283,7 @@ impl<'a> Planner<'a> {
         let running = self.inputs.table.iter().filter(|(_, slot)| slot.is_busy());
         let shared = running.filter_map(|(id, slot)| {
             let n_coming = self.wish.resumable(slot.n_coming(self.wish.prompt, self.wish.root));
-            // Without rewinding, the running sequence makes a checkpoint there unless it is already past that position.
+            // If memory cannot be rewound, the running sequence makes a checkpoint there unless it is already past it.
             let n_blocks = n_coming / self.block_size() * self.block_size();
             let n_coming = if self.memory.rewinds_anywhere() { n_coming } else { n_blocks };
             (n_coming > slot.tokens().len()).then_some((id, n_coming))
@@ -289,15 +291,16 @@ impl<'a> Planner<'a> {
         shared.max_by_key(|(id, n_coming)| (*n_coming, std::cmp::Reverse(*id)))
     }
 
-    /// Returns the decision to wait for a prefix that a running sequence is about to compute, if that pays: the prefix
-    /// must be at least a block longer than the available one, and save more time than copying it takes.
-    fn prefix_in_flight(&self) -> Option<Decision> {
+    /// Returns the decision to wait for a prefix that a running sequence is about to compute; `None` if waiting does
+    /// not pay. The prefix must be at least a block longer than the available one, and save more time than copying it
+    /// takes.
+    fn prefix_in_flight(&self) -> Option<SlotDecision> {
         let (slot, n_coming) = self.coming()?;
         let n_gained = n_coming.saturating_sub(self.reach_now());
         let costs = self.inputs.costs;
         let share_ms = costs.copy_ms(n_coming).unwrap_or_default();
         let is_worth_it = n_gained >= self.block_size() && costs.prefill_ms(n_gained) + NEARLY_EQUAL_MS > share_ms;
-        is_worth_it.then(|| Decision::WaitFor { slot, n_tokens: to_u32(n_coming) })
+        is_worth_it.then(|| SlotDecision::WaitFor { slot, n_tokens: to_u32(n_coming) })
     }
 
     fn options(&self, affine: SlotCandidate, victim: SlotCandidate) -> Vec<StartOption> {
@@ -309,10 +312,10 @@ impl<'a> Planner<'a> {
             }
             options.extend(self.copy(target));
             options.extend(self.import(target));
-            options.push(self.option(target, Start::Cold, 0.0));
+            options.push(self.option(target, PrefixSource::Cold, 0.0));
         }
-        // The state that is lost in the victim costs only its export, if it is exported. The state of another slot may
-        // still be wanted.
+        // Lost state of the victim costs at most its export, because it is the least valuable. Lost state of another
+        // slot may be needed again, which costs the time of computing it.
         let saved = [affine.slot, victim.slot].map(|slot| (slot, self.n_saved(slot)));
         for option in &mut options {
             let n_saved = saved.iter().find(|(slot, _)| *slot == option.plan.slot).map_or(0, |(_, n)| *n);
@@ -329,13 +332,13 @@ impl<'a> Planner<'a> {
         good.min_by(|a, b| n_blocks(b).cmp(&n_blocks(a)).then(a.cost_ms.total_cmp(&b.cost_ms)))
     }
 
-    fn option(&self, target: SlotCandidate, start: Start, bring_ms: f64) -> StartOption {
+    fn option(&self, target: SlotCandidate, start: PrefixSource, bring_ms: f64) -> StartOption {
         let n_tokens = start.n_tokens() as usize;
         let rewinds = match start {
-            Start::Cold => true,
-            Start::Keep { .. } => target.n_lost == 0 || self.rewinds(target.slot, n_tokens),
-            Start::Copy { .. } => self.memory.rewinds_anywhere(),
-            Start::Import { .. } => self.memory.stored_state_rewinds(),
+            PrefixSource::Cold => true,
+            PrefixSource::Keep { .. } => target.n_lost == 0 || self.rewinds(target.slot, n_tokens),
+            PrefixSource::Copy { .. } => self.memory.rewinds_anywhere(),
+            PrefixSource::Import { .. } => self.memory.stored_state_rewinds(),
         };
         let needed = if rewinds { None } else { self.checkpoint_within(n_tokens) };
         let checkpoint = needed.map(|stored| stored.chunk);
@@ -348,7 +351,7 @@ impl<'a> Planner<'a> {
         self.memory.rewinds_anywhere() && n_tokens >= self.inputs.table.slot(slot).rewinds_to()
     }
 
-    /// Returns a plan with fewer cached tokens if the longer rest is computed faster, and state can be cut anywhere.
+    /// Returns a plan with fewer cached tokens if computing the longer rest is faster and state can be cut anywhere.
     fn rounded(&self, plan: SlotPlan) -> SlotPlan {
         if self.memory != MemoryKind::Full {
             return plan;
@@ -360,25 +363,25 @@ impl<'a> Planner<'a> {
 
     fn keep(&self, offer: SlotCandidate) -> StartOption {
         let start = match offer.n_usable {
-            0 => Start::Cold,
-            n_tokens => Start::Keep { n_tokens: to_u32(n_tokens) },
+            0 => PrefixSource::Cold,
+            n_tokens => PrefixSource::Keep { n_tokens: to_u32(n_tokens) },
         };
         self.option(offer, start, 0.0)
     }
 
-    /// Returns the option that copies from the other slot with the most usable tokens.
+    /// Returns the option of copying from the slot with the most usable tokens.
     fn copy(&self, target: SlotCandidate) -> Option<StartOption> {
         let others = self.resident.iter().filter(|held| held.slot != target.slot);
         let sources = others.map(|held| (self.reach_elsewhere(held), held));
         let (n_tokens, held) = sources.max_by_key(|(n, held)| (*n, std::cmp::Reverse(held.slot)))?;
         let ms = self.inputs.costs.copy_ms(held.n_held)?;
-        let start = Start::Copy { from: held.slot, n_tokens: to_u32(n_tokens) };
+        let start = PrefixSource::Copy { from: held.slot, n_tokens: to_u32(n_tokens) };
         (n_tokens > 0).then(|| self.option(target, start, ms))
     }
 
     fn import(&self, target: SlotCandidate) -> Option<StartOption> {
         let n_tokens = self.reach_in_store();
-        let mut option = self.option(target, Start::Import { n_tokens: to_u32(n_tokens) }, 0.0);
+        let mut option = self.option(target, PrefixSource::Import { n_tokens: to_u32(n_tokens) }, 0.0);
         let costs = self.inputs.costs;
         for (_, tier, n_bytes) in self.needs(&option.plan) {
             let read_ms = if tier == Tier::Disk { costs.read_ms(n_bytes) } else { 0.0 };
@@ -390,8 +393,8 @@ impl<'a> Planner<'a> {
     /// Returns the chunks that a plan needs from the store, with tier and bytes.
     fn needs(&self, plan: &SlotPlan) -> Vec<(ChunkId, Tier, u64)> {
         let n_blocks = match plan.start {
-            Start::Import { n_tokens } => (n_tokens as usize).div_ceil(self.block_size()),
-            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => 0,
+            PrefixSource::Import { n_tokens } => (n_tokens as usize).div_ceil(self.block_size()),
+            PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => 0,
         };
         let mut n_before = 0;
         let mut needs = Vec::new();
@@ -406,16 +409,16 @@ impl<'a> Planner<'a> {
         needs
     }
 
-    /// Adds to an option's cost the state that it destroys, and decides whether to export that state first.
+    /// Adds the cost of destroyed state to an option, and decides whether that state is exported first.
     fn charge_loss(&self, option: &mut StartOption, n_saved: usize, victim: SlotId) {
         let slot = self.inputs.table.slot(option.plan.slot);
         let tokens = slot.exact_tokens();
         let n_stays = match option.plan.start {
-            Start::Keep { n_tokens } => n_tokens as usize,
-            Start::Cold | Start::Copy { .. } | Start::Import { .. } => 0,
+            PrefixSource::Keep { n_tokens } => n_tokens as usize,
+            PrefixSource::Cold | PrefixSource::Copy { .. } | PrefixSource::Import { .. } => 0,
         };
-        // A client that sends a prompt again, or a longer one, has no use for the answer that it got.
-        if matches!(option.plan.start, Start::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
+        // A client that sends a prompt again, or a longer one, does not need the state of the earlier response.
+        if matches!(option.plan.start, PrefixSource::Keep { .. }) && n_stays + 1 >= slot.n_last_prompt() {
             return;
         }
         let n_kept = n_stays.max(n_saved);
@@ -435,7 +438,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns how many of an idle slot's first tokens need no saving: they are stored, or cannot be stored.
+    /// Returns how many of an idle slot's first tokens need not be saved, because they are stored or cannot be stored.
     fn n_saved(&self, slot: SlotId) -> usize {
         let held = self.inputs.table.slot(slot);
         let (Some(root), tokens) = (held.root(), held.exact_tokens()) else { return 0 };
@@ -451,14 +454,14 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns each slot's part of the prompt, without slots that hold none of it.
+/// Returns the prompt's prefix in each slot, without slots that have none.
 ///
-/// The tree finds the slots that share whole blocks. Tokens decide how many more they share, and guard against hash
+/// The tree finds the slots with common blocks. Comparing tokens extends the prefix within a block, and detects hash
 /// collisions.
 fn resident(table: &SlotTable, wish: &Wish<'_>) -> Vec<Resident> {
     let with_blocks = table.tree().slots_with(wish.chain);
     let n_most = with_blocks.iter().map(|(_, n_blocks)| *n_blocks).max().unwrap_or(0);
-    // With a sliding window the slot with the most blocks may be past the point where the prompt could branch off.
+    // With a sliding window, the slot with the most blocks may no longer be able to resume where the prompt diverges.
     let any_counts = n_most == 0 || table.memory() == MemoryKind::Sliding;
     let counts = |id: SlotId| any_counts || with_blocks.iter().any(|(slot, n)| *slot == id && *n + 1 >= n_most);
     let slots = table.iter().filter(|(id, slot)| slot.lends() && counts(*id));

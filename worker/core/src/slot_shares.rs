@@ -1,15 +1,15 @@
-//! Fair shares of the slots: idle slots within a tenant's share are taken only if no other slot can be taken.
+//! Fair shares of the slots: idle slots within a tenant's share are taken only if there are no other idle slots.
 //!
 //! The choice among the other slots is in `slot_plan`, the shares of stored state are in `chunk_index`.
 //!
-//! As in the store, a tenant that has no more than an equal share of the slots keeps them. Requests never wait for
-//! that: if every idle slot is part of a tenant's share, one of them is taken all the same.
+//! As in the store, a tenant keeps its slots as long as it has at most an equal share of them. Requests never wait
+//! because of shares: if every idle slot is within a tenant's share, one of them is taken nevertheless.
 
 use std::collections::BTreeMap;
 
 use crate::tenants::TenantId;
 
-/// Each tenant's part of a number of slots or cells.
+/// Tenants' shares of a number of slots or cells.
 #[derive(Debug, Clone)]
 pub struct SlotShares {
     limit: u64,
@@ -18,9 +18,9 @@ pub struct SlotShares {
 }
 
 impl SlotShares {
-    /// Returns the shares of `limit`, given how much each tenant holds; `None` stands for a tenant without a share.
+    /// Returns the shares of `limit`; `held` has the amounts of each tenant, with `None` for tenants without a share.
     ///
-    /// All tenants without a share count as one more tenant. Units: those of `limit`.
+    /// All tenants without a share count as one additional tenant. Units: those of `limit`.
     pub fn new(limit: u64, held: impl IntoIterator<Item = (Option<TenantId>, u64)>) -> Self {
         let mut shares = Self { limit, n_shares: 0, held: BTreeMap::new() };
         let mut n_others = 0;
@@ -34,7 +34,7 @@ impl SlotShares {
         shares
     }
 
-    /// Returns whether a tenant holds no more than an equal share.
+    /// Returns whether a tenant has at most an equal share.
     pub fn keeps(&self, tenant: Option<TenantId>) -> bool {
         let held = tenant.map(|tenant| self.held.get(&tenant).copied().unwrap_or(0));
         held.is_some_and(|n| u128::from(n) * u128::from(self.n_shares) <= u128::from(self.limit))
@@ -51,7 +51,7 @@ mod tests {
             let shares = SlotShares::new(limit, held.iter().map(|(tenant, n)| (tenant.map(TenantId), *n)));
             let keeps: Vec<u128> = (1..4).filter(|id| shares.keeps(Some(TenantId(*id)))).collect();
             assert_eq!(keeps, expected, "{held:?}");
-            assert!(!shares.keeps(None), "those without a share keep nothing");
+            assert!(!shares.keeps(None), "tenants without a share keep nothing");
         };
         check(4, &[(Some(1), 1), (Some(2), 4)], &[1, 3]);
         check(4, &[(Some(1), 2), (Some(2), 3)], &[1, 3]);

@@ -1,18 +1,17 @@
-//! The slots: the tokens whose KV state each one has, the root of their chain, and whether a sequence runs.
+//! The slots: the tokens in each slot's KV state, the root of their chain, and whether a sequence runs.
 //!
-//! The choice of slots is in `slot_plan`; the holders of blocks are in `prefix_tree`, which this module drives.
+//! The choice of slots is in `slot_plan`. This module updates `prefix_tree`, which has the blocks of all slots.
 //!
-//! A slot's held tokens are exactly the tokens whose KV state llama.cpp has for it, prompt and answer alike. A slot is
-//! acquired for one sequence and released exactly once; in between its tokens only grow, unless they are shifted. State
-//! behind a shift differs from what computing the tokens would give. So it is never lent, stored or announced: only the
-//! *exact* tokens are.
+//! A slot's held tokens are exactly the tokens that llama.cpp has KV state for, of the prompt and the response. A slot
+//! is acquired for one sequence and released exactly once; in between tokens are only appended, except by shifts. State
+//! after a shift differs from computed state, so it is never shared, stored or announced; only the *exact* tokens are.
 
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Change;
 
-use crate::chunk_index::News;
+use crate::chunk_index::TierChange;
 use crate::prefix_tree::{BlockHasher, PrefixTree};
 use crate::tenants::TenantId;
 
@@ -30,14 +29,14 @@ pub struct SlotTable {
 
 /// Number and sizes of the slots.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct SlotSizes {
     /// Number of slots.
     pub n_slots: u16,
-    /// Most tokens of one slot.
+    /// Maximum number of tokens of one slot.
     pub context_tokens: u32,
     /// Number of tokens of a block.
     pub block_size_tokens: u32,
-    /// Kind of memory, which determines where a sequence can resume.
+    /// Kind of memory, which determines the positions at which a sequence can resume.
     pub memory: MemoryKind,
     /// Hash function of blocks.
     pub hasher: BlockHasher,
@@ -47,35 +46,35 @@ pub struct Shape {
 #[derive(Debug, Clone, Default)]
 pub struct Slot {
     tokens: Vec<Token>,
-    /// Number of the first tokens whose state is what computing them gives; all of them unless there was a shift.
+    /// Number of the first tokens whose state is exact; all tokens unless there was a shift.
     n_exact: usize,
-    /// Fewest tokens to which the state can be cut back.
+    /// Minimum number of tokens to which the state can be cut back.
     rewinds_to: usize,
     /// Whole prompt of the running sequence; empty while idle.
     prompt: Vec<Token>,
-    /// Number of tokens of the prompt that ran last.
+    /// Number of tokens of the last prompt.
     n_last_prompt: usize,
-    /// Number of the first tokens from which a later request has started, here or in another slot.
+    /// Number of the first tokens that a later request has reused, here or in another slot.
     n_reused: usize,
     root: Option<BlockHash>,
     tenant: Option<TenantId>,
-    state: State,
+    state: SlotPhase,
     last_used: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum SlotPhase {
     #[default]
     Idle,
     Busy(AfterUse),
 }
 
-/// What happens to a slot's tokens when its sequence ends.
+/// Treatment of a slot's tokens when its sequence ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterUse {
-    /// They stay for later requests.
+    /// Kept for later requests.
     Keep,
-    /// They are dropped: the request asked to leave nothing in the cache.
+    /// Dropped, because the request leaves nothing in the cache.
     Forget,
 }
 
@@ -86,19 +85,20 @@ pub struct Acquire<'a> {
     pub slot: SlotId,
     /// Whole prompt.
     pub prompt: &'a [Token],
-    /// Number of the prompt's first tokens whose KV state is in the slot, wherever it came from.
+    /// Number of the prompt's first tokens whose KV state is in the slot.
     pub n_start_tokens: u32,
-    /// Fewest tokens to which the slot's state can be cut back: more than 0 if a sliding window's past was not copied.
+    /// Minimum number of tokens to which the slot's state can be cut back; more than 0 if cells that a sliding window
+    /// has passed were not copied.
     pub rewinds_to_tokens: u32,
     /// Root of the sequence's chain.
     pub root: BlockHash,
-    /// Hashes of the whole prompt's full blocks, announced as being filled.
+    /// Hashes of the prompt's full blocks, which are announced as being computed.
     pub prompt_chain: &'a [BlockHash],
-    /// What happens to the tokens when the sequence ends.
+    /// Treatment of the tokens when the sequence ends.
     pub after_use: AfterUse,
 }
 
-/// Tokens of a sequence that are dropped; those behind them move forward.
+/// Tokens of a sequence that are dropped; the tokens after them move to the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shift {
     /// Position of the first dropped token.
@@ -108,17 +108,17 @@ pub struct Shift {
 }
 
 impl Slot {
-    /// Returns the tokens whose KV state the slot has.
+    /// Returns the tokens in the slot's KV state.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// Returns the first tokens, those whose state is what computing them gives.
+    /// Returns the first tokens whose state is exact.
     pub fn exact_tokens(&self) -> &[Token] {
         &self.tokens[..self.n_exact]
     }
 
-    /// Returns the fewest tokens to which the state can be cut back, if the memory can be rewound at all.
+    /// Returns the minimum number of tokens to which the state can be cut back, for memory that can be rewound.
     pub fn rewinds_to(&self) -> usize {
         self.rewinds_to
     }
@@ -128,29 +128,29 @@ impl Slot {
         self.root.as_ref()
     }
 
-    /// Returns the tenant to which the slot is charged; `None` for a tenant without a share.
+    /// Returns the tenant that the slot is charged to; `None` for a tenant without a share.
     pub fn tenant(&self) -> Option<TenantId> {
         self.tenant
     }
 
-    /// Returns the number of tokens of the prompt that runs or ran last.
+    /// Returns the number of tokens of the current or last prompt.
     pub fn n_last_prompt(&self) -> usize {
         self.n_last_prompt
     }
 
-    /// Returns the number of the first tokens from which a later request has started, here or in another slot.
+    /// Returns the number of the first tokens that a later request has reused, here or in another slot.
     pub fn n_reused(&self) -> usize {
         self.n_reused
     }
 
     /// Returns whether a sequence runs in the slot.
     pub fn is_busy(&self) -> bool {
-        self.state != State::Idle
+        self.state != SlotPhase::Idle
     }
 
-    /// Returns whether other sequences may start from the slot's state.
+    /// Returns whether other sequences may reuse the slot's state.
     pub fn lends(&self) -> bool {
-        self.state != State::Busy(AfterUse::Forget)
+        self.state != SlotPhase::Busy(AfterUse::Forget)
     }
 
     /// Returns a number that orders slots by their last acquisition or release: larger is later, 0 is never.
@@ -158,12 +158,12 @@ impl Slot {
         self.last_used
     }
 
-    /// Returns how many of the prompt's first tokens the slot holds exactly, under the same root.
+    /// Returns how many of the prompt's first tokens the slot has exact state for, with the same root.
     pub fn n_common(&self, prompt: &[Token], root: &BlockHash) -> usize {
         self.common(self.exact_tokens(), prompt, root)
     }
 
-    /// Returns how many of the prompt's first tokens the slot will hold once the running prompt is computed.
+    /// Returns how many of the prompt's first tokens the slot will have state for once its running prompt is computed.
     pub fn n_coming(&self, prompt: &[Token], root: &BlockHash) -> usize {
         self.common(&self.prompt, prompt, root)
     }
@@ -186,8 +186,8 @@ impl Slot {
 
 impl SlotTable {
     /// Returns empty slots.
-    pub fn new(shape: Shape) -> Self {
-        let Shape { n_slots, context_tokens, block_size_tokens, memory, hasher } = shape;
+    pub fn new(shape: SlotSizes) -> Self {
+        let SlotSizes { n_slots, context_tokens, block_size_tokens, memory, hasher } = shape;
         Self {
             slots: vec![Slot::default(); usize::from(n_slots)],
             tree: PrefixTree::new(n_slots, block_size_tokens, memory, hasher),
@@ -198,7 +198,7 @@ impl SlotTable {
         }
     }
 
-    /// Returns the most tokens of one slot.
+    /// Returns the maximum number of tokens of one slot.
     pub fn context_tokens(&self) -> u32 {
         self.context_tokens
     }
@@ -208,13 +208,13 @@ impl SlotTable {
         self.block_size_tokens
     }
 
-    /// Returns the tree of held blocks.
+    /// Returns the tree of all blocks.
     pub fn tree(&self) -> &PrefixTree {
         &self.tree
     }
 
     /// Applies a change of one of the chunk index's chunks.
-    pub fn apply(&mut self, news: News) {
+    pub fn apply(&mut self, news: TierChange) {
         self.tree.apply(news);
     }
 
@@ -223,12 +223,12 @@ impl SlotTable {
         (0..).map(SlotId).zip(&self.slots)
     }
 
-    /// Returns one slot. Panics: when `slot` is not one of the table's.
+    /// Returns one slot. Panics: if the table has no such slot.
     pub fn slot(&self, slot: SlotId) -> &Slot {
         &self.slots[usize::from(slot.0)]
     }
 
-    /// Returns the number of tokens whose KV state a slot has. Panics: when `slot` is not one of the table's.
+    /// Returns the number of tokens in a slot's KV state. Panics: if the table has no such slot.
     pub fn n_held(&self, slot: SlotId) -> u32 {
         u32::try_from(self.slot(slot).tokens.len()).expect("a slot holds at most a context, a u32")
     }
@@ -238,15 +238,15 @@ impl SlotTable {
         self.memory
     }
 
-    /// Returns the number of tokens held by all slots.
+    /// Returns the number of tokens in all slots.
     pub fn held_tokens(&self) -> u64 {
         self.slots.iter().map(|slot| slot.tokens.len() as u64).sum()
     }
 
-    /// Returns where a prompt departs from an answer that a slot holds, as a number of tokens in common; `None` if it
-    /// does not, or less than a block before the answer's end.
+    /// Returns the position at which a prompt diverges from a response in a slot; `None` if it does not, or if less
+    /// than a block of the response follows.
     ///
-    /// The slot that shares most with the prompt counts. Cost: O(slots + tokens in common).
+    /// The slot with the longest common prefix is used. Cost: O(slots + tokens in common).
     pub fn left_answer_at(&self, prompt: &[Token], root: &BlockHash) -> Option<u32> {
         let common = |slot: &Slot| slot.tokens.iter().zip(prompt).take_while(|(held, wanted)| held == wanted).count();
         let same_root = self.slots.iter().filter(|slot| slot.root.as_ref() == Some(root) && !slot.is_busy());
@@ -255,14 +255,14 @@ impl SlotTable {
         (goes_on && n_common >= slot.n_last_prompt).then(|| u32::try_from(n_common).unwrap_or(u32::MAX))
     }
 
-    /// Returns the number of cells without a token; tokens of idle slots count as held.
+    /// Returns the number of cells without a token; idle slots' tokens occupy cells, too.
     pub fn free_cells(&self) -> u64 {
         self.slots.len() as u64 * u64::from(self.context_tokens) - self.held_tokens()
     }
 
-    /// Assigns an idle slot to a sequence, which starts from the first tokens of its prompt.
+    /// Assigns an idle slot to a sequence whose first tokens are in the slot.
     ///
-    /// Panics: when the slot is busy or nothing would be left to compute.
+    /// Panics: if the slot is busy or no token would remain to be computed.
     pub fn acquire(&mut self, acquire: Acquire<'_>) {
         self.tick += 1;
         let slot = &mut self.slots[usize::from(acquire.slot.0)];
@@ -278,29 +278,29 @@ impl SlotTable {
         slot.n_last_prompt = acquire.prompt.len();
         slot.root = Some(acquire.root);
         slot.tenant = None;
-        slot.state = State::Busy(acquire.after_use);
+        slot.state = SlotPhase::Busy(acquire.after_use);
         slot.last_used = self.tick;
         self.tree.acquire(acquire.slot, &acquire, n_start);
     }
 
-    /// Sets the tenant to which a slot is charged until it is acquired again; `None` for a tenant without a share.
+    /// Sets the tenant that a slot is charged to until it is acquired again; `None` for a tenant without a share.
     pub fn set_tenant(&mut self, slot: SlotId, tenant: Option<TenantId>) {
         self.slots[usize::from(slot.0)].tenant = tenant;
     }
 
-    /// Records that a request starts from the first `n_tokens` of a slot, there or in another slot.
+    /// Records that a request reuses the first `n_tokens` of a slot, there or in another slot.
     pub fn lend(&mut self, slot: SlotId, n_tokens: u32) {
         let n_reused = &mut self.slots[usize::from(slot.0)].n_reused;
         *n_reused = (*n_reused).max(n_tokens as usize);
     }
 
-    /// Returns how many of a slot's first tokens requests have started from since the last call.
+    /// Returns how many of a slot's first tokens have been reused since the last call.
     pub fn take_reused(&mut self, slot: SlotId) -> u32 {
         let n_reused = std::mem::take(&mut self.slots[usize::from(slot.0)].n_reused);
         u32::try_from(n_reused).expect("a slot holds at most a context, a u32")
     }
 
-    /// Sets the fewest tokens to which a slot's state can be cut back.
+    /// Sets the minimum number of tokens to which a slot's state can be cut back.
     pub fn set_rewinds_to(&mut self, slot: SlotId, n_tokens: u32) {
         self.slots[usize::from(slot.0)].rewinds_to = n_tokens as usize;
         self.tree.set_rewinds_to(slot, n_tokens as usize);
@@ -308,7 +308,7 @@ impl SlotTable {
 
     /// Adds tokens whose KV state a busy slot has just computed.
     ///
-    /// Panics: when the slot is idle or would hold more than a context.
+    /// Panics: if the slot is idle or would have more tokens than a context.
     pub fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");
@@ -321,10 +321,10 @@ impl SlotTable {
         }
     }
 
-    /// Records that state from another place in a text will follow a busy slot's first `n_tokens` tokens, which are its
-    /// prompt's: neither it nor what is computed behind it is exact, so none of that is announced.
+    /// Records that moved state will follow the first `n_tokens` of a busy slot's prompt. Neither that state nor any
+    /// state after it is exact, so none of it is announced.
     ///
-    /// Panics: when the slot is idle or holds more tokens.
+    /// Panics: if the slot is idle or has more tokens.
     pub fn expect_moved(&mut self, slot: SlotId, n_tokens: u32) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");
@@ -333,10 +333,10 @@ impl SlotTable {
         self.tree.cut(slot, &entry.prompt);
     }
 
-    /// Adds tokens of its prompt to a busy slot whose state was computed at another place in a text and moved here, as
-    /// [`Self::expect_moved`] has recorded. Neither they nor later tokens are exact.
+    /// Adds tokens of its prompt with moved state to a busy slot, after [`Self::expect_moved`]. Neither they nor later
+    /// tokens are exact.
     ///
-    /// Panics: when the slot is idle, no token of its prompt would be left to compute, or it was not recorded.
+    /// Panics: if the slot is idle, no token of its prompt would remain to be computed, or the move was not recorded.
     pub fn extend_moved(&mut self, slot: SlotId, tokens: &[Token]) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");
@@ -345,9 +345,9 @@ impl SlotTable {
         assert!(entry.tokens.len() < entry.n_last_prompt, "slot {slot} would have nothing to compute");
     }
 
-    /// Drops tokens from the middle of a busy slot; the tokens behind them are no longer exact.
+    /// Drops tokens from the middle of a busy slot; the tokens after them are not exact from then on.
     ///
-    /// Panics: when the slot is idle or holds fewer tokens.
+    /// Panics: if the slot is idle or has fewer tokens.
     pub fn shift(&mut self, slot: SlotId, shift: Shift) {
         let entry = &mut self.slots[usize::from(slot.0)];
         assert!(entry.is_busy(), "slot {slot} is idle");
@@ -363,13 +363,13 @@ impl SlotTable {
 
     /// Ends a slot's sequence and returns whether its KV state must be cleared.
     ///
-    /// Panics: when the slot is idle.
+    /// Panics: if the slot is idle.
     #[must_use]
     pub fn release(&mut self, slot: SlotId) -> AfterUse {
         self.tick += 1;
         let entry = &mut self.slots[usize::from(slot.0)];
-        let State::Busy(after_use) = entry.state else { panic!("slot {slot} is released twice") };
-        entry.state = State::Idle;
+        let SlotPhase::Busy(after_use) = entry.state else { panic!("slot {slot} is released twice") };
+        entry.state = SlotPhase::Idle;
         entry.last_used = self.tick;
         entry.prompt = Vec::new();
         if after_use == AfterUse::Forget {
@@ -379,7 +379,7 @@ impl SlotTable {
         after_use
     }
 
-    /// Forgets a slot's tokens, as after its KV state was lost; a busy slot stays busy.
+    /// Removes a slot's tokens, for example after its KV state was lost; a busy slot stays busy.
     pub fn forget(&mut self, slot: SlotId) {
         self.slots[usize::from(slot.0)].forget();
         self.tree.forget(slot);
@@ -390,7 +390,7 @@ impl SlotTable {
         self.tree.take_changes()
     }
 
-    /// Checks that all parts agree; for tests. Panics: when they do not.
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub fn check_invariants(&self) {
         for (id, slot) in self.iter() {
             assert!(slot.tokens.len() <= self.context_tokens as usize, "slot {id} overflows");

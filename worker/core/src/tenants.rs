@@ -1,11 +1,10 @@
-//! Tenants: the owners to which cached state is charged when a cache's space is divided.
+//! Tenants: the owners that cached state is charged to, for fair shares of the cache.
 //!
-//! The shares are in `chunk_index` and `slot_shares`; the root of the chain keeps the state of tenants with different
-//! salts apart.
+//! The shares are in `chunk_index` and `slot_shares`; chain roots keep the state of different salts apart.
 //!
-//! A router names the tenant of an API key. A request without a tenant's name is charged to its chain root. But a
-//! client can give each request a salt of its own, and thus a root of its own. So a root has a share from its second
-//! request on.
+//! A router names the tenant of an API key. A request without a named tenant is charged to its chain root. Since a
+//! client can send each request with a new salt, and thus a new root, a root has a share only from its second request
+//! on.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +12,9 @@ use std::fmt;
 use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 
-/// Maximum number of roots of each kind that are remembered: seen once, and seen again.
+/// Maximum number of remembered roots of each kind: with one request, and with several.
 ///
-/// Source: own choice: far more tenants than share a worker's cache at a time; an entry takes about 100 bytes.
+/// Source: far more tenants than use a worker's cache at the same time; an entry takes about 100 bytes.
 const ROOTS_MAX: usize = 4096;
 
 /// Identity of a tenant: a hash, so that it reveals neither a name nor a salt.
@@ -23,7 +22,7 @@ const ROOTS_MAX: usize = 4096;
 pub struct TenantId(pub u128);
 
 impl TenantId {
-    /// Returns the tenant that a chain root stands for if no tenant is named.
+    /// Returns the tenant of a chain root, for requests without a named tenant.
     pub fn of_root(root: &BlockHash) -> Self {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&root.0[..16]);
@@ -37,38 +36,38 @@ impl fmt::Display for TenantId {
     }
 }
 
-/// Tenant of a request or of the state that it left in the cache.
+/// Tenant of a request or of cached state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tenant {
     /// Identity.
     pub id: TenantId,
     /// Whether it has a share.
-    pub acquaintance: Acquaintance,
+    pub share_status: ShareStatus,
 }
 
-/// Whether a tenant has a share of its own.
+/// Whether a tenant has a fair share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acquaintance {
-    /// It has a share: a router named it, or its root has been seen before.
-    Known,
-    /// It has no share: its root is seen for the first time, or the tenant was quiet for long.
-    Stranger,
+pub enum ShareStatus {
+    /// The tenant has a share: a router named it, or its root has had several requests.
+    Has,
+    /// The tenant has no share: its root has had one request, or there were no recent requests.
+    Lacks,
 }
 
 impl Tenant {
-    /// Returns a tenant that has a share.
-    pub const fn known(id: TenantId) -> Self {
-        Self { id, acquaintance: Acquaintance::Known }
+    /// Returns a tenant with a share.
+    pub const fn with_share(id: TenantId) -> Self {
+        Self { id, share_status: ShareStatus::Has }
     }
 
-    /// Returns a tenant that has no share.
-    pub const fn stranger(id: TenantId) -> Self {
-        Self { id, acquaintance: Acquaintance::Stranger }
+    /// Returns a tenant without a share.
+    pub const fn without_share(id: TenantId) -> Self {
+        Self { id, share_status: ShareStatus::Lacks }
     }
 
-    /// Returns the identity of a tenant that has a share.
-    pub fn with_share(self) -> Option<TenantId> {
-        (self.acquaintance == Acquaintance::Known).then_some(self.id)
+    /// Returns the identity if the tenant has a share.
+    pub fn share_id(self) -> Option<TenantId> {
+        (self.share_status == ShareStatus::Has).then_some(self.id)
     }
 }
 
@@ -80,18 +79,18 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// Returns the tenant of a new request: the named one, otherwise that of its root. Cost: O(log n).
-    pub fn greet(&mut self, named: Option<TenantId>, root: &BlockHash) -> Tenant {
+    /// Returns the tenant of a new request: the named one, or else that of its root. Cost: O(log n).
+    pub fn identify(&mut self, named: Option<TenantId>, root: &BlockHash) -> Tenant {
         if let Some(id) = named {
-            return Tenant::known(id);
+            return Tenant::with_share(id);
         }
         let id = TenantId::of_root(root);
         if self.once.forget(&id) || self.again.by_id.contains_key(&id) {
             self.again.note(id);
-            return Tenant::known(id);
+            return Tenant::with_share(id);
         }
         self.once.note(id);
-        Tenant::stranger(id)
+        Tenant::without_share(id)
     }
 }
 
@@ -137,27 +136,27 @@ mod tests {
         let mut tenants = Tenants::default();
         let id = TenantId::of_root(&root(7));
         assert_eq!(id.to_string(), "00000007");
-        assert_eq!(tenants.greet(None, &root(7)), Tenant::stranger(id));
-        assert_eq!(tenants.greet(None, &root(7)), Tenant::known(id));
-        assert_eq!(tenants.greet(None, &root(7)).with_share(), Some(id));
-        assert_eq!(tenants.greet(None, &root(8)).with_share(), None);
+        assert_eq!(tenants.identify(None, &root(7)), Tenant::without_share(id));
+        assert_eq!(tenants.identify(None, &root(7)), Tenant::with_share(id));
+        assert_eq!(tenants.identify(None, &root(7)).share_id(), Some(id));
+        assert_eq!(tenants.identify(None, &root(8)).share_id(), None);
         let named = TenantId(5);
-        assert_eq!(tenants.greet(Some(named), &root(9)), Tenant::known(named));
-        assert_eq!(tenants.greet(None, &root(9)).with_share(), None, "the name came before, not the root");
+        assert_eq!(tenants.identify(Some(named), &root(9)), Tenant::with_share(named));
+        assert_eq!(tenants.identify(None, &root(9)).share_id(), None, "a named request does not count for its root");
     }
 
     #[test]
-    fn roots_used_once_do_not_displace_one_used_twice() {
+    fn roots_with_one_request_do_not_displace_one_with_two() {
         let mut tenants = Tenants::default();
-        tenants.greet(None, &root(0));
-        tenants.greet(None, &root(0));
+        tenants.identify(None, &root(0));
+        tenants.identify(None, &root(0));
         let n_most = u32::try_from(ROOTS_MAX).expect("a small number");
         for n in 1..=2 * n_most {
-            assert_eq!(tenants.greet(None, &root(n)).acquaintance, Acquaintance::Stranger);
+            assert_eq!(tenants.identify(None, &root(n)).share_status, ShareStatus::Lacks);
         }
         assert_eq!(tenants.once.by_id.len(), ROOTS_MAX);
         assert_eq!(tenants.once.by_age.len(), ROOTS_MAX);
-        assert_eq!(tenants.greet(None, &root(0)).acquaintance, Acquaintance::Known);
-        assert_eq!(tenants.greet(None, &root(1)).acquaintance, Acquaintance::Stranger, "too long ago");
+        assert_eq!(tenants.identify(None, &root(0)).share_status, ShareStatus::Has);
+        assert_eq!(tenants.identify(None, &root(1)).share_status, ShareStatus::Lacks, "the root was displaced");
     }
 }

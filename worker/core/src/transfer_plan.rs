@@ -1,18 +1,18 @@
-//! Whether a request waits for KV state from another worker, for which blocks, and how long at most.
+//! Decision whether a request waits for KV state from another worker, for which blocks, and for how long.
 //!
-//! The missing blocks are fetched if that takes less time than computing them, by the measured rates of both. Blocks in
-//! the store are not fetched. Blocks that only a slot holds are fetched as well, because stored state can only be
-//! restored from its first token on.
-//! Not here: the start of the request with what has arrived (`slot_plan`).
+//! The missing blocks are fetched if that takes less time than computing them, by the measured rates of both workers.
+//! Blocks in the store are not fetched. Blocks that are only in a slot are fetched as well, because stored state can
+//! only be restored from the first token on.
+//! Not here: the start of the request with the received state (`slot_plan`).
 
 use std::ops::Range;
 
 use crate::restore_costs::Costs;
 
-/// State at another worker.
+/// State that another worker offers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Offer {
-    /// Number of the prompt's first blocks that the other worker holds.
+pub struct StateOffer {
+    /// Number of the prompt's first blocks that the other worker has.
     pub n_blocks: usize,
     /// Time to receive a byte. Units: milliseconds.
     pub ms_per_byte: f64,
@@ -20,14 +20,14 @@ pub struct Offer {
     pub latency_ms: f64,
 }
 
-/// This worker's part of the prompt, and sizes.
+/// State of the prompt at this worker, and sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
     /// Tokens of the prompt.
     pub n_prompt: u32,
     /// Whole blocks of the prompt.
     pub n_prompt_blocks: usize,
-    /// Prompt tokens that need not be computed even without a transfer.
+    /// Prompt tokens that are cached without a transfer.
     pub n_usable: u32,
     /// Blocks of the prompt in the store.
     pub n_stored_blocks: usize,
@@ -41,19 +41,19 @@ pub struct Own {
 
 /// Decision to wait for another worker's state.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Transfer {
+pub struct TransferDecision {
     /// Blocks to fetch.
     pub blocks: Range<usize>,
-    /// Longest time for which it is worth waiting. Units: milliseconds.
+    /// Maximum time for which waiting pays. Units: milliseconds.
     pub time_max_ms: f64,
     /// Time to compute a block. Units: milliseconds.
     pub prefill_ms_per_block: f64,
 }
 
-/// Returns the transfer that makes the request start sooner, if there is one.
+/// Returns the transfer that makes the request faster; `None` if there is none.
 ///
 /// It has at least one block. Cost: O(1).
-pub fn plan(offer: &Offer, own: &Own, costs: &Costs) -> Option<Transfer> {
+pub fn plan(offer: &StateOffer, own: &Own, costs: &Costs) -> Option<TransferDecision> {
     let n_blocks = offer.n_blocks.min(own.n_prompt_blocks);
     let n_reached = u64::try_from(n_blocks).ok()? * u64::from(own.block_size_tokens);
     // One token is always computed, for its logits.
@@ -66,7 +66,7 @@ pub fn plan(offer: &Offer, own: &Own, costs: &Costs) -> Option<Transfer> {
     let saved_ms = costs.prefill_ms(n_gained as usize);
     let time_max_ms = saved_ms - costs.import_ms(own.block_bytes.saturating_mul(n_blocks as u64));
     let needed_ms = offer.latency_ms + offer.ms_per_byte * n_bytes as f64;
-    (n_bytes <= own.room_bytes && needed_ms < time_max_ms).then(|| Transfer {
+    (n_bytes <= own.room_bytes && needed_ms < time_max_ms).then(|| TransferDecision {
         blocks: own.n_stored_blocks..n_blocks,
         time_max_ms,
         prefill_ms_per_block: costs.prefill_ms(own.block_size_tokens as usize),
@@ -77,7 +77,7 @@ pub fn plan(offer: &Offer, own: &Own, costs: &Costs) -> Option<Transfer> {
 mod tests {
     use super::*;
 
-    const OFFER: Offer = Offer { n_blocks: 10, ms_per_byte: 0.001, latency_ms: 5.0 };
+    const OFFER: StateOffer = StateOffer { n_blocks: 10, ms_per_byte: 0.001, latency_ms: 5.0 };
     const OWN: Own = Own {
         n_prompt: 165,
         n_prompt_blocks: 10,
@@ -96,17 +96,17 @@ mod tests {
         suffix_rounding: None,
     };
 
-    fn check(offer: Offer, own: Own, expected: Option<(Range<usize>, f64)>) {
+    fn check(offer: StateOffer, own: Own, expected: Option<(Range<usize>, f64)>) {
         let found = plan(&offer, &own, &COSTS).map(|transfer| (transfer.blocks, transfer.time_max_ms));
         assert_eq!(found, expected, "{offer:?} {own:?}");
     }
 
     #[test]
-    fn blocks_are_fetched_where_that_is_faster_than_computing_them() {
+    fn blocks_are_fetched_if_that_is_faster_than_computing_them() {
         check(OFFER, OWN, Some((0..10, 159.0)));
-        check(Offer { ms_per_byte: 0.0154, ..OFFER }, OWN, None);
-        check(Offer { ms_per_byte: 0.0153, ..OFFER }, OWN, Some((0..10, 159.0)));
-        check(Offer { latency_ms: 150.0, ..OFFER }, OWN, None);
+        check(StateOffer { ms_per_byte: 0.0154, ..OFFER }, OWN, None);
+        check(StateOffer { ms_per_byte: 0.0153, ..OFFER }, OWN, Some((0..10, 159.0)));
+        check(StateOffer { latency_ms: 150.0, ..OFFER }, OWN, None);
     }
 
     #[test]
@@ -119,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn an_offer_beyond_the_prompt_or_the_room_is_cut_or_refused() {
-        check(Offer { n_blocks: usize::MAX, ..OFFER }, OWN, Some((0..10, 159.0)));
+    fn an_offer_beyond_the_prompt_is_shortened_and_one_beyond_the_room_refused() {
+        check(StateOffer { n_blocks: usize::MAX, ..OFFER }, OWN, Some((0..10, 159.0)));
         check(OFFER, Own { n_prompt: 160, ..OWN }, Some((0..10, 158.0)));
         check(OFFER, Own { room_bytes: 9999, ..OWN }, None);
         check(OFFER, Own { block_bytes: u64::MAX, ..OWN }, None);
-        check(Offer { n_blocks: 0, ..OFFER }, OWN, None);
+        check(StateOffer { n_blocks: 0, ..OFFER }, OWN, None);
         check(OFFER, Own { n_prompt: 0, n_prompt_blocks: 0, ..OWN }, None);
     }
 }

@@ -1,11 +1,10 @@
-//! Requests that have arrived and are not yet part of the engine's own load.
+//! Requests that have arrived and are not yet included in the engine's load.
 //!
-//! The blocks that they will fill are in `pending_prefills`; the shell reports when they arrive and when they are
-//! counted.
+//! The blocks that they will compute are in `pending_prefills`; the shell reports their arrival and their admission.
 //!
-//! The engine takes new requests when its step ends, tens of milliseconds later, or hundreds next to long prompts.
-//! Routers that learn of a request only then would send the next one to the same worker. So a request counts as queued
-//! from its arrival until the engine's load includes it.
+//! The engine admits new requests at the end of a step, after tens of milliseconds, or hundreds with long prompts. If
+//! routers learned of a request only then, they would send the next one to the same worker. So a request counts as
+//! queued from its arrival until the engine's load includes it.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use warmpath_common::summary::Load;
 
 use crate::pending_prefills::AnnouncementId;
 
-/// Requests that have arrived and are not counted yet.
+/// Requests that have arrived and are not admitted yet.
 #[derive(Debug, Clone, Default)]
 pub struct Arrivals {
     n_uncached: BTreeMap<AnnouncementId, u32>,
@@ -25,12 +24,12 @@ impl Arrivals {
         self.n_uncached.insert(id, n_uncached);
     }
 
-    /// Removes a request that the engine now counts or that has ended; unknown ids are ignored.
+    /// Removes a request that the engine has admitted or that has ended; unknown ids are ignored.
     pub fn leave(&mut self, id: AnnouncementId) {
         self.n_uncached.remove(&id);
     }
 
-    /// Returns the engine's load plus the requests that it does not count yet.
+    /// Returns the engine's load plus these requests.
     pub fn beside(&self, load: &Load) -> Load {
         let n_tokens: u64 = self.n_uncached.values().map(|n| u64::from(*n)).sum();
         let n = u32::try_from(self.n_uncached.len()).unwrap_or(u32::MAX);

@@ -1,11 +1,11 @@
-//! Grammars of clients, in llama.cpp's GBNF: which tokens may come next in an answer that follows one.
+//! Grammars in llama.cpp's GBNF: the tokens that may come next in a response.
 //!
 //! The engine has the vocabulary and its bytes, and chooses the token.
 //!
-//! A grammar is parsed (`parser`), and parts that no text can match are removed (`lower`). An answer is matched by rows
-//! (`earley`). A row is the set of all positions that the grammar may have at one place of the text. Items share their
-//! callers, and each row exists once, so an ambiguous grammar has larger rows instead of a multitude of stacks. All
-//! work is counted, and work above the limit is an error.
+//! A grammar is parsed (`parser`), and parts that no text can match are removed (`lower`). A response is matched by
+//! rows (`earley`). A row is the set of all possible positions in the grammar at one position of the text. Items share
+//! their callers, and each row exists once, so an ambiguous grammar has larger rows instead of many stacks. All work is
+//! counted, and work above the limit is an error.
 
 mod charset;
 mod closure;
@@ -27,9 +27,9 @@ pub use matcher::{ByName, GrammarMatcher, GrammarPosition};
 /// Error in a grammar.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct GrammarError {
-    /// Line, counted from 1; absent if the error concerns the whole grammar.
+    /// Line, counted from 1; `None` if the error concerns the whole grammar.
     pub line: Option<usize>,
-    /// Description of the error, fit for the client.
+    /// Description of the error, for the client.
     pub reason: String,
 }
 
@@ -42,9 +42,9 @@ impl fmt::Display for GrammarError {
     }
 }
 
-/// Vocabulary, as far as a grammar depends on it.
+/// Properties of the vocabulary that a grammar depends on.
 #[derive(Clone, Copy)]
-pub struct Tokens<'a> {
+pub struct GrammarVocabulary<'a> {
     /// Number of tokens.
     pub n_vocab: u32,
     /// Function that returns the token with this text, such as `<think>`, if there is one.

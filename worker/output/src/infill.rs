@@ -1,21 +1,21 @@
-//! The sampler for code that fills a gap: it keeps fewer and safer candidates, and ends the answer instead of guessing.
+//! The sampler for infill: it keeps fewer and safer candidates, and ends the response instead of guessing.
 //!
 //! llama.cpp's samplers then draw the token.
 //!
-//! Two candidates count as one if the text of one is a prefix of the other's. Candidates that are unlikely even so are
-//! dropped; if no likely text remains, the answer ends. llama.cpp's own implementation takes quadratic time over all
-//! candidates and ends the process on some vocabularies, so this implementation compares a limited number.
+//! Two candidates count as one if the text of one is a prefix of the other's. Candidates that are still unlikely are
+//! dropped; if no likely text remains, the response ends. llama.cpp's own implementation takes quadratic time over all
+//! candidates and ends the process on some vocabularies, so this one compares a limited number.
 //! Source: the comment of `llama_sampler_init_infill` in llama.cpp's `llama.h`.
 
-/// Most candidates that are compared with each other, the likeliest ones.
+/// Maximum number of candidates that are compared with each other, the most likely ones.
 ///
-/// Source: own choice: the comparisons take about a millisecond, and editors request only the 40 likeliest.
+/// Source: the comparisons take about a millisecond, and editors request only the 40 most likely tokens.
 const COMPARED_MAX: usize = 512;
 
 /// Probability below which a candidate is dropped. Source: llama.cpp.
 const PROBABILITY_MIN: f32 = 0.2;
 
-/// Weight of the end tokens' probability against that of text, multiplied by the number of candidates. Source:
+/// Weight of the end tokens' probability relative to that of text, multiplied by the number of candidates. Source:
 /// llama.cpp.
 const END_WEIGHT: f32 = 3.0;
 
@@ -24,7 +24,7 @@ const END_WEIGHT: f32 = 3.0;
 pub struct TokenCandidate {
     /// Logit.
     pub logit: f32,
-    /// Whether the token ends the answer.
+    /// Whether the token ends the response.
     pub is_end: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct TokenCandidate {
 pub enum KeptCandidates {
     /// Indices of the kept candidates, ascending.
     Candidates(Vec<usize>),
-    /// No text is likely enough: the answer ends.
+    /// No text is likely enough, so the response ends.
     End,
 }
 
@@ -70,7 +70,7 @@ fn softmax(candidates: &[TokenCandidate]) -> Vec<f32> {
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
-/// Merges candidates of which one's text is a prefix of the other's: the likelier one gets the probability of both.
+/// Merges candidates if the text of one is a prefix of the other's; the more likely one gets the probability of both.
 fn merge(probabilities: &mut [f32], piece: impl Fn(usize) -> Vec<u8>) {
     let texts: Vec<Vec<u8>> = (0..probabilities.len()).map(piece).collect();
     let mut is_merged: Vec<bool> = probabilities.iter().map(|probability| *probability == 0.0).collect();
@@ -98,7 +98,7 @@ mod tests {
 
     const END: &str = "<end>";
 
-    /// Checks which texts stay of candidates with these probabilities, the likeliest first; none if the answer ends.
+    /// Checks the kept texts of candidates with these probabilities, the most likely first; none if the response ends.
     fn check(candidates: &[(&str, f32)], expected: &[&str]) {
         let read = |(text, p): &(&str, f32)| TokenCandidate { logit: p.ln(), is_end: *text == END };
         let texts = |idx: usize| if candidates[idx].0 == END { Vec::new() } else { candidates[idx].0.into() };

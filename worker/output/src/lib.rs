@@ -1,7 +1,7 @@
-//! The output of a sequence, free of IO: which tokens a grammar allows, their probabilities, and the text they make.
+//! The output of a sequence, without IO: the tokens that a grammar allows, their probabilities, and their text.
 //!
-//! The crate knows neither llama.cpp nor a vocabulary; the engine passes bytes, logits and tokens in. Not here: which
-//! sequence runs and what is cached (`warmpath-worker-core`), JSON schemas and parsers of messages (the worker).
+//! The crate uses neither llama.cpp nor a vocabulary; the engine passes bytes, logits and tokens in. Not here: running
+//! and caching sequences (`warmpath-worker-core`), JSON schemas and parsers of messages (the worker).
 
 pub mod grammar;
 pub mod infill;

@@ -1,9 +1,9 @@
-//! Log probabilities of a chosen token and of the likeliest others.
+//! Log probabilities of a chosen token and of the most likely ones.
 //!
 //! llama.cpp's samplers choose the token; the format for clients is in `http::wire`.
 //!
 //! By default the probabilities are the softmax of the model's logits, before the sampler changes them, as in OpenAI's
-//! API and llama-server. Only the likeliest few are sorted.
+//! API and llama-server. Only the few most likely ones are sorted.
 
 use std::cmp::Ordering;
 
@@ -18,12 +18,12 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
-/// Probability of one token of an answer, and of the likeliest tokens in its place.
+/// Probability of one token of a response, and of the most likely tokens at its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenProbabilities {
     /// Token that was chosen.
     pub chosen: TokenLogprob,
-    /// Likeliest tokens, the likeliest first; ties: the lowest id first.
+    /// Most likely tokens in descending order; ties: the lowest id first.
     pub top: Vec<TokenLogprob>,
 }
 
@@ -36,7 +36,7 @@ pub struct PromptProbabilities {
     pub rest: Vec<TokenProbabilities>,
 }
 
-/// Returns the probabilities that a model's logits give to `chosen` and to the `n_top` likeliest tokens.
+/// Returns the probabilities by a model's logits of `chosen` and of the `n_top` most likely tokens.
 ///
 /// Shape: `logits[n_vocab]`, by token id; `chosen` is below `n_vocab`. A logit that is not a number counts as minus
 /// infinity. Cost: O(`n_vocab` + `n_top` log `n_top`).
@@ -56,7 +56,7 @@ pub fn of_logits(logits: &[f32], chosen: Token, n_top: usize) -> TokenProbabilit
     TokenProbabilities { chosen, top: likeliest(all, n_top) }
 }
 
-/// Returns the `n_top` likeliest of some tokens, the likeliest first.
+/// Returns the `n_top` most likely of some tokens, in descending order.
 pub fn likeliest(mut all: Vec<TokenLogprob>, n_top: usize) -> Vec<TokenLogprob> {
     let order = |a: &TokenLogprob, b: &TokenLogprob| {
         b.logprob.partial_cmp(&a.logprob).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn logits_without_a_number_give_no_probability_instead_of_none() {
+    fn nan_logits_have_probability_zero() {
         let got = of_logits(&[f32::NAN, f32::NAN], 0, 2);
         assert!(got.top.iter().all(|likely| likely.logprob == f32::NEG_INFINITY), "{got:?}");
     }

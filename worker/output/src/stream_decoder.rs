@@ -1,21 +1,21 @@
-//! Converts the bytes of an answer's tokens to text: whole characters only, and never part of a stop text.
+//! Converts the bytes of a response's tokens to text: only whole characters, and no part of a stop text.
 //!
-//! Not here: tokens, the vocabulary and the other reasons why an answer ends.
+//! Not here: tokens, the vocabulary and the other reasons why a response ends.
 //!
-//! Bytes wait until they complete a character. Characters wait while they could still become a stop text. The answer
-//! ends at the first place where a stop text is complete; if several end there, the longest counts. This depends on the
-//! text alone, not on how it is split into tokens. The answer also ends at the first line with too little indentation,
+//! Bytes wait until they complete a character. Characters wait while they could still become a stop text. The response
+//! ends at the first position at which a stop text is complete; if several end there, the longest one counts. This
+//! depends only on the text, not on its tokens. The response also ends at the first line with too little indentation,
 //! if the client sets a minimum.
 
 use std::ops::Range;
 
-/// The text of one answer so far.
+/// Text of a response so far.
 #[derive(Debug, Clone, Default)]
 pub struct Output {
     stops: Vec<String>,
     /// Bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// Text that may turn out to belong to a stop text.
+    /// Text that may become part of a stop text.
     held: String,
     /// Length of the text that was returned. Units: bytes.
     n_out: usize,
@@ -33,18 +33,18 @@ enum Ended {
 }
 
 impl Output {
-    /// Returns the output of an answer that ends before the first of `stops`; empty stop texts are ignored.
+    /// Returns the output of a response that ends before the first of `stops`; empty stop texts are ignored.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stops, ..Self::default() }
     }
 
-    /// Makes the text end in front of the first later line that is indented by fewer than `n_least` blanks: before the
-    /// line's first character that is not a blank, which may be a line break.
+    /// Makes the text end at the first later line that is indented by fewer than `n_least` blanks: before that line's
+    /// first character that is not a blank, which may be a line break.
     pub fn indented(self, n_least: u32) -> Self {
         Self { indent: Indent { n_least, n_seen: None }, ..self }
     }
 
-    /// Takes the bytes of a token and returns the text that is now certain; empty once the text has ended.
+    /// Adds the bytes of a token and returns the text that is now certain; empty once the text has ended.
     pub fn push(&mut self, piece: &[u8]) -> String {
         if self.ended.is_some() {
             return String::new();
@@ -54,7 +54,7 @@ impl Output {
         self.advance(&text)
     }
 
-    /// Returns the text that was held back at the end of the answer, an incomplete character as U+FFFD.
+    /// Returns the withheld text at the end of the response, with U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> String {
         if self.ended.is_some() {
             return String::new();
@@ -79,7 +79,7 @@ impl Output {
         self.n_out + self.held.len()
     }
 
-    /// Returns the stop text that ended the answer, if one did.
+    /// Returns the stop text that ended the response; `None` if it ended otherwise.
     pub fn stop_text(&self) -> Option<&str> {
         match self.ended {
             Some(Ended::Stop(idx)) => Some(&self.stops[idx]),
@@ -87,7 +87,7 @@ impl Output {
         }
     }
 
-    /// Returns whether a line with too little indentation ended the answer.
+    /// Returns whether a line with too little indentation ended the response.
     pub fn is_outdented(&self) -> bool {
         self.ended == Some(Ended::Indent)
     }
@@ -112,7 +112,7 @@ impl Output {
         std::mem::replace(&mut self.held, held)
     }
 
-    /// Returns the stop text that is complete first, behind the first `n_old` bytes.
+    /// Returns the stop text that is complete first, after the first `n_old` bytes.
     fn first_stop(&self, n_old: usize) -> Option<FoundStop> {
         let found = self.stops.iter().enumerate().filter(|(_, stop)| !stop.is_empty()).filter_map(|(idx, stop)| {
             let from = self.held.floor_char_boundary(n_old.saturating_sub(stop.len()));
@@ -144,7 +144,7 @@ struct FoundStop {
 /// Indentation of the lines of a text.
 #[derive(Debug, Clone, Copy, Default)]
 struct Indent {
-    /// Fewest blanks before each line but the first; 0 for any number.
+    /// Minimum number of blanks before each line but the first; 0 for any number.
     n_least: u32,
     /// Blanks at the start of a line that has no other character yet.
     n_seen: Option<u32>,

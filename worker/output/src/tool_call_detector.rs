@@ -1,15 +1,15 @@
-//! Detects the start of a tool call in an answer, so that the call's grammar applies only from there on.
+//! Detects the start of a tool call in a response, from where the call's grammar applies.
 //!
 //! The grammar itself is in `grammar`.
 //!
-//! Most chat templates start a call with a fixed word. Only as much text is kept as could be the first part of such a
-//! word; inside reasoning, no call starts. Other formats have patterns, which are searched for in all text outside of
-//! reasoning, up to a limit.
+//! Most chat templates start a call with a fixed word. Only text that could be the start of such a word is kept; no
+//! call starts within reasoning. Other formats have patterns, which are searched in all text outside of reasoning, up
+//! to a limit.
 
 use fancy_regex::Regex;
 use warmpath_common::ids::Token;
 
-/// Most text outside of reasoning that is searched with patterns. Units: bytes.
+/// Maximum text outside of reasoning that is searched with patterns. Units: bytes.
 ///
 /// Source: every token causes a new search of the whole text; 8 kB take some 0.1 ms.
 pub const SEARCHED_BYTES_MAX: usize = 8 << 10;
@@ -53,7 +53,7 @@ impl Pattern {
     }
 }
 
-/// Markers of reasoning in an answer.
+/// Marks of reasoning in a response.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReasoningMarks {
     /// Text that opens the reasoning; empty for a model that does not reason.
@@ -62,47 +62,47 @@ pub struct ReasoningMarks {
     pub ends: Vec<String>,
 }
 
-/// Result of looking at a token.
+/// Result of checking a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallDetection {
     /// No call starts here.
     Nothing,
-    /// A call has started. Its tokens so far, each with the bytes that belong to the call.
+    /// A call has started. These are its tokens so far, each with the bytes that belong to the call.
     Call(Vec<(Token, Vec<u8>)>),
     /// The limit of searched text is reached.
     Full,
 }
 
-/// Detector of tool calls in one answer.
+/// Detector of tool calls in one response.
 #[derive(Debug, Clone)]
 pub struct ToolCallDetector {
     start: StartTrigger,
     marks: ReasoningMarks,
     is_thinking: bool,
-    /// End of the answer that may still become part of a mark.
-    end: Held,
-    /// Text in which the patterns are searched: all text that is certainly not reasoning.
-    searched: Held,
+    /// End of the response that may become part of a mark.
+    end: HeldText,
+    /// Text in which the patterns are searched: all text that is known not to be reasoning.
+    searched: HeldText,
 }
 
 /// Text with its tokens.
 #[derive(Debug, Clone, Default)]
-struct Held {
+struct HeldText {
     text: Vec<u8>,
     /// Tokens, each with its end in the text.
     tokens: Vec<(Token, usize)>,
 }
 
 impl ToolCallDetector {
-    /// Returns a detector for an answer whose first part, already in the prompt, is `prefix`.
+    /// Returns a detector for a response whose first part, `prefix`, is in the prompt.
     pub fn new(start: StartTrigger, marks: ReasoningMarks, prefix: &str) -> Self {
         let opened = if marks.start.is_empty() { None } else { prefix.rfind(&marks.start) };
         let behind = opened.map(|at| &prefix[at + marks.start.len()..]);
         let is_thinking = behind.is_some_and(|behind| !marks.ends.iter().any(|end| behind.contains(end.as_str())));
-        Self { start, marks, is_thinking, end: Held::default(), searched: Held::default() }
+        Self { start, marks, is_thinking, end: HeldText::default(), searched: HeldText::default() }
     }
 
-    /// Takes the next token, whose text is `piece`.
+    /// Checks the next token, whose text is `piece`.
     pub fn push(&mut self, token: Token, piece: &[u8]) -> CallDetection {
         self.end.push(token, piece);
         if self.is_thinking {
@@ -140,13 +140,13 @@ impl ToolCallDetector {
     }
 }
 
-impl Held {
+impl HeldText {
     fn push(&mut self, token: Token, piece: &[u8]) {
         self.text.extend_from_slice(piece);
         self.tokens.push((token, self.text.len()));
     }
 
-    /// Moves the tokens to `to` that cannot be part of an incomplete `opening` at the end of the text.
+    /// Moves tokens that cannot be part of an incomplete `opening` at the end of the text to `to`.
     fn hand_on(&mut self, opening: &[u8], to: &mut Self) {
         let is_begun = |n: &usize| self.text.ends_with(&opening[..*n]);
         let n_kept = (1..opening.len()).rev().find(is_begun).unwrap_or(0);
@@ -169,7 +169,7 @@ impl Held {
         patterns.iter().find_map(|pattern| pattern.find(&text))
     }
 
-    /// Returns the tokens that end behind the byte `at`, each with its bytes from there on.
+    /// Returns the tokens that end after the byte `at`, each with its bytes from there on.
     fn from(&self, at: usize) -> Vec<(Token, Vec<u8>)> {
         let starts = [0].into_iter().chain(self.tokens.iter().map(|(_, end)| *end));
         let spans = starts.zip(&self.tokens).filter(|(_, (_, end))| *end > at);
@@ -216,7 +216,7 @@ mod tests {
         ReasoningMarks { start: "<think>".to_owned(), ends: vec!["</think>".to_owned()] }
     }
 
-    /// Returns the pieces of the call, as far as they belong to it, and the number of tokens until it was detected.
+    /// Returns the parts of tokens that belong to the call, and the number of tokens until it was detected.
     fn call(mut watch: ToolCallDetector, pieces: &[&str]) -> Option<(usize, Vec<String>)> {
         (0..).zip(pieces).find_map(|(token, piece)| match watch.push(token, piece.as_bytes()) {
             CallDetection::Call(tokens) => {
@@ -278,7 +278,7 @@ mod tests {
         check_call(watch(), &["x", "<|start|>", "assistant ", "to", "="], 4, &[" ", "to"]);
         check_call(watch(), &["<|start|>assistant<|channel|>", "b to="], 2, &["<|channel|>", "b to="]);
         assert_eq!(call(watch(), &["x", " to", "<|start|>assistant<|channel|>c to"]), None);
-        // Functionary's calls have a name other than `all`, which its pattern must see to reject it.
+        // Functionary's calls have a name other than `all`, so its pattern needs the text after the mark.
         let watch = || ToolCallDetector::new(patterns(&[">>>(?!all)"]), ReasoningMarks::default(), "");
         assert_eq!(call(watch(), &["a>", ">>all\n", ">> >all"]), None);
         check_call(watch(), &["é\n>", ">>get"], 2, &[">", ">>get"]);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_skip_reasoning_and_search_bytes_that_are_no_text() {
+    fn patterns_skip_reasoning_and_search_bytes_that_are_not_text() {
         let watch = || ToolCallDetector::new(patterns(&["x(y+z)"]), think(), "");
         check_call(watch(), &["x", "<th", "ink>", "xyz", "</think>", "xy", "z"], 7, &["y", "z"]);
         check_call(watch(), &["<th", "ink>", "</think>", "xy", "z<t", "o"], 6, &["y", "z<t", "o"]);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_answer_is_not_kept() {
+    fn the_text_of_a_long_response_is_not_kept() {
         let mut watch = ToolCallDetector::new(words(&["<tool_call>"]), think(), "");
         for token in 0..10_000 {
             watch.push(token, b"text ");

@@ -11,19 +11,19 @@ use llama_cpp_sys_2 as sys;
 
 use super::{kernel_check, register};
 
-/// First argument of a process that runs [`check`] and nothing else; the library follows.
+/// First argument of a process that only runs [`check`]; the path of the library follows.
 pub const CHECK_COMMAND: &str = "check-cpu-variant";
 
 /// Result of trying a set of CPU kernels on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "finding", rename_all = "snake_case")]
-pub enum Finding {
-    /// It computes correctly.
+pub enum KernelTrial {
+    /// The set computes correctly.
     Works {
-        /// Rank among the sets: the more of the processor's features a set uses, the higher its rank.
+        /// Score, which is higher the more of the processor's features the set uses.
         score: i64,
     },
-    /// This processor lacks features that the set needs.
+    /// The processor lacks features that the set needs.
     OtherProcessor,
     /// The set claims to support this processor, but does not load, crashes, or computes wrong results.
     Broken {
@@ -32,7 +32,7 @@ pub enum Finding {
     },
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for KernelTrial {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Works { score } => write!(out, "works (score {score})"),
@@ -42,22 +42,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Loads the library `path` into this process and tries it. This may end the process: call it only in a process started
-/// for it.
-pub fn check(path: &Path) -> Finding {
+/// Loads the library `path` into this process and checks it. This may end the process, so it must run in a separate
+/// one.
+pub fn check(path: &Path) -> KernelTrial {
     let score = match score(path) {
-        Ok(0) => return Finding::OtherProcessor,
+        Ok(0) => return KernelTrial::OtherProcessor,
         Ok(score) => score,
-        Err(error) => return Finding::Broken { reason: format!("does not load: {error}") },
+        Err(error) => return KernelTrial::Broken { reason: format!("does not load: {error}") },
     };
     if let Err(error) = register(path) {
-        return Finding::Broken { reason: error.to_string() };
+        return KernelTrial::Broken { reason: error.to_string() };
     }
     // SAFETY: reads the registry, to which only this thread has added.
     let device = unsafe { sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_CPU) };
     match kernel_check::try_all(device) {
-        Ok(()) => Finding::Works { score },
-        Err(fault) => Finding::Broken { reason: fault.to_string() },
+        Ok(()) => KernelTrial::Works { score },
+        Err(fault) => KernelTrial::Broken { reason: fault.to_string() },
     }
 }
 
@@ -67,6 +67,6 @@ fn score(path: &Path) -> Result<i64, libloading::Error> {
     let library = unsafe { Library::new(path)? };
     // SAFETY: ggml's type of that function.
     let score = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0")? };
-    // SAFETY: takes nothing and reads the processor's features.
+    // SAFETY: has no parameters and reads the processor's features.
     Ok(i64::from(unsafe { score() }))
 }

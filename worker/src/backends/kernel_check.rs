@@ -1,8 +1,8 @@
 //! Test computations for CPU kernels: matrix products in the types that models have, and attention, each compared with
 //! a result in double precision.
 //!
-//! The computations follow the same code paths as a model: weights in each kind of memory that the backend offers (it
-//! may reorder them there), with few and with many tokens. Not here: the process (`check`), the speed.
+//! The computations use the same code paths as a model: weights in each buffer type of the backend, which may reorder
+//! them, with few and with many tokens. Not here: the process (`check`), the speed.
 
 mod ggml;
 mod reference;
@@ -12,7 +12,7 @@ mod tests;
 
 use llama_cpp_sys_2 as sys;
 
-use ggml::{Cpu, Memory};
+use ggml::{Cpu, WeightMemory};
 
 /// Width of the weights, a multiple of every type's block.
 const WIDTH: usize = 512;
@@ -20,8 +20,8 @@ const WIDTH: usize = 512;
 /// Rows of the weights, a multiple of the tile sizes of kernels.
 const ROWS: usize = 64;
 
-/// Shapes of inputs: number of tokens, and size of the third dimension. One token and a few (decode), more than a tile
-/// (prefill), and a third dimension, as recurrent models have.
+/// Shapes of inputs: number of tokens, and size of the third dimension. There are one token and a few (decode), more
+/// than a tile (prefill), and a third dimension (recurrent models).
 const INPUTS: [(usize, usize); 4] = [(1, 1), (5, 1), (67, 1), (5, 3)];
 
 /// Types of weights in model files.
@@ -37,13 +37,13 @@ const TYPES: [sys::ggml_type; 9] = [
     sys::GGML_TYPE_IQ4_XS,
 ];
 
-/// Largest ratio of the square of the error to the square of the result. Source: the tolerance of llama.cpp's own tests
-/// of matrix products (`test-backend-ops`).
+/// Maximum of the squared error relative to the squared result. Source: the tolerance of llama.cpp's tests of matrix
+/// products (`test-backend-ops`).
 const ERROR_MAX: f64 = 5e-4;
 
 /// A failure of kernels.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Fault {
+pub enum KernelFault {
     /// The backend does not start.
     #[error("does not start")]
     NoStart,
@@ -59,9 +59,9 @@ pub enum Fault {
 
 /// Runs all computations on `device` and compares their results.
 ///
-/// Errors: the first [`Fault`]. Panics: never; a `device` that is not a CPU's ends the process.
-pub fn try_all(device: sys::ggml_backend_dev_t) -> Result<(), Fault> {
-    let cpu = Cpu::open(device).ok_or(Fault::NoStart)?;
+/// Errors: the first [`KernelFault`]. Panics: never; a `device` that is not a CPU's ends the process.
+pub fn try_all(device: sys::ggml_backend_dev_t) -> Result<(), KernelFault> {
+    let cpu = Cpu::open(device).ok_or(KernelFault::NoStart)?;
     for memory in cpu.memories() {
         for kind in TYPES {
             try_products(&cpu, &memory, kind)?;
@@ -70,7 +70,7 @@ pub fn try_all(device: sys::ggml_backend_dev_t) -> Result<(), Fault> {
     [1, 67].into_iter().try_for_each(|n_tokens| try_attention(&cpu, n_tokens))
 }
 
-fn try_products(cpu: &Cpu, memory: &Memory, kind: sys::ggml_type) -> Result<(), Fault> {
+fn try_products(cpu: &Cpu, memory: &WeightMemory, kind: sys::ggml_type) -> Result<(), KernelFault> {
     let weights = reference::numbers(WIDTH * ROWS, 1);
     let stored = ggml::quantized(kind, &weights, WIDTH);
     let weights = ggml::floats(kind, &stored, weights.len());
@@ -84,7 +84,7 @@ fn try_products(cpu: &Cpu, memory: &Memory, kind: sys::ggml_type) -> Result<(), 
     Ok(())
 }
 
-fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), Fault> {
+fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), KernelFault> {
     let shape = reference::Attention { width: 64, n_heads: 4, n_kv_heads: 2, n_kept: 160, n_tokens };
     let queries = reference::numbers(shape.width * shape.n_heads * n_tokens, 3);
     let kept = shape.width * shape.n_kv_heads * shape.n_kept;
@@ -99,8 +99,8 @@ fn try_attention(cpu: &Cpu, n_tokens: usize) -> Result<(), Fault> {
 /// Compares a result with the expected one.
 ///
 /// Errors: `Wrong`, beyond the rounding of types with few bits.
-fn compare(what: String, result: &[f32], expected: &[f64]) -> Result<(), Fault> {
+fn compare(what: String, result: &[f32], expected: &[f64]) -> Result<(), KernelFault> {
     let error = reference::relative_square_error(result, expected);
     // A comparison with NaN is false.
-    if error <= ERROR_MAX { Ok(()) } else { Err(Fault::Wrong { what, error }) }
+    if error <= ERROR_MAX { Ok(()) } else { Err(KernelFault::Wrong { what, error }) }
 }

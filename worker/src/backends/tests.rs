@@ -4,22 +4,22 @@
 
 use super::*;
 
-fn tried(name: &str, finding: Finding) -> Tried {
+fn tried(name: &str, finding: KernelTrial) -> Tried {
     Tried { name: name.to_owned(), path: PathBuf::from(name), finding }
 }
 
-fn broken(reason: &str) -> Finding {
-    Finding::Broken { reason: reason.to_owned() }
+fn broken(reason: &str) -> KernelTrial {
+    KernelTrial::Broken { reason: reason.to_owned() }
 }
 
 #[test]
 fn takes_the_newest_set_that_works() {
     let sets = [
-        tried("x64", Finding::Works { score: 1 }),
-        tried("icelake", Finding::Works { score: 1500 }),
-        tried("haswell", Finding::Works { score: 63 }),
+        tried("x64", KernelTrial::Works { score: 1 }),
+        tried("icelake", KernelTrial::Works { score: 1500 }),
+        tried("haswell", KernelTrial::Works { score: 63 }),
         tried("sapphirerapids", broken("signal: 4 (SIGILL)")),
-        tried("zen9", Finding::OtherProcessor),
+        tried("zen9", KernelTrial::OtherProcessor),
     ];
     assert_eq!(choose(&sets).unwrap().name, "icelake");
     assert_eq!(choose(&sets[3..]), None);
@@ -30,7 +30,7 @@ fn takes_the_newest_set_that_works() {
 }
 
 #[test]
-fn tells_sets_of_cpu_kernels_from_other_files() {
+fn distinguishes_cpu_kernels_from_other_files() {
     let folder = tempfile::tempdir().unwrap();
     for name in [
         "libggml-cpu-haswell.so",
@@ -52,28 +52,28 @@ fn tells_sets_of_cpu_kernels_from_other_files() {
 }
 
 #[tokio::test]
-async fn survives_whatever_happens_to_the_process_that_tries() {
+async fn survives_crashes_and_invalid_results_of_the_checking_process() {
     let ask = async |script: &str| ask(Command::new("sh").args(["-c", script]), Duration::from_secs(5)).await;
-    assert_eq!(ask(r#"echo '{"finding":"works","score":7}'"#).await, Finding::Works { score: 7 });
-    assert_eq!(ask(r#"echo '{"finding":"other_processor"}'"#).await, Finding::OtherProcessor);
+    assert_eq!(ask(r#"echo '{"finding":"works","score":7}'"#).await, KernelTrial::Works { score: 7 });
+    assert_eq!(ask(r#"echo '{"finding":"other_processor"}'"#).await, KernelTrial::OtherProcessor);
     let reason = async |script: &str| match ask(script).await {
-        Finding::Broken { reason } => reason,
+        KernelTrial::Broken { reason } => reason,
         other => panic!("{script} gave {other}"),
     };
-    assert_eq!(reason("kill -ILL $$").await, "signal: 4 (SIGILL); it said nothing");
+    assert_eq!(reason("kill -ILL $$").await, "signal: 4 (SIGILL); no message");
     assert_eq!(reason("echo GGML_ASSERT >&2; kill -ABRT $$").await, "signal: 6 (SIGABRT); GGML_ASSERT");
-    assert!(reason("echo hm").await.starts_with("answers nonsense: "));
+    assert!(reason("echo hm").await.starts_with("printed an invalid result: "));
 }
 
 #[tokio::test]
 async fn does_not_wait_for_kernels_that_never_end() {
     let mut command = Command::new("sleep");
     let finding = ask(command.arg("60"), Duration::from_millis(50)).await;
-    assert_eq!(finding, broken("gave no answer within 0.05 s"));
+    assert_eq!(finding, broken("gave no result within 0.05 s"));
 }
 
 #[tokio::test]
-async fn a_build_with_kernels_of_its_own_loads_none() {
+async fn a_build_with_compiled_in_kernels_loads_none() {
     let config = BackendConfig { folder: Some(PathBuf::from("/nowhere")), cpu_variant: Some("zen9".to_owned()) };
     assert_eq!(load(&config).await.unwrap(), BUILT_IN);
 }

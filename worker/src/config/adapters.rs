@@ -21,7 +21,7 @@ pub(super) fn files(flags: &Flags) -> Result<Vec<AdapterFile>, ConfigError> {
     let files: Vec<AdapterFile> = files.collect::<Result<_, ConfigError>>()?;
     for (idx, file) in files.iter().enumerate() {
         if files[..idx].iter().any(|other| other.name == file.name) {
-            let reason = format!("two adapters would be named {}; rename a file", file.name);
+            let reason = format!("two adapters have the name {}; rename a file", file.name);
             return Err(ConfigError::Range { flag: "lora".into(), reason });
         }
     }
@@ -38,7 +38,7 @@ fn scaled(text: &str) -> Result<(PathBuf, Scale), ConfigError> {
 
 /// Returns the adapter of requests that name none.
 ///
-/// Errors: `Range` if it would be several.
+/// Errors: `Range` if there are several.
 pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Applied>, ConfigError> {
     if flags.lora_init_without_apply {
         return Ok(None);
@@ -47,6 +47,6 @@ pub(super) fn in_force(flags: &Flags, files: &[AdapterFile]) -> Result<Option<Ap
         (0..).zip(files).map(|(id, file)| RequestedAdapter { id, scale: file.scale.into() }).collect();
     lora::chosen(files.len(), &wanted).map_err(|_| ConfigError::Range {
         flag: "lora".into(),
-        reason: "one adapter is applied at a time; with several give --lora-init-without-apply".to_owned(),
+        reason: "only one adapter can be applied to a request; with several, set --lora-init-without-apply".to_owned(),
     })
 }

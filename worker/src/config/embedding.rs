@@ -11,7 +11,7 @@ pub(super) fn is_asked_for(flags: &Flags) -> bool {
     flags.embedding || flags.rerank
 }
 
-/// Returns the settings of embeddings; `None` if text is generated.
+/// Returns the settings of embeddings; `None` for a worker that generates text.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>, ConfigError> {
@@ -21,13 +21,13 @@ pub(super) fn embedding_config(flags: &Flags) -> Result<Option<EmbeddingConfig>,
         return if pooling.is_none() { Ok(None) } else { Err(range("pooling", "needs --embedding")) };
     }
     if !flags.lora.is_empty() || !flags.lora_scaled.is_empty() {
-        return Err(range("lora", "an embedding worker applies no adapters"));
+        return Err(range("lora", "cannot be combined with --embedding"));
     }
     if flags.rerank && pooling.is_some_and(|pooling| pooling != Pooling::Rank) {
-        return Err(range("pooling", "--rerank needs rank"));
+        return Err(range("pooling", "must be rank with --rerank"));
     }
     let norm = Norm::of_number(flags.embd_normalize);
-    let norm = norm.ok_or_else(|| range("embd-normalize", "must be -1, 0 or the p of a norm"))?;
+    let norm = norm.ok_or_else(|| range("embd-normalize", "must be -1, 0 or the p of a p-norm"))?;
     Ok(Some(EmbeddingConfig { pooling: if flags.rerank { Some(Pooling::Rank) } else { pooling }, norm }))
 }
 

@@ -1,6 +1,6 @@
-//! The command line of `warmpath-worker`, with llama-server's flags where it has them.
+//! The command line of `warmpath-worker`, with llama-server's names for the flags that both have.
 //!
-//! Not here: defaults that depend on the machine, and the checks that values fit together (`resolve` in `config`).
+//! Not here: defaults that depend on the machine, and checks of combined values (`resolve` in `config`).
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -32,74 +32,74 @@ use crate::version;
     name = "warmpath-worker",
     version,
     long_version = version::long(),
-    about = "Serves one GGUF model with llama.cpp and says what it has cached"
+    about = "Serves one GGUF model with llama.cpp and tells routers what it has cached"
 )]
 pub struct Flags {
     /// Origin of the model.
     #[command(flatten)]
     pub source: SourceFlags,
 
-    /// Name under which clients may request the model; may be repeated. `*` in it stands for any text: `claude-*`, or
-    /// `*` for every name. The default is the value of --hf-repo, else the file's name, without the number of a split
-    /// model's file.
+    /// Name under which clients may request the model; may be repeated. `*` in it matches any text, as in `claude-*`;
+    /// `*` alone matches every name. The default is the value of --hf-repo, or else the file's name without the number
+    /// of a split model.
     #[arg(short, long = "alias", env = "WARMPATH_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub aliases: Vec<String>,
 
-    /// Address to serve HTTP on; port 0 takes a free one.
+    /// Address to serve HTTP on; port 0 selects a free port.
     #[arg(long, env = "WARMPATH_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
     pub listen: SocketAddr,
 
-    /// Further address that serves /livez, /readyz, /health and /metrics, without TLS and tokens: for probes and
-    /// scrapers that have no certificate.
+    /// Additional address that serves /livez, /readyz, /health and /metrics without TLS and tokens, for probes and
+    /// scrapers.
     #[arg(long, env = "WARMPATH_ADMIN_LISTEN", value_name = "ADDR:PORT")]
     pub admin_listen: Option<SocketAddr>,
 
-    /// Name of this worker in headers and logs. The default is host name and port.
+    /// Name of this worker in headers and logs. The default is its host name and port.
     #[arg(long, env = "WARMPATH_NAME")]
     pub name: Option<String>,
 
-    /// Identity across restarts: 16 hexadecimal digits. The default follows from host, address and model.
+    /// Identity across restarts: 16 hexadecimal digits. The default is derived from host, address and model.
     #[arg(long, env = "WARMPATH_WORKER_ID", value_name = "HEX")]
     pub worker_id: Option<String>,
 
-    /// Sequences that run at the same time (-np) [default: 4, and 32 texts per batch with --embedding].
+    /// Number of sequences that run at the same time (-np) [default: 4; with --embedding 32 texts per batch].
     #[arg(long, visible_alias = "parallel", env = "WARMPATH_SLOTS")]
     pub slots: Option<u16>,
 
-    /// Tokens of context of all slots together. They are divided equally: unlike in llama-server, a prompt and its
-    /// response have --ctx-size / --slots tokens. 0 means the model's trained context for each slot, as far as it fits
-    /// (--fit) [default: the same, but at most 8192 for each slot]. With --embedding the longest text, by default at
-    /// most 2048.
+    /// Context of all slots together, in tokens. Unlike in llama-server it is divided equally, so a prompt and its
+    /// response have --ctx-size / --slots tokens. 0 means the model's trained context for each slot, reduced to what
+    /// fits (--fit) [default: the same, but at most 8192 per slot]. With --embedding it is the longest text, by default
+    /// at most 2048.
     #[arg(short, long, env = "WARMPATH_CTX_SIZE", value_name = "TOKENS")]
     pub ctx_size: Option<u32>,
 
-    /// Reduce a default context that does not fit into the memory (-fit).
+    /// Whether a default context that does not fit into memory is reduced (-fit).
     #[arg(long, env = "WARMPATH_FIT", value_name = "WHEN", default_value = "on", action = ArgAction::Set)]
     #[arg(value_parser = BoolishValueParser::new())]
     pub fit: bool,
 
-    /// Memory that a fitted context leaves free (-fitt).
+    /// Memory that a reduced context leaves free (-fitt).
     #[arg(long, env = "WARMPATH_FIT_TARGET", value_name = "MIB", default_value_t = 1024)]
     pub fit_target: u64,
 
-    /// Smallest context of a slot that is fitted (-fitc).
+    /// Minimum to which a slot's context is reduced (-fitc).
     #[arg(long, env = "WARMPATH_FIT_CTX", value_name = "TOKENS", default_value_t = 4096)]
     pub fit_ctx: u32,
 
-    /// Threads that generate. The default is the number of processors.
+    /// Threads for generating. The default is the number of processors.
     #[arg(short, long, env = "WARMPATH_THREADS", value_name = "N")]
     pub threads: Option<u16>,
 
-    /// Threads that process prompts (-tb). The default is --threads.
+    /// Threads for processing prompts (-tb). The default is --threads.
     #[arg(long, env = "WARMPATH_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
 
-    /// Folder of llama.cpp's backends, in a build that loads them when it starts, as images do [default:
+    /// Folder of llama.cpp's backends, for builds that load them at start-up, as in our container images [default:
     /// ../lib/warmpath beside the program].
     #[arg(long, env = "WARMPATH_BACKENDS_DIR", value_name = "DIR")]
     pub backends_dir: Option<PathBuf>,
 
-    /// Set of CPU kernels of such a build, as haswell. The default is the one for the newest processor that works here.
+    /// CPU kernels of such a build, for example haswell. The default is the newest one that this processor supports.
     #[arg(long, env = "WARMPATH_CPU_VARIANT", value_name = "NAME")]
     pub cpu_variant: Option<String>,
 
@@ -111,67 +111,68 @@ pub struct Flags {
     #[command(flatten)]
     pub rope: RopeFlags,
 
-    /// Most prompt tokens that are planned together; they are computed in steps of --ubatch-size.
+    /// Maximum number of prompt tokens that are planned together; they are computed in steps of --ubatch-size.
     #[arg(short, long, env = "WARMPATH_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
 
-    /// Most tokens that are computed at a time (-ub); a running stream waits for at most one such step.
+    /// Maximum number of tokens per step (-ub); a running stream waits for at most one step of prompt tokens.
     #[arg(long, env = "WARMPATH_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
 
     /// Type of the keys in the KV cache (-ctk). auto is f16, or bf16 if the self-test finds it faster on this CPU; bf16
-    /// has fewer digits.
+    /// is less precise.
     #[arg(long, env = "WARMPATH_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheType,
 
-    /// Type of the values in the KV cache (-ctv), with auto as above.
+    /// Type of the values in the KV cache (-ctv); auto as for the keys.
     #[arg(long, env = "WARMPATH_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheType,
 
-    /// Tokens in a block of the hash chain.
+    /// Tokens per block of the hash chain.
     #[arg(long, env = "WARMPATH_BLOCK_SIZE", value_name = "TOKENS", default_value_t = BLOCK_SIZE_TOKENS_DEFAULT)]
     pub block_size: u32,
 
-    /// Memory for KV state beyond the slots; 0 stores none [default: a quarter of the available memory].
+    /// Memory for stored KV state besides that of the slots; 0 stores none [default: a quarter of the available
+    /// memory].
     #[arg(long, env = "WARMPATH_CACHE_RAM", value_name = "MIB")]
     pub cache_ram: Option<u64>,
 
-    /// Folder for KV state that outlives the worker; one for each worker.
+    /// Folder for KV state that survives restarts. Each worker needs its own folder.
     #[arg(long, env = "WARMPATH_CACHE_DISK", value_name = "DIR")]
     pub cache_disk: Option<PathBuf>,
 
-    /// Most disk space for KV state.
+    /// Maximum disk space for KV state.
     #[arg(long, env = "WARMPATH_CACHE_DISK_SIZE", value_name = "MIB", default_value_t = 10240)]
     pub cache_disk_size: u64,
 
-    /// Seconds that reused stored KV state stays after its last use, however scarce space is.
+    /// Seconds for which stored KV state that was reused is not evicted after its last use.
     #[arg(long, env = "WARMPATH_CACHE_MIN_HOLD", value_name = "SECONDS", default_value_t = 10.0)]
     pub cache_min_hold: f64,
 
-    /// Prefixes that are pinned because they are used most.
+    /// Number of most used prefixes that are pinned automatically.
     #[arg(long, env = "WARMPATH_CACHE_PIN_TOP", value_name = "N", default_value_t = 0)]
     pub cache_pin_top: usize,
 
-    /// Most tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one].
+    /// Maximum number of tokens that idle slots keep in the KV buffer [default: half of its cells if slots share one].
     #[arg(long, env = "WARMPATH_PREFIX_CACHE_MAX_TOKENS", value_name = "TOKENS")]
     pub prefix_cache_max_tokens: Option<u64>,
 
-    /// Distance of partial-state checkpoints in a prompt, for models that cannot be rewound; 0 leaves only its last
-    /// message's start and its end.
+    /// Distance between checkpoints in a prompt, for models whose state cannot be rewound; with 0 there are only the
+    /// start of the last message and the end of the prompt.
     #[arg(long, env = "WARMPATH_CHECKPOINT_STRIDE", value_name = "TOKENS", default_value_t = 1024)]
     pub checkpoint_stride: u32,
 
-    /// Shortest run of tokens after a prompt's divergence whose state is moved to its position in the prompt; 0 moves
-    /// none. Moved state is approximate, and so are the responses that start from it. Without a number 32.
+    /// Minimum length of a run of tokens whose state is moved to another position when a prompt changes before it; 0
+    /// moves none. Moved state is approximate, and so are the responses that use it. Without a number 32.
     #[arg(long, env = "WARMPATH_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     #[arg(num_args = 0..=1, default_missing_value = "32")]
     pub cache_reuse: u32,
 
-    /// Let a response that fills its context drop its oldest tokens and continue.
+    /// Drop the oldest tokens when a response fills its context, and continue.
     #[arg(long, env = "WARMPATH_CONTEXT_SHIFT", overrides_with = "no_context_shift")]
     pub context_shift: bool,
 
-    /// End a response that fills its context: the default, accepted because llama-server has it.
+    /// End a response that fills its context. This is the default; the flag exists because llama-server has it.
     #[arg(long, overrides_with = "context_shift")]
     pub no_context_shift: bool,
 
@@ -179,26 +180,27 @@ pub struct Flags {
     #[command(flatten)]
     pub speculation: SpeculationFlags,
 
-    /// Compute every prompt as a whole.
+    /// Compute every prompt completely, without cached state.
     #[arg(long, env = "WARMPATH_DISABLE_PREFIX_CACHE")]
     pub disable_prefix_cache: bool,
 
-    /// Flash attention (-fa); auto uses the faster setting in a self-test at start-up.
+    /// Flash attention (-fa); auto selects the faster setting by a self-test at start-up.
     #[arg(long, env = "WARMPATH_FLASH_ATTN", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub flash_attn: Switch,
 
-    /// One KV buffer for all slots (-kvu); auto uses the faster setting in a self-test at start-up.
+    /// One KV buffer for all slots (-kvu); auto selects the faster setting by a self-test at start-up.
     #[arg(long, env = "WARMPATH_KV_UNIFIED", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, default_missing_value = "on")]
     pub kv_unified: Switch,
 
-    /// Folder that keeps the self-test's result for the next start. The default is warmpath in the user's cache folder.
+    /// Folder for the self-test's result, which the next start reuses. The default is warmpath in the user's cache
+    /// folder.
     #[arg(long, env = "WARMPATH_SELF_TEST_CACHE", value_name = "DIR")]
     pub self_test_cache: Option<PathBuf>,
 
-    /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. A model
-    /// without one gets chatml.
+    /// Chat template that replaces the model's: the name of one of llama.cpp's built-in templates, or Jinja. The
+    /// default for a model without a template is chatml.
     #[arg(long, env = "WARMPATH_CHAT_TEMPLATE", value_name = "NAME|JINJA")]
     pub chat_template: Option<String>,
 
@@ -206,21 +208,21 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_CHAT_TEMPLATE_FILE", value_name = "FILE", conflicts_with = "chat_template")]
     pub chat_template_file: Option<PathBuf>,
 
-    /// Render tools in front of the system text, where the chat template renders them behind it: so chats with the same
-    /// tools and other system texts share the tools' KV state. It changes what the model reads. All workers of a model
-    /// must agree; a template in which the two cannot change places ends the start.
+    /// Render tools before the system text if the chat template renders them after it, so that chats with the same
+    /// tools and different system texts share the tools' KV state. This changes the prompt. All workers of a model need
+    /// the same setting. The worker does not start if the template does not allow it.
     #[arg(long, env = "WARMPATH_TOOLS_FIRST", conflicts_with_all = ["embedding", "rerank"])]
     pub tools_first: bool,
 
-    /// Folder into which clients may save the state of slots; without it they may not.
+    /// Folder in which clients may save the state of slots. Without it, saving is refused.
     #[arg(long, env = "WARMPATH_SLOT_SAVE_PATH", value_name = "DIR")]
     pub slot_save_path: Option<PathBuf>,
 
-    /// Compute embeddings of texts instead of generating, with a model made for that.
+    /// Compute embeddings of texts instead of generating, with an embedding model.
     #[arg(long, visible_alias = "embeddings", env = "WARMPATH_EMBEDDING")]
     pub embedding: bool,
 
-    /// Score documents for queries instead of generating: --embedding with --pooling rank.
+    /// Score documents for queries instead of generating: short for --embedding with --pooling rank.
     #[arg(long, visible_alias = "reranking", env = "WARMPATH_RERANK")]
     pub rerank: bool,
 
@@ -228,20 +230,21 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_POOLING", value_name = "TYPE")]
     pub pooling: Option<Pooling>,
 
-    /// Norm by which vectors are divided: -1 none, 0 their largest number (to 32760), p their p-norm; 2 makes their
-    /// length 1.
+    /// Norm by which vectors are divided: -1 for none, 0 for the largest absolute value (scaled to 32760), p for the
+    /// p-norm. With 2 vectors have length 1.
     #[arg(long, env = "WARMPATH_EMBD_NORMALIZE", value_name = "N", default_value_t = 2, allow_negative_numbers = true)]
     pub embd_normalize: i64,
 
-    /// LoRA adapter to load, a GGUF file; may be repeated. Clients request it as MODEL:NAME, the file's name.
+    /// LoRA adapter to load, a GGUF file; may be repeated. Clients request it as MODEL:NAME, where NAME is the file's
+    /// name.
     #[arg(long, env = "WARMPATH_LORA", value_name = "FILE", value_delimiter = ',')]
     pub lora: Vec<PathBuf>,
 
-    /// LoRA adapter with the scale at which it is applied; may be repeated.
+    /// LoRA adapter to load, with its scale; may be repeated.
     #[arg(long, env = "WARMPATH_LORA_SCALED", value_name = "FILE:SCALE", value_delimiter = ',')]
     pub lora_scaled: Vec<String>,
 
-    /// Apply no adapter to requests that name none; without it the only one is applied.
+    /// Apply no adapter to requests that name none. Without this flag, a single adapter is applied to them.
     #[arg(long, env = "WARMPATH_LORA_INIT_WITHOUT_APPLY")]
     pub lora_init_without_apply: bool,
 
@@ -249,16 +252,16 @@ pub struct Flags {
     #[command(flatten)]
     pub images: ImageFlags,
 
-    /// Requests that may wait for a slot; further ones are refused.
+    /// Maximum number of requests that wait for a slot; further ones are refused.
     #[arg(long, env = "WARMPATH_QUEUE_MAX", value_name = "N", default_value_t = 128)]
     pub queue_max: usize,
 
-    /// Seconds that a stream may be silent before its client gets a keep-alive comment; -1 for never.
+    /// Seconds of silence after which a stream sends a keep-alive comment; -1 for never.
     #[arg(long, env = "WARMPATH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 15)]
     #[arg(allow_negative_numbers = true)]
     pub sse_ping_interval: i64,
 
-    /// Seconds in which a client must read a part of a response that waits for it; then the response is cancelled.
+    /// Seconds in which a client must read pending data of its response; otherwise the response is cancelled.
     #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub idle_timeout: f64,
 
@@ -266,8 +269,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_BODY_MAX", value_name = "BYTES", default_value_t = 16 << 20)]
     pub body_max: usize,
 
-    /// File of accepted tokens, one per line, of 32 characters or more; every request must present one, except those
-    /// for health and metrics. Read again when it changes. Routers have it as --fleet-token-file.
+    /// File of accepted tokens, one per line, of at least 32 characters. Every request must present one, except those
+    /// for health and metrics. Read again when it changes. Routers have the same flag.
     #[arg(long, visible_alias = "api-key-file", env = "WARMPATH_FLEET_TOKEN_FILE", value_name = "FILE")]
     pub fleet_token_file: Option<PathBuf>,
 
@@ -283,7 +286,7 @@ pub struct Flags {
     #[command(flatten)]
     pub listener: ListenFlags,
 
-    /// Seconds that running responses get to finish after SIGTERM.
+    /// Seconds for running responses to finish after SIGTERM.
     #[arg(long, env = "WARMPATH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub drain_timeout: f64,
 
@@ -311,12 +314,12 @@ pub struct Flags {
 /// Prefix of llama-server's variables.
 const VARIABLES: &str = "LLAMA_ARG_";
 
-/// Adds a link to the list of llama-server's flags to an error about an unknown flag.
+/// Adds a reference to the list of llama-server's flags to an error about an unknown flag.
 fn with_page(error: clap::Error) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
-    let tip = format!("{} says what becomes of llama-server's flags", llama_server::PAGE);
+    let tip = format!("{} lists llama-server's flags and their replacements", llama_server::PAGE);
     command_line::with_tip(error, tip)
 }
 
@@ -338,11 +341,11 @@ pub enum Switch {
 pub enum Pooling {
     /// A vector for each token.
     None,
-    /// Their mean.
+    /// Mean of all states.
     Mean,
-    /// The first one's.
+    /// State of the first token.
     Cls,
-    /// The last one's.
+    /// State of the last token.
     Last,
     /// A score.
     Rank,
@@ -381,7 +384,7 @@ pub enum CacheType {
 }
 
 impl Flags {
-    /// Reads a command line, its first element the program; llama-server's spellings are accepted, too.
+    /// Parses a command line, whose first element is the program; llama-server's spellings are accepted, too.
     ///
     /// Errors: those of [`command_line::parse`].
     pub fn from_command_line(
@@ -396,7 +399,7 @@ impl Flags {
     /// Logs the dropped flags, and the variables of llama-server that are set but not read.
     pub fn log_ignored(&self) {
         for IgnoredFlag { name, reason } in &self.ignored {
-            tracing::info!(flag = name, reason, "this flag of llama-server changes nothing here");
+            tracing::info!(flag = name, reason, "this flag of llama-server has no effect here");
         }
         let is_theirs = |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(VARIABLES));
         for name in std::env::vars_os().map(|(name, _)| name).filter(is_theirs) {

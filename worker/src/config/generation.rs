@@ -1,6 +1,6 @@
 //! Flags for the defaults of requests.
 //!
-//! Not here: the fields of requests (`fields`), whose checks are used here as well.
+//! Not here: the fields of requests and their checks (`crate::request::generation`), which also check the flags.
 
 use clap::Args;
 use serde::Serialize;
@@ -10,16 +10,16 @@ use super::ConfigError;
 use crate::engine::Generation;
 use crate::request::generation::{CheckContext, GenerationFields};
 
-/// Flags that stand in for fields of a request, in llama-server's words. The name of each field here is the name there.
+/// Flags for the values of absent request fields, named as in llama-server. Each field has the request field's name.
 #[derive(Debug, Clone, Default, Args, Serialize)]
 #[command(next_help_heading = "Defaults of requests")]
 pub struct GenerationFlags {
-    /// Most tokens of a response; -1 for as many as the context allows.
+    /// Maximum number of tokens of a response; -1 for as many as the context allows.
     #[arg(short = 'n', long = "predict", visible_alias = "n-predict", env = "WARMPATH_PREDICT", value_name = "N")]
     #[arg(allow_negative_numbers = true)]
     pub n_predict: Option<i64>,
 
-    /// Go on where the model would end, unless the request has tools or a schema.
+    /// Continue when the model would end the response, unless the request has tools or a schema.
     #[arg(long, env = "WARMPATH_IGNORE_EOS")]
     pub ignore_eos: bool,
 
@@ -33,80 +33,81 @@ pub struct GenerationFlags {
     #[serde(skip)]
     pub sampler_seq: Option<String>,
 
-    /// Temperature; 0 takes the likeliest token.
+    /// Temperature; 0 chooses the most likely token.
     #[arg(long = "temp", visible_alias = "temperature", env = "WARMPATH_TEMP", value_name = "T")]
     pub temperature: Option<f32>,
 
-    /// Width of the dynamic temperature's range around --temp; 0 for a fixed temperature.
+    /// Half of the width of the dynamic temperature's range around --temp; 0 for a fixed temperature.
     #[arg(long, env = "WARMPATH_DYNATEMP_RANGE", value_name = "T")]
     pub dynatemp_range: Option<f32>,
 
-    /// Exponent of the dynamic temperature's entropy.
+    /// Exponent of the entropy for the dynamic temperature.
     #[arg(long = "dynatemp-exp", env = "WARMPATH_DYNATEMP_EXP", value_name = "E")]
     pub dynatemp_exponent: Option<f32>,
 
-    /// Keep the likeliest K tokens; 0 keeps all.
+    /// Keep the K most likely tokens; 0 keeps all.
     #[arg(long, env = "WARMPATH_TOP_K", value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<i32>,
 
-    /// Keep the likeliest tokens that have this probability together; 1 keeps all.
+    /// Keep the most likely tokens up to this total probability; 1 keeps all.
     #[arg(long, env = "WARMPATH_TOP_P", value_name = "P")]
     pub top_p: Option<f32>,
 
-    /// Keep tokens that are at least so likely, compared with the likeliest; 0 keeps all.
+    /// Keep tokens with at least this probability relative to the most likely one; 0 keeps all.
     #[arg(long, env = "WARMPATH_MIN_P", value_name = "P")]
     pub min_p: Option<f32>,
 
-    /// Keep the most typical tokens that have this probability together; 1 keeps all.
+    /// Keep the most typical tokens up to this total probability; 1 keeps all.
     #[arg(long = "typical", visible_alias = "typical-p", env = "WARMPATH_TYPICAL", value_name = "P")]
     pub typical_p: Option<f32>,
 
-    /// Keep tokens whose logit is within so many standard deviations of the largest; -1 keeps all.
+    /// Keep tokens whose logit is within this many standard deviations of the largest one; -1 keeps all.
     #[arg(long = "top-nsigma", visible_alias = "top-n-sigma", env = "WARMPATH_TOP_NSIGMA", value_name = "N")]
     #[arg(allow_negative_numbers = true)]
     pub top_n_sigma: Option<f32>,
 
-    /// Probability with which the likeliest tokens are left out (XTC); 0 for never.
+    /// Probability of excluding the most likely tokens (XTC); 0 for never.
     #[arg(long, env = "WARMPATH_XTC_PROBABILITY", value_name = "P")]
     pub xtc_probability: Option<f32>,
 
-    /// Lowest probability of a token that XTC may leave out.
+    /// Minimum probability of a token that XTC may exclude.
     #[arg(long, env = "WARMPATH_XTC_THRESHOLD", value_name = "P")]
     pub xtc_threshold: Option<f32>,
 
-    /// Last tokens that the penalties look at; -1 for the whole context.
+    /// Number of last tokens that the penalties consider; -1 for the whole context.
     #[arg(long, env = "WARMPATH_REPEAT_LAST_N", value_name = "N", allow_negative_numbers = true)]
     pub repeat_last_n: Option<i32>,
 
-    /// Penalty of recent tokens; 1 for none.
+    /// Penalty for recent tokens; 1 for none.
     #[arg(long, env = "WARMPATH_REPEAT_PENALTY", value_name = "FACTOR")]
     pub repeat_penalty: Option<f32>,
 
-    /// Penalty of tokens that occurred at all; 0 for none.
+    /// Penalty for tokens that have occurred; 0 for none.
     #[arg(long, env = "WARMPATH_PRESENCE_PENALTY", value_name = "P", allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
 
-    /// Penalty of tokens by how often they occurred; 0 for none.
+    /// Penalty for each occurrence of a token; 0 for none.
     #[arg(long, env = "WARMPATH_FREQUENCY_PENALTY", value_name = "P", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
 
-    /// Penalty of tokens that repeat a run of tokens (DRY); 0 for none.
+    /// Penalty for tokens that would extend a repetition (DRY); 0 for none.
     #[arg(long, env = "WARMPATH_DRY_MULTIPLIER", value_name = "FACTOR")]
     pub dry_multiplier: Option<f32>,
 
-    /// Base of the growth of DRY's penalty with the length of the run.
+    /// Base of the exponential growth of DRY's penalty with the length of the repetition.
     #[arg(long, env = "WARMPATH_DRY_BASE", value_name = "BASE")]
     pub dry_base: Option<f32>,
 
-    /// Longest run without DRY's penalty.
+    /// Longest repetition without DRY's penalty.
     #[arg(long, env = "WARMPATH_DRY_ALLOWED_LENGTH", value_name = "N")]
     pub dry_allowed_length: Option<i32>,
 
-    /// Last tokens in which DRY looks for runs; -1 for the whole context.
+    /// Number of last tokens in which DRY searches repetitions; -1 for the whole context.
     #[arg(long, env = "WARMPATH_DRY_PENALTY_LAST_N", value_name = "N", allow_negative_numbers = true)]
     pub dry_penalty_last_n: Option<i32>,
 
-    /// Text that ends a run for DRY; repeat the flag for several. They replace the default ones; none has none.
+    /// Text that interrupts a repetition for DRY; may be repeated. These texts replace the default ones; none means no
+    /// such texts.
     #[arg(long = "dry-sequence-breaker", env = "WARMPATH_DRY_SEQUENCE_BREAKER", value_name = "TEXT")]
     pub dry_sequence_breakers: Option<Vec<String>>,
 
@@ -122,12 +123,12 @@ pub struct GenerationFlags {
     #[arg(long = "mirostat-ent", env = "WARMPATH_MIROSTAT_ENT", value_name = "ENTROPY")]
     pub mirostat_tau: Option<f32>,
 
-    /// Random seed; -1 for another one each time.
+    /// Random seed; -1 for a different one for each response.
     #[arg(short, long, env = "WARMPATH_SEED", value_name = "SEED", allow_negative_numbers = true)]
     pub seed: Option<i64>,
 }
 
-/// Breaker that stands for no breakers. Source: llama-server.
+/// Value that means no breakers. Source: llama-server.
 const NO_BREAKERS: &str = "none";
 
 /// Returns the default generation parameters.
@@ -150,7 +151,7 @@ pub(super) fn defaults(flags: &GenerationFlags) -> Result<Generation, ConfigErro
     })
 }
 
-/// Returns the flag that stands in for a field.
+/// Returns the flag for a request field.
 fn flag_of(field: &str) -> String {
     let command = GenerationFlags::augment_args(clap::Command::new("defaults"));
     let flag = command.get_arguments().find(|flag| flag.get_id() == field);
@@ -162,12 +163,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_said_is_llama_servers_default() {
+    fn absent_flags_have_llama_servers_defaults() {
         assert_eq!(defaults(&GenerationFlags::default()).unwrap(), Generation::default());
     }
 
     #[test]
-    fn what_is_said_stands_in_for_the_fields() {
+    fn flags_are_the_values_of_absent_fields() {
         let flags = GenerationFlags {
             n_predict: Some(7),
             temperature: Some(0.0),
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn samplers_are_named_or_spelled_by_their_letters() {
+    fn samplers_are_given_by_names_or_letters() {
         let samplers = |flags: GenerationFlags| defaults(&flags).unwrap().sampling.samplers;
         let names = ["top_k", "temperature"].map(str::to_owned).to_vec();
         let named = samplers(GenerationFlags { samplers: Some(names), ..GenerationFlags::default() });
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_range_is_refused_by_the_name_of_its_flag() {
+    fn refuses_a_value_out_of_range_and_names_the_flag() {
         for (flags, expected) in [
             (GenerationFlags { temperature: Some(-1.0), ..GenerationFlags::default() }, "temp"),
             (GenerationFlags { n_predict: Some(-2), ..GenerationFlags::default() }, "predict"),

@@ -18,16 +18,16 @@ pub struct ImageFlags {
     #[arg(conflicts_with_all = ["embedding", "rerank", "spec_draft_model"])]
     pub mmproj: Option<PathBuf>,
 
-    /// Compute the projector on the CPU, also if there is a GPU.
+    /// Compute the projector on the CPU even if there is a GPU.
     #[arg(long, env = "WARMPATH_NO_MMPROJ_OFFLOAD")]
     pub no_mmproj_offload: bool,
 
-    /// Fewest tokens of an image, for projectors whose images have as many as their sizes need [default: the
-    /// projector's].
+    /// Minimum number of tokens of an image, for projectors whose number of tokens depends on the image's size
+    /// [default: the projector's].
     #[arg(long, env = "WARMPATH_IMAGE_MIN_TOKENS", value_name = "TOKENS", requires = "mmproj")]
     pub image_min_tokens: Option<u32>,
 
-    /// Most tokens of an image, for the same projectors [default: the projector's].
+    /// Maximum number of tokens of an image, for the same projectors [default: the projector's].
     #[arg(long, env = "WARMPATH_IMAGE_MAX_TOKENS", value_name = "TOKENS", requires = "mmproj")]
     pub image_max_tokens: Option<u32>,
 
@@ -38,7 +38,7 @@ pub struct ImageFlags {
 
 /// Returns the projector to load; `None` if none is given.
 ///
-/// Errors: `Range` for a limit of 0, and for limits that exclude each other.
+/// Errors: `Range` for a limit of 0, and for a maximum below the minimum.
 pub fn projector(flags: &ImageFlags) -> Result<Option<ProjectorConfig>, ConfigError> {
     let (min_tokens, max_tokens) = (flags.image_min_tokens, flags.image_max_tokens);
     let refuse =

@@ -1,4 +1,4 @@
-//! Flags of KV state that workers exchange.
+//! Flags of KV transfers between workers.
 //!
 //! Not here: the exchange itself (`crate::kv_transfer`).
 
@@ -10,10 +10,10 @@ use warmpath_shell::tls::{CertFiles, ClientFiles};
 
 use super::ConfigError;
 
-/// Flags of KV state from and for other workers.
+/// Flags of KV transfers.
 #[derive(Debug, Clone, Args)]
 pub struct KvTransferFlags {
-    /// Neither send KV state to other workers nor fetch it from them.
+    /// Do not exchange KV state with other workers.
     #[arg(long, env = "WARMPATH_NO_KV_TRANSFER")]
     no_kv_transfer: bool,
 
@@ -21,33 +21,33 @@ pub struct KvTransferFlags {
     #[arg(long, env = "WARMPATH_PEER_CA", value_name = "FILE")]
     peer_ca: Option<PathBuf>,
 
-    /// Name that the certificates of other workers bear, where it is not the host in their URLs: a router names pods by
-    /// their addresses.
+    /// Name in the certificates of other workers, if it differs from the host in their URLs: routers refer to pods by
+    /// IP addresses.
     #[arg(long, env = "WARMPATH_PEER_NAME", value_name = "NAME")]
     peer_name: Option<String>,
 
-    /// PEM file of the client certificate for other workers that request one, with the intermediate certificates.
+    /// PEM file of the client certificate for connections to other workers, with the intermediate certificates.
     #[arg(long, env = "WARMPATH_PEER_CERT", value_name = "FILE", requires = "peer_key")]
     peer_cert: Option<PathBuf>,
 
-    /// PEM file of that certificate's private key.
+    /// PEM file of the client certificate's private key.
     #[arg(long, env = "WARMPATH_PEER_KEY", value_name = "FILE", requires = "peer_cert")]
     peer_key: Option<PathBuf>,
 }
 
-/// Settings of KV state from and for other workers.
+/// Settings of KV transfers.
 #[derive(Debug, Clone)]
 pub struct KvTransferConfig {
     /// TLS files for connections to other workers.
     pub tls: ClientFiles,
-    /// Name that their certificates bear; `None` for the host in their URLs.
+    /// Name in their certificates; `None` for the host in their URLs.
     pub peer_name: Option<ServerName<'static>>,
 }
 
 impl KvTransferFlags {
-    /// Returns the settings of a worker that exchanges state; `None` if it does not.
+    /// Returns the settings of KV transfers; `None` if they are turned off.
     ///
-    /// Errors: `Range` for a name that no certificate can bear.
+    /// Errors: `Range` for a name that no certificate can have.
     pub fn config(&self) -> Result<Option<KvTransferConfig>, ConfigError> {
         let own = CertFiles::of(self.peer_cert.clone(), self.peer_key.clone());
         let name = self.peer_name.clone().map(ServerName::try_from).transpose();

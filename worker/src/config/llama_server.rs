@@ -1,9 +1,9 @@
-//! llama-server's flags on the command line of a worker: those with another spelling, those without effect, those that
+//! llama-server's flags on a worker's command line: flags with another spelling, flags without effect, and flags that
 //! are not supported.
 //!
-//! One table lists them, which the migration page repeats. Each flag of llama-server is accepted, logged or refused by
-//! its name, and none is taken for another one (`-hf` as `-h`, `-ag` as `-a g`). Not here: flags that are the same in
-//! both.
+//! One table has them all, and the migration page has the same table. Each flag of llama-server is accepted, ignored or
+//! refused by its whole name, so none is mistaken for another one (`-hf` for `-h`, `-ag` for `-a g`). Not here: flags
+//! that both programs have.
 //! Source: llama.cpp's `common/arg.cpp`.
 
 use std::ffi::OsString;
@@ -11,16 +11,16 @@ use std::ffi::OsString;
 use Fate::{Ignored, Refused, Same};
 use Takes::{Nothing, Value};
 
-/// Page that describes the treatment of each flag.
+/// Page with the treatment of each flag.
 pub const PAGE: &str = "docs/migration.md";
 
 /// Flags of llama-server with the same treatment.
-pub struct Row {
-    /// Their names, separated by spaces.
+pub struct FlagRow {
+    /// Names, separated by spaces.
     pub names: &'static str,
-    /// Argument of each of them.
+    /// Argument of each flag.
     pub takes: Takes,
-    /// Treatment of them.
+    /// Treatment.
     pub fate: Fate,
 }
 
@@ -36,23 +36,23 @@ pub enum Takes {
 /// Treatment of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// The worker has it, with this spelling.
+    /// Accepted as a flag of the worker with this spelling.
     Same(&'static str),
-    /// It is dropped and logged, for this reason.
+    /// Ignored and logged, for this reason.
     Ignored(&'static str),
-    /// The worker does not start, for this reason, which names a replacement if there is one.
+    /// Refused: the worker does not start, for this reason, with a replacement if there is one.
     Refused(&'static str),
 }
 
-const fn row(names: &'static str, takes: Takes, fate: Fate) -> Row {
-    Row { names, takes, fate }
+const fn row(names: &'static str, takes: Takes, fate: Fate) -> FlagRow {
+    FlagRow { names, takes, fate }
 }
 
-const REPOSITORIES: &str = "name the repository: --hf-repo OWNER/NAME[:QUANT]";
-const LOG: &str = "RUST_LOG and --log-format say what is logged";
+const REPOSITORIES: &str = "use --hf-repo OWNER/NAME[:QUANT]";
+const LOG: &str = "use RUST_LOG and --log-format";
 
-/// Flags of llama-server that are not spelled the same here.
-pub const ROWS: &[Row] = &[
+/// Flags of llama-server that the worker does not have under the same name.
+pub const ROWS: &[FlagRow] = &[
     row("-np", Value, Same("--slots")),
     row("-tb", Value, Same("--threads-batch")),
     row("-ngl", Value, Same("--n-gpu-layers")),
@@ -92,37 +92,37 @@ pub const ROWS: &[Row] = &[
     row("--log-jsonl", Nothing, Same("--log-format=json")),
     row("--usage", Nothing, Same("--help")),
     row("--completion-bash", Nothing, Same("--completions=bash")),
-    row("--metrics --props", Nothing, Ignored("it is always served")),
+    row("--metrics --props", Nothing, Ignored("always on")),
     row(
         "-cb --cont-batching --jinja --cache-prompt --prefill-assistant --no-skip-chat-parsing --reasoning-preserve \
          --swa-full",
         Nothing,
-        Ignored("it is always so"),
+        Ignored("always on"),
     ),
     row(
         "--repack -kvo --kv-offload --op-offload --mmproj-offload -ndio --no-direct-io",
         Nothing,
-        Ignored("it is the default"),
+        Ignored("the default"),
     ),
     row(
         "--no-ui --no-webui --no-agent -no-ag --no-ui-mcp-proxy --no-webui-mcp-proxy --no-models-autoload \
          --no-cors-credentials --mmproj-auto --no-mmproj --no-mmproj-auto \
          --no-log-jsonl",
         Nothing,
-        Ignored("what it switches is not there"),
+        Ignored("the worker does not have this feature"),
     ),
     row(
         "--perf --no-perf --warmup --no-warmup --cache-idle-slots --no-cache-idle-slots -e --escape --no-escape \
          --verbose-prompt --reuse-port",
         Nothing,
-        Ignored("the worker decides that itself"),
+        Ignored("decided by the worker"),
     ),
     row(
         "-lzm --lazy-mode -dt --defrag-thold -sps --slot-prompt-similarity -ctxcp --ctx-checkpoints \
          --swa-checkpoints -cms --checkpoint-min-step -to --timeout \
          --threads-http",
         Value,
-        Ignored("the worker decides that itself"),
+        Ignored("decided by the worker"),
     ),
     row(
         "-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch \
@@ -132,7 +132,7 @@ pub const ROWS: &[Row] = &[
          --spec-draft-poll --spec-draft-cpu-mask-batch --spec-draft-cpu-strict-batch --spec-draft-prio-batch \
          --spec-draft-poll-batch",
         Value,
-        Ignored("the system places threads: taskset, numactl and nice tell it how"),
+        Ignored("use taskset, numactl and nice"),
     ),
     row(
         "-v --verbose --log-verbose --log-disable --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps",
@@ -140,14 +140,10 @@ pub const ROWS: &[Row] = &[
         Ignored(LOG),
     ),
     row("-lv --verbosity --log-verbosity --log-colors", Value, Ignored(LOG)),
-    row("--host --port", Value, Refused("both are one flag here: --listen ADDR:PORT")),
-    row(
-        "--api-key",
-        Value,
-        Refused("command lines can be seen by others: put the key into a file, --api-key-file FILE"),
-    ),
-    row("-dr --docker-repo", Value, Refused("models of Docker Hub are not downloaded; --hf-repo and --model-url are")),
-    row("-cl --cache-list", Nothing, Refused("a worker only serves; `hf cache ls` lists what the hub's clients keep")),
+    row("--host --port", Value, Refused("use --listen ADDR:PORT")),
+    row("--api-key", Value, Refused("other users can read command lines; use --api-key-file FILE")),
+    row("-dr --docker-repo", Value, Refused("Docker Hub is not supported; use --hf-repo or --model-url")),
+    row("-cl --cache-list", Nothing, Refused("use `hf cache ls`")),
     row(
         "--embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default \
          --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default \
@@ -155,11 +151,11 @@ pub const ROWS: &[Row] = &[
         Nothing,
         Refused(REPOSITORIES),
     ),
-    row("-mmu --mmproj-url", Value, Refused("a projector is not downloaded: get the file, --mmproj FILE")),
+    row("-mmu --mmproj-url", Value, Refused("projectors are not downloaded; download the file and use --mmproj FILE")),
     row(
         "--mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir --media-path",
         Value,
-        Refused("images come in requests; sound and video are not supported"),
+        Refused("audio, video and local files are not supported"),
     ),
     row("-md", Value, Same("--spec-draft-model")),
     row("-ngld", Value, Same("--spec-draft-ngl")),
@@ -171,33 +167,25 @@ pub const ROWS: &[Row] = &[
     row(
         "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
         Value,
-        Refused(
-            "a draft model is not downloaded; fetch it with `hf download` and give its file, --spec-draft-model FILE",
-        ),
+        Refused("draft models are not downloaded; use `hf download` and --spec-draft-model FILE"),
     ),
     row(
         "-otd --override-tensor-draft --spec-draft-override-tensor -cmoed --cpu-moe-draft --spec-draft-cpu-moe -ncmoed \
          --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
         Value,
-        Refused(
-            "the tensors of a draft model stay with their layers: --spec-draft-ngl and --spec-draft-device place these",
-        ),
+        Refused("a draft model's tensors are placed by layers; use --spec-draft-ngl and --spec-draft-device"),
     ),
     row(
         "--spec-draft-sampling",
         Value,
-        Ignored("a draft is made of the likeliest tokens, and its verification leaves the distribution as it is"),
+        Ignored("drafts have the most likely tokens; they do not change the distribution of responses"),
     ),
-    row(
-        "--spec-draft-backend-sampling --no-spec-draft-backend-sampling",
-        Nothing,
-        Ignored("the worker decides that itself"),
-    ),
-    row("--spec-synth-len --spec-synth-rates", Value, Refused("answers are never drafted by chance")),
+    row("--spec-draft-backend-sampling --no-spec-draft-backend-sampling", Nothing, Ignored("decided by the worker")),
+    row("--spec-synth-len --spec-synth-rates", Value, Refused("synthetic drafts are not supported")),
     row(
         "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
         Value,
-        Refused("drafts come from the sequence and earlier answers: --spec-type auto"),
+        Refused("drafts come from the sequence and earlier responses; use --spec-type auto"),
     ),
     row("--draft --draft-n --draft-max", Value, Same("--spec-draft-n-max")),
     row("--draft-min --draft-n-min", Value, Same("--spec-draft-n-min")),
@@ -205,27 +193,31 @@ pub const ROWS: &[Row] = &[
     row(
         "--spec-ngram-* --spec-draft-p-split --draft-p-split",
         Value,
-        Ignored("the length of a draft follows its chances and the measured cost of a step"),
+        Ignored("a draft's length follows from its acceptance rate and the measured time of a step"),
     ),
-    row("--rpc", Value, Refused("devices of other machines are not used: start a worker there, and a router")),
+    row(
+        "--rpc",
+        Value,
+        Refused("devices of other machines are not supported; start a worker on each machine, and a router"),
+    ),
     row(
         "--control-vector --control-vector-scaled --control-vector-layer-range --keep --kv-unified-per-slot -bs \
          --backend-sampling",
         Value,
-        Refused("it is not there"),
+        Refused("not supported"),
     ),
     row(
         "--adaptive-target --adaptive-decay -l --logit-bias --grammar --grammar-file -j --json-schema -jf \
          --json-schema-file -r --reverse-prompt -sp --special --spm-infill --chat-template-kwargs \
          --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message",
         Value,
-        Refused("say it in each request, as far as docs/api.md has it"),
+        Refused("set it in each request; docs/api.md has the supported fields"),
     ),
     row(
         "--no-slots --no-jinja -nocb --no-cont-batching --no-prefill-assistant --skip-chat-parsing \
          --no-reasoning-preserve",
         Nothing,
-        Refused("that cannot be switched off"),
+        Refused("cannot be turned off"),
     ),
     row(
         "--path --api-prefix --ui --webui --ui-config --webui-config --ui-config-file --webui-config-file --cors-origins \
@@ -236,32 +228,32 @@ pub const ROWS: &[Row] = &[
     row(
         "-ag --agent --tools --tools-runtime --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --webui-mcp-proxy",
         Value,
-        Refused("a worker runs no tools; it only tells which ones the model calls"),
+        Refused("a worker does not run tools; it only returns the model's tool calls"),
     ),
     row(
         "--models-dir --models-preset --models-max --models-autoload --tags --sleep-idle-seconds",
         Value,
-        Refused("a worker serves one model from its start to its end; a router knows several"),
+        Refused("a worker serves one model; use a router for several"),
     ),
     row("--log-file --log-prompts-dir", Value, Refused("the log goes to stderr, and prompts are never logged")),
-    row("-p --prompt -f --file -bf --binary-file", Value, Refused("a worker only serves")),
+    row("-p --prompt -f --file -bf --binary-file", Value, Refused("a worker only serves HTTP")),
 ];
 
-/// Command line in the worker's spelling.
+/// Command line with the worker's spelling of all flags.
 #[derive(Debug, Default)]
 pub struct Translated {
-    /// Its arguments.
+    /// Arguments.
     pub arguments: Vec<OsString>,
-    /// Flags that were dropped, each with the reason.
+    /// Ignored flags.
     pub ignored: Vec<IgnoredFlag>,
 }
 
-/// A dropped flag.
+/// An ignored flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IgnoredFlag {
     /// Its name.
     pub name: String,
-    /// Reason why nothing has to be done.
+    /// Reason why the flag has no effect.
     pub reason: &'static str,
 }
 
@@ -277,14 +269,14 @@ pub enum NoTranslation {
         reason: &'static str,
     },
     /// Neither program has this long flag.
-    #[error("`{name}` is no flag; those of llama-server that are taken are listed in {PAGE}")]
+    #[error("`{name}` is not a flag; {PAGE} lists llama-server's flags and their replacements")]
     Unknown {
         /// Its name.
         name: String,
     },
 }
 
-/// Translates a command line, its first element the program.
+/// Translates a command line, whose first element is the program.
 ///
 /// Errors: every [`NoTranslation`].
 pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Translated, NoTranslation> {
@@ -298,8 +290,8 @@ pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Transl
         };
         let next_is_value = arguments.peek().is_some_and(|next| next.to_str().and_then(flag).is_none());
         if name == "--slots" && value.is_empty() && !next_is_value {
-            // llama-server's own, which serves /slots; with a number it is ours.
-            translated.ignored.push(IgnoredFlag { name, reason: "it is always served" });
+            // llama-server's flag that turns `/slots` on; with a number it is the worker's flag.
+            translated.ignored.push(IgnoredFlag { name, reason: "always on" });
             continue;
         }
         let Some(row) = find(&name) else {
@@ -324,8 +316,8 @@ pub fn translate(arguments: impl IntoIterator<Item = OsString>) -> Result<Transl
     Ok(translated)
 }
 
-/// Returns the name of a flag as llama-server reads it, and its value after `=`; `None` for a value, also a negative
-/// number or a letter with a number (`-c4096`).
+/// Returns the name of a flag as llama-server parses it, and its value after `=`; `None` for a value, for a negative
+/// number, and for a letter with a number (`-c4096`).
 fn flag(argument: &str) -> Option<(String, &str)> {
     let end = argument.find('=').unwrap_or(argument.len());
     let (name, value) = argument.split_at(end);
@@ -339,7 +331,7 @@ fn flag(argument: &str) -> Option<(String, &str)> {
     })
 }
 
-fn find(name: &str) -> Option<&'static Row> {
+fn find(name: &str) -> Option<&'static FlagRow> {
     let is_it = |known: &str| match known.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
         None => known == name,

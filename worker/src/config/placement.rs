@@ -1,34 +1,34 @@
 //! Flags of devices and of model loading, named as in llama-server.
 //!
-//! Elsewhere: the check that the devices exist (the engine, after llama.cpp's backends are loaded).
+//! Not here: the check that the devices exist (the engine, after it has loaded llama.cpp's backends).
 
 use clap::{Args, ValueEnum};
 
 use super::ConfigError;
 use crate::engine::{self, GpuLayers, Placement, TensorOverride};
 
-/// Most layers that `--n-cpu-moe` and `--n-cpu-ffn` may name. Source: own choice: far more than any model has, and few
-/// enough for llama.cpp's 4,096 patterns.
+/// Maximum of `--n-cpu-moe` and `--n-cpu-ffn`. Source: more layers than any model has, and few enough for llama.cpp's
+/// 4,096 patterns.
 const CPU_LAYERS_MAX: u32 = 1000;
 
 /// Flags of devices and of reading the model's file.
 #[derive(Debug, Clone, Args)]
 pub struct PlacementFlags {
-    /// Layers to keep in GPU memory (-ngl): a number, all, or auto for as many as fit; without a GPU none.
+    /// Layers in GPU memory (-ngl): a number, all, or auto for as many as fit; without a GPU none.
     #[arg(long, visible_alias = "gpu-layers", env = "WARMPATH_N_GPU_LAYERS", value_name = "N", default_value = "auto")]
     #[arg(allow_negative_numbers = true)]
     pub n_gpu_layers: GpuLayers,
 
-    /// Devices that layers may be offloaded to (-dev), named as --list-devices names them, or none [default: every
-    /// GPU].
+    /// Devices that layers may be offloaded to (-dev), with the names that --list-devices shows, or none [default:
+    /// every GPU].
     #[arg(long, env = "WARMPATH_DEVICE", value_name = "NAME", value_delimiter = ',')]
     pub device: Vec<String>,
 
-    /// Print the devices that this build can use here, and exit.
+    /// Print the devices that this build can use on this machine, and exit.
     #[arg(long)]
     pub list_devices: bool,
 
-    /// Index of the device that --split-mode none uses alone, and row for everything it does not split (-mg).
+    /// Index of the only device for --split-mode none, and of the device for unsplit data for --split-mode row (-mg).
     #[arg(long, env = "WARMPATH_MAIN_GPU", value_name = "INDEX", default_value_t = 0)]
     pub main_gpu: u32,
 
@@ -36,7 +36,7 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_TENSOR_SPLIT", value_name = "N0,N1,...")]
     pub tensor_split: Option<String>,
 
-    /// How the model is split across several devices (-sm).
+    /// Split of the model across several devices (-sm).
     #[arg(long, env = "WARMPATH_SPLIT_MODE", value_name = "MODE", default_value = "layer")]
     pub split_mode: SplitMode,
 
@@ -45,23 +45,23 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
     pub override_tensor: Vec<String>,
 
-    /// Keep all expert weights of a mixture of experts in the machine's memory (-cmoe).
+    /// Keep all expert weights of a mixture of experts in main memory (-cmoe).
     #[arg(long, env = "WARMPATH_CPU_MOE")]
     pub cpu_moe: bool,
 
-    /// Keep the expert weights of the first N layers in the machine's memory (-ncmoe).
+    /// Keep the expert weights of the first N layers in main memory (-ncmoe).
     #[arg(long, env = "WARMPATH_N_CPU_MOE", value_name = "N", default_value_t = 0)]
     pub n_cpu_moe: u32,
 
-    /// Keep the dense feed-forward weights of the first N layers in the machine's memory (-ncffn).
+    /// Keep the dense feed-forward weights of the first N layers in main memory (-ncffn).
     #[arg(long, env = "WARMPATH_N_CPU_FFN", value_name = "N", default_value_t = 0)]
     pub n_cpu_ffn: u32,
 
-    /// Keep the KV cache in the machine's memory (-nkvo).
+    /// Keep the KV cache in main memory (-nkvo).
     #[arg(long, env = "WARMPATH_NO_KV_OFFLOAD")]
     pub no_kv_offload: bool,
 
-    /// Do not offload large products of weights that are in the machine's memory.
+    /// Do not offload large matrix products with weights in main memory.
     #[arg(long, env = "WARMPATH_NO_OP_OFFLOAD")]
     pub no_op_offload: bool,
 
@@ -69,7 +69,7 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_NO_REPACK")]
     pub no_repack: bool,
 
-    /// Do not use the GPU's host buffer for weights, so that weights on the CPU can be repacked.
+    /// Do not use the GPU's host buffer for weights, so that weights for the CPU can be repacked.
     #[arg(long, env = "WARMPATH_NO_HOST")]
     pub no_host: bool,
 
@@ -77,7 +77,7 @@ pub struct PlacementFlags {
     #[arg(long, env = "WARMPATH_CHECK_TENSORS")]
     pub check_tensors: bool,
 
-    /// How the model's file is read (-lm): mmap maps it, none copies it, mlock never lets it be swapped out, dio
+    /// Way of reading the model's file (-lm): mmap maps it, none copies it, mlock copies it and prevents swapping, dio
     /// bypasses the page cache; auto is mmap if the devices support it.
     #[arg(long, env = "WARMPATH_LOAD_MODE", value_name = "MODE", default_value = "auto")]
     pub load_mode: LoadMode,
@@ -87,10 +87,10 @@ pub struct PlacementFlags {
     pub numa: Option<Numa>,
 }
 
-/// How a model is split among several devices, as llama-server names it.
+/// Split of a model across several devices, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SplitMode {
-    /// Use one device.
+    /// One device only.
     None,
     /// Layers and their KV cache, one device after the other.
     Layer,
@@ -100,7 +100,7 @@ pub enum SplitMode {
     Tensor,
 }
 
-/// How the model's file is read, as llama-server names it.
+/// Way of reading the model's file, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LoadMode {
     /// Mapped, unless a device does not support that.
@@ -109,21 +109,21 @@ pub enum LoadMode {
     None,
     /// Mapped.
     Mmap,
-    /// Read into memory that is never swapped out.
+    /// Read into memory that is not swapped out.
     Mlock,
-    /// Mapped and never swapped out.
+    /// Mapped into memory that is not swapped out.
     #[value(name = "mmap+mlock")]
     MmapMlock,
-    /// Read directly, bypassing the page cache.
+    /// Read without the page cache.
     Dio,
 }
 
-/// Placement of threads, as llama-server names it.
+/// Placement of threads, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Numa {
-    /// Spread over all memories.
+    /// Spread over all NUMA nodes.
     Distribute,
-    /// Beside the memory where the program began.
+    /// On the NUMA node on which the program started.
     Isolate,
     /// As set by numactl.
     Numactl,
@@ -166,7 +166,7 @@ pub(super) fn placement(flags: &PlacementFlags) -> Result<Placement, ConfigError
     })
 }
 
-/// Returns the names of devices: `None` if no flag is given, empty if none is to be used.
+/// Returns the names of devices: `None` without the flag, empty for `none`.
 pub(super) fn devices(names: &[String]) -> Option<Vec<String>> {
     match names {
         [] => None,
@@ -181,7 +181,7 @@ fn tensor_split(text: &str) -> Result<Vec<f32>, ConfigError> {
     let is_any = |shares: &Vec<f32>| shares.iter().any(|share| *share > 0.0);
     shares.filter(is_any).ok_or_else(|| ConfigError::Range {
         flag: "tensor-split".into(),
-        reason: format!("must be shares as 3,1, not {text}"),
+        reason: format!("must be shares such as 3,1, not {text}"),
     })
 }
 
@@ -204,9 +204,9 @@ fn override_tensor(text: &str) -> Result<TensorOverride, ConfigError> {
     let refuse = |reason| ConfigError::Range { flag: "override-tensor".into(), reason };
     let parts = text.rsplit_once('=').filter(|(pattern, buffer)| !pattern.is_empty() && !buffer.is_empty());
     let (pattern, buffer) = parts.ok_or_else(|| refuse(format!("must be PATTERN=BUFFER, not {text}")))?;
-    // llama.cpp would find the error while it loads, and report it only in its log.
+    // llama.cpp would find the error only when it loads the model, and report it only in its log.
     if fancy_regex::Regex::new(pattern).is_err() {
-        return Err(refuse(format!("{pattern} is no regular expression")));
+        return Err(refuse(format!("{pattern} is not a regular expression")));
     }
     Ok(TensorOverride { pattern: pattern.to_owned(), buffer: buffer.to_owned() })
 }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_go_where_the_flags_say() {
+    fn flags_set_the_placement_of_layers() {
         let base = Placement::default();
         assert_eq!(of(""), base);
         assert_eq!(of("-ngl -1"), base);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_kept_by_patterns_that_llama_cpp_knows() {
+    fn tensors_are_placed_by_llama_cpps_patterns() {
         let patterns = |flags: &str| {
             let one = |one: TensorOverride| format!("{}={}", one.pattern, one.buffer);
             of(flags).overrides.into_iter().map(one).collect::<Vec<_>>().join(" ")

@@ -1,40 +1,39 @@
 //! Flags of rotary position encoding and of the model's metadata, named as in llama-server.
 //!
-//! Elsewhere: their effect (the engine's `rope` and `metadata`, the name of the KV layout).
+//! Not here: their effect (the engine's `rope` and `metadata`), the fingerprint of the KV layout (`llama::layout`).
 
 use clap::{Args, ValueEnum};
 
 use super::ConfigError;
 use crate::engine::{self, KEY_BYTES_MAX, MetadataOverride, MetadataValue, RopeSettings, TEXT_BYTES_MAX};
 
-/// Prefixes of keys that are also read from the model's file without llama.cpp: by this program, and by routers, which
-/// tokenize prompts, too.
+/// Prefixes of keys that are also read from the model's file without llama.cpp, by this program and by routers.
 const READ_ELSEWHERE: [&str; 3] = ["tokenizer.", "general.architecture", "split."];
 
-/// Flags of rotation and of the model's metadata.
+/// Flags of rotary position encoding and of the model's metadata.
 #[derive(Debug, Clone, Args)]
 pub struct RopeFlags {
-    /// Method by which rotation (RoPE) is scaled [default: the model's].
+    /// Method of scaling rotary position encoding (RoPE) [default: the model's].
     #[arg(long, env = "WARMPATH_ROPE_SCALING", value_name = "METHOD")]
     pub rope_scaling: Option<RopeScaling>,
 
-    /// Factor by which rotation extends the context: 1 / --rope-freq-scale.
+    /// Factor by which RoPE scaling extends the context: 1 / --rope-freq-scale.
     #[arg(long, env = "WARMPATH_ROPE_SCALE", value_name = "N", conflicts_with = "rope_freq_scale")]
     pub rope_scale: Option<f32>,
 
-    /// Base frequency of rotation [default: the model's].
+    /// Base frequency of RoPE [default: the model's].
     #[arg(long, env = "WARMPATH_ROPE_FREQ_BASE", value_name = "N", allow_negative_numbers = true)]
     pub rope_freq_base: Option<f32>,
 
-    /// Factor of rotation's frequencies; 0.5 extends the context by 2 [default: the model's].
+    /// Factor of RoPE's frequencies; 0.5 doubles the context [default: the model's].
     #[arg(long, env = "WARMPATH_ROPE_FREQ_SCALE", value_name = "N", allow_negative_numbers = true)]
     pub rope_freq_scale: Option<f32>,
 
-    /// YaRN: context before it was extended [default: the model's].
+    /// YaRN: original context, before the extension [default: the model's].
     #[arg(long, env = "WARMPATH_YARN_ORIG_CTX", value_name = "TOKENS")]
     pub yarn_orig_ctx: Option<u32>,
 
-    /// YaRN: share of extrapolation, 0 for interpolation alone [default: the model's].
+    /// YaRN: share of extrapolation; 0 is only interpolation [default: the model's].
     #[arg(long, env = "WARMPATH_YARN_EXT_FACTOR", value_name = "N", allow_negative_numbers = true)]
     pub yarn_ext_factor: Option<f32>,
 
@@ -42,38 +41,38 @@ pub struct RopeFlags {
     #[arg(long, env = "WARMPATH_YARN_ATTN_FACTOR", value_name = "N", allow_negative_numbers = true)]
     pub yarn_attn_factor: Option<f32>,
 
-    /// YaRN: dimension from which on rotation is scaled in full [default: the model's].
+    /// YaRN: number of rotations below which a dimension is scaled fully [default: the model's].
     #[arg(long, env = "WARMPATH_YARN_BETA_SLOW", value_name = "N", allow_negative_numbers = true)]
     pub yarn_beta_slow: Option<f32>,
 
-    /// YaRN: dimension up to which rotation is not scaled [default: the model's].
+    /// YaRN: number of rotations above which a dimension is not scaled [default: the model's].
     #[arg(long, env = "WARMPATH_YARN_BETA_FAST", value_name = "N", allow_negative_numbers = true)]
     pub yarn_beta_fast: Option<f32>,
 
-    /// Value that replaces one of the model's metadata, of type int, float, bool or str; may be repeated.
+    /// Replacement for a value of the model's metadata, of type int, float, bool or str; may be repeated.
     #[arg(long, env = "WARMPATH_OVERRIDE_KV", value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<String>,
 }
 
-/// Method by which rotation is scaled, as llama-server names it.
+/// Method of scaling RoPE, with llama-server's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All frequencies alike.
+    /// All frequencies by the same factor.
     Linear,
-    /// High frequencies less.
+    /// High frequencies less than low ones.
     Yarn,
 }
 
-/// Returns the rotation that the flags describe. As in llama-server, 0 for frequencies and negative factors are the
-/// model's own.
+/// Returns the settings of the flags. As in llama-server, a frequency of 0 and a negative factor mean the model's own
+/// value.
 ///
 /// Errors: `Range`, naming the flag.
 pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
     let refuse = |flag: &'static str, reason: &str| ConfigError::Range { flag: flag.into(), reason: reason.to_owned() };
     let frequency = |flag, value: Option<f32>| match value {
-        Some(value) if !(value.is_finite() && value >= 0.0) => Err(refuse(flag, "must be a number from 0")),
+        Some(value) if !(value.is_finite() && value >= 0.0) => Err(refuse(flag, "must be a number of at least 0")),
         value => Ok(value.filter(|value| *value > 0.0)),
     };
     let factor = |flag, value: Option<f32>| match value {
@@ -104,7 +103,7 @@ pub(super) fn settings(flags: &RopeFlags) -> Result<RopeSettings, ConfigError> {
 
 /// Returns the replacements for values of the model's file.
 ///
-/// Errors: `Range` for an invalid text, and for a key that is read elsewhere, too.
+/// Errors: `Range` for an invalid text, and for a key with one of the prefixes in `READ_ELSEWHERE`.
 pub(super) fn metadata_overrides(flags: &RopeFlags) -> Result<Vec<MetadataOverride>, ConfigError> {
     let refuse = |reason| ConfigError::Range { flag: "override-kv".into(), reason };
     flags.override_kv.iter().map(|text| metadata_override(text).map_err(refuse)).collect()
@@ -118,9 +117,9 @@ fn metadata_override(text: &str) -> Result<MetadataOverride, String> {
         return Err(form());
     }
     if READ_ELSEWHERE.iter().any(|beginning| key.starts_with(beginning)) {
-        return Err(format!("routers read {key} from the model's file, too: change it there"));
+        return Err(format!("routers read {key} from the model's file, so it must be changed in the file"));
     }
-    let none = || format!("{value} is no {kind}");
+    let none = || format!("{value} is not of type {kind}");
     let value = match kind {
         "int" => value.parse().map(MetadataValue::Int).map_err(|_| none())?,
         "float" => value.parse().map(MetadataValue::Float).map_err(|_| none())?,
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn rotation_is_the_model_s_unless_a_flag_says_otherwise() {
+    fn absent_flags_mean_the_values_of_the_model() {
         let settings = |flags: &str| settings(&of(flags)).expect("the values are right");
         let base = RopeSettings::default();
         assert_eq!(settings(""), base);
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_replaced_by_values_of_their_types() {
+    fn metadata_is_replaced_by_values_of_each_type() {
         let overrides = |flags: &str| metadata_overrides(&of(flags)).expect("the values are right");
         let one = |key: &str, value| MetadataOverride { key: key.to_owned(), value };
         let given =

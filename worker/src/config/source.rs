@@ -1,7 +1,7 @@
-//! Flags for the origin of the model, checked, and the variables that the hub's clients share.
+//! Flags for the origin of the model, and the environment variables of Hugging Face's clients.
 //!
-//! These are llama-server's flags, and the folders, variables and token file of `huggingface_hub`, so a machine that is
-//! set up for either needs nothing more. Not here: the download (`crate::download`).
+//! The flags are llama-server's; the folders, variables and token file are those of `huggingface_hub`. So a machine
+//! that is set up for either needs no further setup. Not here: the download (`crate::download`).
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -22,38 +22,39 @@ const REPO_BYTES_MAX: usize = 256;
 /// Flags for the origin of the model.
 #[derive(Debug, Clone, Default, Args)]
 pub struct SourceFlags {
-    /// GGUF file of the model, of a split model its first; with --model-url the path where it is stored.
+    /// GGUF file of the model, or the first file of a split model. With --model-url, the path to store it at.
     #[arg(short, long, env = "WARMPATH_MODEL", value_name = "FILE")]
     pub model: Option<PathBuf>,
 
-    /// Repository of the Hugging Face hub with the model (-hf), as bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without a
-    /// quantization Q4_K_M, else Q8_0, else the first file. It is stored where the hub's own clients store files.
+    /// Repository on Hugging Face with the model (-hf), for example bartowski/SmolLM2-135M-Instruct-GGUF:Q8_0. Without
+    /// a quantization Q4_K_M is used, else Q8_0, else the first file. The file is stored in the cache folder of Hugging
+    /// Face's clients.
     #[arg(long, env = "WARMPATH_HF_REPO", value_name = "OWNER/NAME[:QUANT]")]
     pub hf_repo: Option<String>,
 
-    /// File of that repository (-hff), in place of a quantization; of a split model any.
+    /// File in that repository (-hff), instead of a quantization; any file of a split model.
     #[arg(long, env = "WARMPATH_HF_FILE", value_name = "PATH")]
     pub hf_file: Option<String>,
 
-    /// Branch, tag or commit of that repository; a commit stays the same [default: main].
+    /// Branch, tag or commit of that repository; only a commit never changes [default: main].
     #[arg(long, env = "WARMPATH_HF_REVISION", value_name = "REVISION")]
     pub hf_revision: Option<String>,
 
-    /// Token for gated and private repositories (-hft) [default: the token file of the hub's clients]. Other users can
-    /// read command lines: prefer the variable.
+    /// Token for gated and private repositories (-hft) [default: the token file of Hugging Face's clients]. Other users
+    /// can read command lines, so prefer the environment variable.
     #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true, value_parser = token)]
     pub hf_token: Option<HubToken>,
 
-    /// URL of a GGUF file of the model (-mu), of a split model of its first.
+    /// URL of the model's GGUF file (-mu), or of the first file of a split model.
     #[arg(long, env = "WARMPATH_MODEL_URL", value_name = "URL", hide_env_values = true)]
     pub model_url: Option<String>,
 
-    /// Download nothing: use the model as it is on this machine, or end.
+    /// Download nothing; end if the model is not on this machine.
     #[arg(long, env = "WARMPATH_OFFLINE")]
     pub offline: bool,
 }
 
-/// Never an error, because clap would show the text.
+/// Returns the token. There is no error, because clap would print the text.
 fn token(text: &str) -> Result<HubToken, Infallible> {
     Ok(HubToken::new(text))
 }
@@ -63,12 +64,12 @@ type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// Returns the origin of the model.
 ///
-/// Errors: `Range`, naming the flag. Reads: the variables and the token file of the hub's clients.
+/// Errors: `Range`, naming the flag. Reads: the variables and the token file of Hugging Face's clients.
 pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<ModelSource, ConfigError> {
     if let Some(repo) = &flags.hf_repo {
         let given = [("model", flags.model.is_some()), ("model-url", flags.model_url.is_some())];
         if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-            return refuse("hf-repo", format!("the model comes from one place: leave --{flag} out"));
+            return refuse("hf-repo", format!("cannot be combined with --{flag}"));
         }
         let model = hub_model(repo, flags)?;
         return Ok(ModelSource::Hub { model, hub: hub_config(flags, variables)? });
@@ -80,13 +81,13 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
     let Some(url) = &flags.model_url else {
         return match &flags.model {
             Some(path) => Ok(ModelSource::File(path.clone())),
-            None => refuse("model", "say where the model comes from: by this, --hf-repo or --model-url".to_owned()),
+            None => refuse("model", "one of --model, --hf-repo and --model-url is required".to_owned()),
         };
     };
     let url = http_url("model-url", url)?;
     let name = url.path_segments().and_then(|mut segments| segments.next_back()).filter(|name| name.ends_with(".gguf"));
     let Some(name) = name.map(str::to_owned) else {
-        return refuse("model-url", "must be the address of a file that ends in .gguf".to_owned());
+        return refuse("model-url", "must be the URL of a file that ends in .gguf".to_owned());
     };
     if let Some(file) = flags.model.clone() {
         return Ok(ModelSource::Url { url, file, offline: is_offline(flags, variables) });
@@ -96,10 +97,13 @@ pub(super) fn source(flags: &SourceFlags, variables: Variables<'_>) -> Result<Mo
         return Ok(ModelSource::Hub { model, hub });
     }
     let Some(folder) = cache_folder() else {
-        return refuse("model-url", "there is no home folder to keep it in: say where with --model FILE".to_owned());
+        return refuse(
+            "model-url",
+            "there is no home folder to store the file in; set the path with --model FILE".to_owned(),
+        );
     };
     let mut address = url.clone();
-    // The query may be a signature, which differs each time.
+    // The query may have a signature that changes with each request.
     address.set_query(None);
     let of_address = blake3::hash(address.as_str().as_bytes()).to_hex();
     let file = folder.join("models").join(&of_address[..16]).join(name);
@@ -142,7 +146,7 @@ fn is_repo(text: &str) -> bool {
     text.len() <= REPO_BYTES_MAX && text.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
 }
 
-/// Returns the file of the hub at an address of its web pages; `None` for any other address.
+/// Returns the file for a URL of Hugging Face's web pages; `None` for any other URL.
 fn hub_file(url: &Url, endpoint: &Url) -> Option<HubModel> {
     let rest = url.as_str().strip_prefix(endpoint.as_str().trim_end_matches('/'))?.strip_prefix('/')?;
     let mut segments = rest.split(['?', '#']).next()?.splitn(5, '/');
@@ -176,13 +180,13 @@ fn hub_config(flags: &SourceFlags, variables: Variables<'_>) -> Result<HubConfig
         .or_else(|| path("HOME").map(|home| home.join(".cache/huggingface")));
     let cache = ["LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().find_map(path);
     let Some(cache) = cache.or_else(|| home.as_ref().map(|home| home.join("hub"))) else {
-        return refuse("hf-repo", "there is no folder to keep models in: set HF_HOME".to_owned());
+        return refuse("hf-repo", "there is no folder to store models in; set HF_HOME".to_owned());
     };
     let token_file = path("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
     let of_file = || token_file.and_then(|path| std::fs::read_to_string(path).ok()).map(|text| HubToken::new(&text));
     let token = flags.hf_token.clone().or_else(of_file).filter(|token| !token.is_empty());
     if token.as_ref().is_some_and(|token| !token.is_valid()) {
-        return refuse("hf-token", "is no token".to_owned());
+        return refuse("hf-token", "is not a valid token".to_owned());
     }
     Ok(HubConfig { endpoint, cache, token, offline: is_offline(flags, variables) })
 }
@@ -190,7 +194,7 @@ fn hub_config(flags: &SourceFlags, variables: Variables<'_>) -> Result<HubConfig
 fn http_url(flag: &'static str, text: &str) -> Result<Url, ConfigError> {
     match Url::parse(text) {
         Ok(url) if ["http", "https"].contains(&url.scheme()) && url.username().is_empty() => Ok(url),
-        _ => refuse(flag, "must be an http:// or https:// address, without a user".to_owned()),
+        _ => refuse(flag, "must be an http:// or https:// URL, without a user".to_owned()),
     }
 }
 

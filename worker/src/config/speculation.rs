@@ -1,6 +1,6 @@
 //! The flags of speculative decoding, named as in llama-server.
 //!
-//! Not here: what is drafted (`warmpath_worker_core::drafting`).
+//! Not here: drafting (`warmpath_worker_core::drafting`).
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,18 +18,18 @@ const NGRAM_TYPES: [&str; 5] = ["ngram-simple", "ngram-map-k", "ngram-map-k4v", 
 /// Flags of speculative decoding.
 #[derive(Debug, Clone, Args)]
 pub struct SpeculationFlags {
-    /// How answers are drafted, so that several tokens are computed in one step: none, or auto, which drafts from the
-    /// sequence, from earlier answers and with a draft model, if there is one, as long as that pays. draft-simple is
-    /// auto with a draft model; llama-server's n-gram types are auto without one. The default is auto with a draft
-    /// model, else none.
+    /// Speculative decoding, which computes several drafted tokens in one step. none turns it off. auto drafts from the
+    /// sequence, from earlier responses and with the draft model, if there is one, and stops when drafts do not pay.
+    /// draft-simple is auto with a draft model; llama-server's n-gram types are auto without one. The default is auto
+    /// with a draft model, otherwise none.
     #[arg(long, env = "WARMPATH_SPEC_TYPE", value_name = "TYPES")]
     pub spec_type: Option<SpecType>,
 
-    /// Most tokens of a draft.
+    /// Maximum length of a draft.
     #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MAX", value_name = "N", default_value_t = 31)]
     pub spec_draft_n_max: usize,
 
-    /// Fewest tokens of a draft; a shorter one is not computed.
+    /// Minimum length of a draft; shorter drafts are not computed.
     #[arg(long, env = "WARMPATH_SPEC_DRAFT_N_MIN", value_name = "N", default_value_t = 0)]
     pub spec_draft_n_min: usize,
 
@@ -38,12 +38,12 @@ pub struct SpeculationFlags {
     #[arg(conflicts_with_all = ["embedding", "rerank"])]
     pub spec_draft_model: Option<PathBuf>,
 
-    /// Probability below which the draft model drafts no token.
+    /// Minimum probability of a token that the draft model drafts.
     #[arg(long, visible_alias = "draft-p-min", env = "WARMPATH_SPEC_DRAFT_P_MIN", value_name = "P")]
     #[arg(default_value_t = 0.0)]
     pub spec_draft_p_min: f32,
 
-    /// Layers of the draft model to keep in GPU memory (-ngld), as --n-gpu-layers.
+    /// Layers of the draft model in GPU memory (-ngld), like --n-gpu-layers.
     #[arg(long, visible_aliases = ["gpu-layers-draft", "n-gpu-layers-draft"], env = "WARMPATH_SPEC_DRAFT_NGL")]
     #[arg(value_name = "N", default_value = "auto", allow_negative_numbers = true)]
     pub spec_draft_ngl: GpuLayers,
@@ -57,7 +57,7 @@ pub struct SpeculationFlags {
     #[arg(long, visible_alias = "threads-draft", env = "WARMPATH_SPEC_DRAFT_THREADS", value_name = "N")]
     pub spec_draft_threads: Option<u16>,
 
-    /// Threads of the draft model that process prompts (-tbd). The default is --spec-draft-threads, else
+    /// Threads of the draft model for processing prompts (-tbd). The default is --spec-draft-threads, or else
     /// --threads-batch.
     #[arg(long, visible_alias = "threads-batch-draft", env = "WARMPATH_SPEC_DRAFT_THREADS_BATCH", value_name = "N")]
     pub spec_draft_threads_batch: Option<u16>,
@@ -73,23 +73,23 @@ pub struct SpeculationFlags {
     pub spec_draft_type_v: CacheType,
 }
 
-/// How answers are drafted.
+/// Sources of drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecType {
-    /// They are not.
+    /// No drafts.
     None,
-    /// From the sequence and from earlier answers, as long as that pays.
+    /// The sequence and earlier responses.
     Text,
-    /// From these, and with the draft model if there is one.
+    /// The same, and the draft model if there is one.
     Auto,
-    /// From these, and with the draft model, which there must be.
+    /// The same, and the draft model, which must be configured.
     Model,
 }
 
 impl FromStr for SpecType {
     type Err = String;
 
-    /// Reads a list of types, separated by commas, as llama-server has them.
+    /// Parses a list of llama-server's types, separated by commas.
     fn from_str(types: &str) -> Result<Self, String> {
         let mut read = Self::None;
         for name in types.split(',').map(str::trim) {
@@ -99,9 +99,13 @@ impl FromStr for SpecType {
                 "draft-simple" => Self::Model,
                 _ if NGRAM_TYPES.contains(&name) => Self::Text,
                 _ if name.starts_with("draft-") => {
-                    return Err(format!("`{name}` is not there; of the draft models there is draft-simple"));
+                    return Err(format!("`{name}` is not supported; for a draft model use draft-simple"));
                 }
-                _ => return Err(format!("`{name}` is none of none, auto, draft-simple and the n-gram types")),
+                _ => {
+                    return Err(format!(
+                        "`{name}` is unknown; the types are none, auto, draft-simple and the n-gram types"
+                    ));
+                }
             };
             read = read.max(named);
         }
@@ -116,9 +120,9 @@ impl SpeculationFlags {
     }
 }
 
-/// Returns how answers are drafted; `None` if they are not.
+/// Returns the settings of speculative decoding; `None` if it is off.
 ///
-/// Errors: `Range` for a draft model that is not there, or for a probability that is none.
+/// Errors: `Range` for a missing draft model, and for a number that is not a probability.
 pub(super) fn config(flags: &SpeculationFlags) -> Result<Option<SpeculationConfig>, ConfigError> {
     if flags.settled_type() == SpecType::Model && flags.spec_draft_model.is_none() {
         let reason = "draft-simple needs a draft model: --spec-draft-model FILE".to_owned();
@@ -133,7 +137,8 @@ pub(super) fn config(flags: &SpeculationFlags) -> Result<Option<SpeculationConfi
     Ok((flags.settled_type() > SpecType::None).then_some(config))
 }
 
-/// Returns the settings of the draft model; `None` if none is used. Its threads are the served model's, unless given.
+/// Returns the settings of the draft model; `None` if it is not used. The default numbers of threads are those of the
+/// served model.
 pub(super) fn draft_model(
     flags: &SpeculationFlags,
     (threads, threads_batch): (u16, Option<u16>),
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn llama_server_s_types_are_read_and_those_that_are_not_there_refused() {
+    fn accepts_the_supported_types_of_llama_server_and_refuses_others() {
         let check = |types: &str, expected| assert_eq!(types.parse::<SpecType>(), expected, "{types}");
         check("none", Ok(SpecType::None));
         check("auto", Ok(SpecType::Auto));
@@ -178,13 +183,13 @@ mod tests {
         NGRAM_TYPES.iter().for_each(|name| check(name, Ok(SpecType::Text)));
         check(
             "ngram-simple,draft-mtp",
-            Err("`draft-mtp` is not there; of the draft models there is draft-simple".to_owned()),
+            Err("`draft-mtp` is not supported; for a draft model use draft-simple".to_owned()),
         );
-        check("", Err("`` is none of none, auto, draft-simple and the n-gram types".to_owned()));
+        check("", Err("`` is unknown; the types are none, auto, draft-simple and the n-gram types".to_owned()));
     }
 
     #[test]
-    fn a_draft_model_is_used_unless_the_type_says_otherwise() {
+    fn the_type_decides_whether_the_draft_model_is_used() {
         let used = |line: &str| {
             let flags = flags(line);
             (config(&flags).map(|config| config.is_some()).ok(), draft_model(&flags, (2, None)).is_some())
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_model_has_settings_of_its_own() {
+    fn the_draft_model_has_its_own_settings() {
         let settings = |line: &str| draft_model(&flags(&format!("-md d.gguf {line}")), (3, Some(5))).expect("a model");
         let plain = settings("");
         assert_eq!(

@@ -8,16 +8,15 @@ use super::ConfigError;
 use super::flags::Flags;
 use crate::engine::{DiskConfig, StoreConfig};
 
-/// Divisor of the available memory at the start: stored state may take a quarter by default.
+/// Divisor of the memory that is available at start-up: by default stored state may take a quarter of it.
 ///
-/// Source: own choice; the model and the KV buffer of the slots are not loaded yet when it is read, and other programs
-/// need some.
+/// Source: the rest is for the model and the KV buffer of the slots, which are not loaded yet, and for other programs.
 const RAM_SHARE: u64 = 4;
 
-/// Memory of the store if the machine's memory is unknown.
+/// Memory of the store if the machine's memory is unknown. Source: a quarter of 4 GiB, a small machine.
 const RAM_UNKNOWN_BYTES: u64 = 1 << 30;
 
-/// Longest time that `--cache-min-hold` may set.
+/// Longest time that `--cache-min-hold` may set. Source: a day; pins keep state longer.
 const MIN_HOLD_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Returns the settings of stored KV state.
@@ -28,7 +27,7 @@ pub(super) fn store_config(flags: &Flags) -> Result<StoreConfig, ConfigError> {
         |flag: &'static str, reason: &str| Err(ConfigError::Range { flag: flag.into(), reason: reason.to_owned() });
     let ram_bytes = flags.cache_ram.map_or_else(ram_default, |mib| mib.saturating_mul(1 << 20));
     if flags.cache_disk.is_some() && ram_bytes == 0 {
-        return refuse("cache-disk", "needs memory to read and write from; --cache-ram is 0");
+        return refuse("cache-disk", "needs a --cache-ram above 0, because reads and writes pass through memory");
     }
     if flags.cache_disk.is_some() && flags.cache_disk_size == 0 {
         return refuse("cache-disk-size", "must be at least 1");

@@ -14,7 +14,7 @@ fn config(arguments: &str) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn names_the_model_after_its_file_unless_told_otherwise() {
+fn the_model_is_named_by_its_file_or_by_aliases() {
     assert_eq!(config("-m /models/qwen-2.gguf").unwrap().identity.model_names, ["qwen-2"]);
     assert_eq!(config("-m /models/qwen-2-00001-of-00003.gguf").unwrap().identity.model_names, ["qwen-2"]);
     assert_eq!(config("-m a.gguf --alias x --alias y,z").unwrap().identity.model_names, ["x", "y", "z"]);
@@ -33,7 +33,7 @@ fn understands_the_short_forms_of_llama_server() {
 }
 
 #[test]
-fn the_only_adapter_with_a_scale_is_in_force_unless_told_otherwise() {
+fn a_single_adapter_applies_by_default_unless_a_flag_turns_it_off() {
     let adapters = |flags: &str| {
         let config = config(&format!("-m a.gguf {flags}")).unwrap();
         let names: Vec<String> = config.engine.adapters.into_iter().map(|file| file.name).collect();
@@ -47,7 +47,7 @@ fn the_only_adapter_with_a_scale_is_in_force_unless_told_otherwise() {
 }
 
 #[test]
-fn an_embedding_worker_has_sizes_of_its_own() {
+fn an_embedding_worker_has_its_own_default_sizes() {
     let embedding = |flags: &str| {
         let config = config(&format!("-m a.gguf {flags}")).unwrap();
         (config.embedding.map(|embedding| embedding.pooling), config.engine.n_slots)
@@ -59,7 +59,7 @@ fn an_embedding_worker_has_sizes_of_its_own() {
 }
 
 #[test]
-fn shifts_only_where_it_is_asked_for() {
+fn shifts_are_off_by_default() {
     let shifts = |flags: &str| config(&format!("-m a.gguf {flags}")).unwrap().engine.shifts;
     let reuse = |cache_reuse_tokens| ShiftConfig { cache_reuse_tokens, ..ShiftConfig::default() };
     assert_eq!(shifts(""), reuse(0));
@@ -71,7 +71,7 @@ fn shifts_only_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_context_that_is_not_given_is_fitted_and_0_is_all_of_the_models() {
+fn a_default_context_is_fitted_and_0_is_the_whole_context_of_the_model() {
     let wanted = |flags: &str, n_ctx_train| {
         let engine = config(&format!("-m a.gguf -np 2 {flags}")).unwrap().engine;
         (engine.cells_wanted(n_ctx_train), engine.fit.map(|fit| (fit.spare_bytes >> 20, fit.slot_tokens_min)))
@@ -83,7 +83,7 @@ fn a_context_that_is_not_given_is_fitted_and_0_is_all_of_the_models() {
 }
 
 #[test]
-fn a_chat_template_is_named_or_written_down() {
+fn a_chat_template_is_a_name_or_jinja() {
     let template = |flags: &[&str]| {
         let arguments = ["warmpath-worker", "-m", "a.gguf"].iter().chain(flags);
         resolve(Flags::from_command_line(arguments.map(Into::into)).unwrap().run().unwrap())
@@ -102,41 +102,41 @@ fn names_the_flag_whose_value_cannot_be_used() {
         ("--slots 0", "--slots: must be at least 1"),
         (
             "-c 100 --slots 8",
-            "--ctx-size: 100 tokens for 8 slots are 12 for each, and a slot has at least 256: give 2048 or more, or \
+            "--ctx-size: 100 tokens for 8 slots are 12 per slot, and the minimum is 256: set 2048 or more, or \
              fewer --slots",
         ),
         ("--block-size 0", "--block-size: must be at least 1"),
         ("--sse-ping-interval -2", "--sse-ping-interval: must be -1 to 86400 seconds"),
         ("--pooling mean", "--pooling: needs --embedding"),
-        ("--lora a.gguf --lora b/a.gguf", "--lora: two adapters would be named a; rename a file"),
+        ("--lora a.gguf --lora b/a.gguf", "--lora: two adapters have the name a; rename a file"),
         ("--lora-scaled a.gguf", "--lora-scaled: must be FILE:SCALE, not a.gguf"),
         ("--lora-scaled a.gguf:nan", "--lora-scaled: a scale must be within -100 and 100"),
         (
             "--lora a.gguf,b.gguf",
-            "--lora: one adapter is applied at a time; with several give --lora-init-without-apply",
+            "--lora: only one adapter can be applied to a request; with several, set --lora-init-without-apply",
         ),
-        ("--embedding --lora a.gguf", "--lora: an embedding worker applies no adapters"),
-        ("--rerank --pooling mean", "--pooling: --rerank needs rank"),
-        ("--embedding --embd-normalize -2", "--embd-normalize: must be -1, 0 or the p of a norm"),
+        ("--embedding --lora a.gguf", "--lora: cannot be combined with --embedding"),
+        ("--rerank --pooling mean", "--pooling: must be rank with --rerank"),
+        ("--embedding --embd-normalize -2", "--embd-normalize: must be -1, 0 or the p of a p-norm"),
         ("--n-cpu-moe 5000", "--n-cpu-moe: must be at most 1000 layers"),
         ("-ot blk", "--override-tensor: must be PATTERN=BUFFER, not blk"),
-        ("-ot (=CPU", "--override-tensor: ( is no regular expression"),
-        ("-ts 3,x", "--tensor-split: must be shares as 3,1, not 3,x"),
-        ("-ts 0,0", "--tensor-split: must be shares as 3,1, not 0,0"),
+        ("-ot (=CPU", "--override-tensor: ( is not a regular expression"),
+        ("-ts 3,x", "--tensor-split: must be shares such as 3,1, not 3,x"),
+        ("-ts 0,0", "--tensor-split: must be shares such as 3,1, not 0,0"),
         ("--rope-scale 0", "--rope-scale: must be a number above 0"),
-        ("--rope-freq-base=nan", "--rope-freq-base: must be a number from 0"),
-        ("--rope-freq-scale=-1", "--rope-freq-scale: must be a number from 0"),
+        ("--rope-freq-base=nan", "--rope-freq-base: must be a number of at least 0"),
+        ("--rope-freq-scale=-1", "--rope-freq-scale: must be a number of at least 0"),
         ("--yarn-ext-factor inf", "--yarn-ext-factor: must be a number"),
         ("--override-kv a.b=7", "--override-kv: must be KEY=TYPE:VALUE with int, float, bool or str, not a.b=7"),
-        ("--override-kv a.b=bool:maybe", "--override-kv: maybe is no bool"),
+        ("--override-kv a.b=bool:maybe", "--override-kv: maybe is not of type bool"),
         (
             "--override-kv tokenizer.ggml.add_bos_token=bool:false",
-            "--override-kv: routers read tokenizer.ggml.add_bos_token from the model's file, too: change it there",
+            "--override-kv: routers read tokenizer.ggml.add_bos_token from the model's file, so it must be changed in the file",
         ),
         ("--drain-timeout inf", "--drain-timeout: must be 0 to 86400 seconds"),
         ("--idle-timeout=-1", "--idle-timeout: must be 0 to 86400 seconds"),
         ("--worker-id 12", "--worker-id: must be 16 hexadecimal digits"),
-        ("--slot-save-path /no/such", "--slot-save-path: must be a folder that exists"),
+        ("--slot-save-path /no/such", "--slot-save-path: must be an existing folder"),
         ("--chat-template-file /no/such", "--chat-template-file: cannot read /no/such"),
         (
             "--chat-template llama",

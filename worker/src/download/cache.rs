@@ -14,10 +14,10 @@ use tracing::info;
 
 use super::error::DownloadError;
 
-/// Pause between two attempts to take a lock that another process holds. Source: own choice: a download takes minutes.
+/// Pause between two attempts to take a lock that another process holds. Source: short, as a download takes minutes.
 const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
-/// Deepest nesting of folders that is searched in a snapshot. Source: own choice: repositories have one or two levels.
+/// Maximum depth of folders in a snapshot. Source: repositories have one or two levels.
 const DEPTH_MAX: usize = 16;
 
 /// The folder of one repository in the cache.
@@ -110,7 +110,7 @@ impl Repository {
         }
     }
 
-    /// Writes down the commit of a branch or tag; does nothing for a commit.
+    /// Records the commit of a branch or tag; does nothing for a commit.
     ///
     /// Errors: `File`.
     pub fn write_ref(&self, revision: &str, commit: &str) -> Result<(), DownloadError> {
@@ -169,7 +169,7 @@ pub async fn lock(path: &Path) -> Result<File, DownloadError> {
         if !std::mem::replace(&mut has_told, true) {
             info!(lock = %path.display(), "another process downloads this file; waiting for it");
         }
-        // Not a blocking wait, because a blocked thread would keep the process from ending.
+        // A blocking wait would keep the process from ending.
         tokio::time::sleep(LOCK_PAUSE).await;
     }
 }

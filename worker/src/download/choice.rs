@@ -10,13 +10,13 @@ use warmpath_gguf::{shard_name, shard_path};
 
 use super::source::FileSelection;
 
-/// Quantizations to look for when none is named, the preferred one first. Source: llama.cpp, as above.
+/// Quantizations to look for by default, the preferred one first. Source: llama.cpp, as above.
 const QUANTS_DEFAULT: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
 /// Parts of names of GGUF files that accompany a model and are not models themselves. Source: llama.cpp, as above.
 const NOT_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
-/// Maximum number of files that an error message names. Source: own choice: longer lists are not read.
+/// Maximum number of files in an error message. Source: a screen of a terminal.
 const LISTED_MAX: usize = 30;
 
 /// Reason why no file can be chosen.
@@ -30,7 +30,7 @@ pub enum NoChoice {
         /// Paths of the repository's GGUF files.
         files: Vec<String>,
     },
-    /// The repository holds no model.
+    /// The repository has no model.
     #[error("it has no GGUF files: look for a repository whose name ends in GGUF")]
     NoModel,
     /// A split model lacks a file.
@@ -55,7 +55,7 @@ fn listed(files: &[String]) -> String {
 pub fn choose<'a>(paths: impl Iterator<Item = &'a str>, wanted: &FileSelection) -> Result<Vec<String>, NoChoice> {
     let paths: Vec<&str> = paths.collect();
     let first_of_models = || paths.iter().copied().filter(|path| is_model(path) && is_first(path));
-    let by_quant = |quant: &str| first_of_models().find(|path| bears(path, quant));
+    let by_quant = |quant: &str| first_of_models().find(|path| has_quant(path, quant));
     let primary = match wanted {
         FileSelection::File(file) => paths.iter().copied().find(|path| path == file),
         FileSelection::Quant(quant) => by_quant(quant),
@@ -100,7 +100,7 @@ fn is_model(path: &str) -> bool {
 }
 
 /// Returns whether a path contains `quant`, in upper or lower case, followed by a dot or a hyphen.
-fn bears(path: &str, quant: &str) -> bool {
+fn has_quant(path: &str, quant: &str) -> bool {
     let (path, quant) = (path.to_ascii_uppercase(), quant.to_ascii_uppercase());
     path.match_indices(&quant).any(|(at, _)| path[at + quant.len()..].starts_with(['.', '-']))
 }
@@ -136,12 +136,12 @@ mod tests {
         check(&["mmproj-a.gguf", "a-F16.gguf", "a-Q2_K.gguf"], &FileSelection::Any, &["a-F16.gguf"]);
         check(&REPO, &quant("q2_k"), &["m-Q2_K.gguf"]);
         check(&REPO, &quant("BF16"), &["sub/m-BF16.gguf"]);
-        // A quantization whose name begins with the wanted one is a different quantization.
+        // A longer name that starts with the wanted one is a different quantization.
         check(&["a-Q4_K_M.gguf", "a-Q4_K.gguf"], &quant("Q4_K"), &["a-Q4_K.gguf"]);
     }
 
     #[test]
-    fn a_split_model_is_all_of_its_files_whichever_is_named() {
+    fn all_files_of_a_split_model_are_chosen_whichever_is_named() {
         let both = ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"];
         check(&REPO, &quant("Q8_0"), &both);
         for file in both {

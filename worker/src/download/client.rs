@@ -27,33 +27,33 @@ use super::source::HubToken;
 /// Longest time to connect. Source: `huggingface_hub` uses 10 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest time without a byte, after which a response counts as broken off. Source: own choice: three times the limit
-/// of `huggingface_hub`.
+/// Longest time without a byte; then a response counts as interrupted. Source: three times the limit of
+/// `huggingface_hub`, for slow mirrors.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Most redirects of a request. Source: a limit common among HTTP clients.
+/// Maximum number of redirects of a request. Source: a limit common among HTTP clients.
 const REDIRECTS_MAX: usize = 10;
 
 /// Attempts without progress after which a download fails. Source: `huggingface_hub` makes 5.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Pause before the second attempt; it doubles with each further one. Source: own choice: the pauses between five
-/// attempts take 8 s.
+/// Pause before the second attempt, doubled for each further one. Source: the pauses between five attempts take 8 s in
+/// all, about the time in which a host restarts.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Longest pause, even when the host asks for a longer one.
 ///
-/// Source: own choice: an operator waits for the download.
+/// Source: an operator is waiting for the download.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Longest part of a host's explanation that is shown. Units: characters.
+/// Maximum length of a host's explanation in messages. Units: characters.
 ///
-/// Source: own choice: some lines of a terminal.
+/// Source: four lines of a terminal.
 const SAYS_MAX: usize = 300;
 
 /// Longest body from which an explanation is read. Units: bytes.
 ///
-/// Source: own choice: explanations are short; a page of HTML is not shown.
+/// Source: explanations are short; pages of HTML are not shown.
 const EXPLANATION_BYTES_MAX: usize = 64 << 10;
 
 /// HTTP client of a download.
@@ -68,7 +68,7 @@ pub struct Web {
 
 /// A request to a host.
 #[derive(Debug)]
-pub struct Ask<'a> {
+pub struct HostRequest<'a> {
     /// Address.
     pub url: Url,
     /// Token for this address' host.
@@ -97,7 +97,7 @@ pub enum AttemptFailure {
     Transient {
         /// Reason.
         reason: String,
-        /// Pause for which the host asks.
+        /// Pause that the host requests.
         pause: Option<Duration>,
     },
     /// Another attempt would fail too.
@@ -129,7 +129,7 @@ impl Web {
     /// Sends a request and follows its redirects.
     ///
     /// Errors: `Transient`; `Final` with `Denied`, `NotFound`, `Answer`.
-    pub async fn get(&self, ask: &Ask<'_>) -> Result<HostResponse, AttemptFailure> {
+    pub async fn get(&self, ask: &HostRequest<'_>) -> Result<HostResponse, AttemptFailure> {
         let mut url = ask.url.clone();
         let mut token = ask.token;
         for _ in 0..=REDIRECTS_MAX {
@@ -137,18 +137,23 @@ impl Web {
             let location = answer.header(header::LOCATION).filter(|_| answer.status.is_redirection());
             let Some(location) = location else { return self.checked(ask.what, answer).await };
             let next = url.join(&location).ok().filter(|next| ["http", "https"].contains(&next.scheme()));
-            let next = next.ok_or_else(|| unusable(&url, ask.what, "it redirects without an address"))?;
+            let next = next.ok_or_else(|| unusable(&url, ask.what, "it redirects without a URL"))?;
             if url.scheme() == "https" && next.scheme() != "https" {
                 return Err(unusable(&url, ask.what, "it redirects from https to http"));
             }
             token = token.filter(|_| next.origin() == ask.url.origin());
             url = next;
         }
-        Err(unusable(&url, ask.what, "it redirects without end"))
+        Err(unusable(&url, ask.what, "it redirects too often"))
     }
 
-    async fn send(&self, ask: &Ask<'_>, url: &Url, token: Option<&HubToken>) -> Result<HostResponse, AttemptFailure> {
-        let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its address is not valid"))?;
+    async fn send(
+        &self,
+        ask: &HostRequest<'_>,
+        url: &Url,
+        token: Option<&HubToken>,
+    ) -> Result<HostResponse, AttemptFailure> {
+        let uri: Uri = url.as_str().parse().map_err(|_| unusable(url, ask.what, "its URL is not valid"))?;
         let mut request = Request::get(uri.clone());
         request = request.header(header::USER_AGENT, concat!("warmpath/", env!("CARGO_PKG_VERSION")));
         for (name, value) in &ask.headers {
@@ -165,7 +170,7 @@ impl Web {
             }
         };
         let response = tokio::time::timeout(CONNECT_TIMEOUT + SILENCE_MAX, sent).await;
-        let response = response.map_err(|_| AttemptFailure::transient("it does not answer"))?;
+        let response = response.map_err(|_| AttemptFailure::transient("it does not respond"))?;
         let response = response.map_err(|error| AttemptFailure::transient(warmpath_shell::chain(&error)))?;
         let (parts, body) = response.into_parts();
         Ok(HostResponse { url: url.clone(), status: parts.status, headers: parts.headers, body })
@@ -187,7 +192,7 @@ impl Web {
         if status.is_server_error() || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT].contains(&status) {
             let pause = answer.header(header::RETRY_AFTER).and_then(|seconds| seconds.trim().parse().ok());
             let pause = pause.map(Duration::from_secs);
-            return Err(AttemptFailure::Transient { reason: format!("it answers {status}"), pause });
+            return Err(AttemptFailure::Transient { reason: format!("it responds with {status}"), pause });
         }
         let (host, what, status) = (host(&answer.url), what.to_owned(), status.as_u16());
         let says = answer.explanation().await;
@@ -223,11 +228,11 @@ impl HostResponse {
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, AttemptFailure> {
         loop {
             let frame = tokio::time::timeout(SILENCE_MAX, self.body.frame()).await;
-            let Some(frame) = frame.map_err(|_| AttemptFailure::transient("it sends nothing any more"))? else {
+            let Some(frame) = frame.map_err(|_| AttemptFailure::transient("it stopped sending"))? else {
                 return Ok(None);
             };
             let frame = frame.map_err(|error| AttemptFailure::transient(warmpath_shell::chain(&error)))?;
-            // A frame without data holds trailers.
+            // A frame without data has trailers.
             if let Ok(bytes) = frame.into_data() {
                 return Ok(Some(bytes));
             }
@@ -298,7 +303,7 @@ impl Attempts {
             return Err(DownloadError::Broken { host, what, reason, n_attempts: self.0 });
         }
         let pause = pause.unwrap_or(PAUSE * 2_u32.pow(self.0 - 1)).min(PAUSE_MAX);
-        warn!(host, what, reason, pause_s = pause.as_secs_f64(), "a download has failed; it is tried again");
+        warn!(host, what, reason, pause_s = pause.as_secs_f64(), "a download failed and will be retried");
         tokio::time::sleep(pause).await;
         Ok(())
     }

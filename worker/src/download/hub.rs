@@ -10,15 +10,15 @@ use serde::de::DeserializeOwned;
 use url::Url;
 
 use super::cache::{is_commit, is_inside};
-use super::client::{Ask, AttemptFailure, Attempts, HostResponse, Web, host, unusable};
+use super::client::{AttemptFailure, Attempts, HostRequest, HostResponse, Web, host, unusable};
 use super::error::DownloadError;
 use super::source::{HubConfig, HubModel};
 
-/// Longest accepted response. Units: bytes. Source: own choice: thirty times a page of a thousand files of 500 bytes
-/// each.
+/// Longest accepted response. Units: bytes. Source: thirty times a page with a thousand files of 500 bytes each.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum number of pages of a listing. Source: own choice: the hub lists a thousand files on each.
+/// Maximum number of pages of a listing. Source: the hub lists a thousand files per page, and repositories of models
+/// have some hundred.
 const PAGES_MAX: usize = 50;
 
 /// Files of one commit.
@@ -49,7 +49,7 @@ struct Revision {
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct RepositoryFile {
     #[serde(rename = "type")]
     kind: String,
     path: String,
@@ -85,16 +85,16 @@ pub async fn list(web: &Web, hub: &HubConfig, model: &HubModel) -> Result<Commit
     page.set_query(Some("recursive=true"));
     let mut files = Vec::new();
     for _ in 0..PAGES_MAX {
-        let (entries, next): (Vec<Entry>, _) = ask(web, hub, (page, &what)).await?;
+        let (entries, next): (Vec<RepositoryFile>, _) = ask(web, hub, (page, &what)).await?;
         files.extend(entries.into_iter().filter_map(HubFile::new));
         let Some(next) = next else { return Ok(CommitFiles { commit, files }) };
         // The request carries the token, so the next page must be on the same host.
         if next.origin() != hub.endpoint.origin() {
-            return Err(unusable("its list continues at another host"));
+            return Err(unusable("its list continues on another host"));
         }
         page = next;
     }
-    Err(unusable("its list has no end"))
+    Err(unusable("its list has too many pages"))
 }
 
 /// Returns the address of a file.
@@ -104,9 +104,9 @@ pub fn file_url(endpoint: &Url, repo: &str, commit: &str, path: &str) -> Url {
 
 impl HubFile {
     /// Returns a file; `None` for a folder, and for an entry whose path or ETag is unsafe as a path on this machine.
-    fn new(entry: Entry) -> Option<Self> {
+    fn new(entry: RepositoryFile) -> Option<Self> {
         let is_hash = |text: &str, n: usize| text.len() == n && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let Entry { kind, path, size, oid, lfs } = entry;
+        let RepositoryFile { kind, path, size, oid, lfs } = entry;
         let (etag, size, sha256) = match lfs {
             Some(large) => {
                 let mut sha256 = [0; 32];
@@ -140,7 +140,7 @@ async fn ask<T: DeserializeOwned>(
 ) -> Result<(T, Option<Url>), DownloadError> {
     let host = host(&url);
     let headers = vec![(header::ACCEPT, "application/json".to_owned())];
-    let ask = Ask { url, token: hub.token.as_ref(), headers, what };
+    let ask = HostRequest { url, token: hub.token.as_ref(), headers, what };
     let mut attempts = Attempts::default();
     loop {
         match answered(web, &ask).await {
@@ -150,7 +150,7 @@ async fn ask<T: DeserializeOwned>(
     }
 }
 
-async fn answered<T: DeserializeOwned>(web: &Web, ask: &Ask<'_>) -> Result<(T, Option<Url>), AttemptFailure> {
+async fn answered<T: DeserializeOwned>(web: &Web, ask: &HostRequest<'_>) -> Result<(T, Option<Url>), AttemptFailure> {
     let mut answer = web.get(ask).await?;
     let body = answer.whole(ask.what, ANSWER_BYTES_MAX).await?;
     let read = serde_json::from_slice(&body).map_err(|error| unusable(&answer.url, ask.what, &error.to_string()))?;

@@ -1,8 +1,8 @@
-//! Downloads the bytes of one file: resumes where a transfer broke off, and compares the checksum.
+//! Downloads the bytes of one file, resumes interrupted transfers, and compares the checksum.
 //!
-//! The part that is already on the disk is read once for the checksum and then only appended to. When a response breaks
-//! off, the rest is requested from there, as long as each attempt makes progress. Not here: moving the finished file to
-//! its place.
+//! The part that is already on disk is read once for the checksum and then only appended to. After an interrupted
+//! response the rest is requested, as long as each attempt makes progress. Not here: moving the finished file to its
+//! final path.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use tokio::io::AsyncWriteExt;
 use tracing::{info, warn};
 use url::Url;
 
-use super::client::{Ask, AttemptFailure, Attempts, HostResponse, Web, host, unusable};
+use super::client::{AttemptFailure, Attempts, HostRequest, HostResponse, Web, host, unusable};
 use super::error::DownloadError;
 use super::progress::DownloadProgress;
 use super::source::HubToken;
 use crate::engine::Bytes;
 
-/// Bytes read at a time from the part that is already on the disk. Source: own choice: little memory, and few reads of
-/// a file of gigabytes.
+/// Bytes read at a time from the part that is already on disk. Source: little memory, and few reads of a file of
+/// gigabytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// A file on another host.
@@ -57,7 +57,7 @@ pub enum Transferred {
 
 /// Downloads a file whose content never changes to `partial`.
 ///
-/// Errors: every one of a transfer.
+/// Errors: `Broken`, `Answer`, `Denied`, `NotFound`, `Checksum`, `Room`, `File`.
 pub async fn transfer(
     web: &Web,
     remote: &Remote<'_>,
@@ -70,7 +70,7 @@ pub async fn transfer(
 /// Downloads a file that may change to `path`, unless the complete local file is up to date. The ETag of the partial
 /// file is kept in `validators`, and in a file beside it.
 ///
-/// Errors: every one of a transfer.
+/// Errors: like [`transfer`].
 pub async fn transfer_if_changed(
     web: &Web,
     remote: &Remote<'_>,
@@ -79,7 +79,7 @@ pub async fn transfer_if_changed(
 ) -> Result<Transferred, DownloadError> {
     let host = host(&remote.url);
     let what = path_name(&remote.url);
-    let mut partial = Partial::open(path, remote.sha256.as_ref().map(|_| Sha256::new())).await?;
+    let mut partial = PartialFile::open(path, remote.sha256.as_ref().map(|_| Sha256::new())).await?;
     if partial.len > 0 {
         info!(file = what, bytes = partial.len, "resuming a download");
     }
@@ -95,7 +95,7 @@ pub async fn transfer_if_changed(
                 // The part left by an earlier process may be damaged: download the whole file once more.
                 Err(error @ DownloadError::Checksum { .. }) if std::mem::take(&mut is_resumed) => {
                     warn!(%error, "downloading the whole file again");
-                    partial = Partial::open(path, Some(Sha256::new())).await?;
+                    partial = PartialFile::open(path, Some(Sha256::new())).await?;
                 }
                 finished => return finished.map(|()| whole),
             },
@@ -115,7 +115,7 @@ fn path_name(url: &Url) -> String {
 }
 
 /// The partial file on the disk.
-struct Partial {
+struct PartialFile {
     path: PathBuf,
     file: File,
     /// Checksum of the bytes so far; `None` if there is no checksum to compare it with.
@@ -123,7 +123,7 @@ struct Partial {
     len: u64,
 }
 
-impl Partial {
+impl PartialFile {
     /// Opens the partial file, or creates an empty one; the hasher, if any, reads the existing bytes.
     ///
     /// Errors: `File`.
@@ -215,7 +215,7 @@ struct Attempt<'a> {
     web: &'a Web,
     remote: &'a Remote<'a>,
     what: &'a str,
-    partial: &'a mut Partial,
+    partial: &'a mut PartialFile,
     validators: &'a mut Validators,
     progress: &'a mut DownloadProgress,
 }
@@ -228,7 +228,7 @@ impl Attempt<'_> {
             Some(size) if self.partial.len == size => return Ok(Transferred::Whole(None)),
             _ => {}
         }
-        // The host may continue the file, send all of it, or send nothing because the file is unchanged.
+        // The host may send the rest of the file, all of it, or nothing if the file is unchanged.
         let mut answer = self.ask().await?;
         let etag = answer.header(header::ETAG);
         match answer.status {
@@ -256,7 +256,7 @@ impl Attempt<'_> {
             self.progress.at(self.partial.len);
         }
         match size {
-            Some(size) if self.partial.len < size => Err(AttemptFailure::transient("the answer ended early")),
+            Some(size) if self.partial.len < size => Err(AttemptFailure::transient("the response ended early")),
             _ => Ok(Transferred::Whole(etag)),
         }
     }
@@ -272,7 +272,7 @@ impl Attempt<'_> {
             headers.push((header::IF_NONE_MATCH, etag.clone()));
         }
         let Remote { url, token, .. } = self.remote;
-        self.web.get(&Ask { url: url.clone(), token: *token, headers, what: self.what }).await
+        self.web.get(&HostRequest { url: url.clone(), token: *token, headers, what: self.what }).await
     }
 
     /// Checks that the sent range begins at the end of the file.

@@ -55,11 +55,11 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
     let has_file = path.is_file();
     let whole = read(&etag).filter(|_| has_file);
     if has_file && whole.is_none() {
-        info!(path = %path.display(), "using the downloaded model; its host gave it no ETag, so it is not checked for a newer version");
+        info!(path = %path.display(), "using the downloaded model; its host sent no ETag, so newer versions cannot be detected");
         return Ok(());
     }
     let mut validators = Validators { whole, partial: read(&partial_etag) };
-    // Without an ETag, the partial file may be the beginning of another version.
+    // Without an ETag, the partial file may belong to another version.
     if validators.partial.is_none() && partial.exists() {
         fs::remove_file(&partial).map_err(|source| DownloadError::file("delete", &partial, source))?;
     }
@@ -88,7 +88,7 @@ async fn ensure(web: &Web, url: Url, path: &Path, progress: &mut DownloadProgres
                 let _ = fs::write(&partial_etag, etag);
             }
             if has_file && error.is_transient() {
-                warn!(%error, "the host does not answer; using the downloaded model");
+                warn!(%error, "the host does not respond; using the downloaded model");
                 return Ok(());
             }
             Err(error)

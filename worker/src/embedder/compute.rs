@@ -18,7 +18,7 @@ use super::layout::EmbeddingLayout;
 use super::{EmbedConfig, EmbedFacts};
 use crate::engine::{SLOTS_MAX, StartError, describe_model, with_rope};
 
-/// Computer of batches of texts; sequence ids are indexes in the batch.
+/// Context that computes batches of texts; sequence ids are indexes in the batch.
 pub(super) struct Computer<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
@@ -26,7 +26,7 @@ pub(super) struct Computer<'m> {
     n_slots: u16,
 }
 
-/// Output of the model for one text: one vector, or without pooling one for each token.
+/// Output of the model for one text: one vector, or one for each token without pooling.
 type Vectors = Vec<Vec<f32>>;
 
 impl<'m> Computer<'m> {
@@ -98,17 +98,17 @@ impl<'m> Computer<'m> {
         Ok(has_memory)
     }
 
-    /// Returns the longest piece of a text that is computed at once; `None` if texts are computed as a whole.
+    /// Returns the maximum length of a piece of a text; `None` if texts are computed as a whole.
     pub(super) fn piece_tokens(&self) -> Option<u32> {
         self.layout.piece_tokens()
     }
 
-    /// Returns the most texts of a batch.
+    /// Returns the maximum number of texts of a batch.
     pub(super) fn n_sequences(&self) -> u16 {
         if self.piece_tokens().is_some() { n_sequences(self.n_slots) - 1 } else { self.n_slots }
     }
 
-    /// Returns the vectors of texts, each computed as if it were alone.
+    /// Returns the vectors of texts, each computed independently of the others.
     ///
     /// Shape: `texts` `[n]` -> `[n]`, each text `[1..]`; together at most a micro-batch. Errors: a description of the
     /// failure.
@@ -227,7 +227,7 @@ pub(super) fn context_params(config: &EmbedConfig, layout: EmbeddingLayout) -> L
     with_rope(params, &engine.rope)
 }
 
-/// Returns the sequences of a context in which a text is computed in pieces: the last one is for that text.
+/// Returns the number of sequences of a context that computes a text in pieces; the last sequence is for that text.
 fn n_sequences(n_slots: u16) -> u16 {
     n_slots.saturating_add(1).min(SLOTS_MAX)
 }

@@ -1,4 +1,4 @@
-//! Memory that an embedding or reranking worker will take, and whether it is available; checked before anything is
+//! Memory that an embedding or reranking worker will take, and whether it is available; checked before the model is
 //! loaded.
 //!
 //! llama.cpp reports what a context for one batch would take, without allocating it. Not here: a worker that generates
@@ -14,7 +14,7 @@ use crate::engine::{self, Bytes, EngineConfig, MemoryUse, Outline, StartError};
 /// Longest batch that llama.cpp measures; the memory of longer ones is extrapolated in proportion, which is a lower
 /// bound.
 ///
-/// Source: as the engine's: llama.cpp keeps 48 bytes for each token even if it allocates nothing else.
+/// Source: the same as the engine's: measuring takes 48 bytes per token, 3 MB at this size.
 const ASKED_TOKENS_MAX: u32 = 1 << 16;
 
 /// Returns the memory of a model's weights, context and computation; `None` if llama.cpp cannot determine it; loading
@@ -35,7 +35,7 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         DeviceMemory { context, compute, ..device }
     });
     engine::check_devices(&devices.collect::<Vec<_>>())?;
-    // Weights that stay mapped from the file can be dropped by the system, so they are not counted.
+    // The system can reclaim weights that are mapped from the file, so they are not counted.
     let (mapped, copied) = match config.engine.placement.load_mode.gives_back() {
         true => (memory.weights_as_in_file, memory.weights_repacked),
         false => (0, memory.weights_as_in_file.saturating_add(memory.weights_repacked)),
@@ -57,8 +57,8 @@ pub fn plan_memory(config: &EmbedConfig, available: u64) -> Result<Option<Memory
         Bytes(mapped),
     );
     let fits = match needed - copied <= needed.saturating_sub(available) {
-        true => "no --ctx-size would fit: a smaller model may".to_owned(),
-        false => "a smaller --ctx-size or --ubatch-size may fit".to_owned(),
+        true => "no --ctx-size would fit; use a smaller model".to_owned(),
+        false => "reduce --ctx-size or --ubatch-size".to_owned(),
     };
     Err(StartError::Memory { needed: Bytes(needed), available: Bytes(available), parts, fits })
 }

@@ -1,7 +1,7 @@
 //! The embedder's interface: embed, state, drain.
 //!
-//! The number of requests is limited by places, like the engine's. A place is free again when its request has ended in
-//! any way. Not here: the computation of the texts (`thread`).
+//! The number of requests is limited by places, like the engine's. A request frees its place when it ends, for whatever
+//! reason. Not here: the computation of the texts (`thread`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -18,37 +18,37 @@ use crate::engine::{ArrivalAnnouncer, CounterValues, Counters, EarlyAnnouncement
 /// Handle of the embedder's thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct EmbedHandle {
-    shared: Arc<Shared>,
+    shared: Arc<EmbedderShared>,
 }
 
 /// State shared by the handles.
-pub(super) struct Shared {
+pub(super) struct EmbedderShared {
     pub facts: EmbedFacts,
     pub announcer: ArrivalAnnouncer,
-    pub commands: SyncSender<Command>,
+    pub commands: SyncSender<EmbedderCommand>,
     pub places: Arc<Semaphore>,
     pub queue_max: usize,
     pub counters: Arc<Counters>,
     pub draining: AtomicBool,
     pub stopped: watch::Receiver<()>,
-    /// The thread's handle, taken once by the caller that joins; never locked across `.await`.
+    /// Join handle of the thread, taken by the first caller that joins; never locked across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Command for the thread.
-pub(super) enum Command {
+pub(super) enum EmbedderCommand {
     Embed(EmbedJob),
     Drain { deadline: Instant },
 }
 
 /// A request: its texts, and the receiver of their vectors.
 pub(super) struct EmbedJob {
-    /// Announces the request until the load counts it.
+    /// Early announcement, until the load includes the request.
     pub announcement: EarlyAnnouncement,
     /// Texts, none of them empty or too long.
     pub texts: Vec<Vec<Token>>,
     pub reply: oneshot::Sender<Result<Vec<Embedded>, EngineError>>,
-    /// Place of the request, free again when this is dropped.
+    /// Place of the request, freed when this is dropped.
     pub place: OwnedSemaphorePermit,
 }
 
@@ -56,7 +56,7 @@ impl EmbedJob {
     /// Sends the result to the caller. The place is freed first, so that the caller can send another request.
     pub fn answer(self, outcome: Result<Vec<Embedded>, EngineError>) {
         drop(self.place);
-        // A caller that has left needs no result.
+        // The caller may have gone.
         let _ = self.reply.send(outcome);
     }
 }
@@ -64,19 +64,19 @@ impl EmbedJob {
 /// Reason why a text cannot be embedded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextFault {
-    /// It has no tokens.
+    /// The text has no tokens.
     Empty,
-    /// It is too long.
+    /// The text is too long.
     TooLong {
         /// Length. Units: tokens.
         n_tokens: usize,
     },
-    /// It has a token that is not in the vocabulary.
+    /// The text has a token that is not in the vocabulary.
     Token(Token),
 }
 
 impl EmbedHandle {
-    pub(super) fn new(shared: Shared) -> Self {
+    pub(super) fn new(shared: EmbedderShared) -> Self {
         Self { shared: Arc::new(shared) }
     }
 
@@ -119,7 +119,7 @@ impl EmbedHandle {
         let n_tokens = texts.iter().map(Vec::len).sum::<usize>();
         let announcement = shared.announcer.announce(request_id, u32::try_from(n_tokens).unwrap_or(u32::MAX), &[]);
         let job = EmbedJob { announcement, texts, reply, place };
-        shared.commands.try_send(Command::Embed(job)).map_err(|error| match error {
+        shared.commands.try_send(EmbedderCommand::Embed(job)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })?;
@@ -130,7 +130,7 @@ impl EmbedHandle {
     /// ended.
     pub async fn drain(&self, within: Duration) {
         self.shared.draining.store(true, Ordering::Release);
-        let drain = Command::Drain { deadline: Instant::now() + within };
+        let drain = EmbedderCommand::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
         // A thread that has ended has nothing to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;

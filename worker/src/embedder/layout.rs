@@ -47,7 +47,7 @@ impl EmbeddingLayout {
         Self { pooling, text_tokens_max, batch_tokens, ubatch_tokens }
     }
 
-    /// Returns the longest piece of a text that is computed at once; `None` if texts must not be cut.
+    /// Returns the maximum length of a piece of a text; `None` if texts must not be split.
     pub(super) fn piece_tokens(self) -> Option<u32> {
         (self.ubatch_tokens < self.batch_tokens).then_some(self.ubatch_tokens)
     }

@@ -1,8 +1,8 @@
 //! The embedder's thread: its start, its loop, its batches.
 //!
-//! Like the engine's thread, it sleeps while no request waits, and reads its commands between two batches, so a
-//! disconnected client costs at most the running batch. A text that is computed in pieces takes a batch for each piece;
-//! other texts are computed between them. Not here: the calls into llama.cpp (`compute`).
+//! Like the engine's thread, it sleeps while no request waits, and reads its commands between two batches, so a request
+//! of a disconnected client costs at most the running batch. A text that is computed in pieces takes a step per piece,
+//! with batches of other texts between two pieces. Not here: the calls into llama.cpp (`compute`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -19,14 +19,14 @@ use warmpath_worker_core::embedding_batch::{
 use warmpath_worker_core::rates::{Averages, StepCounts};
 
 use super::compute::Computer;
-use super::handle::{Command, EmbedHandle, EmbedJob, Shared};
+use super::handle::{EmbedHandle, EmbedJob, EmbedderCommand, EmbedderShared};
 use super::{EmbedConfig, EmbedFacts, Embedded};
 use crate::engine::{
     ArrivalAnnouncer, Counters, EngineError, EngineUpdate, Progress, StartError, UpdateSender, load_model,
 };
 
 /// A request that waits or runs.
-struct Waiting {
+struct WaitingRequest {
     job: EmbedJob,
     /// Lengths of its texts. Units: tokens.
     lengths: Vec<u32>,
@@ -36,7 +36,7 @@ struct Waiting {
     n_computed: u32,
 }
 
-impl Waiting {
+impl WaitingRequest {
     fn new(job: EmbedJob) -> Self {
         let lengths = job.texts.iter().map(|text| u32::try_from(text.len()).unwrap_or(u32::MAX)).collect();
         Self { job, lengths, done: Vec::new(), n_computed: 0 }
@@ -65,8 +65,8 @@ impl Waiting {
 }
 
 /// The thread's own ends of its channels.
-struct Inside {
-    commands: Receiver<Command>,
+struct EmbedderEnds {
+    commands: Receiver<EmbedderCommand>,
     updates: mpsc::UnboundedSender<EngineUpdate>,
     counters: Arc<Counters>,
     /// Closes when the thread ends.
@@ -83,12 +83,12 @@ pub(super) fn start(
     config.engine.validate()?;
     let queue_max = config.engine.queue_max;
     let n_places = queue_max.saturating_add(usize::from(config.engine.n_slots)).min(Semaphore::MAX_PERMITS);
-    // In addition to the places there is room for a drain, and for a second one of an impatient operator.
+    // In addition to the requests there is room for two drains.
     let (commands, inbox) = sync_channel(n_places.saturating_add(2));
     let (running, stopped) = watch::channel(());
     let counters = Arc::new(Counters::default());
     let announcer = ArrivalAnnouncer::new(&updates);
-    let inside = Inside { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
+    let inside = EmbedderEnds { commands: inbox, updates, counters: Arc::clone(&counters), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("embedder".to_owned());
     let thread = builder
@@ -96,7 +96,7 @@ pub(super) fn start(
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
     let facts = started.recv().map_err(ended)??;
-    Ok(EmbedHandle::new(Shared {
+    Ok(EmbedHandle::new(EmbedderShared {
         facts,
         announcer,
         commands,
@@ -109,7 +109,12 @@ pub(super) fn start(
     }))
 }
 
-fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSender<Result<EmbedFacts, StartError>>) {
+fn run(
+    config: &EmbedConfig,
+    progress: Progress,
+    inside: EmbedderEnds,
+    ready: &SyncSender<Result<EmbedFacts, StartError>>,
+) {
     let refuse = |error: GgufError| StartError::Model { path: config.engine.model.clone(), reason: error.to_string() };
     let loaded = load_model(&config.engine, progress)
         .and_then(|model| Ok((model, warmpath_gguf::fingerprint(&config.engine.model).map_err(refuse)?)));
@@ -126,18 +131,19 @@ fn run(config: &EmbedConfig, progress: Progress, inside: Inside, ready: &SyncSen
     if ready.send(Ok(facts)).is_err() {
         return;
     }
-    let Inside { commands, updates, counters, _running } = inside;
+    let EmbedderEnds { commands, updates, counters, _running } = inside;
     let report = UpdateSender::new(updates);
     let averages = Averages::default();
     let (waiting, deadline) = (Vec::new(), None);
     let piece_is_due = true;
-    Loop { computer, commands, counters, report, averages, room, free_cells, waiting, piece_is_due, deadline }.run();
+    EmbedderLoop { computer, commands, counters, report, averages, room, free_cells, waiting, piece_is_due, deadline }
+        .run();
 }
 
 /// The thread's loop.
-struct Loop<'m> {
+struct EmbedderLoop<'m> {
     computer: Computer<'m>,
-    commands: Receiver<Command>,
+    commands: Receiver<EmbedderCommand>,
     counters: Arc<Counters>,
     report: UpdateSender,
     averages: Averages,
@@ -145,17 +151,17 @@ struct Loop<'m> {
     /// Free cells in the load for routers; nothing is cached, so the number never changes.
     free_cells: u64,
     /// Requests, the oldest first.
-    waiting: Vec<Waiting>,
-    /// Whether the next step may be a piece of a text: the last one was not.
+    waiting: Vec<WaitingRequest>,
+    /// Whether the next step may be a piece of a text, because the last one was not.
     piece_is_due: bool,
     /// Time at which running requests are cancelled; `None` unless draining.
     deadline: Option<Instant>,
 }
 
-/// The last handle was dropped.
+/// Signal that the last handle was dropped.
 struct NoHandles;
 
-impl Loop<'_> {
+impl EmbedderLoop<'_> {
     fn run(mut self) {
         self.tell(&[]);
         while self.take_commands().is_ok() {
@@ -165,7 +171,7 @@ impl Loop<'_> {
             }
             self.step();
         }
-        for Waiting { job, .. } in self.waiting.drain(..) {
+        for WaitingRequest { job, .. } in self.waiting.drain(..) {
             self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
             job.answer(Err(EngineError::Draining));
         }
@@ -178,10 +184,10 @@ impl Loop<'_> {
             match self.report.due_in(Instant::now()) {
                 None => {
                     let command = self.commands.recv().map_err(|_| NoHandles)?;
-                    self.obey(command);
+                    self.execute(command);
                 }
                 Some(due) => match self.commands.recv_timeout(due) {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.execute(command),
                     Err(RecvTimeoutError::Timeout) => self.tell(&[]),
                     Err(RecvTimeoutError::Disconnected) => return Err(NoHandles),
                 },
@@ -189,7 +195,7 @@ impl Loop<'_> {
         }
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(TryRecvError::Empty) => break,
                 // No further request can arrive; the present ones are still finished.
                 Err(TryRecvError::Disconnected) if self.waiting.is_empty() => return Err(NoHandles),
@@ -202,14 +208,14 @@ impl Loop<'_> {
         Ok(())
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: EmbedderCommand) {
         match command {
-            Command::Embed(job) if self.deadline.is_some() => job.answer(Err(EngineError::Draining)),
-            Command::Embed(job) => {
+            EmbedderCommand::Embed(job) if self.deadline.is_some() => job.answer(Err(EngineError::Draining)),
+            EmbedderCommand::Embed(job) => {
                 self.report.count(Some(&job.announcement));
-                self.waiting.push(Waiting::new(job));
+                self.waiting.push(WaitingRequest::new(job));
             }
-            Command::Drain { deadline } => {
+            EmbedderCommand::Drain { deadline } => {
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
                 self.report.touch();
             }
@@ -232,7 +238,7 @@ impl Loop<'_> {
 
     /// Computes one batch, or a piece of a text, and responds to each request that is complete.
     fn step(&mut self) {
-        let lengths: Vec<&[u32]> = self.waiting.iter().map(Waiting::lengths_left).collect();
+        let lengths: Vec<&[u32]> = self.waiting.iter().map(WaitingRequest::lengths_left).collect();
         let begun = self.waiting.iter().position(|waiting| waiting.n_computed > 0);
         let step = match self.computer.piece_tokens() {
             Some(_) => step_in_pieces(&lengths, PieceTurn { begun, is_due: self.piece_is_due }, self.room),
@@ -312,8 +318,8 @@ impl Loop<'_> {
     }
 
     fn answer_finished(&mut self) {
-        let is_done = |waiting: &mut Waiting| waiting.lengths_left().is_empty();
-        for Waiting { job, done, .. } in self.waiting.extract_if(.., is_done) {
+        let is_done = |waiting: &mut WaitingRequest| waiting.lengths_left().is_empty();
+        for WaitingRequest { job, done, .. } in self.waiting.extract_if(.., is_done) {
             job.answer(Ok(done));
         }
     }
@@ -323,11 +329,11 @@ impl Loop<'_> {
         tracing::error!(reason, texts = batch.len(), "a batch of texts failed");
         self.counters.decode_failures.fetch_add(1, Relaxed);
         let mut request_idx = 0;
-        let is_in_batch = |_: &mut Waiting| {
+        let is_in_batch = |_: &mut WaitingRequest| {
             request_idx += 1;
             batch.iter().any(|place| place.request_idx + 1 == request_idx)
         };
-        for Waiting { job, .. } in self.waiting.extract_if(.., is_in_batch) {
+        for WaitingRequest { job, .. } in self.waiting.extract_if(.., is_in_batch) {
             self.counters.failed.fetch_add(job.texts.len() as u64, Relaxed);
             job.answer(Err(EngineError::Decode { reason: reason.clone() }));
         }
@@ -341,7 +347,7 @@ impl Loop<'_> {
             u64::from(waiting.lengths_left()[place.text_idx] - n_computed)
         };
         let running_prefill_tokens: u64 = batch.iter().map(in_batch).sum();
-        let all: u64 = self.waiting.iter().map(Waiting::tokens_left).sum();
+        let all: u64 = self.waiting.iter().map(WaitingRequest::tokens_left).sum();
         let runs = |idx: usize| batch.iter().any(|place| place.request_idx == idx);
         let n_queued = (0..self.waiting.len()).filter(|idx| !runs(*idx)).count();
         let load = Load {

@@ -9,11 +9,11 @@ use base64::prelude::BASE64_STANDARD;
 /// Norm by which a vector is divided, in llama-server's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
-    /// None: -1.
+    /// -1: no norm.
     None,
-    /// The one that makes the largest number 32,760: 0.
+    /// 0: the norm that scales the largest number to 32,760.
     MaxInt16,
-    /// Its p-norm, for p of 1 (taxicab), 2 (Euclid) and more.
+    /// p: the p-norm, for p of 1 (taxicab), 2 (Euclid) and more.
     P(u32),
 }
 
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_as_llama_cpp_does() {
+    fn scales_like_llama_cpp() {
         check(-1, [3.0, -4.0, 0.0]);
         check(0, [24_570.0, -32_760.0, 0.0]);
         check(1, [3.0 / 7.0, -4.0 / 7.0, 0.0]);

@@ -1,7 +1,7 @@
 //! Inspection and manual changes of the cache: its content, pins, single slots.
 //!
-//! An inquiry is a command like any other, executed between two steps and answered over its own channel. An inquiry
-//! that needs an idle slot waits until its slot is idle. The engine thread never reads from or writes to a disk for it.
+//! A query is a command, executed between two steps and answered through its own channel. A query that needs an idle
+//! slot waits until the slot is idle. The engine thread never reads or writes a disk for a query.
 //!
 //! Not here: the endpoints (`crate::http`), the contents of the cache (`kv::contents`), a slot's state
 //! (`kv::saved_slot`).
@@ -15,31 +15,33 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::prefetch::HotPrefix;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{EntryView, Evicted, Limits, PIN_MAX, PinView, ShareTotals, ShareView, Totals};
+use warmpath_worker_core::chunk_index::{
+    EntryView, Evicted, PIN_MAX, PinView, ShareTotals, ShareView, StoreLimits, Totals,
+};
 use warmpath_worker_core::prefix_tree::chain_of;
 
 use super::api::EngineError;
-use super::handle::{Command, EngineHandle, Place};
+use super::handle::{EngineCommand, EngineHandle, HeldPlace};
 use super::kv::saved_slot::SlotState;
 use super::step::EngineState;
 
-/// Maximum number of inquiries that wait for the engine; further ones are refused.
+/// Maximum number of queries that wait for the engine; further ones are refused.
 ///
-/// Source: own choice; they come from operators and scrapers, and each may carry a slot's whole state.
+/// Source: a few operators and scrapers send them, and each may have a slot's whole state in memory.
 pub(super) const INQUIRIES_MAX: usize = 8;
 
-/// Most tenants in one view of the cache.
+/// Maximum number of tenants in one view of the cache.
 ///
-/// Source: own choice: only the largest tenants matter when space is scarce.
+/// Source: a screen of a terminal; the largest tenants are the ones that matter when space is scarce.
 pub const TENANTS_SHOWN_MAX: usize = 20;
 
 /// Reason why the cache was not inspected or changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CacheError {
-    /// Too many inquiries wait.
+    /// Too many queries wait.
     #[error("{INQUIRIES_MAX} inquiries wait for the engine already")]
     Busy,
-    /// Nothing is ever stored, so nothing can be pinned.
+    /// The worker has no store, so no prefix can be pinned.
     #[error("this worker stores no KV state, so there is nothing to pin")]
     NoStore,
     /// The limit of pins is reached.
@@ -75,11 +77,11 @@ pub enum CacheError {
 /// Content of each tier, and evictions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CacheTotals {
-    /// State in slots, running ones included; an entry is a slot. Shared state counts for each slot.
+    /// State in idle and busy slots; an entry is a slot. Shared state counts for each slot.
     pub resident: Totals,
     /// State stored in memory.
     pub ram: Totals,
-    /// State stored on disk, also if it is in memory.
+    /// State stored on disk, including state that is also in memory.
     pub disk: Totals,
     /// Evictions from the store, by tier and reason.
     pub evicted: Vec<Evicted>,
@@ -100,12 +102,12 @@ impl CacheTotals {
     }
 }
 
-/// Part of the stored entries to list: they are in the order of their ids.
+/// Page of the stored entries, which are ordered by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct EntryPage {
     /// Last id before the page; `None` for the start.
     pub after: Option<u64>,
-    /// Most entries of the page.
+    /// Maximum number of entries.
     pub entries_max: usize,
 }
 
@@ -115,25 +117,25 @@ pub struct CacheView {
     /// Content of each tier.
     pub totals: CacheTotals,
     /// Limits of the store.
-    pub limits: Limits,
-    /// Most tokens that idle slots keep.
+    pub limits: StoreLimits,
+    /// Maximum number of tokens that idle slots keep.
     pub resident_tokens_max: u64,
     /// Named pins, the oldest first.
     pub pins: Vec<NamedPin>,
-    /// The tenants with the most cached state, the largest first, at most `TENANTS_SHOWN_MAX`.
+    /// Tenants with the most cached state, the largest first, at most `TENANTS_SHOWN_MAX`.
     pub tenants: Vec<TenantView>,
     /// A page of the stored entries.
     pub entries: Vec<EntryView>,
     /// Id after which the next page starts; `None` on the last page.
     pub next_after: Option<u64>,
-    /// Present time on the clock of the entries' times. Units: milliseconds.
+    /// Current time on the clock of the entries' times. Units: milliseconds.
     pub now_ms: u64,
 }
 
 /// Cached state of one tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TenantView {
-    /// Tokens in slots, running ones included.
+    /// Tokens in idle and busy slots.
     pub resident_tokens: u64,
     /// State in the store, without pinned state.
     pub stored: ShareView,
@@ -155,16 +157,16 @@ pub struct NewPin {
     pub name: String,
     /// Root of the prefix's chain.
     pub root: BlockHash,
-    /// The prefix; only whole blocks of it count.
+    /// Tokens of the prefix, of which only whole blocks are pinned.
     pub tokens: Vec<Token>,
 }
 
-/// Sender of the answer to the caller.
+/// Sender of the result to the caller.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, CacheError>>;
 
-/// An inspection or change.
+/// A query or change of the cache.
 pub(crate) enum AdminQuery {
-    Look(Page, Reply<CacheView>),
+    Look(EntryPage, Reply<CacheView>),
     Hot(usize, Reply<Vec<HotPrefix>>),
     Clear(Reply<CacheTotals>),
     Pin(NewPin, Vec<BlockHash>, Reply<NamedPin>),
@@ -174,14 +176,14 @@ pub(crate) enum AdminQuery {
     Erase(SlotId, Reply<u32>),
 }
 
-/// An inquiry with its place among those that wait.
+/// A query with its place.
 pub(crate) struct WaitingQuery {
     pub inquiry: AdminQuery,
-    pub _place: Place,
+    pub _place: HeldPlace,
 }
 
 impl WaitingQuery {
-    /// Returns the slot that must be idle for the inquiry.
+    /// Returns the slot that must be idle for the query.
     pub(super) fn wants_idle(&self) -> Option<SlotId> {
         match self.inquiry {
             AdminQuery::Export(slot, _) | AdminQuery::Import(slot, ..) | AdminQuery::Erase(slot, _) => Some(slot),
@@ -193,7 +195,7 @@ impl WaitingQuery {
         }
     }
 
-    /// Returns whether the caller no longer waits for the answer.
+    /// Returns whether the caller no longer waits for the result.
     pub(super) fn is_abandoned(&self) -> bool {
         match &self.inquiry {
             AdminQuery::Look(_, reply) => reply.is_closed(),
@@ -213,22 +215,22 @@ impl EngineHandle {
         self.shared.view.cache.load_full()
     }
 
-    /// Returns the present cache, and a page of its entries.
+    /// Returns a view of the cache, with a page of its entries.
     ///
     /// Cost: waits for the step in progress; the engine lists all entries. Errors: `Busy`, `Engine`.
-    pub async fn cache_view(&self, page: Page) -> Result<CacheView, CacheError> {
+    pub async fn cache_view(&self, page: EntryPage) -> Result<CacheView, CacheError> {
         self.inquire(|reply| AdminQuery::Look(page, reply)).await
     }
 
-    /// Returns the most valuable prefixes, those of slots first, with at most this many tokens. Shared tokens count
-    /// once.
+    /// Returns the most valuable prefixes, those in slots first, with at most `n_tokens_max` tokens. Common tokens
+    /// count once.
     ///
     /// Cost: waits for the step in progress; the engine sorts all entries. Errors: `Busy`, `Engine`.
     pub async fn hot_prefixes(&self, n_tokens_max: usize) -> Result<Vec<HotPrefix>, CacheError> {
         self.inquire(|reply| AdminQuery::Hot(n_tokens_max, reply)).await
     }
 
-    /// Removes all stored state and the state of idle slots, and returns how much that was; pins stay.
+    /// Removes all stored state and that of idle slots; returns the removed totals. Pins stay.
     ///
     /// Errors: `Busy`, `Engine`.
     pub async fn clear_cache(&self) -> Result<CacheTotals, CacheError> {
@@ -244,7 +246,7 @@ impl EngineHandle {
         self.inquire(|reply| AdminQuery::Pin(pin, chain, reply)).await
     }
 
-    /// Ends a pin and returns whether there was one. Errors: `Busy`, `Engine`.
+    /// Removes a pin and returns whether it existed. Errors: `Busy`, `Engine`.
     pub async fn unpin(&self, name: String) -> Result<bool, CacheError> {
         self.inquire(|reply| AdminQuery::Unpin(name, reply)).await
     }
@@ -256,14 +258,15 @@ impl EngineHandle {
         self.inquire(|reply| AdminQuery::Export(slot, reply)).await
     }
 
-    /// Puts a state into a slot, once it is idle, and returns its number of tokens; the slot's former state is stored.
+    /// Imports a state into a slot, once it is idle, and returns the number of tokens. The slot's former state is
+    /// stored first.
     ///
     /// Errors: `Unfit`, after which the slot is empty; `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn import_slot(&self, slot: SlotId, state: SlotState) -> Result<u32, CacheError> {
         self.inquire(|reply| AdminQuery::Import(slot, state, reply)).await
     }
 
-    /// Removes the state of a slot, once it is idle, and returns how many tokens that was; its stored part stays.
+    /// Removes the state of a slot, once it is idle, and returns its number of tokens. Its stored part stays.
     ///
     /// Errors: `Busy`, `Engine`. Panics: like [`Self::export_slot`].
     pub async fn erase_slot(&self, slot: SlotId) -> Result<u32, CacheError> {
@@ -274,7 +277,7 @@ impl EngineHandle {
         let place = self.shared.inquiries.take().ok_or(CacheError::Busy)?;
         let (reply, answer) = oneshot::channel();
         let asked = Box::new(WaitingQuery { inquiry: ask(reply), _place: place });
-        self.shared.commands.try_send(Command::Inquire(asked)).map_err(|error| match error {
+        self.shared.commands.try_send(EngineCommand::Inquire(asked)).map_err(|error| match error {
             TrySendError::Full(_) => CacheError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped.into(),
         })?;
@@ -286,12 +289,12 @@ impl EngineHandle {
 }
 
 impl EngineState<'_> {
-    /// Executes an inquiry and sends the answer, unless the caller has left.
+    /// Executes a query and sends the result, unless the caller has gone.
     pub(super) fn answer(&mut self, asked: WaitingQuery) {
         let kv = &mut self.kv;
         let is_change = matches!(asked.inquiry, AdminQuery::Clear(_) | AdminQuery::Import(..) | AdminQuery::Erase(..));
         match asked.inquiry {
-            AdminQuery::Look(page, reply) => drop(reply.send(Ok(kv.look(page)))),
+            AdminQuery::Look(page, reply) => drop(reply.send(Ok(kv.view(page)))),
             AdminQuery::Hot(n_tokens_max, reply) => drop(reply.send(Ok(kv.hot_prefixes(n_tokens_max)))),
             AdminQuery::Clear(reply) => {
                 self.generator.forget_answers();

@@ -18,7 +18,7 @@ use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::config::ShiftObstacle;
 use super::events::EventSender;
-use super::kv::receiving::{Fetched, PeerOffer};
+use super::kv::receiving::{FetchedState, PeerOffer};
 use super::output::json_schema::CompiledSchema;
 use super::output::reasoning::ReasoningFirst;
 use super::output::sampler_kind::SamplerKind;
@@ -29,17 +29,18 @@ use super::output::tool_grammar::CallGrammar;
 pub struct SampledToken {
     /// The token.
     pub token: Token,
-    /// Number of random numbers drawn: 1, or 0 if the response could only end, or 2 if a grammar refused the
-    /// first choice.
+    /// Number of random numbers drawn: usually 1, 0 if the response could only end, 2 if a grammar refused the first
+    /// choice.
     pub n_draws: u8,
 }
 
-/// A token of a response so far, which another worker has sampled.
+/// A token of an earlier part of a response, which another worker has sampled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PastToken {
     /// The token.
     pub sampled: SampledToken,
-    /// Log probabilities of the token, if the response has them. Computing them again would need the token's logits.
+    /// Log probabilities of the token, if the response has them. They cannot be computed again without the token's
+    /// logits.
     pub probabilities: Option<TokenProbabilities>,
 }
 
@@ -48,13 +49,13 @@ pub struct PastToken {
 pub struct Submission {
     /// Id of the HTTP request; several submissions of one request share it.
     pub request_id: RequestId,
-    /// The prompt, and behind it the response so far. Shape: `[1..context_tokens)`, checked before it is submitted.
+    /// Prompt, followed by the response so far. Shape: `[1..context_tokens)`, checked before the submission.
     pub prompt: Vec<Token>,
-    /// The response so far, which another worker has sampled; empty for a new response.
+    /// Response so far, which another worker has sampled; empty for a new response.
     pub past: Vec<PastToken>,
     /// Root of the prompt's block chain; sequences with different roots never share KV state.
     pub chain_root: BlockHash,
-    /// Tenant from the router; `None` if there is none, so that the root takes its place.
+    /// Tenant from the router; `None` if the root is used as the tenant.
     pub tenant: Option<TenantId>,
     /// Adapter to apply, which is part of the root; sequences with different adapters never share a batch.
     pub adapter: Option<Applied>,
@@ -66,34 +67,34 @@ pub struct Submission {
     pub shifts: ShiftWish,
     /// Slot that the sender prefers; a hint that never lowers reuse.
     pub wanted_slot: Option<SlotId>,
-    /// Cached tokens that the sender predicts. If some are missing, they may be on their way.
+    /// Cached tokens that the router expects. If some are missing, a request that computes them may arrive soon.
     pub expected_tokens: u32,
-    /// Start of the prompt's last message, if it is known: a place to resume from.
+    /// Start of the prompt's last message, if known: later requests may resume there.
     pub last_message_token: Option<u32>,
-    /// Priority of the request's state in the cache; larger is more important, 0 is usual.
+    /// Priority of the request's state in the cache; larger is more important, 0 is the default.
     pub priority: i32,
-    /// State that another worker holds for this request; `None` if there is none.
+    /// State for this request that another worker offers; `None` if there is none.
     pub peer: Option<PeerOffer>,
     /// Runs of image tokens in the prompt, in their order.
     pub runs: Vec<ImageRun>,
-    /// Receives the events.
+    /// Channel for the events.
     pub events: EventSender,
 }
 
 impl Submission {
-    /// Returns the number of tokens to list beside each of the prompt's, if that is wanted.
+    /// Returns the number of alternatives to list for each token of the prompt; `None` if they are not requested.
     pub(super) fn prompt_probabilities(&self) -> Option<usize> {
         self.generation.probabilities.filter(|wish| wish.of_prompt).map(|wish| wish.n_top)
     }
 }
 
-/// State of a request that may be moved to other positions; llama-server's fields.
+/// Requested moves of state to other positions, as in llama-server's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShiftWish {
-    /// Shortest run of tokens that is moved to its position in the prompt; 0 for none, `None` for the engine's own
-    /// value.
+    /// Minimum length of a run of tokens that is moved to its position in the prompt; 0 moves none, `None` is the
+    /// engine's default.
     pub cache_reuse_tokens: Option<u32>,
-    /// Number of first tokens that stay when the context shifts.
+    /// Number of first tokens that a context shift keeps.
     pub n_keep: u32,
     /// Number of tokens that a context shift drops; `None` for half of those that may be dropped.
     pub n_discard: Option<u32>,
@@ -102,28 +103,28 @@ pub struct ShiftWish {
 /// Sampling parameters and end conditions of a response.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Generation {
-    /// Most tokens to generate; `None` means up to the end of the context.
+    /// Maximum number of tokens to generate; `None` means up to the end of the context.
     pub max_tokens: Option<u32>,
     /// Texts that end the response and are not part of it.
     pub stop: Vec<String>,
-    /// Minimum number of blanks before each line but the first; the response ends at a line with fewer. 0 for no
+    /// Minimum number of blanks before each line except the first. The response ends before a line with fewer. 0 for no
     /// minimum.
     pub n_indent: u32,
-    /// Time from the first token after which the response ends with its next line break; `None` for no limit.
+    /// Time after the first token at which the response ends with its next line break; `None` for no limit.
     pub predict_max: Option<Duration>,
-    /// Whether to continue after the model would end; an end-of-generation token is then never chosen.
+    /// Whether end-of-generation tokens are never chosen.
     pub ignore_eos: bool,
     /// Requested log probabilities; `None` for none.
     pub probabilities: Option<ProbabilityWish>,
-    /// Constraints of tool calls; `None` if there are none. Excludes a grammar of the client's own.
+    /// Constraints of tool calls; `None` if there are none. Cannot be combined with a client's grammar.
     pub calls: Option<CallGrammar>,
-    /// Control tokens whose spelling is part of the response's text, ascending; the others have no text.
+    /// Control tokens whose spelling is part of the response's text, ascending; other control tokens have no text.
     pub spelled: Vec<Token>,
     /// Parameters of the sampler chain.
     pub sampling: Sampling,
-    /// Schema that the response must follow; excludes `ignore_eos` and a grammar.
+    /// Schema that the response must follow. Cannot be combined with `ignore_eos` or a grammar.
     pub schema: Option<CompiledSchema>,
-    /// Reasoning that may precede the text that follows the schema; `None` if there is none.
+    /// Marks of reasoning that may precede the constrained text; `None` if there is none.
     pub reasoning: Option<ReasoningFirst>,
     /// Requested drafts.
     pub drafts: DraftWish,
@@ -134,21 +135,21 @@ pub struct Generation {
 pub struct DraftWish {
     /// Tokens that the client expects in the response.
     pub predicted: Vec<Token>,
-    /// Most tokens of a draft, up to the engine's own limit; 0 for no drafts.
+    /// Maximum length of a draft, up to the engine's own limit; 0 turns drafts off.
     pub n_max: Option<u32>,
-    /// Fewest tokens of a draft.
+    /// Minimum length of a draft.
     pub n_min: Option<u32>,
 }
 
 /// Requested probabilities of a response's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbabilityWish {
-    /// Number of most likely tokens to list beside the chosen one.
+    /// Number of most likely tokens to list in addition to the chosen one.
     pub n_top: usize,
     /// Origin of the probabilities.
     pub source: ProbabilitySource,
-    /// Whether those of the prompt's tokens are wanted too, which are always the model's. The whole prompt is then
-    /// computed: cached state has no logits.
+    /// Whether the log probabilities of the prompt's tokens are requested, too; these are always the model's. The whole
+    /// prompt is then computed, because cached state has no logits.
     pub of_prompt: bool,
 }
 
@@ -157,12 +158,11 @@ pub struct ProbabilityWish {
 pub enum ProbabilitySource {
     /// The model's, before any sampler: the softmax of its logits.
     Model,
-    /// The sampler's: the probabilities with which the token was drawn, after temperature, penalties and all other
-    /// samplers.
+    /// The sampler's: the probabilities after temperature, penalties and all other samplers.
     Sampler,
 }
 
-/// Parameters of the sampler chain, named and defaulted as llama-server's.
+/// Parameters of the sampler chain, with llama-server's names and defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Sampling {
     /// Samplers in their order; a random draw follows. Mirostat is used instead of them.
@@ -187,7 +187,7 @@ pub struct Sampling {
     pub typical_p: f32,
     /// Drops logits more than n standard deviations below the largest; 0 or less turns it off.
     pub top_n_sigma: f32,
-    /// Chance that XTC drops the top choices; 0 turns it off.
+    /// Probability of dropping the top choices by XTC; 0 turns it off.
     pub xtc_probability: f32,
     /// Threshold of XTC.
     pub xtc_threshold: f32,
@@ -215,7 +215,7 @@ pub struct Sampling {
     pub mirostat_tau: f32,
     /// Learning rate of mirostat.
     pub mirostat_eta: f32,
-    /// Adds to the logits of tokens.
+    /// Numbers to add to the logits of tokens.
     pub logit_bias: Vec<(Token, f32)>,
     /// GBNF grammar that the response must follow.
     pub grammar: Option<String>,
@@ -257,20 +257,20 @@ impl Default for Sampling {
 
 /// Event of one submission, in this order: `Started`, at most one `Prompt`, any `Text`, then `Finished` or `Failed`.
 #[derive(Debug)]
-pub enum Event {
+pub enum EngineEvent {
     /// A slot runs the prompt.
     Started(Started),
     /// The prompt is computed, with the requested log probabilities of its tokens.
     Prompt(PromptProbabilities),
-    /// A further token of the response; its text has whole UTF-8 characters, never part of a stop text.
+    /// The next token of the response. Its text has only whole UTF-8 characters, and no part of a stop text.
     Text {
-        /// The text; may be empty if a token completed no character.
+        /// Text, which is empty if the token completed no character.
         text: String,
         /// The token.
         token: Token,
         /// Number of random numbers that its choice took.
         n_draws: u8,
-        /// The token's log probabilities, if requested.
+        /// Log probabilities of the token, if requested.
         own_probabilities: Option<TokenProbabilities>,
         /// Log probabilities of the tokens whose text starts in this one, if requested. A token without text, such as
         /// one within a stop text, has no entry.
@@ -289,13 +289,12 @@ pub struct Started {
     pub slot: SlotId,
     /// Tiers of the reused prompt tokens.
     pub cached: CachedTokens,
-    /// Prompt tokens before the place where the prompt differs from an earlier response of this worker; `None` if it
-    /// does not.
+    /// Position at which the prompt diverges from an earlier response of this worker; `None` if it does not.
     pub left_answer_at: Option<u32>,
-    /// Time to bring the state of these tokens into the slot.
+    /// Time that it took to restore these tokens' state in the slot.
     pub restored: Duration,
-    /// State that was fetched from another worker for this submission; `None` if it waited for none.
-    pub fetched: Option<Fetched>,
+    /// Transfer from another worker for this submission; `None` if there was none.
+    pub fetched: Option<FetchedState>,
 }
 
 impl Started {
@@ -305,7 +304,7 @@ impl Started {
     }
 }
 
-/// End of a response, and its cost.
+/// End of a response, with its statistics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Finished {
     /// Reason.
@@ -316,7 +315,7 @@ pub struct Finished {
     pub truncated: bool,
     /// Number of tokens generated, including an end-of-generation token.
     pub completion_tokens: u32,
-    /// Tokens that were drafted for it.
+    /// Drafted tokens.
     pub drafted: Drafted,
     /// Time from the slot's start to the first token. Units: milliseconds.
     pub prompt_ms: f64,
@@ -375,7 +374,7 @@ pub enum PromptFault {
     },
 }
 
-/// Reason why the engine could not take or complete a submission.
+/// Reason why the engine could not accept or complete a submission.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// Every place in the queue is taken.
@@ -396,7 +395,7 @@ pub enum EngineError {
         /// Reason, for the client.
         reason: String,
     },
-    /// The request wants state shifted that cannot be.
+    /// The request needs a shift that is not possible.
     #[error(transparent)]
     Shift(ShiftObstacle),
     /// llama.cpp failed to decode a batch with this sequence.
@@ -416,13 +415,13 @@ pub enum EngineError {
 /// Message to the summary publisher, in the order of the changes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EngineUpdate {
-    /// The engine has taken a step in which something changed.
+    /// The engine has completed a step that changed something.
     Step {
-        /// Changes, in order.
+        /// Changes of cached blocks, in order.
         changes: Vec<Change>,
         /// Load after the step.
         load: Load,
-        /// Requests that this load includes for the first time.
+        /// Requests that the load includes for the first time.
         counted: Vec<AnnouncementId>,
     },
     /// A request has arrived.
@@ -431,14 +430,14 @@ pub enum EngineUpdate {
         id: AnnouncementId,
         /// Id of the request; several submissions of one request share it.
         request: RequestId,
-        /// Work if nothing can be reused. Units: tokens.
+        /// Prefill tokens if no state can be reused.
         n_tokens: u32,
-        /// Blocks of its prompt, in the order of their chain; empty if it may not start from cached state.
+        /// Blocks of the prompt, in the order of their chain; empty if the request may not reuse state.
         keys: Vec<BlockKey>,
-        /// Whether the request will prefill those of the blocks that are not cached.
+        /// Whether the request will compute the blocks that are not cached.
         is_filling: bool,
     },
-    /// The request of this announcement has started, as an earlier step has reported, or never will.
+    /// The request of this announcement has started, as an earlier step has reported, or has ended without a start.
     Resolved(AnnouncementId),
 }
 
@@ -451,7 +450,7 @@ pub struct CachedTokens {
     pub ram: u32,
     /// Tokens from the store on disk.
     pub disk: u32,
-    /// Tokens that a slot had at another position: their state is approximate.
+    /// Tokens whose state was moved from another position, so that it is approximate.
     pub shifted: u32,
 }
 
@@ -461,7 +460,7 @@ impl CachedTokens {
         self.resident + self.ram + self.disk
     }
 
-    /// Returns the number of all of them.
+    /// Returns the number of all these tokens.
     pub fn total(self) -> u32 {
         self.exact() + self.shifted
     }
@@ -481,18 +480,18 @@ impl AddAssign for CachedTokens {
 pub struct SlotView {
     /// The slot.
     pub id: SlotId,
-    /// Request that it runs; `None` when idle.
+    /// Request that runs in the slot; `None` if it is idle.
     pub request_id: Option<RequestId>,
-    /// Tokens whose KV state the slot has, prompt and response.
+    /// Tokens in the slot's KV state, of the prompt and the response.
     pub held_tokens: u32,
-    /// Number of its first tokens that later requests may start from: all of them, unless some were shifted.
+    /// Number of its first tokens that later requests may reuse: all of them, unless some were shifted.
     pub exact_tokens: u32,
     /// Tokens of the running prompt.
     pub prompt_tokens: u32,
-    /// Number of those that were reused.
+    /// Number of these tokens that were reused.
     pub cached_tokens: u32,
     /// Tokens generated so far.
     pub decoded_tokens: u32,
-    /// Number of tokens that may still be generated; `None` if only the context limits them, and when idle.
+    /// Number of tokens that may still be generated; `None` if only the context limits them, and if the slot is idle.
     pub remaining_tokens: Option<u32>,
 }

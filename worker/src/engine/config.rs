@@ -1,4 +1,4 @@
-//! The engine's configuration and the errors of its start.
+//! The engine's configuration and start-up errors.
 //!
 //! Not here: command-line flags (`crate::config`), loading (`llama`), the loaded model's properties (`facts`).
 
@@ -30,15 +30,15 @@ use rope::RopeSettings;
 
 /// Largest default context of a slot.
 ///
-/// Units: tokens. Source: most chats fit into it, and most machines have the memory for a few slots.
+/// Units: tokens. Source: most chats are shorter, and most machines have enough memory for a few such slots.
 pub const SLOT_CONTEXT_TOKENS_DEFAULT_MAX: u32 = 8192;
 
-/// Step to a multiple of which llama.cpp rounds up a slot's context, and so the smallest context. Units: tokens.
+/// Step of a slot's context, which llama.cpp rounds up to a multiple of it; also the smallest context. Units: tokens.
 ///
 /// Source: `llama-context.cpp`, `n_ctx_seq`.
 pub const SLOT_CELLS_STEP: u32 = 256;
 
-/// Most slots of one llama.cpp context (`LLAMA_MAX_SEQ`).
+/// Maximum number of slots of one llama.cpp context (`LLAMA_MAX_SEQ`).
 pub const SLOTS_MAX: u16 = 256;
 
 /// Settings of the model and all sizes.
@@ -50,95 +50,97 @@ pub struct EngineConfig {
     pub n_slots: u16,
     /// Cells of all slots together; 0 means `n_slots` times the trained context, at most `slot_tokens_max` each.
     pub context_tokens_total: u32,
-    /// Most cells of a slot if the cells of all slots are not given. Units: tokens.
+    /// Maximum cells of a slot if `context_tokens_total` is 0. Units: tokens.
     pub slot_tokens_max: u32,
-    /// How a default context is fitted to the memory; `None` if it is not.
+    /// Settings for fitting a default context to the memory; `None` if it is not fitted.
     pub fit: Option<Fit>,
     /// Threads that compute a step with one token per sequence; 0 means one per processor.
     pub threads: u16,
     /// Threads that compute a step with prompts in it; 0 means the same as `threads`.
     pub threads_batch: u16,
-    /// Devices of the model, and how its file is read.
+    /// Devices of the model, and the way of reading its file.
     pub placement: Placement,
-    /// Rotation of keys and queries, as far as it differs from the model's file.
+    /// Settings of rotary position encoding that differ from the model's file.
     pub rope: RopeSettings,
     /// Replacements for values in the model's file.
     pub metadata_overrides: Vec<MetadataOverride>,
-    /// Most tokens that are planned together while no sequence decodes.
+    /// Maximum number of tokens that are planned together while no sequence decodes.
     pub batch_tokens: u32,
-    /// Most tokens of one step, which is a micro-batch; above `n_slots`.
+    /// Maximum number of tokens of one step, which is a micro-batch; greater than `n_slots`.
     pub ubatch_tokens: u32,
     /// Type of the keys in the KV cache.
     pub cache_type_k: CacheType,
     /// Type of the values in the KV cache; a quantized one requires flash attention.
     pub cache_type_v: CacheType,
-    /// Whether to use flash attention.
+    /// Setting of flash attention.
     pub flash_attn: Switch,
-    /// Whether the slots share one KV buffer.
+    /// Setting of a KV buffer that all slots share.
     pub kv_unified: Switch,
-    /// Way in which `Auto` is decided for flash attention and the unified buffer.
+    /// Decision method for the settings that are `Auto`.
     pub self_test: SelfTest,
-    /// Most requests that wait for a slot.
+    /// Maximum number of requests that wait for a slot.
     pub queue_max: usize,
-    /// Longest time for which an idle engine that gets the first of several requests waits for the others.
+    /// Longest time that an idle engine waits for further requests before the first step of a request.
     pub gather_max: Duration,
-    /// Maximum number of logits of prompt tokens in one step, so that the sums over them do not stall streams.
+    /// Maximum number of logits per step for log probabilities of prompts, so that their computation does not delay
+    /// streams.
     pub listed_logits_max: usize,
     /// Tokens per block in summaries.
     pub block_size_tokens: u32,
-    /// Whether KV state is kept for later requests at all.
+    /// Whether KV state is kept for later requests.
     pub prefix_cache: PrefixCache,
-    /// State that is stored beyond the slots.
+    /// Settings of stored KV state.
     pub store: StoreConfig,
-    /// Most tokens that idle slots keep in the KV buffer; `None` means half of its cells if slots share one.
+    /// Maximum number of tokens that idle slots keep in the KV buffer; `None` means half of its cells if slots share
+    /// one.
     pub prefix_tokens_max: Option<u64>,
-    /// Distance of checkpoints in a prompt, if the model needs them; 0 for only the ends of prompts and the starts of
-    /// last messages.
+    /// Distance between checkpoints in a prompt, if the model needs them; with 0 there are only the start of the last
+    /// message and the end of the prompt.
     pub checkpoint_stride_tokens: u32,
-    /// When state is moved to other positions.
+    /// Settings of moving state to other positions.
     pub shifts: ShiftConfig,
     /// LoRA adapters to load.
     pub adapters: Vec<AdapterFile>,
-    /// Projector to load, with which the model reads images; `None` if it reads text alone.
+    /// Projector to load, with which the model reads images; `None` if it reads only text.
     pub projector: Option<ProjectorConfig>,
-    /// How responses are drafted; `None` if they are not.
+    /// Settings of speculative decoding; `None` if it is off.
     pub speculation: Option<SpeculationConfig>,
-    /// Model that makes drafts; `None` if they are only found in texts.
+    /// Draft model; `None` if drafts only come from texts.
     pub draft_model: Option<DraftModelConfig>,
-    /// Costs used by plans.
+    /// Source of the costs in plans.
     pub costs: CostSource,
-    /// Hash of blocks: [`warmpath_common::block_hash::block_hash`], unless a test wants collisions.
+    /// Hash of blocks: [`warmpath_common::block_hash::block_hash`], except in tests of collisions.
     pub block_hasher: BlockHasher,
 }
 
-/// KV state that is stored beyond the slots.
+/// Settings of stored KV state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// Most bytes in memory; 0 for no store at all.
+    /// Maximum size in memory; 0 turns the store off. Units: bytes.
     pub ram_bytes: u64,
-    /// Disk tier, if there is one.
+    /// Disk tier; `None` if there is none.
     pub disk: Option<DiskConfig>,
-    /// Time for which stored state that was reused stays after its last use.
+    /// Time after its last use for which reused state is not evicted.
     pub min_hold: Duration,
-    /// Number of prefixes that are pinned because they are used most.
+    /// Number of most used prefixes that are pinned automatically.
     pub pin_top: usize,
 }
 
-/// Origin of the costs used by plans.
+/// Source of the costs in plans.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CostSource {
-    /// Costs that are measured all the time.
+    /// Continuous measurements.
     Measured,
-    /// Initial estimates that never change, for tests that need the same plans on every machine.
+    /// Fixed initial estimates, for tests that need the same plans on every machine.
     Assumed,
-    /// These costs, for tests of a machine that computes or moves state slowly.
+    /// These costs, for tests of slow machines.
     Given(Costs),
 }
 
-/// When state is moved to other positions, which makes it approximate: docs/decisions/0012-shifts.md.
+/// Settings of moving state to other positions, which makes it approximate: docs/decisions/0012-shifts.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShiftConfig {
-    /// Shortest run of tokens that is moved to its position in a prompt, unless the request sets it; 0 for none.
+    /// Minimum length of a run of tokens that is moved, unless the request sets it; 0 moves none.
     pub cache_reuse_tokens: u32,
     /// Action when a response fills its context.
     pub at_context_end: AtContextEnd,
@@ -158,22 +160,22 @@ pub enum AtContextEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShiftObstacle {
     /// The model does not have full attention.
-    #[error("only full attention can be shifted, and this model's memory is {}", memory_words(*memory))]
+    #[error("only a model with full attention can be shifted, and this one has {}", memory_words(*memory))]
     Memory {
         /// Kind of the model's memory.
         memory: MemoryKind,
     },
-    /// llama.cpp cannot change the positions of this model's state afterwards.
+    /// llama.cpp cannot change positions in this model's state.
     #[error("llama.cpp cannot shift the positions of this model")]
     Positions,
-    /// Shifting would round every slot's keys again.
-    #[error("keys can be shifted only in the cache types f32 and f16")]
+    /// Shifting would round the keys of all slots again.
+    #[error("keys can be shifted only with the cache types f32 and f16")]
     Keys,
-    /// A run of image tokens could be cut.
-    #[error("tokens cannot be shifted where the model reads images")]
+    /// Shifting could cut a run of image tokens.
+    #[error("a model that reads images cannot be shifted")]
     Images,
-    /// Shifting would scale every slot's keys again.
-    #[error("keys whose rotation is scaled, as with YaRN, cannot be shifted")]
+    /// Shifting would scale the keys of all slots again.
+    #[error("keys with scaled rotation, such as YaRN's, cannot be shifted")]
     Scaling,
 }
 
@@ -181,8 +183,8 @@ fn memory_words(memory: MemoryKind) -> &'static str {
     match memory {
         MemoryKind::Full => "full attention",
         MemoryKind::Sliding => "a sliding window",
-        MemoryKind::Recurrent => "recurrent",
-        MemoryKind::Hybrid => "hybrid",
+        MemoryKind::Recurrent => "recurrent state",
+        MemoryKind::Hybrid => "attention and recurrent state",
     }
 }
 
@@ -191,7 +193,7 @@ fn memory_words(memory: MemoryKind) -> &'static str {
 pub struct DiskConfig {
     /// Path of the folder.
     pub dir: PathBuf,
-    /// Most bytes.
+    /// Maximum size. Units: bytes.
     pub bytes: u64,
 }
 
@@ -201,14 +203,14 @@ impl Default for StoreConfig {
     }
 }
 
-/// Approximate time to prepare a few prompts on an otherwise idle machine.
+/// Default of [`EngineConfig::gather_max`]: approximate time to prepare a few prompts on an idle machine.
 ///
 /// Source: docs/decisions/0036-batch-plan.md.
 const GATHER_MAX_DEFAULT: Duration = Duration::from_millis(5);
 
-/// Default of the most logits of prompts' tokens in one step.
+/// Default of [`EngineConfig::listed_logits_max`].
 ///
-/// Source: own choice: 16 MiB, some tens of milliseconds to add up; 27 tokens of a vocabulary of 152,000.
+/// Source: the logits take 16 MiB and some tens of milliseconds, for 27 tokens with a vocabulary of 152,000.
 const LISTED_LOGITS_MAX_DEFAULT: usize = 4 << 20;
 
 impl Default for EngineConfig {
@@ -251,19 +253,18 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Returns whether flash attention is used, unless measured: `Auto` is on if there is a GPU or the values are
+    /// Returns whether flash attention is used without a measurement: `Auto` is on if there is a GPU or the values are
     /// quantized.
     ///
-    /// Source: docs/decisions/0000-measured-before.md: on a CPU a short suffix after a cached prefix is several times
-    /// slower with it.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU, flash attention makes a short suffix after a cached
+    /// prefix several times slower.
     pub fn flash_attn_settled(&self) -> bool {
         self.flash_attn.choice().unwrap_or(self.placement.is_offloaded() || self.cache_type_v.is_quantized())
     }
 
-    /// Returns whether the KV buffer is unified, unless measured: `Auto` is on if there is a GPU.
+    /// Returns whether the KV buffer is unified without a measurement: `Auto` is on if there is a GPU.
     ///
-    /// Source: docs/decisions/0000-measured-before.md: on a CPU every step pays for the idle sequences in a unified
-    /// buffer.
+    /// Source: docs/decisions/0000-measured-before.md: on a CPU, idle sequences in a unified buffer slow every step.
     pub fn kv_unified_settled(&self) -> bool {
         self.kv_unified.choice().unwrap_or(self.placement.is_offloaded())
     }
@@ -276,8 +277,8 @@ impl EngineConfig {
         }
     }
 
-    /// Returns a fingerprint of the settings of a model's stored state, as far as they are known before the model is
-    /// loaded: equal fingerprints mean interchangeable state.
+    /// Returns a fingerprint of all settings that decide the format of stored state and are known before the model is
+    /// loaded. Equal fingerprints mean interchangeable state.
     pub fn state_settings(&self, model: Fingerprint) -> Fingerprint {
         let buffer = (self.flash_attn, self.kv_unified, &self.placement, self.context_tokens_total, self.n_slots);
         let kv = (self.cache_type_k, self.cache_type_v, self.block_size_tokens, &self.rope, &self.metadata_overrides);
@@ -285,9 +286,9 @@ impl EngineConfig {
         Fingerprint(blake3::derive_key("warmpath 2026 state settings v1", settings.as_bytes()))
     }
 
-    /// Checks the settings, as far as that is possible before the model is loaded.
+    /// Checks the settings as far as possible before the model is loaded.
     ///
-    /// Errors: [`StartError::Config`] for a size that is zero, too large or contradicts another.
+    /// Errors: [`StartError::Config`] for a size that is zero, too large or inconsistent with another size.
     pub fn validate(&self) -> Result<(), StartError> {
         let refuse = |reason: &str| Err(StartError::Config { reason: reason.to_owned() });
         if self.n_slots == 0 || self.n_slots > SLOTS_MAX {
@@ -297,10 +298,10 @@ impl EngineConfig {
             return refuse("the block size must be at least 1 token");
         }
         if self.ubatch_tokens <= u32::from(self.n_slots) {
-            return refuse("the micro-batch must hold more tokens than there are slots");
+            return refuse("the micro-batch must have more tokens than there are slots");
         }
         if self.batch_tokens < self.ubatch_tokens {
-            return refuse("the batch must hold at least one micro-batch");
+            return refuse("the batch must be at least as large as a micro-batch");
         }
         if self.cache_type_v.is_quantized() && !self.flash_attn_settled() {
             return refuse("a quantized V cache needs flash attention, which is turned off");
@@ -309,7 +310,7 @@ impl EngineConfig {
     }
 }
 
-/// A setting that may be left to measurements.
+/// A setting that measurements may decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Switch {
     /// The best value for the machine.
@@ -331,26 +332,26 @@ impl Switch {
     }
 }
 
-/// How [`Switch::Auto`] is decided.
+/// Decision method for [`Switch::Auto`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum SelfTest {
-    /// By rule, without measuring.
+    /// Fixed rules, without measurements.
     #[default]
     Skip,
-    /// By measuring at start-up.
+    /// Measurements at start-up.
     Run {
-        /// Folder that keeps the result for the next start, if it is to be kept.
+        /// Folder for the result, which the next start reuses; `None` to measure at each start.
         cache: Option<PathBuf>,
     },
 }
 
-/// Whether KV state outlives its request.
+/// Whether KV state is kept after its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PrefixCache {
     /// Slots keep their computed state.
     #[default]
     Enabled,
-    /// Every request computes everything and leaves nothing in the cache.
+    /// Every request computes its whole prompt and leaves nothing in the cache.
     Disabled,
 }
 
@@ -373,7 +374,7 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// Returns the type used, unless measured: `Auto` is `F16`.
+    /// Returns the type without a measurement: `Auto` is `F16`.
     pub fn settled(self) -> Self {
         if self == Self::Auto { Self::F16 } else { self }
     }
@@ -387,10 +388,10 @@ impl CacheType {
 /// Reason why the engine could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The configuration contradicts itself or a limit.
-    #[error("the engine's configuration is wrong: {reason}")]
+    /// The configuration is inconsistent or exceeds a limit.
+    #[error("the engine's configuration is invalid: {reason}")]
     Config {
-        /// Description of the contradiction.
+        /// Violated condition.
         reason: String,
     },
     /// The model file cannot be used.
@@ -401,7 +402,7 @@ pub enum StartError {
         /// Reason.
         reason: String,
     },
-    /// The file has a model that cannot generate.
+    /// The model in the file cannot generate text.
     #[error("the model {} cannot be served: {reason}", path.display())]
     Unsupported {
         /// Path of the file.
@@ -434,7 +435,7 @@ pub enum StartError {
         reason: String,
     },
     /// llama.cpp could not create the context, for example for lack of memory.
-    #[error("cannot make a context of {n_slots} slots and {context_tokens_total} tokens: {reason}")]
+    #[error("cannot create a context of {n_slots} slots and {context_tokens_total} tokens: {reason}")]
     Context {
         /// Requested number of slots.
         n_slots: u16,
@@ -450,9 +451,9 @@ pub enum StartError {
         needed: Bytes,
         /// Memory that is available.
         available: Bytes,
-        /// The parts of the needed memory, each with its flag.
+        /// Parts of the needed memory, each with its flag.
         parts: String,
-        /// The flag to change.
+        /// Flag to change.
         fits: String,
     },
     /// A device has less memory than is needed.
@@ -460,20 +461,20 @@ pub enum StartError {
         "the worker needs {needed} of {device}'s memory and {available} are free there: {parts}; --n-gpu-layers auto keeps there what fits"
     )]
     DeviceMemory {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// Memory that is needed.
         needed: Bytes,
         /// Memory that is free.
         available: Bytes,
-        /// The parts of the needed memory, each with its flags.
+        /// Parts of the needed memory, each with its flags.
         parts: String,
     },
     /// The folder for stored state cannot be used.
     #[error("cannot store state on disk")]
     Store(#[source] StoreError),
     /// The engine thread could not be started or ended while it loaded.
-    #[error("the engine thread ended while it started: {reason}")]
+    #[error("the engine thread failed to start: {reason}")]
     Thread {
         /// Reason.
         reason: String,

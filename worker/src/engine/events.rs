@@ -1,7 +1,7 @@
 //! The channel of one response's events from the engine to its reader.
 //!
-//! The engine never waits for a reader, and never buffers more than a limit for it: a sequence with more than
-//! [`UNREAD_BYTES_MAX`] of unread events is left out of steps until they are read. Its slot and its state stay.
+//! The engine never waits for a reader, and buffers events only up to a limit: a sequence with more than
+//! [`UNREAD_BYTES_MAX`] of unread events is omitted from steps until they are read. It keeps its slot and its state.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use warmpath_worker_output::logprobs::{TokenLogprob, TokenProbabilities};
 
-use super::api::Event;
+use super::api::EngineEvent;
 
-/// Most bytes of one response's unread events; with more, the response waits. Units: bytes.
+/// Maximum size of one response's unread events; with more, the response waits. Units: bytes.
 ///
-/// Source: some 3,000 tokens with 20 alternatives each, so that a short delay of a reader delays nothing.
+/// Source: some 3,000 tokens with 20 alternatives each, so that a short delay of a reader does not delay the response.
 pub const UNREAD_BYTES_MAX: usize = 1 << 20;
 
-/// The engine's end.
+/// The engine's end of the channel.
 #[derive(Debug)]
 pub struct EventSender {
-    events: mpsc::UnboundedSender<Event>,
-    /// Bytes of the events that were sent and not read. Without a lock, since a stale value only delays a step.
+    events: mpsc::UnboundedSender<EngineEvent>,
+    /// Size of the unread events. A relaxed atomic, because a stale value only delays a step.
     unread_bytes: Arc<AtomicUsize>,
 }
 
-/// The reader's end; once it is dropped the engine frees the slot within one step.
+/// The reader's end of the channel. Once it is dropped, the engine frees the slot within one step.
 #[derive(Debug)]
 pub struct EventReceiver {
-    events: mpsc::UnboundedReceiver<Event>,
+    events: mpsc::UnboundedReceiver<EngineEvent>,
     unread_bytes: Arc<AtomicUsize>,
 }
 
@@ -44,7 +44,7 @@ pub fn events() -> (EventSender, EventReceiver) {
 
 impl EventSender {
     /// Sends an event; it is dropped if the reader has left.
-    pub fn send(&self, event: Event) {
+    pub fn send(&self, event: EngineEvent) {
         self.unread_bytes.fetch_add(size_bytes(&event), Ordering::Relaxed);
         let _ = self.events.send(event);
     }
@@ -62,11 +62,11 @@ impl EventSender {
 
 impl EventReceiver {
     /// Returns the next event; `None` once the engine has dropped its end.
-    pub async fn recv(&mut self) -> Option<Event> {
+    pub async fn recv(&mut self) -> Option<EngineEvent> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
         let polled = self.events.poll_recv(context);
         if let Poll::Ready(Some(event)) = &polled {
             self.unread_bytes.fetch_sub(size_bytes(event), Ordering::Relaxed);
@@ -76,40 +76,40 @@ impl EventReceiver {
 }
 
 impl Stream for EventReceiver {
-    type Item = Event;
+    type Item = EngineEvent;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EngineEvent>> {
         self.poll(context)
     }
 }
 
 /// Returns the memory of an event.
-fn size_bytes(event: &Event) -> usize {
+fn size_bytes(event: &EngineEvent) -> usize {
     let of_list = |list: &[TokenProbabilities]| {
         let n_top: usize = list.iter().map(|token| token.top.len()).sum();
         size_of_val(list) + n_top * size_of::<TokenLogprob>()
     };
     let more = match event {
-        Event::Text { text, own_probabilities, probabilities, .. } => {
+        EngineEvent::Text { text, own_probabilities, probabilities, .. } => {
             text.len() + of_list(own_probabilities.as_slice()) + of_list(probabilities)
         }
-        Event::Prompt(probabilities) => of_list(&probabilities.rest),
-        Event::Started(_) | Event::Finished(_) | Event::Failed(_) => 0,
+        EngineEvent::Prompt(probabilities) => of_list(&probabilities.rest),
+        EngineEvent::Started(_) | EngineEvent::Finished(_) | EngineEvent::Failed(_) => 0,
     };
-    size_of::<Event>() + more
+    size_of::<EngineEvent>() + more
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn text(n_bytes: usize) -> Event {
+    fn text(n_bytes: usize) -> EngineEvent {
         let text = "x".repeat(n_bytes);
-        Event::Text { text, token: 1, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
+        EngineEvent::Text { text, token: 1, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
     }
 
     #[tokio::test]
-    async fn a_way_is_full_until_enough_is_read_and_loses_nothing() {
+    async fn a_channel_is_full_until_enough_is_read_and_loses_nothing() {
         let (sender, mut receiver) = events();
         let mut n_sent = 0;
         while !sender.is_full() {
@@ -133,7 +133,7 @@ mod tests {
     fn alternative_tokens_count_in_an_event_s_size() {
         let likely = TokenLogprob { token: 1, logprob: -1.0 };
         let probabilities = TokenProbabilities { chosen: likely, top: vec![likely; 20] };
-        let event = |own_probabilities, probabilities| Event::Text {
+        let event = |own_probabilities, probabilities| EngineEvent::Text {
             text: String::new(),
             token: 1,
             n_draws: 1,
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_sees_that_its_reader_has_gone() {
+    fn the_engine_detects_that_its_reader_has_gone() {
         let (sender, receiver) = events();
         assert!(!sender.is_closed());
         drop(receiver);

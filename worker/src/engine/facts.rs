@@ -16,7 +16,7 @@ pub struct EngineFacts {
     pub context_tokens: u32,
     /// Number of slots.
     pub n_slots: u16,
-    /// How far a slot can be rewound, as a probe at start-up found it.
+    /// Kind of memory, which decides how far a slot can be rewound; determined by a probe at start-up.
     pub memory: MemoryKind,
     /// Size of the vocabulary.
     pub n_vocab: u32,
@@ -32,7 +32,7 @@ pub struct EngineFacts {
     pub kv_unified: bool,
     /// Tokens per block in summaries.
     pub block_size_tokens: u32,
-    /// Most tokens of one micro-batch, as decided by llama.cpp.
+    /// Maximum number of tokens of a micro-batch, as decided by llama.cpp.
     pub ubatch_tokens: u32,
     /// Description of the model: architecture, name and size label as far as the file has them.
     pub description: String,
@@ -46,19 +46,19 @@ pub struct EngineFacts {
     pub adapters: Vec<AdapterInfo>,
     /// Result of the self-test at start-up, if there was one.
     pub self_test: Option<SelfTestReport>,
-    /// State that other workers can use; `None` if nothing is stored, or it cannot be used block by block.
+    /// State that other workers can use; `None` if the worker has no store, or its state cannot be cut into blocks.
     pub exchange: Option<Exchange>,
-    /// Whether answers are drafted.
+    /// Whether responses are drafted.
     pub drafts: bool,
 }
 
 /// Stored state that other workers can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
-    /// Identity of the state: workers with equal ones can use each other's.
+    /// Identity of the state. Workers with equal identities can use each other's state.
     pub identity: Identity,
     /// Size of a token's state. Units: bytes.
     pub token_bytes: u64,
-    /// Most bytes of it in memory.
+    /// Maximum size in memory. Units: bytes.
     pub ram_bytes: u64,
 }

@@ -1,8 +1,8 @@
 //! The engine's interface: submit, state, drain.
 //!
-//! Work that need not run on the engine thread, such as parsing a grammar or hashing a prompt, runs here, in the
+//! Work that need not run on the engine thread, such as parsing a grammar or hashing a prompt, runs here in the
 //! caller's task. The number of submissions in the engine is limited by places, one per slot and per queue position. A
-//! place is free again when its submission has left, however it ended.
+//! submission frees its place when it ends, for whatever reason.
 //!
 //! Not here: running a submission (`thread`), inspecting and changing the cache (`admin`).
 
@@ -27,9 +27,9 @@ use super::admin::{CacheTotals, WaitingQuery};
 use super::api::{EngineError, PastToken, PromptFault, SlotView, Submission};
 use super::facts::EngineFacts;
 use super::images::Projector;
-use super::kv::receiving::Prefetch;
-use super::kv::sending::Sending;
-use super::output::constraint::{KnownGrammars, Rule};
+use super::kv::receiving::PrefetchOrder;
+use super::kv::sending::RunLookup;
+use super::output::constraint::{KnownGrammars, ResponseRule};
 use super::output::json_schema::SchemaCompiler;
 use super::output::look_up;
 use super::output::sampler::TokenSampler;
@@ -41,72 +41,72 @@ use super::sequence::Chosen;
 /// Handle of the engine thread; cheap to clone, and the thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct EngineHandle {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<EngineShared>,
 }
 
 /// State shared by the handles and the thread.
-pub(crate) struct Shared {
+pub(crate) struct EngineShared {
     pub facts: EngineFacts,
     pub queue_max: usize,
     pub block_hasher: BlockHasher,
-    /// How responses are drafted; `None` if they are not, or the model's memory cannot be rewound.
+    /// Settings of speculative decoding; `None` if it is off, or the model's memory cannot be rewound.
     pub speculation: Option<SpeculationConfig>,
     pub model: Arc<LlamaModel>,
-    /// Reader of images; `None` if the model reads text alone.
+    /// Projector; `None` if the model reads only text.
     pub projector: Option<Arc<Projector>>,
     /// Compiler, built in the background once the model is loaded, or by the first request with a schema or grammar.
     pub schemas: OnceLock<Result<SchemaCompiler, String>>,
     pub grammars: KnownGrammars,
-    pub commands: SyncSender<Command>,
+    pub commands: SyncSender<EngineCommand>,
     pub places: Arc<Places>,
-    /// Places of waiting inquiries.
+    /// Places of waiting queries.
     pub inquiries: Arc<Places>,
     /// Places of runs that are sent to other workers.
     pub sends: Arc<Places>,
-    pub view: Arc<View>,
+    pub view: Arc<EngineView>,
     pub announcer: ArrivalAnnouncer,
     /// Tenants of past requests. The lock is held for one look-up, never across `.await`.
     pub tenants: Mutex<Tenants>,
     pub stopped: watch::Receiver<()>,
-    /// The thread's handle, taken once by the caller that joins; never locked across `.await`.
+    /// Join handle of the thread, taken by the first caller that joins; never locked across `.await`.
     pub thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Shared {
+impl EngineShared {
     pub(super) fn schemas(&self) -> &Result<SchemaCompiler, String> {
         self.schemas.get_or_init(|| SchemaCompiler::new(&self.model))
     }
 
-    fn greet(&self, submission: &Submission) -> Tenant {
+    fn identify(&self, submission: &Submission) -> Tenant {
         let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        tenants.greet(submission.tenant, &submission.chain_root)
+        tenants.identify(submission.tenant, &submission.chain_root)
     }
 }
 
-/// State that the thread shows to others.
+/// State that the thread publishes.
 #[derive(Default)]
-pub(crate) struct View {
+pub(crate) struct EngineView {
     pub counters: Arc<Counters>,
     pub slots: ArcSwap<Vec<SlotView>>,
     pub cache: ArcSwap<CacheTotals>,
     pub draining: AtomicBool,
-    /// Whether the thread, while draining, keeps running for other workers that fetch its state.
+    /// Whether the draining thread keeps running because other workers fetch its state.
     pub hands_over: AtomicBool,
     /// Number of requests whose submissions are being prepared.
     pub n_coming: AtomicUsize,
 }
 
 /// Command for the engine thread.
-pub(crate) enum Command {
+pub(crate) enum EngineCommand {
     Submit(Box<Admission>),
     Inquire(Box<WaitingQuery>),
-    Send(Box<Sending>),
-    Prefetch(Box<Prefetch>),
+    Send(Box<RunLookup>),
+    Prefetch(Box<PrefetchOrder>),
     Wake,
     Drain { deadline: Instant },
 }
 
-/// A submission with everything that the caller could prepare.
+/// A submission with the parts that the caller prepared.
 pub(crate) struct Admission {
     pub submission: Submission,
     /// The response so far.
@@ -114,20 +114,20 @@ pub(crate) struct Admission {
     /// Tenant to which its cached state is charged.
     pub tenant: Tenant,
     pub sampler: TokenSampler,
-    /// Drafter of the response's tokens; `None` if none are drafted.
+    /// Drafter of the response; `None` without drafts.
     pub drafter: Option<Drafter>,
     /// Block chain of the prompt, whole blocks only.
     pub chain: Vec<BlockHash>,
-    /// Places of the prompt's runs of image tokens.
+    /// Positions of the prompt's image runs.
     pub images: Vec<Range<u32>>,
     /// Early announcement of the submission; `None` once it has started.
     pub announcement: Option<EarlyAnnouncement>,
     /// Time of submission.
     pub came: Instant,
-    pub place: Place,
+    pub place: HeldPlace,
 }
 
-/// Number of submissions or inquiries in the engine, and its limit.
+/// Number of submissions or queries in the engine, and its limit.
 pub(crate) struct Places {
     n_taken: AtomicUsize,
     n_max: usize,
@@ -142,24 +142,24 @@ impl Places {
         self.n_taken.load(Ordering::Acquire)
     }
 
-    pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
+    pub(super) fn take(self: &Arc<Self>) -> Option<HeldPlace> {
         let one_more = |n| (n < self.n_max).then_some(n + 1);
         self.n_taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-        Some(Place(Arc::clone(self)))
+        Some(HeldPlace(Arc::clone(self)))
     }
 }
 
-/// Place of one submission or inquiry in the engine, free again once it is dropped.
-pub(crate) struct Place(Arc<Places>);
+/// Place of one submission or query in the engine, freed when it is dropped.
+pub(crate) struct HeldPlace(Arc<Places>);
 
-impl Drop for Place {
+impl Drop for HeldPlace {
     fn drop(&mut self) {
         self.0.n_taken.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// A request on its way to the engine, until this is dropped.
-pub struct ArrivalGuard(Arc<View>);
+/// Guard for a request that is being prepared for the engine.
+pub struct ArrivalGuard(Arc<EngineView>);
 
 impl Drop for ArrivalGuard {
     fn drop(&mut self) {
@@ -168,7 +168,7 @@ impl Drop for ArrivalGuard {
 }
 
 impl EngineHandle {
-    pub(super) fn new(shared: Shared) -> Self {
+    pub(super) fn new(shared: EngineShared) -> Self {
         let shared = Arc::new(shared);
         let early = Arc::downgrade(&shared);
         // If the thread cannot be started, the first request with a schema builds the compiler.
@@ -180,17 +180,17 @@ impl EngineHandle {
         Self { shared }
     }
 
-    /// Announces a request whose submission will follow. An idle engine that has just got another submission waits a
-    /// moment for this one, and computes both in one step.
+    /// Announces a request whose submission will follow. An idle engine that receives another submission waits briefly
+    /// for this one, and computes both in one step.
     pub fn announce(&self) -> ArrivalGuard {
         self.shared.view.n_coming.fetch_add(1, Ordering::AcqRel);
         ArrivalGuard(Arc::clone(&self.shared.view))
     }
 
-    /// Submits a request to the engine; its events report the rest.
+    /// Submits a request to the engine, which reports through the request's events.
     ///
-    /// Cost: it never waits for the engine, but builds the sampler. That takes microseconds; for a grammar that is not
-    /// cached milliseconds, some 0.15 s for the largest; for DRY a walk over the whole vocabulary.
+    /// Cost: it never waits for the engine, but builds the sampler. That takes microseconds, or milliseconds for a
+    /// grammar that is not cached (some 0.15 s for the largest). DRY takes a walk over the whole vocabulary.
     /// Errors: `InvalidPrompt`, `Shift`, `Sampler`, `QueueFull`, `Draining`, and `Stopped` once the thread has ended.
     pub fn submit(&self, submission: Submission) -> Result<(), EngineError> {
         let (shared, came) = (&self.shared, Instant::now());
@@ -211,9 +211,9 @@ impl EngineHandle {
         let n_tokens = u32::try_from(submission.prompt.len()).unwrap_or(u32::MAX);
         let own = if submission.cache_prompt { chain.as_slice() } else { &[] };
         let announcement = Some(shared.announcer.announce(&submission.request_id, n_tokens, own));
-        let rule = Rule::begin(shared, &submission.generation)?;
+        let rule = ResponseRule::begin(shared, &submission.generation)?;
         let sampler = TokenSampler::build(&shared.model, (&submission, rule), shared.facts.context_tokens)?;
-        let tenant = shared.greet(&submission);
+        let tenant = shared.identify(&submission);
         let drafter = shared.speculation.and_then(|speculation| speculation.drafter(&submission));
         let spelled = &submission.generation.spelled;
         let chosen = |past: &PastToken| Chosen {
@@ -234,7 +234,7 @@ impl EngineHandle {
             came,
             place,
         });
-        shared.commands.try_send(Command::Submit(admission)).map_err(|error| match error {
+        shared.commands.try_send(EngineCommand::Submit(admission)).map_err(|error| match error {
             TrySendError::Full(_) => full(),
             TrySendError::Disconnected(_) => EngineError::Stopped,
         })
@@ -264,15 +264,15 @@ impl EngineHandle {
 
     /// Stops admission, lets running responses finish until `within` has passed, and returns once the thread has ended.
     ///
-    /// Submissions that wait for a slot fail with `Draining` at once, submissions that still run at the deadline fail
-    /// then. State is sent to other workers until `handed_over` returns, at most until the deadline.
+    /// Submissions that wait for a slot fail with `Draining` immediately, running ones at the deadline. State is sent
+    /// to other workers until `handed_over` returns, at most until the deadline.
     pub async fn drain(&self, within: Duration, handed_over: impl Future<Output = ()>) {
         self.shared.view.hands_over.store(true, Ordering::Release);
         self.shared.view.draining.store(true, Ordering::Release);
-        let drain = Command::Drain { deadline: Instant::now() + within };
+        let drain = EngineCommand::Drain { deadline: Instant::now() + within };
         let commands = self.shared.commands.clone();
-        // The queue has room for every place and every inquiry and one more drain; a thread that has ended has nothing
-        // to drain.
+        // The queue has room for all submissions, all queries and this command. If the thread has ended, there is
+        // nothing to drain.
         let _ = tokio::task::spawn_blocking(move || commands.send(drain)).await;
         tokio::select! {
             // The deadline ends the wait, too.
@@ -295,7 +295,7 @@ impl EngineHandle {
         while stopped.changed().await.is_ok() {}
     }
 
-    /// Returns the model's reader of images; `None` if it reads text alone.
+    /// Returns the projector; `None` if the model reads only text.
     pub fn projector(&self) -> Option<&Arc<Projector>> {
         self.shared.projector.as_ref()
     }

@@ -22,9 +22,10 @@ pub struct ProjectorConfig {
     pub path: PathBuf,
     /// Whether it is computed on a GPU, if there is one.
     pub offload: bool,
-    /// Fewest tokens of an image, for projectors that fit their images' tokens to their sizes; `None` for the file's.
+    /// Minimum number of tokens of an image, if the projector's number of tokens depends on the image's size; `None`
+    /// for the file's minimum.
     pub min_tokens: Option<u32>,
-    /// Most tokens of an image; `None` for the file's.
+    /// Maximum number of tokens of an image; `None` for the file's maximum.
     pub max_tokens: Option<u32>,
 }
 

@@ -1,10 +1,10 @@
-//! KV state: in slots, in the store, from and for other workers.
+//! KV state: in slots, in the store, and exchanged with other workers.
 //!
 //! [`KvState`] owns llama.cpp's context, the table of what its slots hold, and the store. The table records which slot
 //! holds the state of which tokens, and every method here keeps it up to date. State that cannot be trusted is cleared
 //! before the slot is used again.
 //!
-//! Not here: which sequence runs (`schedule`), the choice of its tokens (`output`).
+//! Not here: which sequence runs (`schedule`), choosing its tokens (`output`).
 
 pub(crate) mod codec;
 mod contents;
@@ -34,14 +34,14 @@ use crate::engine::handle::Admission;
 use crate::engine::llama::Llama;
 use crate::engine::publish::counters::Counters;
 use contents::PinNames;
-use receiving::Transfers;
-use saved_slot::Export;
-use sending::Sending;
+use receiving::IncomingTransfers;
+use saved_slot::WaitingExport;
+use sending::RunLookup;
 use store::Cache;
 
-/// Time after the start of its last request at which an idle slot no longer counts towards its tenant's share.
+/// Time from the start of a slot's last request until the idle slot no longer counts towards its tenant's share.
 ///
-/// Source: like a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
+/// Source: the same time as for a tenant's share of the store in RAM (`warmpath_worker_core::chunk_index`).
 const QUIET_AFTER: Duration = Duration::from_hours(1);
 
 /// State of slots and of the store.
@@ -49,56 +49,56 @@ pub(crate) struct KvState<'m> {
     pub(crate) llama: Llama<'m>,
     pub(crate) table: SlotTable,
     pub(crate) cache: Cache,
-    rules: Rules,
+    rules: KvPolicy,
     /// Owner of each slot's state.
-    owners: Vec<Owner>,
+    owners: Vec<SlotOwner>,
     /// Idle slots whose state may not be stored completely.
     unsaved: BTreeSet<SlotId>,
-    /// Time that each idle slot's cells have cost running sequences since the slot became idle. Units: milliseconds.
+    /// Time that each idle slot's cells have added to steps since the slot became idle. Units: milliseconds.
     idle_ms: Vec<f64>,
     pins: PinNames,
-    /// States of slots that wait for the disk.
-    exports: Vec<Export>,
+    /// Exports of slots that wait for the disk.
+    exports: Vec<WaitingExport>,
     /// Runs of blocks for other workers that are being looked up.
-    sends: Vec<Sending>,
+    sends: Vec<RunLookup>,
     /// State from other workers that requests wait for.
-    transfers: Transfers,
+    transfers: IncomingTransfers,
     counters: Arc<Counters>,
 }
 
 /// Settings that decide which state is kept, and where.
-pub(crate) struct Rules {
+pub(crate) struct KvPolicy {
     pub prefix_cache: PrefixCache,
     pub checkpoints: CheckpointPolicy,
     pub shifts: ShiftConfig,
-    /// Most tokens that idle slots keep in the buffer.
+    /// Maximum number of tokens that idle slots keep in the buffer.
     pub prefix_tokens_max: u64,
     /// Time that one idle cell adds to a step; 0 if slots do not share a buffer. Units: milliseconds.
     pub idle_cell_ms: f64,
 }
 
-/// Owner of a slot's state: that of the last request in the slot.
+/// Owner of a slot's state, from the last request in the slot.
 #[derive(Debug, Clone, Copy)]
-struct Owner {
+struct SlotOwner {
     tenant: Tenant,
     priority: i32,
-    /// Start of that request.
+    /// Start of the request.
     since: Instant,
 }
 
-impl Owner {
+impl SlotOwner {
     /// Returns the owner of a slot that no request has used.
     fn nobody() -> Self {
-        Self { tenant: Tenant::stranger(TenantId(0)), priority: 0, since: Instant::now() }
+        Self { tenant: Tenant::without_share(TenantId(0)), priority: 0, since: Instant::now() }
     }
 }
 
 impl<'m> KvState<'m> {
-    /// Returns empty slots beside a store.
+    /// Returns empty slots with a store.
     pub(crate) fn new(
         (llama, table): (Llama<'m>, SlotTable),
-        (cache, transfers): (Cache, Transfers),
-        rules: Rules,
+        (cache, transfers): (Cache, IncomingTransfers),
+        rules: KvPolicy,
         counters: Arc<Counters>,
     ) -> Self {
         let n_slots = table.iter().count();
@@ -107,7 +107,7 @@ impl<'m> KvState<'m> {
             table,
             cache,
             rules,
-            owners: vec![Owner::nobody(); n_slots],
+            owners: vec![SlotOwner::nobody(); n_slots],
             unsaved: BTreeSet::new(),
             idle_ms: vec![0.0; n_slots],
             pins: PinNames::default(),
@@ -120,7 +120,7 @@ impl<'m> KvState<'m> {
 }
 
 impl KvState<'_> {
-    /// Returns the number of tokens whose state a slot has.
+    /// Returns the number of tokens in a slot's KV state.
     pub(crate) fn n_held(&self, slot: SlotId) -> u32 {
         self.table.n_held(slot)
     }
@@ -142,14 +142,15 @@ impl KvState<'_> {
             prompt: &submission.prompt,
             chain: &admission.chain,
             root: &submission.chain_root,
-            tenant: admission.tenant.with_share(),
+            tenant: admission.tenant.share_id(),
             reuse: self.reusable(admission),
             wanted: submission.wanted_slot,
             images: &admission.images,
         }
     }
 
-    /// Returns whether cached state can be reused: it has no logits for a prompt whose log probabilities are wanted.
+    /// Returns whether a request may reuse cached state. It may not if log probabilities of its prompt are wanted,
+    /// because cached state has no logits.
     pub(crate) fn reusable(&self, admission: &Admission) -> Reuse {
         let needs_logits = admission.submission.prompt_probabilities().is_some();
         if needs_logits || self.leaves_nothing(admission) { Reuse::Forbidden } else { Reuse::Allowed }
@@ -160,12 +161,12 @@ impl KvState<'_> {
         !admission.submission.cache_prompt || self.rules.prefix_cache == PrefixCache::Disabled
     }
 
-    /// Adds tokens whose state a batch has just computed.
+    /// Records tokens whose state a batch has just computed.
     pub(crate) fn extend(&mut self, slot: SlotId, tokens: &[Token]) {
         self.table.extend(slot, tokens);
     }
 
-    /// Frees a slot; its state is kept or cleared as its request asked.
+    /// Frees a slot and keeps or clears its state, as its request demands.
     pub(crate) fn release(&mut self, slot: SlotId) {
         match self.table.release(slot) {
             AfterUse::Keep => drop(self.unsaved.insert(slot)),
@@ -182,7 +183,7 @@ impl KvState<'_> {
         self.idle_ms[usize::from(slot.0)] = 0.0;
     }
 
-    /// Removes the state of drafted tokens that were not chosen; returns whether the rest is complete.
+    /// Removes the state of rejected draft tokens; returns whether the remaining state is complete.
     pub(crate) fn drop_rejected(&mut self, slot: SlotId) -> bool {
         let is_cut = self.rewind(slot, self.n_held(slot));
         if !is_cut {
@@ -196,8 +197,8 @@ impl KvState<'_> {
         self.llama.last_position(slot) == n_tokens.checked_sub(1) || self.llama.rewind(slot, n_tokens)
     }
 
-    /// Records how far slots can be cut back. llama.cpp reuses cells that a sliding window has left behind.
-    pub(crate) fn look_at_windows(&mut self) {
+    /// Records how far slots can be cut back: llama.cpp reuses the cells that a sliding window has passed.
+    pub(crate) fn record_windows(&mut self) {
         if self.table.memory() == MemoryKind::Sliding {
             for slot in (0..self.table.iter().count()).map(|idx| SlotId(idx as u16)) {
                 self.table.set_rewinds_to(slot, self.llama.rewinds_to(slot));
@@ -205,7 +206,7 @@ impl KvState<'_> {
         }
     }
 
-    /// Lets the slots of tenants without recent requests be taken first.
+    /// Ends the fair shares of tenants without recent requests, so that their slots are taken first.
     pub(crate) fn end_shares(&mut self) {
         let quiet: Vec<SlotId> = self
             .table
@@ -216,27 +217,27 @@ impl KvState<'_> {
         quiet.into_iter().for_each(|slot| self.table.set_tenant(slot, None));
     }
 
-    /// Returns the changes of held blocks for routers since the last call, in order.
+    /// Returns the changes of cached blocks since the last call, in order, for routers.
     pub(crate) fn take_changes(&mut self) -> Vec<Change> {
-        self.look_at_windows();
-        for news in self.cache.take_news() {
-            self.table.apply(news);
+        self.record_windows();
+        for change in self.cache.take_changes() {
+            self.table.apply(change);
         }
         self.table.take_changes()
     }
 
-    /// Returns the tenant to which a slot's state is charged.
+    /// Returns the tenant that a slot's state is charged to.
     pub(crate) fn tenant(&self, slot: SlotId) -> TenantId {
         self.owners[usize::from(slot.0)].tenant.id
     }
 
-    /// Returns whether an inquiry or another worker waits for state.
-    pub(crate) fn is_asked(&self) -> bool {
+    /// Returns whether an export of a slot or another worker waits for state.
+    pub(crate) fn has_waiting_exports(&self) -> bool {
         !self.exports.is_empty() || !self.sends.is_empty()
     }
 
-    /// Returns whether an inquiry or another worker waits for the disk.
-    pub(crate) fn is_asked_reading(&self) -> bool {
+    /// Returns whether an export of a slot or another worker waits for the disk.
+    pub(crate) fn has_exports_reading(&self) -> bool {
         self.is_export_reading() || self.is_send_reading()
     }
 

@@ -42,7 +42,7 @@ use embeddings::EmbeddingBatch;
 use params::ModelParams;
 use staging::StagingBuffer;
 
-/// Callback that gets the loaded share of a model and returns whether to continue.
+/// Callback that receives the loaded share of a model and returns whether to continue.
 pub(crate) type Progress = Box<dyn FnMut(f32) -> bool + Send>;
 
 /// Loads the model.
@@ -64,13 +64,13 @@ pub(crate) fn load(config: &EngineConfig, progress: Progress) -> Result<LlamaMod
     Ok(model)
 }
 
-/// Cells of a shared buffer beyond those of the slots, so that a chunk can be imported while every slot is full.
+/// Additional cells of a shared buffer, for importing a chunk while every slot is full.
 ///
 /// Source: the default length of a chunk.
 const SPARE_CELLS: u32 = 256;
 
-/// Measurements of one token; the fastest counts. Source: own choice: the first one touches the buffers, and a few more
-/// leave out what else the machine does.
+/// Number of measurements of one token; the fastest one counts. Source: the first one touches new pages, and one of
+/// four more is rarely disturbed by other work.
 const N_ONE_TOKEN_RUNS: u32 = 5;
 
 /// Creates the context of `model`.
@@ -109,7 +109,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
         .with_type_v(kv_type(config.cache_type_v))
         .with_flash_attention_policy(flash_attn)
         .with_kv_unified(config.kv_unified_settled())
-        // The whole past of a sliding window stays in the buffer, so that a sequence can be cut back to any token.
+        // All cells of a sliding window stay in the buffer, so that a sequence can be cut back to any token.
         .with_swa_full(true)
         .with_offload_kqv(config.placement.offloads_kv())
         .with_op_offload(config.placement.offloads_products())
@@ -120,7 +120,7 @@ fn context_params(config: &EngineConfig, n_cells: u32) -> LlamaContextParams {
 /// Properties of a model besides those that llama.cpp reports.
 #[derive(Debug, Clone)]
 pub(crate) struct Probed {
-    /// How far a slot can be rewound.
+    /// Kind of memory, which decides how far a slot can be rewound.
     pub(super) memory: MemoryKind,
     /// Fingerprint of the model file.
     pub(super) model_fingerprint: Fingerprint,
@@ -135,13 +135,13 @@ pub(crate) struct Probed {
 /// Whether a token's logits are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Logits {
-    /// They are computed: the next token is to be chosen.
+    /// The logits are computed, because the next token will be chosen.
     Wanted,
-    /// They are not computed.
+    /// The logits are not computed.
     Unwanted,
 }
 
-/// Whether there is a sequence without a slot, by which ranges of a shared buffer are exported.
+/// Whether there is a spare sequence without a slot, for exporting ranges of a shared buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spare {
     One,
@@ -158,7 +158,7 @@ impl Spare {
 pub(crate) struct Llama<'m> {
     context: LlamaContext<'m>,
     batch: LlamaBatch<'static>,
-    /// Embeddings that are computed in the place of the batch; empty if tokens are.
+    /// Embeddings that are computed instead of the batch; empty for a batch of tokens.
     embeddings: EmbeddingBatch,
     adapters: Adapters,
     n_slots: u16,
@@ -168,7 +168,7 @@ pub(crate) struct Llama<'m> {
     window_tokens: u32,
     /// Whether a part of the state is recurrent and cannot be cut.
     has_recurrent: bool,
-    /// Number of each slot's first tokens that may be in cells shared with another slot, spare sequence included.
+    /// Number of each slot's first tokens that may be in cells shared with another slot; also for the spare sequence.
     n_shared: Vec<u32>,
     /// Buffer of exports, and of states to import.
     staging: StagingBuffer,
@@ -201,7 +201,7 @@ impl<'m> Llama<'m> {
         Self { adapters, ..self }
     }
 
-    /// Returns how far sequences can be rewound, tried with two tokens; this also warms the model up.
+    /// Returns the kind of memory, determined by a trial with two tokens, which also warms the model up.
     ///
     /// Errors: the reason if the model cannot decode at all. Source: llama.cpp's `common_context_can_seq_rm`.
     pub(super) fn probe_memory(&mut self, model: &LlamaModel) -> Result<MemoryKind, String> {
@@ -214,8 +214,9 @@ impl<'m> Llama<'m> {
         self.reset_batch();
         decoded.map_err(|error| format!("its first decode failed ({error})"))?;
         if self.last_position(slot) != Some(1) {
-            return Err("it keeps no KV cache or recurrent state, so it cannot continue a text; --embedding serves it"
-                .to_owned());
+            return Err(
+                "it has no KV cache or recurrent state, so it cannot generate text; --embedding serves it".to_owned()
+            );
         }
         let rewinds = self.rewind(slot, 1);
         self.context.clear_kv_cache();
@@ -227,7 +228,7 @@ impl<'m> Llama<'m> {
         })
     }
 
-    /// Returns the time of one token at the start of an empty context, the fastest of some; `None` if llama.cpp fails.
+    /// Returns the shortest time of several decodes of one token in an empty context; `None` if llama.cpp fails.
     ///
     /// Units: milliseconds.
     pub(super) fn one_token_ms(&mut self) -> Option<f64> {
@@ -255,7 +256,7 @@ impl<'m> Llama<'m> {
         if self.kv_unified { 1 } else { u32::from(self.n_slots) }
     }
 
-    /// Returns the most tokens of a batch and of a micro-batch.
+    /// Returns the maximum number of tokens of a batch and of a micro-batch.
     pub(super) fn batch_limits(&self) -> (u32, u32) {
         (self.context.n_batch(), self.context.n_ubatch())
     }
@@ -270,7 +271,7 @@ impl<'m> Llama<'m> {
         cut.is_ok_and(|cut| cut) && self.resumes(slot, n_keep)
     }
 
-    /// Returns whether a slot that was cut back to `n_keep` tokens has everything that the next token sees.
+    /// Returns whether a slot that was cut back to `n_keep` tokens has all cells that the next token attends to.
     ///
     /// A sliding window's oldest cells may have been reused, or were not imported.
     fn resumes(&self, slot: SlotId, n_keep: u32) -> bool {
@@ -298,7 +299,7 @@ impl<'m> Llama<'m> {
         u32::try_from(self.context.kv_cache_seq_pos_max(i32::from(slot.0))).ok()
     }
 
-    /// Puts a token into the batch and returns its index there.
+    /// Puts a token into the batch and returns its index.
     pub(super) fn push(&mut self, slot: SlotId, (position, token): (u32, Token), logits: Logits) -> i32 {
         let idx = self.batch.n_tokens();
         let token = LlamaToken(i32::try_from(token).expect("tokens were checked against the vocabulary"));
@@ -313,7 +314,7 @@ impl<'m> Llama<'m> {
         self.batch.n_tokens()
     }
 
-    /// Makes the batch these embeddings of a slot's next tokens; returns the index of the last one.
+    /// Replaces the batch by embeddings of a slot's next tokens; returns the index of the last one.
     ///
     /// Shape: `floats` `[positions x width]`. The logits that may be wanted are those of the last token.
     pub(super) fn push_embeddings(
@@ -322,7 +323,7 @@ impl<'m> Llama<'m> {
         floats: &[f32],
         logits: Logits,
     ) -> i32 {
-        debug_assert_eq!(self.batch.n_tokens(), 0, "embeddings are a batch of their own");
+        debug_assert_eq!(self.batch.n_tokens(), 0, "a batch has either tokens or embeddings");
         let place = |n: u32| i32::try_from(n).expect("a position is below the context's size, an i32");
         let positions = place(positions.start)..place(positions.end);
         self.embeddings.fill((i32::from(slot.0), positions), floats, logits)
@@ -334,7 +335,7 @@ impl<'m> Llama<'m> {
         self.embeddings.clear();
     }
 
-    /// Makes batches compute with `adapter` from now on.
+    /// Makes all further batches use `adapter`.
     ///
     /// Errors: a description of the failure.
     pub(super) fn apply(&mut self, adapter: Option<Applied>) -> Result<(), String> {
@@ -354,7 +355,7 @@ impl<'m> Llama<'m> {
         self.context.get_logits_ith(idx)
     }
 
-    /// Returns the number of cells that one sequence can have. llama.cpp chooses a model's rope factors by it.
+    /// Returns the number of cells that one sequence can have, by which llama.cpp chooses a model's rope factors.
     fn sequence_cells(&self) -> u32 {
         let n_streams = if self.kv_unified { 1 } else { u32::from(self.n_slots) };
         self.context.n_ctx() / n_streams
@@ -362,7 +363,7 @@ impl<'m> Llama<'m> {
 
     /// Returns the longest sequence of a slot.
     ///
-    /// In a unified buffer, too, each slot keeps to its share, so that the cells never run out.
+    /// Even in a unified buffer each slot is limited to its share of the cells, so that they never run out.
     pub(super) fn slot_tokens(&self, model: &LlamaModel, config: &EngineConfig) -> u32 {
         let spare_cells = if self.spare == Spare::One { SPARE_CELLS } else { 0 };
         let per_slot = (self.context.n_ctx() - spare_cells) / u32::from(config.n_slots);
@@ -404,13 +405,13 @@ fn window_tokens(model: &LlamaModel, config: &EngineConfig) -> u32 {
 
 /// Returns the context that the model supports; 0 if its file does not have it.
 ///
-/// Not llama.cpp's value, which changes with the first context if rotation is scaled.
+/// llama.cpp's own value is not used, because it changes with the first context if RoPE is scaled.
 fn n_ctx_train(model: &LlamaModel, config: &EngineConfig) -> u32 {
     let file = |key: &str| model.meta_val_str(key).ok();
     config.rope.extended(&config.metadata(&file))
 }
 
-/// Returns a description of the model: architecture, size label and name as far as the file has them.
+/// Returns a description of the model: architecture, size label and name, if the file has them.
 pub(crate) fn describe(model: &LlamaModel, path: &Path) -> String {
     let meta = |key| model.meta_val_str(key).ok().filter(|value: &String| !value.is_empty());
     let file = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -1,6 +1,6 @@
-//! The output of sequences: sampling, the grammars and schemas that it follows, drafts.
+//! The output of sequences: sampling, constraints by grammars and schemas, drafts.
 //!
-//! [`Generator`] chooses each sequence's next tokens from their logits and sends them to its client.
+//! [`Generator`] chooses each sequence's next tokens by the logits and sends them to the client.
 //!
 //! Not here: which sequence runs (`schedule`), the state of its tokens (`kv`), text and grammars by themselves
 //! (`warmpath_worker_output`).
@@ -30,7 +30,7 @@ use super::publish::counters::Counters;
 use super::sequence::{Chosen, Sequence};
 use speculation::Speculation;
 
-/// Chooser and sender of tokens.
+/// Chooses tokens and sends them to clients.
 pub(crate) struct Generator<'m> {
     model: &'m LlamaModel,
     context: ContextEnd,
@@ -39,22 +39,22 @@ pub(crate) struct Generator<'m> {
     counters: Arc<Counters>,
 }
 
-/// Rules for a response that fills its context.
+/// Settings for a response that fills its context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ContextEnd {
     pub context_tokens: u32,
     pub at_end: AtContextEnd,
-    /// Longest response to a request without a limit, if a response may outgrow its context.
+    /// Maximum length of a response without a requested limit, if it may outgrow its context.
     pub unasked_tokens_max: u32,
 }
 
 impl ContextEnd {
-    /// Returns how many more tokens a sequence may have once `n_held` are in its context.
+    /// Returns how many more tokens a sequence with `n_held` tokens in its context may have.
     fn room(self, sequence: &Sequence, n_held: u32) -> u32 {
         match (self.at_end, sequence.submission.generation.max_tokens) {
             (AtContextEnd::Stop, _) => self.context_tokens.saturating_sub(n_held),
             (AtContextEnd::Shift, Some(_)) => u32::MAX,
-            // A limit for responses that neither the client nor the model ends.
+            // This limits responses that neither the client nor the model ends.
             (AtContextEnd::Shift, None) => self.unasked_tokens_max.saturating_sub(sequence.n_generated + 1),
         }
     }
@@ -75,7 +75,7 @@ impl<'m> Generator<'m> {
         self.context.at_end == AtContextEnd::Shift && n_held >= self.context.context_tokens
     }
 
-    /// Chooses a sequence's next token by its logits; [`Self::send_chosen`] sends it.
+    /// Chooses a sequence's next token by the logits; [`Self::send_chosen`] sends it.
     ///
     /// Errors: `Sampler`.
     pub(crate) fn choose(&self, sequence: &mut Sequence, logits: &[f32]) -> Result<(), EngineError> {
@@ -87,7 +87,7 @@ impl<'m> Generator<'m> {
         Ok(())
     }
 
-    /// Sends a sequence's chosen token, if there is one; returns the reason if the response ends with it.
+    /// Sends a sequence's chosen token, if there is one; returns the finish reason if the response ends with it.
     pub(crate) fn send_chosen(&self, sequence: &mut Sequence, n_held: u32) -> Option<FinishReason> {
         let chosen = sequence.untold.take()?;
         self.counters.generated_tokens.fetch_add(1, Relaxed);
@@ -95,7 +95,7 @@ impl<'m> Generator<'m> {
         sequence.take(chosen, room_tokens)
     }
 
-    /// Sends the tokens of a response so far; returns the reason if it ends there.
+    /// Sends the tokens of an earlier part of a response; returns the finish reason if the response ends with it.
     pub(crate) fn replay(&self, sequence: &mut Sequence, past: Vec<Chosen>) -> Option<FinishReason> {
         let n_prompt = sequence.submission.prompt.len() - past.len();
         (n_prompt..).zip(past).find_map(|(n_held, sampled)| {
@@ -105,7 +105,7 @@ impl<'m> Generator<'m> {
     }
 }
 
-/// Returns a token with its properties; `spelled` has the control tokens that are text.
+/// Returns a token with its text and properties; `spelled` has the control tokens that are part of the text.
 pub(crate) fn look_up(model: &LlamaModel, sampled: SampledToken, spelled: &[Token]) -> Chosen {
     let SampledToken { token, n_draws } = sampled;
     let vocab = model.vocab();

@@ -1,6 +1,6 @@
 //! The engine's reports: updates for routers, early announcements, the view of its slots, counters.
 //!
-//! [`Publisher`] reads the other parts between two steps and changes none of them.
+//! [`EnginePublisher`] reads the other parts between two steps and changes none of them.
 
 pub(crate) mod arrival_announcer;
 pub(crate) mod counters;
@@ -15,7 +15,7 @@ use warmpath_common::summary::Load;
 use warmpath_worker_core::slot_table::SlotTable;
 
 use super::api::SlotView;
-use super::handle::View;
+use super::handle::EngineView;
 use super::kv::KvState;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
@@ -23,13 +23,13 @@ use super::sequence::Sequence;
 use summary_events::UpdateSender;
 
 /// Publisher of the engine's state.
-pub(crate) struct Publisher {
+pub(crate) struct EnginePublisher {
     pub(crate) report: UpdateSender,
-    pub(crate) view: Arc<View>,
+    pub(crate) view: Arc<EngineView>,
 }
 
-impl Publisher {
-    /// Reports changes to routers and watchers, if it is time.
+impl EnginePublisher {
+    /// Publishes changes if an update is due.
     pub(crate) fn publish(&mut self, schedule: &Scheduler, kv: &mut KvState<'_>) {
         let now = Instant::now();
         let changes = kv.take_changes();
@@ -46,7 +46,7 @@ impl Publisher {
         }
     }
 
-    /// Shows the slots as they are now.
+    /// Publishes the current state of the slots.
     pub(crate) fn show_slots(&self, schedule: &Scheduler, table: &SlotTable) {
         let view = |(id, sequence): (SlotId, Option<&Sequence>)| SlotView {
             id,

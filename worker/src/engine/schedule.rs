@@ -1,9 +1,9 @@
 //! Scheduling: which sequences run, and which of their tokens the next batch computes.
 //!
-//! [`Scheduler`] owns the queue, the running sequences and the batch in progress. It decides from what the slots hold,
-//! and changes nothing there.
+//! [`Scheduler`] owns the queue, the running sequences and the batch in progress. It reads the slots' KV state for its
+//! decisions, and never changes it.
 //!
-//! Not here: the state of slots (`kv`), the choice of tokens (`output`), computing a batch (`step`).
+//! Not here: the state of slots (`kv`), choosing tokens (`output`), computing a batch (`step`).
 
 pub(crate) mod batch;
 pub(crate) mod queue;
@@ -26,48 +26,52 @@ use super::images::{Encoder, Projector};
 use super::kv::restoring::SlotStart;
 use super::publish::counters::Counters;
 use super::sequence::{Sequence, UpcomingImage};
-use batch::Planned;
-use queue::Waiting;
-use running::Running;
+use batch::PlannedBatch;
+use queue::QueuedSubmission;
+use running::RunningSequences;
 
 /// Queue, running sequences and the batch in progress.
 pub(crate) struct Scheduler {
     /// Submissions without a slot, in the order of arrival.
-    pub(crate) queue: VecDeque<Waiting>,
-    pub(crate) running: Running,
+    pub(crate) queue: VecDeque<QueuedSubmission>,
+    pub(crate) running: RunningSequences,
     pub(crate) averages: Averages,
-    limits: Limits,
-    planned: Planned,
-    /// Encoder of images; `None` if the model reads text alone.
+    limits: ScheduleLimits,
+    planned: PlannedBatch,
+    /// Encoder of images; `None` if the model reads only text.
     encoder: Option<Encoder>,
-    /// Whether the last batch was of an image.
+    /// Whether the last batch was part of an image.
     last_was_image: bool,
-    /// Adapter, or none, of the last batch's sequences; `None` before the first batch.
+    /// Adapter of the last batch's sequences, or `Some(None)` for no adapter; `None` before the first batch.
     last_adapter: Option<Option<Applied>>,
     n_started: u64,
     counters: Arc<Counters>,
 }
 
 /// Limits of batches.
-pub(crate) struct Limits {
+pub(crate) struct ScheduleLimits {
     pub room: BatchLimits,
-    /// Groups of a batch that are computed together; `None` if slots share their cells, because then all are.
+    /// Groups of slots that are computed together; `None` if the slots share their cells, because then all slots are.
     pub decode_groups: Option<DecodeGroups>,
-    /// Most prompt tokens in one step whose logits are all wanted.
+    /// Maximum number of prompt tokens of one step for prompts whose log probabilities are wanted.
     pub listed_tokens_max: usize,
-    /// Longest wait of an idle engine for requests on their way.
+    /// Longest time that an idle engine waits for further requests before its first step.
     pub gather_max: Duration,
 }
 
 impl Scheduler {
     /// Returns a scheduler of `n_slots` slots without a request.
-    pub(crate) fn new(n_slots: u16, (limits, encoder): (Limits, Option<Encoder>), counters: Arc<Counters>) -> Self {
+    pub(crate) fn new(
+        n_slots: u16,
+        (limits, encoder): (ScheduleLimits, Option<Encoder>),
+        counters: Arc<Counters>,
+    ) -> Self {
         Self {
             queue: VecDeque::new(),
-            running: Running::new(n_slots),
+            running: RunningSequences::new(n_slots),
             averages: Averages::default(),
             limits,
-            planned: Planned::default(),
+            planned: PlannedBatch::default(),
             encoder,
             last_was_image: false,
             last_adapter: None,
@@ -76,7 +80,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns how long to wait for requests on their way: no longer than the step that it saves them.
+    /// Returns how long to wait for further requests: at most as long as the step that waiting saves them.
     pub(crate) fn gather_max(&self) -> Duration {
         let gather_max = self.limits.gather_max;
         let step_ms = self.averages.rates().decode_step_ms.map(f64::from);
@@ -95,12 +99,12 @@ impl Scheduler {
         self.running.put(started.slot, sequence.with_images(images))
     }
 
-    /// Returns the model's reader of images.
+    /// Returns the model's projector; `None` if it reads only text.
     pub(crate) fn projector(&self) -> Option<Arc<Projector>> {
         self.encoder.as_ref().map(|encoder| Arc::clone(encoder.projector()))
     }
 
-    /// Returns the images that a prompt has behind its first `n_cached` tokens; those are encoded meanwhile.
+    /// Starts encoding the images after a prompt's first `n_cached` tokens, and returns them.
     fn images(&self, runs: &[ImageRun], n_cached: u32) -> Vec<UpcomingImage> {
         let Some(encoder) = &self.encoder else { return Vec::new() };
         let upcoming = &runs[runs.partition_point(|run| run.end() <= n_cached)..];
@@ -120,7 +124,7 @@ impl Scheduler {
             n_decoding: u32::try_from(n_running - prefills.len()).unwrap_or(u32::MAX),
             busy_slots: self.running.slots(),
             free_cells: table.free_cells(),
-            // The publisher knows.
+            // The publisher sets it.
             draining: false,
             rates: Rates {
                 encode_ms_per_token: self.encoder.as_ref().and_then(Encoder::ms_per_token),

@@ -1,9 +1,9 @@
-//! The start-up self-test: measures on the loaded model which attention, which KV buffer and, with type `auto`, which
-//! number type of the KV cache are fastest, and the cost of moving state.
+//! The start-up self-test: measures the fastest attention, KV buffer and, with type `auto`, number type of the KV cache
+//! for the loaded model, and the cost of moving state.
 //!
-//! The speeds of llama.cpp's settings differ by factors between machines and models, and a second of measuring shows
-//! which is fastest. The setting that is expected to win is measured first, and the others stop as soon as they are
-//! slower. The result is kept in a file, because a machine does not change between starts.
+//! The speeds of llama.cpp's settings differ by factors between machines and models, so they are measured for a second.
+//! The setting that is expected to win is measured first; measuring another one stops once it is slower. The result is
+//! kept in a file, because a machine rarely changes between starts.
 //! Source: docs/decisions/0011-buffer-self-test.md.
 //!
 //! Not here: measuring one setting (`measure`), the cost by which settings are compared (`measurements`).
@@ -26,29 +26,29 @@ use crate::backends;
 pub use measurements::{Figures, StateCosts, SuffixRounding};
 use result_file::{Remembered, ResultKey};
 
-/// Time for repeated measurements of the expected setting. Source: own choice: the start may take a second longer.
+/// Time for repeated measurements of the expected setting. Source: all settings together take a second.
 const EXPECTED_TIME: Duration = Duration::from_millis(400);
 
-/// The same for each other setting.
+/// Time for repeated measurements of each other setting. Source: as above.
 const OTHER_TIME: Duration = Duration::from_millis(200);
 
-/// Longest wait of a worker for other workers on its machine that measure. Source: own choice: each takes about a
-/// second.
+/// Longest wait for the self-tests of other workers on the machine. Source: each takes about a second, so this is
+/// enough for all workers of a large machine.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Share by which another setting must be cheaper than the expected one. Source: own choice: measurements on a machine
-/// with other work vary that much.
+/// Share by which another setting must be cheaper than the expected one. Source: measurements on a machine with other
+/// work vary by as much.
 const GAIN_MIN: f64 = 0.1;
 
 /// Processor feature with which bf16 is multiplied natively, as llama.cpp names it.
 const BF16_FEATURE: &str = "AVX512_BF16 = 1";
 
-/// How a processor multiplies bf16.
+/// Processor support for products of bf16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bf16 {
-    /// By instructions of its own.
+    /// Native instructions.
     Native,
-    /// By way of another type.
+    /// Conversion to another type.
     Converted,
 }
 
@@ -60,7 +60,7 @@ impl Bf16 {
 
 /// Settings that the self-test compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Setting {
+pub struct ContextSetting {
     /// Whether flash attention is used.
     pub flash_attn: bool,
     /// Whether the slots share one KV buffer.
@@ -76,9 +76,9 @@ pub struct Setting {
 pub struct SelfTestReport {
     /// Chosen setting.
     #[serde(flatten)]
-    pub setting: Setting,
+    pub setting: ContextSetting,
     /// Origin of the figures.
-    pub origin: Origin,
+    pub origin: FiguresOrigin,
     /// Time of the measurement. Units: seconds.
     pub took_s: f64,
     /// Every setting that was tried.
@@ -90,7 +90,7 @@ pub struct SelfTestReport {
 /// Origin of figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Origin {
+pub enum FiguresOrigin {
     /// This start measured them.
     Measured,
     /// An earlier start on this machine measured them.
@@ -102,7 +102,7 @@ pub enum Origin {
 pub struct TriedSetting {
     /// The setting.
     #[serde(flatten)]
-    pub setting: Setting,
+    pub setting: ContextSetting,
     /// Measurements.
     pub figures: Figures,
     /// Expected cost of a request, or a lower bound if measuring stopped early. Units: milliseconds.
@@ -119,9 +119,9 @@ pub struct TriedSetting {
 pub enum MeasureOutcome {
     /// Everything was measured.
     Whole,
-    /// It stopped because it was already more expensive than another setting.
+    /// Measuring stopped because the setting was already more expensive than another one.
     Behind,
-    /// The machine did other work meanwhile.
+    /// The machine did other work at the same time.
     Disturbed,
     /// llama.cpp could not run it.
     Failed(String),
@@ -139,7 +139,7 @@ pub(super) fn settle(
     let key = ResultKey::of(model_fingerprint, config);
     let remembered = Remembered::new(cache.as_deref());
     let report = remembered.load(&key).unwrap_or_else(|| {
-        // Another worker of this kind may have measured meanwhile.
+        // Another worker with the same settings may have measured in the meantime.
         let turn = remembered.turn(TURN_WAIT_MAX);
         let found = turn.as_ref().and_then(|_| remembered.load(&key));
         found.unwrap_or_else(|| measure_and_keep((model, config), &remembered, &key))
@@ -159,7 +159,7 @@ fn measure_and_keep(
     } else if report.costs.is_none() {
         warn!("the self-test could not measure the chosen setting; the next start measures again");
     } else if let Err(error) = remembered.store(key, &report) {
-        warn!(%error, "the self-test's result is not kept; the next start measures again");
+        warn!(%error, "the self-test's result cannot be stored; the next start measures again");
     }
     report
 }
@@ -180,14 +180,14 @@ fn run(model: &LlamaModel, config: &EngineConfig) -> SelfTestReport {
     }
     let mut best = choose(&candidates);
     if best != 0 {
-        // The first setting was measured on a cold machine, so it is measured again.
+        // The first setting was measured with cold caches, so it is measured again.
         let again = measure::measure(model, &with(config, settings[0]), limit(f64::MAX, EXPECTED_TIME));
         candidates[0].keep_better(again);
         best = choose(&candidates);
     }
     SelfTestReport {
         setting: candidates[best].setting,
-        origin: Origin::Measured,
+        origin: FiguresOrigin::Measured,
         took_s: began.elapsed().as_secs_f64(),
         costs: candidates[best].costs,
         candidates,
@@ -199,8 +199,8 @@ fn limit(cost_ms: f64, time: Duration) -> measure::Limit {
 }
 
 /// Returns the setting that is used without a measurement.
-fn expected(config: &EngineConfig) -> Setting {
-    Setting {
+fn expected(config: &EngineConfig) -> ContextSetting {
+    ContextSetting {
         flash_attn: config.flash_attn_settled(),
         kv_unified: config.kv_unified_settled(),
         cache_type_k: config.cache_type_k.settled(),
@@ -209,7 +209,7 @@ fn expected(config: &EngineConfig) -> Setting {
 }
 
 /// Returns the settings to compare; the one expected to be best comes first.
-fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
+fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<ContextSetting> {
     let first = expected(config);
     let open = |switch: Switch, expected: bool| match switch {
         Switch::Auto => vec![expected, !expected],
@@ -219,7 +219,7 @@ fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
         true => vec![first.flash_attn],
         false => open(config.flash_attn, first.flash_attn),
     };
-    // A single slot has the buffer to itself in any case.
+    // With a single slot, both kinds of buffer are the same.
     let kv_unified = match config.n_slots {
         1 => vec![first.kv_unified],
         _ => open(config.kv_unified, first.kv_unified),
@@ -227,14 +227,15 @@ fn settings(config: &EngineConfig, bf16: Bf16) -> Vec<Setting> {
     let mut settings = Vec::new();
     for types in cache_types(config, bf16) {
         for &flash_attn in &flash_attn {
-            let of = |&kv_unified| Setting { flash_attn, kv_unified, cache_type_k: types.0, cache_type_v: types.1 };
+            let of =
+                |&kv_unified| ContextSetting { flash_attn, kv_unified, cache_type_k: types.0, cache_type_v: types.1 };
             settings.extend(kv_unified.iter().map(of));
         }
     }
     settings
 }
 
-/// Returns the types of keys and values to compare. Keys that are shifted must not be bf16.
+/// Returns the types of keys and values to compare. Keys cannot be bf16 if they may be shifted.
 fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)> {
     let (k, v) = (config.cache_type_k, config.cache_type_v);
     let is_open = [k, v].contains(&CacheType::Auto);
@@ -246,7 +247,7 @@ fn cache_types(config: &EngineConfig, bf16: Bf16) -> Vec<(CacheType, CacheType)>
     types
 }
 
-/// Returns the index of the cheapest setting; the first, unless another is clearly cheaper on a quiet machine.
+/// Returns the index of the setting to use: the first one, unless another one is clearly cheaper on a quiet machine.
 fn choose(candidates: &[TriedSetting]) -> usize {
     let whole = |&idx: &usize| candidates[idx].outcome == MeasureOutcome::Whole;
     let cost = |idx: usize| candidates[idx].cost_ms;
@@ -255,9 +256,9 @@ fn choose(candidates: &[TriedSetting]) -> usize {
     best.filter(|_| are_calm(candidates)).filter(is_better).unwrap_or(0)
 }
 
-fn with(config: &EngineConfig, setting: Setting) -> EngineConfig {
+fn with(config: &EngineConfig, setting: ContextSetting) -> EngineConfig {
     let switch = |on: bool| if on { Switch::On } else { Switch::Off };
-    let Setting { flash_attn, kv_unified, cache_type_k, cache_type_v } = setting;
+    let ContextSetting { flash_attn, kv_unified, cache_type_k, cache_type_v } = setting;
     EngineConfig {
         flash_attn: switch(flash_attn),
         kv_unified: switch(kv_unified),

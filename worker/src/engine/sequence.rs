@@ -1,4 +1,4 @@
-//! One running sequence: its prompt, its response so far, and its end.
+//! A running sequence: its prompt, its response so far, and its end.
 //!
 //! Not here: its KV state (the slot table and llama.cpp), when its tokens are computed (`step`).
 
@@ -13,9 +13,9 @@ use warmpath_worker_core::drafting::lengths::Length;
 use warmpath_worker_output::logprobs::{self, PromptProbabilities, TokenProbabilities};
 use warmpath_worker_output::stream_decoder::Output;
 
-use super::api::{Drafted, Event, FinishReason, Finished, Submission};
+use super::api::{Drafted, EngineEvent, FinishReason, Finished, Submission};
 use super::events::EventSender;
-use super::handle::{Admission, Place};
+use super::handle::{Admission, HeldPlace};
 use super::images::Encoding;
 use super::kv::restoring::SlotStart;
 use super::kv::shifts::ParkedRun;
@@ -33,32 +33,32 @@ pub(crate) struct Sequence {
     pub(super) order: u64,
     /// Prompt tokens of other sequences that were computed since this one's last token.
     pub(super) passed_tokens: u32,
-    /// Next token of the response, chosen and not yet sent.
+    /// Next token of the response, which was chosen and not sent yet.
     pub(super) untold: Option<Chosen>,
-    /// Drafter of its next tokens; `None` if none are drafted.
+    /// Drafter of its next tokens; `None` without drafts.
     pub(super) drafter: Option<Drafter>,
     /// Drafted tokens that were computed, and how many of them were accepted.
     pub(super) drafted: Drafted,
     output: Output,
-    /// Log probabilities of the prompt's tokens, as far as they are computed; `None` if not requested or already sent.
+    /// Log probabilities of the prompt's tokens that are computed so far; `None` if not requested or already sent.
     listed: Option<PromptProbabilities>,
     /// Log probabilities of tokens whose text is not sent yet, with the start of their text.
     held: VecDeque<(usize, TokenProbabilities)>,
     /// The last chosen token, whose KV state is not computed yet, and the draft after it; empty for a prompt.
     decoding: Vec<Token>,
-    /// Numbers of tokens after which a checkpoint is still to be made, ascending.
+    /// Positions of the remaining checkpoints, ascending.
     checkpoints: Vec<u32>,
-    /// Moved state that continues the prompt once the tokens before it are computed, without what has.
+    /// Parked state that is not yet appended to the prompt.
     parked: VecDeque<ParkedRun>,
-    /// Images of the prompt that are not in the reused part, in their order.
+    /// Images after the cached part of the prompt, in their order.
     images: Vec<UpcomingImage>,
     times: Times,
-    _place: Place,
+    _place: HeldPlace,
 }
 
-/// A run of image tokens whose embeddings are computed, or will be.
+/// A run of image tokens, with its embeddings once they are computed.
 pub(crate) struct UpcomingImage {
-    /// Places of its tokens in the prompt.
+    /// Positions of its tokens in the prompt.
     pub(super) place: Range<u32>,
     pub(super) encoding: Encoding,
 }
@@ -72,10 +72,10 @@ struct Times {
 
 /// Use of a token's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// To choose the next token.
+pub(crate) enum LogitsUse {
+    /// Choosing the next token.
     Choose,
-    /// For the log probability of the prompt's next token.
+    /// Computing the log probability of the prompt's next token.
     List,
 }
 
@@ -95,7 +95,7 @@ impl Sequence {
     pub(super) fn start(admission: Admission, start: SlotStart, order: u64) -> Self {
         let SlotStart { started, checkpoints, parked } = start;
         let Admission { mut submission, sampler, drafter, came, place, .. } = admission;
-        submission.events.send(Event::Started(started));
+        submission.events.send(EngineEvent::Started(started));
         let stops = std::mem::take(&mut submission.generation.stop);
         let output = Output::new(stops).indented(submission.generation.n_indent);
         let times = Times { came, started: Instant::now(), first_token: None, last_token: None };
@@ -130,7 +130,7 @@ impl Sequence {
         Self { images, ..self }
     }
 
-    /// Returns the image to which the next token belongs, if it does.
+    /// Returns the image that the next token belongs to; `None` if it is text.
     fn next_image(&self, n_held: u32) -> Option<&UpcomingImage> {
         self.images.iter().find(|image| image.place.contains(&n_held)).filter(|_| !self.is_stream())
     }
@@ -140,13 +140,13 @@ impl Sequence {
         self.next_image(n_held).is_some()
     }
 
-    /// Returns whether the next token belongs to an image without embeddings: it is not encoded yet, or cannot be, and
-    /// the next step fails the sequence.
+    /// Returns whether the next token belongs to an image without embeddings. Either it is not encoded yet, or encoding
+    /// it has failed and the next step fails the sequence.
     pub(super) fn awaits_encoder(&self, n_held: u32) -> bool {
         self.next_image(n_held).is_some_and(|image| !matches!(image.encoding.get(), Some(Ok(_))))
     }
 
-    /// Returns the embeddings of the next `n_tokens` tokens; `None` if they are no image's.
+    /// Returns the embeddings of the next `n_tokens` tokens; `None` if they are text.
     pub(super) fn embeddings(&self, n_held: u32, n_tokens: u32) -> Option<&[f32]> {
         let image = self.next_image(n_held)?;
         let embeddings = image.encoding.get()?.as_ref().ok()?;
@@ -155,7 +155,7 @@ impl Sequence {
         Some(&embeddings[first * width..(first + n_tokens as usize) * width])
     }
 
-    /// Returns the reason why an image could not be encoded, if one could not.
+    /// Returns the reason why an image could not be encoded; `None` if there was no failure.
     pub(super) fn encoder_failure(&self) -> Option<&str> {
         self.images.iter().find_map(|image| image.encoding.get()?.as_ref().err().map(String::as_str))
     }
@@ -165,20 +165,20 @@ impl Sequence {
         self.times.came.elapsed()
     }
 
-    /// Requests a checkpoint after this many tokens of the prompt, for a sequence that waits for it.
+    /// Requests a checkpoint after `n_tokens` of the prompt, for a request that waits for it.
     pub(super) fn want_checkpoint(&mut self, n_tokens: u32) {
         if let Err(idx) = self.checkpoints.binary_search(&n_tokens) {
             self.checkpoints.insert(idx, n_tokens);
         }
     }
 
-    /// Returns whether a checkpoint is to be made now, once for each position.
+    /// Returns whether a checkpoint must be made now; true once for each position.
     pub(super) fn reaches_checkpoint(&mut self, n_held: u32) -> bool {
         let n_passed = self.checkpoints.iter().take_while(|stop| **stop <= n_held).count();
         self.checkpoints.drain(..n_passed).next_back() == Some(n_held)
     }
 
-    /// Takes the parked state that follows the first `n_held` tokens.
+    /// Removes and returns the parked state that follows the first `n_held` tokens.
     pub(super) fn take_parked(&mut self, n_held: u32) -> Option<ParkedRun> {
         self.parked.pop_front_if(|run| run.positions.start == n_held)
     }
@@ -192,23 +192,23 @@ impl Sequence {
         self.parked.iter().map(|run| run.positions.end - run.positions.start).sum()
     }
 
-    /// Returns whether the client has left.
+    /// Returns whether the client has disconnected.
     pub(super) fn is_abandoned(&self) -> bool {
         self.submission.events.is_closed()
     }
 
-    /// Returns whether its reader must read before more is generated.
+    /// Returns whether it must wait until the client has read more.
     pub(super) fn is_unread(&self) -> bool {
         self.submission.events.is_full()
     }
 
-    /// Returns whether it has begun to respond.
+    /// Returns whether its response has begun.
     pub(super) fn is_stream(&self) -> bool {
         !self.decoding.is_empty()
     }
 
-    /// Returns the next work, given how many of the sequence's tokens have KV state. A prompt is computed up to the
-    /// next checkpoint, parked state or edge of an image at most.
+    /// Returns the next work of the sequence, of which `n_held` tokens have KV state. A prompt is computed at most up
+    /// to the next checkpoint, parked state, or start or end of an image.
     pub(super) fn work(&self, n_held: u32) -> Work {
         // After a context shift, a sequence that generates may have fewer tokens than its prompt had.
         if self.is_stream() {
@@ -225,7 +225,7 @@ impl Sequence {
         }
     }
 
-    /// Returns the next `n_tokens` tokens to compute after the `n_held` that have their KV state.
+    /// Returns the next `n_tokens` tokens after the first `n_held`, which have KV state.
     pub(super) fn upcoming(&self, n_held: u32, n_tokens: u32) -> &[Token] {
         let prompt = &self.submission.prompt;
         match self.work(n_held) {
@@ -236,16 +236,16 @@ impl Sequence {
 
     /// Returns the use of the logits of the token at `position`, if `n_held_after` tokens have their state after this
     /// step.
-    pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<Purpose> {
+    pub(super) fn purpose(&self, position: u32, n_held_after: u32) -> Option<LogitsUse> {
         if self.is_stream() {
-            return Some(Purpose::Choose);
+            return Some(LogitsUse::Choose);
         }
         let is_behind_prompt = position + 1 >= self.n_prompt();
         let decides = is_behind_prompt && position + 1 == n_held_after;
         if self.listed.is_some() && !is_behind_prompt {
-            Some(Purpose::List)
+            Some(LogitsUse::List)
         } else {
-            (decides && self.submission.generation.max_tokens != Some(0)).then_some(Purpose::Choose)
+            (decides && self.submission.generation.max_tokens != Some(0)).then_some(LogitsUse::Choose)
         }
     }
 
@@ -254,7 +254,7 @@ impl Sequence {
         self.listed.as_ref().is_some_and(|listed| listed.rest.len() + 1 < self.submission.prompt.len())
     }
 
-    /// Takes the logits of the prompt's next token, which give the log probability of the token after it.
+    /// Records the log probability of the prompt's next token, from the logits of the token before it.
     pub(super) fn list(&mut self, logits: &[f32]) {
         let Some(n_top) = self.submission.prompt_probabilities() else { return };
         let Some(listed) = &mut self.listed else { return };
@@ -265,7 +265,7 @@ impl Sequence {
     /// Sends the client the log probabilities of the prompt's tokens, once, if requested.
     pub(super) fn tell_prompt(&mut self) {
         if let Some(listed) = self.listed.take() {
-            self.submission.events.send(Event::Prompt(listed));
+            self.submission.events.send(EngineEvent::Prompt(listed));
         }
     }
 
@@ -274,7 +274,7 @@ impl Sequence {
         n_held >= self.n_prompt() && self.submission.generation.max_tokens == Some(0)
     }
 
-    /// Puts the first tokens of the drafter's proposal after the token to compute; returns how many there are.
+    /// Adds the first tokens of the drafter's proposal after the token to compute; returns their number.
     pub(super) fn draft(&mut self, length: Length) -> u32 {
         self.decoding.truncate(1);
         if let Some(drafter) = &mut self.drafter {
@@ -288,20 +288,20 @@ impl Sequence {
         self.decoding.first().copied()
     }
 
-    /// Takes the draft after the token to compute.
+    /// Removes and returns the draft after the token to compute.
     pub(super) fn take_draft(&mut self) -> Vec<Token> {
         self.decoding.split_off(1)
     }
 
-    /// Returns how many tokens can still follow the next one.
+    /// Returns the maximum number of tokens after the next one.
     pub(super) fn n_drafted_max(&self) -> usize {
         let n_left = self.submission.generation.max_tokens.map(|n_max| n_max.saturating_sub(self.n_generated + 1));
         n_left.map_or(usize::MAX, |n_left| n_left as usize)
     }
 
-    /// Takes the next token of the response, sends it to the client and returns the reason if the response ends here.
+    /// Adds the next token of the response and sends it to the client; returns the finish reason if the response ends.
     ///
-    /// Units: `room_tokens` is how many more tokens the context can have.
+    /// `room_tokens` is the number of tokens for which the context still has room.
     pub(super) fn take(&mut self, chosen: Chosen, room_tokens: u32) -> Option<FinishReason> {
         self.tell_prompt();
         let now = Instant::now();
@@ -318,7 +318,7 @@ impl Sequence {
         self.send(chosen, room_tokens, |text| (is_late && text.contains('\n')).then_some(FinishReason::Length))
     }
 
-    /// Takes a token that another worker has sampled, like [`Self::take`]; its state is computed with the prompt's.
+    /// Adds a token that another worker has sampled, like [`Self::take`]. Its state is computed with the prompt.
     pub(super) fn replay(&mut self, sampled: Chosen, room_tokens: u32) -> Option<FinishReason> {
         self.send(sampled, room_tokens, |_| None)
     }
@@ -342,18 +342,17 @@ impl Sequence {
         let n_told = self.held.iter().take_while(|(start, _)| *start < n_out).count();
         let probabilities = self.held.drain(..n_told).map(|(_, probabilities)| probabilities).collect();
         let Chosen { token, n_draws, .. } = chosen;
-        self.submission.events.send(Event::Text { text, token, n_draws, own_probabilities, probabilities });
-        // At the very end, text that was held back may complete a stop text, for example when an invalid byte becomes a
-        // character.
+        self.submission.events.send(EngineEvent::Text { text, token, n_draws, own_probabilities, probabilities });
+        // The end may complete a stop text, for example when an invalid byte becomes a character.
         reason.map(|reason| if self.output.stop_text().is_some() { FinishReason::StopText } else { reason })
     }
 
-    /// Ends the sequence, whose place is free again; returns the channel to its reader.
+    /// Ends the sequence and frees its place; returns the channel to its reader.
     pub(super) fn into_events(self) -> EventSender {
         self.submission.events
     }
 
-    /// Returns the end of the response and its cost.
+    /// Returns the end of the response, with its statistics.
     pub(super) fn finished(&self, reason: FinishReason) -> Finished {
         let ms = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e3;
         let prompt_end = self.times.first_token.unwrap_or_else(Instant::now);

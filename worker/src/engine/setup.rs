@@ -1,4 +1,4 @@
-//! Set-up of the engine's parts: their limits and initial costs, the codec's check, the store and its folder.
+//! Construction of the engine's parts: their limits and initial costs, the codec's check, the store and its folder.
 //!
 //! Not here: their use (`step`), loading the model (`llama`).
 
@@ -10,17 +10,17 @@ use tracing::{info, warn};
 use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::batch_plan::{BatchLimits, Passes};
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
-use warmpath_worker_core::chunk_index::Limits;
+use warmpath_worker_core::chunk_index::StoreLimits;
 use warmpath_worker_core::decode_groups::DecodeGroups;
-use warmpath_worker_core::drafting::step_costs::{Curve, Depth, StepCosts};
+use warmpath_worker_core::drafting::step_costs::{Curve, DepthCost, StepCosts};
 use warmpath_worker_core::restore_costs::{Costs, SuffixRounding};
-use warmpath_worker_core::slot_table::{Shape, SlotTable};
+use warmpath_worker_core::slot_table::{SlotSizes, SlotTable};
 
 use super::config::{CostSource, DiskConfig, EngineConfig, PrefixCache, ShiftConfig, StartError};
 use super::facts::{EngineFacts, Exchange};
-use super::handle::View;
+use super::handle::EngineView;
 use super::images::{Encoder, Projector};
-use super::kv::receiving::Transfers;
+use super::kv::receiving::IncomingTransfers;
 use super::kv::store::{Cache, Codec, Disk};
 use super::kv::{self, KvState};
 use super::llama::Llama;
@@ -32,18 +32,18 @@ use super::schedule::{self, Scheduler};
 use super::self_test;
 use crate::store::{DiskStore, Identity};
 
-/// Most tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
+/// Maximum number of tokens of a chunk. Source: docs/decisions/0010-prompt-state-cache.md.
 const CHUNK_TOKENS: u32 = 256;
 
-/// Minimum number of chunks for which memory must have room; with room for fewer full chunks, chunks are smaller.
+/// Minimum number of chunks that the store must have room for; chunks are made smaller if necessary.
 ///
-/// Source: own choice: the eviction for one chunk is then at most a sixteenth of the store.
+/// Source: with it, evicting a chunk frees at most a sixteenth of the store.
 const CHUNKS_MIN: u64 = 16;
 
 /// Time to compute a prompt token before the first measurement. Units: milliseconds.
 ///
-/// Source: docs/decisions/0000-measured-before.md, a small model on two cores; larger models take longer, which only
-/// makes reuse worth more.
+/// Source: docs/decisions/0000-measured-before.md, a small model on two cores. Larger models take longer, which makes
+/// reuse even better.
 const PREFILL_MS_AT_FIRST: f64 = 1.0;
 
 /// Time to export a byte before the first measurement. Units: milliseconds. Source: as above, 1 GB/s.
@@ -60,17 +60,17 @@ const READ_MS_PER_BYTE_AT_FIRST: f64 = 2e-6;
 /// Source: docs/decisions/0000-measured-before.md: 0.13 ms for 2,048 tokens.
 const SHARE_MS_PER_TOKEN: f64 = 0.13 / 2048.0;
 
-/// Time of a step by its tokens if it was not measured, on a CPU. Units: that of one token. Source:
+/// Time of a step by its number of tokens without a measurement, on a CPU. Units: the time of one token. Source:
 /// docs/decisions/0052-drafting.md.
 const TOKENS_AT_FIRST_CPU: [(u32, f64); 5] = [(1, 1.0), (2, 2.7), (4, 3.6), (8, 5.0), (16, 7.7)];
 
-/// The same with a GPU, where the weights are read once for all tokens. Source: own choice: computing a token is a
-/// small part of reading the weights.
+/// Time of a step by its number of tokens without a measurement, on a GPU. Units: the time of one token. Source:
+/// reading the weights once takes most of a step, and computing a token a small part.
 const TOKENS_AT_FIRST_GPU: [(u32, f64); 5] = [(1, 1.0), (2, 1.05), (4, 1.1), (8, 1.2), (16, 1.4)];
 
 /// Returns the encoder of images, with the projector; `None` if none is configured.
 ///
-/// Errors: `Projector`, also for a model whose memory images are not served in; `Thread`.
+/// Errors: `Projector`, also for a kind of memory that is not supported with images; `Thread`.
 pub(super) fn encoder(
     model: &Arc<LlamaModel>,
     (config, facts): (&EngineConfig, &EngineFacts),
@@ -78,7 +78,7 @@ pub(super) fn encoder(
 ) -> Result<Option<Encoder>, StartError> {
     let Some(projector) = &config.projector else { return Ok(None) };
     if facts.memory != MemoryKind::Full {
-        let reason = format!("images are served beside full attention, and this model's memory is {:?}", facts.memory);
+        let reason = format!("images need a model with full attention, and this model's memory is {:?}", facts.memory);
         return Err(StartError::Projector { path: projector.path.clone(), reason });
     }
     let n_threads = [config.threads_batch, config.threads].into_iter().find(|n| *n > 0).map_or_else(
@@ -96,7 +96,7 @@ pub(super) fn scheduler(
     counters: &Arc<Counters>,
 ) -> Scheduler {
     let (batch_tokens, ubatch_tokens) = llama.batch_limits();
-    let limits = schedule::Limits {
+    let limits = schedule::ScheduleLimits {
         room: BatchLimits { batch_tokens, ubatch_tokens, passes: passes(facts) },
         decode_groups: (!facts.kv_unified).then(|| decode_groups(facts)),
         listed_tokens_max: config.listed_logits_max / (facts.n_vocab as usize).max(1),
@@ -105,7 +105,7 @@ pub(super) fn scheduler(
     Scheduler::new(facts.n_slots, (limits, encoder), Arc::clone(counters))
 }
 
-/// Returns the chooser of tokens of this engine.
+/// Returns the generator of this engine.
 pub(super) fn generator<'m>(
     (model, draft_model): (&'m LlamaModel, Option<DraftModel<'m>>),
     (config, facts): (&EngineConfig, &EngineFacts),
@@ -119,27 +119,27 @@ pub(super) fn generator<'m>(
     Generator::new(model, context, speculation(draft_model, (config, facts)), Arc::clone(counters))
 }
 
-/// Returns the KV state of this engine: empty slots beside the store.
+/// Returns the KV state of this engine: empty slots, and the store.
 pub(super) fn kv<'m>(
     (llama, cache): (Llama<'m>, Cache),
     (config, facts): (&EngineConfig, &EngineFacts),
     counters: &Arc<Counters>,
 ) -> KvState<'m> {
-    let table = SlotTable::new(Shape {
+    let table = SlotTable::new(SlotSizes {
         n_slots: facts.n_slots,
         context_tokens: facts.context_tokens,
         block_size_tokens: facts.block_size_tokens,
         memory: facts.memory,
         hasher: config.block_hasher,
     });
-    let rules = kv::Rules {
+    let rules = kv::KvPolicy {
         prefix_cache: config.prefix_cache,
         checkpoints: checkpoint_rule(config, (&cache, facts.memory)),
         shifts: config.shifts,
         prefix_tokens_max: prefix_tokens_max(config, facts),
         idle_cell_ms: idle_cell_ms(facts),
     };
-    KvState::new((llama, table), (cache, Transfers::new(facts.exchange)), rules, Arc::clone(counters))
+    KvState::new((llama, table), (cache, IncomingTransfers::new(facts.exchange)), rules, Arc::clone(counters))
 }
 
 /// Returns the store of this engine, with the files of an earlier process, and the identity of its state.
@@ -149,7 +149,7 @@ pub(super) fn cache(
     model: &LlamaModel,
     llama: &mut Llama<'_>,
     (config, facts): (&EngineConfig, &EngineFacts),
-    view: &Arc<View>,
+    view: &Arc<EngineView>,
 ) -> Result<(Cache, Identity), StartError> {
     let codec = match config.prefix_cache {
         PrefixCache::Enabled => codec(model, llama, (config, facts)),
@@ -158,7 +158,7 @@ pub(super) fn cache(
     let ram_bytes = if codec.is_some() { config.store.ram_bytes } else { 0 };
     let disk = config.store.disk.as_ref().filter(|_| ram_bytes > 0);
     let min_hold_ms = u64::try_from(config.store.min_hold.as_millis()).unwrap_or(u64::MAX);
-    let limits = Limits {
+    let limits = StoreLimits {
         ram_bytes,
         disk_bytes: disk.map_or(0, |disk| disk.bytes),
         min_hold_ms,
@@ -179,7 +179,7 @@ pub(super) fn cache(
     Ok((cache, identity))
 }
 
-/// Returns the maximum number of blocks of a chunk: fewer if the memory would otherwise hold only few chunks, or none.
+/// Returns the maximum number of blocks of a chunk, reduced if the memory would otherwise have room for few chunks.
 fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Codec>)) -> usize {
     let token_bytes = codec.map_or(1, |codec| codec.layout.token_bytes().max(1)) as u64;
     let fitting_tokens = u32::try_from(ram_bytes / CHUNKS_MIN / token_bytes).unwrap_or(u32::MAX);
@@ -188,11 +188,11 @@ fn chunk_blocks_max(block_size_tokens: u32, (ram_bytes, codec): (u64, Option<&Co
 
 /// Checks that the configured shifts are possible.
 ///
-/// Errors: the shift that is impossible, and why.
+/// Errors: the reason why a configured shift is impossible.
 pub(super) fn check_shifts(shifts: ShiftConfig, facts: &EngineFacts) -> Result<(), String> {
     match facts.shift_obstacle {
         Some(obstacle) if shifts != ShiftConfig::default() => {
-            Err(format!("{obstacle}, as cache reuse and context shift would need"))
+            Err(format!("cache reuse and context shift are not possible: {obstacle}"))
         }
         _ => Ok(()),
     }
@@ -208,8 +208,8 @@ fn checkpoint_rule(config: &EngineConfig, (cache, memory): (&Cache, MemoryKind))
     }
 }
 
-/// Returns the most tokens that idle slots keep: half of a shared buffer's cells. If every slot has its own cells, no
-/// other slot could use them, and there is no limit.
+/// Returns the maximum number of tokens that idle slots keep: half of a shared buffer's cells. If every slot has its
+/// own cells, other slots cannot use them, so there is no limit.
 fn prefix_tokens_max(config: &EngineConfig, facts: &EngineFacts) -> u64 {
     let half = u64::from(facts.context_tokens) * u64::from(facts.n_slots) / 2;
     config.prefix_tokens_max.unwrap_or(if facts.kv_unified { half } else { u64::MAX })
@@ -220,8 +220,8 @@ fn passes(facts: &EngineFacts) -> Passes {
     if facts.kv_unified { Passes::Together } else { Passes::Apart }
 }
 
-/// Returns the groups in which single tokens are computed: all together, unless a self-test on a quiet machine has
-/// measured the groups.
+/// Returns the groups in which single tokens are computed, as measured by a self-test on a quiet machine; without one,
+/// all tokens are one group.
 fn decode_groups(facts: &EngineFacts) -> DecodeGroups {
     let report = facts.self_test.as_ref().filter(|report| report.is_calm());
     let chosen = report.and_then(|report| report.chosen());
@@ -234,14 +234,14 @@ fn idle_cell_ms(facts: &EngineFacts) -> f64 {
     measured.map_or(0.0, |costs| costs.idle_cell_ms)
 }
 
-/// Returns the state of speculative decoding; `None` if nothing is drafted.
+/// Returns the state of speculative decoding; `None` if it is off.
 fn speculation<'m>(
     draft_model: Option<DraftModel<'m>>,
     (config, facts): (&EngineConfig, &EngineFacts),
 ) -> Option<Speculation<'m>> {
     if !facts.drafts {
         if config.speculation.is_some() {
-            warn!("answers are not drafted: the memory of this model cannot be rewound");
+            warn!("speculative decoding is off: the memory of this model cannot be rewound");
         }
         return None;
     }
@@ -258,7 +258,7 @@ fn speculation<'m>(
         (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
-    let depth = figures.map_or(Depth::default(), |figures| Depth {
+    let depth = figures.map_or(DepthCost::default(), |figures| DepthCost {
         held_tokens: figures.cached_tokens,
         per_held_token: Curve::new(figures.per_held_token_ms()),
     });
@@ -270,7 +270,7 @@ fn codec(model: &LlamaModel, llama: &mut Llama<'_>, (config, facts): (&EngineCon
     match llama.check_codec(model, config.block_size_tokens) {
         Ok(layout) => Some(Codec { layout, n_streams: llama.n_streams(), memory: facts.memory }),
         Err(error) => {
-            warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept in slots only");
+            warn!(%error, "this model's state cannot be cut into chunks; prefixes are kept only in slots");
             None
         }
     }
@@ -317,7 +317,7 @@ fn open_disk(
     cache: &mut Cache,
     (disk, queued_bytes_max): (&DiskConfig, u64),
     identity: Identity,
-    view: &Arc<View>,
+    view: &Arc<EngineView>,
 ) -> Result<(), StartError> {
     let (sender, events) = mpsc::channel();
     let view = Arc::clone(view);

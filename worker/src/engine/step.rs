@@ -1,7 +1,7 @@
 //! One step of the engine: admit, decode, sample, emit.
 //!
-//! [`EngineState`] composes its four owners. Whatever happens to a sequence, its slot is released exactly once, and KV
-//! state that cannot be trusted is cleared before the slot is used again.
+//! [`EngineState`] composes the four owners of the engine's state. A sequence's slot is released exactly once, however
+//! the sequence ends. KV state that cannot be trusted is cleared before the slot is used again.
 //!
 //! Not here: when to step and when to stop (`thread`), llama.cpp's calls (`llama`).
 
@@ -15,36 +15,36 @@ use warmpath_common::ids::SlotId;
 use warmpath_worker_core::rates::StepCounts;
 use warmpath_worker_core::slot_plan::SlotPlan;
 
-use super::api::{EngineError, Event, FinishReason, PromptFault};
+use super::api::{EngineError, EngineEvent, FinishReason, PromptFault};
 use super::handle::Admission;
 use super::kv::KvState;
 use super::output::Generator;
 use super::output::speculation::DraftEnd;
-use super::publish::Publisher;
+use super::publish::EnginePublisher;
 use super::publish::counters::Counters;
 use super::schedule::Scheduler;
 use super::schedule::batch::Batch;
-use super::schedule::queue::Waiting;
-use super::sequence::{Purpose, Sequence};
+use super::schedule::queue::QueuedSubmission;
+use super::sequence::{LogitsUse, Sequence};
 
 /// State owned by the engine thread.
 pub(crate) struct EngineState<'m> {
     pub(super) schedule: Scheduler,
     pub(super) kv: KvState<'m>,
     pub(super) generator: Generator<'m>,
-    pub(super) publisher: Publisher,
+    pub(super) publisher: EnginePublisher,
 }
 
 impl EngineState<'_> {
-    /// Returns whether nothing runs or waits.
+    /// Returns whether no sequence runs and no submission waits.
     pub(super) fn is_idle(&self) -> bool {
-        self.schedule.queue.is_empty() && !self.kv.is_asked() && self.schedule.running.is_empty()
+        self.schedule.queue.is_empty() && !self.kv.has_waiting_exports() && self.schedule.running.is_empty()
     }
 
-    /// Returns whether nothing runs, and all waiting submissions wait for the disk.
+    /// Returns whether no sequence runs, and all waiting submissions wait for the disk.
     pub(super) fn only_waits_for_disk(&self) -> bool {
-        let is_reading = |waiting: &Waiting| self.kv.cache.is_reading(&waiting.fetching);
-        let is_awaited = self.schedule.queue.iter().any(is_reading) || self.kv.is_asked_reading();
+        let is_reading = |waiting: &QueuedSubmission| self.kv.cache.is_reading(&waiting.fetching);
+        let is_awaited = self.schedule.queue.iter().any(is_reading) || self.kv.has_exports_reading();
         self.schedule.running.is_empty() && is_awaited
     }
 
@@ -56,13 +56,13 @@ impl EngineState<'_> {
         !self.schedule.running.is_empty() && self.schedule.running.iter().all(waits)
     }
 
-    /// Returns for how long nothing will start unless a command arrives, if all waiting submissions wait for another
-    /// submission or for another worker.
+    /// Returns how long the engine may sleep if all waiting submissions wait for another submission or another worker;
+    /// `None` otherwise.
     pub(super) fn only_held_for(&self) -> Option<Duration> {
-        if !self.schedule.running.is_empty() || self.kv.is_asked() {
+        if !self.schedule.running.is_empty() || self.kv.has_waiting_exports() {
             return None;
         }
-        let until = |waiting: &Waiting| self.kv.transfer_deadline(waiting.transfer).or(waiting.held_until);
+        let until = |waiting: &QueuedSubmission| self.kv.transfer_deadline(waiting.transfer).or(waiting.held_until);
         let until: Option<Vec<Instant>> = self.schedule.queue.iter().map(until).collect();
         Some(until?.into_iter().min()?.saturating_duration_since(Instant::now()))
     }
@@ -85,19 +85,19 @@ impl EngineState<'_> {
         let batch = self.fill_batch();
         if !batch.shares.is_empty() {
             self.publisher.report.touch();
-            // Routers send further requests with the same prefix once they have this report, so it must not wait for
-            // the first step.
+            // Routers send further requests with the same prefix to this worker once they have this report, so it is
+            // sent before the step.
             if self.publisher.report.is_urgent() {
                 self.publish();
             }
             self.compute(&batch);
-            self.kv.make_way();
+            self.kv.move_out_costly();
         }
         self.count();
         self.publish();
     }
 
-    /// Reports changes to routers and watchers, if it is time.
+    /// Publishes changes if an update is due.
     pub(super) fn publish(&mut self) {
         self.publisher.publish(&self.schedule, &mut self.kv);
     }
@@ -105,8 +105,8 @@ impl EngineState<'_> {
     /// Fails every waiting submission.
     pub(super) fn refuse_waiting(&mut self, error: &EngineError) {
         for waiting in std::mem::take(&mut self.schedule.queue) {
-            waiting.let_go(&mut self.kv.cache);
-            waiting.admission.submission.events.send(Event::Failed(error.clone()));
+            waiting.release_chunks(&mut self.kv.cache);
+            waiting.admission.submission.events.send(EngineEvent::Failed(error.clone()));
             self.counters().failed.fetch_add(1, Relaxed);
         }
         self.publisher.report.touch();
@@ -120,12 +120,13 @@ impl EngineState<'_> {
     }
 
     fn drop_abandoned(&mut self) {
-        let (gone, waiting): (VecDeque<Waiting>, VecDeque<Waiting>) = std::mem::take(&mut self.schedule.queue)
-            .into_iter()
-            .partition(|waiting| waiting.admission.submission.events.is_closed());
+        let (gone, waiting): (VecDeque<QueuedSubmission>, VecDeque<QueuedSubmission>) =
+            std::mem::take(&mut self.schedule.queue)
+                .into_iter()
+                .partition(|waiting| waiting.admission.submission.events.is_closed());
         self.schedule.queue = waiting;
         for waiting in gone {
-            waiting.let_go(&mut self.kv.cache);
+            waiting.release_chunks(&mut self.kv.cache);
             // The place is freed before the counters change.
             drop(waiting);
             self.counters().cancelled.fetch_add(1, Relaxed);
@@ -148,11 +149,11 @@ impl EngineState<'_> {
         }
     }
 
-    fn start(&mut self, waiting: Waiting, plan: &SlotPlan) {
+    fn start(&mut self, waiting: QueuedSubmission, plan: &SlotPlan) {
         self.counters().waited(&waiting, Instant::now());
         let mut start = self.kv.start(&waiting.admission, plan, &waiting.fetching);
-        waiting.let_go(&mut self.kv.cache);
-        let Waiting { mut admission, fetched, .. } = waiting;
+        waiting.release_chunks(&mut self.kv.cache);
+        let QueuedSubmission { mut admission, fetched, .. } = waiting;
         self.publisher.report.resolve(admission.announcement.take());
         let past = std::mem::take(&mut admission.past);
         start.started.fetched = fetched;
@@ -177,7 +178,7 @@ impl EngineState<'_> {
         }
     }
 
-    /// Makes room in the slots whose sequences have filled their context and continue.
+    /// Shifts the contexts that are full and whose sequences continue.
     fn shift_full(&mut self) {
         for slot in self.schedule.running.slots() {
             if !self.generator.shifts(self.kv.n_held(slot)) {
@@ -191,9 +192,9 @@ impl EngineState<'_> {
         }
     }
 
-    /// Assembles the next micro-batch, of the batch in progress or of a new one.
+    /// Assembles the next micro-batch of the batch in progress, or of a new one.
     fn fill_batch(&mut self) -> Batch {
-        if !self.schedule.goes_on(&self.kv.table) {
+        if !self.schedule.continues(&self.kv.table) {
             self.schedule.give_up();
             self.send_chosen();
             self.schedule.plan_batch(&self.kv.table, &mut self.generator);
@@ -215,7 +216,8 @@ impl EngineState<'_> {
             }
             Err(error) => return self.fail_batch(batch, &error.to_string()),
         }
-        // The slot table records the computed tokens before logits are used: a sampled stop may release the slot.
+        // The slot table records the computed tokens before logits are used, because a sampled token may end a sequence
+        // and release its slot.
         self.publisher.count_batch(batch, self.schedule.running.iter().count());
         self.schedule.count_passed_tokens(batch);
         self.record(batch);
@@ -225,7 +227,7 @@ impl EngineState<'_> {
         if self.schedule.is_over() {
             self.send_chosen();
         }
-        // A request that wants no new token ends here.
+        // A request for only its prompt ends here.
         for share in &batch.shares {
             let n_held = self.kv.n_held(share.slot);
             let is_over = |sequence: &Sequence| sequence.is_prompt_only(n_held);
@@ -242,7 +244,7 @@ impl EngineState<'_> {
         for share in &batch.shares {
             let n_held = self.kv.n_held(share.slot);
             if let Some(sequence) = self.schedule.running.get(share.slot) {
-                // The tokens of a draft are recorded once they are chosen.
+                // The tokens of a draft are recorded when they are accepted.
                 let n_tokens = if sequence.is_stream() { 1 } else { share.n_tokens };
                 self.kv.extend(share.slot, sequence.upcoming(n_held, n_tokens));
             }
@@ -266,7 +268,7 @@ impl EngineState<'_> {
         }
     }
 
-    /// Chooses and lists tokens; returns how many were chosen for streams.
+    /// Chooses tokens and records log probabilities of prompts; returns the number of tokens chosen for streams.
     fn use_logits(&mut self, batch: &Batch) -> u32 {
         let mut n_chosen = 0;
         for outputs in batch.outputs.chunk_by(|(a, ..), (b, ..)| a == b) {
@@ -281,8 +283,8 @@ impl EngineState<'_> {
                 let Some(sequence) = self.schedule.running.get_mut(slot) else { break };
                 let logits = self.kv.llama.logits(*idx);
                 match purpose {
-                    Purpose::List => sequence.list(logits),
-                    Purpose::Choose => {
+                    LogitsUse::List => sequence.list(logits),
+                    LogitsUse::Choose => {
                         if let Err(error) = self.generator.choose(sequence, logits) {
                             self.fail(slot, &error);
                         }
@@ -293,8 +295,8 @@ impl EngineState<'_> {
         n_chosen
     }
 
-    /// Chooses and sends the next tokens of a stream with a draft; returns their number.
-    fn verify(&mut self, slot: SlotId, outputs: &[(SlotId, Purpose, i32)]) -> u32 {
+    /// Verifies the draft of a stream and sends the chosen tokens; returns their number.
+    fn verify(&mut self, slot: SlotId, outputs: &[(SlotId, LogitsUse, i32)]) -> u32 {
         let rows: Vec<i32> = outputs.iter().map(|(.., idx)| *idx).collect();
         let Some(sequence) = self.schedule.running.get_mut(slot) else { return 0 };
         let verified = self.generator.verify((slot, sequence), &rows, &mut self.kv);
@@ -314,7 +316,7 @@ impl EngineState<'_> {
         self.schedule.running.get(slot).is_some_and(Sequence::is_stream)
     }
 
-    /// Lets every sequence whose next token is chosen take and send it.
+    /// Sends the chosen token of each sequence that has one.
     fn send_chosen(&mut self) {
         for slot in self.schedule.running.slots() {
             let Some(sequence) = self.schedule.running.get_mut(slot) else { continue };
@@ -330,25 +332,25 @@ impl EngineState<'_> {
         self.schedule.averages.answer(sequence.n_generated);
         let finished = sequence.finished(reason);
         self.counters().answered(&finished);
-        self.send_final_event(sequence, Event::Finished(finished));
+        self.send_final_event(sequence, EngineEvent::Finished(finished));
     }
 
     fn fail(&mut self, slot: SlotId, error: &EngineError) {
         let sequence = self.release(slot);
         self.counters().failed.fetch_add(1, Relaxed);
-        self.send_final_event(sequence, Event::Failed(error.clone()));
+        self.send_final_event(sequence, EngineEvent::Failed(error.clone()));
     }
 
-    /// Sends a sequence its last event, after its slot and its place in the queue are free, so that a client that then
-    /// reads `/slots` sees them free.
-    fn send_final_event(&self, sequence: Sequence, event: Event) {
+    /// Sends a sequence's last event. Its slot and its place are free at this point, so a client that then reads
+    /// `/slots` sees them free.
+    fn send_final_event(&self, sequence: Sequence, event: EngineEvent) {
         let events = sequence.into_events();
         self.count();
         self.publisher.show_slots(&self.schedule, &self.kv.table);
         events.send(event);
     }
 
-    /// Ends a slot's sequence; its KV state is kept or cleared as its request asked.
+    /// Ends a slot's sequence, and keeps or clears its KV state as its request demands.
     fn release(&mut self, slot: SlotId) -> Sequence {
         self.publisher.report.touch();
         let sequence = self.schedule.end(slot);
@@ -360,10 +362,9 @@ impl EngineState<'_> {
         sequence
     }
 
-    /// Clears an idle slot if the buffer has no cells left; without an idle slot, ends the youngest sequence.
+    /// Clears an idle slot if the buffer has no free cells; without an idle slot, ends the youngest sequence.
     ///
-    /// Every slot is limited to its share of the cells, so this happens only if llama.cpp needs more than one cell per
-    /// token.
+    /// Every slot has a limited number of tokens, so this happens only if llama.cpp needs more than one cell per token.
     fn make_room(&mut self, batch: &Batch) {
         if let Some(slot) = self.kv.move_out_oldest() {
             warn!(%slot, "the KV buffer is full; cleared an idle slot");

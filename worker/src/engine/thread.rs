@@ -16,48 +16,44 @@ use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
 
 use super::admin::{INQUIRIES_MAX, WaitingQuery};
-use super::api::{EngineError, EngineUpdate, Event};
+use super::api::{EngineError, EngineEvent, EngineUpdate};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
-use super::handle::{Command, EngineHandle, Places, Shared, View};
+use super::handle::{EngineCommand, EngineHandle, EngineShared, EngineView, Places};
 use super::images::Projector;
 use super::kv::sending::SENDS_MAX;
 use super::llama::adapters::Adapters;
 use super::llama::{self, Llama, Probed, Progress, RopeFactors};
 use super::output::constraint::KnownGrammars;
 use super::output::draft_model::DraftModel;
-use super::publish::Publisher;
+use super::publish::EnginePublisher;
 use super::publish::arrival_announcer::ArrivalAnnouncer;
 use super::publish::summary_events::UpdateSender;
 use super::self_test;
 use super::setup;
 use super::step::EngineState;
 
-/// Stack of the thread. Source: the size that Linux gives a program's first thread, on which llama.cpp's own server
-/// decodes.
+/// Stack size of the thread. Source: the size of a program's main thread on Linux, on which llama-server decodes.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Queued commands other than submissions, inquiries and runs to send: a drain, a second drain of an impatient
-/// operator, and a prefix to fetch.
+/// Maximum number of queued commands other than submissions, queries and runs to send. Source: two drains and a
+/// prefetch.
 const CONTROL_COMMANDS_MAX: usize = 3;
 
-/// Longest wait of the thread for the disk before it reads its commands again, while nothing else can be done. Source:
-/// own choice: well below a step.
+/// Interval at which the thread reads its commands while it only waits for the disk. Source: much shorter than a step.
 const DISK_LOOK: Duration = Duration::from_millis(2);
 
-/// Interval at which the thread checks whether a reader has read or an image is encoded, while nothing else can be
-/// done.
+/// Interval at which the thread checks for readers and the encoder while it only waits for them.
 ///
-/// Source: own choice: a slow reader first has to read a megabyte, and the encoder an image, which takes longer.
+/// Source: a slow reader first has to read a megabyte, and encoding an image takes longer, too.
 const READER_LOOK: Duration = Duration::from_millis(2);
 
-/// Longest wait of the thread for a request on its way before it checks whether the request was cancelled. Source: own
-/// choice: a small part of a step.
+/// Interval at which the thread checks whether an announced request was cancelled. Source: a small part of a step.
 const COMING_LOOK: Duration = Duration::from_micros(250);
 
-/// Longest time for a worker that ends to write its state to disk, beyond the time for running responses.
+/// Time limit for writing state to disk when the worker ends, after the time for running responses.
 ///
-/// Source: a default pod has 30 s from the first signal to the kill, of which draining may take 25.
+/// Source: a pod has 30 s by default between the first signal and the kill, of which draining may take 25.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Result of the thread's start.
@@ -68,10 +64,10 @@ struct Ready {
 }
 
 /// The thread's own ends of its channels.
-struct Inside {
-    commands: Receiver<Command>,
+struct EngineEnds {
+    commands: Receiver<EngineCommand>,
     updates: mpsc::UnboundedSender<EngineUpdate>,
-    view: Arc<View>,
+    view: Arc<EngineView>,
     /// Closes when the thread ends.
     _running: watch::Sender<()>,
 }
@@ -86,13 +82,13 @@ pub(super) fn start(
     config.validate()?;
     let n_places = config.queue_max.saturating_add(usize::from(config.n_slots));
     let (queue_max, block_hasher, speculation) = (config.queue_max, config.block_hasher, config.speculation);
-    // Every command has a place before it is sent, so a send never waits for the thread.
+    // The queue has room for all commands, so sending one never waits for the thread.
     let (commands, inbox) = sync_channel(n_places.saturating_add(INQUIRIES_MAX + SENDS_MAX + CONTROL_COMMANDS_MAX));
     let (running, stopped) = watch::channel(());
-    let view = Arc::new(View::default());
+    let view = Arc::new(EngineView::default());
     let keeps_prefixes = config.prefix_cache != PrefixCache::Disabled;
     let announcer = ArrivalAnnouncer::new(&updates);
-    let inside = Inside { commands: inbox, updates, view: Arc::clone(&view), _running: running };
+    let inside = EngineEnds { commands: inbox, updates, view: Arc::clone(&view), _running: running };
     let (ready, started) = sync_channel(1);
     let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
     let thread = builder
@@ -100,7 +96,7 @@ pub(super) fn start(
         .map_err(|error| StartError::Thread { reason: error.to_string() })?;
     let ended = |_| StartError::Thread { reason: "it panicked".to_owned() };
     let Ready { model, projector, facts } = started.recv().map_err(ended)??;
-    Ok(EngineHandle::new(Shared {
+    Ok(EngineHandle::new(EngineShared {
         tenants: Mutex::default(),
         announcer: if keeps_prefixes && facts.memory.rewinds_anywhere() { announcer.filling() } else { announcer },
         speculation: speculation.filter(|_| facts.drafts),
@@ -121,7 +117,7 @@ pub(super) fn start(
     }))
 }
 
-fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSender<Result<Ready, StartError>>) {
+fn run(config: &EngineConfig, progress: Progress, inside: EngineEnds, ready: &SyncSender<Result<Ready, StartError>>) {
     let loaded = llama::load(config, progress).and_then(|mut model| {
         let adapters = Adapters::load(&mut model, &config.adapters)?;
         Ok((Arc::new(model), adapters))
@@ -135,22 +131,22 @@ fn run(config: &EngineConfig, progress: Progress, inside: Inside, ready: &SyncSe
         Ok(prepared) => prepared,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // A caller may read the slots as soon as the engine is ready.
+    // Callers may read the slots as soon as the engine is ready.
     engine.publish();
     let projector = engine.schedule.projector();
     if ready.send(Ok(Ready { model: Arc::clone(&model), projector, facts })).is_ok() {
         let commands = &inside.commands;
-        Loop { engine, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
+        EngineLoop { engine, commands, deadline: None, idle_since: None, deferred: Vec::new() }.run();
     }
 }
 
-/// A model, the place of its draft model, and its adapters.
+/// A model, the cell for its draft model, and its adapters.
 type Loaded<'m> = (&'m Arc<LlamaModel>, &'m OnceCell<LlamaModel>, (Adapters, Vec<AdapterInfo>));
 
 fn prepare<'m>(
     (shared, draft_model, (adapters, infos)): Loaded<'m>,
     config: &EngineConfig,
-    inside: &Inside,
+    inside: &EngineEnds,
 ) -> Result<(EngineState<'m>, EngineFacts), StartError> {
     let model: &'m LlamaModel = shared;
     let refuse = |error: GgufError| StartError::Model { path: config.model.clone(), reason: error.to_string() };
@@ -174,24 +170,27 @@ fn prepare<'m>(
         schedule: setup::scheduler((&llama, encoder), (config, &facts), counters),
         generator: setup::generator((model, draft_model), (config, &facts), counters),
         kv: setup::kv((llama.with_adapters(adapters), cache), (config, &facts), counters),
-        publisher: Publisher { report: UpdateSender::new(inside.updates.clone()), view: Arc::clone(&inside.view) },
+        publisher: EnginePublisher {
+            report: UpdateSender::new(inside.updates.clone()),
+            view: Arc::clone(&inside.view),
+        },
     };
     Ok((engine, facts))
 }
 
 /// The thread's loop.
-struct Loop<'a, 'm> {
+struct EngineLoop<'a, 'm> {
     engine: EngineState<'m>,
-    commands: &'a Receiver<Command>,
+    commands: &'a Receiver<EngineCommand>,
     /// Time at which running sequences are ended; `None` unless draining.
     deadline: Option<Instant>,
-    /// Time since which no command has arrived and nothing runs.
+    /// Time since which no command has arrived and no sequence runs.
     idle_since: Option<Instant>,
-    /// Inquiries that wait for a slot to become idle, at most [`INQUIRIES_MAX`].
+    /// Queries that wait for a slot to become idle, at most [`INQUIRIES_MAX`].
     deferred: Vec<WaitingQuery>,
 }
 
-impl Loop<'_, '_> {
+impl EngineLoop<'_, '_> {
     fn run(&mut self) {
         while self.take_commands() {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -203,10 +202,10 @@ impl Loop<'_, '_> {
         self.engine.refuse_waiting(&EngineError::Draining);
         self.engine.fail_running(&EngineError::Draining);
         self.engine.step();
-        self.engine.kv.leave(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
+        self.engine.kv.save_all(self.deadline.unwrap_or_else(Instant::now) + LEAVE_TIMEOUT);
     }
 
-    /// Takes every waiting command, waits for one if nothing runs, and returns whether to continue.
+    /// Executes all queued commands, waits for one if no sequence runs, and returns whether to continue.
     fn take_commands(&mut self) -> bool {
         if self.engine.only_waits_for_disk() {
             self.engine.kv.cache.wait_for_disk(DISK_LOOK);
@@ -214,23 +213,23 @@ impl Loop<'_, '_> {
         if let Some(left) = self.engine.only_held_for()
             && let Ok(command) = self.commands.recv_timeout(left)
         {
-            self.obey(command);
+            self.execute(command);
         }
         if self.engine.only_waits_for_others() {
             match self.commands.recv_timeout(READER_LOOK) {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(READER_LOOK),
             }
         }
-        // Inquiries that waited for a slot are answered at once when nothing runs any more.
+        // Once no sequence runs, queries that waited for a slot are executed immediately.
         if self.engine.is_idle() && self.deferred.is_empty() {
             if self.deadline.is_some() && !self.engine.publisher.view.hands_over.load(Ordering::Acquire) {
                 return false;
             }
             match self.wait() {
                 Ok(Some(command)) => {
-                    self.obey(command);
+                    self.execute(command);
                     self.gather();
                 }
                 Ok(None) => {}
@@ -239,7 +238,7 @@ impl Loop<'_, '_> {
         }
         loop {
             match self.commands.try_recv() {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(TryRecvError::Empty) => return true,
                 // No further request can arrive; running ones are still finished.
                 Err(TryRecvError::Disconnected) => return !self.engine.is_idle(),
@@ -247,29 +246,28 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Sleeps until there is a command, or something to report or to export. Reports and exports are done before it
-    /// returns.
-    fn wait(&mut self) -> Result<Option<Command>, NoHandles> {
+    /// Sleeps until a command arrives, or an update or an export is due, which it executes before it returns.
+    fn wait(&mut self) -> Result<Option<EngineCommand>, NoHandles> {
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
-        let unasked = self.engine.kv.unasked_due_in(idle_since);
-        let due = self.engine.publisher.report.due_in(Instant::now()).into_iter().chain(unasked).min();
+        let background = self.engine.kv.background_due_in(idle_since);
+        let due = self.engine.publisher.report.due_in(Instant::now()).into_iter().chain(background).min();
         let Some(due) = due else { return self.commands.recv().map(Some).map_err(|_| NoHandles) };
         match self.commands.recv_timeout(due) {
             Ok(command) => Ok(Some(command)),
             Err(RecvTimeoutError::Disconnected) => Err(NoHandles),
             Err(RecvTimeoutError::Timeout) => {
-                if unasked.is_some_and(|unasked| unasked <= due) {
-                    self.engine.kv.work_unasked();
+                if background.is_some_and(|background| background <= due) {
+                    self.engine.kv.export_in_background();
                 }
                 Ok(None)
             }
         }
     }
 
-    /// Waits a moment for the requests on their way when the first one arrives.
+    /// Waits briefly for announced requests when the first submission arrives.
     ///
-    /// Otherwise the first of several simultaneous requests would run a step alone, and the others would wait for that
-    /// step.
+    /// Otherwise the first of several simultaneous requests would have a step of its own, and the others would wait for
+    /// that step.
     fn gather(&mut self) {
         let deadline = Instant::now() + self.engine.schedule.gather_max();
         while self.engine.publisher.view.n_coming.load(Ordering::Acquire) > 0 {
@@ -278,15 +276,15 @@ impl Loop<'_, '_> {
                 return;
             }
             match self.commands.recv_timeout(left.min(COMING_LOOK)) {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.execute(command),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Answers inquiries, in order, except those whose slot is still busy. This happens before an idle slot is given to
-    /// another request.
+    /// Executes deferred queries, in order, except those whose slot is still busy. It runs before idle slots are
+    /// assigned to requests.
     fn answer_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;
@@ -301,21 +299,24 @@ impl Loop<'_, '_> {
         }
     }
 
-    fn obey(&mut self, command: Command) {
-        // Frequent inquiries and other workers must not keep idle state from being stored.
-        if !matches!(command, Command::Inquire(_) | Command::Send(_) | Command::Prefetch(_) | Command::Wake) {
+    fn execute(&mut self, command: EngineCommand) {
+        // Frequent queries and other workers must not keep the engine from exporting idle slots.
+        if !matches!(
+            command,
+            EngineCommand::Inquire(_) | EngineCommand::Send(_) | EngineCommand::Prefetch(_) | EngineCommand::Wake
+        ) {
             self.idle_since = None;
         }
         match command {
-            Command::Submit(admission) if self.deadline.is_some() => {
-                admission.submission.events.send(Event::Failed(EngineError::Draining));
+            EngineCommand::Submit(admission) if self.deadline.is_some() => {
+                admission.submission.events.send(EngineEvent::Failed(EngineError::Draining));
             }
-            Command::Submit(admission) => self.engine.enqueue(*admission),
-            Command::Inquire(asked) => self.deferred.push(*asked),
-            Command::Send(sending) => self.engine.kv.send(*sending),
-            Command::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
-            Command::Prefetch(_) | Command::Wake => {}
-            Command::Drain { deadline } => {
+            EngineCommand::Submit(admission) => self.engine.enqueue(*admission),
+            EngineCommand::Inquire(asked) => self.deferred.push(*asked),
+            EngineCommand::Send(sending) => self.engine.kv.send(*sending),
+            EngineCommand::Prefetch(prefetch) if self.deadline.is_none() => self.engine.kv.prefetch(*prefetch),
+            EngineCommand::Prefetch(_) | EngineCommand::Wake => {}
+            EngineCommand::Drain { deadline } => {
                 self.engine.publisher.view.draining.store(true, Ordering::Release);
                 self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
                 self.engine.refuse_waiting(&EngineError::Draining);
@@ -324,5 +325,5 @@ impl Loop<'_, '_> {
     }
 }
 
-/// The last handle was dropped.
+/// Signal that the last handle was dropped.
 struct NoHandles;

@@ -1,7 +1,7 @@
 //! Check of the fleet's token, if it is required.
 //!
-//! Not here: the token (`warmpath_shell::fleet_token`). Health and metrics need no token: probes and scrapers have
-//! none, and the responses contain no text of prompts.
+//! Not here: the token (`warmpath_shell::fleet_token`). Health and metrics need no token, because probes and scrapers
+//! have none and the responses contain no text of prompts.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, header};

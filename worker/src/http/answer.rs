@@ -1,4 +1,4 @@
-//! From a response's steps to HTTP: one object, or server-sent events as the steps come.
+//! From a response's steps to HTTP: one object, or server-sent events.
 //!
 //! Not here: the steps (`lifecycle`), the objects' fields (`http::wire`).
 
@@ -21,16 +21,16 @@ use super::sse::{self, write_event};
 use super::state::App;
 use super::wire::{self, Choice, Content, Delta, Object, ObjectKind, Timings, Usage, finish_reason};
 use crate::app_state::Serving;
-use crate::engine::{Fetched, Started};
+use crate::engine::{FetchedState, Started};
 use crate::error::RequestError;
 use crate::lifecycle::journal::{self, ResponseIdentity, RouterInstructions};
-use crate::lifecycle::message_stream::{Message, MessageEnd, MessageStep, Messages};
-use crate::lifecycle::{self, Answer, Arrival};
+use crate::lifecycle::message_stream::{MessageEnd, MessageStep, Messages, WholeMessage};
+use crate::lifecycle::{self, Arrival, StartedResponse};
 use crate::request::{Delivery, Read};
 
-/// Properties that distinguish one generating endpoint from the other.
+/// Properties of a generating endpoint.
 pub struct Endpoint {
-    /// Form of its responses.
+    /// Format of its responses.
     pub shape: ObjectKind,
     /// Reader of its bodies.
     pub read: Read,
@@ -48,7 +48,7 @@ pub async fn create(
     let mut messages = start(app, (context, wanted), body, endpoint.read).await?;
     let facts = Facts::of(messages.answer());
     let left_out = messages.answer().form().left_out.clone();
-    let head = Head::new(endpoint.shape, serving, &messages.answer().form().identity);
+    let head = ObjectHead::new(endpoint.shape, serving, &messages.answer().form().identity);
     let mut response = match messages.answer().form().delivery {
         Delivery::Whole => super::whole::respond(messages.lines(), whole(head, messages), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => stream(head, messages),
@@ -88,9 +88,9 @@ pub async fn start(
     Ok(Messages::new(lifecycle::start(&serving, &app.metrics, arrival).await?))
 }
 
-/// Longest list of tools in a header; further names are left out. Units: bytes.
+/// Longest list of tools in a header; further names are omitted. Units: bytes.
 ///
-/// Source: own choice: proxies accept headers of 4 to 8 KiB in total.
+/// Source: proxies accept headers of 4 to 8 KiB in total.
 const TOOLS_BYTES_MAX: usize = 1024;
 
 /// Properties of a response for its headers.
@@ -102,7 +102,7 @@ pub struct Facts {
 
 impl Facts {
     /// Returns the properties of a response at its start.
-    pub fn of(answer: &Answer) -> Self {
+    pub fn of(answer: &StartedResponse) -> Self {
         let unconstrained = answer.form().answer.as_ref().map(|format| format.unconstrained.clone());
         Self {
             started: answer.started(),
@@ -111,15 +111,15 @@ impl Facts {
         }
     }
 
-    /// Adds headers to a response: the length of its prompts, the start of its first choice, the place where the prompt
-    /// differs from an earlier response, and the tools whose arguments may break their schemas.
+    /// Adds headers to a response: the length of its prompts, the start of its first choice, the position at which the
+    /// prompt diverges from an earlier response, and the tools whose arguments may violate their schemas.
     pub fn describe(self, response: &mut Response) {
         let headers = response.headers_mut();
         headers.insert(HeaderName::from_static(headers::SLOT), HeaderValue::from(self.started.slot.0));
         headers.insert(HeaderName::from_static(headers::PROMPT_TOKENS), HeaderValue::from(self.prompt_tokens));
         let cached_tokens = self.started.cached_tokens();
         headers.insert(HeaderName::from_static(headers::CACHED_TOKENS), HeaderValue::from(cached_tokens));
-        if let Some(Fetched { n_bytes, took }) = self.started.fetched {
+        if let Some(FetchedState { n_bytes, took }) = self.started.fetched {
             let fetched = HeaderValue::try_from(format!("{n_bytes};{}", took.as_millis()));
             headers.insert(HeaderName::from_static(headers::KV_FETCHED), fetched.expect("numbers are plain"));
         }
@@ -140,15 +140,14 @@ impl Facts {
     }
 }
 
-/// Reports the kinds of tools that were left out of a request: to the client in a header, to the operator in a metric,
-/// and once in the log.
+/// Reports the kinds of tools that were omitted from a request: in a header, in a metric, and once in the log.
 pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str]) {
     for kind in kinds {
         app.metrics.left_out_tools.with_label_values(&[*kind]).inc();
         if app.left_out_logged.lock().unwrap_or_else(PoisonError::into_inner).insert(kind) {
             info!(
                 kind,
-                "a request lists a tool that nobody runs here: it is left out, and {} says so",
+                "a request has a tool that this worker does not run; the tool is ignored and named in the header {}",
                 headers::LEFT_OUT_TOOLS
             );
         }
@@ -160,12 +159,12 @@ pub fn tell_left_out(app: &App, response: &mut Response, kinds: &[&'static str])
 }
 
 /// Returns the names of the custom tools that an answer may call.
-fn custom_tools(answer: &Answer) -> Arc<[String]> {
+fn custom_tools(answer: &StartedResponse) -> Arc<[String]> {
     answer.form().answer.as_ref().map_or_else(Default::default, |format| Arc::clone(&format.custom_tools))
 }
 
 /// Fields that every object of one response has.
-struct Head {
+struct ObjectHead {
     shape: ObjectKind,
     id: String,
     created: u64,
@@ -174,7 +173,7 @@ struct Head {
     serving: Arc<Serving>,
 }
 
-impl Head {
+impl ObjectHead {
     fn new(shape: ObjectKind, serving: Arc<Serving>, identity: &ResponseIdentity) -> Self {
         Self {
             shape,
@@ -210,13 +209,13 @@ impl Head {
 /// A choice that is being assembled.
 #[derive(Default)]
 struct WholeChoice {
-    message: Message,
+    message: WholeMessage,
     prompt: Option<PromptProbabilities>,
     probabilities: Vec<TokenProbabilities>,
     finish_reason: Option<&'static str>,
 }
 
-async fn whole(head: Head, mut messages: Messages) -> Result<Response, RequestError> {
+async fn whole(head: ObjectHead, mut messages: Messages) -> Result<Response, RequestError> {
     let mut wholes: Vec<WholeChoice> = (0..messages.answer().n_choices()).map(|_| WholeChoice::default()).collect();
     for (whole, echo) in wholes.iter_mut().zip(&messages.answer().form().prompt_texts) {
         whole.message.content.push_str(echo);
@@ -251,7 +250,7 @@ async fn whole(head: Head, mut messages: Messages) -> Result<Response, RequestEr
     Ok(Json(object).into_response())
 }
 
-fn stream(head: Head, messages: Messages) -> Response {
+fn stream(head: ObjectHead, messages: Messages) -> Response {
     let usage = messages.answer().form().delivery == Delivery::StreamWithUsage;
     let silence_max = messages.answer().form().silence_max;
     let n_choices = messages.answer().n_choices();
@@ -262,7 +261,7 @@ fn stream(head: Head, messages: Messages) -> Response {
     let exactness = journal::exactness(&messages.answer().form().generation.sampling);
     // A continued response has already begun.
     let is_begun = messages.answer().form().past.is_some();
-    let events = Events { usage, ends, calls, head, messages, is_begun };
+    let events = EventWriter { usage, ends, calls, head, messages, is_begun };
     let events = futures::stream::unfold(Some(events), |events| async {
         let mut events = events?;
         let mut bytes = Vec::new();
@@ -280,28 +279,28 @@ fn stream(head: Head, messages: Messages) -> Response {
     response
 }
 
-/// Adds the header that tells a router that a response has a journal, and how exact its continuation is.
+/// Adds the header with which a router recognizes that a response has a journal, and how exact a continuation is.
 pub fn tell_journal(response: &mut Response, exactness: &'static str) {
     response.headers_mut().insert(HeaderName::from_static(headers::JOURNAL), HeaderValue::from_static(exactness));
 }
 
 /// Writer of a response as server-sent events.
-struct Events {
-    head: Head,
+struct EventWriter {
+    head: ObjectHead,
     messages: Messages,
     /// Whether the client requested a last chunk with the token counts.
     usage: bool,
-    /// End of each choice's text as far as the log probabilities of its tokens were sent.
+    /// End of the text of each choice whose log probabilities were sent.
     ends: Vec<TextEnd>,
     /// Calls of each choice so far.
     calls: Vec<GrowingCalls>,
-    /// Whether an event has been written. Until then the request can still be retried elsewhere.
+    /// Whether an event has been written. Before that, the router can still retry the request at another worker.
     is_begun: bool,
 }
 
-impl Events {
-    /// Writes the events before the first text: each choice's role in a chat, in a completion its prompt if requested,
-    /// unless that waits for its log probabilities.
+impl EventWriter {
+    /// Writes the events before the first text. In a chat, this is each choice's role. In a completion, it is the
+    /// prompt if requested, unless its log probabilities are not computed yet.
     fn write_start(&mut self, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.is_begun, true) {
             return;
@@ -331,7 +330,7 @@ impl Events {
                         ObjectKind::Chat => Content::Delta(Delta::new(&delta, &mut self.calls[choice])),
                         ObjectKind::Completion => Content::Text(&delta.content),
                     };
-                    // Text held back for a stop string or a call leaves an event without content.
+                    // There is no event for text that is withheld because it may become a stop text or a call.
                     if matches!(&content, Content::Delta(part) if part.is_empty() && !has_probabilities) {
                         continue;
                     }
@@ -360,7 +359,7 @@ impl Events {
                 Err(error) => {
                     log_error(&error);
                     write_event(out, &error_body(&error));
-                    // An error without a line of the journal tells the router that another worker may continue.
+                    // Without a line of the journal after the error, the router may continue at another worker.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }
@@ -387,7 +386,7 @@ impl Events {
         write_event(out, &chunk);
     }
 
-    /// Writes the end of one choice; the last one carries the timings unless a chunk with the counts follows.
+    /// Writes the end of one choice; the last one has the timings unless a chunk with the token counts follows.
     fn write_end_of_choice(&self, out: &mut Vec<u8>, index: usize, ending: MessageEnd) {
         let answer = self.messages.answer();
         let content = match self.head.shape {

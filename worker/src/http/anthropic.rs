@@ -14,9 +14,9 @@ use warmpath_common::ids::RequestId;
 use warmpath_shell::dialect_errors::as_anthropic;
 
 use self::wire::{Block, Delta, End, Event, Message as WireMessage, Usage, stop_reason};
-use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd};
+use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd};
 use super::body::Body;
-use super::content_parts::{Part, PartKind};
+use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
 use super::error::status_of;
 use super::sse::write_named_event;
@@ -72,7 +72,7 @@ fn write(out: &mut Vec<u8>, event: &Event<'_>) {
     write_named_event(out, event.name(), event);
 }
 
-fn end_of<'a>(message: &Message<'a>) -> End<'a> {
+fn end_of<'a>(message: &CompleteMessage<'a>) -> End<'a> {
     End { stop_reason: Some(stop_reason(message)), stop_sequence: message.stop_text }
 }
 
@@ -91,7 +91,7 @@ impl DialectWriter for MessageWriter {
         Self { id: format!("msg_{}", beginning.identity.id()), beginning }
     }
 
-    fn whole(self, message: &Message<'_>) -> Vec<u8> {
+    fn whole(self, message: &CompleteMessage<'_>) -> Vec<u8> {
         let content = message.parts.iter().map(Block::whole).collect();
         let whole = self.message(content, end_of(message), self.usage(message.totals.completion_tokens));
         serde_json::to_vec(&whole).expect("a message has a JSON form")
@@ -107,15 +107,15 @@ impl DialectWriter for MessageWriter {
         write(out, &Event::Ping);
     }
 
-    fn open(&mut self, out: &mut Vec<u8>, part: &Part) {
+    fn open(&mut self, out: &mut Vec<u8>, part: &MessagePart) {
         write(out, &Event::ContentBlockStart { index: part.index, content_block: Block::empty(part) });
     }
 
-    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str) {
+    fn grow(&mut self, out: &mut Vec<u8>, part: &MessagePart, text: &str) {
         write(out, &Event::ContentBlockDelta { index: part.index, delta: Delta::of(part, text) });
     }
 
-    fn close(&mut self, out: &mut Vec<u8>, part: &Part, _: PartEnd) {
+    fn close(&mut self, out: &mut Vec<u8>, part: &MessagePart, _: PartEnd) {
         if part.kind == PartKind::Thought {
             let delta = Delta::Signature { signature: "" };
             write(out, &Event::ContentBlockDelta { index: part.index, delta });
@@ -127,13 +127,13 @@ impl DialectWriter for MessageWriter {
         write(out, &Event::Ping);
     }
 
-    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>) {
+    fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {
         let usage = self.usage(message.totals.completion_tokens);
         write(out, &Event::MessageDelta { delta: end_of(message), usage });
         write(out, &Event::MessageStop);
     }
 
-    fn fail(&mut self, out: &mut Vec<u8>, _: &[Part], error: &RequestError) {
+    fn fail(&mut self, out: &mut Vec<u8>, _: &[MessagePart], error: &RequestError) {
         let message = error.to_string();
         write_named_event(out, "error", &anthropic::ErrorBody::new(status_of(error), &message));
     }

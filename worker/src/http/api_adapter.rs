@@ -17,7 +17,7 @@ use warmpath_common::ids::RequestId;
 
 use super::answer::Facts;
 use super::body::Body;
-use super::content_parts::{Part, Parts, Piece};
+use super::content_parts::{MessagePart, MessageParts, MessagePiece};
 use super::context::RequestContext;
 use super::error::log_error;
 use super::state::App;
@@ -46,7 +46,7 @@ pub trait DialectWriter: Send + Sized + 'static {
     fn new(beginning: Beginning, repeated: Self::Repeated) -> Self;
 
     /// Returns the whole response as JSON.
-    fn whole(self, message: &Message<'_>) -> Vec<u8>;
+    fn whole(self, message: &CompleteMessage<'_>) -> Vec<u8>;
 
     /// Returns an error of ours in the dialect's form.
     fn present(error: Response, id: &RequestId) -> Response;
@@ -55,22 +55,22 @@ pub trait DialectWriter: Send + Sized + 'static {
     fn begin(&mut self, out: &mut Vec<u8>);
 
     /// Writes the start of a part.
-    fn open(&mut self, out: &mut Vec<u8>, part: &Part);
+    fn open(&mut self, out: &mut Vec<u8>, part: &MessagePart);
 
     /// Writes the new text of a part.
-    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str);
+    fn grow(&mut self, out: &mut Vec<u8>, part: &MessagePart, text: &str);
 
     /// Writes the end of a part.
-    fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd);
+    fn close(&mut self, out: &mut Vec<u8>, part: &MessagePart, end: PartEnd);
 
     /// Writes a keep-alive event.
     fn keep_alive(&mut self, out: &mut Vec<u8>);
 
     /// Writes the end of the response.
-    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>);
+    fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>);
 
-    /// Writes that the response broke off after these parts.
-    fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError);
+    /// Writes that the response failed after these parts.
+    fn fail(&mut self, out: &mut Vec<u8>, parts: &[MessagePart], error: &RequestError);
 }
 
 /// Properties of a response at its start.
@@ -90,10 +90,10 @@ pub struct Beginning {
 
 /// A complete response.
 #[derive(Debug)]
-pub struct Message<'a> {
+pub struct CompleteMessage<'a> {
     /// Its parts.
-    pub parts: &'a [Part],
-    /// How it ended.
+    pub parts: &'a [MessagePart],
+    /// End of the response.
     pub ending: MessageEnd,
     /// Stop text that ended it, if one did.
     pub stop_text: Option<&'a str>,
@@ -134,7 +134,8 @@ pub async fn create<W: DialectWriter>(
         cached_tokens: answer.cached_tokens(),
         tools,
     };
-    let mut writing = Writing { writer: W::new(beginning, repeated), messages, parts: Parts::default(), ending: None };
+    let mut writing =
+        DialectStream { writer: W::new(beginning, repeated), messages, parts: MessageParts::default(), ending: None };
     let mut response = match delivery {
         Delivery::Whole => {
             whole::respond(writing.messages.lines(), writing.whole(), move |error| W::present(error, &id)).await?
@@ -175,15 +176,15 @@ pub fn now_s() -> u64 {
 }
 
 /// A response in progress.
-struct Writing<W> {
+struct DialectStream<W> {
     writer: W,
     messages: Messages,
-    parts: Parts,
+    parts: MessageParts,
     /// End of the response; `None` until then.
     ending: Option<MessageEnd>,
 }
 
-impl<W: DialectWriter> Writing<W> {
+impl<W: DialectWriter> DialectStream<W> {
     async fn whole(mut self) -> Result<Response, RequestError> {
         while let Some(step) = self.messages.next().await? {
             match step {
@@ -252,7 +253,7 @@ impl<W: DialectWriter> Writing<W> {
                 Ok(Err(error)) => {
                     log_error(&error);
                     self.writer.fail(out, self.parts.list(), &error);
-                    // The line of the journal tells the router not to continue the stream at another worker.
+                    // With this line of the journal, the router does not continue the stream at another worker.
                     if !error.may_succeed_elsewhere() {
                         self.messages.end_write(None, out);
                     }
@@ -263,7 +264,7 @@ impl<W: DialectWriter> Writing<W> {
         true
     }
 
-    fn write_piece(&mut self, out: &mut Vec<u8>, piece: Piece<'_>) {
+    fn write_piece(&mut self, out: &mut Vec<u8>, piece: MessagePiece<'_>) {
         let Some(change) = self.parts.push(piece) else { return };
         let parts = self.parts.list();
         if let Some(closed) = change.closed {
@@ -288,8 +289,8 @@ impl<W: DialectWriter> Writing<W> {
     }
 }
 
-fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<MessageEnd>) -> Message<'a> {
-    Message {
+fn message<'a>(parts: &'a MessageParts, messages: &'a Messages, ending: Option<MessageEnd>) -> CompleteMessage<'a> {
+    CompleteMessage {
         parts: parts.list(),
         ending: ending.unwrap_or(MessageEnd { reason: FinishReason::EndOfGeneration, has_tool_calls: false }),
         stop_text: messages.answer().stop_text(),
@@ -298,9 +299,9 @@ fn message<'a>(parts: &'a Parts, messages: &'a Messages, ending: Option<MessageE
 }
 
 /// Returns the pieces of a delta in their order: reasoning, then content, then calls.
-fn pieces(delta: &MessageDelta) -> impl Iterator<Item = Piece<'_>> {
-    let said = [Piece::Thought(&delta.reasoning_content), Piece::Text(&delta.content)];
-    said.into_iter().chain(delta.tool_calls.iter().map(Piece::Call))
+fn pieces(delta: &MessageDelta) -> impl Iterator<Item = MessagePiece<'_>> {
+    let said = [MessagePiece::Thought(&delta.reasoning_content), MessagePiece::Text(&delta.content)];
+    said.into_iter().chain(delta.tool_calls.iter().map(MessagePiece::Call))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! `/cache`: the content of each tier, entry by entry; and clearing it.
+//! `/cache`: the content of each tier, with its entries; and clearing it.
 //!
-//! A store may have a hundred thousand entries, so they are paged in the order of their ids. Not here: pins
+//! A store may have a hundred thousand entries, so they are returned in pages, ordered by id. Not here: pins
 //! (`http::pins`), slots (`http::slots`).
 
 use axum::Json;
@@ -9,38 +9,38 @@ use axum::http::Uri;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{EntryView, Kind, Totals};
+use warmpath_worker_core::chunk_index::{EntryView, StateKind, Totals};
 
 use super::state::App;
-use crate::engine::{CacheTotals, CacheView, Page, TenantView};
+use crate::engine::{CacheTotals, CacheView, EntryPage, TenantView};
 use crate::error::RequestError;
 
 /// Default number of entries per page.
 ///
-/// Source: own choice: about as much as a person reads.
+/// Source: a few screens of a terminal.
 const ENTRIES_DEFAULT: usize = 100;
 
-/// Most entries per page.
+/// Maximum number of entries per page.
 ///
-/// Source: own choice; an entry has about 250 bytes of JSON.
+/// Source: an entry has about 250 bytes of JSON.
 const ENTRIES_MAX: usize = 10_000;
 
 #[derive(Deserialize)]
-struct Wanted {
+struct CacheQuery {
     entries: Option<usize>,
     after: Option<u64>,
 }
 
 /// Responds with the cache between two steps.
 pub async fn show(State(app): State<App>, uri: Uri) -> Result<Json<Value>, RequestError> {
-    let wanted = Query::<Wanted>::try_from_uri(&uri);
+    let wanted = Query::<CacheQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let entries_max = wanted.entries.unwrap_or(ENTRIES_DEFAULT);
     if entries_max > ENTRIES_MAX {
         let reason = format!("`entries` must be at most {ENTRIES_MAX}; it is {entries_max}");
         return Err(RequestError::field("entries", reason));
     }
-    let view = app.serving()?.engine.cache_view(Page { after: wanted.after, entries_max }).await?;
+    let view = app.serving()?.engine.cache_view(EntryPage { after: wanted.after, entries_max }).await?;
     Ok(Json(describe(&view)))
 }
 
@@ -101,8 +101,8 @@ fn describe_entry(entry: &EntryView, now_ms: u64) -> Value {
     json!({
         "id": entry.chunk.0,
         "kind": match entry.kind {
-            Kind::Chunk => "chunk",
-            Kind::Checkpoint => "checkpoint",
+            StateKind::Chunk => "chunk",
+            StateKind::Checkpoint => "checkpoint",
         },
         "tier": entry.tier,
         "on_disk": entry.is_on_disk,

@@ -1,8 +1,8 @@
 //! Tool calls in a response's message, in the format of OpenAI's chats: calls of functions have arguments, calls of
 //! custom tools have one text.
 //!
-//! Templates know only functions, so the model calls functions alone. A call of a custom tool is recognized by its
-//! name, and its text is parsed from the arguments as they arrive. Not here: the rest of the message (`wire`).
+//! Templates support only functions, so the model calls a function in place of a custom tool. Such a call is recognized
+//! by its name, and its text is parsed from the arguments as they arrive. Not here: the rest of the message (`wire`).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ const FUNCTION: &str = "function";
 /// Tool call or a part of it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ToolCall<'a> {
-    /// Place of the call in the message; in chunks only.
+    /// Index of the call in the message; only in chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<usize>,
-    /// Name of the call; in its first chunk only.
+    /// Id of the call; only in its first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<&'a str>,
-    /// Type of the tool; in the call's first chunk only.
+    /// Type of the tool; only in the call's first chunk.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = [FUNCTION, CUSTOM]))]
     pub kind: Option<&'static str>,
@@ -48,7 +48,7 @@ pub enum Called<'a> {
 /// Called function or a part of the call.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Function<'a> {
-    /// Name of the function; in the call's first chunk only.
+    /// Name of the function; only in the call's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
     /// JSON text of the arguments.
@@ -58,7 +58,7 @@ pub struct Function<'a> {
 /// Called custom tool or a part of the call.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Custom<'a> {
-    /// Name of the tool; in the call's first chunk only.
+    /// Name of the tool; only in the call's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<&'a str>,
     /// Text that the tool takes.
@@ -66,7 +66,7 @@ pub struct Custom<'a> {
 }
 
 /// Returns a whole call, given the names of custom tools.
-pub fn whole<'a>(call: &'a message_stream::ToolCall, custom_tools: &[String]) -> ToolCall<'a> {
+pub fn whole<'a>(call: &'a message_stream::WholeToolCall, custom_tools: &[String]) -> ToolCall<'a> {
     let name = Some(call.name.as_str());
     let (kind, called) = if custom_tools.contains(&call.name) {
         (CUSTOM, Called::Custom(Custom { name, input: FreeText::of(&call.arguments).into() }))
@@ -147,12 +147,12 @@ mod tests {
 
     #[test]
     fn a_whole_call_of_a_custom_tool_has_its_text() {
-        let call = |name: &str, arguments: &str| message_stream::ToolCall {
+        let call = |name: &str, arguments: &str| message_stream::WholeToolCall {
             id: "a".to_owned(),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         };
-        let written = |call: &message_stream::ToolCall| -> Value {
+        let written = |call: &message_stream::WholeToolCall| -> Value {
             serde_json::to_value(whole(call, &["patch".to_owned()])).expect("a call has a JSON form")
         };
         let custom = json!({"id": "a", "type": "custom", "custom": {"name": "patch", "input": "x\ny"}});

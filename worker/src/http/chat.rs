@@ -1,7 +1,6 @@
-//! `/v1/chat/completions`: answers to conversations, and the tokens of their prompts.
+//! `/v1/chat/completions`: responses to conversations, and the number of their prompts' tokens.
 //!
-//! Not here: the fields of a body (`request`), and the path of a request, which is the same for all endpoints
-//! (`lifecycle`).
+//! Not here: the fields of a body (`request`), running a request (`lifecycle`).
 
 use axum::Json;
 use axum::extract::State;

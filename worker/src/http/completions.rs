@@ -1,7 +1,7 @@
-//! `/v1/completions`: answers to raw prompts, as in OpenAI's API.
+//! `/v1/completions`: responses to raw prompts, as in OpenAI's API.
 //!
-//! Not here: the fields of a body (`request`), llama-server's answers (`http::llama_server`), and the path of a
-//! request, which is the same for all endpoints (`lifecycle`).
+//! Not here: the fields of a body (`request`), llama-server's responses (`http::llama_server`), running a request
+//! (`lifecycle`).
 
 use axum::extract::State;
 use axum::response::Response;

@@ -7,7 +7,7 @@ use crate::lifecycle::message_stream::ToolCallDelta;
 
 /// Piece of a response's message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Piece<'a> {
+pub enum MessagePiece<'a> {
     /// Further reasoning.
     Thought(&'a str),
     /// Further text.
@@ -36,7 +36,7 @@ pub enum PartKind {
 
 /// A part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct MessagePart {
     /// Index among the parts.
     pub index: usize,
     /// Its kind.
@@ -45,10 +45,10 @@ pub struct Part {
     pub text: String,
 }
 
-/// Changes by a piece, in this order.
+/// Changes that a piece makes, in this order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PartChanges<'a> {
-    /// The part that it has closed, if any.
+    /// Index of the part that was closed; `None` if there was none.
     pub closed: Option<usize>,
     /// Whether the last part is new.
     pub opened: bool,
@@ -58,24 +58,24 @@ pub struct PartChanges<'a> {
 
 /// Parts of a message so far, of which the last is open.
 #[derive(Debug, Default)]
-pub struct Parts {
-    parts: Vec<Part>,
+pub struct MessageParts {
+    parts: Vec<MessagePart>,
 }
 
-impl Parts {
+impl MessageParts {
     /// Adds a piece; returns its changes, `None` if there are none.
-    pub fn push<'a>(&mut self, piece: Piece<'a>) -> Option<PartChanges<'a>> {
+    pub fn push<'a>(&mut self, piece: MessagePiece<'a>) -> Option<PartChanges<'a>> {
         let grown = match piece {
-            Piece::Thought(text) | Piece::Text(text) => text,
-            Piece::Call(call) => &call.arguments,
+            MessagePiece::Thought(text) | MessagePiece::Text(text) => text,
+            MessagePiece::Call(call) => &call.arguments,
         };
         let goes_on = self.parts.last().is_some_and(|last| belongs(&piece, &last.kind));
-        if grown.is_empty() && (goes_on || !matches!(piece, Piece::Call(_))) {
+        if grown.is_empty() && (goes_on || !matches!(piece, MessagePiece::Call(_))) {
             return None;
         }
         let n_before = self.parts.len();
         if !goes_on {
-            self.parts.push(Part { index: n_before, kind: kind(&piece), text: String::new() });
+            self.parts.push(MessagePart { index: n_before, kind: kind(&piece), text: String::new() });
         }
         self.parts.last_mut().expect("there is one").text.push_str(grown);
         let closed = if goes_on { None } else { n_before.checked_sub(1) };
@@ -83,29 +83,29 @@ impl Parts {
     }
 
     /// Returns the open part.
-    pub fn open(&self) -> Option<&Part> {
+    pub fn open(&self) -> Option<&MessagePart> {
         self.parts.last()
     }
 
     /// Returns the parts.
-    pub fn list(&self) -> &[Part] {
+    pub fn list(&self) -> &[MessagePart] {
         &self.parts
     }
 }
 
-fn belongs(piece: &Piece<'_>, kind: &PartKind) -> bool {
+fn belongs(piece: &MessagePiece<'_>, kind: &PartKind) -> bool {
     match (piece, kind) {
-        (Piece::Thought(_), PartKind::Thought) | (Piece::Text(_), PartKind::Text) => true,
-        (Piece::Call(call), PartKind::Call { call_idx, .. }) => call.index == *call_idx,
+        (MessagePiece::Thought(_), PartKind::Thought) | (MessagePiece::Text(_), PartKind::Text) => true,
+        (MessagePiece::Call(call), PartKind::Call { call_idx, .. }) => call.index == *call_idx,
         _ => false,
     }
 }
 
-fn kind(piece: &Piece<'_>) -> PartKind {
+fn kind(piece: &MessagePiece<'_>) -> PartKind {
     match piece {
-        Piece::Thought(_) => PartKind::Thought,
-        Piece::Text(_) => PartKind::Text,
-        Piece::Call(call) => PartKind::Call {
+        MessagePiece::Thought(_) => PartKind::Thought,
+        MessagePiece::Text(_) => PartKind::Text,
+        MessagePiece::Call(call) => PartKind::Call {
             call_idx: call.index,
             id: call.id.clone().unwrap_or_default(),
             name: call.name.clone().unwrap_or_default(),
@@ -132,17 +132,17 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_open_until_a_piece_of_another_comes() {
-        let mut parts = Parts::default();
-        assert_eq!(parts.push(Piece::Text("")), None);
-        assert_eq!(parts.push(Piece::Thought("hm")), opens(None, "hm"));
-        assert_eq!(parts.push(Piece::Text("")), None, "nothing is said yet");
-        assert_eq!(parts.push(Piece::Thought("m")), grows("m"));
-        assert_eq!(parts.push(Piece::Text("a")), opens(Some(0), "a"));
-        assert_eq!(parts.push(Piece::Call(&call(0, Some(("x", "f")), ""))), opens(Some(1), ""));
-        assert_eq!(parts.push(Piece::Call(&call(0, None, ""))), None);
-        assert_eq!(parts.push(Piece::Call(&call(0, None, "{}"))), grows("{}"));
-        assert_eq!(parts.push(Piece::Call(&call(1, Some(("y", "g")), "["))), opens(Some(2), "["));
+    fn a_part_is_open_until_a_piece_of_another_one_arrives() {
+        let mut parts = MessageParts::default();
+        assert_eq!(parts.push(MessagePiece::Text("")), None);
+        assert_eq!(parts.push(MessagePiece::Thought("hm")), opens(None, "hm"));
+        assert_eq!(parts.push(MessagePiece::Text("")), None, "there is no text yet");
+        assert_eq!(parts.push(MessagePiece::Thought("m")), grows("m"));
+        assert_eq!(parts.push(MessagePiece::Text("a")), opens(Some(0), "a"));
+        assert_eq!(parts.push(MessagePiece::Call(&call(0, Some(("x", "f")), ""))), opens(Some(1), ""));
+        assert_eq!(parts.push(MessagePiece::Call(&call(0, None, ""))), None);
+        assert_eq!(parts.push(MessagePiece::Call(&call(0, None, "{}"))), grows("{}"));
+        assert_eq!(parts.push(MessagePiece::Call(&call(1, Some(("y", "g")), "["))), opens(Some(2), "["));
         let said: Vec<_> = parts.list().iter().map(|part| (part.index, part.text.as_str())).collect();
         assert_eq!(said, [(0, "hmm"), (1, "a"), (2, "{}"), (3, "[")]);
         assert_eq!(parts.open().map(|part| part.index), Some(3));

@@ -1,6 +1,6 @@
-//! The context of every request: its id, its arrival, the router's hints, the headers and the count of its response.
+//! The context of every request: its id, its arrival and the router's hints; the headers and metrics of its response.
 //!
-//! An unreadable hint counts as absent; an unreadable salt is an error. Not here: the use of the hints.
+//! An invalid hint counts as absent; an invalid salt is an error. Not here: the use of the hints.
 
 use std::convert::Infallible;
 use std::str::FromStr;
@@ -24,11 +24,11 @@ use super::body::Body;
 use super::state::App;
 use crate::error::RequestError;
 use crate::kv_transfer::PeerHint;
-use crate::lifecycle::journal::{Journaled, Past, ResponseIdentity, RouterInstructions};
+use crate::lifecycle::journal::{Journaled, PastOutput, ResponseIdentity, RouterInstructions};
 
-/// Most choices that a journal may name.
+/// Maximum number of choices that a journal may name.
 ///
-/// Source: more than a worker has slots and places in its queue.
+/// Source: more than the slots and the queue of a worker have room for.
 const CHOICES_MAX: usize = 4096;
 
 /// Context string of tenants' identities.
@@ -39,17 +39,17 @@ const TENANT_CONTEXT: &str = "warmpath 2026 tenant v1";
 pub struct RequestContext {
     /// Id of the request.
     pub id: RequestId,
-    /// Time when its headers had arrived.
+    /// Time of arrival of its headers.
     pub arrived: Instant,
     /// Slot that the router prefers.
     pub wanted_slot: Option<SlotId>,
     /// Reused tokens that the router predicts.
     pub predicted_cached_tokens: Option<u32>,
-    /// Worker that holds more of the prompt, from the router.
+    /// Worker that has more of the prompt, from the router.
     pub kv_peer: Option<PeerHint>,
-    /// Headers that make the request part of a trace.
+    /// Headers of the trace.
     pub trace: HeaderMap,
-    /// Salt of the tenant, or why it cannot be used.
+    /// Salt in the headers, or the error of an invalid one.
     pub cache_salt: Result<Option<String>, SaltError>,
     /// Tenant from the router.
     pub tenant: Option<TenantId>,
@@ -59,7 +59,7 @@ pub struct RequestContext {
     pub journal: Option<ResponseIdentity>,
     /// Whether the router accepts a journal before a response in one piece.
     pub takes_whole_journal: bool,
-    /// Length of the journal behind the body. Units: bytes.
+    /// Length of the journal after the body. Units: bytes.
     pub journal_bytes: Option<usize>,
     /// Reused prompt tokens that were reported to the client of a continued response.
     pub told_cached_tokens: Option<u32>,
@@ -80,7 +80,7 @@ impl RequestContext {
                 .collect(),
             cache_salt: salt::of_header(headers.get_all(headers::CACHE_SALT).iter().map(HeaderValue::as_bytes)),
             tenant: headers.get(headers::TENANT).map(|name| tenant_id(name.as_bytes())),
-            // An unreadable limit allows only the default priority.
+            // With an invalid limit, only the default priority is allowed.
             priority_max: headers
                 .contains_key(headers::PRIORITY_MAX)
                 .then(|| parsed(headers, headers::PRIORITY_MAX).unwrap_or_default()),
@@ -101,21 +101,21 @@ impl RequestContext {
         let past = self.journal_bytes.take().map(|n_bytes| {
             let start = body.0.len().checked_sub(n_bytes);
             let start = start.ok_or_else(|| RequestError::field(headers::JOURNAL_BYTES, "the body is shorter"))?;
-            let past = Past::parse(&body.0.split_off(start), CHOICES_MAX)?;
-            Ok::<_, RequestError>(Past { cached_tokens: self.told_cached_tokens, ..past })
+            let past = PastOutput::parse(&body.0.split_off(start), CHOICES_MAX)?;
+            Ok::<_, RequestError>(PastOutput { cached_tokens: self.told_cached_tokens, ..past })
         });
         let journaled = if self.takes_whole_journal { Journaled::All } else { Journaled::Streams };
         Ok(RouterInstructions { identity, journaled, past: past.transpose()? })
     }
 }
 
-/// Returns the identity of a tenant of this name, whatever its bytes are.
+/// Returns the identity of the tenant with this name.
 fn tenant_id(name: &[u8]) -> TenantId {
     let hash = blake3::derive_key(TENANT_CONTEXT, name);
     TenantId(u128::from_be_bytes(*hash.first_chunk().expect("a hash has 32 bytes")))
 }
 
-/// Returns the text of a hint or of the request's id: neither changes the response.
+/// Returns the text of a header that does not change the response; `None` if it is absent or invalid.
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
@@ -136,7 +136,7 @@ impl FromRequestParts<App> for RequestContext {
     }
 }
 
-/// Reads a request's context, has it answered, and completes and counts the response.
+/// Reads a request's context, runs the request, and completes and counts the response.
 pub async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let context = RequestContext::read(request.headers());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());

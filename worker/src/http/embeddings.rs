@@ -24,7 +24,7 @@ use crate::embedder::{Embedded, TextFault};
 use crate::error::RequestError;
 use crate::model_kind::{Base, Embedding};
 
-/// Most texts of one request. Source: OpenAI's API reference.
+/// Maximum number of texts of one request. Source: OpenAI's API reference.
 pub(super) const TEXTS_MAX: usize = 2048;
 
 /// Path with OpenAI's responses.
@@ -47,10 +47,10 @@ pub(super) struct EmbeddingsRequest {
     /// Encoding of vectors; base64 is of little-endian 32-bit floats.
     #[schemars(extend("enum" = ["float", "base64", null]))]
     encoding_format: Option<String>,
-    /// Number of a vector's first dimensions that are kept.
+    /// Number of dimensions to keep of each vector.
     #[schemars(range(min = 1))]
     dimensions: Option<i64>,
-    /// Norm by which vectors are divided: none, the largest number, or the p-norm.
+    /// Norm by which vectors are divided: -1 for none, 0 for the largest number, p for the p-norm.
     #[schemars(range(min = -1))]
     embd_normalize: Option<i64>,
 }
@@ -72,14 +72,14 @@ enum Encoding {
 
 /// Format of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum EmbeddingsFormat {
     OpenAi,
     LlamaServer,
 }
 
 /// A checked request.
-struct CheckedRequest {
-    shape: Shape,
+struct CheckedEmbeddings {
+    shape: EmbeddingsFormat,
     encoding: Encoding,
     /// Number of a vector's dimensions that are kept.
     dimensions: usize,
@@ -87,23 +87,23 @@ struct CheckedRequest {
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct EmbeddingsAnswer<'a> {
     object: &'static str,
-    data: Vec<Item>,
+    data: Vec<EmbeddingItem>,
     model: &'a str,
-    usage: Usage,
+    usage: TextUsage,
 }
 
 #[derive(Serialize)]
-struct Item {
+struct EmbeddingItem {
     object: &'static str,
     index: usize,
-    embedding: Spelled,
+    embedding: SpelledVector,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Spelled {
+enum SpelledVector {
     Numbers(Vec<f32>),
     Base64(String),
 }
@@ -114,16 +114,16 @@ struct LlamaItem {
     embedding: Vec<Vec<f32>>,
 }
 
-/// Cost of a request.
+/// Token counts of a request.
 #[derive(Debug, Serialize)]
-pub struct Usage {
+pub struct TextUsage {
     /// Tokens of the texts.
     pub prompt_tokens: u32,
     total_tokens: u32,
 }
 
-impl Usage {
-    /// Returns the cost of these texts.
+impl TextUsage {
+    /// Returns the token counts of these texts.
     pub fn of(embedded: &[Embedded]) -> Self {
         let n_tokens = embedded.iter().map(|text| text.n_tokens).sum();
         Self { prompt_tokens: n_tokens, total_tokens: n_tokens }
@@ -143,7 +143,7 @@ pub async fn create(
         return Err(RequestError::NotEnabled { what: "embedding texts", flag: "a --pooling other than rank" });
     }
     let (reader, is_openai) = (served.embedder()?, uri.path() == OPENAI_PATH);
-    let shape = if is_openai { Shape::OpenAi } else { Shape::LlamaServer };
+    let shape = if is_openai { EmbeddingsFormat::OpenAi } else { EmbeddingsFormat::LlamaServer };
     let scope = Scope::of(context.cache_salt.clone()?.as_deref().unwrap_or_default());
     let read = move |base: Base<'_>| read((&reader, base), (&body, scope), shape);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
@@ -156,25 +156,25 @@ pub async fn create(
 fn read(
     (embedding, base): (&Embedding, Base<'_>),
     (body, scope): (&Body, Scope),
-    shape: Shape,
-) -> Result<(CheckedRequest, Vec<Vec<Token>>), RequestError> {
+    shape: EmbeddingsFormat,
+) -> Result<(CheckedEmbeddings, Vec<Vec<Token>>), RequestError> {
     let fields: EmbeddingsRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
-    // The field `content` means llama-server's own format.
+    // The field `content` selects llama-server's format.
     let (field, param, shape) = match (fields.input, fields.content) {
         (Some(input), _) => (input, "input", shape),
-        (None, Some(content)) => (content, "content", Shape::LlamaServer),
+        (None, Some(content)) => (content, "content", EmbeddingsFormat::LlamaServer),
         (None, None) => return Err(RequestError::field("input", "`input` is missing")),
     };
     let own = base.model.embedding.map_or((Pooling::None, 0), |own| (own.pooling, own.dimensions as usize));
     let (pooling, n_dimensions) = own;
-    if shape == Shape::OpenAi && pooling == Pooling::None {
-        let reason = "this worker makes a vector for each token (pooling none), which OpenAI's format cannot hold: use /embeddings";
+    if shape == EmbeddingsFormat::OpenAi && pooling == Pooling::None {
+        let reason = "this worker returns a vector for each token (pooling none), which OpenAI's format does not allow; use /embeddings";
         return Err(RequestError::field(param, reason));
     }
     let encoding = match fields.encoding_format.as_deref() {
         None | Some("float") => Encoding::Float,
-        Some("base64") if shape == Shape::OpenAi => Encoding::Base64,
+        Some("base64") if shape == EmbeddingsFormat::OpenAi => Encoding::Base64,
         Some("base64") => {
             return Err(RequestError::Unsupported { param: "encoding_format", only: Some("only float at this path") });
         }
@@ -191,13 +191,13 @@ fn read(
     let norm = match fields.embd_normalize {
         None => embedding.norm,
         Some(number) => Norm::of_number(number).ok_or_else(|| {
-            RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a norm")
+            RequestError::field("embd_normalize", "`embd_normalize` must be -1, 0 or the p of a p-norm")
         })?,
     };
     let inputs = Inputs::read(field, param);
     let inputs = inputs.map_err(|unusable| RequestError::field(unusable.param(), unusable.to_string()))?;
     let texts = tokens(embedding, base, (inputs, param), scope)?;
-    Ok((CheckedRequest { shape, encoding, dimensions, norm }, texts))
+    Ok((CheckedEmbeddings { shape, encoding, dimensions, norm }, texts))
 }
 
 fn tokens(
@@ -208,14 +208,14 @@ fn tokens(
 ) -> Result<Vec<Vec<Token>>, RequestError> {
     let n_texts = inputs.texts.len();
     if n_texts > TEXTS_MAX {
-        let reason = format!("`{param}` has {n_texts} texts, at most {TEXTS_MAX} are taken at a time");
+        let reason = format!("`{param}` has {n_texts} texts; at most {TEXTS_MAX} are allowed");
         return Err(RequestError::field(param, reason));
     }
     let is_list = inputs.is_list;
     let of_text = |(idx, text)| {
         let param = if is_list { format!("{param}[{idx}]") } else { param.to_owned() };
         let tokens = base.prompts.raw(text, base.model.context_tokens, scope).map_err(|error| match error {
-            RawError::NoFim => RequestError::field(&param, "a gap cannot be embedded"),
+            RawError::NoFim => RequestError::field(&param, "an infill prompt cannot be embedded"),
             // Media were refused when the texts were read.
             RawError::Media { reason } => RequestError::field(&param, reason),
             RawError::TooManyTokens(many) => too_long(embedding, param.clone(), many.into()),
@@ -235,7 +235,7 @@ pub fn check_text(embedding: &Embedding, tokens: &[Token], param: String) -> Res
         TextFault::Empty => RequestError::field(&param, format!("`{param}` has no tokens")),
         TextFault::Token(token) => {
             let n_vocab = embedding.model.n_vocab;
-            RequestError::field(&param, format!("`{param}` holds token {token}; the vocabulary has {n_vocab} tokens"))
+            RequestError::field(&param, format!("`{param}` has token {token}; the vocabulary has {n_vocab} tokens"))
         }
         TextFault::TooLong { n_tokens } => too_long(embedding, param, TokenCount::Exactly(n_tokens)),
     })
@@ -246,8 +246,8 @@ pub fn too_long(embedding: &Embedding, param: String, n_tokens: TokenCount) -> R
     RequestError::TextTooLong { param, n_tokens, text_tokens_max: embedding.model.context_tokens }
 }
 
-fn spell(embedding: &Embedding, wish: &CheckedRequest, mut embedded: Vec<Embedded>) -> Response {
-    let usage = Usage::of(&embedded);
+fn spell(embedding: &Embedding, wish: &CheckedEmbeddings, mut embedded: Vec<Embedded>) -> Response {
+    let usage = TextUsage::of(&embedded);
     let is_pooled = embedding.model.embedding.is_some_and(|own| own.pooling != Pooling::None);
     for vector in embedded.iter_mut().flat_map(|text| &mut text.vectors) {
         vector.truncate(wish.dimensions);
@@ -258,22 +258,22 @@ fn spell(embedding: &Embedding, wish: &CheckedRequest, mut embedded: Vec<Embedde
     }
     let vectors = embedded.into_iter().map(|text| text.vectors).enumerate();
     match wish.shape {
-        Shape::LlamaServer => {
+        EmbeddingsFormat::LlamaServer => {
             let items: Vec<LlamaItem> = vectors.map(|(index, embedding)| LlamaItem { index, embedding }).collect();
             Json(items).into_response()
         }
-        Shape::OpenAi => {
+        EmbeddingsFormat::OpenAi => {
             let spelled = |vector: Vec<f32>| match wish.encoding {
-                Encoding::Float => Spelled::Numbers(vector),
-                Encoding::Base64 => Spelled::Base64(to_base64(&vector)),
+                Encoding::Float => SpelledVector::Numbers(vector),
+                Encoding::Base64 => SpelledVector::Base64(to_base64(&vector)),
             };
-            let item = |(index, vectors): (usize, Vec<Vec<f32>>)| Item {
+            let item = |(index, vectors): (usize, Vec<Vec<f32>>)| EmbeddingItem {
                 object: "embedding",
                 index,
                 embedding: spelled(vectors.into_iter().next().unwrap_or_default()),
             };
             let data = vectors.map(item).collect();
-            Json(Answer { object: "list", data, model: &embedding.model.names[0], usage }).into_response()
+            Json(EmbeddingsAnswer { object: "list", data, model: &embedding.model.names[0], usage }).into_response()
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A [`RequestError`] becomes OpenAI's error object.
+//! Conversion of a [`RequestError`] to OpenAI's error object.
 //!
-//! Not here: why a request fails (`error`), its status (`warmpath_shell::refusal`). The client gets the error's own
-//! message, the log gets its causes.
+//! Not here: the errors (`error`), the status (`warmpath_shell::refusal`). The client gets the error's message, and the
+//! log its causes.
 
 use axum::response::{IntoResponse, Response};
 use warmpath_common::openai::{ErrorBody, ErrorObject, PromptExcess};
@@ -9,14 +9,14 @@ use warmpath_shell::refusal::Class;
 
 use crate::error::RequestError;
 
-/// `Retry-After` for a client that finds the queue full. Units: seconds.
+/// `Retry-After` if the queue is full. Units: seconds.
 ///
 /// Source: a queued request starts within a second or two on the machine of docs/decisions/0000-measured-before.md.
 const RETRY_OVERLOAD_S: u64 = 1;
 
 /// `Retry-After` while the worker loads or drains. Units: seconds.
 ///
-/// Source: own choice: loading and draining take from seconds to minutes.
+/// Source: loading and draining take from seconds to minutes.
 const RETRY_UNAVAILABLE_S: u64 = 5;
 
 /// Returns the error's object, as a response body or as the last event of a stream.
@@ -37,7 +37,7 @@ pub fn log_error(error: &RequestError) {
     if error.class() == Class::Internal {
         tracing::error!(error = ?error, "a request failed");
     } else {
-        tracing::debug!(code = error.code(), class = ?error.class(), "a request is refused");
+        tracing::debug!(code = error.code(), class = ?error.class(), "refused a request");
     }
 }
 

@@ -1,5 +1,5 @@
-//! `/internal/v1/kv/{key}`: stored KV state for another worker, as records of the disk tier. `/internal/v1/kv`: the
-//! prefixes that this worker holds, and prefixes that it is to fetch from other workers.
+//! `/internal/v1/kv/{key}`: stored KV state for another worker, as records of the disk tier. `/internal/v1/kv`: lists
+//! this worker's prefixes, and makes it fetch prefixes from other workers.
 //!
 //! Not here: finding the state (the engine), the bytes (`store::exchange`), fetching it from others (`kv_transfer`).
 
@@ -29,30 +29,30 @@ use crate::kv_transfer::{SHORTER_MAX, StateFetcher};
 use crate::metrics::Metrics;
 use crate::store::exchange::SentPart;
 
-/// Longest time for reading a run; then the response ends early.
+/// Time limit for sending a run; then the response ends early.
 ///
-/// Source: own choice: twice as long as a worker waits for state of another one, so that no active reader is cut off.
+/// Source: twice the time that a worker waits for state of another one, so that no active reader is disconnected.
 const READ_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Longest part of a payload that is passed on at once. Units: bytes.
+/// Maximum size of a frame of a payload. Units: bytes.
 ///
-/// Source: own choice: even a slow link sends it long before its reader counts as gone.
+/// Source: even a slow link sends it long before the idle timeout of its reader.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// Query of a worker that wants state.
+/// Query of a worker for state.
 #[derive(Debug, Deserialize)]
-struct Wanted {
+struct StateQuery {
     /// Number of blocks that end with the named one.
     blocks: usize,
     /// Identity of the state that it can use.
     layout: Fingerprint,
-    /// Shorter runs that it accepts if this worker does not hold the named one, the longest first: `HASH.BLOCKS`,
+    /// Shorter runs that it accepts if this worker does not have the named one, the longest first: `HASH.BLOCKS`,
     /// separated by commas.
     #[serde(default)]
     or: String,
 }
 
-impl Wanted {
+impl StateQuery {
     /// Returns the wanted runs, the longest first.
     ///
     /// Errors: `Field`.
@@ -80,10 +80,10 @@ impl Wanted {
     }
 }
 
-/// Query of a router for the prefixes that this worker holds.
+/// Query of a router for this worker's prefixes.
 #[derive(Debug, Deserialize)]
-struct Listed {
-    /// Most tokens of all prefixes together.
+struct HotListQuery {
+    /// Maximum number of tokens of all prefixes together.
     tokens: usize,
 }
 
@@ -91,7 +91,7 @@ struct Listed {
 pub async fn list(State(app): State<App>, uri: Uri) -> Result<Json<HotList>, RequestError> {
     let (serving, transfers) = exchanging(&app)?;
     transfers.asked();
-    let wanted = Query::<Listed>::try_from_uri(&uri);
+    let wanted = Query::<HotListQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let prefixes = serving.engine.hot_prefixes(wanted.tokens.min(LIST_TOKENS_MAX)).await?;
     let block_size_tokens = serving.model.block_size_tokens;
@@ -116,10 +116,10 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
         let hint = format!("{};blocks={n_blocks}", item.peer).parse().map_err(|_| {
             RequestError::field(
                 "prefixes",
-                "each must have the base URL of a worker as `peer`, and a block of `tokens`",
+                "each must have the base URL of a worker as `peer`, and at least a block of `tokens`",
             )
         })?;
-        // A longer prefix cannot be part of a prompt.
+        // Longer prefixes cannot be part of a prompt.
         if prefix.tokens.len() <= serving.model.context_tokens as usize {
             wanted.push((hint, prefix));
         }
@@ -131,8 +131,8 @@ pub async fn prefetch(State(app): State<App>, body: Body) -> Result<Json<Value>,
 
 /// Returns the parts that exchange prefixes with the fleet.
 ///
-/// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if strangers can reach this worker, since the prefixes are
-/// others' prompts.
+/// Errors: like [`App::serving`]; `Send(Off)`; `NotEnabled` if clients without a token can reach this worker, because
+/// prefixes have text of prompts.
 fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<StateFetcher>), RequestError> {
     let serving = app.serving()?;
     let transfers = app.transfers.as_ref().filter(|_| serving.engine.facts().exchange.is_some());
@@ -143,7 +143,7 @@ fn exchanging(app: &App) -> Result<(Arc<Serving>, &Arc<StateFetcher>), RequestEr
     Ok((serving, transfers))
 }
 
-/// Responds with the state of a run of blocks, or 404 at once if this worker does not hold the last one.
+/// Responds with the state of a run of blocks, or immediately with 404 if this worker does not have the last one.
 pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<Response, RequestError> {
     let began = Instant::now();
     app.transfers.iter().for_each(|transfers| transfers.asked());
@@ -169,7 +169,7 @@ pub async fn send(State(app): State<App>, Name(key): Name, uri: Uri) -> Result<R
 async fn find(app: &App, key: &str, uri: &Uri) -> Result<(SentRun, Exchange), RequestError> {
     let serving = app.serving()?;
     let exchange = serving.engine.facts().exchange.filter(|_| app.transfers.is_some()).ok_or(SendError::Off)?;
-    let wanted = Query::<Wanted>::try_from_uri(uri);
+    let wanted = Query::<StateQuery>::try_from_uri(uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     let ends = wanted.ends(key)?;
     if wanted.layout != exchange.identity.fingerprint() {
@@ -178,7 +178,7 @@ async fn find(app: &App, key: &str, uri: &Uri) -> Result<(SentRun, Exchange), Re
     Ok((serving.engine.run_to(ends).await?, exchange))
 }
 
-/// Returns the records of a run, whose place is free again when the stream is dropped.
+/// Returns the records of a run; dropping the stream frees its place.
 fn body(run: SentRun, exchange: Exchange, count: Count) -> impl Stream<Item = Result<Bytes, std::io::Error>> {
     let parts = stream::unfold((run, count, 0), move |(run, count, idx): (SentRun, Count, usize)| async move {
         let Some(part) = run.parts.get(idx).cloned() else {
@@ -208,7 +208,7 @@ async fn record(part: SentPart, exchange: Exchange, metrics: &Metrics) -> Vec<Re
     std::iter::once(head).chain(frames).map(Ok).collect()
 }
 
-/// Count of one response, which it ends when it is dropped.
+/// Guard that counts a response when it is dropped.
 struct Count {
     metrics: Arc<Metrics>,
     transfers: Option<Arc<StateFetcher>>,

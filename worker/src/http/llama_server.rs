@@ -1,4 +1,4 @@
-//! `/completion` and `/infill`: generated text in llama-server's own objects.
+//! `/completion` and `/infill`: generated text in llama-server's format.
 //!
 //! Not here: OpenAI's (`http::answer`).
 
@@ -22,7 +22,7 @@ use crate::app_state::Serving;
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::lifecycle::journal;
-use crate::lifecycle::{Answer, Step};
+use crate::lifecycle::{ResponseStep, StartedResponse};
 use crate::request::{Delivery, InfillRequest, NativeCompletionRequest, Read};
 
 /// Responds to a completion request in llama-server's format.
@@ -40,8 +40,8 @@ async fn create(app: App, mut context: RequestContext, mut body: Body, read: Rea
     let wanted = context.take_journal(&mut body)?;
     let answer = answer::start(&app, (context, wanted), body, read).await?.into_answer();
     let facts = Facts::of(&answer);
-    let choices = (0..answer.n_choices()).map(|_| Choice::default()).collect();
-    let mut writing = Writing { serving, answer, choices };
+    let choices = (0..answer.n_choices()).map(|_| UnsentChoice::default()).collect();
+    let mut writing = LlamaServerStream { serving, answer, choices };
     let mut response = match writing.answer.form().delivery {
         Delivery::Whole => whole::respond(writing.answer.lines(), writing.whole(), |error| error).await?,
         Delivery::Stream | Delivery::StreamWithUsage => writing.stream(),
@@ -51,15 +51,15 @@ async fn create(app: App, mut context: RequestContext, mut body: Body, read: Rea
 }
 
 /// A response in progress.
-struct Writing {
+struct LlamaServerStream {
     serving: std::sync::Arc<Serving>,
-    answer: Answer,
-    choices: Vec<Choice>,
+    answer: StartedResponse,
+    choices: Vec<UnsentChoice>,
 }
 
 /// The part of a choice that is not sent yet.
 #[derive(Default)]
-struct Choice {
+struct UnsentChoice {
     content: String,
     tokens: Vec<Token>,
     probabilities: Vec<TokenProbabilities>,
@@ -67,7 +67,7 @@ struct Choice {
     has_new_line: bool,
 }
 
-impl Choice {
+impl UnsentChoice {
     fn take(&mut self, step_text: &str, token: Token, probabilities: Vec<TokenProbabilities>) {
         self.content.push_str(step_text);
         self.tokens.push(token);
@@ -77,16 +77,16 @@ impl Choice {
     }
 }
 
-impl Writing {
+impl LlamaServerStream {
     async fn whole(mut self) -> Result<Response, RequestError> {
         let mut ends = vec![None; self.choices.len()];
         while let Some(step) = self.answer.next().await? {
             match step {
-                Step::Text { choice, text, token, probabilities } => {
+                ResponseStep::Text { choice, text, token, probabilities } => {
                     self.choices[choice].take(&text, token, probabilities);
                 }
-                Step::Finished { choice, reason } => ends[choice] = Some(reason),
-                Step::Prompt { .. } => {}
+                ResponseStep::Finished { choice, reason } => ends[choice] = Some(reason),
+                ResponseStep::Prompt { .. } => {}
             }
         }
         let mut objects: Vec<Value> = Vec::new();
@@ -127,7 +127,7 @@ impl Writing {
     async fn write_next(&mut self, out: &mut Vec<u8>) -> bool {
         loop {
             match self.answer.next().await {
-                Ok(Some(Step::Text { choice, text, token, probabilities })) => {
+                Ok(Some(ResponseStep::Text { choice, text, token, probabilities })) => {
                     self.choices[choice].take(&text, token, probabilities);
                     if !text.is_empty() {
                         sse::write_event(out, &self.part(choice));
@@ -135,10 +135,10 @@ impl Writing {
                         return true;
                     }
                 }
-                Ok(Some(Step::Prompt { .. })) => {}
-                Ok(Some(Step::Finished { choice, reason })) => {
+                Ok(Some(ResponseStep::Prompt { .. })) => {}
+                Ok(Some(ResponseStep::Finished { choice, reason })) => {
                     let ended = std::mem::take(&mut self.choices[choice]);
-                    let unsent = Choice { content: String::new(), tokens: Vec::new(), ..ended };
+                    let unsent = UnsentChoice { content: String::new(), tokens: Vec::new(), ..ended };
                     sse::write_event(out, &self.last(choice, &unsent, reason));
                     self.answer.end_write(Some(choice), out);
                     return !self.answer.is_complete();
@@ -175,7 +175,7 @@ impl Writing {
     }
 
     /// Returns the last object of a choice.
-    fn last(&self, index: usize, choice: &Choice, reason: FinishReason) -> Value {
+    fn last(&self, index: usize, choice: &UnsentChoice, reason: FinishReason) -> Value {
         let form = self.answer.form();
         let totals = self.answer.totals_of(index);
         let stopping_word = self.answer.finished_of(index).and_then(|finished| finished.stopping_word.as_deref());
@@ -227,7 +227,7 @@ fn stop_type(reason: FinishReason) -> &'static str {
 }
 
 /// Returns the wanted fields of an object under their paths, whose parts are separated by slashes; unknown ones are
-/// left out.
+/// omitted.
 fn only(object: &Value, wanted: &[String]) -> Value {
     let field = |path: &String| object.pointer(&format!("/{path}")).map(|value| (path.clone(), value.clone()));
     Value::Object(wanted.iter().filter_map(field).collect::<Map<String, Value>>())

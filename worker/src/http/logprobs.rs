@@ -17,9 +17,9 @@ const LOGPROB_MIN: f32 = -9999.0;
 /// The bytes of tokens.
 #[derive(Clone, Copy)]
 pub struct Pieces<'a> {
-    /// Returns the bytes of a token, a control token spelled out.
+    /// Function that returns the bytes of a token, including the text of control tokens.
     pub spelled: &'a dyn Fn(Token) -> Vec<u8>,
-    /// Returns the bytes that a token adds to a response's text: none for a control token.
+    /// Function that returns the bytes that a token adds to the response's text: none for a control token.
     pub said: &'a dyn Fn(Token) -> Vec<u8>,
 }
 
@@ -45,7 +45,7 @@ pub struct ByToken {
     tokens: Vec<String>,
     /// Their log probabilities; null for a prompt's first token.
     token_logprobs: Vec<Option<f32>>,
-    /// The most likely tokens at each place, including the chosen one.
+    /// The most likely tokens at each position, including the chosen one.
     #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, f32>>>")]
     top_logprobs: Vec<Option<ByText>>,
     /// Start of each token in the choice's text. Units: characters.
@@ -77,8 +77,8 @@ struct ChatLikely {
     bytes: Vec<u8>,
 }
 
-/// Log probabilities by the tokens' texts, the most likely first. Among tokens with the same text the chosen one
-/// counts, otherwise the most likely.
+/// Log probabilities by the tokens' texts, the most likely first. Of several tokens with the same text, the chosen one
+/// is listed, or else the most likely one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ByText(Vec<(String, f32)>);
 
@@ -92,7 +92,7 @@ impl Serialize for ByText {
     }
 }
 
-/// End of a choice's text as far as its tokens are listed.
+/// Position in a choice's text after its listed tokens.
 #[derive(Debug, Clone, Default)]
 pub struct TextEnd {
     n_chars: usize,
@@ -101,9 +101,9 @@ pub struct TextEnd {
 }
 
 impl TextEnd {
-    /// Moves the end behind a token's bytes; returns the start of the token. Units: characters.
+    /// Moves the end past a token's bytes; returns the start of the token. Units: characters.
     ///
-    /// A character that several tokens spell starts with the first of them. An invalid sequence is one character,
+    /// A character with bytes of several tokens starts with the first of them. An invalid sequence is one character,
     /// U+FFFD.
     fn extend(&mut self, bytes: &[u8]) -> usize {
         let start = self.n_chars;
@@ -120,13 +120,13 @@ impl TextEnd {
         start
     }
 
-    /// Ends a text: later bytes complete no character of it.
+    /// Ends a text, so that later bytes do not complete its last character.
     fn close(&mut self) {
         self.incomplete.clear();
     }
 }
 
-/// Returns the log probabilities of tokens in the form of their endpoint, and moves `end` behind their text.
+/// Returns the log probabilities of tokens in the format of their endpoint, and moves `end` past their text.
 pub fn describe(shape: ObjectKind, told: ListedTokens<'_>, pieces: Pieces<'_>, end: &mut TextEnd) -> Logprobs {
     if shape == ObjectKind::Chat {
         let content = told.answer.iter().map(|token| ChatToken {
@@ -198,9 +198,9 @@ fn likely(likely: TokenLogprob, pieces: Pieces<'_>) -> ChatLikely {
     ChatLikely { id: likely.token, token, logprob: logprob(likely), bytes }
 }
 
-/// Returns a token's text, or its bytes as `bytes:\xe8` if they are not text by themselves.
+/// Returns a token's text, or its bytes as `bytes:\xe8` if they are not valid text.
 ///
-/// Source: OpenAI's completions, in which printable ASCII next to such bytes stands for itself. A backslash is escaped
+/// Source: OpenAI's completions, in which printable ASCII next to such bytes represents itself. A backslash is escaped
 /// as well, so that the spelling is unambiguous.
 fn text(token: Token, pieces: Pieces<'_>) -> String {
     let spell = |byte: u8| match byte {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_lists_tokens_by_text_with_the_chosen_one_among_them_and_goes_on_counting_characters() {
+    fn a_completion_lists_tokens_by_text_and_counts_characters_across_parts() {
         let mut end = TextEnd { n_chars: 4, incomplete: Vec::new() };
         let got = completion(answer(&tokens()), &piece, &mut end);
         assert_eq!(end.n_chars, 6);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_have_a_spelling_each() {
+    fn bytes_that_are_not_text_have_distinct_spellings() {
         let bytes: [&[u8]; 5] = [b"\xe8", b"\xaa\x9e", b" \xf0\x9f", b"\\xe8\xe8\n~", b"\\xe8"];
         let piece = |token: Token| bytes[token as usize].to_vec();
         let top: Vec<TokenLogprob> = (0..).zip(bytes).map(|(token, _)| TokenLogprob { token, logprob: -1.0 }).collect();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_token_counts_where_another_has_its_text() {
+    fn of_tokens_with_the_same_text_the_chosen_one_is_listed() {
         let likely = |token, logprob| TokenLogprob { token, logprob };
         for top in [vec![likely(0, -0.5), likely(3, -1.5)], vec![likely(0, -0.5)], Vec::new()] {
             let told = [TokenProbabilities { chosen: likely(3, -1.5), top }];
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompts_first_token_has_none_and_a_character_of_two_tokens_counts_once() {
+    fn a_prompts_first_token_has_no_probability_and_a_character_of_two_tokens_counts_once() {
         let rest = |token| TokenProbabilities { chosen: TokenLogprob { token, logprob: -1.0 }, top: Vec::new() };
         let prompt = PromptProbabilities { first: 0, rest: vec![rest(2), rest(4)] };
         let told = ListedTokens { prompt: Some(&prompt), answer: &tokens()[..1] };
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn control_tokens_of_an_answer_are_named_and_take_no_place_in_its_text() {
+    fn control_tokens_of_a_response_are_named_and_add_no_text() {
         let spelled = |token| if token == 9 { b"<|end|>".to_vec() } else { piece(token) };
         let said = |token| if token == 9 { Vec::new() } else { piece(token) };
         let told = [9, 1, 9, 0].map(|token| {
@@ -330,7 +330,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_text_ends_behind_as_many_characters_as_it_has_however_tokens_cut_it(
+        fn the_number_of_characters_does_not_depend_on_the_tokens(
             pieces in proptest::collection::vec(proptest::collection::vec(
                 proptest::sample::select(vec![b'a', 0xC3, 0xA9, 0xE8, 0xAA, 0x9E, 0xF0, 0x9F, 0x98, 0x80, 0xED, 0xFF]), 0..4), 0..8)
         ) {

@@ -1,7 +1,7 @@
 //! `/lora-adapters`: the loaded adapters and their scales, in llama-server's fields.
 //!
-//! The default adapter is part of a worker's declaration to routers, and workers of one name must agree on it. So it is
-//! set when a worker starts, and a client that wants another adapter names it in the request.
+//! The default adapter is part of a worker's declaration to routers, and workers with the same model name must have the
+//! same one. So it can only be set when a worker starts. For another adapter, a client names it in the request.
 
 use axum::Json;
 use axum::extract::State;
@@ -41,10 +41,10 @@ pub async fn set(State(app): State<App>, body: Body) -> Result<Json<Value>, Requ
     let serving = app.admitting()?;
     let wanted: Vec<RequestedAdapter> = body.parse_list()?;
     if chosen(serving.model.adapters.len(), &wanted)? != serving.model.adapter_in_force {
-        let what = "changing what every request runs with, while the worker runs,";
+        let what = "changing the default adapter of a running worker";
         return Err(RequestError::NotEnabled {
             what,
-            flag: "--lora-scaled, or say `lora` or MODEL:NAME in the request",
+            flag: "--lora-scaled, or set `lora` or MODEL:NAME in the request",
         });
     }
     Ok(Json(json!({"success": true})))

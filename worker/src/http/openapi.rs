@@ -1,7 +1,7 @@
 //! `/openapi.json`: the API as an OpenAPI 3.1 document, made from the types that read requests and write responses.
 //!
-//! There is one table of operations. Schemas are derived from the types that read or write, and written by hand where
-//! the code works on untyped JSON. A test sends valid and invalid values of every field to a worker and compares the
+//! There is one table of operations. Schemas are derived from the types of requests and responses, and written by hand
+//! if the code uses untyped JSON. A test sends valid and invalid values of every field to a worker and compares the
 //! results with the schemas. Not here: the effect of the fields (docs/api.md).
 
 mod dialects;
@@ -47,16 +47,14 @@ pub fn document(server: DescribedServer) -> Value {
     }
     let (title, what) = match server {
         DescribedServer::Worker => ("Warmpath worker", "The HTTP API of a worker."),
-        DescribedServer::Router => {
-            ("Warmpath router", "The HTTP API of a router: workers answer, the router chooses which.")
-        }
+        DescribedServer::Router => ("Warmpath router", "The HTTP API of a router, which sends requests to workers."),
     };
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": title,
             "version": env!("CARGO_PKG_VERSION"),
-            "description": format!("{what} docs/api.md says what each field does."),
+            "description": format!("{what} docs/api.md describes each field."),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -73,8 +71,8 @@ pub fn document(server: DescribedServer) -> Value {
 
 fn security_schemes(server: DescribedServer) -> Value {
     let what = match server {
-        DescribedServer::Worker => "One of the fleet's tokens, where the worker was started with `--fleet-token-file`.",
-        DescribedServer::Router => "An API key, where the router was started with `--api-keys-file`.",
+        DescribedServer::Worker => "One of the fleet's tokens, if the worker was started with `--fleet-token-file`.",
+        DescribedServer::Router => "An API key, if the router was started with `--api-keys-file`.",
     };
     json!({
         "bearer": {"type": "http", "scheme": "bearer", "description": what},
@@ -95,7 +93,7 @@ fn settings() -> SchemaSettings {
     })
 }
 
-/// Returns every schema by name: those of responses, which types write, and those of requests, which types read.
+/// Returns the schemas of all requests and responses by name.
 fn schemas() -> Map<String, Value> {
     let mut written = settings().for_serialize().into_generator();
     add::<wire::Object<'_>>(&mut written);
@@ -127,10 +125,10 @@ fn reference(name: &str) -> Value {
 /// Adds to every number the values of its type, unless there are narrower ones; and removes redundant defaults.
 fn complete(schema: &mut Value) {
     if schema.get("default").is_some_and(Value::is_null) {
-        schema.as_object_mut().expect("what has a default is an object").remove("default");
+        schema.as_object_mut().expect("a schema with a default is an object").remove("default");
     }
     if let Some((min, max)) = schema.get("format").and_then(Value::as_str).and_then(bounds) {
-        let fields = schema.as_object_mut().expect("what has a format is an object");
+        let fields = schema.as_object_mut().expect("a schema with a format is an object");
         fields.entry("minimum").or_insert(min);
         fields.entry("maximum").or_insert(max);
         fields.remove("format");

@@ -1,4 +1,4 @@
-//! `/cache/pin`: prefixes that stay stored until they are unpinned.
+//! `/cache/pin`: prefixes that are not evicted until they are unpinned.
 //!
 //! A pin names a prefix, not its stored part. So it can be created before the first request with that prefix, and it
 //! survives `/cache/clear`. Not here: the share of the store for pins (`warmpath_worker_core::chunk_index`).
@@ -17,17 +17,17 @@ use super::body::Body;
 use super::context::RequestContext;
 use super::state::App;
 use crate::app_state::Serving;
-use crate::engine::{NamedPin, NewPin, Page};
+use crate::engine::{EntryPage, NamedPin, NewPin};
 use crate::error::RequestError;
 use crate::lifecycle::prompts;
 use crate::request::{read_chat, read_raw};
 
-/// Longest name of a pin.
+/// Longest name of a pin. Units: bytes.
 ///
-/// Source: own choice: names are parts of paths.
+/// Source: names are parts of paths, and operators type them.
 pub(super) const NAME_BYTES_MAX: usize = 64;
 
-/// Bytes of the hash that names a pin without a name.
+/// Number of the hash's bytes that are in the derived name of a pin. Source: 2⁶⁴ names make collisions improbable.
 const DERIVED_NAME_BYTES: usize = 8;
 
 #[derive(Deserialize)]
@@ -52,12 +52,12 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 /// Responds with the pins, the oldest first.
 pub async fn list(State(app): State<App>) -> Result<Json<Value>, RequestError> {
     let serving = app.serving()?;
-    let view = serving.engine.cache_view(Page { after: None, entries_max: 0 }).await?;
+    let view = serving.engine.cache_view(EntryPage { after: None, entries_max: 0 }).await?;
     let block_tokens = serving.model.block_size_tokens;
     Ok(Json(json!({"pins": view.pins.iter().map(|pin| describe(pin, block_tokens)).collect::<Vec<_>>()})))
 }
 
-/// Ends a pin.
+/// Removes a pin.
 pub async fn remove(State(app): State<App>, Name(id): Name) -> Result<Json<Value>, RequestError> {
     match app.admitting()?.engine.unpin(id.clone()).await? {
         true => Ok(Json(json!({"id": id, "unpinned": true}))),
@@ -90,7 +90,7 @@ fn read(serving: &Serving, context: &RequestContext, body: &Body) -> Result<NewP
     }
     tokens.truncate(tokens.len() / block_tokens * block_tokens);
     if tokens.iter().any(|token| *token >= IMAGE_TOKEN_MIN) {
-        return Err(RequestError::field(param, "a pin may have no images"));
+        return Err(RequestError::field(param, "a pin cannot have images"));
     }
     serving.check_prompt(&tokens, &[])?;
     let adapter = lora::resolve(&serving.model, request.model.as_deref(), request.lora.as_deref())?;

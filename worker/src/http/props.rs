@@ -10,7 +10,7 @@ use super::state::App;
 use crate::app_state::Serving;
 use crate::engine::{Generation, ProbabilitySource, ProbabilityWish, Sampling};
 use crate::error::RequestError;
-use crate::model_kind::Served;
+use crate::model_kind::LoadedModel;
 
 /// Llama-server's target if its sampler adaptive-p is off. Source: `common_params_sampling` in llama.cpp's `common.h`.
 const ADAPTIVE_TARGET_OFF: f32 = -1.0;
@@ -39,7 +39,7 @@ pub async fn show(State(app): State<App>) -> Result<Json<Value>, RequestError> {
         "model_info": base.model,
         "memory": base.memory,
     });
-    if let Served::Generator(serving) = &served {
+    if let LoadedModel::Generator(serving) = &served {
         let facts = serving.engine.facts();
         props["default_generation_settings"]["params"] = default_params(serving);
         props["flash_attn"] = json!(facts.flash_attn);

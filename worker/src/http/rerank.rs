@@ -1,5 +1,5 @@
-//! `/v1/rerank` and its other names: documents ranked by how well they answer a query, as in the APIs of Jina, Cohere
-//! and llama-server, and as in text-embeddings-inference (TEI) if the documents come as `texts`.
+//! `/v1/rerank` and its other names: documents ranked by their relevance to a query, as in the APIs of Jina, Cohere and
+//! llama-server, and as in text-embeddings-inference (TEI) if the field is `texts`.
 //!
 //! Not here: the prompt of a pair (`warmpath-prompt`), the computation (`embedder`).
 
@@ -14,14 +14,14 @@ use warmpath_common::model::Pooling;
 
 use super::body::Body;
 use super::context::RequestContext;
-use super::embeddings::{TEXTS_MAX, Usage, check_text, too_long};
+use super::embeddings::{TEXTS_MAX, TextUsage, check_text, too_long};
 use super::state::App;
 use super::vector_trace::compute;
 use crate::app_state::check_model;
 use crate::error::RequestError;
 use crate::model_kind::{Base, Embedding};
 
-/// A request to order documents by how well they answer a query.
+/// A request to order documents by their relevance to a query.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(extend("anyOf" = [{"required": ["documents"]}, {"required": ["texts"]}]))]
 pub(super) struct RerankRequest {
@@ -44,25 +44,25 @@ pub(super) struct RerankRequest {
 
 /// Format of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum RerankFormat {
     Jina,
     Tei,
 }
 
 /// A checked request.
-struct CheckedRequest {
-    shape: Shape,
+struct CheckedRerank {
+    shape: RerankFormat,
     top_n: usize,
-    /// The documents if they are to be returned.
+    /// Documents, if the response returns them.
     documents: Option<Vec<String>>,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct RerankAnswer<'a> {
     object: &'static str,
     model: &'a str,
     results: Vec<JinaResult>,
-    usage: Usage,
+    usage: TextUsage,
 }
 
 #[derive(Serialize)]
@@ -97,27 +97,27 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
     let reader = served.embedder()?;
     let read = move |base: Base<'_>| read((&reader, base), &body);
     let (wish, embedded) = compute(&app, &context, (&served, &embedding), read).await?;
-    let CheckedRequest { shape, top_n, documents } = wish;
-    let usage = Usage::of(&embedded);
+    let CheckedRerank { shape, top_n, documents } = wish;
+    let usage = TextUsage::of(&embedded);
     let score = |text: &crate::embedder::Embedded| text.vectors.first().and_then(|scores| scores.first()).copied();
     let mut ranked: Vec<(usize, f32)> =
         embedded.iter().enumerate().map(|(idx, text)| (idx, score(text).unwrap_or(f32::MIN))).collect();
-    // The sort keeps the order of equal scores.
+    // The sort is stable, so documents with equal scores keep their order.
     ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranked.truncate(top_n);
     let mut documents = documents.unwrap_or_default();
     let mut text = |index: usize| documents.get_mut(index).map(std::mem::take);
     Ok(match shape {
-        Shape::Jina => {
+        RerankFormat::Jina => {
             let result = |(index, relevance_score)| JinaResult {
                 index,
                 relevance_score,
                 document: text(index).map(|text| Document { text }),
             };
             let results = ranked.into_iter().map(result).collect();
-            Json(Answer { object: "list", model: &embedding.model.names[0], results, usage }).into_response()
+            Json(RerankAnswer { object: "list", model: &embedding.model.names[0], results, usage }).into_response()
         }
-        Shape::Tei => {
+        RerankFormat::Tei => {
             let result = |(index, score)| TeiResult { index, score, text: text(index) };
             Json(ranked.into_iter().map(result).collect::<Vec<_>>()).into_response()
         }
@@ -127,19 +127,19 @@ pub async fn create(State(app): State<App>, context: RequestContext, body: Body)
 fn read(
     (embedding, base): (&Embedding, Base<'_>),
     body: &Body,
-) -> Result<(CheckedRequest, Vec<Vec<Token>>), RequestError> {
+) -> Result<(CheckedRerank, Vec<Vec<Token>>), RequestError> {
     let fields: RerankRequest = body.parse()?;
     check_model(base.model, fields.model.as_deref())?;
     let (given, param, shape) = match (fields.documents, fields.texts) {
-        (Some(documents), None) => (documents, "documents", Shape::Jina),
-        (None, Some(texts)) => (texts, "texts", Shape::Tei),
+        (Some(documents), None) => (documents, "documents", RerankFormat::Jina),
+        (None, Some(texts)) => (texts, "texts", RerankFormat::Tei),
         (None, None) => return Err(RequestError::field("documents", "`documents` is missing")),
         (Some(_), Some(_)) => {
-            return Err(RequestError::field("texts", "`texts` and `documents` are two names of one field"));
+            return Err(RequestError::field("texts", "`texts` and `documents` cannot be combined"));
         }
     };
     if given.is_empty() || given.len() > TEXTS_MAX {
-        let reason = format!("`{param}` has {} documents, 1 to {TEXTS_MAX} are taken at a time", given.len());
+        let reason = format!("`{param}` has {} documents; it must have 1 to {TEXTS_MAX}", given.len());
         return Err(RequestError::field(param, reason));
     }
     let top_n = match fields.top_n {
@@ -170,8 +170,8 @@ fn read(
     };
     let pairs = documents.iter().enumerate().map(pair).collect::<Result<_, _>>()?;
     let is_returned = match shape {
-        Shape::Jina => fields.return_documents,
-        Shape::Tei => fields.return_text,
+        RerankFormat::Jina => fields.return_documents,
+        RerankFormat::Tei => fields.return_text,
     };
-    Ok((CheckedRequest { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
+    Ok((CheckedRerank { shape, top_n, documents: (is_returned == Some(true)).then_some(documents) }, pairs))
 }

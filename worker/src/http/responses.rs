@@ -1,4 +1,4 @@
-//! `/v1/responses`, as in OpenAI's API, without storage: there is nothing to look up afterwards.
+//! `/v1/responses`, as in OpenAI's API, without storage of responses.
 //!
 //! A message's parts are the response's items. Each item is added, grows and is done, and every event has a number. Not
 //! here: the conversion to a chat (`warmpath_common::dialects::responses`), the objects' fields (`wire`).
@@ -19,9 +19,9 @@ use warmpath_shell::refusal::Name;
 
 use self::repeated::Repeated;
 use self::wire::{Content, Event, Incomplete, Item, Numbered, PartPosition, ResponseFailure, ResponseObject, Stage};
-use super::api_adapter::{self, Beginning, DialectWriter, Message, PartEnd, now_s};
+use super::api_adapter::{self, Beginning, CompleteMessage, DialectWriter, PartEnd, now_s};
 use super::body::Body;
-use super::content_parts::{Part, PartKind};
+use super::content_parts::{MessagePart, PartKind};
 use super::context::RequestContext;
 use super::free_text::FreeText;
 use super::sse;
@@ -87,31 +87,31 @@ impl ResponseWriter {
     }
 
     /// Returns the response when it has ended.
-    fn ended<'a>(&'a self, message: &Message<'a>) -> ResponseObject<'a> {
+    fn ended<'a>(&'a self, message: &CompleteMessage<'a>) -> ResponseObject<'a> {
         let stage = if message.ending.reason == FinishReason::Length { Stage::Incomplete } else { Stage::Completed };
         let output = self.items(message.parts, stage);
         ResponseObject { usage: Some(message.totals.into()), ..self.object(stage, output) }
     }
 
     /// Returns the items, of which the last may have been cut short.
-    fn items<'a>(&'a self, parts: &'a [Part], last: Stage) -> Vec<Item<'a>> {
-        let stage = |part: &Part| if part.index + 1 == parts.len() { last } else { Stage::Completed };
+    fn items<'a>(&'a self, parts: &'a [MessagePart], last: Stage) -> Vec<Item<'a>> {
+        let stage = |part: &MessagePart| if part.index + 1 == parts.len() { last } else { Stage::Completed };
         parts.iter().zip(&self.item_ids).map(|(part, id)| Item::at(stage(part), part, id, self.tool(part))).collect()
     }
 
     /// Returns the tool of a call, if its client listed it.
-    fn tool(&self, part: &Part) -> Option<&Tool> {
+    fn tool(&self, part: &MessagePart) -> Option<&Tool> {
         match &part.kind {
             PartKind::Call { name, .. } => self.beginning.tools.tool(name),
             PartKind::Thought | PartKind::Text => None,
         }
     }
 
-    fn is_custom(&self, part: &Part) -> bool {
+    fn is_custom(&self, part: &MessagePart) -> bool {
         self.tool(part).is_some_and(|tool| tool.form == CallForm::Custom)
     }
 
-    fn add_id(&mut self, part: &Part) {
+    fn add_id(&mut self, part: &MessagePart) {
         let prefix = match part.kind {
             PartKind::Thought => "rs",
             PartKind::Text => "msg",
@@ -128,7 +128,7 @@ impl ResponseWriter {
         write_named_event(out, event.name(), &Numbered { event, sequence_number });
     }
 
-    fn place(&self, part: &Part) -> PartPosition<'_> {
+    fn place(&self, part: &MessagePart) -> PartPosition<'_> {
         PartPosition { item_id: &self.item_ids[part.index], output_index: part.index, content_index: 0 }
     }
 }
@@ -156,7 +156,7 @@ impl DialectWriter for ResponseWriter {
         }
     }
 
-    fn whole(mut self, message: &Message<'_>) -> Vec<u8> {
+    fn whole(mut self, message: &CompleteMessage<'_>) -> Vec<u8> {
         message.parts.iter().for_each(|part| self.add_id(part));
         serde_json::to_vec(&self.ended(message)).expect("a response has a JSON form")
     }
@@ -170,7 +170,7 @@ impl DialectWriter for ResponseWriter {
         self.write(out, &Event::InProgress { response: self.object(Stage::InProgress, Vec::new()) });
     }
 
-    fn open(&mut self, out: &mut Vec<u8>, part: &Part) {
+    fn open(&mut self, out: &mut Vec<u8>, part: &MessagePart) {
         self.add_id(part);
         self.free_text = FreeText::default();
         let place = self.place(part);
@@ -181,7 +181,7 @@ impl DialectWriter for ResponseWriter {
         }
     }
 
-    fn grow(&mut self, out: &mut Vec<u8>, part: &Part, text: &str) {
+    fn grow(&mut self, out: &mut Vec<u8>, part: &MessagePart, text: &str) {
         if !self.is_custom(part) {
             self.write(out, &Event::delta(part, self.place(part), text));
             return;
@@ -193,7 +193,7 @@ impl DialectWriter for ResponseWriter {
         }
     }
 
-    fn close(&mut self, out: &mut Vec<u8>, part: &Part, end: PartEnd) {
+    fn close(&mut self, out: &mut Vec<u8>, part: &MessagePart, end: PartEnd) {
         let place = self.place(part);
         self.write(out, &Event::done(part, place, self.tool(part)));
         if let Some(content) = Content::of(part, &part.text) {
@@ -208,7 +208,7 @@ impl DialectWriter for ResponseWriter {
         out.extend_from_slice(sse::COMMENT);
     }
 
-    fn end(&mut self, out: &mut Vec<u8>, message: &Message<'_>) {
+    fn end(&mut self, out: &mut Vec<u8>, message: &CompleteMessage<'_>) {
         let response = self.ended(message);
         let event = match message.ending.reason {
             FinishReason::Length => Event::Incomplete { response },
@@ -217,7 +217,7 @@ impl DialectWriter for ResponseWriter {
         self.write(out, &event);
     }
 
-    fn fail(&mut self, out: &mut Vec<u8>, parts: &[Part], error: &RequestError) {
+    fn fail(&mut self, out: &mut Vec<u8>, parts: &[MessagePart], error: &RequestError) {
         let message = error.to_string();
         let error = Some(ResponseFailure { code: "server_error", message: &message });
         let response = ResponseObject { error, ..self.object(Stage::Failed, self.items(parts, Stage::Incomplete)) };

@@ -1,4 +1,4 @@
-//! `/slots`: the request and the state of each slot, and saving, restoring and erasing one; as in llama-server's API.
+//! `/slots`: each slot's request and state, and actions that save, restore or erase a slot; as in llama-server's API.
 //!
 //! The engine exports or imports a state between two steps. Neither the engine's thread nor the threads that serve HTTP
 //! access the disk. Requests for a busy slot wait until it is idle. Not here: the file (`crate::store::slot_file`), a
@@ -23,13 +23,13 @@ use crate::error::RequestError;
 use crate::store::slot_file::{self, SlotFileError};
 use crate::store::{Identity, SlotIdentity};
 
-/// Longest name of a slot's file.
+/// Longest name of a slot's file. Units: bytes.
 ///
-/// Source: own choice: half of what file systems allow.
+/// Source: half of the limit of common file systems.
 pub(super) const FILENAME_BYTES_MAX: usize = 128;
 
 #[derive(Deserialize)]
-struct Wanted {
+struct SlotQuery {
     action: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub async fn list(State(app): State<App>) -> Result<Json<Vec<Value>>, RequestErr
 pub async fn act(State(app): State<App>, Name(slot): Name, uri: Uri, body: Body) -> Result<Json<Value>, RequestError> {
     let serving = app.admitting()?;
     let slot = read_slot(&serving, &slot)?;
-    let wanted = Query::<Wanted>::try_from_uri(&uri);
+    let wanted = Query::<SlotQuery>::try_from_uri(&uri);
     let Query(wanted) = wanted.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     match wanted.action.as_deref() {
         Some("save") => save(&app, &serving, (slot, &body)).await,
@@ -134,7 +134,7 @@ fn read_file(app: &App, body: &Body) -> Result<(String, PathBuf), RequestError> 
     let has_length = (1..=FILENAME_BYTES_MAX).contains(&filename.len());
     if !has_length || filename.starts_with('.') || !filename.chars().all(plain) {
         let reason = format!(
-            "`filename` must be 1 to {FILENAME_BYTES_MAX} bytes, without path separators and with no '.' at its start"
+            "`filename` must be 1 to {FILENAME_BYTES_MAX} bytes, without path separators and without a '.' at its start"
         );
         return Err(RequestError::field("filename", reason));
     }

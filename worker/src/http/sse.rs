@@ -13,7 +13,7 @@ use futures::{Stream, StreamExt};
 use serde::Serialize;
 use warmpath_shell::event_stream;
 
-/// Writes one event; JSON has no line breaks of its own, so one `data:` line holds it.
+/// Writes one event as one `data:` line, because its JSON has no line breaks.
 pub fn write_event(out: &mut Vec<u8>, content: &impl Serialize) {
     out.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut *out, content).expect("the objects of an answer all have a JSON form");
@@ -28,13 +28,13 @@ pub fn write_named_event(out: &mut Vec<u8>, name: &str, content: &impl Serialize
     write_event(out, content);
 }
 
-/// A comment, which clients ignore; it keeps the connection alive.
+/// Keep-alive comment, which clients ignore.
 pub const COMMENT: &[u8] = b": the answer goes on\n\n";
 
-/// The same in a stream with a journal.
+/// Keep-alive comment in a stream with a journal.
 pub const JOURNALED_COMMENT: &[u8] = b": the answer goes on\n\n:wp\n";
 
-/// No event arrived for as long as a stream may be silent.
+/// Error: no event arrived within the longest allowed silence.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Silent;
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stream_asks_proxies_not_to_buffer_it() {
+    fn every_stream_has_the_header_against_buffering() {
         let response = response(futures::stream::empty());
         let header = |name: &str| response.headers()[name].to_str().expect("a text");
         assert_eq!(["content-type", "x-accel-buffering"].map(header), ["text/event-stream", "no"]);

@@ -18,12 +18,12 @@ use crate::engine::EngineError;
 use crate::error::RequestError;
 use crate::kv_transfer::StateFetcher;
 use crate::metrics::Metrics;
-use crate::model_kind::Served;
+use crate::model_kind::LoadedModel;
 
 /// State of the handlers; cheap to clone.
 #[derive(Clone)]
 pub struct App {
-    /// Phase of the worker's life.
+    /// Phase of the worker.
     pub phase: watch::Receiver<Phase>,
     /// Name of the worker, for the response header.
     pub worker: HeaderValue,
@@ -39,7 +39,7 @@ pub struct App {
     pub admin_allowed_hosts: Arc<AllowedHosts>,
     /// Folder for saved slots; `None` if clients may not save them.
     pub slot_save_path: Option<PathBuf>,
-    /// Tokens of which a request must present one; `None` if none is required.
+    /// Accepted tokens; `None` if no token is required.
     pub tokens: Option<Arc<FleetTokens>>,
     /// Fetcher of KV state from other workers; `None` if none is exchanged.
     pub transfers: Option<Arc<StateFetcher>>,
@@ -57,7 +57,7 @@ impl App {
     /// Returns the loaded worker, of either kind, for inspection.
     ///
     /// Errors: `Downloading`, `Loading`.
-    pub fn served(&self) -> Result<Served, RequestError> {
+    pub fn served(&self) -> Result<LoadedModel, RequestError> {
         match &*self.phase.borrow() {
             Phase::Downloading { percent } => Err(RequestError::Downloading { percent: *percent }),
             Phase::Loading { percent } => Err(RequestError::Loading { percent: *percent }),
@@ -68,7 +68,7 @@ impl App {
     /// Returns the loaded worker, of either kind, for new work.
     ///
     /// Errors: `Downloading`, `Loading`; `Engine(Draining)` once the worker shuts down.
-    pub fn open(&self) -> Result<Served, RequestError> {
+    pub fn open(&self) -> Result<LoadedModel, RequestError> {
         match &*self.phase.borrow() {
             Phase::Draining(_) => Err(EngineError::Draining.into()),
             _ => self.served(),

@@ -1,4 +1,4 @@
-//! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, images' layouts.
+//! The internal endpoints for routers: the summary as a snapshot and as a stream, the vocabulary, layouts of images.
 
 use axum::Json;
 use axum::body::Body;
@@ -25,7 +25,7 @@ pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestE
 
 /// Query of a subscriber.
 #[derive(Debug, Deserialize)]
-struct Subscriber {
+struct StreamQuery {
     /// The last stamp that the subscriber has; the stream resumes there if possible.
     after: Option<String>,
 }
@@ -33,7 +33,7 @@ struct Subscriber {
 /// Responds with the whole view, or the changes that the subscriber has missed, and every later change as frames, until
 /// the subscriber disconnects or lags.
 pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, RequestError> {
-    let subscriber = Query::<Subscriber>::try_from_uri(&uri);
+    let subscriber = Query::<StreamQuery>::try_from_uri(&uri);
     let Query(subscriber) = subscriber.map_err(|error| RequestError::Query { reason: error.body_text() })?;
     // An invalid stamp counts like a stamp of another worker: the stream starts with a snapshot.
     let after = subscriber.after.and_then(|after| after.parse().ok());
@@ -53,8 +53,7 @@ pub async fn stream(State(app): State<App>, uri: Uri) -> Result<Response, Reques
     Ok((described, body).into_response())
 }
 
-/// Returns the error of a worker that loads, with the names under which it will serve, so that routers can hold
-/// requests.
+/// Returns the error of a loading worker, with the model names that it will serve, so that routers can hold requests.
 fn loading(app: &App, error: RequestError, percent: u8) -> Response {
     let mut body = json!(error_body(&error));
     body[Loading::FIELD] = json!(Loading { names: app.names.to_vec(), percent });
@@ -69,7 +68,7 @@ pub async fn vocabulary(State(app): State<App>, request: HeaderMap) -> Result<Re
     let served = app.served()?;
     let base = served.base();
     let file = base.vocabulary;
-    // An unreadable tag is not ours: the file is sent.
+    // With an invalid tag the file is sent.
     let known = request.get_all(header::IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known =
         known.flat_map(|tags| tags.split(',')).any(|tag| matches!(tag.trim(), tag if tag == file.etag || tag == "*"));
@@ -94,7 +93,7 @@ pub async fn image_layout(State(app): State<App>, uri: Uri) -> Result<Json<Image
         let projector = serving.engine.projector().ok_or(missing)?;
         let is_possible = [size.width, size.height].iter().all(|side| (1..=IMAGE_SIDE_MAX).contains(side));
         let layout = if is_possible { projector.layout(size) } else { None };
-        layout.ok_or_else(|| RequestError::field("width", "no image of this size can be read"))
+        layout.ok_or_else(|| RequestError::field("width", "images of this size cannot be read"))
     });
     Ok(Json(ImageLayout::clone(&*layout.await?)))
 }

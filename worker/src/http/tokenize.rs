@@ -13,9 +13,9 @@ use super::state::App;
 use crate::error::RequestError;
 use crate::request::read_chat;
 
-/// Longest stretch of a text that is tokenized in one piece, which nothing can interrupt. Units: bytes.
+/// Longest portion of a text that is tokenized without interruption. Units: bytes.
 ///
-/// Source: own choice, less than a second's work: the time grows in proportion to the length.
+/// Source: it takes less than a second; the time grows in proportion to the length.
 const PORTION_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -40,8 +40,8 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>,
         let n_bytes = prompts.longest_portion(&request.content);
         if n_bytes > PORTION_BYTES_MAX {
             let reason = format!(
-                "`content` has {n_bytes} bytes that can only be tokenized in one piece, as no space between words \
-                 divides them; at most {PORTION_BYTES_MAX} are allowed"
+                "`content` has {n_bytes} bytes without a space at which it could be split; at most \
+             {PORTION_BYTES_MAX} are allowed"
             );
             return Err(RequestError::field("content", reason));
         }
@@ -56,7 +56,7 @@ pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>,
     app.served()?.prepare(move |base| work(base.prompts)).await.map(Json)
 }
 
-/// Returns a token's text, or its bytes if they are not text by themselves.
+/// Returns a token's text, or its bytes if they are not valid text.
 fn piece(prompts: &PromptMaker, token: Token) -> Value {
     match String::from_utf8(prompts.piece(token)) {
         Ok(text) => json!(text),
@@ -71,7 +71,7 @@ pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Value
         let request: DetokenizeRequest = body.parse()?;
         let n_vocab = base.model.n_vocab;
         if let Some(token) = request.tokens.iter().find(|token| **token >= n_vocab) {
-            let reason = format!("`tokens` holds token {token}; the vocabulary has {n_vocab} tokens");
+            let reason = format!("`tokens` has token {token}; the vocabulary has {n_vocab} tokens");
             return Err(RequestError::field("tokens", reason));
         }
         Ok(base.prompts.detokenize(&request.tokens))

@@ -8,11 +8,11 @@ use std::time::Instant;
 use warmpath_common::ids::Token;
 
 use super::context::RequestContext;
-use super::embeddings::Usage;
+use super::embeddings::TextUsage;
 use super::state::App;
 use crate::embedder::Embedded;
 use crate::error::RequestError;
-use crate::model_kind::{Base, Embedding, Served};
+use crate::model_kind::{Base, Embedding, LoadedModel};
 
 /// Returns the request that `read` parses, without its texts, and the result for each text.
 ///
@@ -20,7 +20,7 @@ use crate::model_kind::{Base, Embedding, Served};
 pub async fn compute<W: Send + 'static>(
     app: &App,
     context: &RequestContext,
-    (served, embedding): (&Served, &Arc<Embedding>),
+    (served, embedding): (&LoadedModel, &Arc<Embedding>),
     read: impl FnOnce(Base<'_>) -> Result<(W, Vec<Vec<Token>>), RequestError> + Send + 'static,
 ) -> Result<(W, Vec<Embedded>), RequestError> {
     let mut span = app.tracer.request(&context.trace, "worker.request", context.arrived);
@@ -31,6 +31,6 @@ pub async fn compute<W: Send + 'static>(
     let (wish, texts) = prepared.inspect_err(|_| span.fail("prepare"))?;
     let embedded = embedding.embedder.embed(&context.id, texts).await.inspect_err(|_| span.fail("engine"))?;
     span.part("worker.embed", (ready, Instant::now()), Vec::new());
-    span.count("warmpath.prompt_tokens", Usage::of(&embedded).prompt_tokens);
+    span.count("warmpath.prompt_tokens", TextUsage::of(&embedded).prompt_tokens);
     Ok((wish, embedded))
 }

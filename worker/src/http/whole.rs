@@ -15,20 +15,21 @@ use warmpath_common::journal::STATUS_START;
 
 use super::answer::tell_journal;
 use crate::error::RequestError;
-use crate::lifecycle::journal::Lines;
+use crate::lifecycle::journal::JournalLines;
 
-/// Returns a response in one piece: at once as a stream if it has a journal, otherwise once it is computed.
+/// Returns a response in one piece: immediately, as a stream of lines, if it has a journal; otherwise once it is
+/// computed.
 ///
 /// `present` puts an error into the dialect of the request. Errors: those of `whole`, if there is no journal.
 pub async fn respond<F>(
-    lines: Option<Lines>,
+    lines: Option<JournalLines>,
     whole: F,
     present: impl FnOnce(Response) -> Response + Send + 'static,
 ) -> Result<Response, RequestError>
 where
     F: Future<Output = Result<Response, RequestError>> + Send + 'static,
 {
-    let Some(Lines { receiver, exactness }) = lines else { return whole.await };
+    let Some(JournalLines { receiver, exactness }) = lines else { return whole.await };
     let state = Some((receiver, Box::pin(whole), present));
     let pieces = futures::stream::unfold(state, |state| async {
         let (mut receiver, mut whole, present) = state?;

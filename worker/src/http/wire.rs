@@ -120,7 +120,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Returns a message, given the names of custom tools.
-    pub fn new(message: &'a message_stream::Message, custom_tools: &[String]) -> Self {
+    pub fn new(message: &'a message_stream::WholeMessage, custom_tools: &[String]) -> Self {
         let is_call_only = message.content.is_empty() && !message.tool_calls.is_empty();
         Self {
             role: "assistant",
@@ -141,7 +141,7 @@ pub struct Delta<'a> {
     /// Further reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<&'a str>,
-    /// Further text; null beside the role, as in llama-server.
+    /// Further text; null together with the role, as in llama-server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<Option<&'a str>>,
     /// New parts of tool calls.

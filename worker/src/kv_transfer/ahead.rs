@@ -1,9 +1,9 @@
-//! Prefetch: prefixes that a router names before requests need them, from a worker that leaves, or from all workers if
+//! Prefetch: prefixes that a router names before requests need them, from a worker that drains, or from all workers if
 //! this one is new.
 //!
-//! They are fetched one after the other, during at most half of the time, so that the network and the other worker's
-//! engine stay free for requests. Prefixes that are already stored, are faster to compute or do not fit are left out,
-//! so a list that several routers send is fetched once. Not here: the choice of the prefixes (the router's
+//! Prefixes are fetched one after the other, during at most half of the time, so that the network and the other
+//! worker's engine stay free for requests. Prefixes that are stored already, are faster to compute or do not fit are
+//! skipped, so a list that several routers send is fetched once. Not here: the choice of the prefixes (the router's
 //! `fleet::prefetch`), storing them (the engine).
 
 use std::sync::Arc;
@@ -21,44 +21,44 @@ use crate::engine::{EngineHandle, FetchOrder, PeerOffer};
 
 /// Maximum number of lists that are being fetched or wait to be.
 ///
-/// Source: own choice: each of a few routers sends one when a worker joins or leaves.
+/// Source: each of a few routers sends one when a worker joins or drains.
 pub const LISTS_MAX: usize = 8;
 
 /// Label in metrics of state that was fetched before a request needed it.
 const PREFETCHED: &str = "prefetched";
 
-/// Divisor of the store's size: one list may always fill this part of the store, even if other state must be evicted.
+/// Divisor of the store's size: one list may always fill a quarter of the store, even if other state must be evicted.
 ///
-/// Source: own choice: the stored state was used here, the new state only at other workers.
+/// Source: the stored state was used at this worker, and the new state only at other workers.
 const ROOM_PART: u64 = 4;
 
 /// Longest pause between two prefixes.
 ///
-/// Source: own choice: shorter than [`QUIET`], so that a leaving worker does not exit between two prefixes.
+/// Source: shorter than [`QUIET`], so that a draining worker does not exit between two prefixes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Pause before another try at a worker that sends to as many others as it can.
+/// Pause before another attempt at a worker that sends its maximum number of runs.
 ///
-/// Source: own choice: [`TRIES_MAX`] tries take a second.
+/// Source: [`TRIES_MAX`] attempts take a second.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Most tries at one prefix.
+/// Maximum number of attempts at one prefix.
 ///
-/// Source: own choice: a second; then the worker is overloaded.
+/// Source: a worker that stays busy for a second is overloaded.
 const TRIES_MAX: usize = 10;
 
-/// Time without a request for state after which a leaving worker has handed over everything that others want.
+/// Time without a request for state after which a draining worker's transfers count as complete.
 ///
-/// Source: own choice: routers notice the drain within some milliseconds; longer than [`PAUSE_MAX`] and a step of a
-/// slow engine.
+/// Source: routers notice the drain within some milliseconds; this is longer than [`PAUSE_MAX`] and a step of a slow
+/// engine.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Interval at which a draining worker checks whether a router subscribes.
 ///
-/// Source: own choice: far shorter than [`QUIET`].
+/// Source: far shorter than [`QUIET`].
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Too many lists wait.
+/// Error: too many lists wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this worker is fetching {LISTS_MAX} lists of prefixes already")]
 pub struct TooManyPrefetches;
@@ -106,15 +106,15 @@ impl StateFetcher {
             }
         }
         let (mib, took_s) = ((room_bytes - n_left) >> 20, began.elapsed().as_secs_f64());
-        info!(n_prefixes, n_fetched, mib, took_s, "fetched prefixes that other workers hold");
+        info!(n_prefixes, n_fetched, mib, took_s, "fetched prefixes from other workers");
     }
 
-    /// Fetches the missing part of a prefix, and returns its size; 0 if nothing was wanted or received.
+    /// Fetches the missing part of a prefix, and returns its size; 0 if no block was missing or received.
     async fn fetch_ahead(&self, hint: &PeerHint, prefix: HotPrefix, (room, engine): (u64, &EngineHandle)) -> u64 {
         let Some(exchange) = engine.facts().exchange else { return 0 };
         let Some(peer) = self.peer(hint) else { return 0 };
         for _ in 0..TRIES_MAX {
-            // It has failed recently.
+            // A worker without a speed has failed recently.
             let Some(speed) = peer.speed(Instant::now()) else { return 0 };
             let (order, ordered) = oneshot::channel::<FetchOrder>();
             let offer = PeerOffer { n_blocks: hint.n_blocks(), speed, order };
@@ -138,7 +138,7 @@ impl StateFetcher {
         self.asked.send_replace(());
     }
 
-    /// Returns once a leaving worker has sent all state that others want, or no router subscribes.
+    /// Returns once a draining worker has sent the state that others fetch, or no router subscribes.
     pub async fn handed_over(&self, engine: &EngineHandle, has_routers: impl Fn() -> bool) {
         let mut asked = self.asked.subscribe();
         let mut last = Instant::now();

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use url::{Host, Url};
 
-/// Worker that holds more of a prompt.
+/// Worker that has more of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerHint {
     url: Url,
@@ -22,7 +22,7 @@ impl PeerHint {
         &self.url
     }
 
-    /// Returns the number of the prompt's first blocks that it holds.
+    /// Returns the number of the prompt's first blocks that it has.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks
     }

@@ -1,7 +1,8 @@
 //! The connection to another worker, its measured speed, and one fetch from it.
 //!
 //! A run is read record by record. The fetch ends as soon as computing the rest would be faster than receiving it, at
-//! the rate so far. Not here: whom to ask and for what (`kv_transfer`, the engine), the records (`store::exchange`).
+//! the rate so far. Not here: the choice of workers and blocks (`kv_transfer`, the engine), the records
+//! (`store::exchange`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,20 +24,20 @@ use warmpath_shell::tls::CurrentClient;
 use crate::engine::{EngineHandle, FetchOrder, PeerSpeed};
 use crate::store::exchange::{RunReader, Untrusted};
 
-/// Longest time for a connection to another worker.
+/// Time limit for connecting to another worker.
 ///
-/// Source: own choice: the workers of a fleet are near each other, and the request waits.
+/// Source: the workers of a fleet are in one network, where connecting takes milliseconds, and a request is waiting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time after which an unused connection is closed; the other worker's listener closes it after 120 s.
 const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(90);
 
-/// Time for which a worker is not asked again after it failed or sent unusable state.
+/// Time without requests to a worker after it failed or sent unusable state.
 ///
-/// Source: own choice: an unreachable worker costs one wait in ten seconds.
+/// Source: with it, an unreachable worker costs one wait in ten seconds.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Speed before the first fetch. Source: own choice: a link of 1 Gbit/s and a step of the other worker's engine.
+/// Assumed speed before the first fetch. Source: a link of 1 Gbit/s, and a step of the other worker's engine.
 const SPEED_AT_FIRST: PeerSpeed = PeerSpeed { ms_per_byte: 8e-6, latency_ms: 5.0 };
 
 /// Weight of the newest measurement in an average. Source: as in `restore_costs`.
@@ -44,13 +45,13 @@ const NEWEST_WEIGHT: f64 = 0.3;
 
 /// Time after a run's first byte from which its measured rate is used.
 ///
-/// Source: own choice: the first bytes arrive in bursts.
+/// Source: the first bytes arrive in bursts.
 const RATE_AFTER: Duration = Duration::from_millis(20);
 
-/// Maximum number of shorter runs that are named in addition to the wanted one.
+/// Maximum number of shorter runs in a request, in addition to the wanted one.
 ///
-/// Source: own choice: if the other worker has evicted the end of a run, at most one over this number of the run is
-/// lost in addition, and the URL stays below 4 KB.
+/// Source: if the other worker has evicted the end of a run, at most a 32nd of the run is lost in addition, and the URL
+/// stays below 4 KB.
 pub const SHORTER_MAX: usize = 32;
 
 /// Reason why a run was not received completely.
@@ -77,10 +78,10 @@ pub enum FetchError {
     /// Computing the rest is faster.
     #[error("computing the rest is faster")]
     Slow,
-    /// It took so long that computing would have been faster.
+    /// The deadline has passed, so computing would have been faster.
     #[error("it took too long")]
     Late,
-    /// The engine no longer waits for it.
+    /// The engine no longer waits for the run.
     #[error("no request waits for it any more")]
     NotWanted,
 }
@@ -100,7 +101,7 @@ impl FetchError {
         }
     }
 
-    /// Returns whether the other worker is at fault, so that it is not asked again for a while.
+    /// Returns whether the other worker is at fault, so that it gets no requests for some time.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Broken(_) | Self::Untrusted(_) | Self::Late => true,
@@ -139,7 +140,7 @@ impl FetchProgress {
     fn is_slow(&self, order: &FetchOrder, now: Instant) -> bool {
         let Some((_, head_at)) = self.head.filter(|_| self.reader.n_left() > 0) else { return false };
         let elapsed = now.saturating_duration_since(head_at);
-        // The head of a record, which comes alone, says nothing of the rate: one block has as long as it may take.
+        // The head of a record arrives alone and does not show the rate, so the first block may take its whole time.
         let n_blocks = (self.n_bytes as f64 / order.run.block_bytes as f64).max(1.0);
         elapsed >= RATE_AFTER && elapsed.as_secs_f64() * 1e3 / n_blocks > order.prefill_ms_per_block
     }
@@ -150,11 +151,11 @@ pub struct Peer {
     base: Url,
     client: legacy::Client<Connector, Empty<Bytes>>,
     /// Measured speed and recent failures. The lock is held for a few instructions.
-    known: Mutex<Known>,
+    known: Mutex<KnownPeer>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct KnownPeer {
     speed: PeerSpeed,
     paused_until: Option<Instant>,
 }
@@ -174,7 +175,7 @@ impl Peer {
         let mut pooled = legacy::Client::builder(TokioExecutor::new());
         pooled.pool_timer(TokioTimer::new()).pool_idle_timeout(CONNECTION_IDLE_MAX);
         let client = pooled.build(Connector::new(secured, CONNECT_TIMEOUT));
-        let known = Mutex::new(Known { speed: SPEED_AT_FIRST, paused_until: None });
+        let known = Mutex::new(KnownPeer { speed: SPEED_AT_FIRST, paused_until: None });
         Some(Self { base: base.clone(), client, known })
     }
 
@@ -183,13 +184,13 @@ impl Peer {
         &self.base
     }
 
-    /// Returns its measured speed; `None` while it is not asked because of a failure.
+    /// Returns the measured speed; `None` during the pause after a failure.
     pub fn speed(&self, now: Instant) -> Option<PeerSpeed> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.paused_until.is_none_or(|until| until <= now).then_some(known.speed)
     }
 
-    /// Learns from the end of a fetch.
+    /// Updates the speed, or starts a pause, by the outcome of a fetch.
     pub fn learn(&self, fetched: &Result<(), FetchError>, (progress, took): (&FetchProgress, Duration), now: Instant) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if fetched.as_ref().is_err_and(FetchError::is_fault) {
@@ -255,7 +256,7 @@ impl Peer {
         url
     }
 
-    /// Sends the request, with the next token if one is refused: token files change at different times.
+    /// Sends the request. If a token is refused, the next one is tried, because token files change at different times.
     async fn ask(&self, url: &Url, tokens: Option<&FleetTokens>) -> Result<axum::http::Response<Body>, FetchError> {
         let mut shown = tokens.map(FleetTokens::shown).unwrap_or_default().into_iter();
         loop {

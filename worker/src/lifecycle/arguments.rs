@@ -1,9 +1,9 @@
-//! The format of a response whose tool calls follow the tools' schemas, like a response to `response_format`.
+//! The format of a response whose tool calls must follow the tools' schemas.
 //!
-//! Templates write a call's arguments as one JSON object, as single values between marks, or in their own form. A
+//! Templates write a call's arguments as one JSON object, as separate values between marks, or in their own format. A
 //! schema that cannot be enforced is refused if a call is required. Otherwise llama.cpp's looser grammar is used for
-//! that tool only, and a header of the response names the tool. Not here: marks in grammars (`tools::arguments`,
-//! `forms`, `parameters`), following schemas (`engine`).
+//! that tool, and a header of the response names the tool. Not here: marks in grammars (`tools::arguments`, `forms`,
+//! `parameters`), following schemas (`engine`).
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ pub(super) struct KeptArguments {
     pub(super) schemas: Arc<ArgumentSchemas>,
 }
 
-/// Form of a response's calls, and the part of their schemas that is enforced.
+/// Format of a response's calls, and the enforced part of their schemas.
 #[derive(Default)]
-pub(super) struct Calls {
+pub(super) struct CallFormat {
     /// Format of the response; `None` if the whole response is its content.
     pub(super) format: Option<AnswerFormat>,
     /// Constraints of the arguments; `None` if only llama.cpp's grammar is followed.
@@ -35,10 +35,10 @@ pub(super) struct Calls {
     pub(super) unconstrained: Vec<String>,
 }
 
-/// Indexes of tools with their compiled schemas, and indexes of tools whose schemas could not be compiled; or an error.
+/// Indexes of tools with their compiled schemas, and indexes of tools whose schemas could not be compiled.
 type Compiled<T> = Result<(Vec<(usize, T)>, Vec<usize>), RequestError>;
 
-/// Tools of one request, for which a format is being made.
+/// Tools of one request, and the context for determining their format.
 struct ToolsRequest<'a> {
     serving: &'a Serving,
     chat: &'a ChatPrompt,
@@ -47,18 +47,17 @@ struct ToolsRequest<'a> {
     fields: &'a ToolFields,
 }
 
-/// Returns the form of a response's calls.
+/// Returns the format of a response's calls.
 ///
-/// Errors: `Field`, naming the part of a schema that cannot be enforced if a call is required, or that cannot be
-/// converted to a grammar at all.
+/// Errors: `Field` for a schema that cannot be converted to a grammar or, if a call is required, cannot be enforced.
 pub(super) fn calls(
     serving: &Serving,
     (chat, prompt): (&ChatPrompt, &Prompt),
     (wish, fields): (&FormatWish, &ToolFields),
-) -> Result<Calls, RequestError> {
+) -> Result<CallFormat, RequestError> {
     let asked = ToolsRequest { serving, chat, prompt, wish, fields };
     if wish.tools.is_empty() {
-        return Ok(Calls { format: asked.format(&wish.tools)?, ..Calls::default() });
+        return Ok(CallFormat { format: asked.format(&wish.tools)?, ..CallFormat::default() });
     }
     if let Some(calls) = asked.as_objects()? {
         return Ok(calls);
@@ -72,7 +71,7 @@ pub(super) fn calls(
     let format = asked.format(&wish.tools)?;
     match fields.none_is_kept() {
         Some(error) if asked.is_required() => Err(error),
-        _ => Ok(Calls { format, kept: None, unconstrained: asked.named(0..wish.tools.len()) }),
+        _ => Ok(CallFormat { format, kept: None, unconstrained: asked.named(0..wish.tools.len()) }),
     }
 }
 
@@ -99,7 +98,7 @@ impl ToolsRequest<'_> {
         })
     }
 
-    /// Returns the indexes of tools whose schemas could be compiled, with the results, and the indexes of the others.
+    /// Compiles the schemas of the tools.
     ///
     /// Errors: that of the first failed tool, if a call is required.
     fn compiled<T>(&self, compile: impl Fn(usize, &Value) -> Result<T, RequestError>) -> Compiled<T> {
@@ -117,8 +116,8 @@ impl ToolsRequest<'_> {
         Ok((kept, others))
     }
 
-    /// Returns calls whose arguments are one JSON object each; `None` if the template writes them in another way.
-    fn as_objects(&self) -> Result<Option<Calls>, RequestError> {
+    /// Returns the format of calls whose arguments are one JSON object; `None` if the template has another format.
+    fn as_objects(&self) -> Result<Option<CallFormat>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let all: Vec<usize> = (0..tools.len()).collect();
         let filled = |format: &AnswerFormat, places: &[usize]| {
@@ -144,11 +143,12 @@ impl ToolsRequest<'_> {
             grammar,
             schemas: Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Object, schemas }),
         });
-        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments have one of the templates' known own forms; `None` if they have another form.
-    fn in_own_form(&self) -> Result<Option<Calls>, RequestError> {
+    /// Returns the format of calls in one of the supported formats of templates; `None` if the template has another
+    /// one.
+    fn in_own_form(&self) -> Result<Option<CallFormat>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(format)) = self.tried(forms::probes(tools)) else { return Ok(None) };
         let form = format.grammar().and_then(|grammar| forms::form(grammar.text, tools));
@@ -161,27 +161,27 @@ impl ToolsRequest<'_> {
             let compiler = self.serving.engine.compiler();
             let compiled = compiler.and_then(|compiler| compiler.compile_call(&text, separators(&format)));
             let compiled = compiled.map_err(|reason| self.fields.refused(tool, &reason))?;
-            Ok((text.told, compiled))
+            Ok((text.parser_schema, compiled))
         })?;
-        let mut told = tools.clone();
+        let mut parser_tools = tools.clone();
         let (mut places, mut schemas) = (Vec::new(), Vec::new());
         for (idx, (parameters, compiled)) in kept {
-            told[idx]["function"]["parameters"] = parameters;
+            parser_tools[idx]["function"]["parameters"] = parameters;
             places.push(idx);
             schemas.push(compiled);
         }
-        let format = self.format(&told)?;
+        let format = self.format(&parser_tools)?;
         let grammar = format.as_ref().and_then(AnswerFormat::grammar);
         let Some(grammar) = grammar.and_then(|grammar| forms::fill(grammar.text, form, (tools, &places), first)) else {
             return Ok(None);
         };
         let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
         let kept = Some(KeptArguments { grammar, schemas });
-        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
     }
 
-    /// Returns calls whose arguments are written one by one; `None` if the template writes them in another way.
-    fn apart(&self) -> Result<Option<Calls>, RequestError> {
+    /// Returns the format of calls whose arguments are written one by one; `None` if the template has another format.
+    fn apart(&self) -> Result<Option<CallFormat>, RequestError> {
         let (tools, first) = (&self.wish.tools, self.serving.model.n_vocab);
         let Ok(Some(probed)) = self.tried(parameters::probes(tools)) else { return Ok(None) };
         let framing = probed.grammar().and_then(|grammar| parameters::framing(grammar.text, tools));
@@ -202,7 +202,7 @@ impl ToolsRequest<'_> {
         };
         let schemas = Arc::new(ArgumentSchemas { first, extent: ArgumentsExtent::Value, schemas });
         let kept = Some(KeptArguments { grammar, schemas });
-        Ok(Some(Calls { format, kept, unconstrained: self.named(others) }))
+        Ok(Some(CallFormat { format, kept, unconstrained: self.named(others) }))
     }
 
     /// Returns the constraints of a tool's arguments, each with whether it may be written as a string's text.
@@ -236,9 +236,9 @@ impl ToolsRequest<'_> {
     }
 }
 
-/// Returns the separators of arguments that are JSON: the template's, if they are known.
+/// Returns the separators of JSON arguments: the template's, if known, or else common ones.
 ///
-/// Without them white space could be anywhere, but llama.cpp's parsers of calls accept none before a list's comma.
+/// Without separators white space could be anywhere, but llama.cpp's parsers accept none before a list's comma.
 fn separators(format: &AnswerFormat) -> Separators {
     format.separators().unwrap_or(Separators { item: ", ", key: ": " })
 }

@@ -1,7 +1,7 @@
-//! The input side of a chat: its prompt, the constraints of its response, and how the response is parsed.
+//! The input side of a chat: its prompt, the constraints of its response, and the format for parsing the response.
 //!
 //! Every dialect for chats converts its body to a [`ChatPrompt`] and [`ToolFields`] and calls [`read`]. Not here: the
-//! forms of fields (`tools`), the format itself (`warmpath-prompt`), parsing (`reading`).
+//! forms of fields (`tools`), the format itself (`warmpath-prompt`), parsing (`output_parser`).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use warmpath_llama_chat::{ToolChoice, Trigger};
 use warmpath_prompt::{AddSpecial, AnswerFormat, AnswerGrammar, GrammarFrom, ParseSpecial, Prompt};
 use warmpath_worker_output::tool_call_detector;
 
-use super::arguments::{self, Calls, KeptArguments};
+use super::arguments::{self, CallFormat, KeptArguments};
 use super::prompts::ReadPrompt;
 use crate::app_state::Serving;
 use crate::engine::{Begin, CallGrammar, CallStart, Generation, ReasoningFirst};
@@ -19,7 +19,7 @@ use crate::error::RequestError;
 use crate::room::SlotRoom;
 use crate::tools::{ReasoningOutput, ToolFields};
 
-/// Constraints and parsing of the response to a chat.
+/// Constraints and format of the response to a chat.
 #[derive(Debug)]
 pub struct ChatAnswer {
     /// Format from the template.
@@ -66,8 +66,8 @@ impl ChatAnswer {
         Ok(())
     }
 
-    /// Allows reasoning before the content in a generation with a schema; returns whether there may be reasoning that
-    /// is recognized as such.
+    /// Allows reasoning before the content in a generation with a schema; returns whether the response may have
+    /// reasoning that can be separated.
     pub fn let_reason(&self, generation: &mut Generation) -> bool {
         generation.reasoning.clone_from(&self.first);
         if self.first.is_some() {
@@ -90,8 +90,8 @@ pub fn read(serving: &Serving, chat: &ChatPrompt, tools: &ToolFields) -> Result<
     let room = SlotRoom::of(&serving.model);
     let prompt = serving.prompts.chat_within(chat, room.context_tokens as usize);
     let prompt = prompt.map_err(|error| RequestError::of_chat(error, room))?;
-    let Calls { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
-    // Other models resume anywhere, so the second rendering would be useless.
+    let CallFormat { format, kept, unconstrained } = arguments::calls(serving, (chat, &prompt), (&wish, tools))?;
+    // Other models can resume anywhere and do not need the second rendering.
     let needs_checkpoints = !serving.model.memory.stored_state_rewinds();
     let last_message_token =
         if needs_checkpoints { serving.prompts.last_user_message_start(chat, &prompt.tokens) } else { None };
@@ -134,7 +134,7 @@ fn call_grammar(answer: &AnswerFormat, grammar: AnswerGrammar<'_>, kept: Option<
 /// Returns the reasoning that may begin a response; `None` if the prompt ends after the reasoning, or if the text that
 /// opens reasoning is more than one token.
 fn reasoning_first(serving: &Serving, answer: &AnswerFormat) -> Option<ReasoningFirst> {
-    // Models do not always write the template's white space around these marks.
+    // Models may omit the template's white space around these marks.
     let start = answer.format().thinking_start.trim();
     let ends = answer.format().thinking_ends.iter().map(|end| end.trim().to_owned()).filter(|end| !end.is_empty());
     let ends: Vec<String> = ends.collect();

@@ -1,10 +1,10 @@
 //! The journal of a response: the tokens of its events, from which another worker can continue it.
 //!
-//! Every write of a stream ends with a line that names the choice and the tokens since its last write. Before a
-//! response in one piece there are only lines. A router keeps these lines and never passes them on. The worker that
-//! continues the response gets them behind the request's body. It replays the tokens through the same sampler, decoder
-//! and parsers, and leaves out the writes of each choice that the client already has. Ids and, without a seed, random
-//! numbers are derived from the response's identity, so both workers write the same.
+//! Every write of a stream ends with a line that has the choice and the tokens since its last write. Before a response
+//! in one piece there are only lines. A router keeps these lines and never passes them on. The worker that continues
+//! the response gets them after the request's body. It replays the tokens through the same sampler, decoder and
+//! parsers, and omits the writes that the client already has. Ids and, without a seed, random numbers are derived from
+//! the response's identity, so both workers write the same bytes.
 //!
 //! Not here: the replay of a sequence (`engine`), the events (`http`).
 
@@ -23,11 +23,11 @@ use crate::request::Delivery;
 
 /// Number of tokens of a choice in one line before a response in one piece.
 ///
-/// Source: own choice: a continuation computes at most this many tokens of each choice again, and there are a sixteenth
-/// as many lines as in a stream.
+/// Source: a continuation computes at most this many tokens of each choice again, and there are a sixteenth of the
+/// lines of a stream.
 const LINE_TOKENS: u32 = 16;
 
-/// Identity of a response, from which its ids, its time and, without a client's seed, its random numbers are derived.
+/// Identity of a response. Its ids, its time and, without a client's seed, its random numbers are derived from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseIdentity {
     id: String,
@@ -49,7 +49,7 @@ impl ResponseIdentity {
         is_id.then_some(Self { id: id.to_owned(), created: created.parse().ok()? })
     }
 
-    /// Returns the response's own id, without a dialect's prefix.
+    /// Returns the response's id, without a dialect's prefix.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -61,7 +61,7 @@ impl ResponseIdentity {
         id
     }
 
-    /// Returns the seed of its random numbers; never the one that llama.cpp replaces by another.
+    /// Returns the seed of its random numbers; never the one that llama.cpp replaces by a random seed.
     pub fn seed(&self) -> u32 {
         let hash = self.hash("seed", 0);
         let seed = u32::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"));
@@ -82,13 +82,13 @@ impl ResponseIdentity {
 pub struct RouterInstructions {
     /// Its identity.
     pub identity: ResponseIdentity,
-    /// Responses of which the router keeps a journal.
+    /// Responses whose journal the router keeps.
     pub journaled: Journaled,
     /// Response so far, which is continued; `None` for a new one.
-    pub past: Option<Past>,
+    pub past: Option<PastOutput>,
 }
 
-/// Responses of which a router keeps a journal.
+/// Responses whose journal a router keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Journaled {
     /// None.
@@ -100,7 +100,7 @@ pub enum Journaled {
 }
 
 impl Journaled {
-    /// Returns whether the router keeps a journal of responses with this delivery.
+    /// Returns whether the router keeps the journal of responses with this delivery.
     pub fn has(self, delivery: Delivery) -> bool {
         match self {
             Self::None => false,
@@ -117,25 +117,25 @@ impl RouterInstructions {
     }
 }
 
-/// A response so far.
+/// Earlier part of a response.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Past {
-    /// Its choices, as far as they have begun.
+pub struct PastOutput {
+    /// Choices that have begun.
     pub choices: Vec<PastChoice>,
     /// Reused prompt tokens that were reported to the client; `None` if none were reported.
     pub cached_tokens: Option<u32>,
 }
 
-/// A choice so far.
+/// Earlier part of a choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PastChoice {
-    /// Number of writes that the client has.
+    /// Number of writes that the client already has.
     pub n_writes: u32,
     /// Tokens of these writes.
     pub tokens: Vec<PastToken>,
 }
 
-impl Past {
+impl PastOutput {
     /// Reads a journal's lines; `n_choices_max` limits the choices that it may name.
     ///
     /// Errors: `Field`, naming the header.
@@ -166,7 +166,7 @@ impl Past {
         self.choices.get(choice).map_or(&[], |choice| &choice.tokens)
     }
 
-    /// Checks that the past fits a request of `n_choices` and a vocabulary.
+    /// Checks that the earlier part is valid for a request of `n_choices` and a vocabulary.
     ///
     /// Errors: `Field`, naming the header.
     pub fn check(&self, n_choices: usize, n_vocab: u32) -> Result<(), RequestError> {
@@ -180,8 +180,8 @@ impl Past {
     }
 }
 
-/// Reads a token: its number; after an `x` the number of draws, unless that is 1; after a colon its log probability and
-/// those of the likeliest tokens, if the response has them.
+/// Parses a token: its number; after an `x` the number of draws, unless that is 1; after a colon its log probability
+/// and those of the most likely tokens, if the response has them.
 fn past_token(text: &str) -> Option<PastToken> {
     let (sampled, probabilities) = match text.split_once(':') {
         Some((sampled, probabilities)) => (sampled, Some(probabilities)),
@@ -222,8 +222,8 @@ fn write_token(out: &mut String, sampled: SampledToken, probabilities: Option<&T
     }
 }
 
-/// Returns `exact` if a continuation gives the same tokens as the uninterrupted response, because the state of its
-/// samplers depends only on tokens; otherwise `approximate`.
+/// Returns `exact` if a continuation gives the same tokens as the uninterrupted response, otherwise `approximate`. It
+/// is exact if the state of the samplers depends only on tokens.
 pub fn exactness(sampling: &Sampling) -> &'static str {
     let draws_apart = sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5;
     if sampling.mirostat == 0 && !draws_apart { "exact" } else { "approximate" }
@@ -231,8 +231,8 @@ pub fn exactness(sampling: &Sampling) -> &'static str {
 
 /// Lines before a response in one piece, for its router.
 #[derive(Debug)]
-pub struct Lines {
-    /// Receiver of the lines. The response is computed by the task that reads them, so few wait.
+pub struct JournalLines {
+    /// Receiver of the lines. The task that reads them also computes the response, so few lines wait.
     pub receiver: mpsc::UnboundedReceiver<String>,
     /// Exactness of a continuation, as in [`exactness`].
     pub exactness: &'static str,
@@ -247,9 +247,9 @@ pub struct Journal {
 /// Part of a choice's journal that is not written yet.
 #[derive(Debug, Clone, Default)]
 struct Untold {
-    /// Number of the next writes that the client already has.
+    /// Number of further writes that the client already has.
     n_had: u32,
-    /// Tokens since the last line, as the next one lists them.
+    /// Tokens since the last line, in the format of a line.
     tokens: String,
     /// Number of these tokens.
     n_tokens: u32,
@@ -257,7 +257,7 @@ struct Untold {
 
 impl Journal {
     /// Returns the journal of a response with `n_choices`, which may continue another.
-    pub fn new(n_choices: usize, past: Option<&Past>) -> Self {
+    pub fn new(n_choices: usize, past: Option<&PastOutput>) -> Self {
         let n_had = |idx: usize| past.and_then(|past| past.choices.get(idx)).map_or(0, |choice| choice.n_writes);
         let untold = |idx| Untold { n_had: n_had(idx), ..Untold::default() };
         Self { choices: (0..n_choices).map(untold).collect() }
@@ -287,7 +287,7 @@ impl Journal {
         line
     }
 
-    /// Ends a write of a choice with its line, or empties it if the client already has it.
+    /// Ends a write of a choice with its line; if the client already has the write, it is removed from `out`.
     pub fn end_write_of(&mut self, choice: usize, out: &mut Vec<u8>) {
         let line = self.line(choice);
         let untold = &mut self.choices[choice];
@@ -338,7 +338,7 @@ mod tests {
         write(&mut journal, 1, &[impossible.clone(), token(8, 0)]);
         write(&mut journal, 0, &[likely(token(70_000, 2), -3.25, &[])]);
         write(&mut journal, 1, &[]);
-        let past = Past::parse(&lines, 2).expect("it can be read");
+        let past = PastOutput::parse(&lines, 2).expect("it can be read");
         let choice = |n_writes, tokens: &[PastToken]| PastChoice { n_writes, tokens: tokens.to_vec() };
         let first = choice(1, &[likely(token(70_000, 2), -3.25, &[])]);
         assert_eq!(past.choices, [first, choice(2, &[impossible, token(8, 0)])]);
@@ -356,12 +356,12 @@ mod tests {
             .into_iter()
             .chain(["0 1:", "0 1:x", "0 1:NaN", "0 1:-1/", "0 1:-1/2", "0 1:-1/2:", "0 1:-1/x:-1", "0 1:-1/2:NaN"])
         {
-            assert!(Past::parse(lines.as_bytes(), 2).is_err(), "{lines}");
+            assert!(PastOutput::parse(lines.as_bytes(), 2).is_err(), "{lines}");
         }
-        assert!(Past::parse(b"\xff", 2).is_err());
-        let past = Past::parse(b"1 9\n", 2).expect("it can be read");
+        assert!(PastOutput::parse(b"\xff", 2).is_err());
+        let past = PastOutput::parse(b"1 9\n", 2).expect("it can be read");
         assert!(past.check(2, 10).is_ok() && past.check(1, 10).is_err() && past.check(2, 9).is_err());
-        let past = Past::parse(b"0 1:-1/9:-1\n", 1).expect("it can be read");
+        let past = PastOutput::parse(b"0 1:-1/9:-1\n", 1).expect("it can be read");
         assert!(past.check(1, 10).is_ok() && past.check(1, 9).is_err());
     }
 
@@ -376,7 +376,7 @@ mod tests {
             }
         }
         assert_eq!(lines.lines().count(), 4);
-        let past = Past::parse(lines.replace(LINE_START, "").replace("\n ", "\n").trim_start().as_bytes(), 2);
+        let past = PastOutput::parse(lines.replace(LINE_START, "").replace("\n ", "\n").trim_start().as_bytes(), 2);
         let past = past.expect("it can be read");
         let tokens = |from: Token| (from..from + 2 * LINE_TOKENS).map(|n| token(n, 1)).collect::<Vec<_>>();
         assert_eq!([past.tokens(0), past.tokens(1)], [tokens(0), tokens(100)]);

@@ -1,19 +1,18 @@
 //! A response as the messages of its choices: content, reasoning and tool calls, in deltas or whole.
 //!
-//! Every endpoint that returns a message wraps its [`Answer`] in [`Messages`] and asks for the next step. A stream
-//! sends each step's [`MessageDelta`]; for a client that wants the whole message, [`Message::extend`] adds the deltas
-//! up.
+//! Every endpoint that returns a message wraps its [`StartedResponse`] in [`Messages`] and asks for the next step. A
+//! stream sends each step's [`MessageDelta`]; for a whole message, [`WholeMessage::extend`] combines the deltas.
 //!
-//! Not here: tokens and text (`answer`), the format for the client (`http`).
+//! Not here: tokens and text (`response_stream`), the format for the client (`http`).
 
 use std::sync::Arc;
 
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::{Lines, ResponseIdentity};
-use super::output_parser::{OutputParser, Pace};
-use super::response_stream::{Answer, ResponseTotals, Step};
+use super::journal::{JournalLines, ResponseIdentity};
+use super::output_parser::{DeltaPace, OutputParser};
+use super::response_stream::{ResponseStep, ResponseTotals, StartedResponse};
 use crate::engine::FinishReason;
 use crate::error::RequestError;
 use crate::request::Delivery;
@@ -44,7 +43,7 @@ impl MessageDelta {
 /// New part of one tool call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// Index of the call in the message; calls come one after the other.
+    /// Index of the call in the message; calls are sent one after the other.
     pub index: usize,
     /// Id of the call; only in its first delta.
     pub id: Option<String>,
@@ -56,18 +55,18 @@ pub struct ToolCallDelta {
 
 /// A whole message of the assistant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Message {
+pub struct WholeMessage {
     /// Content.
     pub content: String,
-    /// Reasoning; empty if there is none, or if it is part of the content.
+    /// Reasoning; empty if there is none, or if the content includes it.
     pub reasoning_content: String,
     /// Tool calls.
-    pub tool_calls: Vec<ToolCall>,
+    pub tool_calls: Vec<WholeToolCall>,
 }
 
 /// A whole tool call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ToolCall {
+pub struct WholeToolCall {
     /// Id of the call.
     pub id: String,
     /// Name of the function.
@@ -76,14 +75,14 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-impl Message {
+impl WholeMessage {
     /// Adds a delta.
     pub fn extend(&mut self, delta: MessageDelta) {
         self.content.push_str(&delta.content);
         self.reasoning_content.push_str(&delta.reasoning_content);
         for call in delta.tool_calls {
             if call.index >= self.tool_calls.len() {
-                self.tool_calls.resize_with(call.index + 1, ToolCall::default);
+                self.tool_calls.resize_with(call.index + 1, WholeToolCall::default);
             }
             let whole = &mut self.tool_calls[call.index];
             whole.id.push_str(call.id.as_deref().unwrap_or_default());
@@ -116,7 +115,7 @@ pub enum MessageStep {
     Finished {
         /// Index of the choice.
         choice: usize,
-        /// How it ended.
+        /// End of the message.
         ending: MessageEnd,
     },
 }
@@ -132,8 +131,8 @@ pub struct MessageEnd {
 
 /// A response, parsed as messages.
 pub struct Messages {
-    answer: Answer,
-    /// Parser of each choice; empty if their whole text is their content.
+    answer: StartedResponse,
+    /// Parser of each choice; empty if the whole text is the content.
     readings: Vec<OutputParser>,
     /// Log probabilities of tokens of each choice whose text has not been sent yet.
     untold: Vec<Vec<TokenProbabilities>>,
@@ -143,8 +142,8 @@ pub struct Messages {
 
 impl Messages {
     /// Parses `answer` as messages.
-    pub fn new(answer: Answer) -> Self {
-        let pace = if answer.form().delivery == Delivery::Whole { Pace::AtEnd } else { Pace::Growing };
+    pub fn new(answer: StartedResponse) -> Self {
+        let pace = if answer.form().delivery == Delivery::Whole { DeltaPace::AtEnd } else { DeltaPace::Growing };
         let n_choices = answer.n_choices();
         let identity = answer.form().identity.clone();
         let reading = |(idx, format): (usize, &Arc<ChatAnswer>)| {
@@ -155,17 +154,17 @@ impl Messages {
         Self { answer, readings, untold: vec![Vec::new(); n_choices], queued: None }
     }
 
-    /// Returns the underlying response: its form, its start.
-    pub fn answer(&self) -> &Answer {
+    /// Returns the underlying response.
+    pub fn answer(&self) -> &StartedResponse {
         &self.answer
     }
 
-    /// Returns the journal's lines before a response in one piece, as [`Answer::lines`] does.
-    pub fn lines(&mut self) -> Option<Lines> {
+    /// Returns the journal's lines before a response in one piece, like [`StartedResponse::lines`].
+    pub fn lines(&mut self) -> Option<JournalLines> {
         self.answer.lines()
     }
 
-    /// Ends a write of the stream, as [`Answer::end_write`] does.
+    /// Ends a write of the stream, like [`StartedResponse::end_write`].
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         self.answer.end_write(choice, out);
     }
@@ -177,8 +176,8 @@ impl Messages {
         ResponseTotals { reasoning_tokens, ..self.answer.totals() }
     }
 
-    /// Returns the underlying response, to send its text unparsed. Nothing may have been read yet.
-    pub fn into_answer(self) -> Answer {
+    /// Returns the underlying response, for sending its text unparsed. No step may have been read yet.
+    pub fn into_answer(self) -> StartedResponse {
         self.answer
     }
 
@@ -192,10 +191,10 @@ impl Messages {
         loop {
             let (choice, delta) = match self.answer.next().await? {
                 None => return Ok(None),
-                Some(Step::Prompt { choice, probabilities }) => {
+                Some(ResponseStep::Prompt { choice, probabilities }) => {
                     return Ok(Some(MessageStep::Prompt { choice, probabilities }));
                 }
-                Some(Step::Text { choice, text, probabilities, .. }) => {
+                Some(ResponseStep::Text { choice, text, probabilities, .. }) => {
                     self.untold[choice].extend(probabilities);
                     let delta = match self.readings.get_mut(choice) {
                         Some(reading) => reading.push(&text),
@@ -203,7 +202,7 @@ impl Messages {
                     };
                     (choice, delta)
                 }
-                Some(Step::Finished { choice, reason }) => {
+                Some(ResponseStep::Finished { choice, reason }) => {
                     let reading = self.readings.get_mut(choice);
                     let (delta, has_tool_calls) =
                         reading.map_or_else(Default::default, |reading| (reading.finish(reason), reading.has_calls()));
@@ -245,7 +244,7 @@ mod tests {
 
     #[test]
     fn deltas_add_up_to_the_message() {
-        let mut message = Message::default();
+        let mut message = WholeMessage::default();
         let thought = MessageDelta { reasoning_content: "hm".to_owned(), ..MessageDelta::default() };
         let deltas = [
             thought.clone(),
@@ -257,13 +256,13 @@ mod tests {
             call(1, None, "]"),
         ];
         deltas.into_iter().for_each(|delta| message.extend(delta));
-        let whole = |id: &str, name: &str, arguments: &str| ToolCall {
+        let whole = |id: &str, name: &str, arguments: &str| WholeToolCall {
             id: id.to_owned(),
             name: name.to_owned(),
             arguments: arguments.to_owned(),
         };
         let tool_calls = vec![whole("x", "f", "{}"), whole("y", "g", "[]")];
         let (content, reasoning_content) = ("a".to_owned(), "hmhm".to_owned());
-        assert_eq!(message, Message { content, reasoning_content, tool_calls });
+        assert_eq!(message, WholeMessage { content, reasoning_content, tool_calls });
     }
 }

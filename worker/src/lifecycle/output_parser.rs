@@ -1,8 +1,8 @@
 //! Incremental parser of one choice's text as a message.
 //!
-//! llama.cpp's parser starts from the beginning each time, so the longer a text is, the less often it is parsed. Text
-//! that cannot be parsed is never lost and never fails a request: the rest of the text becomes content. Not here: the
-//! format (`chat`), the use of deltas (`message_stream`).
+//! llama.cpp's parser always starts at the beginning of the text, so a longer text is parsed less often. Text that
+//! cannot be parsed is not lost and does not fail a request: the rest of the text becomes content. Not here: the format
+//! (`chat`), the use of deltas (`message_stream`).
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ const READS_PER_BYTE_MAX: usize = 1024;
 
 /// Length of the end of the last delta that is searched for in the text, to find where that delta ended. Units: bytes.
 ///
-/// Source: own choice: most texts do not repeat that much of themselves.
+/// Source: most texts do not repeat that much of themselves.
 const ANCHOR_BYTES: usize = 64;
 
-/// Time at which deltas are wanted.
+/// Time at which deltas are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum DeltaPace {
     /// As the text grows.
     Growing,
     /// Once it is complete.
@@ -37,7 +37,7 @@ pub(super) struct OutputParser {
     answer: Arc<ChatAnswer>,
     /// Parser; `None` once the rest of the text is content.
     reader: Option<AnswerParser>,
-    pace: Pace,
+    pace: DeltaPace,
     fresh_id: String,
     text: String,
     /// End of each token in the text.
@@ -60,8 +60,9 @@ enum Inline {
 
 impl OutputParser {
     /// Starts to parse a response. `fresh_id` is the prefix of its calls' ids.
-    pub(super) fn new(answer: Arc<ChatAnswer>, pace: Pace, fresh_id: String) -> Self {
-        let reader = answer.format.reader().inspect_err(|error| tracing::debug!(%error, "no answer can be read"));
+    pub(super) fn new(answer: Arc<ChatAnswer>, pace: DeltaPace, fresh_id: String) -> Self {
+        let reader =
+            answer.format.reader().inspect_err(|error| tracing::debug!(%error, "the response cannot be parsed"));
         Self {
             reader: reader.ok(),
             answer,
@@ -83,14 +84,14 @@ impl OutputParser {
         self.token_ends.push(self.text.len());
         let Some(reader) = &mut self.reader else { return MessageDelta::content(text.to_owned()) };
         let n_new = self.text.len() - self.n_read;
-        if self.pace == Pace::AtEnd || n_new == 0 || n_new < self.text.len() / READS_PER_BYTE_MAX {
+        if self.pace == DeltaPace::AtEnd || n_new == 0 || n_new < self.text.len() / READS_PER_BYTE_MAX {
             return MessageDelta::default();
         }
         self.n_read = self.text.len();
         match reader.read(&self.text, &self.fresh_id) {
             Ok(delta) => self.tell(delta),
             Err(ChatError::TooDeep) => self.give_up(),
-            // Further text may make it valid; if not, the end shows it.
+            // Further text may make it valid; otherwise, the end of the response decides.
             Err(_) => MessageDelta::default(),
         }
     }
@@ -109,7 +110,7 @@ impl OutputParser {
         match read {
             Ok(delta) => self.tell(delta),
             Err(error) => {
-                tracing::debug!(%error, "an answer is not of its format");
+                tracing::debug!(%error, "a response does not have the template's format");
                 self.give_up()
             }
         }

@@ -17,19 +17,19 @@ use crate::room::SlotRoom;
 /// One prompt of a request.
 #[derive(Debug, Clone)]
 pub struct ReadPrompt {
-    /// The prompt.
+    /// Tokens of the prompt.
     pub tokens: Vec<Token>,
     /// Runs of image tokens in it.
     pub runs: Vec<ImageRun>,
     /// Start of its last message, if that is known and needed.
     pub last_message_token: Option<u32>,
-    /// The prompt's text, if the answer repeats it.
+    /// Text of the prompt, if the response repeats it.
     pub text: Option<String>,
-    /// Whether an answer's text begins with the prompt's, and its log probabilities with those of the prompt.
+    /// Whether the response's text and log probabilities begin with those of the prompt.
     pub is_echoed: bool,
     /// Constraints of its response and the format for parsing it; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
-    /// Kinds of tools that were left out of the prompt.
+    /// Kinds of tools that were omitted from the prompt.
     pub left_out: Vec<&'static str>,
 }
 
@@ -80,7 +80,7 @@ pub fn read(serving: &Serving, prompt: Prompt, salt: &str) -> Result<Vec<ReadPro
 pub fn raw(serving: &Serving, prompts: &[RawPrompt], salt: &str) -> Result<Vec<PromptTokens>, RequestError> {
     let n_prompts = prompts.len();
     if n_prompts > serving.n_places() {
-        let reason = format!("{n_prompts} prompts are given; this worker holds at most {}", serving.n_places());
+        let reason = format!("{n_prompts} prompts are given; this worker allows at most {}", serving.n_places());
         return Err(RequestError::field("prompt", reason));
     }
     let of_suffix = |error| match error {

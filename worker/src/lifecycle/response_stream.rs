@@ -1,4 +1,4 @@
-//! A response in progress: the events of its choices merged into one stream of steps, its tokens and time counted.
+//! A response in progress: merges the events of its choices into one stream of steps, and counts its tokens and time.
 //!
 //! Not here: its format for the client (`http::answer`).
 
@@ -15,10 +15,11 @@ use warmpath_shell::trace::{AttributeValue, Span};
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
 use super::chat::ChatAnswer;
-use super::journal::{self, Journal, Lines, Past, ResponseIdentity};
+use super::journal::{self, Journal, JournalLines, PastOutput, ResponseIdentity};
 use super::{Arrival, Submitted};
 use crate::engine::{
-    CachedTokens, Drafted, EngineError, Event, Fetched, FinishReason, Finished, Generation, SampledToken, Started,
+    CachedTokens, Drafted, EngineError, EngineEvent, FetchedState, FinishReason, Finished, Generation, SampledToken,
+    Started,
 };
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -37,26 +38,26 @@ pub struct ResponseSpec {
     pub generation: Generation,
     /// Text of each choice's prompt; empty if the response does not repeat it.
     pub prompt_texts: Vec<String>,
-    /// How the choices are parsed as messages; `None` if their whole text is their content.
+    /// Format for parsing the choices as messages; `None` if the whole text is the content.
     pub answer: Option<Arc<ChatAnswer>>,
-    /// Kinds of tools in the request that no part of this worker executes.
+    /// Kinds of tools in the request that this worker does not execute.
     pub left_out: Vec<&'static str>,
     /// Identity of the response.
     pub identity: ResponseIdentity,
     /// Whether the response has a journal.
     pub is_journaled: bool,
     /// Response so far, which this one continues; `None` for a new one.
-    pub past: Option<Past>,
+    pub past: Option<PastOutput>,
 }
 
 /// A response that has begun: its first choice has a slot.
-pub struct Answer {
+pub struct StartedResponse {
     form: ResponseSpec,
     started: Started,
     choices: Vec<ChoiceState>,
-    /// Events of other choices that came before the first one got its slot.
-    early: VecDeque<(usize, Event)>,
-    events: SelectAll<BoxStream<'static, (usize, Event)>>,
+    /// Events of other choices that arrived before the first one got its slot.
+    early: VecDeque<(usize, EngineEvent)>,
+    events: SelectAll<BoxStream<'static, (usize, EngineEvent)>>,
     n_open: usize,
     clock: RequestTimer,
     /// Journal; `None` if there is none.
@@ -67,7 +68,7 @@ pub struct Answer {
 
 /// A step of a response.
 #[derive(Debug, PartialEq)]
-pub enum Step {
+pub enum ResponseStep {
     /// A choice's prompt is computed, with the requested log probabilities of its tokens.
     Prompt {
         /// Index of the choice.
@@ -106,9 +107,9 @@ pub struct ResponseTotals {
     pub completion_tokens: u32,
     /// Number of these tokens that were reasoning; `None` if it was not determined.
     pub reasoning_tokens: Option<u32>,
-    /// Tokens that were drafted for all choices.
+    /// Drafted tokens of all choices.
     pub drafted: Drafted,
-    /// Tokens that a prefill gave or computed: the first of each choice, and those that another worker has sampled.
+    /// Tokens that prefills gave or computed: the first token of each choice, and those that another worker sampled.
     pub n_begun: u32,
     /// Prompt tokens computed for all choices.
     pub computed_tokens: u32,
@@ -235,7 +236,7 @@ impl RequestTimer {
         let now = Instant::now();
         let queue_ended = now.checked_sub(started.restored).unwrap_or(now);
         self.metrics.queue.observe(queue_ended.saturating_duration_since(self.part_began).as_secs_f64());
-        if let Some(Fetched { n_bytes, took }) = started.fetched {
+        if let Some(FetchedState { n_bytes, took }) = started.fetched {
             let end = (self.part_began + took).min(queue_ended);
             self.part("worker.kv_transfer", end, vec![("bytes", AttributeValue::Count(n_bytes))]);
         }
@@ -281,7 +282,7 @@ impl Drop for RequestTimer {
     }
 }
 
-impl Answer {
+impl StartedResponse {
     /// Waits for the first choice to get its slot. Shape: `submitted` has at least one choice.
     ///
     /// Errors: `Engine` if the first choice fails before it starts.
@@ -297,16 +298,15 @@ impl Answer {
         let mut early = VecDeque::new();
         let started = loop {
             match events.next().await {
-                Some((0, Event::Started(started))) => break started,
-                Some((0, Event::Failed(error))) => {
+                Some((0, EngineEvent::Started(started))) => break started,
+                Some((0, EngineEvent::Failed(error))) => {
                     clock.failed("engine");
                     return Err(error.into());
                 }
                 Some((0, event)) => {
                     return Err(RequestError::Internal { reason: format!("the engine began with {event:?}") });
                 }
-                // The events of other choices must be read. Otherwise these choices would keep the slots for which the
-                // first one may wait.
+                // The first choice may be waiting for the others' slots, so their events must be read.
                 Some(of_other) => early.push_back(of_other),
                 None => return Err(EngineError::Stopped.into()),
             }
@@ -318,15 +318,15 @@ impl Answer {
     }
 
     /// Returns the journal's lines before a response in one piece; `None` if it has no journal.
-    pub fn lines(&mut self) -> Option<Lines> {
+    pub fn lines(&mut self) -> Option<JournalLines> {
         self.journal.as_ref()?;
         let (sender, receiver) = mpsc::unbounded_channel();
         self.lines = Some(sender);
-        Some(Lines { receiver, exactness: journal::exactness(&self.form.generation.sampling) })
+        Some(JournalLines { receiver, exactness: journal::exactness(&self.form.generation.sampling) })
     }
 
-    /// Ends a write of the stream for this choice, or for none, with its line in the journal, if there is one; empties
-    /// it if the client already has it.
+    /// Ends a write of the stream for this choice, or for none, with its line in the journal, if there is one. If the
+    /// client already has the write, it is removed from `out`.
     pub fn end_write(&mut self, choice: Option<usize>, out: &mut Vec<u8>) {
         match (&mut self.journal, choice) {
             (None, _) => {}
@@ -335,7 +335,7 @@ impl Answer {
         }
     }
 
-    /// Returns the number of reused prompt tokens for the client; of a continued response, the number reported before.
+    /// Returns the number of reused prompt tokens for the client; for a continued response, the number reported before.
     pub fn cached_tokens(&self) -> u32 {
         let told = self.form.past.as_ref().and_then(|past| past.cached_tokens);
         told.unwrap_or(self.started.cached_tokens().min(self.choices[0].prompt_tokens))
@@ -351,7 +351,7 @@ impl Answer {
         self.started
     }
 
-    /// Returns the length of the prompts, each counted once. Units: tokens.
+    /// Returns the total length of the prompts, each counted once. Units: tokens.
     pub fn prompt_tokens(&self) -> u32 {
         self.choices.iter().filter(|choice| choice.first_of_prompt).map(|choice| choice.prompt_tokens).sum()
     }
@@ -374,7 +374,7 @@ impl Answer {
     /// Returns the next step; `None` once every choice is complete.
     ///
     /// Errors: `Engine` if a choice fails; the response is then over.
-    pub async fn next(&mut self) -> Result<Option<Step>, RequestError> {
+    pub async fn next(&mut self) -> Result<Option<ResponseStep>, RequestError> {
         while self.n_open > 0 {
             let next = match self.early.pop_front() {
                 Some(early) => Some(early),
@@ -382,14 +382,14 @@ impl Answer {
             };
             let Some((choice, event)) = next else { return Err(EngineError::Stopped.into()) };
             match event {
-                Event::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
-                Event::Prompt(probabilities) => return Ok(Some(Step::Prompt { choice, probabilities })),
-                Event::Text { text, token, n_draws, own_probabilities, probabilities } => {
+                EngineEvent::Started(started) => self.choices[choice].start(started, &self.clock.metrics),
+                EngineEvent::Prompt(probabilities) => return Ok(Some(ResponseStep::Prompt { choice, probabilities })),
+                EngineEvent::Text { text, token, n_draws, own_probabilities, probabilities } => {
                     self.take((choice, SampledToken { token, n_draws }), own_probabilities.as_ref());
-                    return Ok(Some(Step::Text { choice, text, token, probabilities }));
+                    return Ok(Some(ResponseStep::Text { choice, text, token, probabilities }));
                 }
-                Event::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
-                Event::Failed(error) => {
+                EngineEvent::Finished(finished) => return Ok(Some(self.finish(choice, finished))),
+                EngineEvent::Failed(error) => {
                     self.clock.failed("engine");
                     return Err(error.into());
                 }
@@ -412,7 +412,7 @@ impl Answer {
             (Some(journal), Some(lines)) if is_new => {
                 journal.sampled(choice, sampled, probabilities);
                 if let Some(line) = journal.next_line(choice) {
-                    // An error means that the router has left.
+                    // An error means that the router has disconnected.
                     let _ = lines.send(line);
                 }
             }
@@ -421,7 +421,7 @@ impl Answer {
         }
     }
 
-    fn finish(&mut self, choice: usize, finished: Finished) -> Step {
+    fn finish(&mut self, choice: usize, finished: Finished) -> ResponseStep {
         self.clock.finished(&finished, &self.choices[choice]);
         let reason = finished.reason;
         self.choices[choice].finished = Some(finished);
@@ -433,7 +433,7 @@ impl Answer {
             self.clock.span.count("warmpath.completion_tokens", totals.completion_tokens);
             self.log();
         }
-        Step::Finished { choice, reason }
+        ResponseStep::Finished { choice, reason }
     }
 
     fn log(&self) {

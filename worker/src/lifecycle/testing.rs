@@ -8,13 +8,13 @@ use warmpath_shell::trace::Span;
 
 use super::Arrival;
 use super::journal::{ResponseIdentity, RouterInstructions};
-use super::response_stream::{Answer, ChoiceState, RequestTimer, ResponseSpec};
+use super::response_stream::{ChoiceState, RequestTimer, ResponseSpec, StartedResponse};
 use crate::engine::{EventReceiver, Generation};
 use crate::metrics::Metrics;
 use crate::request::{AnswerFields, CompletionRequest, Delivery};
 
 /// Returns a response of one choice to a prompt of `prompt_tokens` with these events; the first must be `Started`.
-pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Answer {
+pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> StartedResponse {
     let mut arrival = Arrival {
         span: Span::none(),
         id: RequestId::new("r-1").expect("a name"),
@@ -42,7 +42,7 @@ pub(crate) async fn scripted(prompt_tokens: usize, events: EventReceiver) -> Ans
         is_journaled: false,
         past: None,
     };
-    Answer::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock)
+    StartedResponse::begin(form, vec![(ChoiceState::new((prompt_tokens, 0), 0), events)], clock)
         .await
-        .expect("the script begins")
+        .expect("the script starts with `Started`")
 }

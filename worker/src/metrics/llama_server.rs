@@ -18,12 +18,12 @@ pub struct MetricRow {
     pub kind: &'static str,
     /// Help text.
     pub help: &'static str,
-    value: Value,
+    value: MetricValue,
 }
 
-/// How a value is read from the engine's counters.
-enum Value {
-    /// The present value.
+/// Function from the engine's counters to the value.
+enum MetricValue {
+    /// Current value.
     Now(fn(&CounterValues) -> f64),
     /// Tokens and microseconds, shown as the rate since the last scrape.
     Since(fn(&CounterValues) -> (u64, u64)),
@@ -33,24 +33,24 @@ enum Value {
 pub const LINES: &[MetricRow] = &[
     counter("prompt_tokens_total", "Prompt tokens that were computed.", |n| n.prefill_tokens as f64),
     counter("prompt_tokens_cached_total", "Prompt tokens that were reused.", |n| n.cached_tokens as f64),
-    counter("prompt_seconds_total", "Time from slot to first token, of requests that were answered.", |n| {
+    counter("prompt_seconds_total", "Time from the slot's start to the first token, of completed requests.", |n| {
         seconds(n.prompt_us)
     }),
     counter("tokens_predicted_total", "Tokens that were generated.", |n| n.generated_tokens as f64),
-    counter("tokens_predicted_seconds_total", "Time after the first token, of requests that were answered.", |n| {
+    counter("tokens_predicted_seconds_total", "Time after the first token, of completed requests.", |n| {
         seconds(n.generation_us)
     }),
     counter("n_decode_total", "Batches that were computed.", |n| n.steps as f64),
-    counter("n_tokens_max", "Largest number of tokens that a slot has held.", |n| n.sequence_tokens_max as f64),
+    counter("n_tokens_max", "Maximum number of tokens that a slot has had.", |n| n.sequence_tokens_max as f64),
     counter("spec_decode_num_draft_tokens_total", "Drafted tokens that were computed.", |n| n.drafted_tokens as f64),
-    counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that became part of answers.", |n| {
+    counter("spec_decode_num_accepted_tokens_total", "Drafted tokens that became part of responses.", |n| {
         n.accepted_tokens as f64
     }),
     counter("spec_decode_num_drafts_total", "Drafts that were computed.", |n| n.drafts as f64),
     rate("prompt_tokens_seconds", "Prompt tokens per second of one request, since the last scrape.", |n| {
         (n.prefill_tokens, n.prompt_us)
     }),
-    rate("predicted_tokens_seconds", "Answer tokens per second of one request, since the last scrape.", |n| {
+    rate("predicted_tokens_seconds", "Response tokens per second of one request, since the last scrape.", |n| {
         ((n.decode_tokens + n.accepted_tokens).saturating_sub(n.drafted_tokens), n.generation_us)
     }),
     gauge("requests_processing", "Requests that run in a slot.", |n| n.busy_slots as f64),
@@ -61,15 +61,15 @@ pub const LINES: &[MetricRow] = &[
 ];
 
 const fn counter(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> MetricRow {
-    MetricRow { name, kind: "counter", help, value: Value::Now(value) }
+    MetricRow { name, kind: "counter", help, value: MetricValue::Now(value) }
 }
 
 const fn gauge(name: &'static str, help: &'static str, value: fn(&CounterValues) -> f64) -> MetricRow {
-    MetricRow { name, kind: "gauge", help, value: Value::Now(value) }
+    MetricRow { name, kind: "gauge", help, value: MetricValue::Now(value) }
 }
 
 const fn rate(name: &'static str, help: &'static str, value: fn(&CounterValues) -> (u64, u64)) -> MetricRow {
-    MetricRow { name, kind: "gauge", help, value: Value::Since(value) }
+    MetricRow { name, kind: "gauge", help, value: MetricValue::Since(value) }
 }
 
 fn seconds(us: u64) -> f64 {
@@ -80,8 +80,8 @@ fn seconds(us: u64) -> f64 {
 pub(super) fn write(out: &mut String, now: &CounterValues, before: &CounterValues) {
     for MetricRow { name, kind, help, value } in LINES {
         let value = match value {
-            Value::Now(read) => read(now),
-            Value::Since(read) => {
+            MetricValue::Now(read) => read(now),
+            MetricValue::Since(read) => {
                 let ((n_now, us_now), (n_before, us_before)) = (read(now), read(before));
                 let took_us = us_now.saturating_sub(us_before);
                 if took_us == 0 { 0.0 } else { n_now.saturating_sub(n_before) as f64 / seconds(took_us) }

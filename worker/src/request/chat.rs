@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: a conversation. The dialects' requests are converted into this one.
+//! `/v1/chat/completions`: a conversation. Requests in other dialects are converted into this type.
 //!
 //! Not here: its prompt's tokens and what constrains its answer (`lifecycle::chat`).
 
@@ -9,7 +9,7 @@ use warmpath_common::fields;
 use warmpath_common::openai::{ChatPrompt, messages_to_show, schemas};
 
 use super::generation::schemas::tokens_max_of_chat;
-use super::{AnswerFields, Prompt, Request, Shared};
+use super::{AnswerFields, CommonFields, Prompt, Request};
 use crate::error::RequestError;
 use crate::tools::ToolFields;
 
@@ -35,7 +35,7 @@ pub struct ChatRequest {
     #[serde(flatten, deserialize_with = "fields::part")]
     tools: ToolFields,
     #[serde(flatten, deserialize_with = "fields::part")]
-    shared: Shared,
+    shared: CommonFields,
 }
 
 impl ChatRequest {
@@ -73,8 +73,8 @@ impl ChatRequest {
     }
 }
 
-/// Returns the conversation of a request that is about its prompt alone; `salt` is that of the headers, which the
-/// body's replaces.
+/// Returns the conversation of a request that only uses its prompt. `salt` comes from the headers; a salt in the body
+/// takes precedence.
 ///
 /// Errors: `Unreadable`, `Field`.
 pub fn read_chat(body: &[u8], salt: &str) -> Result<ChatPrompt, RequestError> {
@@ -88,7 +88,7 @@ fn check_messages(messages: &[Map<String, Value>]) -> Result<(), RequestError> {
     if messages.is_empty() { Err(RequestError::field("messages", "`messages` is empty")) } else { Ok(()) }
 }
 
-/// Sets the limits of a chat's length in the schema, of which each is at least 1.
+/// Sets the minimum of a chat's token limits to 1 in the schema.
 fn limit_from_one(schema: &mut Schema) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
     for name in ["max_completion_tokens", "max_tokens"] {

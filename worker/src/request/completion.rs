@@ -7,10 +7,10 @@ use serde::Deserialize;
 use warmpath_common::fields;
 use warmpath_common::prompts::{CompletionPrompt, ExtraText, InfillPrompt, PromptField, RawPrompt, SuffixOfTokens};
 
-use super::{Prompt, Repeats, Request, Shared};
+use super::{CommonFields, Prompt, Repeats, Request};
 use crate::error::RequestError;
 
-/// A completion request as OpenAI has it.
+/// A completion request in OpenAI's format.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct CompletionRequest {
     /// One prompt or several.
@@ -20,10 +20,10 @@ pub struct CompletionRequest {
     /// Whether the text begins with the prompt.
     echo: Option<bool>,
     #[serde(flatten, deserialize_with = "fields::part")]
-    shared: Shared,
+    shared: CommonFields,
 }
 
-/// A completion request as llama-server has it.
+/// A completion request in llama-server's format.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct NativeCompletionRequest {
     /// One prompt or several.
@@ -33,7 +33,7 @@ pub struct NativeCompletionRequest {
     #[serde(flatten, deserialize_with = "fields::part")]
     answer: AnswerFields,
     #[serde(flatten, deserialize_with = "fields::part")]
-    shared: Shared,
+    shared: CommonFields,
 }
 
 /// A request to fill a gap.
@@ -52,16 +52,16 @@ pub struct InfillRequest {
     #[serde(flatten, deserialize_with = "fields::part")]
     answer: AnswerFields,
     #[serde(flatten, deserialize_with = "fields::part")]
-    shared: Shared,
+    shared: CommonFields,
 }
 
-/// llama-server's fields about the answer's objects.
+/// llama-server's fields about the form of the response objects.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct AnswerFields {
     /// Whether a response that is not streamed lists its tokens.
     pub return_tokens: Option<bool>,
-    /// Paths such as `generation_settings/n_predict`: the object has only these fields.
+    /// Paths of the only fields that the object has, such as `generation_settings/n_predict`.
     pub response_fields: Option<Vec<String>>,
 }
 
@@ -101,7 +101,7 @@ impl InfillRequest {
     }
 }
 
-/// Returns the raw prompts of a request that is about its prompt alone.
+/// Returns the raw prompts of a request that only uses its prompts.
 ///
 /// Errors: `Unreadable`, `Field`.
 pub fn read_raw(body: &[u8]) -> Result<Vec<RawPrompt>, RequestError> {

@@ -1,8 +1,8 @@
 //! The generation fields of a request, as OpenAI and llama-server name them, and their ranges.
 //!
-//! Every field is optional; an absent or null field has llama-server's default; a value out of range is refused by name
-//! instead of being clamped. Not here: the fields that decide the prompt (`warmpath_common::openai`), sampling (the
-//! engine).
+//! Every field is optional. An absent or null field has llama-server's default. A value out of range is refused with
+//! the field's name instead of being clamped. Not here: the fields of the prompt (`warmpath_common::openai`), sampling
+//! (the engine).
 
 mod drafts;
 mod samplers;
@@ -25,25 +25,31 @@ use crate::error::RequestError;
 use crate::response_format::{self, WantedSchema};
 use drafts::DraftFields;
 use samplers::SamplersField;
-use whole::Whole;
+use whole::WholeNumber;
 
-/// Most stop texts of a request; OpenAI allows 4, llama-server any number.
+/// Maximum number of stop texts. Source: OpenAI allows 4, llama-server any number; the response is searched for each of
+/// them after every token, and 32 keep that within microseconds.
 const STOP_TEXTS_MAX: usize = 32;
-/// Longest stop text: the engine holds back as much of a response. Units: bytes.
+/// Longest stop text. Units: bytes. Source: the engine withholds up to this many bytes of a stream; stop texts are
+/// words or short phrases, far below it.
 const STOP_TEXT_BYTES_MAX: usize = 512;
-/// Most entries of `logit_bias`; each costs every step of the response.
+/// Maximum number of `logit_bias` entries. Source: enough for lists of banned words; each one takes time at every
+/// token.
 const LOGIT_BIAS_MAX: usize = 1024;
-/// Longest texts of one request's `logit_bias` together, which are tokenized in one go. Units: bytes.
+/// Maximum total size of the texts in `logit_bias`. Units: bytes. Source: 64 for each entry; tokenizing as many takes
+/// milliseconds.
 const LOGIT_BIAS_TEXT_BYTES_MAX: usize = 64 << 10;
-/// Largest bias; logits are far smaller, and more would let sums overflow.
+/// Largest absolute bias. Source: logits are below 1,000, so this decides any choice, and sums of two such numbers keep
+/// a precision of 0.125.
 const LOGIT_BIAS_ABS_MAX: f32 = 1e6;
-/// Most tokens in `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
+/// Maximum of `logprobs` and `top_logprobs`. Source: OpenAI's limit of `top_logprobs`.
 const TOP_LOGPROBS_MAX: i64 = 20;
-/// Most tokens in `n_probs`; a response has as many entries for each of its tokens.
+/// Maximum of `n_probs`. Source: each token of a response has this many entries, some 10 kB as JSON.
 const N_PROBS_MAX: i64 = 100;
-/// Longest grammar. Units: bytes.
+/// Longest grammar. Units: bytes. Source: compiling 60 kB takes some 0.15 s (`constraint`).
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// Most texts, and longest text in bytes, of `dry_sequence_breakers`.
+/// Maximum number of `dry_sequence_breakers`, and the longest one in bytes. Source: llama-server's default has 4 of one
+/// byte each; the engine allows fewer and reports its limit itself.
 const DRY_BREAKERS_MAX: usize = 64;
 
 /// Generation fields of a request, unchecked.
@@ -58,20 +64,20 @@ pub struct GenerationFields {
     n_predict: Option<i64>,
     #[schemars(schema_with = "schemas::stop")]
     stop: Option<StopField>,
-    /// Continues after the model would end.
+    /// Continues when the model would end the response.
     ignore_eos: Option<bool>,
     #[schemars(schema_with = "schemas::n_indent")]
-    n_indent: Option<Whole>,
+    n_indent: Option<WholeNumber>,
     #[schemars(schema_with = "schemas::t_max_predict_ms")]
-    t_max_predict_ms: Option<Whole>,
+    t_max_predict_ms: Option<WholeNumber>,
     #[schemars(schema_with = "schemas::samplers")]
     samplers: Option<SamplersField>,
     #[schemars(range(min = 0, max = 2147483647))]
     min_keep: Option<u32>,
-    /// Probability near which tokens are chosen, with the sampler `adaptive_p`; only a negative number, for off.
+    /// Target probability of the sampler `adaptive_p`. Only a negative number is supported, which turns it off.
     adaptive_target: Option<f32>,
     #[schemars(schema_with = "schemas::seed")]
-    seed: Option<Whole>,
+    seed: Option<WholeNumber>,
     #[schemars(range(min = 0.0, max = 100.0))]
     temperature: Option<f32>,
     #[schemars(range(min = 0.0, max = 100.0))]
@@ -130,7 +136,7 @@ pub struct GenerationFields {
     top_logprobs: Option<i64>,
     #[schemars(range(min = 0, max = 100))]
     n_probs: Option<i64>,
-    /// Returns the probabilities that a token was drawn with instead of the model's own.
+    /// Returns the probabilities after sampling instead of the model's own.
     post_sampling_probs: Option<bool>,
     #[serde(flatten, deserialize_with = "fields::part")]
     drafts: DraftFields,
@@ -212,7 +218,7 @@ impl GenerationFields {
         let Some(wanted) = wanted else { return Ok(None) };
         let refuse = |param: &'static str, reason: &str| Err(RequestError::field(param, reason));
         if self.grammar.as_ref().is_some_and(|grammar| !grammar.is_empty()) {
-            return refuse("grammar", "`grammar` and a JSON schema cannot both decide about an answer");
+            return refuse("grammar", "`grammar` cannot be combined with a JSON schema");
         }
         if self.ignore_eos == Some(true) {
             return refuse(
@@ -223,20 +229,20 @@ impl GenerationFields {
         Ok(Some(wanted))
     }
 
-    /// Returns what may be drafted for the response; `tokenize` returns the tokens of a text.
+    /// Returns the options for drafting the response; `tokenize` returns the tokens of a text.
     ///
     /// Errors: `Field`.
     pub fn draft_wish(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
         self.drafts.resolve(tokenize)
     }
 
-    /// Returns the most tokens of an answer that the request names, -1 for no limit.
+    /// Returns the requested limit of the response's tokens; -1 is no limit.
     pub fn tokens_max(&self) -> Option<i64> {
         self.max_completion_tokens.or(self.max_tokens).or(self.n_predict)
     }
 
-    /// Checks that a chat asks for an answer of at least one token, as OpenAI and Anthropic have it. llama-server's
-    /// `n_predict` of 0 computes the prompt for a later request.
+    /// Checks that a chat allows at least one token, as OpenAI and Anthropic require. llama-server's `n_predict` may be
+    /// 0, to compute the prompt for a later request.
     ///
     /// Errors: `Field`.
     pub fn check_limits_of_chat(&self) -> Result<(), RequestError> {
@@ -249,7 +255,7 @@ impl GenerationFields {
         }
     }
 
-    /// Returns whether `ignore_eos` is left to the worker's default, which gives way to tools and schemas.
+    /// Returns whether `ignore_eos` is absent. The worker's default then applies, unless there are tools or a schema.
     pub fn leaves_ignore_eos(&self) -> bool {
         self.ignore_eos.is_none()
     }
@@ -274,9 +280,9 @@ impl GenerationFields {
         Ok(u32::try_from(n).expect("checked to be at most 31 bits long"))
     }
 
-    /// Returns the longest time of a response that has a line break; 0 and -1 are no limit.
+    /// Returns the time after which a response ends at its next line break; 0 and -1 are no limit.
     fn resolve_predict_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
-        let Some(Whole(ms)) = self.t_max_predict_ms else { return Ok(default) };
+        let Some(WholeNumber(ms)) = self.t_max_predict_ms else { return Ok(default) };
         let ms = within("t_max_predict_ms", Some(ms), -1..=i128::from(i64::MAX), 0)?;
         Ok(u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis))
     }
@@ -368,8 +374,8 @@ impl GenerationFields {
     }
 }
 
-/// Returns the engine's seed: the low 32 bits; `None` for llama-server's two spellings of "random".
-fn resolve_seed(Whole(seed): Whole) -> Option<u32> {
+/// Returns the engine's seed, the low 32 bits; `None` for llama-server's two ways to request a random seed.
+fn resolve_seed(WholeNumber(seed): WholeNumber) -> Option<u32> {
     let low = u32::try_from(seed & i128::from(u32::MAX)).expect("32 bits fit into 32 bits");
     (low != u32::MAX).then_some(low)
 }
@@ -392,7 +398,7 @@ fn at_most(param: &'static str, what: &str, (n, n_max): (usize, usize)) -> Resul
     if n <= n_max {
         return Ok(());
     }
-    Err(RequestError::field(param, format!("`{param}` has {n} {what}; at most {n_max} are taken")))
+    Err(RequestError::field(param, format!("`{param}` has {n} {what}; at most {n_max} are allowed")))
 }
 
 fn resolve_stop(stop: Option<StopField>) -> Result<Vec<String>, RequestError> {
@@ -415,7 +421,7 @@ fn resolve_breakers(breakers: Option<Vec<String>>, default: &[String]) -> Result
     let longest = breakers.iter().map(String::len).max().unwrap_or(0);
     at_most(param, "bytes in one text", (longest, DRY_BREAKERS_MAX))?;
     if breakers.iter().any(|breaker| breaker.is_empty() || breaker.contains('\0')) {
-        return Err(RequestError::field(param, format!("`{param}` has a text that is empty or holds a NUL")));
+        return Err(RequestError::field(param, format!("`{param}` has a text that is empty or contains a NUL")));
     }
     Ok(breakers)
 }
@@ -461,7 +467,7 @@ fn resolve_grammar(grammar: Option<String>) -> Result<Option<String>, RequestErr
     let Some(grammar) = grammar.filter(|grammar| !grammar.is_empty()) else { return Ok(None) };
     at_most("grammar", "bytes", (grammar.len(), GRAMMAR_BYTES_MAX))?;
     if grammar.contains('\0') {
-        return Err(RequestError::field("grammar", "`grammar` holds a NUL"));
+        return Err(RequestError::field("grammar", "`grammar` contains a NUL"));
     }
     Ok(Some(grammar))
 }

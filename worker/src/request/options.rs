@@ -1,6 +1,6 @@
-//! The fields of every request that say how it is run and how its answer comes, besides those of generation.
+//! The fields of every request about running it and delivering its response.
 //!
-//! Not here: what shifting, priorities and slots do (the engine).
+//! Not here: the fields about generation (`generation`), the effect of shifts, priorities and slots (the engine).
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -18,13 +18,14 @@ use crate::error::RequestError;
 
 /// Largest priority of a request; the smallest is its negative.
 ///
-/// Source: own choice; only the order counts.
+/// Source: only the order of priorities counts, and 201 levels are more than anyone distinguishes.
 pub const PRIORITY_ABS_MAX: i32 = 100;
 
-/// Longest silence of a stream that can be asked for. Units: seconds. Source: own choice: a day.
+/// Longest silence of a stream that a client can request. Units: seconds. Source: a day, longer than any response
+/// takes; -1 requests no limit.
 const SILENCE_S_MAX: u64 = 24 * 60 * 60;
 
-/// Most choices of one prompt, as OpenAI has it.
+/// Maximum number of choices of one prompt. Source: OpenAI's limit.
 const CHOICES_MAX: u32 = 128;
 
 /// Way in which an answer reaches its client.
@@ -38,13 +39,13 @@ pub enum Delivery {
     StreamWithUsage,
 }
 
-/// How a request is run and how its answer comes.
+/// Options of running a request and delivering its response.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Options {
-    /// Name of the model; absent means the only one there is.
+    /// Name of the model; absent means the only one.
     pub model: Option<String>,
-    /// Separates this request's prefixes from those with another salt.
+    /// Keeps this request's prefixes apart from those with another salt.
     #[serde(deserialize_with = "warmpath_common::salt::of_body")]
     #[schemars(length(min = 1))]
     pub cache_salt: Option<String>,
@@ -60,21 +61,21 @@ pub struct Options {
     /// Seconds that a stream may be silent before a comment keeps it alive; -1 is forever.
     #[schemars(range(min = -1, max = 86400))]
     sse_ping_interval: Option<i64>,
-    /// Whether cached state is used and new state is kept; absent means yes.
+    /// Whether the request reuses cached state and leaves its own in the cache; absent means yes.
     pub cache_prompt: Option<bool>,
-    /// Slot that is preferred if it costs no reuse, counted from 0 again beyond the last one; -1 is any.
+    /// Preferred slot, used unless another one has more reusable state; taken modulo the number of slots. -1 is any.
     #[schemars(range(min = -1))]
     id_slot: Option<i32>,
-    /// Priority of the request's state in the cache, compared with that of others.
+    /// Priority of the request's state in the cache; state with lower priority is evicted first.
     #[schemars(range(min = -100, max = 100))]
     priority: Option<i32>,
-    /// Shortest run of tokens whose state is moved to its position in the prompt; 0 and `false` move none.
+    /// Minimum length of a run of tokens whose state is moved to its position in the prompt; 0 and `false` move none.
     #[serde(alias = "n_cache_reuse")]
     cache_reuse: Option<CacheReuse>,
-    /// Number of the prompt's tokens that stay when the context is shifted; -1 is all.
+    /// Number of prompt tokens that a context shift keeps; -1 is all.
     #[schemars(range(min = -1, max = 4294967295_u32))]
     n_keep: Option<i64>,
-    /// Number of tokens that are dropped when the context is shifted; 0 is half of the others.
+    /// Number of tokens that a context shift drops; 0 is half of those that it need not keep.
     #[schemars(range(min = 0, max = 4294967295_u32))]
     n_discard: Option<i64>,
     /// Adapters to apply, by their indexes, with their scales; at most one of them above 0.
@@ -92,21 +93,21 @@ enum CacheReuse {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StreamOptions {
-    /// Whether a last event counts the tokens.
+    /// Whether the last event has the token counts.
     include_usage: Option<bool>,
 }
 
-/// What a request says about shifting, checked.
+/// Checked fields of a request about shifting.
 #[derive(Debug, Clone, Copy)]
 pub struct ShiftFields {
     cache_reuse_tokens: Option<u32>,
-    /// Prompt tokens to keep besides a first control token; absent for the whole prompt.
+    /// Prompt tokens to keep besides the token that begins a text; absent for the whole prompt.
     n_keep: Option<u32>,
     n_discard: Option<u32>,
 }
 
 impl ShiftFields {
-    /// Returns the settings for a prompt: the token that begins every text is kept besides the others.
+    /// Returns the settings for a prompt. The token that begins a text, `bos`, is kept in addition to `n_keep`.
     pub fn resolve(self, prompt: &[Token], bos: Option<Token>) -> ShiftWish {
         let n_prompt = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
         let n_first = u32::from(bos.is_some() && prompt.first().copied() == bos);
@@ -129,7 +130,7 @@ impl Options {
         }
     }
 
-    /// Returns how long the answer's stream may be silent; absent forever.
+    /// Returns how long the response's stream may be silent; `None` for any time.
     ///
     /// Errors: `Field`.
     pub fn silence_max(&self, default: Option<Duration>) -> Result<Option<Duration>, RequestError> {
@@ -162,8 +163,8 @@ impl Options {
         Ok(priority)
     }
 
-    /// Returns the slot that the request names. llama.vim counts its requests in `id_slot`, so slots repeat beyond the
-    /// last one, as llama-server has it.
+    /// Returns the slot that the request names, modulo the number of slots as in llama-server: llama.vim counts its
+    /// requests in `id_slot`.
     ///
     /// Errors: `Field`.
     pub fn wanted_slot(&self, n_slots: u16) -> Result<Option<SlotId>, RequestError> {
@@ -178,7 +179,7 @@ impl Options {
         }
     }
 
-    /// Returns what may be shifted; absent fields are llama-server's: keep nothing, drop half.
+    /// Returns the fields about shifting. Absent fields have llama-server's defaults: keep nothing, drop half.
     ///
     /// Errors: `Field`.
     pub fn shifts(&self) -> Result<ShiftFields, RequestError> {
@@ -202,7 +203,9 @@ impl Options {
     }
 }
 
-/// Returns the longest silence of a stream, `None` for no limit; or why the value cannot be used.
+/// Returns the longest silence of a stream; `None` for no limit.
+///
+/// Errors: the reason why the value cannot be used.
 pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
     match u64::try_from(interval_s) {
         Ok(0) => Ok(None),
@@ -212,7 +215,7 @@ pub fn silence_max(interval_s: i64) -> Result<Option<Duration>, String> {
     }
 }
 
-/// Parses an object or null: to serde an array is a struct without names.
+/// Parses an object or null. Serde alone would accept an array as a struct's fields in order.
 fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     struct OnlyObject<T>(PhantomData<T>);
 

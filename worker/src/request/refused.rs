@@ -1,6 +1,6 @@
-//! The fields of OpenAI that change the answer and that this worker cannot honour: refused, not ignored.
+//! OpenAI fields that would change the response and that this worker does not support: refused, not ignored.
 //!
-//! One table lists the fields, each with the values that request nothing; the rest of the body is skipped unread.
+//! One table has the fields, each with the values that have no effect and are therefore allowed.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::error::RequestError;
 
-/// Fields that are refused where they ask for something.
+/// Fields that are refused unless their value has no effect.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Refused {
@@ -61,7 +61,7 @@ fn is_empty(value: &Value) -> bool {
 }
 
 /// Description of each of the fields.
-const DESCRIPTION: &str = "Refused if it requests something.";
+const DESCRIPTION: &str = "Refused unless it has no effect.";
 
 fn one(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"description": DESCRIPTION, "enum": [1, null]})
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_would_change_the_answer_and_lets_neutral_values_pass() {
+    fn refuses_values_that_would_change_the_response_and_accepts_neutral_ones() {
         check(r#"{"messages": [{"functions": [1]}], "user": "u"}"#, None);
         check(r#"{"functions": [1]}"#, Some("functions"));
         check(r#"{"functions": [], "audio": null, "best_of": 1, "suffix": ""}"#, None);

@@ -1,8 +1,8 @@
-//! Grammar of all arguments of a call that a chat template writes in its own form, up to the mark that closes the call.
+//! Grammar of all arguments of a call in a chat template's own format, up to the mark that closes the call.
 //!
-//! The grammar is built from the schema, piece by piece; parts that the template writes as JSON are left to the
-//! compiler's own support of schemas. llama.cpp's parser decides by the tool's schema which arguments are strings. It
-//! gets a schema with types only, so that it parses exactly the texts that this grammar allows.
+//! The grammar is built from the schema. Parts that the template writes as JSON use the compiler's support of schemas.
+//! llama.cpp's parser decides by the tool's schema which arguments are strings. It gets a schema that has only types,
+//! so that it parses exactly the texts that this grammar allows.
 //!
 //! Not here: arguments that are one JSON object, or between marks that are in llama.cpp's grammar (`tools`), compiling
 //! (`engine::json_schema`).
@@ -17,7 +17,7 @@ use text::{Least, Text};
 
 /// Maximum depth of objects and lists that are written as elements; deeper ones are JSON.
 ///
-/// Source: own choice: a schema that refers to itself has no end.
+/// Source: recursive schemas need a limit, and the arguments of tools are rarely deeper.
 const DEPTH_MAX: usize = 8;
 
 /// Schema of every value.
@@ -26,20 +26,20 @@ static ANYTHING: Value = Value::Bool(true);
 /// Kind of a list's or an object's schema as a bit, with its keywords.
 type Structure<'a> = (u8, &'a Map<String, Value>);
 
-/// A chat template's own form of writing the arguments of a call.
+/// A chat template's own format of a call's arguments.
 ///
 /// Source: `parsers/` of llama.cpp and the templates themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArgumentForm {
     /// `{a:<|"|>text<|"|>,b:1}`: objects with bare names, sorted, and strings between marks, at any depth.
     Gemma4,
-    /// A tag for each argument with its name and type.
+    /// A tag for each argument, with its name and type.
     KimiK3,
-    /// `a="text", b=1`, the values JSON.
+    /// `a="text", b=1`, with JSON values.
     Lfm2,
-    /// An element for each argument; texts as they are, or in CDATA.
+    /// An element for each argument; texts are verbatim or in CDATA.
     MiniCpm5,
-    /// An element for each argument and for each part of it.
+    /// An element for each argument and for each of its members.
     MiniMaxM3,
 }
 
@@ -53,26 +53,26 @@ const MINIMAX_MARK: &str = "]<]minimax[>[";
 pub struct CallText {
     /// Normalized schema.
     pub schema: Value,
-    /// Schema with which llama.cpp's parser parses the texts that the grammar allows.
-    pub told: Value,
+    /// Schema that llama.cpp's parser gets, so that it parses the texts that the grammar allows.
+    pub parser_schema: Value,
     text: Text,
 }
 
 impl CallText {
-    /// Returns the grammar for a normalized schema of arguments; apart from `required`, the schema must not have
+    /// Returns the grammar for a normalized schema of arguments. Except for `required`, the schema must not have
     /// conditions on several arguments.
     ///
-    /// Errors: the part of the schema that this form cannot express.
+    /// Errors: the part of the schema that this format cannot express.
     pub fn new(schema: Value, form: ArgumentForm) -> Result<Self, SchemaError> {
         let definitions = schema.get("$defs").and_then(Value::as_object);
-        let mut writer = Writer { form, reader: SchemaReader { definitions }, text: Text::default() };
-        let (start, told) = writer.arguments(&schema)?;
+        let mut writer = CallWriter { form, reader: SchemaReader { definitions }, text: Text::default() };
+        let (start, parser_schema) = writer.arguments(&schema)?;
         let mut text = writer.text;
         text.start = start;
-        Ok(Self { told, text, schema })
+        Ok(Self { parser_schema, text, schema })
     }
 
-    /// Returns the grammar in Lark's syntax, given how a schema becomes the compiler's JSON.
+    /// Returns the grammar in Lark's syntax; `compiler_s` converts a schema to the compiler's JSON.
     pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
         self.text.lark(compiler_s)
     }
@@ -82,28 +82,28 @@ impl CallText {
 type Written = Result<(String, Value), SchemaError>;
 
 /// Property of an object.
-struct Member {
+struct ArgumentProperty {
     /// Expression of its name and value.
     expression: String,
     is_required: bool,
 }
 
 /// Writes the grammar of one tool.
-struct Writer<'a> {
+struct CallWriter<'a> {
     form: ArgumentForm,
     reader: SchemaReader<'a>,
     text: Text,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> CallWriter<'a> {
     /// Writes all arguments and the mark that closes the call.
     fn arguments(&mut self, schema: &'a Value) -> Written {
         let Value::Object(keywords) = schema else { return Err(refuse("", "arguments must be an object")) };
-        let (members, told) = self.members(keywords, 0)?;
+        let (members, parser_schema) = self.members(keywords, 0)?;
         let quote = |text: &str| Text::quoted(text);
         let start = match self.form {
             ArgumentForm::Gemma4 => format!("\"{{\" {} \"}}\"", self.text.separated(members, ",", Least::None)),
-            // llama.cpp cannot parse a call without arguments if the tool has any.
+            // llama.cpp cannot parse a call without arguments of a tool that has parameters.
             ArgumentForm::Lfm2 if !members.is_empty() => {
                 format!("{} \")\"", self.text.separated(members, ", ", Least::One))
             }
@@ -117,11 +117,15 @@ impl<'a> Writer<'a> {
                 format!("{} {}", Text::joined(members), quote(&format!("{MINIMAX_MARK}</invoke>")))
             }
         };
-        Ok((start, told))
+        Ok((start, parser_schema))
     }
 
     /// Writes the properties of an object, in the order in which the template or llama.cpp's parser has them.
-    fn members(&mut self, keywords: &'a Map<String, Value>, depth: usize) -> Result<(Vec<Member>, Value), SchemaError> {
+    fn members(
+        &mut self,
+        keywords: &'a Map<String, Value>,
+        depth: usize,
+    ) -> Result<(Vec<ArgumentProperty>, Value), SchemaError> {
         let required: Vec<&str> = keywords
             .get("required")
             .and_then(Value::as_array)
@@ -141,14 +145,14 @@ impl<'a> Writer<'a> {
             ArgumentForm::MiniMaxM3 => properties.sort_by_key(|(name, _)| !required.contains(name)),
             ArgumentForm::KimiK3 | ArgumentForm::Lfm2 | ArgumentForm::MiniCpm5 => {}
         }
-        let (mut members, mut told) = (Vec::new(), Map::new());
+        let (mut members, mut parser_schema) = (Vec::new(), Map::new());
         for (name, schema) in properties {
             let below = |error: SchemaError| error.below(&format!("properties.{name}"));
             let (expression, read) = self.member(name, schema, depth).map_err(below)?;
-            members.push(Member { expression, is_required: required.contains(&name) });
-            told.insert(name.to_owned(), read);
+            members.push(ArgumentProperty { expression, is_required: required.contains(&name) });
+            parser_schema.insert(name.to_owned(), read);
         }
-        Ok((members, json!({"type": "object", "properties": told, "required": required})))
+        Ok((members, json!({"type": "object", "properties": parser_schema, "required": required})))
     }
 
     fn member(&mut self, name: &str, schema: &'a Value, depth: usize) -> Written {
@@ -167,16 +171,16 @@ impl<'a> Writer<'a> {
                 Ok((format!("{} {value}", quote(&format!("{name}="))), json!({})))
             }
             ArgumentForm::KimiK3 => {
-                let (value, told) = self.kimi(schema)?;
-                Ok((format!("{} {value}", quote(&format!("<|open|>argument key=\"{name}\" type="))), told))
+                let (value, parser_schema) = self.kimi(schema)?;
+                Ok((format!("{} {value}", quote(&format!("<|open|>argument key=\"{name}\" type="))), parser_schema))
             }
             ArgumentForm::MiniCpm5 => {
-                let (value, told) = self.minicpm(schema)?;
-                Ok((format!("{} {value}", quote(&format!("<param name=\"{name}\">"))), told))
+                let (value, parser_schema) = self.minicpm(schema)?;
+                Ok((format!("{} {value}", quote(&format!("<param name=\"{name}\">"))), parser_schema))
             }
             ArgumentForm::MiniMaxM3 => {
-                let (value, told) = self.minimax(schema, &format!("{MINIMAX_MARK}</{name}>"), depth)?;
-                Ok((format!("{} {value}", quote(&format!("{MINIMAX_MARK}<{name}>"))), told))
+                let (value, parser_schema) = self.minimax(schema, &format!("{MINIMAX_MARK}</{name}>"), depth)?;
+                Ok((format!("{} {value}", quote(&format!("{MINIMAX_MARK}<{name}>"))), parser_schema))
             }
         }
     }
@@ -217,24 +221,24 @@ impl<'a> Writer<'a> {
         }
         let is_scalar = self.reader.types(schema, 0) & (NUMBER | BOOLEAN) != 0;
         let structures = self.structures(schema, ALL, 0).unwrap_or_default();
-        let (value, told) = match structures[..] {
+        let (value, parser_schema) = match structures[..] {
             [(OBJECT, keywords)] if !is_scalar && depth < DEPTH_MAX && is_written_by_name(keywords) => {
-                let (members, told) = self.members(keywords, depth + 1)?;
-                (Text::joined(members), told)
+                let (members, parser_schema) = self.members(keywords, depth + 1)?;
+                (Text::joined(members), parser_schema)
             }
             [(ARRAY, keywords)] if !is_scalar && depth < DEPTH_MAX && !keywords.contains_key("prefixItems") => {
                 let items = keywords.get("items").unwrap_or(&ANYTHING);
                 let below = |error: SchemaError| error.below("items");
                 let item_close = format!("{MINIMAX_MARK}</item>");
-                let (item, told) = self.minimax(items, &item_close, depth + 1).map_err(below)?;
+                let (item, parser_schema) = self.minimax(items, &item_close, depth + 1).map_err(below)?;
                 let item = self.text.rule(format!("{} {item}", Text::quoted(&format!("{MINIMAX_MARK}<item>"))));
                 let (least, most) = counts(keywords);
-                (Text::repeated(&item, "", least, most), json!({"type": "array", "items": told}))
+                (Text::repeated(&item, "", least, most), json!({"type": "array", "items": parser_schema}))
             }
             _ => (self.json(schema, ALL), json!({})),
         };
         self.text.check_size()?;
-        Ok((format!("{value} {}", Text::quoted(close)), told))
+        Ok((format!("{value} {}", Text::quoted(close)), parser_schema))
     }
 
     /// Writes a value in the form of Gemma 4, as a rule.
@@ -323,7 +327,7 @@ impl<'a> Writer<'a> {
         };
         own.remove("$defs");
         let own = Value::Object(own);
-        // A schema that has only these types needs no further condition.
+        // A schema with only these types needs no further condition.
         let is_all = self.reader.types(schema, 0) & !types == 0;
         let mut json = if is_all { own } else { json!({"allOf": [own, {"type": names}]}) };
         if let Some(definitions) = self.reader.definitions
@@ -334,10 +338,9 @@ impl<'a> Writer<'a> {
         self.text.json(json)
     }
 
-    /// Returns the lists and objects that a schema allows, each with the keywords that restrict it, if these are in one
-    /// place.
+    /// Returns the lists and objects that a schema allows, each with the keywords that restrict it.
     ///
-    /// Errors: several places restrict the same list or object, or constants are lists or objects.
+    /// Errors: several schemas restrict the same list or object, or constants are lists or objects.
     fn structures(&self, schema: &'a Value, mask: u8, depth: usize) -> Result<Vec<Structure<'a>>, SchemaError> {
         const OWN: [&str; 9] = [
             "properties",
@@ -437,7 +440,7 @@ pub fn check_apart(schema: &Map<String, Value>) -> Result<(), SchemaError> {
     Ok(())
 }
 
-/// Returns whether every property of an object is named and may be written by itself.
+/// Returns whether every property of an object is named and independent of the others.
 fn is_written_by_name(keywords: &Map<String, Value>) -> bool {
     keywords.get("properties").and_then(Value::as_object).is_some_and(|properties| !properties.is_empty())
         && check_apart(keywords).is_ok()

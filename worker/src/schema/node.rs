@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{At, SchemaError, Walk, constants, formats, numbers, one_of};
+use super::{At, SchemaError, SchemaWalk, constants, formats, numbers, one_of};
 
 /// Keywords that would restrict the valid values and are not supported.
 const UNSUPPORTED: [&str; 19] = [
@@ -36,44 +36,45 @@ const UNSUPPORTED: [&str; 19] = [
 /// Names of the types.
 const TYPES: [&str; 7] = ["null", "boolean", "integer", "number", "string", "array", "object"];
 
-/// Most properties of one object. Source: 500 optional ones cost 1 ms per token, and the cost grows with the square
+/// Maximum number of properties of one object. Source: 500 optional ones cost 1 ms per token, and the cost is quadratic
 /// (docs/decisions/0023).
 const PROPERTIES_MAX: usize = 500;
 
-/// Most alternatives of one keyword. Source: own choice: the alternatives of `oneOf` are compared with each other.
+/// Maximum number of alternatives of one keyword. Source: the alternatives of `oneOf` are compared with each other.
 const ALTERNATIVES_MAX: usize = 1000;
 
-/// Longest pattern. Units: bytes. Source: own choice: a pattern costs time for each character of a response.
+/// Longest pattern. Units: bytes. Source: a pattern costs time for each character of a response.
 const PATTERN_BYTES_MAX: usize = 2048;
 
-/// Largest minimum of a length or number of items: no context holds more. Larger maxima are dropped.
+/// Largest minimum of a length or number of items; larger maxima are dropped. Source: more than the tokens of a
+/// context.
 const COUNT_MAX: u64 = 1 << 20;
 
 /// A schema object that is being rebuilt in the compiler's form.
-pub(super) struct Node<'a> {
+pub(super) struct SchemaNode<'a> {
     keywords: &'a Map<String, Value>,
     at: &'a At<'a>,
     out: Map<String, Value>,
 }
 
-impl<'a> Node<'a> {
+impl<'a> SchemaNode<'a> {
     pub(super) fn new(keywords: &'a Map<String, Value>, at: &'a At<'a>) -> Self {
         Self { keywords, at, out: Map::new() }
     }
 
     /// Returns the schema with the supported keywords, in their original order, which decides the order of an object's
     /// properties.
-    pub(super) fn rebuild(mut self, walk: &mut Walk<'_>) -> Result<Map<String, Value>, SchemaError> {
+    pub(super) fn rebuild(mut self, walk: &mut SchemaWalk<'_>) -> Result<Map<String, Value>, SchemaError> {
         for (keyword, value) in self.keywords {
             self.take(walk, (keyword, value))?;
         }
         self.check_counts()?;
         let draft_4 = |keyword: &str| self.keywords.get(keyword) == Some(&Value::Bool(true));
-        numbers::settle(&mut self.out, [draft_4("exclusiveMinimum"), draft_4("exclusiveMaximum")]);
+        numbers::complete_bounds(&mut self.out, [draft_4("exclusiveMinimum"), draft_4("exclusiveMaximum")]);
         Ok(self.out)
     }
 
-    fn take(&mut self, walk: &mut Walk<'_>, (keyword, value): (&str, &Value)) -> Result<(), SchemaError> {
+    fn take(&mut self, walk: &mut SchemaWalk<'_>, (keyword, value): (&str, &Value)) -> Result<(), SchemaError> {
         let at = self.at.then(keyword);
         let kept = match keyword {
             "type" => types(value, &at)?,
@@ -118,7 +119,7 @@ impl<'a> Node<'a> {
     }
 
     /// Rebuilds `items`, which was a list accompanied by `additionalItems` in older drafts.
-    fn items(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
+    fn items(&mut self, walk: &mut SchemaWalk<'_>, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then("items");
         if !value.is_array() {
             let items = walk.schema(value, &at)?;
@@ -126,7 +127,7 @@ impl<'a> Node<'a> {
             return Ok(());
         }
         if self.keywords.contains_key("prefixItems") {
-            return Err(at.refuse("`items` must be a schema where there is `prefixItems`"));
+            return Err(at.refuse("`items` must be a schema if there is `prefixItems`"));
         }
         let prefix = schemas(walk, value, &at)?;
         self.out.insert("prefixItems".to_owned(), prefix);
@@ -137,7 +138,7 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    fn pattern_properties(&self, walk: &mut Walk<'_>, value: &Value) -> Result<Value, SchemaError> {
+    fn pattern_properties(&self, walk: &mut SchemaWalk<'_>, value: &Value) -> Result<Value, SchemaError> {
         let at = self.at.then("patternProperties");
         let map = value.as_object().ok_or_else(|| at.refuse("`patternProperties` must be an object"))?;
         map.keys().try_for_each(|key| check_pattern(key, &at))?;
@@ -178,7 +179,7 @@ impl<'a> Node<'a> {
     }
 
     /// Rebuilds `oneOf` as `anyOf` if no two alternatives can be valid together.
-    fn one_of(&mut self, walk: &mut Walk<'_>, value: &Value) -> Result<(), SchemaError> {
+    fn one_of(&mut self, walk: &mut SchemaWalk<'_>, value: &Value) -> Result<(), SchemaError> {
         let at = self.at.then("oneOf");
         let alternatives = schemas(walk, value, &at)?;
         if let Some((a, b)) = one_of::overlap(walk.root, value.as_array().map_or(&[], Vec::as_slice)) {
@@ -191,8 +192,8 @@ impl<'a> Node<'a> {
         self.all_of(json!([{ "anyOf": alternatives }]))
     }
 
-    /// Refuses counts that contradict each other, and a minimum number of properties that could be reached by repeating
-    /// a name.
+    /// Refuses inconsistent counts, and a minimum number of properties that a response could reach by repeating a
+    /// name.
     fn check_counts(&self) -> Result<(), SchemaError> {
         let number = |keyword: &str| self.out.get(keyword).and_then(Value::as_u64);
         let pairs = [("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties")];
@@ -224,20 +225,20 @@ fn types(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     Err(at.refuse(format!("`type` must be one of {}", TYPES.join(", "))))
 }
 
-fn schemas(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+fn schemas(walk: &mut SchemaWalk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let list = value.as_array().filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| at.refuse("it must be a list of schemas that is not empty"))?;
     if list.len() > ALTERNATIVES_MAX {
-        return Err(at.refuse(format!("it has {} schemas, at most {ALTERNATIVES_MAX} are taken", list.len())));
+        return Err(at.refuse(format!("it has {} schemas, at most {ALTERNATIVES_MAX} are allowed", list.len())));
     }
     let rebuilt = list.iter().enumerate().map(|(idx, schema)| walk.schema(schema, &at.then(&idx.to_string())));
     rebuilt.collect::<Result<Vec<_>, _>>().map(Value::Array)
 }
 
-fn named_schemas(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+fn named_schemas(walk: &mut SchemaWalk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let map = value.as_object().ok_or_else(|| at.refuse("it must be an object of schemas"))?;
     if map.len() > PROPERTIES_MAX {
-        return Err(at.refuse(format!("it has {} properties, at most {PROPERTIES_MAX} are taken", map.len())));
+        return Err(at.refuse(format!("it has {} properties, at most {PROPERTIES_MAX} are allowed", map.len())));
     }
     let mut rebuilt = Map::new();
     for (name, schema) in map {
@@ -247,14 +248,14 @@ fn named_schemas(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Valu
     Ok(Value::Object(rebuilt))
 }
 
-fn required(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+fn required(walk: &mut SchemaWalk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let names: Option<Vec<&str>> = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
     let names = names.ok_or_else(|| at.refuse("`required` must be a list of names"))?;
     names.iter().try_for_each(|name| walk.budget.take_text(name, at))?;
     let mut seen = BTreeSet::new();
     let names: Vec<&str> = names.into_iter().filter(|name| seen.insert(*name)).collect();
     if names.len() > PROPERTIES_MAX {
-        return Err(at.refuse(format!("it has {} names, at most {PROPERTIES_MAX} are taken", names.len())));
+        return Err(at.refuse(format!("it has {} names, at most {PROPERTIES_MAX} are allowed", names.len())));
     }
     Ok(json!(names))
 }
@@ -263,7 +264,7 @@ fn required(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, Sc
 fn count(value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let n = whole(value).ok_or_else(|| at.refuse("it must be a whole number of at least 0"))?;
     if n > COUNT_MAX {
-        return Err(at.refuse(format!("it is {n}; no answer is that long, at most {COUNT_MAX} is taken")));
+        return Err(at.refuse(format!("it is {n}; no response is that long, and at most {COUNT_MAX} is allowed")));
     }
     Ok(json!(n))
 }
@@ -292,7 +293,7 @@ fn allows_every_name(schema: &Value) -> bool {
     *schema == Value::Bool(true) || schema.as_object().is_some_and(|keywords| keywords.iter().all(says_nothing))
 }
 
-fn pattern(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
+fn pattern(walk: &mut SchemaWalk<'_>, value: &Value, at: &At<'_>) -> Result<Value, SchemaError> {
     let pattern = value.as_str().ok_or_else(|| at.refuse("`pattern` must be a string"))?;
     check_pattern(pattern, at)?;
     walk.budget.take_text(pattern, at)?;
@@ -301,7 +302,9 @@ fn pattern(walk: &mut Walk<'_>, value: &Value, at: &At<'_>) -> Result<Value, Sch
 
 fn check_pattern(pattern: &str, at: &At<'_>) -> Result<(), SchemaError> {
     if pattern.len() > PATTERN_BYTES_MAX {
-        return Err(at.refuse(format!("a pattern has {} bytes, at most {PATTERN_BYTES_MAX} are taken", pattern.len())));
+        return Err(
+            at.refuse(format!("a pattern has {} bytes, at most {PATTERN_BYTES_MAX} are allowed", pattern.len()))
+        );
     }
     if excludes_what_is_escaped(pattern) {
         return Err(at.refuse("a class of a pattern that excludes quotes or backslashes is not supported"));

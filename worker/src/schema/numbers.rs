@@ -12,7 +12,7 @@ use super::{At, SchemaError};
 /// Source: the largest float below 2^63; the compiler counts in 64-bit integers.
 const BOUND_MAX: f64 = 9_223_372_036_854_774_784.0;
 
-/// Smallest bound other than 0. Source: own choice: it has about as many digits as the largest.
+/// Smallest bound other than 0. Source: it has about as many digits as the largest.
 const BOUND_MIN: f64 = 1e-18;
 
 /// Largest value of the significant digits of a `multipleOf`: the compiler has a state for each remainder.
@@ -32,7 +32,7 @@ pub(super) fn is_exact(number: &Number) -> bool {
         || (!is_whole && (magnitude == 0.0 || (BOUND_MIN..=EXACT_MAX).contains(&magnitude)))
 }
 
-/// Returns a bound; `None` for older drafts' booleans, which [`settle`] handles.
+/// Returns a bound; `None` for older drafts' booleans, which [`complete_bounds`] handles.
 ///
 /// Errors: a bound that is too large or too small.
 pub(super) fn bound(value: &Value, at: &At<'_>) -> Result<Option<Value>, SchemaError> {
@@ -101,7 +101,7 @@ pub(super) fn significant_digits(number: f64) -> u64 {
 
 /// Converts older drafts' exclusive bounds to numbers, and limits integers without bounds to 64 bits, so that a
 /// response cannot continue with digits forever.
-pub(super) fn settle(keywords: &mut Map<String, Value>, [above, below]: [bool; 2]) {
+pub(super) fn complete_bounds(keywords: &mut Map<String, Value>, [above, below]: [bool; 2]) {
     for (inclusive, exclusive, is_exclusive) in
         [("minimum", "exclusiveMinimum", above), ("maximum", "exclusiveMaximum", below)]
     {

@@ -10,15 +10,14 @@ use serde_json::{Map, Value};
 
 use super::pointer;
 
-/// Longest chain of references that is followed. Source: own choice: real schemas refer to a definition directly, or
-/// through one or two others.
+/// Maximum length of a chain of references. Source: real schemas refer to a definition directly or through one or two
+/// others.
 const HOPS_MAX: usize = 16;
 
-/// Deepest nesting of properties that is compared. Source: own choice: alternatives differ in a property near their
-/// top.
+/// Maximum depth of compared properties. Source: alternatives differ in a property near their top.
 const DEPTH_MAX: usize = 4;
 
-/// Most comparisons for one `oneOf`. Source: own choice: enough for a thousand alternatives, each with its own
+/// Maximum number of comparisons for one `oneOf`. Source: enough for a thousand alternatives, each with its own
 /// constant.
 const PAIRS_MAX: usize = 1_000_000;
 
@@ -102,7 +101,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Returns whether no value meets both; `false` also if it was not determined.
+    /// Returns whether no value meets both conditions; `false` also if that was not determined.
     fn exclude(&mut self, a: &Conditions<'a>, b: &Conditions<'a>, depth: usize) -> bool {
         let Some(n_left) = self.n_left.checked_sub(1) else { return false };
         self.n_left = n_left;

@@ -1,5 +1,5 @@
-//! Limit on patterns for the same string, and steps for the same number: each multiplies the possible size of the
-//! compiler's automaton.
+//! Limit on patterns for the same string, and on `multipleOf` for the same number: each multiplies the possible size of
+//! the compiler's automaton.
 //!
 //! This is an upper bound. The factors of keywords that apply together (`allOf`, a reference and its siblings) are
 //! multiplied, because they may apply to the same string. Among keywords that apply to different values (properties,
@@ -17,7 +17,7 @@ const PRODUCT_MAX: u64 = 1_000_000;
 
 /// Factor of a format, which the compiler turns into a pattern.
 ///
-/// Source: own choice: a format's pattern has a few alternatives and no long repetition.
+/// Source: a format's pattern has a few alternatives and no long repetition.
 const FORMAT_FACTOR: u64 = 8;
 
 /// Refuses a normalized schema in which too many patterns apply together. Recurses once per schema: it needs a deep

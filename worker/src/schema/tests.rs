@@ -1,4 +1,4 @@
-//! Tests of the normal form: what is supported, what is refused and where, the limits.
+//! Tests of the normal form: supported keywords, refusals with their paths, limits.
 
 use proptest::prelude::*;
 
@@ -11,11 +11,11 @@ fn check(schema: Value, expected: Value) {
 fn check_refused(schema: Value, path: &str, words: &str) {
     let error = normalize(&schema).expect_err(&schema.to_string()[..schema.to_string().len().min(200)]);
     assert_eq!(error.path, path, "{error}");
-    assert!(error.reason.contains(words), "{error} does not say {words}");
+    assert!(error.reason.contains(words), "{error} does not contain {words}");
 }
 
 #[test]
-fn keeps_what_decides_and_drops_what_describes() {
+fn keeps_constraints_and_drops_annotations() {
     check(json!(true), json!(true));
     check(json!({"title": "A", "description": "b", "default": 5, "x-order": 1, "$schema": "urn:x"}), json!({}));
     check(
@@ -78,7 +78,7 @@ fn gives_integers_bounds_and_moves_bounds_inward() {
 }
 
 #[test]
-fn makes_one_of_any_of_where_alternatives_exclude_each_other() {
+fn one_of_becomes_any_of_if_its_alternatives_exclude_each_other() {
     let tagged = |tag: &str| json!({"type": "object", "properties": {"kind": {"const": tag}}, "required": ["kind"]});
     let kept = |alternatives: Value| json!({"allOf": [{"anyOf": alternatives}]});
     let by_tag = json!([tagged("cat"), tagged("dog")]);
@@ -112,7 +112,7 @@ fn keeps_formats_of_strings_only() {
 }
 
 #[test]
-fn names_that_may_be_any_are_no_constraint() {
+fn property_names_that_allow_all_names_are_dropped() {
     let text = json!({"type": "string"});
     for names in [json!(true), json!({}), text.clone(), json!({"type": ["string", "null"], "title": "Name"})] {
         check(json!({"type": "object", "propertyNames": names}), json!({"type": "object"}));
@@ -186,7 +186,7 @@ fn refuses_more_than_each_limit() {
     check_refused(json!({"enum": (0..5001).collect::<Vec<_>>()}), "enum", "5000 constants");
     check_refused(json!({"const": "x".repeat(TEXT_BYTES_MAX + 1)}), "const", "bytes");
     check_refused(json!({"pattern": "x".repeat(2049)}), "pattern", "2049 bytes");
-    check_refused(json!({"minItems": 2_000_000}), "minItems", "no answer");
+    check_refused(json!({"minItems": 2_000_000}), "minItems", "no response");
     let many = json!({"allOf": (0..21).map(|_| json!({"properties": names(500)})).collect::<Vec<_>>()});
     check_refused(many, "allOf.19.properties.p479", "more than 10000 parts");
     let deep = |n: usize| (0..n).fold(json!({}), |inner, _| json!({"items": inner}));
@@ -250,9 +250,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_json_is_refused_or_has_a_normal_form_that_stays_as_it_is(schema in any_json()) {
+    fn any_json_is_refused_or_has_a_stable_normal_form(schema in any_json()) {
         if let Ok(normal) = normalize(&schema) {
-            let again = normalize(&normal).expect("a normal form is taken");
+            let again = normalize(&normal).expect("a normal form is accepted");
             prop_assert_eq!(normalize(&again), Ok(again.clone()), "{}", schema);
         }
     }

@@ -1,9 +1,8 @@
-//! A grammar for one value of a schema that is written as text up to a mark, as some chat templates write each argument
-//! of a call.
+//! A grammar for one value that is written as text up to a mark, as in some chat templates' arguments of a call.
 //!
-//! Strings are written without quotes, so their keywords are combined into one regular expression that excludes texts
-//! with the mark. Everything else is JSON and left to the compiler's own support of schemas. If the parser would read
-//! `12` as a number although the argument may be a string, strings that look like numbers are excluded.
+//! Strings have no quotes, so their keywords are combined into one regular expression that excludes texts with the
+//! mark. Other values are JSON and use the compiler's support of schemas. If the parser would read `12` as a number
+//! although the argument may be a string, strings that look like numbers are excluded.
 //!
 //! Not here: the marks (`tools::parameters`), compiling (`engine::json_schema`).
 
@@ -17,7 +16,7 @@ use search::search;
 
 /// Maximum number of nested references that are followed to find a value's types.
 ///
-/// Source: own choice: a recursive reference has no end, and no tool's schema is that deep.
+/// Source: recursive references need a limit, and no tool's schema is as deep.
 const DEPTH_MAX: usize = 32;
 
 /// Way in which a response's parser determines the type of an argument that may be a string or something else.
@@ -42,9 +41,9 @@ pub struct ValueGrammar {
 }
 
 impl ValueGrammar {
-    /// Returns the grammar of a value of a normalized schema with its definitions, which the mark `close` ends.
+    /// Returns the grammar of a value that the mark `close` ends; `schema` is normalized and has its definitions.
     ///
-    /// Errors: the part of it that cannot be enforced in a text.
+    /// Errors: the part of the schema that cannot be enforced in a text.
     pub fn new(schema: Value, close: &str, typing: Typing) -> Result<Self, SchemaError> {
         let reader = SchemaReader { definitions: schema.get("$defs").and_then(Value::as_object) };
         let types = reader.types(&schema, 0);
@@ -122,7 +121,7 @@ fn type_of(value: &Value) -> u8 {
     }
 }
 
-/// Returns the part of a schema that is written as JSON, that is without strings; `None` if there is none.
+/// Returns the part of a schema that is written as JSON, which excludes strings; `None` if there is none.
 fn structured(schema: &Value, types: u8) -> Option<Value> {
     let names = [(ARRAY, "array"), (OBJECT, "object")];
     let names: Vec<&str> = names.into_iter().filter(|(bit, _)| types & bit != 0).map(|(_, name)| name).collect();
@@ -168,7 +167,8 @@ impl<'a> SchemaReader<'a> {
         })
     }
 
-    /// Returns the expression of strings, words and numbers for a parser that reads text that looks like JSON as JSON.
+    /// Returns the expression of strings, words and numbers for a parser that treats text which looks like JSON as
+    /// JSON.
     fn told_by_text(&self, schema: &Value, types: u8) -> Result<Option<String>, SchemaError> {
         let looks = [
             (NULL, "null"),
@@ -204,7 +204,7 @@ impl<'a> SchemaReader<'a> {
         if depth >= DEPTH_MAX {
             return Err(refuse("$ref", "a string that refers to itself is not supported"));
         }
-        // Each keyword narrows the values; a keyword of another type changes nothing.
+        // Each keyword restricts the values; a keyword of another type has no effect.
         for (keyword, value) in keywords {
             let term = match (keyword.as_str(), value) {
                 ("const", value) => one_of(std::slice::from_ref(value), kind),
@@ -276,7 +276,7 @@ fn one_of(values: &[Value], kind: u8) -> String {
     format!("/(?:{})/", texts.collect::<Vec<_>>().join("|"))
 }
 
-/// Returns the expression of a format that the compiler knows by name; it allows only values of the format.
+/// Returns an expression for a format that the compiler supports by name; it allows only values of the format.
 fn format_s(name: &str) -> Option<&'static str> {
     Some(match name {
         "uuid" => "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",

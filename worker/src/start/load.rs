@@ -1,4 +1,4 @@
-//! Loads the model and everything around it, and reports the progress.
+//! Loads the model and the parts that depend on it, and reports the progress.
 //!
 //! Not here: the steps before and after (`start`).
 
@@ -26,9 +26,9 @@ use crate::embedder::vector::Norm;
 use crate::embedder::{self, EmbedConfig, EmbedHandle};
 use crate::engine::{self, Engine, EngineHandle, EngineUpdate, MemoryUse, Projector};
 use crate::metrics::Metrics;
-use crate::model_kind::{Embedding, Served};
+use crate::model_kind::{Embedding, LoadedModel};
 use crate::room::SlotRoom;
-use crate::summary::Publisher;
+use crate::summary::SummaryPublisher;
 
 /// Name of a tool that no template contains.
 const TOOL_PROBE: &str = "warmpath_probe";
@@ -52,7 +52,7 @@ enum Computes {
 }
 
 /// Results of the blocking work.
-struct Parts {
+struct LoadedParts {
     computes: Computes,
     prompts: PromptMaker,
     vocabulary: Vec<u8>,
@@ -71,14 +71,14 @@ impl Drop for StopOnDrop {
 /// Returns the state of the loaded worker; dropping the future stops the loading.
 ///
 /// Errors: `Backends`, `Model`, `Prompt`, `Engine`, `Panicked`.
-pub async fn load(job: LoadJob) -> Result<Served, RunError> {
+pub async fn load(job: LoadJob) -> Result<LoadedModel, RunError> {
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
     let LoadJob { config, identity, phase, metrics } = job;
-    let progress = Progress::new(phase, stop);
+    let progress = LoadProgress::new(phase, stop);
     let cpu_variant = backends::load(&config.backends).await.map_err(RunError::Backends)?;
     metrics.cpu_variant_info.with_label_values(&[&cpu_variant]).set(1);
-    // Memory is planned before a weight is read, so a model that does not fit is refused within seconds.
+    // Memory is planned before weights are read, so a model that does not fit is refused within seconds.
     let settled = tokio::task::spawn_blocking(move || settle(config)).await;
     let mut config = settled.map_err(RunError::Panicked)??;
     let planned = config.clone();
@@ -91,14 +91,14 @@ pub async fn load(job: LoadJob) -> Result<Served, RunError> {
     let loaded = tokio::task::spawn_blocking(move || load_parts(&worker_config, progress)).await;
     let parts = loaded.map_err(RunError::Panicked)??;
 
-    // The declaration for routers is complete only now, because the self-test and the memory plan decide parts of it.
+    // The declaration for routers depends on the self-test and the memory plan.
     let model = declare(&config, &parts);
     warn_of_context(config.engine.context_tokens_total, &model);
     metrics.slots.set(i64::from(model.n_slots));
     let labels = [model.names[0].as_str(), &model.fingerprint.to_string(), env!("CARGO_PKG_VERSION")];
     metrics.info.with_label_values(&labels).set(1);
     let stamp = Stamp { worker_uid: identity.uid, boot_epoch: identity.boot_epoch, seq: 0 };
-    let (publisher, _) = Publisher::start((stamp, model.clone()), parts.updates, metrics);
+    let (publisher, _) = SummaryPublisher::start((stamp, model.clone()), parts.updates, metrics);
     let etag = format!("\"{}-{}\"", model.fingerprint, &model.chat_template_fingerprint.to_string()[..16]);
     let vocabulary = VocabularyFile { bytes: Bytes::from(parts.vocabulary), etag };
     let preparing = Preparing::new(usize::from(model.n_slots) + config.engine.queue_max);
@@ -106,7 +106,7 @@ pub async fn load(job: LoadJob) -> Result<Served, RunError> {
     let adapter_files = config.engine.adapters.into_iter().map(|adapter| adapter.path).collect();
     let (prompts, model_path) = (parts.prompts, config.engine.model);
     Ok(match parts.computes {
-        Computes::Engine(engine) => Served::Generator(Arc::new(Serving {
+        Computes::Engine(engine) => LoadedModel::Generator(Arc::new(Serving {
             engine,
             prompts,
             defaults: config.generation,
@@ -120,7 +120,7 @@ pub async fn load(job: LoadJob) -> Result<Served, RunError> {
             preparing,
             memory,
         })),
-        Computes::Embedder(embedder) => Served::Embedder(Arc::new(Embedding {
+        Computes::Embedder(embedder) => LoadedModel::Embedder(Arc::new(Embedding {
             embedder,
             prompts,
             norm: config.embedding.map_or(Norm::P(2), |embedding| embedding.norm),
@@ -165,7 +165,7 @@ fn embed_config(config: &Config) -> Option<EmbedConfig> {
     Some(EmbedConfig { engine: config.engine.clone(), pooling: *pooling })
 }
 
-fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError> {
+fn load_parts(config: &Config, mut progress: LoadProgress) -> Result<LoadedParts, RunError> {
     let path = &config.engine.model;
     let PromptConfig { chat_template, tools_first } = config.prompt.clone();
     let changes = VocabularyChanges { chat_template: chat_template.as_deref(), tools_first };
@@ -184,10 +184,10 @@ fn load_parts(config: &Config, mut progress: Progress) -> Result<Parts, RunError
         Some(projector) => prompts.with_images(Arc::clone(projector) as Arc<dyn ImageReader>),
         None => prompts,
     };
-    Ok(Parts { computes, prompts, vocabulary, updates })
+    Ok(LoadedParts { computes, prompts, vocabulary, updates })
 }
 
-/// Returns the model's reader of images.
+/// Returns the model's projector.
 fn projector(computes: &Computes) -> Option<&Arc<Projector>> {
     match computes {
         Computes::Engine(engine) => engine.projector(),
@@ -195,7 +195,7 @@ fn projector(computes: &Computes) -> Option<&Arc<Projector>> {
     }
 }
 
-fn declare(config: &Config, parts: &Parts) -> ModelInfo {
+fn declare(config: &Config, parts: &LoadedParts) -> ModelInfo {
     let vocabulary = parts.prompts.vocabulary();
     let trained = |n_ctx_train: u32| (n_ctx_train > 0).then_some(n_ctx_train);
     let common = ModelInfo {
@@ -260,14 +260,15 @@ fn declare(config: &Config, parts: &Parts) -> ModelInfo {
 
 /// Returns whether the worker exchanges KV state with workers that a router names.
 ///
-/// Without a token it follows only hints to its own machine, which is useful only if its fleet is on that machine.
+/// Without a token it only accepts hints to its own machine, which is useful only if the whole fleet is on that
+/// machine.
 fn exchanges_state(http: &HttpConfig) -> bool {
     http.kv_transfer.is_some() && (http.token_file.is_some() || http.listen.ip().is_loopback())
 }
 
 /// Logs a warning if the configured context is larger than any prompt can use.
 fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
-    // Texts to embed do not share a context: each may use all of it.
+    // Each text to embed may use the whole context.
     let n_slots = if model.embedding.is_some() { 1 } else { model.n_slots };
     let room = SlotRoom { n_slots, ..SlotRoom::of(model) };
     if let Some(useful) = room.useful_ctx_size(ctx_size) {
@@ -276,7 +277,7 @@ fn warn_of_context(ctx_size: u32, model: &ModelInfo) {
             slots = n_slots,
             trained_tokens = model.n_ctx_train,
             slot_tokens = model.context_tokens,
-            "--ctx-size is more than the slots can use: the model was trained for {} tokens, and no slot runs more. \
+            "--ctx-size is larger than useful: the model was trained for {} tokens, and no slot exceeds that. \
              --ctx-size {useful} does the same; a longer context needs a model file with rope scaling",
             model.n_ctx_train.unwrap_or_default()
         );
@@ -298,15 +299,15 @@ fn capabilities(prompts: &PromptMaker) -> Vec<Capability> {
     capabilities
 }
 
-/// Reports the loaded share: over HTTP, and on the terminal as a bar or as log lines.
-struct Progress {
+/// Reporter of the loaded share: over HTTP, and on the terminal as a bar or as log lines.
+struct LoadProgress {
     phase: Arc<watch::Sender<Phase>>,
     stop: Arc<AtomicBool>,
     bar: Option<ProgressBar>,
     percent: u8,
 }
 
-impl Progress {
+impl LoadProgress {
     fn new(phase: Arc<watch::Sender<Phase>>, stop: Arc<AtomicBool>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("loading {wide_bar} {percent} % {elapsed}");
@@ -332,7 +333,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for LoadProgress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

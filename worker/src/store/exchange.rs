@@ -1,9 +1,8 @@
 //! Exchange of stored blocks between workers: the disk tier's records, one after the other.
 //!
-//! The reader knows the blocks that it wants, and verifies everything: a record is accepted only if it continues the
-//! chain with the wanted hashes and tokens, has the size of their state, and matches its checksums. So another worker
-//! can withhold state, but it cannot substitute the state of other tokens or make the reader allocate more memory than
-//! the wanted state takes.
+//! The reader verifies everything: a record is accepted only if it continues the chain with the wanted hashes and
+//! tokens, has the size of their state, and matches its checksums. So another worker can withhold state, but it cannot
+//! substitute the state of other tokens or make the reader allocate more memory than the wanted state takes.
 //!
 //! Not here: the connection (`kv_transfer`), the bytes of a record (`format`).
 
@@ -13,7 +12,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::{Kind, Record};
+use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
 
 use super::Identity;
 use super::format::{self, Damage, PREAMBLE_BYTES};
@@ -22,8 +21,8 @@ use crate::pages::Pages;
 /// Blocks of one chunk that are sent.
 #[derive(Debug, Clone)]
 pub struct SentPart {
-    /// The blocks.
-    pub record: Record,
+    /// Record of the blocks.
+    pub record: ChunkRecord,
     /// Payload of the whole chunk.
     pub payload: Bytes,
     /// The blocks' part of the payload.
@@ -33,7 +32,7 @@ pub struct SentPart {
 impl SentPart {
     /// Returns the bytes of the record before its payload. Cost: a checksum of the payload.
     ///
-    /// Errors: if record and payload do not fit together.
+    /// Errors: if record and payload are inconsistent.
     pub fn head(&self, identity: Identity) -> io::Result<Vec<u8>> {
         let payload = self.payload.get(self.bytes.clone());
         let payload = payload.ok_or_else(|| io::Error::other("the payload lacks blocks of its record"))?;
@@ -41,7 +40,7 @@ impl SentPart {
     }
 }
 
-/// Run of blocks that a worker wants.
+/// Run of blocks to fetch from another worker.
 #[derive(Debug, Clone)]
 pub struct WantedRun {
     /// Identity of usable state.
@@ -67,14 +66,14 @@ pub struct Received {
     pub first_block: usize,
     /// Number of blocks.
     pub n_blocks: usize,
-    /// Their state.
+    /// State of the blocks.
     pub payload: Bytes,
 }
 
-/// Reason why a peer's bytes are not used.
+/// Reason why bytes of another worker cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Untrusted {
-    /// The bytes are not a record, or a damaged one.
+    /// The bytes are not a valid record.
     #[error(transparent)]
     Damaged(#[from] Damage),
     /// A record does not have the next blocks of the run.
@@ -94,11 +93,11 @@ pub struct RunReader {
     /// Bytes of the record that is being received, before its payload.
     head: Vec<u8>,
     /// Payload that is being received.
-    open: Option<Open>,
+    open: Option<OpenPayload>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenPayload {
     n_blocks: usize,
     checksum: [u8; 32],
     payload: Pages,
@@ -178,14 +177,14 @@ impl RunReader {
         PREAMBLE_BYTES + 512 + self.n_left() * block_bytes
     }
 
-    fn begin(&self, header: &format::RecordHeader) -> Result<Open, Untrusted> {
+    fn begin(&self, header: &format::RecordHeader) -> Result<OpenPayload, Untrusted> {
         let (wanted, record) = (&self.wanted, &header.record);
         let block_tokens = wanted.identity.block_size_tokens as usize;
         let (from, n) = (self.n_received, record.blocks.len());
         let parent = from.checked_sub(1).map_or(wanted.parent, |before| Some(wanted.blocks[before]));
         let differs = [
             ("identity", header.identity != wanted.identity),
-            ("kind", record.kind != Kind::Chunk),
+            ("kind", record.kind != StateKind::Chunk),
             ("root", record.root != wanted.root),
             ("place", record.first_block != wanted.first_block + from || record.parent != parent),
             ("chain", n == 0 || n > self.n_left() || record.blocks[..] != wanted.blocks[from..from + n]),
@@ -206,7 +205,7 @@ impl RunReader {
         }
         let n_bytes = usize::try_from(record.n_bytes).map_err(|_| Damage::Length)?;
         let (checksum, hasher) = (header.payload_checksum, blake3::Hasher::new());
-        Ok(Open { n_blocks: n, checksum, payload: Pages::zeroed(n_bytes), n_bytes_received: 0, hasher })
+        Ok(OpenPayload { n_blocks: n, checksum, payload: Pages::zeroed(n_bytes), n_bytes_received: 0, hasher })
     }
 
     /// Ends a payload once it is complete.

@@ -16,21 +16,21 @@ use tracing::{info, warn};
 use warmpath_common::model::Fingerprint;
 
 use super::format::{self, Damage, FORMAT_VERSION};
-use super::{Identity, ReadFailure, Record, StoreError, StoredFile};
+use super::{ChunkRecord, Identity, ReadFailure, StoreError, StoredFile};
 use crate::pages::Pages;
 
 /// Context string of the hash in the folder's name.
 const NAME_CONTEXT: &str = "warmpath 2026 disk cache folder v1";
-/// Bytes of the hash in the folder's name.
+/// Number of the hash's bytes in the folder's name. Source: 2⁶⁴ names make collisions improbable.
 const NAME_BYTES: usize = 8;
 /// File that is locked; its text describes the model and settings of the folder.
 const LOCK_FILE: &str = "identity";
-/// Prefix of the names of the files that workers lock beside their folders.
+/// Prefix of the names of the files that workers lock next to their folders.
 const RESERVATION_PREFIX: &str = ".worker-";
 /// Prefix of the names of files that are being written.
 const TEMPORARY_PREFIX: &str = ".writing-";
-/// Number of files after which the scan reports its progress. Source: own choice: at 30,000 headers a second from the
-/// page cache (docs/cache.md), seven reports a second.
+/// Number of files between two progress reports of the scan. Source: with 30,000 headers a second from the page cache
+/// (docs/cache.md), there are seven reports a second.
 const FILES_PER_REPORT: usize = 4096;
 
 /// Locked folder of one identity.
@@ -50,8 +50,7 @@ pub struct Reservation {
 }
 
 /// Creates `dir` if it does not exist, tries to write into it, and reserves it for a worker with these `settings`. A
-/// second worker with the same settings would need the same folder, which it could detect only once its model is
-/// loaded.
+/// second worker with the same settings would use the same folder, and could detect that only after loading its model.
 ///
 /// Returns `None` if only the folders in it are writable. Errors: `Make`, `Unwritable`, `InUse`, `Lock`.
 pub(super) fn reserve(dir: &Path, settings: Fingerprint) -> Result<Option<Reservation>, StoreError> {
@@ -126,7 +125,7 @@ impl Folder {
             }
             let path = entry.path();
             let found = if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
-                Err("left by a crash".to_owned())
+                Err("incomplete after a crash".to_owned())
             } else {
                 self.inspect(&path).map_err(|failure| failure.to_string())
             };
@@ -172,12 +171,12 @@ impl Folder {
     }
 
     /// Writes a chunk and returns the size of its file; if that fails, no part of it remains.
-    pub fn write(&self, record: &Record, payload: &[u8]) -> io::Result<u64> {
+    pub fn write(&self, record: &ChunkRecord, payload: &[u8]) -> io::Result<u64> {
         let head = format::encode(self.identity, record, payload)?;
         let mut file = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(&self.path)?;
         file.write_all(&head)?;
         file.write_all(payload)?;
-        // Before the rename: after a power failure, the name must not exist without its bytes.
+        // This precedes the rename, because after a power failure the name must not exist without its bytes.
         file.as_file().sync_data()?;
         file.persist(self.path.join(format::file_name(record))).map_err(|error| error.error)?;
         Ok((head.len() + payload.len()) as u64)
@@ -186,7 +185,7 @@ impl Folder {
     /// Returns the payload of `record`, checked.
     ///
     /// Errors: `Missing`, `Damaged`, `Other` if the header is not that of `record`, `Io`.
-    pub fn read(&self, record: &Record) -> Result<Bytes, ReadFailure> {
+    pub fn read(&self, record: &ChunkRecord) -> Result<Bytes, ReadFailure> {
         let io = |source| ReadFailure::Io { source };
         let mut file = File::open(self.path.join(format::file_name(record))).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => ReadFailure::Missing,
@@ -210,13 +209,13 @@ impl Folder {
         if header.payload_checksum != *blake3::hash(&payload).as_bytes() {
             return Err(Damage::Payload.into());
         }
-        // A restarted worker evicts by this time; without it the order is only less accurate.
+        // A restarted worker evicts by this time. After an error the order is only less accurate.
         let _ = file.set_modified(SystemTime::now());
         Ok(Bytes::from_owner(payload))
     }
 
     /// Deletes the file of `record`, if it exists.
-    pub fn delete(&self, record: &Record) -> io::Result<()> {
+    pub fn delete(&self, record: &ChunkRecord) -> io::Result<()> {
         match std::fs::remove_file(self.path.join(format::file_name(record))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),

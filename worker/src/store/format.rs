@@ -10,7 +10,7 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Written`, then the tenant's identity, 16 bytes big-endian, if it has a share
+//! 48      n      header: postcard of `ChunkFileHeader`; if the tenant has a share, its identity, 16 bytes big-endian
 //! 48 + n         payload, to the end of the file
 //! ```
 
@@ -20,15 +20,15 @@ use std::io::{self, Read};
 use serde::{Deserialize, Serialize};
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::{Kind, Record};
+use warmpath_worker_core::chunk_index::{ChunkRecord, StateKind};
 use warmpath_worker_core::tenants::TenantId;
 
 use super::{Identity, ReadFailure};
 
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"WARMPKVC";
-/// Version of the format, the layout of payloads included. It is part of the folder's name, so that two versions can
-/// exist side by side.
+/// Version of the format, including the layout of payloads. It is part of the folder's name, so that two versions can
+/// coexist.
 pub(super) const FORMAT_VERSION: u32 = 1;
 /// Length of the preamble.
 pub(super) const PREAMBLE_BYTES: usize = 48;
@@ -38,16 +38,16 @@ const PREAMBLE_CHECKED_BYTES: usize = 16;
 ///
 /// Source: a checkpoint after a million tokens has 3 MB of tokens and 1 MB of hashes; the limit is far above both.
 const HEADER_BYTES_MAX: usize = 64 << 20;
-/// Length of the first read: the whole header of a chunk of 256 tokens, which has about 1.5 KB.
+/// Length of the first read. Units: bytes. Source: it has the whole header of a chunk of 256 tokens, about 1.5 KB.
 const FIRST_READ_BYTES: usize = 4096;
 
 /// Defect of a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// It does not begin like a chunk's file.
+    /// The magic number is not that of a chunk's file.
     #[error("not a chunk file")]
     Foreign,
-    /// It has another version of the format.
+    /// The version of the format is another one.
     #[error("format version {version}")]
     Version {
         /// Its version.
@@ -76,14 +76,14 @@ pub(super) struct RecordHeader {
     /// Identity with which the payload can be used.
     pub identity: Identity,
     /// Blocks and size of the payload.
-    pub record: Record,
+    pub record: ChunkRecord,
     /// Blake3 of the payload.
     pub payload_checksum: [u8; 32],
 }
 
-/// A header in its form in the file; the order of the fields is part of the format.
+/// A header as in the file; the order of the fields is part of the format.
 #[derive(Debug, Serialize, Deserialize)]
-struct Written<'a> {
+struct ChunkFileHeader<'a> {
     identity: Identity,
     is_checkpoint: bool,
     root: BlockHash,
@@ -96,11 +96,11 @@ struct Written<'a> {
     payload_checksum: [u8; 32],
 }
 
-impl<'a> Written<'a> {
-    fn new(identity: Identity, record: &'a Record, payload: &[u8]) -> Self {
+impl<'a> ChunkFileHeader<'a> {
+    fn new(identity: Identity, record: &'a ChunkRecord, payload: &[u8]) -> Self {
         Self {
             identity,
-            is_checkpoint: record.kind == Kind::Checkpoint,
+            is_checkpoint: record.kind == StateKind::Checkpoint,
             root: record.root,
             first_block: record.first_block as u64,
             parent: record.parent,
@@ -113,8 +113,8 @@ impl<'a> Written<'a> {
     }
 
     fn into_header(self, tenant: Option<TenantId>) -> Option<RecordHeader> {
-        let record = Record {
-            kind: if self.is_checkpoint { Kind::Checkpoint } else { Kind::Chunk },
+        let record = ChunkRecord {
+            kind: if self.is_checkpoint { StateKind::Checkpoint } else { StateKind::Chunk },
             root: self.root,
             first_block: usize::try_from(self.first_block).ok()?,
             parent: self.parent,
@@ -129,22 +129,22 @@ impl<'a> Written<'a> {
 }
 
 /// Returns the name of a record's file, made of the last block's hash and the kind.
-pub(super) fn file_name(record: &Record) -> String {
+pub(super) fn file_name(record: &ChunkRecord) -> String {
     let last = record.blocks.last().unwrap_or(&record.root);
     let kind = match record.kind {
-        Kind::Chunk => "chunk",
-        Kind::Checkpoint => "checkpoint",
+        StateKind::Chunk => "chunk",
+        StateKind::Checkpoint => "checkpoint",
     };
     format!("{last}.{kind}")
 }
 
 /// Returns the bytes before the payload.
-pub(super) fn encode(identity: Identity, record: &Record, payload: &[u8]) -> io::Result<Vec<u8>> {
+pub(super) fn encode(identity: Identity, record: &ChunkRecord, payload: &[u8]) -> io::Result<Vec<u8>> {
     if record.n_bytes != payload.len() as u64 {
-        let text = format!("the payload has {} bytes, its record says {}", payload.len(), record.n_bytes);
+        let text = format!("the payload has {} bytes, and its record {}", payload.len(), record.n_bytes);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    let header = Written::new(identity, record, payload);
+    let header = ChunkFileHeader::new(identity, record, payload);
     let mut bytes = postcard::to_extend(&header, vec![0; PREAMBLE_BYTES]).map_err(io::Error::other)?;
     // After the other fields, so that files without a tenant can be read, too.
     bytes.extend(record.tenant.iter().flat_map(|tenant| tenant.0.to_be_bytes()));
@@ -213,7 +213,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<RecordHeader, Damage> {
         return Err(Damage::Header);
     }
     let (written, rest) =
-        postcard::take_from_bytes::<Written<'_>>(&bytes[PREAMBLE_BYTES..]).map_err(|_| Damage::Header)?;
+        postcard::take_from_bytes::<ChunkFileHeader<'_>>(&bytes[PREAMBLE_BYTES..]).map_err(|_| Damage::Header)?;
     let tenant = match rest {
         [] => None,
         rest => Some(TenantId(u128::from_be_bytes(rest.try_into().map_err(|_| Damage::Header)?))),

@@ -1,15 +1,15 @@
 //! The queue of requests from the engine thread to the disk thread.
 //!
-//! Reads, for which requests wait, and deletions, which free space, are done in order, before writes. Writes are
-//! limited in bytes, and a chunk that is deleted before its write has begun is never written. Not here: their execution
-//! (`thread`).
+//! Reads, which requests wait for, and deletions, which free space, are done in order and before writes. The size of
+//! waiting writes is limited, and a chunk that is deleted before its write begins is not written. Not here: their
+//! execution (`thread`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use bytes::Bytes;
-use warmpath_worker_core::chunk_index::{ChunkId, Record};
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkRecord};
 
 use super::{DiskEvent, WriteFailure};
 
@@ -17,14 +17,15 @@ use super::{DiskEvent, WriteFailure};
 #[derive(Debug)]
 pub(super) struct Write {
     pub id: ChunkId,
-    pub record: Arc<Record>,
+    pub record: Arc<ChunkRecord>,
     pub payload: Bytes,
 }
 
 impl Write {
-    /// Returns the memory that the request holds. Units: bytes.
+    /// Returns the memory that the request takes. Units: bytes.
     fn n_bytes(&self) -> u64 {
-        let record_bytes = size_of::<Record>() + size_of_val(&*self.record.blocks) + size_of_val(&*self.record.tokens);
+        let record_bytes =
+            size_of::<ChunkRecord>() + size_of_val(&*self.record.blocks) + size_of_val(&*self.record.tokens);
         (self.payload.len() + record_bytes) as u64
     }
 }
@@ -32,12 +33,12 @@ impl Write {
 /// Next job of the disk thread.
 #[derive(Debug)]
 pub(super) enum DiskJob {
-    /// Report of a result that needed no disk access.
+    /// Report of an event that needs no disk access.
     Tell(DiskEvent),
     /// Read of a chunk.
-    Read { id: ChunkId, record: Arc<Record> },
+    Read { id: ChunkId, record: Arc<ChunkRecord> },
     /// Deletion of a chunk's file.
-    Delete { record: Arc<Record> },
+    Delete { record: Arc<ChunkRecord> },
     /// Write of a chunk; [`Queue::finish_write`] follows.
     Write(Write),
 }
@@ -46,7 +47,7 @@ pub(super) enum DiskJob {
 #[derive(Debug)]
 pub(super) struct Queue {
     /// The requests. The lock is held for a few instructions, never during IO or a callback.
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Wakes the disk thread.
     asked: Condvar,
     /// Wakes threads that wait for writes to be done or for the disk thread to end.
@@ -55,14 +56,14 @@ pub(super) struct Queue {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Jobs that are done before writes. They hold only payloads that were in `writes`; the engine sends at most one
-    /// job per chunk.
+struct QueueState {
+    /// Jobs that are done before writes. Their payloads were in `writes` before; the engine sends at most one job per
+    /// chunk.
     urgent: VecDeque<DiskJob>,
     writes: HashMap<ChunkId, Write>,
     /// Order of `writes`; ids of cancelled writes stay until they are reached.
     write_order: VecDeque<ChunkId>,
-    /// Memory held by `writes` and the write in progress.
+    /// Memory of `writes` and the write in progress.
     queued_bytes: u64,
     /// Size of the write in progress.
     writing_bytes: Option<u64>,
@@ -70,7 +71,7 @@ struct State {
     has_ended: bool,
 }
 
-impl State {
+impl QueueState {
     fn take_back_write(&mut self, id: ChunkId) {
         if let Some(write) = self.writes.remove(&id) {
             self.queued_bytes -= write.n_bytes();
@@ -98,7 +99,7 @@ impl Queue {
         Self { state: Mutex::default(), asked: Condvar::new(), progressed: Condvar::new(), queued_bytes_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().expect("no holder of the lock panics")
     }
 
@@ -119,7 +120,7 @@ impl Queue {
     }
 
     /// Queues a read, or its result if the chunk is still in the queue.
-    pub fn read(&self, id: ChunkId, record: Arc<Record>) {
+    pub fn read(&self, id: ChunkId, record: Arc<ChunkRecord>) {
         let mut state = self.lock();
         let job = match state.writes.get(&id) {
             Some(write) => DiskJob::Tell(DiskEvent::Read { id, payload: write.payload.clone() }),
@@ -130,7 +131,7 @@ impl Queue {
     }
 
     /// Cancels the write of `id` if it waits, and queues the deletion of the file.
-    pub fn delete(&self, id: ChunkId, record: Arc<Record>) {
+    pub fn delete(&self, id: ChunkId, record: Arc<ChunkRecord>) {
         let mut state = self.lock();
         state.take_back_write(id);
         state.urgent.push_back(DiskJob::Delete { record });
@@ -186,7 +187,7 @@ impl Queue {
         self.wait_until(deadline, |state| state.has_ended).has_ended
     }
 
-    fn wait_until(&self, deadline: Instant, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+    fn wait_until(&self, deadline: Instant, done: impl Fn(&QueueState) -> bool) -> MutexGuard<'_, QueueState> {
         let mut state = self.lock();
         while !done(&state) {
             let left = deadline.saturating_duration_since(Instant::now());

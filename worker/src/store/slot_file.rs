@@ -11,7 +11,7 @@
 //! 8       4      format version, little-endian
 //! 12      4      length of the header in bytes (n), little-endian
 //! 16      32     blake3 of bytes 0..16 and of the header
-//! 48      n      header: postcard of `Header`, from version 2 on followed by that of the list of checkpoints
+//! 48      n      header: postcard of `SlotFileHeader`, from version 2 on followed by that of the list of checkpoints
 //! 48 + n         state
 //!                checkpoints, to the end of the file
 //! ```
@@ -48,31 +48,31 @@ pub struct SlotIdentity {
     pub n_streams: u32,
 }
 
-/// Reason why a slot's state cannot be written or read.
+/// Error of writing or reading a slot's state.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotFileError {
     /// There is no such file.
     #[error("there is no such file")]
     Missing,
-    /// It is not a slot's file, incomplete, or changed.
+    /// The file is not a slot's file, incomplete, or changed.
     #[error("it is not a slot's state, or damaged ({what})")]
     Damaged {
         /// Description of the defect.
         what: &'static str,
     },
-    /// It was saved with another model or other settings.
+    /// The file was saved with another model or other settings.
     #[error("it was saved with {other} than this worker's")]
     Foreign {
         /// Description of the difference.
         other: &'static str,
     },
-    /// The system cannot write or read it.
+    /// The system cannot write or read the file.
     #[error("the file cannot be written or read")]
     Io(#[source] io::Error),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Header<'a> {
+struct SlotFileHeader<'a> {
     identity: SlotIdentity,
     root: BlockHash,
     tokens: Cow<'a, [Token]>,
@@ -91,7 +91,7 @@ struct CheckpointHeader {
 
 /// Positions of a file's parts.
 #[derive(Debug)]
-struct Parts {
+struct PartPositions {
     slot: SlotState,
     state: std::ops::Range<usize>,
 }
@@ -124,14 +124,14 @@ pub fn read(path: &Path, identity: SlotIdentity) -> Result<(SlotState, u64), Slo
         _ => SlotFileError::Io(error),
     })?;
     let n_bytes = bytes.len() as u64;
-    let Parts { slot, state } = parse(&bytes, identity)?;
+    let PartPositions { slot, state } = parse(&bytes, identity)?;
     bytes.truncate(state.end);
     bytes.drain(..state.start);
     Ok((SlotState { state: bytes, ..slot }, n_bytes))
 }
 
 fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
-    let header = Header {
+    let header = SlotFileHeader {
         identity,
         root: slot.root,
         tokens: Cow::Borrowed(&slot.tokens),
@@ -157,7 +157,7 @@ fn head(identity: SlotIdentity, slot: &SlotState) -> io::Result<Vec<u8>> {
 }
 
 /// Returns the content of a file without the state itself, and the state's position.
-fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
+fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<PartPositions, SlotFileError> {
     let damaged = |what| SlotFileError::Damaged { what };
     if !bytes.starts_with(&MAGIC) || bytes.len() < PREAMBLE_BYTES {
         return Err(damaged("no preamble"));
@@ -198,12 +198,12 @@ fn parse(bytes: &[u8], identity: SlotIdentity) -> Result<Parts, SlotFileError> {
     let n_exact = usize::try_from(header.n_exact).map_err(|_| damaged("header"))?;
     let state = state_at..state_at + state.len();
     let tokens = header.tokens.into_owned();
-    Ok(Parts { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
+    Ok(PartPositions { slot: SlotState { root: header.root, tokens, n_exact, state: Vec::new(), checkpoints }, state })
 }
 
 /// Returns a header, and the headers of its checkpoints; `None` if the bytes are not a header of that version.
-fn headers(bytes: &[u8], version: u32) -> Option<(Header<'_>, Vec<CheckpointHeader>)> {
-    let (header, rest) = postcard::take_from_bytes::<Header<'_>>(bytes).ok()?;
+fn headers(bytes: &[u8], version: u32) -> Option<(SlotFileHeader<'_>, Vec<CheckpointHeader>)> {
+    let (header, rest) = postcard::take_from_bytes::<SlotFileHeader<'_>>(bytes).ok()?;
     let (checkpoints, rest) = match version {
         VERSION_WITHOUT_CHECKPOINTS => (Vec::new(), rest),
         _ => postcard::take_from_bytes(rest).ok()?,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_back_what_was_written() {
+    fn a_written_state_can_be_read() {
         let (_folder, path, slot) = saved();
         let (read, n_bytes) = read(&path, IDENTITY).expect("it can be read");
         assert_eq!((read, n_bytes), (slot, std::fs::metadata(&path).expect("it is there").len()));
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn refuses_a_file_of_another_model_layout_or_buffer() {
         let (_folder, path, _) = saved();
-        let other = |identity| read(&path, identity).expect_err("it is another's").to_string();
+        let other = |identity| read(&path, identity).expect_err("the identity differs").to_string();
         let Identity { model, kv, .. } = IDENTITY.common;
         let common = Identity { model: Fingerprint([9; 32]), ..IDENTITY.common };
         assert!(other(SlotIdentity { common, ..IDENTITY }).contains("another model"));

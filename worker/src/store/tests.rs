@@ -1,4 +1,4 @@
-//! Tests of the disk tier on real files: its life, layout, damage, crashes, order and failures.
+//! Tests of the disk tier on real files: round trips, layout, damage, crashes, order and failures.
 //!
 //! The payload of a test's chunk is derived from its record, so any chunk can be checked. A callback that does not
 //! return simulates a disk that does not respond, without a clock.
@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use tempfile::TempDir;
 use warmpath_common::block_hash::{BlockHash, block_chain, block_hash};
 use warmpath_common::ids::Token;
-use warmpath_worker_core::chunk_index::Kind;
+use warmpath_worker_core::chunk_index::StateKind;
 use warmpath_worker_core::tenants::TenantId;
 
 use super::format::file_name;
@@ -30,19 +30,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const BLOCK_SIZE_TOKENS: u32 = 4;
 const IDENTITY: Identity =
     Identity { model: Fingerprint([1; 32]), kv: Fingerprint([2; 32]), block_size_tokens: BLOCK_SIZE_TOKENS };
-const LIMITS: Limits = Limits { queued_bytes_max: 256 << 20, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
+const LIMITS: StoreRequestLimits =
+    StoreRequestLimits { queued_bytes_max: 256 << 20, write_pause: WRITE_PAUSE, end_patience: END_PATIENCE };
 const ROOT: BlockHash = BlockHash([7; 32]);
 
 /// Returns the record of two blocks at the start of the chain of `seed`, with a small payload.
-fn chunk(seed: u32) -> Record {
+fn chunk(seed: u32) -> ChunkRecord {
     sized(seed, 100)
 }
 
 /// Returns the record of [`chunk`] with a payload of `n_bytes`.
-fn sized(seed: u32, n_bytes: usize) -> Record {
+fn sized(seed: u32, n_bytes: usize) -> ChunkRecord {
     let tokens: Vec<Token> = (0..2 * BLOCK_SIZE_TOKENS).map(|i| seed * 1000 + i).collect();
-    Record {
-        kind: Kind::Chunk,
+    ChunkRecord {
+        kind: StateKind::Chunk,
         root: ROOT,
         first_block: 0,
         parent: None,
@@ -55,16 +56,16 @@ fn sized(seed: u32, n_bytes: usize) -> Record {
 }
 
 /// Returns the record of one block after `parent`.
-fn child_of(parent: &Record) -> Record {
+fn child_of(parent: &ChunkRecord) -> ChunkRecord {
     let last = parent.blocks[parent.blocks.len() - 1];
     let tokens: Arc<[Token]> = vec![9; BLOCK_SIZE_TOKENS as usize].into();
     let first_block = parent.first_block + parent.blocks.len();
     let blocks = [block_hash(&last, &tokens)].into();
-    Record { first_block, parent: Some(last), blocks, tokens, ..parent.clone() }
+    ChunkRecord { first_block, parent: Some(last), blocks, tokens, ..parent.clone() }
 }
 
 /// Returns the payload that belongs to `record` in these tests.
-fn payload(record: &Record) -> Bytes {
+fn payload(record: &ChunkRecord) -> Bytes {
     let mut bytes = vec![0; record.n_bytes as usize];
     blake3::Hasher::new().update(file_name(record).as_bytes()).finalize_xof().fill(&mut bytes);
     bytes.into()
@@ -79,7 +80,7 @@ struct Opened {
 
 impl Opened {
     fn event(&self) -> DiskEvent {
-        self.events.recv_timeout(PATIENCE).expect("the store answers")
+        self.events.recv_timeout(PATIENCE).expect("the store responds")
     }
 
     /// Requests the write of the chunk whose id is also `seed`.
@@ -90,13 +91,13 @@ impl Opened {
     }
 
     /// Writes a chunk and waits for the event.
-    fn write_through(&self, record: &Record) {
+    fn write_through(&self, record: &ChunkRecord) {
         self.store.write(ChunkId(0), record.clone().into(), payload(record));
         let event = self.event();
         assert!(matches!(event, DiskEvent::Written { .. }), "{event:?}");
     }
 
-    fn read_through(&self, record: &Record) -> Result<Bytes, ReadFailure> {
+    fn read_through(&self, record: &ChunkRecord) -> Result<Bytes, ReadFailure> {
         self.store.read(ChunkId(0), record.clone().into());
         match self.event() {
             DiskEvent::Read { payload, .. } => Ok(payload),
@@ -128,7 +129,7 @@ fn open(dir: &TempDir) -> Opened {
     open_at(dir.path(), IDENTITY, LIMITS)
 }
 
-fn open_at(dir: &Path, identity: Identity, limits: Limits) -> Opened {
+fn open_at(dir: &Path, identity: Identity, limits: StoreRequestLimits) -> Opened {
     let (sender, events) = channel();
     let tell = move |event| drop(sender.send(event));
     let (store, files) = DiskStore::open_limited(dir, identity, limits, tell).expect("the store opens");
@@ -136,7 +137,7 @@ fn open_at(dir: &Path, identity: Identity, limits: Limits) -> Opened {
 }
 
 /// Opens a store whose disk serves one request and then hangs until the sender is dropped or sends.
-fn open_hanging(dir: &TempDir, limits: Limits) -> (Opened, Sender<()>) {
+fn open_hanging(dir: &TempDir, limits: StoreRequestLimits) -> (Opened, Sender<()>) {
     let (sender, events) = channel();
     let (release, released) = channel();
     let tell = move |event| {

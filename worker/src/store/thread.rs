@@ -1,7 +1,7 @@
 //! The thread "cache-disk": serves one request after the other and reports with events.
 //!
-//! After a failed write no further write is tried for some seconds, so that a failing disk is not overloaded. A warning
-//! of one kind is logged at most once a minute. Not here: the order of requests (`queue`), writing a file (`folder`).
+//! After a failed write, writing pauses for some seconds, so that a failing disk is not overloaded. A warning of one
+//! kind is logged at most once a minute. Not here: the order of requests (`queue`), writing a file (`folder`).
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use tracing::warn;
 
 use super::folder::Folder;
 use super::queue::{DiskJob, Queue, Write};
-use super::{ChunkId, DiskEvent, ReadFailure, Record, WriteFailure};
+use super::{ChunkId, ChunkRecord, DiskEvent, ReadFailure, WriteFailure};
 
 /// Name of the thread in `top -H`.
 const NAME: &str = "cache-disk";
-/// Shortest time between two warnings of one kind. Source: own choice: a broken disk must not fill the log.
+/// Minimum time between two warnings of one kind. Source: a failing disk must not fill the log.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 
 /// State of the thread.
@@ -50,10 +50,10 @@ impl Warnings {
     }
 }
 
-/// Records the end of the thread when it is dropped, also by a panic.
-struct End(Arc<Queue>);
+/// Guard that records the end of the thread, even after a panic.
+struct EndGuard(Arc<Queue>);
 
-impl Drop for End {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.end();
     }
@@ -62,7 +62,7 @@ impl Drop for End {
 impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
     /// Starts the thread; it ends when the queue is closed, and then unlocks the folder.
     pub fn spawn(folder: Folder, queue: Arc<Queue>, write_pause: Duration, on_event: F) -> io::Result<()> {
-        let end = End(Arc::clone(&queue));
+        let end = EndGuard(Arc::clone(&queue));
         let disk = Self {
             folder,
             queue,
@@ -74,7 +74,7 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
             delete_warnings: Warnings::default(),
         };
         thread::Builder::new().name(NAME.to_owned()).spawn(move || {
-            // Dropped last: a caller that waits for the end may then open the folder again.
+            // This is dropped last, so a caller that waits for the end can then open the folder again.
             let _end = end;
             disk.run();
         })?;
@@ -109,14 +109,14 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
                 self.writes_resume_at = Some(now + self.write_pause);
                 if let Some(n_failures) = self.write_warnings.count(now) {
                     let folder = self.folder.path().display();
-                    warn!(%folder, error = %source, n_failures, "the disk cache cannot write; it tries again in some seconds");
+                    warn!(%folder, error = %source, n_failures, "cannot write to the disk cache; will retry in some seconds");
                 }
                 (self.on_event)(DiskEvent::WriteFailed { id, reason: WriteFailure::Io { source } });
             }
         }
     }
 
-    fn read(&mut self, id: ChunkId, record: &Record) {
+    fn read(&mut self, id: ChunkId, record: &ChunkRecord) {
         let event = match self.folder.read(record) {
             Ok(payload) => DiskEvent::Read { id, payload },
             Err(reason) => {
@@ -135,7 +135,7 @@ impl<F: FnMut(DiskEvent) + Send + 'static> DiskThread<F> {
         }
     }
 
-    fn delete(&mut self, record: &Record) {
+    fn delete(&mut self, record: &ChunkRecord) {
         if let Err(error) = self.folder.delete(record)
             && let Some(n_failures) = self.delete_warnings.count(Instant::now())
         {

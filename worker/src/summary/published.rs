@@ -1,7 +1,7 @@
 //! The published view: the blocks of a receiver that has applied every update so far.
 //!
-//! It keeps the runs as they were announced, with holes for blocks that a later run or a removal has replaced. A
-//! snapshot consists of the parts between the holes. Not here: sending it.
+//! It keeps the runs as they were announced, with gaps for blocks that were replaced by a later run or removed. A
+//! snapshot consists of the parts between the gaps. Not here: sending it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use warmpath_common::summary::{Change, Digest, Resume, Run};
 #[derive(Debug, Default)]
 pub struct Published {
     /// Announced runs in order of their announcement.
-    runs: BTreeMap<u64, Announced>,
+    runs: BTreeMap<u64, AnnouncedRun>,
     /// Run and index of each block.
     places: HashMap<BlockKey, (u64, usize)>,
     n_announced: u64,
@@ -21,7 +21,7 @@ pub struct Published {
 
 /// A run as it was announced, without the blocks that were replaced or removed since.
 #[derive(Debug)]
-struct Announced {
+struct AnnouncedRun {
     /// The run without its keys.
     form: Run,
     keys: Vec<Option<BlockKey>>,
@@ -58,7 +58,7 @@ impl Published {
                 stretches
                     .map(|stretch| Run { keys: stretch.iter().copied().flatten().collect(), ..announced.form.clone() }),
             );
-            // A checkpoint's run can be resumed only at its last block, so the part before a hole cannot be resumed.
+            // A checkpoint's run can be resumed only at its last block, so the part before a gap has no resume point.
             if announced.form.resume == Resume::LastBlock {
                 let has_end = announced.keys.last().is_some_and(Option::is_some);
                 let n_whole = runs.len() - usize::from(has_end);
@@ -74,7 +74,7 @@ impl Published {
         }
         let id = self.n_announced;
         self.n_announced += 1;
-        // If a run names a block twice, the later place counts.
+        // If a run has a block twice, the later position counts.
         let mut keys: Vec<Option<BlockKey>> = Vec::with_capacity(run.keys.len());
         let mut n_left = 0;
         for (idx, key) in run.keys.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Published {
             n_left += 1;
         }
         let form = Run { keys: Vec::new(), ..run.clone() };
-        self.runs.insert(id, Announced { form, keys, n_left });
+        self.runs.insert(id, AnnouncedRun { form, keys, n_left });
     }
 
     fn remove(&mut self, key: &BlockKey) {

@@ -1,7 +1,8 @@
 //! The task that owns the published view and sends every subscriber the same frames.
 //!
-//! With one owner, a snapshot and the updates after it neither overlap nor leave a gap. With one bounded broadcast
-//! channel, a slow subscriber is disconnected and starts again. Not here: the view itself (`published`), HTTP.
+//! Because the view has one owner, a snapshot and the updates after it neither overlap nor have a gap. Because the
+//! broadcast channel is bounded, a slow subscriber is disconnected and reconnects. Not here: the view itself
+//! (`published`), HTTP.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,41 +30,38 @@ use crate::engine::EngineUpdate;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
-/// Maximum number of subscribers at a time. Source: own choice: more router replicas than a fleet has, with room for
-/// people who inspect the stream.
+/// Maximum number of subscribers at a time. Source: more router replicas than a fleet has, and some for inspection.
 const SUBSCRIBERS_MAX: usize = 64;
 
-/// Most updates queued for a subscriber; one with more is disconnected.
+/// Maximum number of updates queued for a subscriber; a subscriber with more is disconnected.
 ///
 /// Source: about ten seconds of load updates at their highest rate, one every 10 ms.
 const STREAM_UPDATES_MAX: usize = 1024;
 
 /// Limits of the replay buffer for subscribers that reconnect.
 ///
-/// Source: own choice: a minute and more of load updates at their highest rate, or the announcement of a million
-/// blocks.
+/// Source: more than a minute of load updates at their highest rate, or the announcement of a million blocks.
 const REPLAY_LIMITS: ReplayLimits = ReplayLimits { updates_max: 8192, bytes_max: 8 << 20 };
 
 /// Longest silence of a stream.
 ///
-/// Source: own choice: a router that receives nothing for a second has missed three frames, and a frame takes
-/// microseconds.
+/// Source: a router that receives no frame for a second has missed three, and a frame takes microseconds.
 pub const HEARTBEAT: Duration = Duration::from_millis(250);
 
 /// Shortest time between two frames that report only new requests.
 ///
-/// Source: own choice: requests within this time share a frame, which limits the number of frames.
+/// Source: requests within this time share a frame, which limits the number of frames.
 const ARRIVALS_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Most queued requests for a snapshot or a subscription.
+/// Maximum number of queued requests for a snapshot or a subscription.
 ///
-/// Source: own choice: a fleet has fewer routers.
+/// Source: a fleet has fewer routers.
 const COMMANDS_MAX: usize = 16;
 
 /// Handle of the publisher's task.
 #[derive(Debug, Clone)]
-pub struct Publisher {
-    commands: mpsc::Sender<Command>,
+pub struct SummaryPublisher {
+    commands: mpsc::Sender<PublisherCommand>,
     places: Arc<Semaphore>,
     metrics: Arc<Metrics>,
 }
@@ -81,21 +79,21 @@ pub struct Subscription {
 }
 
 #[derive(Debug)]
-enum Command {
+enum PublisherCommand {
     Snapshot(oneshot::Sender<Snapshot>),
-    Subscribe(Option<Stamp>, oneshot::Sender<(Start, broadcast::Receiver<Bytes>)>),
+    Subscribe(Option<Stamp>, oneshot::Sender<(StreamStart, broadcast::Receiver<Bytes>)>),
 }
 
 /// Start of a stream.
 #[derive(Debug)]
-enum Start {
-    /// The subscriber has the view of this stamp, and gets the later updates.
+enum StreamStart {
+    /// The subscriber has the view as of this stamp, and gets the later updates.
     Resumed(Stamp, Vec<Bytes>),
     /// The subscriber gets the whole view.
     Snapshot(Box<Snapshot>),
 }
 
-impl Start {
+impl StreamStart {
     /// Returns the stream's first frames.
     async fn into_frames(self) -> Result<Vec<Bytes>, RequestError> {
         match self {
@@ -120,7 +118,7 @@ impl Start {
     }
 }
 
-impl Publisher {
+impl SummaryPublisher {
     /// Starts the task; it ends when the engine does.
     ///
     /// `first` is the view before the first update.
@@ -131,7 +129,7 @@ impl Publisher {
     ) -> (Self, JoinHandle<()>) {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let (stamp, model) = first;
-        let task = Task {
+        let task = PublisherTask {
             replay_buffer: ReplayBuffer::new(REPLAY_LIMITS, stamp),
             model,
             published: Published::default(),
@@ -159,7 +157,7 @@ impl Publisher {
     ///
     /// Errors: `Internal` once the engine has stopped.
     pub async fn snapshot(&self) -> Result<Snapshot, RequestError> {
-        self.ask(Command::Snapshot).await
+        self.ask(PublisherCommand::Snapshot).await
     }
 
     /// Returns a stream of the updates after the view of `after`, or of the whole view and all later updates.
@@ -168,7 +166,7 @@ impl Publisher {
     pub async fn subscribe(&self, after: Option<Stamp>) -> Result<Subscription, RequestError> {
         let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| RequestError::SubscribersFull { subscribers_max: SUBSCRIBERS_MAX })?;
-        let (start, updates) = self.ask(|reply| Command::Subscribe(after, reply)).await?;
+        let (start, updates) = self.ask(|reply| PublisherCommand::Subscribe(after, reply)).await?;
         self.metrics.summary_streams.with_label_values(&[start.label()]).inc();
         let frames = start.into_frames().await?;
         self.metrics.summary_frames.inc_by(frames.len() as u64);
@@ -182,7 +180,7 @@ impl Publisher {
         })
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, RequestError> {
+    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> PublisherCommand) -> Result<T, RequestError> {
         let (reply, answer) = oneshot::channel();
         let gone = || RequestError::Internal { reason: "the summary publisher has stopped".to_owned() };
         self.commands.send(command(reply)).await.map_err(|_| gone())?;
@@ -202,7 +200,7 @@ impl Stream for Subscription {
             Poll::Ready(None) => None,
             Poll::Ready(Some(Ok(frame))) => Some(frame),
             Poll::Ready(Some(Err(BroadcastStreamRecvError::Lagged(n_missed)))) => {
-                warn!(n_missed, "a summary subscriber does not keep up and is disconnected");
+                warn!(n_missed, "a summary subscriber is too slow and is disconnected");
                 self.metrics.summary_cut_off.inc();
                 None
             }
@@ -219,7 +217,7 @@ impl Drop for Subscription {
 }
 
 /// State of the task.
-struct Task {
+struct PublisherTask {
     /// Replay buffer: recent updates with their numbers.
     replay_buffer: ReplayBuffer<Bytes>,
     model: ModelInfo,
@@ -230,11 +228,11 @@ struct Task {
     arrivals: Arrivals,
     /// Changes in the published view that subscribers have not received yet.
     untold: Vec<Change>,
-    /// Whether subscribers have yet to receive the latest arrivals and departures of requests.
+    /// Whether there were arrivals or departures of requests since the last frame.
     is_behind: bool,
     /// Time of the last frame that reported changes.
     told: Option<Instant>,
-    /// Time at which the next frame is due even without changes.
+    /// Time at which the next heartbeat is due.
     silent_until: Instant,
     /// Load as the engine last reported it.
     counted: Load,
@@ -244,8 +242,12 @@ struct Task {
     metrics: Arc<Metrics>,
 }
 
-impl Task {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>, mut updates: mpsc::UnboundedReceiver<EngineUpdate>) {
+impl PublisherTask {
+    async fn run(
+        mut self,
+        mut commands: mpsc::Receiver<PublisherCommand>,
+        mut updates: mpsc::UnboundedReceiver<EngineUpdate>,
+    ) {
         loop {
             tokio::select! {
                 update = updates.recv() => {
@@ -263,18 +265,18 @@ impl Task {
                 }
             }
         }
-        info!("the engine has ended, and so has the summary");
+        info!("the engine has ended, so the summary ends");
     }
 
-    fn answer(&self, command: Command) {
-        // An error of a reply means that its receiver has left.
+    fn answer(&self, command: PublisherCommand) {
+        // An error of a reply means that its receiver has gone.
         match command {
-            Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Command::Subscribe(after, reply) => {
+            PublisherCommand::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            PublisherCommand::Subscribe(after, reply) => {
                 let missed = after.and_then(|after| Some((after, self.replay_buffer.since(after)?)));
                 let start = match missed {
-                    Some((after, missed)) => Start::Resumed(after, missed),
-                    None => Start::Snapshot(Box::new(self.snapshot())),
+                    Some((after, missed)) => StreamStart::Resumed(after, missed),
+                    None => StreamStart::Snapshot(Box::new(self.snapshot())),
                 };
                 drop(reply.send((start, self.stream.subscribe())));
             }

@@ -1,10 +1,10 @@
-//! The arguments of tools in the grammar of calls: a mark stands for each tool's arguments, and the tool's schema
-//! replaces it.
+//! The arguments of tools in the grammar of calls: the place of each tool's arguments is found by a marker word, and
+//! the tool's schema replaces it.
 //!
-//! llama.cpp's converter ignores parts of a schema that it does not know. So it gets tools whose arguments are one word
-//! each. In its grammar each of these words is replaced by balanced brackets or a token that no vocabulary has, at
-//! which the engine starts to follow the schema. Formats whose arguments are not a JSON object have no such word
-//! (`parameters`).
+//! llama.cpp's converter ignores unsupported parts of a schema. So it gets tools whose arguments are a marker word
+//! each. In its grammar each marker is replaced by balanced brackets or a placeholder token beyond the vocabulary, at
+//! which the engine starts to follow the schema. Formats whose arguments are not a JSON object are in `parameters` and
+//! `forms`.
 //!
 //! Not here: following schemas (`engine`), schemas' keywords (`schema`).
 
@@ -12,14 +12,14 @@ use serde_json::{Map, Value, json};
 
 use crate::schema::{self, SchemaError};
 
-/// Rules of arguments whose schema is followed beside the grammar.
+/// Rules of arguments whose schema is followed in addition to the grammar.
 const RULES: &str = r#"
 warmpath-arguments ::= "{" warmpath-part* "}"
 warmpath-part ::= [^"{}] | warmpath-text | warmpath-arguments
 warmpath-text ::= "\"" ( [^"\\] | "\\" . )* "\""
 "#;
 
-/// Returns the tools, those at these indexes with a mark in place of their arguments.
+/// Returns the tools, with a marker in place of the arguments of those at these indexes.
 pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     let mut tools = tools.to_vec();
     for idx in places {
@@ -28,9 +28,8 @@ pub fn marked(tools: &[Value], places: &[usize]) -> Vec<Value> {
     tools
 }
 
-/// Returns a grammar of calls with arguments in place of the marks of the tools at these indexes; the tokens from
-/// `first` on stand for their schemas. Returns `None` if its format does not write every tool's arguments as one JSON
-/// value.
+/// Returns a grammar of calls in which arguments replace the markers of the tools at these indexes; the placeholders of
+/// their schemas start at `first`. Returns `None` if the format does not write all arguments as one JSON value.
 pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
     let mut filled = grammar.to_owned();
     for (idx, token) in places.iter().copied().zip(first..) {
@@ -48,7 +47,7 @@ pub fn fill(grammar: &str, places: &[usize], first: u32) -> Option<String> {
 /// Returns the normalized schema of a tool's arguments: an object without further properties, as in llama.cpp's own
 /// grammars, unless the schema allows them.
 ///
-/// Errors: the part of it that cannot be enforced.
+/// Errors: the part of the schema that cannot be enforced.
 pub fn schema(parameters: &Map<String, Value>) -> Result<Value, SchemaError> {
     let mut parameters = Value::Object(parameters.clone());
     match &parameters["type"] {
@@ -68,7 +67,7 @@ fn word(idx: usize) -> String {
     format!("warmpath-arguments-{idx}.")
 }
 
-/// Returns whether some object's properties are defined in several places, so that no place may exclude the properties
+/// Returns whether several schemas define the properties of one object, so that none of them may exclude the properties
 /// of the others.
 fn is_composed(schema: &Value) -> bool {
     match schema {
@@ -83,7 +82,7 @@ fn is_composed(schema: &Value) -> bool {
     }
 }
 
-/// Forbids further properties in every object that names its properties and does not say whether it may have others.
+/// Forbids further properties in every object that names its properties and has no `additionalProperties`.
 fn close(schema: &mut Value) {
     let Value::Object(keywords) = schema else { return };
     if keywords.contains_key("properties")
@@ -121,7 +120,7 @@ b ::= "\"warmpath-arguments-1.\"" space
     }
 
     #[test]
-    fn arguments_are_objects_without_properties_that_nobody_named() {
+    fn arguments_are_objects_without_unnamed_properties() {
         let check = |parameters: Value, expected: Value| {
             let parameters = parameters.as_object().expect("an object").clone();
             assert_eq!(schema(&parameters).expect("it is kept"), schema::normalize(&expected).expect("it is kept"));

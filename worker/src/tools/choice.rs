@@ -1,7 +1,7 @@
 //! The field `tool_choice`: whether the model may or must call tools, and which ones.
 //!
-//! Tools that may not be called stay in the prompt, so that its prefix does not change; only the grammar of calls
-//! leaves them out.
+//! Tools that may not be called stay in the prompt, so that its prefix does not change; only the grammar of calls omits
+//! them.
 
 use serde_json::Value;
 use warmpath_common::dialects::{CUSTOM, left_out_of_chat};
@@ -9,20 +9,20 @@ use warmpath_llama_chat::ToolChoice;
 
 use crate::error::RequestError;
 
-/// The fields of a request that choose among its tools.
+/// Selection among a request's tools.
 #[derive(Debug, PartialEq)]
 pub(super) struct ToolSelection<'a> {
     /// Whether tools may or must be called.
     pub tool_choice: ToolChoice,
     /// The only tools that may be called; `None` if all may.
-    pub only: Option<Vec<Named<'a>>>,
-    /// Whether the answer is a single call, because the client names one tool.
+    pub only: Option<Vec<NamedTool<'a>>>,
+    /// Whether the response is a single call, because the client names one tool.
     pub is_single: bool,
 }
 
 /// Name of a tool and its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Named<'a> {
+pub(super) struct NamedTool<'a> {
     kind: &'static str,
     name: &'a str,
 }
@@ -30,12 +30,12 @@ pub(super) struct Named<'a> {
 /// Tools of a request.
 pub(super) struct RequestTools<'a> {
     /// Tools that may be called.
-    pub tools: &'a [Named<'a>],
-    /// Kinds of tools that were left out.
+    pub tools: &'a [NamedTool<'a>],
+    /// Kinds of omitted tools.
     pub left_out: &'a [&'static str],
 }
 
-impl<'a> Named<'a> {
+impl<'a> NamedTool<'a> {
     /// Returns the name and type in a tool or in a choice of a tool; `None` if the value has another shape.
     pub fn of(tool: &'a Value) -> Option<Self> {
         let kind = ["function", CUSTOM].into_iter().find(|kind| tool["type"] == *kind)?;
@@ -45,7 +45,7 @@ impl<'a> Named<'a> {
 
 /// Reads the choice.
 ///
-/// Errors: `Field`: it has another shape, names a tool that is not in the request, or requires a call without tools.
+/// Errors: `Field` if the field is invalid, names a tool that is not in the request, or requires a call without tools.
 pub(super) fn read<'a>(
     choice: Option<&'a Value>,
     listed: &RequestTools<'_>,
@@ -64,8 +64,8 @@ pub(super) fn read<'a>(
         Some(choice) if choice["type"] == "function" || choice["type"] == CUSTOM => {
             listed.check_any()?;
             let kind = choice["type"].as_str().unwrap_or_default();
-            let named =
-                Named::of(choice).ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
+            let named = NamedTool::of(choice)
+                .ok_or_else(|| refused("", &format!("`tool_choice.{kind}.name` must be a string")))?;
             listed.check_named(&named, "")?;
             Ok(ToolSelection { tool_choice: ToolChoice::Required, only: Some(vec![named]), is_single: true })
         }
@@ -77,7 +77,7 @@ pub(super) fn read<'a>(
     }
 }
 
-/// Reads a list of the only tools that may be called. Tools that this worker leaves out are ignored.
+/// Reads a list of the only tools that may be called. Omitted tools are ignored.
 fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<ToolSelection<'a>, RequestError> {
     let at = ".allowed_tools";
     let Some(allowed) = choice["allowed_tools"].as_object() else {
@@ -99,7 +99,7 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
     let mut only = Vec::new();
     for (idx, tool) in tools.iter().enumerate().filter(|(_, tool)| left_out_of_chat(tool).is_none()) {
         let at = format!(".allowed_tools.tools[{idx}]");
-        let named = Named::of(tool).ok_or_else(|| {
+        let named = NamedTool::of(tool).ok_or_else(|| {
             refused(
                 &at,
                 &format!("`tool_choice{at}` must be {{\"type\": \"function\", \"function\": {{\"name\": ...}}}}"),
@@ -110,7 +110,7 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
     }
     match tool_choice {
         ToolChoice::Required if only.is_empty() => {
-            let reason = "`tool_choice` asks for a call, but none of the tools that it allows is run here";
+            let reason = "`tool_choice` requires a call, but this worker runs none of the tools that it allows";
             Err(refused(".allowed_tools.tools", reason))
         }
         _ if only.is_empty() => Ok(ToolSelection { tool_choice: ToolChoice::None, only: None, is_single: false }),
@@ -121,17 +121,17 @@ fn read_allowed<'a>(choice: &'a Value, listed: &RequestTools<'_>) -> Result<Tool
 impl RequestTools<'_> {
     fn check_any(&self) -> Result<(), RequestError> {
         match (self.tools, self.left_out) {
-            ([], []) => Err(refused("", "`tool_choice` asks for a call, but there are no `tools`")),
+            ([], []) => Err(refused("", "`tool_choice` requires a call, but there are no `tools`")),
             ([], left_out) => {
                 let reason =
-                    "`tool_choice` asks for a call, but tools of these types are not run here and were left out";
+                    "`tool_choice` requires a call, but this worker does not run tools of these types and left out";
                 Err(refused("", &format!("{reason}: {}", left_out.join(", "))))
             }
             _ => Ok(()),
         }
     }
 
-    fn check_named(&self, named: &Named<'_>, at: &str) -> Result<(), RequestError> {
+    fn check_named(&self, named: &NamedTool<'_>, at: &str) -> Result<(), RequestError> {
         if self.tools.contains(named) {
             return Ok(());
         }

@@ -1,16 +1,16 @@
-//! Tools in formats with their own form of arguments: the place of the arguments in llama.cpp's grammar of calls.
+//! Tools in chat templates' own formats: the place of the arguments in llama.cpp's grammar of calls.
 //!
-//! A tool's rule begins with literals around its name. The rest of the rule is replaced by a token that no vocabulary
-//! has, which stands for the arguments and the mark that closes the call. Not here: the grammar of the arguments
-//! (`schema::CallText`), other formats (`arguments`, `parameters`).
+//! A tool's rule begins with literals around its name. In place of the arguments and the mark that closes the call, it
+//! gets a placeholder token beyond the vocabulary. Not here: the grammar of the arguments (`schema::CallText`), other
+//! formats (`arguments`, `parameters`).
 
 use serde_json::{Value, json};
 
 use super::parameters::quoted;
 use crate::schema::ArgumentForm;
 
-/// Forms, each with the literals before and after a tool's name in the tool's rule. Gemma's form has a rule after the
-/// name instead.
+/// Formats, each with the literals before and after a tool's name in the tool's rule. Gemma's format has a rule after
+/// the name instead.
 ///
 /// Source: `parsers/` of llama.cpp.
 const OPENINGS: [(ArgumentForm, &[&str], &[&str]); 5] = [
@@ -21,10 +21,10 @@ const OPENINGS: [(ArgumentForm, &[&str], &[&str]); 5] = [
     (ArgumentForm::MiniMaxM3, &["]<]minimax[>[<invoke name=\""], &["\">"]),
 ];
 
-/// Rule that stands for arguments in Gemma's format.
+/// Rule of the arguments in Gemma's format.
 const GEMMA_ARGUMENTS: &str = "gemma4-dict";
 
-/// Returns tools without arguments, whose rules are made quickly.
+/// Returns tools without arguments, whose rules are created quickly.
 pub fn probes(tools: &[Value]) -> Vec<Value> {
     let mut probes = tools.to_vec();
     for tool in &mut probes {
@@ -33,15 +33,15 @@ pub fn probes(tools: &[Value]) -> Vec<Value> {
     probes
 }
 
-/// Returns the form of arguments in a grammar of calls to these tools; `None` if it is another one.
+/// Returns the format of arguments in a grammar of calls to these tools; `None` if it is not one of [`OPENINGS`].
 pub fn form(grammar: &str, tools: &[Value]) -> Option<ArgumentForm> {
     let name = tools.first()?["function"]["name"].as_str()?;
     let is_of = |form: &ArgumentForm| grammar.lines().any(|line| opening(line, *form, name).is_some());
     OPENINGS.into_iter().map(|(form, ..)| form).find(is_of)
 }
 
-/// Returns a grammar of calls in which the tokens from `first` on stand for the arguments of the tools at `places`;
-/// `None` if a tool's rule is not found.
+/// Returns a grammar of calls with placeholders, from `first` on, for the arguments of the tools at `places`; `None` if
+/// a tool's rule is not found.
 pub fn fill(grammar: &str, form: ArgumentForm, (tools, places): (&[Value], &[usize]), first: u32) -> Option<String> {
     let mut n_found = 0;
     let filled = grammar.lines().map(|line| {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_of_each_tool_become_a_token() {
+    fn a_placeholder_replaces_the_arguments_of_each_tool() {
         let tools = [json!({"function": {"name": "a"}}), json!({"function": {"name": "a-b"}})];
         let grammar = "root ::= tool-a | tool-a-b\ntool-a ::= \"a\" \"(\" space (x | y)* \")\"\ntool-a-b ::= \"a-b\" \"(\" space \")\"\n";
         assert_eq!(form(grammar, &tools), Some(ArgumentForm::Lfm2));

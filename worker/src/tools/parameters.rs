@@ -1,10 +1,10 @@
 //! The arguments of tools in formats that write them one by one, such as Qwen 3 Coder's: the place of each argument in
 //! llama.cpp's grammar of calls, and the mark that closes it.
 //!
-//! llama.cpp gets tools whose parameters have made-up names, each in a rule of its own. The first time all of them are
-//! integers, which shows the text after a value; the second time strings are strings, which may be opened differently.
-//! In the resulting grammar each value with its closing mark is replaced by a token that no vocabulary has, and the
-//! made-up names by the real ones.
+//! llama.cpp gets tools whose parameters have made-up names, and creates a rule for each. At first all of them are
+//! integers, which shows the text after a value; the second time strings are strings, which may have another opening
+//! text. In the resulting grammar a placeholder token beyond the vocabulary replaces each value with its closing mark,
+//! and the real names replace the made-up ones.
 //!
 //! Not here: formats that write all arguments as one JSON value (`arguments`), a value's own grammar (`schema::value`).
 
@@ -15,17 +15,17 @@ use crate::schema::Typing;
 /// Name of the added tool, which is not one of the request's.
 const PROBE: &str = "warmpath-probe";
 
-/// Rules of strings in formats whose parsers read text that is valid JSON as JSON.
+/// Rules of strings in formats whose parsers treat text that is valid JSON as JSON.
 ///
 /// Source: `parsers/qwen3-coder.cpp` and `parsers/ling3.cpp` of llama.cpp.
 const TYPED_STRINGS: [&str; 2] = ["xml-arg-string", "ling3-arg-string"];
 
-/// How a format writes arguments.
+/// Properties of a format that writes arguments one by one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Framing {
     /// Mark that closes each argument, by tool and parameter.
     pub closes: Vec<Vec<String>>,
-    /// How its parser determines the type of a value that may be a string.
+    /// Way in which its parser determines the type of a value that may be a string.
     pub typing: Typing,
 }
 
@@ -59,13 +59,13 @@ pub fn marked(idx: usize, tool: &Value, type_of: impl Fn(usize) -> &'static str)
     marked
 }
 
-/// Returns how a format writes arguments, given its grammar of calls to [`probes`]; `None` if it does not write them
+/// Returns the properties of a format, given its grammar of calls to [`probes`]; `None` if it does not write arguments
 /// one by one.
 pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     let closes_of = |(idx, tool): (usize, &Value)| {
         (0..names(tool).len()).map(|at| closing(&Argument::find(grammar, &word(idx, at))?)).collect::<Option<Vec<_>>>()
     };
-    // The added tool has arguments even if no other has.
+    // The added tool has arguments even if no other tool has any.
     closing(&Argument::find(grammar, &word(tools.len(), 0))?)?;
     let closes = tools.iter().enumerate().map(closes_of).collect::<Option<Vec<_>>>()?;
     let has_rule = |name: &str| grammar.lines().any(|line| line.starts_with(&format!("{name} ::= ")));
@@ -73,8 +73,8 @@ pub fn framing(grammar: &str, tools: &[Value]) -> Option<Framing> {
     Some(Framing { closes, typing })
 }
 
-/// Returns a grammar of calls to [`marked`] tools with the real names, and for each value a token from `first` on, in
-/// the order of `values`, which are indexes of tools and parameters; `None` if one is not found.
+/// Returns a grammar of calls to [`marked`] tools with the real names, and a placeholder for each value, from `first`
+/// on. `values` has the indexes of tools and parameters. `None` if a value is not found.
 pub fn fill(grammar: &str, tools: &[Value], values: &[(usize, usize)], first: u32) -> Option<String> {
     let mut filled = grammar.to_owned();
     for ((tool, at), token) in values.iter().zip(first..) {
@@ -95,14 +95,14 @@ fn word(tool: usize, at: usize) -> String {
 struct Argument<'g> {
     line: &'g str,
     rule: &'g str,
-    pieces: Vec<Piece<'g>>,
+    pieces: Vec<RulePart<'g>>,
     /// Index of the piece for its value.
     value: usize,
 }
 
 /// Part of a rule that is a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece<'g> {
+enum RulePart<'g> {
     /// Literal, in quotes.
     Literal(&'g str),
     /// Optional white space.
@@ -113,7 +113,7 @@ enum Piece<'g> {
     Rule,
 }
 
-impl Piece<'_> {
+impl RulePart<'_> {
     fn renamed(&self, name: &str) -> String {
         match self {
             Self::Literal(text) | Self::Space(text) => (*text).to_owned(),
@@ -133,9 +133,9 @@ impl<'g> Argument<'g> {
             return None;
         }
         let pieces = pieces(body, &name)?;
-        let named = pieces.iter().position(|piece| *piece == Piece::Name)?;
-        let value = named + pieces[named..].iter().position(|piece| *piece == Piece::Rule)?;
-        (!pieces[..named].contains(&Piece::Rule)).then_some(Self { line, rule, pieces, value })
+        let named = pieces.iter().position(|piece| *piece == RulePart::Name)?;
+        let value = named + pieces[named..].iter().position(|piece| *piece == RulePart::Rule)?;
+        (!pieces[..named].contains(&RulePart::Rule)).then_some(Self { line, rule, pieces, value })
     }
 }
 
@@ -143,14 +143,14 @@ impl<'g> Argument<'g> {
 fn closing(argument: &Argument<'_>) -> Option<String> {
     let behind = &argument.pieces[argument.value + 1..];
     let texts = behind.iter().map(|piece| match piece {
-        Piece::Literal(text) => unquoted(text),
+        RulePart::Literal(text) => unquoted(text),
         _ => None,
     });
     texts.collect::<Option<String>>().filter(|close| !close.is_empty())
 }
 
 /// Returns the parts of a rule; `None` if it is not a sequence.
-fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
+fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<RulePart<'g>>> {
     let mut pieces = Vec::new();
     loop {
         body = body.trim_start_matches([' ', '(']);
@@ -165,10 +165,10 @@ fn pieces<'g>(mut body: &'g str, name: &str) -> Option<Vec<Piece<'g>>> {
         match piece {
             // A bracketed part must occur exactly once.
             ")" if rest.starts_with([' ', ')']) || rest.is_empty() => {}
-            "space" | "space?" => pieces.push(Piece::Space(piece)),
-            piece if piece == name => pieces.push(Piece::Name),
-            piece if first == '"' => pieces.push(Piece::Literal(piece)),
-            piece if piece.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') => pieces.push(Piece::Rule),
+            "space" | "space?" => pieces.push(RulePart::Space(piece)),
+            piece if piece == name => pieces.push(RulePart::Name),
+            piece if first == '"' => pieces.push(RulePart::Literal(piece)),
+            piece if piece.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') => pieces.push(RulePart::Rule),
             _ => return None,
         }
     }
@@ -232,7 +232,7 @@ tool-probe-arg-warmpath-1-0- ::= "<p=" "warmpath-1-0." ">\n" integer "\n</p>\n"
 xml-arg-string ::= ac-1"#;
 
     #[test]
-    fn a_grammar_tells_what_closes_an_argument() {
+    fn the_grammar_shows_the_closing_mark_of_an_argument() {
         let framing = framing(PROBED, &[tool()]).expect("the arguments are written one by one");
         assert_eq!(framing.closes, [["\n</p>\n", "\n</p>\n"]]);
         assert_eq!(framing.typing, Typing::Text);
@@ -240,7 +240,7 @@ xml-arg-string ::= ac-1"#;
     }
 
     #[test]
-    fn values_become_tokens_and_names_the_real_ones() {
+    fn placeholders_replace_values_and_real_names_made_up_ones() {
         let grammar = r#"tool-f-arg-warmpath-0-0- ::= "<p=" "warmpath-0-0." ">\n" xml-arg-string
 tool-f-arg-warmpath-0-1- ::= space? "<p=" "warmpath-0-1." ">\n" integer "\n</p>\n""#;
         let filled = fill(grammar, &[tool()], &[(0, 0), (0, 1)], 100).expect("both are there");

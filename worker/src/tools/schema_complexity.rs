@@ -1,6 +1,6 @@
 //! Estimate of llama.cpp's work for a tool's schema.
 //!
-//! The walk follows llama.cpp's converter (json-schema.cpp, json-schema-to-grammar.cpp) with a budget. Types in a list
+//! The walk imitates llama.cpp's converter (json-schema.cpp, json-schema-to-grammar.cpp) with a budget. Types in a list
 //! are converted one by one, and a reference only once, except that `allOf` inlines it each time. Names grow with the
 //! path, and every pair of optional properties adds a rule. Not here: the meaning of a schema.
 
@@ -15,10 +15,10 @@ use crate::error::RequestError;
 /// Source: measured with `the_largest_accepted_schemas_compile_quickly`.
 const COST_MAX: u64 = 20_000_000;
 
-/// Deepest nesting of a schema, references followed. Source: serde_json reads 128 levels.
+/// Maximum depth of a schema, with references followed. Source: serde_json parses 128 levels.
 const DEPTH_MAX: usize = 192;
 
-/// Longest name of a property. Units: bytes. Source: own choice; rules are named by it.
+/// Longest name of a property. Units: bytes. Source: rules are named by it.
 const PROPERTY_BYTES_MAX: usize = 256;
 
 /// Cost of a schema without its name. Source: some ten allocations.
@@ -37,7 +37,7 @@ pub(super) fn check(tools: &[Value]) -> Result<(), RequestError> {
     let mut purse = COST_MAX;
     for (idx, tool) in tools.iter().enumerate() {
         let schema = &tool["function"]["parameters"];
-        let mut walk = Walk { root: schema, purse: &mut purse, seen: HashSet::new() };
+        let mut walk = ComplexityWalk { root: schema, purse: &mut purse, seen: HashSet::new() };
         walk.visit(schema, 0, 0).map_err(|reason| {
             let param = format!("tools[{idx}].function.parameters");
             RequestError::field(param.clone(), format!("`{param}` {reason}"))
@@ -56,16 +56,16 @@ pub(super) fn json_bytes(value: &Value) -> usize {
     }
 }
 
-struct Walk<'s, 'p> {
+struct ComplexityWalk<'s, 'p> {
     root: &'s Value,
     purse: &'p mut u64,
     seen: HashSet<&'s str>,
 }
 
-impl<'s> Walk<'s, '_> {
+impl<'s> ComplexityWalk<'s, '_> {
     fn pay(&mut self, cost: u64) -> Result<(), Refusal> {
         let left = self.purse.checked_sub(cost);
-        *self.purse = left.ok_or("makes the tools' schemas too large taken together")?;
+        *self.purse = left.ok_or("makes the tools' schemas too large in total")?;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! JSON schemas of the fields about tools, for the API's document.
 //!
-//! Not here: their checks (`tools`). The test `the_document_and_the_readers_agree_field_by_field` compares both.
+//! Not here: their checks (`tools`). The test `the_document_and_the_parsers_agree_field_by_field` compares both.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use warmpath_common::dialects::LEFT_OUT_KINDS;
@@ -8,7 +8,7 @@ use warmpath_common::dialects::LEFT_OUT_KINDS;
 use super::{NAME_BYTES_MAX, TOOLS_MAX};
 
 pub(super) fn web_search_options(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"description": "Left out: nobody searches the web here."})
+    json_schema!({"description": "Ignored: this worker does not search the web."})
 }
 
 pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
@@ -46,7 +46,7 @@ pub(super) fn tools(_: &mut SchemaGenerator) -> Schema {
 fn custom() -> Schema {
     let grammar = json_schema!({
         "type": "object",
-        "description": "Shown to the model, which may break it.",
+        "description": "Shown to the model, but not enforced.",
         "properties": {"syntax": {"type": "string"}, "definition": {"type": "string"}},
         "required": ["syntax", "definition"],
     });
@@ -61,7 +61,7 @@ fn custom() -> Schema {
     ]});
     json_schema!({
         "type": "object",
-        "description": "Takes one free text.",
+        "description": "A tool that takes one free text.",
         "properties": {
             "name": {"type": "string", "pattern": name_pattern()},
             "description": {"type": ["string", "null"]},
@@ -75,7 +75,7 @@ fn custom() -> Schema {
 fn left_out() -> Schema {
     json_schema!({
         "type": "object",
-        "description": "Left out: nobody runs it here.",
+        "description": "Ignored: this worker does not run it.",
         "properties": {"type": {"type": "string", "pattern": format!("^({})(_.*)?$", LEFT_OUT_KINDS.join("|"))}},
         "required": ["type"],
     })
@@ -98,7 +98,7 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
     let (function, custom) = (named("function"), named("custom"));
     let allowed = json_schema!({
         "type": "object",
-        "description": "Tools of the prompt that alone may be called.",
+        "description": "The only tools that may be called.",
         "properties": {
             "mode": {"enum": ["auto", "required"]},
             "tools": {"type": "array", "minItems": 1, "items": {"anyOf": [function, custom, left_out()]}},
@@ -122,7 +122,7 @@ pub(super) fn tool_choice(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn reasoning_format(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Where the model's reasoning goes: apart (`auto`, `deepseek`), into the content (`none`), or both.",
+        "description": "Field for the model's reasoning: `reasoning_content` (`auto`, `deepseek`), the content (`none`), or both.",
         "enum": ["auto", "deepseek", "none", "deepseek-legacy", null],
     })
 }

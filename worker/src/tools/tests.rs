@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use warmpath_llama_chat::{ChatTemplates, FormatInputs};
-use warmpath_worker_output::grammar::{Grammar, Tokens};
+use warmpath_worker_output::grammar::{Grammar, GrammarVocabulary};
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn check(body: Value, param: &str, says: &str) {
 }
 
 #[test]
-fn a_tool_of_a_wrong_shape_is_refused_by_its_place_and_field() {
+fn refuses_an_invalid_tool_and_names_its_field() {
     let with = |second: Value| json!({"tools": [tool("a", json!({})), second]});
     check(with(json!(7)), "tools[1]", "an object");
     check(with(json!({"type": "retrieval"})), "tools[1].type", "function");
@@ -84,11 +84,15 @@ fn a_choice_must_be_among_the_tools() {
     check(second(json!({"type": "function", "name": "a"})), param, "must be");
     check(second(json!({"type": "function", "function": {"name": "b"}})), param, "not among");
     let search = json!([{"type": "web_search"}]);
-    check(allowed(json!({"mode": "required", "tools": search})), "tool_choice.allowed_tools.tools", "is run here");
+    check(
+        allowed(json!({"mode": "required", "tools": search})),
+        "tool_choice.allowed_tools.tools",
+        "runs none of the tools",
+    );
 }
 
 #[test]
-fn tools_that_nobody_runs_are_left_out_and_the_others_keep_their_places() {
+fn tools_that_the_worker_does_not_run_are_omitted_and_the_others_keep_their_order() {
     let search = json!({"type": "web_search_preview"});
     let listed = |choice: Value| {
         let tools = [search.clone(), tool("a", json!({})), json!({"type": "mcp", "server_label": "s"}), search.clone()];
@@ -111,7 +115,7 @@ fn tools_that_nobody_runs_are_left_out_and_the_others_keep_their_places() {
 }
 
 #[test]
-fn a_choice_says_what_may_be_called() {
+fn a_choice_decides_which_tools_may_be_called() {
     let resolved = |choice: Value| {
         let tools = [tool("a", json!(null)), tool("b", json!({}))];
         let fields = fields(json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": true}));
@@ -161,7 +165,7 @@ fn nested(n: usize, step: impl Fn(Value) -> Value) -> Value {
 }
 
 #[test]
-fn schemas_that_explode_or_contain_themselves_are_refused() {
+fn refuses_exploding_and_recursive_schemas() {
     let refused = |schema: Value, says: &str| {
         check(json!({"tools": [tool("a", json!({})), tool("b", schema)]}), "tools[1].function.parameters", says);
     };
@@ -187,7 +191,7 @@ fn schemas_that_explode_or_contain_themselves_are_refused() {
 }
 
 #[test]
-fn ordinary_schemas_are_let_in() {
+fn accepts_ordinary_schemas() {
     let tree =
         json!({"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}});
     let recursive = json!({"$ref": "#/$defs/node", "$defs": {"node": tree}});
@@ -195,7 +199,7 @@ fn ordinary_schemas_are_let_in() {
     let wide = json!({"type": "object", "properties": properties, "required": ["p1"]});
     let many: Vec<Value> = (0..100).map(|n| tool(&format!("f{n}"), wide.clone())).collect();
     for tools in [vec![tool("a", recursive)], many] {
-        fields(json!({"tools": tools})).resolve().expect("these are taken");
+        fields(json!({"tools": tools})).resolve().expect("these are accepted");
     }
 }
 
@@ -238,7 +242,7 @@ fn the_largest_accepted_schemas_compile_quickly() {
         let format = templates.format(&inputs.to_json()).expect("it has a format");
         let made = start.elapsed();
         let start = Instant::now();
-        let compiled = Grammar::new(&format.grammar, Tokens { n_vocab: 1, named: &|_| None });
+        let compiled = Grammar::new(&format.grammar, GrammarVocabulary { n_vocab: 1, named: &|_| None });
         let compiled =
             compiled.map_or_else(|error| error.to_string(), |grammar| format!("{} bytes", grammar.n_bytes()));
         let n_bytes = format.grammar.len();

@@ -1,7 +1,7 @@
-//! A server that speaks the hub's protocol as far as a client of models needs it, and fails as it is told.
+//! A server with the part of the hub's protocol that a download of models needs, and with faults on request.
 //!
-//! Source: the answers of huggingface.co to `/api/models/...` and `/REPO/resolve/...`: files are at another host, to
-//! which a redirect leads, and that host knows ranges.
+//! Source: the responses of huggingface.co to `/api/models/...` and `/REPO/resolve/...`: a redirect leads to another
+//! host that has the files and supports ranges.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,33 +24,33 @@ use url::Url;
 pub const COMMIT: &str = "0123456789012345678901234567890123456789";
 /// Commit of the tag `v2`.
 pub const SECOND_COMMIT: &str = "abcdefabcdefabcdefabcdefabcdefabcdefabcd";
-/// Token of a user who may have everything.
+/// Token of a user with access to everything.
 pub const TOKEN: &str = "hf_right";
 
-/// Pause before a connection is cut.
+/// Pause before a connection is closed. Source: enough to send the bytes before it.
 const CUT_PAUSE: Duration = Duration::from_millis(30);
 
 const FILES: [&str; 4] =
     ["README.md", "parts/tiny-Q8_0-00001-of-00002.gguf", "parts/tiny-Q8_0-00002-of-00002.gguf", "tiny-Q4_K_M.gguf"];
 
-/// What is wrong with a file.
+/// Fault of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Every answer ends after so many bytes.
+    /// Every response ends after this number of bytes.
     CutAfter(usize),
-    /// One byte is another one.
+    /// One byte is changed.
     Damaged,
-    /// No answer is a part.
+    /// The host ignores ranges.
     NoRanges,
     /// Its size is an exabyte.
     Huge,
-    /// Its path leads out of the repository.
+    /// Its path is outside the repository.
     PathOutside,
-    /// Its list is cut into pages of one file.
+    /// The list of files has one file per page.
     ManyPages,
 }
 
-/// Hub, with the other host at which its files are.
+/// A hub and the host of its files.
 pub struct FakeHub {
     /// Address of the hub.
     pub endpoint: Url,
@@ -60,7 +60,7 @@ pub struct FakeHub {
 #[derive(Default)]
 struct Shared {
     faults: Mutex<HashMap<String, Fault>>,
-    /// First byte of each answer with a file's content.
+    /// File and first byte of each response with a file's content.
     begins: Mutex<Vec<(String, usize)>>,
     elsewhere: Mutex<Option<Url>>,
     is_gated: AtomicBool,
@@ -77,7 +77,7 @@ pub fn content(name: &str) -> Vec<u8> {
     (0..5000_u32).map(|n| n.wrapping_mul(seed | 1).rotate_left(n % 13).to_le_bytes()[2]).collect()
 }
 
-/// Returns the content that a plain address has later.
+/// Returns the replaced content of a plain URL.
 pub fn replaced() -> Vec<u8> {
     content("another")
 }
@@ -101,7 +101,7 @@ impl FakeHub {
         Self { endpoint: serve(hub).await, shared }
     }
 
-    /// Sets what is wrong with a file.
+    /// Sets the fault of a file.
     pub fn fault(&self, name: &str, fault: Fault) {
         self.shared.faults.lock().expect("unbroken").insert(name.to_owned(), fault);
     }
@@ -114,19 +114,19 @@ impl FakeHub {
         self.shared.is_down.store(is_down, Ordering::Relaxed);
     }
 
-    /// Replaces what plain addresses have.
+    /// Replaces the content of plain URLs.
     pub fn replace_plain(&self) {
         self.shared.faults.lock().expect("unbroken").clear();
         self.shared.is_replaced.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the first bytes of the answers with a file's content.
+    /// Returns the offsets from which responses had a file's content.
     pub fn begins(&self, name: &str) -> Vec<usize> {
         let begins = self.shared.begins.lock().expect("unbroken");
         begins.iter().filter(|(served, _)| served == name).map(|(_, begin)| *begin).collect()
     }
 
-    /// Returns how many answers had a file's content.
+    /// Returns how many responses had a file's content.
     pub fn n_served(&self, name: &str) -> usize {
         self.begins(name).len()
     }
@@ -266,7 +266,7 @@ async fn plain(State(shared): State<Arc<Shared>>, Path(path): Path<String>, head
     response
 }
 
-/// Returns a file's content, or the part that is asked for, with what is wrong with it.
+/// Returns a file's content or the requested part of it, with the file's fault.
 fn bytes_of(shared: &Shared, name: &str, content: &[u8], headers: &HeaderMap) -> Response {
     let fault = shared.fault_of(name);
     let range = headers.get(header::RANGE).filter(|_| fault != Some(Fault::NoRanges));
@@ -290,7 +290,7 @@ fn bytes_of(shared: &Shared, name: &str, content: &[u8], headers: &HeaderMap) ->
         bytes.truncate(n);
     }
     let sent = stream::iter([Ok::<_, std::io::Error>(Bytes::from(bytes))]);
-    // What is sent must be on its way before the connection ends.
+    // The bytes must be sent before the connection ends.
     let cut = stream::once(async {
         tokio::time::sleep(CUT_PAUSE).await;
         Err(std::io::Error::other("cut"))

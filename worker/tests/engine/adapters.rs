@@ -1,4 +1,4 @@
-//! LoRA adapters: what they change, and that what was computed with one never serves another.
+//! LoRA adapters: they change responses, and state that was computed with one is never reused with another.
 //!
 //! Not here: random traffic with adapters (`property`).
 
@@ -21,9 +21,9 @@ async fn every_adapter_answers_differently_and_reuses_only_its_own_state() {
         let mut ask = ask(&prompt, 8);
         ask.adapter = adapter;
         let first = ask.answer(&engine).await;
-        assert_eq!(first.cached_tokens(), 0, "{adapter:?}: nothing of another adapter is reused");
+        assert_eq!(first.cached_tokens(), 0, "{adapter:?}: state of another adapter was reused");
         let again = ask.answer(&engine).await;
-        assert!(again.cached_tokens() > 200, "{adapter:?}: its own is");
+        assert!(again.cached_tokens() > 200, "{adapter:?}: its own state was not reused");
         assert_eq!(again.tokens, first.tokens);
         answers.push(first.tokens);
     }
@@ -40,7 +40,7 @@ async fn streams_with_different_adapters_run_side_by_side() {
         ask
     });
     let mut streams: Vec<_> = asks.iter().map(|ask| ask.submit(&engine).unwrap()).collect();
-    // Turns go round: when the first is half through, so are the others, give or take the steps of the beginning.
+    // The adapters take turns: when the first stream is half through, so are the others, except for the first steps.
     while streams[0].so_far().tokens.len() < 100 {
         assert!(streams[0].next().await);
     }
@@ -58,7 +58,7 @@ async fn streams_with_different_adapters_run_side_by_side() {
 }
 
 #[test]
-fn a_file_that_is_no_adapter_of_the_model_is_refused_by_its_name() {
+fn a_file_that_is_not_an_adapter_of_the_model_is_refused_by_its_name() {
     let refused = |file: AdapterFile| {
         let config = EngineConfig { adapters: vec![file], ..config(Preset::Tiny) };
         let (sender, _updates) = tokio::sync::mpsc::unbounded_channel();
@@ -69,6 +69,6 @@ fn a_file_that_is_no_adapter_of_the_model_is_refused_by_its_name() {
     };
     let file = |path: std::path::PathBuf| AdapterFile { path, ..adapter(Preset::Tiny, 13) };
     assert!(refused(file("/no/such.gguf".into())).contains("/no/such.gguf"));
-    assert!(refused(file(config(Preset::Tiny).model)).contains("it holds no LoRA adapter"));
+    assert!(refused(file(config(Preset::Tiny).model)).contains("it is not a LoRA adapter"));
     assert!(refused(adapter(Preset::TinySwa, 13)).contains("llama.cpp refuses it"));
 }

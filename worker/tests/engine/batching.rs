@@ -1,4 +1,4 @@
-//! Sequences beside each other: shared steps, the queue, clients that leave.
+//! Sequences that run at the same time: shared steps, the queue, clients that disconnect.
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::SlotId;
@@ -10,7 +10,7 @@ fn slots(n_slots: u16, context_tokens: u32) -> EngineConfig {
     EngineConfig { n_slots, context_tokens_total: u32::from(n_slots) * context_tokens, ..config(Preset::Tiny) }
 }
 
-/// Holds a stream beside a long prompt; returns the most prompt tokens between two tokens of the stream.
+/// Runs a stream beside a long prompt; returns the largest number of prompt tokens between two tokens of the stream.
 async fn most_between_tokens(ubatch_tokens: u32, kv_unified: Switch) -> u64 {
     let (engine, _updates) = start(EngineConfig { ubatch_tokens, kv_unified, ..slots(2, 4352) });
     let mut stream = ask(&tokens(1, 20), 4000).submit(&engine).unwrap();
@@ -30,7 +30,8 @@ async fn most_between_tokens(ubatch_tokens: u32, kv_unified: Switch) -> u64 {
 
 #[tokio::test]
 async fn a_long_prompt_never_takes_more_than_a_micro_batch_from_a_running_stream() {
-    // Beside each other the stream's token takes one place of the micro-batch; in turns the prompt has all.
+    // In a common batch, the stream's token takes one place of the micro-batch; in alternating batches, the prompt has
+    // all.
     assert_eq!(most_between_tokens(64, Switch::On).await, 63);
     assert_eq!(most_between_tokens(64, Switch::Off).await, 64);
 }
@@ -44,12 +45,12 @@ async fn sequences_decode_in_one_batch() {
     }
     let counters = engine.counters();
     assert_eq!((counters.prefill_tokens, counters.decode_tokens, counters.finished), (60, 297, 3));
-    assert!(counters.steps < 200, "{} steps for 297 tokens: nothing was shared", counters.steps);
+    assert!(counters.steps < 200, "{} steps for 297 tokens: the steps were not shared", counters.steps);
     stop(engine).await;
 }
 
 #[tokio::test]
-async fn requests_wait_in_the_order_in_which_they_came() {
+async fn requests_wait_in_the_order_of_their_arrival() {
     let (engine, _updates) = start(slots(1, 4096));
     let mut first = ask(&tokens(1, 20), 4000).submit(&engine).unwrap();
     first.tokens(1).await;
@@ -58,14 +59,14 @@ async fn requests_wait_in_the_order_in_which_they_came() {
     until("two requests wait", || engine.counters().queued == 2).await;
     drop(first);
     second.tokens(1).await;
-    assert_eq!(engine.counters().queued, 1, "the third passed the second");
+    assert_eq!(engine.counters().queued, 1, "the third overtook the second");
     drop(second);
     assert_eq!(third.answer().await.tokens.len(), 2);
     stop(engine).await;
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_its_slot_within_one_step() {
+async fn a_client_that_disconnects_frees_its_slot_within_one_step() {
     let (engine, _updates) = start(slots(1, 4096));
     for n_prompt in [20, 3000] {
         let mut leaving = ask(&tokens(1, n_prompt), 4000).submit(&engine).unwrap();
@@ -76,7 +77,7 @@ async fn a_client_that_leaves_frees_its_slot_within_one_step() {
         let n_steps = engine.counters().steps;
         until("the slot is free", || engine.counters().busy_slots == 0).await;
         let n_more = engine.counters().steps - n_steps;
-        assert!(n_more <= 1, "{n_more} steps were computed for a client that had left");
+        assert!(n_more <= 1, "{n_more} steps were computed for a client that had disconnected");
     }
     let answer = ask(&tokens(1, 20), 2).answer(&engine).await;
     assert_eq!(answer.finished().reason, FinishReason::Length);
@@ -85,7 +86,7 @@ async fn a_client_that_leaves_frees_its_slot_within_one_step() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_it_waits_is_forgotten() {
+async fn a_waiting_request_is_removed_when_its_client_disconnects() {
     let (engine, _updates) = start(slots(1, 4096));
     let mut running = ask(&tokens(1, 20), 4000).submit(&engine).unwrap();
     running.tokens(1).await;
@@ -99,14 +100,14 @@ async fn a_client_that_leaves_while_it_waits_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_second_turn_computes_only_what_is_new() {
+async fn a_second_turn_computes_only_its_new_tokens() {
     let (engine, _updates) = start(slots(3, 1024));
     let first = ask(&tokens(1, 100), 50).answer(&engine).await;
     assert_eq!(first.cached_tokens(), 0);
     let other = ask(&tokens(2, 80), 5).answer(&engine).await;
     let turn: Vec<_> = [tokens(1, 100), first.tokens.clone(), tokens(3, 30)].concat();
     let second = ask(&turn, 5).answer(&engine).await;
-    // The last token of an answer was never computed.
+    // The last token of a response is not computed.
     assert_eq!(second.cached_tokens(), 149);
     assert_eq!(second.started.unwrap().slot, first.started.unwrap().slot);
     assert_ne!(other.started.unwrap().slot, first.started.unwrap().slot);
@@ -114,13 +115,13 @@ async fn a_second_turn_computes_only_what_is_new() {
 }
 
 #[tokio::test]
-async fn a_request_without_the_cache_neither_takes_nor_leaves_anything() {
+async fn a_request_without_the_cache_reuses_no_state_and_leaves_none() {
     let (engine, _updates) = start(slots(1, 1024));
     let mut request = ask(&tokens(1, 100), 5);
     request.cache_prompt = false;
     for _ in 0..2 {
         assert_eq!(request.answer(&engine).await.cached_tokens(), 0);
-        until("nothing is left behind", || engine.counters().held_tokens == 0).await;
+        until("the slot is empty", || engine.counters().held_tokens == 0).await;
     }
     request.cache_prompt = true;
     assert_eq!(request.answer(&engine).await.cached_tokens(), 0);
@@ -141,7 +142,7 @@ async fn tenants_share_nothing() {
 }
 
 #[tokio::test]
-async fn a_wanted_slot_is_taken_when_it_is_as_good_as_any() {
+async fn a_requested_slot_is_used_if_no_other_slot_is_better() {
     let (engine, _updates) = start(slots(3, 1024));
     let mut request = ask(&tokens(1, 100), 5);
     request.wanted_slot = Some(SlotId(2));

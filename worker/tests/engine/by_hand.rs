@@ -1,7 +1,8 @@
-//! One sequence in a separate context, moved by hand, for comparison with the engine's shifted responses.
+//! One sequence in a separate context, moved with llama.cpp's own calls, for comparison with the engine's shifted
+//! responses.
 //!
-//! These are llama.cpp's own calls, in the order in which its server makes them, without any code of the engine's. What
-//! its server cannot do, to compute tokens in front of others, takes further sequences that share the cells.
+//! The calls are those of llama.cpp's server, in the same order, and use no code of the engine. Its server cannot
+//! compute tokens in front of others; that takes further sequences, which share the cells.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -26,7 +27,7 @@ pub struct ByHand {
 impl ByHand {
     pub fn new(config: &EngineConfig) -> Self {
         let model = LlamaModel::load_from_file(warmpath_prompt::backend(), &config.model, &LlamaModelParams::default());
-        // The context borrows it for as long as the test runs.
+        // The context borrows the model until the test ends.
         let model: &'static LlamaModel = Box::leak(Box::new(model.unwrap()));
         let flash_attn = match config.flash_attn {
             Switch::On => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -43,12 +44,12 @@ impl ByHand {
         Self { model, context, n_held: 0, logits: Vec::new() }
     }
 
-    /// Computes tokens after the present ones.
+    /// Computes tokens after the existing ones.
     pub fn compute(&mut self, tokens: &[Token]) {
         self.logits = self.compute_listed(tokens, 1).pop().unwrap();
     }
 
-    /// Computes tokens in one batch after the present ones; returns the logits of the last `n_listed`.
+    /// Computes tokens in one batch after the existing ones; returns the logits of the last `n_listed`.
     pub fn compute_listed(&mut self, tokens: &[Token], n_listed: usize) -> Vec<Vec<f32>> {
         let mut batch = LlamaBatch::new(tokens.len(), 1);
         let first_listed = tokens.len() - n_listed;
@@ -81,7 +82,7 @@ impl ByHand {
         &self.logits
     }
 
-    /// Drops tokens after the first `n_kept` and moves the rest up.
+    /// Drops `n_dropped` tokens after the first `n_kept`, and moves the rest to their positions.
     pub fn shift(&mut self, n_kept: u32, n_dropped: u32) {
         let from = n_kept + n_dropped;
         assert!(self.context.clear_kv_cache_seq(Some(0), Some(n_kept), Some(from)).unwrap());
@@ -89,7 +90,7 @@ impl ByHand {
         self.n_held -= n_dropped;
     }
 
-    /// Gives the tokens at these positions to another sequence as well.
+    /// Adds the tokens at these positions to another sequence as well.
     pub fn lay_aside(&mut self, sequence: i32, positions: Range<u32>) {
         self.context.kv_cache_seq_cp(0, sequence, Some(positions.start), Some(positions.end)).unwrap();
     }
@@ -100,7 +101,7 @@ impl ByHand {
         self.n_held = n_kept;
     }
 
-    /// Puts the tokens of another sequence, which begin at the position `from`, behind the present ones.
+    /// Appends the tokens of another sequence, which begin at the position `from`.
     pub fn take_back(&mut self, sequence: i32, from: u32) {
         self.context.kv_cache_seq_add(sequence, None, None, self.n_held as i32 - from as i32).unwrap();
         self.context.kv_cache_seq_cp(sequence, 0, None, None).unwrap();
@@ -112,7 +113,7 @@ impl ByHand {
         self.endless_answer(n_tokens, (u32::MAX, 0, None))
     }
 
-    /// Continues, and shifts when a context of that size is full.
+    /// Continues, and shifts whenever a context of that size is full.
     pub fn endless_answer(
         &mut self,
         n_tokens: usize,

@@ -1,9 +1,9 @@
-//! Draft models: whatever a draft model says, every answer is the one without it.
+//! Draft models: whatever a draft model proposes, every response is the same as without it.
 //!
-//! A model that drafts for itself agrees by construction: each of its drafts is accepted as long as its own state is
-//! right, so a wrong state shows in the counters. A model of another seed agrees nowhere.
+//! If a model drafts for itself, every draft is accepted as long as the draft model's state is correct, so wrong state
+//! is visible in the counters. Drafts of a model with another seed are always rejected.
 //!
-//! Not here: random traffic (`property`), real weights (`real_weights`), whether a draft pays (the core's tests).
+//! Not here: random traffic (`property`), real weights (`real_weights`), whether drafting is faster (the core's tests).
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use warmpath_worker::engine::{
 use super::speculation::{assert_same, every_way_and_end, run, slots};
 use super::support::{Answer, Ask, ask, config, model, start, stop, tokens};
 
-/// Returns a configuration with this draft model, on a machine where drafts pay.
+/// Returns a configuration with this draft model, on a machine where drafting is faster.
 pub fn drafting(config: &EngineConfig, draft: PathBuf) -> EngineConfig {
     EngineConfig {
         speculation: Some(SpeculationConfig { costs: DraftCosts::LikeGpu, ..SpeculationConfig::default() }),
@@ -39,12 +39,12 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.gguf", std::process::id()))
 }
 
-/// Asks for several answers at the same time.
+/// Sends several requests at the same time.
 async fn together(engine: &EngineHandle, asks: &[Ask]) -> Vec<Answer> {
     join_all(asks.iter().map(|ask| ask.answer(engine))).await
 }
 
-/// Checks the answers of engines with draft models that agree and that disagree against those of one without.
+/// Compares the responses of engines with an agreeing and with a disagreeing draft model with those without one.
 async fn check(config: &EngineConfig, asks: &[Ask]) {
     let (expected, held, plain) = run(config, asks).await;
     stop(plain).await;
@@ -53,7 +53,7 @@ async fn check(config: &EngineConfig, asks: &[Ask]) {
         for ((found, expected), ask) in answers.iter().zip(&expected).zip(asks) {
             assert_same(found, expected, ask);
         }
-        assert_eq!(held_then, held, "slots hold what they hold without drafts");
+        assert_eq!(held_then, held, "the slots have the same tokens as without drafts");
         let counters = engine.counters();
         assert_eq!((counters.decode_failures, counters.failed_starts), (0, 0));
         assert!(counters.made_tokens > 0, "{counters:?}");
@@ -62,8 +62,8 @@ async fn check(config: &EngineConfig, asks: &[Ask]) {
     }
 }
 
-/// Returns conversations that fill slots, go on in them, are cut back and replace each other: those of these requests
-/// whose answers are complete, in groups that run at the same time.
+/// Returns requests with their responses, in groups that run at the same time: conversations that fill slots, continue
+/// in them, are cut back and replace each other.
 async fn conversations(config: &EngineConfig) -> Vec<Vec<(Ask, Answer)>> {
     let (plain, _updates) = start(config.clone());
     let mut groups: Vec<Vec<(Ask, Answer)>> = Vec::new();
@@ -79,7 +79,7 @@ async fn conversations(config: &EngineConfig) -> Vec<Vec<(Ask, Answer)>> {
             let mut asked = ask(&prompt, 30);
             asked.generation.ignore_eos = false;
             let answer = asked.answer(&plain).await;
-            // What is drafted behind the end of an answer is not accepted.
+            // Drafted tokens after the end of a response are not accepted.
             if answer.finished().reason == FinishReason::Length {
                 group.push((asked, answer));
             }
@@ -91,7 +91,7 @@ async fn conversations(config: &EngineConfig) -> Vec<Vec<(Ask, Answer)>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_draft_model_that_agrees_is_always_right_whatever_its_slots_held_before() {
+async fn drafts_of_an_agreeing_model_are_accepted_whatever_its_slots_had_before() {
     for (n_slots, kv_unified) in [(2, Switch::Off), (3, Switch::On)] {
         let config = EngineConfig { kv_unified, flash_attn: kv_unified, ..slots(n_slots) };
         let groups = conversations(&config).await;
@@ -115,7 +115,7 @@ async fn a_draft_model_that_agrees_is_always_right_whatever_its_slots_held_befor
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_are_the_same_with_a_draft_model_however_tokens_are_chosen() {
     let (mut asks, whole) = every_way_and_end().await;
-    // A stream that another worker began goes on, and so does a conversation of another tenant.
+    // A stream that another worker began continues, and so does a conversation of another tenant.
     asks.push(Ask { past: whole.sampled[..10].to_vec(), ..asks[0].clone() });
     asks.push(Ask { salt: 1, ..asks[0].clone() });
     asks.push(Ask { cache_prompt: false, ..asks[0].clone() });
@@ -124,7 +124,7 @@ async fn answers_are_the_same_with_a_draft_model_however_tokens_are_chosen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn contexts_end_and_shift_as_without_a_draft_model() {
+async fn contexts_end_and_shift_the_same_as_without_a_draft_model() {
     let mut unlimited = ask(&tokens(4, 480), 0);
     unlimited.generation.max_tokens = None;
     check(&slots(1), &[unlimited, ask(&tokens(4, 511), 9), ask(&tokens(4, 505), 300), ask(&tokens(5, 30), 40)]).await;
@@ -143,7 +143,7 @@ async fn contexts_end_and_shift_as_without_a_draft_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_client_that_leaves_within_a_made_draft_leaves_the_right_state() {
+async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
     let prompt = tokens(8, 60);
     let (expected, _, plain) = run(&slots(1), &[ask(&prompt, 300)]).await;
     stop(plain).await;
@@ -164,7 +164,7 @@ async fn a_client_that_leaves_within_a_made_draft_leaves_the_right_state() {
 async fn a_draft_model_drafts_within_its_own_context() {
     let mut short = std::fs::read(model(Preset::Tiny, 1)).unwrap();
     let key = b"llama.context_length";
-    // Behind the key are the type of the value and the value itself.
+    // The key is followed by the value's type and the value.
     let value = short.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 4;
     short[value..value + 4].copy_from_slice(&300_u32.to_le_bytes());
     let draft = file("short-context");
@@ -185,7 +185,7 @@ async fn a_draft_model_drafts_within_its_own_context() {
 async fn a_draft_model_that_is_too_unsure_drafts_nothing() {
     let mut config = agreeing(&slots(1));
     let draft = config.draft_model.as_mut().unwrap();
-    // The likeliest of these tokens has about half of the probability.
+    // The most likely of these tokens has a probability of about one half.
     draft.p_min = 0.9;
     let (_, _, engine) = run(&config, &[ask(&tokens(3, 60), 40)]).await;
     let counters = engine.counters();
@@ -232,7 +232,7 @@ fn with_other_tokens() -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_draft_model_is_not_loaded_for_memory_that_cannot_be_rewound() {
+async fn a_draft_model_is_not_loaded_if_the_memory_cannot_be_rewound() {
     let recurrent = EngineConfig { n_slots: 1, context_tokens_total: 512, ..config(Preset::TinyRecurrent) };
     let (answers, _, engine) = run(&drafting(&recurrent, "/nowhere.gguf".into()), &[ask(&tokens(1, 60), 20)]).await;
     assert_eq!((answers[0].tokens.len(), engine.counters().drafts), (20, 0));

@@ -1,4 +1,4 @@
-//! How tokens are chosen and how answers end.
+//! Choice of tokens and ends of responses.
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
@@ -24,7 +24,7 @@ fn biased(biases: &[(Token, f32)]) -> Ask {
 }
 
 #[tokio::test]
-async fn a_stop_text_ends_the_answer_wherever_tokens_cut_it() {
+async fn a_stop_text_ends_the_answer_however_it_is_split_into_tokens() {
     let (engine, _updates) = start(one_slot());
     let whole = ask(&tokens(1, 20), 30).answer(&engine).await;
     let n_chars = whole.text.chars().count();
@@ -43,7 +43,7 @@ async fn a_stop_text_ends_the_answer_wherever_tokens_cut_it() {
 }
 
 #[tokio::test]
-async fn an_answer_ends_where_the_context_does() {
+async fn an_answer_ends_when_the_context_is_full() {
     let (engine, _updates) = start(one_slot());
     let mut request = ask(&tokens(1, 1000), 0);
     request.generation.max_tokens = None;
@@ -66,7 +66,7 @@ async fn an_end_of_generation_token_ends_the_answer_unless_it_is_ignored() {
     let ignored = request.answer(&engine).await;
     assert_eq!((ignored.tokens.len(), ignored.finished().reason), (900, FinishReason::Length));
     assert!(ignored.text.starts_with(&ended.text), "the end of generation has no text");
-    assert!(!ignored.tokens.contains(ended.tokens.last().unwrap()), "it was to be ignored");
+    assert!(!ignored.tokens.contains(ended.tokens.last().unwrap()), "the end of generation was not ignored");
     stop(engine).await;
 }
 
@@ -95,11 +95,11 @@ async fn a_grammar_is_followed_to_its_end() {
 }
 
 #[tokio::test]
-async fn characters_of_several_tokens_come_out_whole() {
+async fn characters_of_several_tokens_are_sent_whole() {
     let (engine, _updates) = start(one_slot());
     let answer = grammar(&engine, r#"root ::= "é" "😀" "字""#).await;
     assert_eq!(answer.text, "é😀字");
-    assert!(answer.tokens.len() > 4, "the vocabulary has these characters as tokens, so this shows nothing");
+    assert!(answer.tokens.len() > 4, "the vocabulary has these characters as tokens, so the test proves nothing");
     stop(engine).await;
 }
 
@@ -126,7 +126,7 @@ async fn biases_force_and_forbid_tokens() {
 }
 
 #[tokio::test]
-async fn penalties_know_the_prompt() {
+async fn penalties_apply_to_tokens_of_the_prompt() {
     let (engine, _updates) = start(one_slot());
     let biases = [(33, 1e6), (34, 1e6 - 1.0)];
     assert_eq!(biased(&biases).answer(&engine).await.tokens[0], 33);
@@ -141,7 +141,7 @@ async fn penalties_know_the_prompt() {
 }
 
 #[tokio::test]
-async fn a_seed_repeats_an_answer_and_another_gives_another() {
+async fn the_same_seed_gives_the_same_answer_and_another_seed_another() {
     let (engine, _updates) = start(one_slot());
     for mirostat in [0, 1, 2] {
         let mut request = ask(&tokens(1, 20), 20);

@@ -1,8 +1,8 @@
-//! Damage: files cut, flipped, swapped and deleted between two processes and under a running engine, a folder that
-//! cannot be used, a killed worker.
+//! Damage: files that are truncated, changed, swapped and deleted between two processes or while an engine runs, an
+//! unusable folder, a killed worker.
 //!
-//! Whatever is in the folder, a response is the one that a fresh context gives; at worst it takes longer. Not here: the
-//! disk tier alone (`store`'s tests), a failed decode, which llama.cpp gives no safe way to provoke.
+//! Whatever is in the folder, responses are those of a fresh context; at worst they take longer. Not here: the disk
+//! tier alone (`store`'s tests), failed decodes, which cannot be provoked safely in llama.cpp.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use super::tiers::store;
 const N_PROMPTS: u32 = 4;
 
 fn one_slot(preset: Preset, store: StoreConfig) -> EngineConfig {
-    // Small batches make computing slow, so that moving state is worth it even for a model this small.
+    // Small batches make computing slow, so that restoring state is faster even with this small model.
     EngineConfig {
         n_slots: 1,
         context_tokens_total: 1024,
@@ -78,7 +78,7 @@ enum Damage {
     FlipPayload,
     FlipHeader,
     Delete,
-    /// Another chunk's bytes stand under its name.
+    /// The file has another chunk's bytes.
     Swap,
 }
 
@@ -106,7 +106,7 @@ fn damage(files: &[PathBuf], damage: Damage) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_right_when_files_were_damaged_between_two_lives() {
+async fn answers_stay_right_when_files_were_damaged_between_two_runs() {
     for preset in [Preset::Tiny, Preset::TinyHybrid] {
         let expected = cold_answers(&one_slot(preset, store(0, None))).await;
         for kind in DAMAGES {
@@ -123,7 +123,7 @@ async fn answers_stay_right_when_files_were_damaged_between_two_lives() {
             let (engine, _updates) = start(config);
             let (answers, n_from_disk) = ask_all(&engine).await;
             assert_eq!(answers, expected, "{preset:?} {kind:?}");
-            assert_eq!(n_from_disk, 0, "{preset:?} {kind:?}: nothing was whole");
+            assert_eq!(n_from_disk, 0, "{preset:?} {kind:?}: no file was intact");
             assert_eq!(engine.counters().failed, 0);
             stop(engine).await;
         }
@@ -131,18 +131,18 @@ async fn answers_stay_right_when_files_were_damaged_between_two_lives() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_right_when_files_are_damaged_under_a_running_engine() {
+async fn answers_stay_right_when_files_are_damaged_while_the_engine_runs() {
     let expected = cold_answers(&one_slot(Preset::Tiny, store(0, None))).await;
     for kind in DAMAGES {
         let folder = tempfile::tempdir().unwrap();
-        // Memory for one prompt only, so the others have to be read.
+        // There is memory for one prompt only, so the others have to be read.
         let (engine, _updates) = start(one_slot(Preset::Tiny, store(600 << 10, Some(&folder))));
         let whole = ask_all(&engine).await.0;
         assert_eq!(whole, expected);
         let (again, n_from_disk) = ask_all(&engine).await;
         assert_eq!(again, expected);
         assert!(n_from_disk > 0, "nothing is read from disk: {:?} {:?}", engine.counters(), engine.cache_totals());
-        until("what is stored is written", || files(folder.path()).iter().all(|file| is_whole(file))).await;
+        until("all chunks are written", || files(folder.path()).iter().all(|file| is_whole(file))).await;
         damage(&files(folder.path()), kind);
         for _ in 0..2 {
             assert_eq!(ask_all(&engine).await.0, expected, "{kind:?}");
@@ -174,14 +174,14 @@ async fn a_disk_tier_too_small_for_any_chunk_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_right_when_the_folder_vanishes_under_a_running_engine() {
+async fn answers_stay_right_when_the_folder_disappears_while_the_engine_runs() {
     let expected = cold_answers(&one_slot(Preset::Tiny, store(0, None))).await;
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cache");
     let disk = Some(DiskConfig { dir: dir.clone(), bytes: 64 << 20 });
     let (engine, _updates) = start(one_slot(Preset::Tiny, StoreConfig { disk, ..store(600 << 10, None) }));
     assert_eq!(ask_all(&engine).await.0, expected);
-    // At once: a folder that is emptied file by file may get new ones meanwhile.
+    // The folder is renamed, because one that is emptied file by file may get new files meanwhile.
     std::fs::rename(&dir, folder.path().join("elsewhere")).unwrap();
     std::fs::write(&dir, "a file where the folder was").unwrap();
     for _ in 0..2 {
@@ -208,7 +208,7 @@ async fn an_unusable_folder_is_reported_at_the_start() {
         Engine::start(config, |_| true, sender).err()
     };
     for dir in [file.clone(), file.join("below")] {
-        let error = refused(dir.clone()).unwrap_or_else(|| panic!("{} was taken", dir.display()));
+        let error = refused(dir.clone()).unwrap_or_else(|| panic!("{} was accepted", dir.display()));
         assert!(matches!(error, StartError::Store(_)), "{error:?}");
     }
     let (engine, _updates) = start(one_slot(Preset::Tiny, store(1 << 20, Some(&folder))));
@@ -277,14 +277,14 @@ impl Program {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_worker_that_was_killed_starts_again_with_what_it_had_written() {
+async fn a_killed_worker_restarts_with_the_chunks_that_it_had_written() {
     let folder = tempfile::tempdir().unwrap();
     let program = Program::start(folder.path()).await;
     let mut expected = Vec::new();
     for n in 0..4 {
         expected.push(program.complete(n).await.0);
     }
-    // The first prompt has left the only slot; while the last ones are being written, the worker dies.
+    // The first prompt is no longer in the only slot; the worker is killed while it writes the last prompts.
     until("something is written", || files(folder.path()).iter().any(|file| is_whole(file))).await;
     drop(program);
     let program = Program::start(folder.path()).await;
@@ -294,5 +294,5 @@ async fn a_worker_that_was_killed_starts_again_with_what_it_had_written() {
         assert_eq!(text, expected);
         n_cached += cached;
     }
-    assert!(n_cached >= 256, "only {n_cached} tokens came back");
+    assert!(n_cached >= 256, "only {n_cached} tokens were restored");
 }

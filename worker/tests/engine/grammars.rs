@@ -1,5 +1,5 @@
-//! Responses that follow clients' grammars: llama.cpp's own examples, every way to choose, and hostile ones beside
-//! others.
+//! Responses that follow clients' grammars: llama.cpp's examples, every way to choose tokens, and hostile grammars
+//! beside other requests.
 //!
 //! Not here: the meaning of a grammar, which a property of the core's tests checks.
 
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use warmpath_bench::model::Preset;
 use warmpath_worker::engine::{EngineConfig, EngineError, EngineHandle, FinishReason, Sampling};
-use warmpath_worker_output::grammar::{Grammar, GrammarMatcher, Tokens};
+use warmpath_worker_output::grammar::{Grammar, GrammarMatcher, GrammarVocabulary};
 
 use super::support::{Answer, ask, config, start, stop, tokens};
 
@@ -38,7 +38,7 @@ fn random(seed: u32) -> Sampling {
 
 /// Checks that a response matches the grammar, or is the prefix of a match if it was cut off.
 fn check_follows(grammar: &str, answer: &Answer) {
-    let read = Grammar::new(grammar, Tokens { n_vocab: 1 << 20, named: &|_| None }).unwrap();
+    let read = Grammar::new(grammar, GrammarVocabulary { n_vocab: 1 << 20, named: &|_| None }).unwrap();
     let mut follower = GrammarMatcher::new(&read.into(), 1 << 20).unwrap();
     let text = answer.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
     for byte in text.bytes() {
@@ -68,7 +68,7 @@ async fn llama_cpp_s_own_grammars_are_followed() {
 }
 
 #[tokio::test]
-async fn every_way_to_choose_keeps_to_the_grammar() {
+async fn the_grammar_is_followed_however_tokens_are_chosen() {
     let (engine, _updates) = start(several_slots());
     let grammar = r#"root ::= item ("," item){3}
         item ::= "one" | "(" root ")" | [0-9]{1,3} | "é" | "字""#;
@@ -100,7 +100,7 @@ async fn a_grammar_may_name_tokens() {
     assert_eq!(answer.tokens[1], b);
     assert!(answer.tokens[2..6].iter().all(|token| *token != b), "{:?}", answer.tokens);
     let refused = follow(&engine, "root ::= <no-such-token>", Sampling::default()).await.unwrap_err().to_string();
-    assert!(refused.contains("is not one token of the vocabulary"), "{refused}");
+    assert!(refused.contains("is not a token of the vocabulary"), "{refused}");
     stop(engine).await;
 }
 
@@ -128,7 +128,7 @@ fn hostile() -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_grammars_delay_nobody() {
+async fn hostile_grammars_do_not_delay_other_requests() {
     let (engine, _updates) = start(several_slots());
     let alone = ask(&tokens(1, 20), 100).answer(&engine).await;
     for grammar in hostile() {

@@ -1,7 +1,8 @@
-//! Images in prompts: answers are those of llama.cpp's own evaluation, whatever of an image is cached and where.
+//! Images in prompts: responses are those of llama.cpp's own evaluation, whichever part of an image is cached, in
+//! whichever tier.
 //!
-//! The made projector gives the made model states that it can hash, so a token of an image that is missing, wrong or at
-//! another place shows in the answer. Not here: reading images (`warmpath-prompt`), HTTP (`tests/http/images.rs`).
+//! The generated projector makes embeddings that the generated model can hash, so a missing, wrong or misplaced image
+//! token changes the response. Not here: reading images (`warmpath-prompt`), HTTP (`tests/http/images.rs`).
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,7 @@ use warmpath_worker::engine::{
 use super::support::{Ask, ask, config, model, start, stop, until};
 use super::tiers::store;
 
-/// Answer tokens of most requests.
+/// Number of tokens of most responses.
 const N_ANSWER: u32 = 12;
 
 fn projector() -> PathBuf {
@@ -46,13 +47,13 @@ fn seeing() -> EngineConfig {
         projector: Some(projector),
         n_slots: 2,
         context_tokens_total: 2 * 1024,
-        // Where computing seems cheap for a moment, nothing would be moved.
+        // If computing seemed cheap for a moment, the engine would not restore state.
         costs: CostSource::Assumed,
         ..config(Preset::Tiny)
     }
 }
 
-/// Returns the maker of prompts for an engine that reads images.
+/// Returns the prompt maker for an engine that reads images.
 fn prompts(engine: &EngineHandle) -> PromptMaker {
     let maker = PromptMaker::open(&model(Preset::Tiny, 1), PromptOptions::default()).unwrap();
     maker.with_images(Arc::clone(engine.projector().unwrap()) as Arc<_>)
@@ -62,7 +63,7 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-/// Returns the part of a message that is the picture of a number.
+/// Returns a message part with the image of a seed.
 fn image(seed: u64) -> Value {
     json!({"type": "image_url", "image_url": {"url": data_url(&picture(seed, (64, 48)))}})
 }
@@ -79,7 +80,7 @@ fn asked(prompt: &Prompt) -> Ask {
     Ask { runs: prompt.runs.clone(), ..ask(&prompt.tokens, N_ANSWER) }
 }
 
-/// Returns the answer to a prompt that llama.cpp's own multimodal library evaluates, and the number of its tokens.
+/// Returns the response of llama.cpp's own multimodal library to a prompt, and the number of the prompt's tokens.
 fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
     let backend = warmpath_prompt::backend();
     let model = LlamaModel::load_from_file(backend, model(Preset::Tiny, 1), &LlamaModelParams::default()).unwrap();
@@ -100,7 +101,7 @@ fn by_mtmd(text: &str, seeds: &[u64]) -> (Vec<Token>, usize) {
     let mut idx = -1;
     for _ in 0..N_ANSWER {
         let logits = context.get_logits_ith(idx).iter().enumerate();
-        // Generation goes on past its end, like that of the tests' requests.
+        // Generation continues past its end, as in the tests' requests.
         let best = logits.filter(|(id, _)| !model.vocab().is_eog(LlamaToken(*id as i32)));
         let (best, _) = best.max_by(|(_, a), (_, b)| a.total_cmp(b)).unwrap();
         answer.push(best as Token);
@@ -162,7 +163,7 @@ async fn every_image_shows_in_the_answer() {
     }
     answers.sort();
     answers.dedup();
-    assert_eq!(answers.len(), 8, "the model sees no difference, so other tests would show nothing");
+    assert_eq!(answers.len(), 8, "the model sees no difference, so the other tests would prove nothing");
     stop(engine).await;
 }
 
@@ -188,7 +189,7 @@ impl Talks {
         let mut parts = Vec::new();
         for _ in 0..self.rng.random_range(1..3) {
             if self.rng.random_bool(0.6) {
-                // Of few pictures, so that conversations share some.
+                // There are few images, so that conversations share some.
                 parts.push(image(self.rng.random_range(0..4)));
             }
             parts.push(text(&"some words ".repeat(self.rng.random_range(1..12))));
@@ -204,8 +205,8 @@ impl Talks {
     }
 }
 
-/// Compares the answers to random conversations with those of an engine without a cache; returns the tokens that were
-/// reused from memory and from disk, and the number of encoded images.
+/// Compares the responses in random conversations with those of an engine without a cache; returns the numbers of
+/// tokens that were reused from memory and from disk, and the number of encoded images.
 async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) -> (u64, u64, u64) {
     let mut warm = seeing();
     change(&mut warm);
@@ -235,7 +236,7 @@ async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) 
             n_cached += resumed;
         }
     }
-    until("the engine rests", || warm.counters().busy_slots == 0).await;
+    until("the engine is idle", || warm.counters().busy_slots == 0).await;
     let counters = warm.counters();
     assert_eq!((counters.failed, counters.decode_failures, counters.failed_starts), (0, 0, 0));
     assert!(n_cached > 500, "only {n_cached} tokens were reused");
@@ -245,7 +246,7 @@ async fn compare(seed: u64, n_waves: usize, change: impl Fn(&mut EngineConfig)) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_the_same_whatever_of_an_image_a_slot_holds() {
+async fn answers_stay_the_same_whichever_part_of_an_image_a_slot_has() {
     compare(1, 20, |_| {}).await;
     let (.., n_encoded) = compare(2, 20, |config| {
         config.kv_unified = Switch::On;
@@ -254,7 +255,7 @@ async fn answers_stay_the_same_whatever_of_an_image_a_slot_holds() {
         config.ubatch_tokens = 16;
     })
     .await;
-    assert_eq!(n_encoded, 4, "each picture is encoded once");
+    assert_eq!(n_encoded, 4, "each image is encoded once");
     compare(3, 16, |config| config.speculation = Some(SpeculationConfig::default())).await;
 }
 
@@ -278,7 +279,7 @@ async fn answers_stay_the_same_where_images_are_restored_from_memory_and_disk() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn images_that_differ_by_a_byte_share_nothing_behind_them() {
+async fn prompts_share_no_state_after_images_that_differ_by_a_byte() {
     let (engine, _updates) = start(seeing());
     let maker = prompts(&engine);
     let first = picture(1, (64, 48));
@@ -301,7 +302,7 @@ async fn images_that_differ_by_a_byte_share_nothing_behind_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_second_question_about_an_image_encodes_nothing_and_one_elsewhere_takes_its_embeddings() {
+async fn a_second_question_encodes_no_image_and_an_image_elsewhere_reuses_its_embeddings() {
     let (engine, _updates) = start(seeing());
     let maker = prompts(&engine);
     let mut talk = vec![user(&[image(1), text("What is this?")])];
@@ -311,7 +312,7 @@ async fn a_second_question_about_an_image_encodes_nothing_and_one_elsewhere_take
     let second = asked(&prompt(&maker, &talk)).answer(&engine).await;
     assert!(second.cached_tokens() >= first.runs[0].end());
     assert_eq!(engine.counters().encoded_images, 1);
-    // At another place its state is another one, and its embeddings are the same.
+    // At another position, the image has another state and the same embeddings.
     let moved = prompt(&maker, &[user(&[text("Before the picture"), image(1)])]);
     assert!(asked(&moved).answer(&engine).await.cached_tokens() <= moved.runs[0].start);
     assert_eq!(engine.counters().encoded_images, 1);
@@ -319,7 +320,7 @@ async fn a_second_question_about_an_image_encodes_nothing_and_one_elsewhere_take
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_prompt_that_is_left_within_an_image_is_resumed_before_it() {
+async fn a_prompt_that_was_abandoned_within_an_image_is_resumed_before_it() {
     let (engine, _updates) = start(EngineConfig { batch_tokens: 16, ubatch_tokens: 8, ..seeing() });
     let maker = prompts(&engine);
     let long = prompt(&maker, &[user(&[text("Look"), image(1), image(2), text("twice")])]);
@@ -328,7 +329,7 @@ async fn a_prompt_that_is_left_within_an_image_is_resumed_before_it() {
         let other = Ask { salt: n_steps as u8, ..asked(&long) };
         let before = engine.counters().prefill_tokens;
         let leaving = other.submit(&engine).unwrap();
-        until("it is under way", || engine.counters().prefill_tokens >= before + 8 * n_steps).await;
+        until("the prompt is being computed", || engine.counters().prefill_tokens >= before + 8 * n_steps).await;
         drop(leaving);
         until("its slot is free", || engine.counters().busy_slots == 0).await;
         let answer = other.answer(&engine).await;
@@ -356,20 +357,20 @@ async fn an_image_never_takes_more_than_a_micro_batch_from_a_running_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn clients_that_leave_while_their_image_is_encoded_free_their_slots() {
+async fn clients_that_disconnect_while_their_image_is_encoded_free_their_slots() {
     let (engine, _updates) = start(seeing());
     let maker = prompts(&engine);
     for seed in 0..6 {
         drop(asked(&prompt(&maker, &[user(&[image(seed), text("gone")])])).submit(&engine).unwrap());
     }
-    until("the engine rests", || (engine.counters().busy_slots, engine.counters().queued) == (0, 0)).await;
+    until("the engine is idle", || (engine.counters().busy_slots, engine.counters().queued) == (0, 0)).await;
     let prompt = prompt(&maker, &[user(&[image(7), text("What is this?")])]);
     assert_eq!(asked(&prompt).answer(&engine).await.tokens, by_mtmd(&prompt.text, &[7]).0);
     stop(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_image_at_the_end_of_a_prompt_is_answered() {
+async fn a_prompt_may_end_with_an_image() {
     let (engine, _updates) = start(seeing());
     let mut prompt = prompt(&prompts(&engine), &[user(&[text("Look"), image(1)])]);
     prompt.tokens.truncate(prompt.runs[0].end() as usize);
@@ -395,7 +396,7 @@ fn check_refused(config: EngineConfig, says: &str) {
     let (sender, _updates) = tokio::sync::mpsc::unbounded_channel();
     match Engine::start(config, |_| true, sender) {
         Err(error) => assert!(error.to_string().contains(says), "{error}"),
-        Ok(_) => panic!("it starts: {says}"),
+        Ok(_) => panic!("the engine starts although: {says}"),
     }
 }
 
@@ -412,5 +413,5 @@ fn projectors_that_cannot_be_used_are_refused_by_name() {
     check_refused(EngineConfig { model: model(Preset::Bench, 1), ..seeing() }, "llama.cpp refuses it for this model");
     let mut shifting = seeing();
     shifting.shifts.at_context_end = AtContextEnd::Shift;
-    check_refused(shifting, "cannot be shifted where the model reads images");
+    check_refused(shifting, "a model that reads images cannot be shifted");
 }

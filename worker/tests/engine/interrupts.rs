@@ -1,12 +1,14 @@
-//! What comes or goes while a long prompt is computed: whatever it is waits for a micro-batch, not for a batch.
+//! Events while a long prompt is computed: requests, queries and disconnected clients wait for a micro-batch, not for a
+//! batch.
 //!
-//! Every prompt here is one batch of many micro-batches, so what waited for a batch would come behind the prompt.
+//! Every long prompt here is one batch of many micro-batches, so an event that waited for a batch would be handled only
+//! after the prompt.
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::{SlotId, Token};
-use warmpath_worker::engine::{EngineConfig, EngineHandle, EngineUpdate, Page, PrefixCache, Switch};
+use warmpath_worker::engine::{EngineConfig, EngineHandle, EngineUpdate, EntryPage, PrefixCache, Switch};
 
 use super::support::{Answering, Ask, adapter, applied, ask, config, model, start, stop, tokens, until};
 
@@ -16,13 +18,14 @@ const UBATCH_TOKENS: u32 = 16;
 const LONG_TOKENS: usize = 1600;
 /// Tokens of a short prompt, which is a part of a micro-batch.
 const SHORT_TOKENS: usize = 10;
-/// Most long prompts that are tried.
+/// Maximum number of long prompts that are tried.
 const LONG_PROMPTS_MAX: u32 = 20;
-/// Most things that are done beside one of them.
+/// Maximum number of attempts beside one of them.
 const ROUNDS_MAX: u32 = 20;
-/// Fewest things that must happen while long prompts are computed; where they waited for a batch, none would.
+/// Minimum number of attempts that must finish while long prompts are computed; if they waited for a batch, none would.
 const MEANWHILE_MIN: usize = 3;
-/// Most steps of the fastest of many: the micro-batch under way, the request's own, and one that the look at it missed.
+/// Maximum number of steps of the fastest of many attempts: the current micro-batch, the request's own one, and one
+/// that passed between two reads of the counter.
 const STEPS_MAX: u64 = 3;
 
 fn two_slots(preset: Preset) -> EngineConfig {
@@ -35,7 +38,7 @@ fn two_slots(preset: Preset) -> EngineConfig {
     }
 }
 
-/// Submits a long prompt and returns once a part of it is computed.
+/// Submits a long prompt and returns when a part of it is computed.
 async fn begin_long(engine: &EngineHandle, seed: u32) -> Answering {
     let n_before = engine.counters().prefill_tokens;
     let long = ask(&tokens(seed, LONG_TOKENS), 1).submit(engine).unwrap();
@@ -43,7 +46,7 @@ async fn begin_long(engine: &EngineHandle, seed: u32) -> Answering {
     long
 }
 
-/// Does something again and again beside a long prompt; returns the steps of each time.
+/// Repeats something beside a long prompt; returns the number of steps that each repetition took.
 async fn meanwhile(engine: &EngineHandle, (seed, what): (u32, &mut impl AsyncFnMut(u32))) -> Vec<u64> {
     let _long = begin_long(engine, seed).await;
     let mut steps = Vec::new();
@@ -59,7 +62,7 @@ async fn meanwhile(engine: &EngineHandle, (seed, what): (u32, &mut impl AsyncFnM
     steps
 }
 
-/// Checks that something can be done beside long prompts, and soon. On a busy machine one prompt may be over before.
+/// Checks that something is done within few steps beside long prompts. On a busy machine, a prompt may end earlier.
 async fn check_meanwhile(engine: &EngineHandle, mut what: impl AsyncFnMut(u32)) {
     let mut steps = Vec::new();
     for seed in 1..=LONG_PROMPTS_MAX {
@@ -68,7 +71,7 @@ async fn check_meanwhile(engine: &EngineHandle, mut what: impl AsyncFnMut(u32)) 
             return;
         }
     }
-    panic!("beside {LONG_PROMPTS_MAX} prompts of 100 micro-batches only after so many steps: {steps:?}");
+    panic!("number of steps beside {LONG_PROMPTS_MAX} prompts of 100 micro-batches: {steps:?}");
 }
 
 async fn check_short_requests(config: EngineConfig, change: impl Fn(&mut Ask)) {
@@ -101,13 +104,13 @@ async fn a_short_request_with_another_adapter_starts_within_two_micro_batches_to
 #[tokio::test]
 async fn cache_queries_are_answered_between_two_micro_batches() {
     let (engine, _updates) = start(two_slots(Preset::Tiny));
-    let look = async |_| drop(engine.cache_view(Page { after: None, entries_max: 10 }).await.unwrap());
+    let look = async |_| drop(engine.cache_view(EntryPage { after: None, entries_max: 10 }).await.unwrap());
     check_meanwhile(&engine, look).await;
     stop(engine).await;
 }
 
 #[tokio::test]
-async fn the_prompt_of_a_client_that_left_is_computed_no_further_and_its_computed_part_is_reused() {
+async fn the_prompt_of_a_disconnected_client_is_computed_no_further_and_its_computed_part_is_reused() {
     for (preset, kv_unified) in
         [(Preset::Tiny, Switch::Off), (Preset::Tiny, Switch::On), (Preset::TinySwa, Switch::Off)]
     {
@@ -122,7 +125,7 @@ async fn the_prompt_of_a_client_that_left_is_computed_no_further_and_its_compute
     }
 }
 
-/// Begins a long prompt and leaves; returns its seed and how many of its tokens were computed.
+/// Begins a long prompt and disconnects; returns the prompt's seed and how many of its tokens were computed.
 async fn give_up_long(engine: &EngineHandle) -> (u32, u64) {
     for seed in 1..=LONG_PROMPTS_MAX {
         let n_before = engine.counters().prefill_tokens;
@@ -130,14 +133,14 @@ async fn give_up_long(engine: &EngineHandle) -> (u32, u64) {
         let n_steps = engine.counters().steps;
         until("its slot is free", || engine.counters().busy_slots == 0).await;
         let counters = engine.counters();
-        assert!(counters.steps - n_steps <= 1, "{} steps for a client that had gone", counters.steps - n_steps);
+        assert!(counters.steps - n_steps <= 1, "{} steps for a client that had disconnected", counters.steps - n_steps);
         let n_computed = counters.prefill_tokens - n_before;
         if n_computed < LONG_TOKENS as u64 {
             assert_eq!(n_computed % u64::from(UBATCH_TOKENS), 0);
             return (seed, n_computed);
         }
     }
-    panic!("all of {LONG_PROMPTS_MAX} prompts was computed for nobody");
+    panic!("{LONG_PROMPTS_MAX} prompts were computed completely after their clients had disconnected");
 }
 
 #[tokio::test]
@@ -153,7 +156,7 @@ async fn a_request_with_the_same_prefix_starts_once_the_prefix_is_computed() {
     while let Some(update) = updates.recv().await {
         ran_together |= matches!(update, EngineUpdate::Step { load, .. } if load.busy_slots.len() == 2);
     }
-    assert!(ran_together, "it waited for all of the leader's prompt");
+    assert!(ran_together, "the request waited until the leader's prompt was computed completely");
 }
 
 #[tokio::test]
@@ -171,12 +174,16 @@ async fn prompts_that_end_in_one_batch_begin_to_answer_together() {
             assert_eq!(answer.answer().await.tokens.len(), 4);
         }
         let counters = engine.counters();
-        assert_eq!((counters.prefill_tokens, counters.passed_tokens_max), (350, 0), "one answer waited for the other");
+        assert_eq!(
+            (counters.prefill_tokens, counters.passed_tokens_max),
+            (350, 0),
+            "one response waited for the other"
+        );
         stop(engine).await;
     }
 }
 
-/// Random requests that come and go at random moments of each other's batches.
+/// Random requests that arrive and end at random moments of each other's batches.
 struct Crowd {
     rng: ChaCha8Rng,
     systems: Vec<Vec<Token>>,
@@ -204,10 +211,10 @@ impl Crowd {
         ask
     }
 
-    /// Lets the engine go on by up to so many steps, or to its rest.
+    /// Waits until the engine has done up to `steps_max` further steps, or is idle.
     async fn pause(&mut self, engine: &EngineHandle, steps_max: u64) {
         let until_steps = engine.counters().steps + self.rng.random_range(0..=steps_max);
-        until("it goes on or rests", || {
+        until("the engine has done the steps or is idle", || {
             let counters = engine.counters();
             counters.steps >= until_steps || (counters.busy_slots, counters.queued) == (0, 0)
         })
@@ -257,7 +264,10 @@ async fn check_crowd(preset: Preset, seed: u64, change: impl Fn(&mut EngineConfi
     until("it rests", || (warm.counters().busy_slots, warm.counters().queued) == (0, 0)).await;
     let counters = warm.counters();
     assert_eq!((counters.failed, counters.decode_failures), (0, 0));
-    assert!(n_left > 0 && n_reused > 3, "{n_left} left early and {n_reused} reused something: this says little");
+    assert!(
+        n_left > 0 && n_reused > 3,
+        "{n_left} disconnected early and {n_reused} reused state, which is too few to prove anything"
+    );
     stop(warm).await;
     stop(cold).await;
 }

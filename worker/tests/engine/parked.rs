@@ -1,7 +1,7 @@
-//! Moved state behind tokens that are computed first: it answers as when llama.cpp is told the same by hand, whatever
-//! runs beside it, and a request that leaves in between leaves what is true.
+//! Moved state after tokens that are computed first: responses are those of the same moves with llama.cpp's own calls,
+//! whatever else runs, and a request that is cancelled meanwhile leaves correct state.
 //!
-//! Not here: moves without such tokens, and what cannot be shifted (`shifts`), what is moved (`shift_plan` in the
+//! Not here: moves without such tokens and unsupported shifts (`shifts`), which state is moved (`shift_plan` in the
 //! core).
 
 use warmpath_common::ids::Token;
@@ -11,13 +11,14 @@ use super::by_hand::ByHand;
 use super::shifts::{cold, kinds, reusing, slots};
 use super::support::{Ask, ask, start, stop, tokens, until};
 
-/// Number of first tokens that all prompts here have in common.
+/// Number of first tokens that all these prompts have in common.
 const N_EXACT: usize = 60;
 
-/// Place of some tokens in a text, their place in a prompt, and their number.
+/// Position of tokens in a text, their position in a prompt, and their number.
 type Part = (usize, usize, usize);
 
-/// Parts that come later than they were, earlier, several, adjacent, and in place at once.
+/// Parts that move to a later or an earlier position, several parts, adjacent parts, and a part that also stays in
+/// place.
 const REARRANGED: [&[Part]; 5] = [
     &[(100, 110, 160)],
     &[(140, 75, 160)],
@@ -30,7 +31,7 @@ fn text() -> Vec<Token> {
     tokens(1, 300)
 }
 
-/// Returns a prompt that begins like the text, has these parts of it, and other tokens before and behind each of them.
+/// Returns a prompt that begins like the text and has these parts of it, with other tokens before and after each.
 fn rearranged(parts: &[Part]) -> Vec<Token> {
     let text = text();
     let mut prompt = text[..N_EXACT].to_vec();
@@ -48,8 +49,7 @@ fn n_moved(parts: &[Part]) -> u32 {
     parts.iter().map(|(.., n)| *n as u32).sum()
 }
 
-/// Returns the answer to a rearranged prompt if llama.cpp is told to move the parts, each to a sequence of its own and
-/// back.
+/// Returns the response to a rearranged prompt if llama.cpp's own calls move each part to a separate sequence and back.
 fn answer_by_hand(config: &EngineConfig, parts: &[Part], n_tokens: usize) -> Vec<Token> {
     let prompt = rearranged(parts);
     let mut by_hand = ByHand::new(config);
@@ -69,13 +69,13 @@ fn answer_by_hand(config: &EngineConfig, parts: &[Part], n_tokens: usize) -> Vec
     by_hand.answer(n_tokens)
 }
 
-/// Lets prompts take many steps.
+/// Makes prompts take many steps.
 fn small_steps(config: EngineConfig) -> EngineConfig {
     EngineConfig { batch_tokens: 8, ubatch_tokens: 8, ..config }
 }
 
 #[tokio::test]
-async fn state_behind_computed_tokens_gives_the_answer_of_the_same_moves_by_hand() {
+async fn state_after_computed_tokens_gives_the_answer_of_the_same_moves_by_hand() {
     for parts in REARRANGED {
         let prompt = rearranged(parts);
         let plain = &cold(&[ask(&prompt, 12)]).await[0];
@@ -90,12 +90,15 @@ async fn state_behind_computed_tokens_gives_the_answer_of_the_same_moves_by_hand
                 let (resident, shifted) = (N_EXACT as u32, n_moved(parts));
                 assert_eq!(cached, CachedTokens { resident, shifted, ..CachedTokens::default() }, "{parts:?}");
                 assert_eq!(answer.tokens, expected, "{parts:?}");
-                assert_ne!(&answer.tokens, plain, "moved state is as good as computed: nothing shows");
+                assert_ne!(
+                    &answer.tokens, plain,
+                    "moved state gives the same response as computed state, so the test proves nothing"
+                );
                 assert_eq!(engine.counters().prefill_tokens, 300 + prompt.len() as u64 - u64::from(cached.total()));
                 let text_goes_on = ask(&[&text()[..], &tokens(6, 3)].concat(), 1).answer(&engine).await;
-                // A shared buffer has no room for both while they are idle.
+                // A shared buffer has no room for both idle slots.
                 if kv_unified == Switch::Off {
-                    assert_eq!(text_goes_on.started.unwrap().cached.resident, 300, "the text's slot has kept it");
+                    assert_eq!(text_goes_on.started.unwrap().cached.resident, 300, "the text's slot still has it");
                 }
                 stop(engine).await;
             }
@@ -104,13 +107,13 @@ async fn state_behind_computed_tokens_gives_the_answer_of_the_same_moves_by_hand
 }
 
 #[tokio::test]
-async fn others_run_beside_it_and_notice_nothing() {
+async fn moves_do_not_change_other_running_sequences() {
     let prompt = rearranged(REARRANGED[2]);
     // The state comes from a slot that is idle, or from one that is busy all the time.
     let sources = [true, false].into_iter();
     for (config, is_idle) in sources.flat_map(|is_idle| kinds(&slots(3)).into_iter().map(move |kind| (kind, is_idle))) {
         let expected = answer_by_hand(&config, REARRANGED[2], 12);
-        // Its first part is the text from which state is moved, so in a shared buffer they share cells.
+        // It begins with the text whose state is moved, so the two share cells in a shared buffer.
         let neighbour = ask(&[&text()[..], &tokens(4, 5)].concat(), 150);
         let asks = [ask(&prompt, 12), ask(&prompt[..150], 12), neighbour];
         let plain = cold(&asks).await;
@@ -133,7 +136,7 @@ async fn others_run_beside_it_and_notice_nothing() {
     }
 }
 
-/// Lets a request leave while the tokens before moved state are computed; returns what its slot then holds.
+/// Cancels a request while the tokens before its moved state are computed; returns its slot afterwards.
 async fn leave_before_moved_state(engine: &EngineHandle, prompt: &[Token], n_before: usize) -> SlotView {
     loop {
         ask(&text(), 1).answer(engine).await;
@@ -145,7 +148,7 @@ async fn leave_before_moved_state(engine: &EngineHandle, prompt: &[Token], n_bef
         drop(leaving);
         until("the slot is free", || engine.counters().busy_slots == 0).await;
         let held = engine.slots()[0].clone();
-        // On a busy machine the engine may have been faster.
+        // On a busy machine, the engine may have been faster than the test.
         if (held.held_tokens as usize) < n_before {
             return held;
         }
@@ -153,17 +156,19 @@ async fn leave_before_moved_state(engine: &EngineHandle, prompt: &[Token], n_bef
 }
 
 #[tokio::test]
-async fn a_request_that_leaves_before_its_moved_state_leaves_what_it_has_computed() {
+async fn a_request_that_is_cancelled_before_its_moved_state_leaves_its_computed_tokens() {
     let parts: &[Part] = &[(100, 300, 160)];
     let prompt = rearranged(parts);
     let plain = &cold(&[ask(&prompt, 12)]).await[0];
-    // A store would have the prompt's exact state after the first time, and a small buffer no room for an idle slot.
+    // A store would have the prompt's exact state after the first time, and a small buffer would have no room for an
+    // idle
+    // slot.
     let store = StoreConfig { ram_bytes: 0, ..StoreConfig::default() };
     for config in kinds(&EngineConfig { store, context_tokens_total: 1024, ..slots(1) }) {
         let expected = answer_by_hand(&config, parts, 12);
         let (engine, _updates) = start(small_steps(config));
         let held = leave_before_moved_state(&engine, &prompt, 300).await;
-        assert_eq!(held.exact_tokens, held.held_tokens, "they were computed behind the text's first tokens");
+        assert_eq!(held.exact_tokens, held.held_tokens, "the tokens were computed after the text's first tokens");
         assert_eq!(engine.counters().held_tokens, u64::from(held.held_tokens), "parked state is in no slot");
         let answer = ask(&prompt, 12).answer(&engine).await;
         assert!(answer.cached_tokens() >= held.held_tokens);

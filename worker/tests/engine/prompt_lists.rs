@@ -1,4 +1,4 @@
-//! Log probabilities of a prompt's tokens, compared with the same model that reads them one at a time.
+//! Log probabilities of a prompt's tokens, compared with those of the same model if it computes one token at a time.
 
 use warmpath_bench::model::Preset;
 use warmpath_common::ids::Token;
@@ -10,7 +10,7 @@ use super::support::{Ask, ask, config, start, stop, tokens};
 
 const N_TOP: usize = 3;
 
-/// Largest difference between the two: a batch multiplies its matrices in another order than single tokens do.
+/// Maximum difference between the two: kernels for a batch add the products in another order than those for one token.
 const TOLERANCE: f32 = 0.02;
 
 fn listing(prompt: &[Token], max_tokens: u32) -> Ask {
@@ -33,11 +33,11 @@ fn check(listed: &PromptProbabilities, prompt: &[Token], by_hand: &mut ByHand) {
 }
 
 #[tokio::test]
-async fn a_prompts_tokens_are_as_likely_as_when_they_are_read_one_at_a_time() {
+async fn a_prompts_tokens_are_as_likely_as_if_they_are_computed_one_at_a_time() {
     let config = EngineConfig { n_slots: 2, ubatch_tokens: 32, batch_tokens: 64, ..config(Preset::TinyKeys) };
     let prompt = tokens(1, 150);
     let (engine, _updates) = start(config.clone());
-    // Cached state must not be taken for the prompt's.
+    // Cached state must not replace the prompt's tokens in the list.
     ask(&prompt, 1).answer(&engine).await;
     let answer = listing(&prompt, 2).answer(&engine).await;
     assert_eq!((answer.cached_tokens(), answer.tokens.len(), answer.probabilities.len()), (0, 2, 2));
@@ -49,7 +49,7 @@ async fn a_prompts_tokens_are_as_likely_as_when_they_are_read_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn lists_come_in_small_steps_beside_a_stream_and_leave_their_state_to_others() {
+async fn lists_are_computed_in_small_steps_beside_a_stream_and_their_state_is_reused() {
     let base = config(Preset::Tiny);
     let probe = start(base.clone()).0;
     let n_vocab = probe.facts().n_vocab as usize;
@@ -64,11 +64,11 @@ async fn lists_come_in_small_steps_beside_a_stream_and_leave_their_state_to_othe
     let second = listing(&other, 3).answer(&engine).await;
     let first = first.answer().await;
     assert!(engine.counters().passed_tokens_max <= 10, "{:?}", engine.counters());
-    assert_eq!(stream.answer().await.tokens, alone.tokens, "a stream does not notice");
+    assert_eq!(stream.answer().await.tokens, alone.tokens, "the stream is unchanged");
     for (answer, prompt) in [(&first, &prompt), (&second, &other)] {
         check(answer.prompt.as_ref().expect("the prompt is listed"), prompt, &mut ByHand::new(&base));
     }
     assert_eq!((first.tokens.len(), second.tokens.len()), (0, 3));
-    assert_eq!(ask(&prompt, 1).answer(&engine).await.cached_tokens(), 199, "what was computed is kept");
+    assert_eq!(ask(&prompt, 1).answer(&engine).await.cached_tokens(), 199, "the computed tokens are reused");
     stop(engine).await;
 }

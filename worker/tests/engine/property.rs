@@ -1,4 +1,4 @@
-//! The central property: whatever was computed before and beside it, a response is the one of a fresh context.
+//! The central property: a response is the one of a fresh context, whatever was computed before it or beside it.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use super::support::{
 /// Number of groups of up to five requests in one run.
 const N_WAVES: usize = 36;
 
-/// Fewest responses of a run that must have reused something, or the run proves nothing. Runs differ a little, because
-/// the free slots depend on time, and models that cannot be rewound reuse least.
+/// Minimum number of responses that must have reused state, or a run proves nothing. Runs differ a little, because the
+/// free slots depend on time. Models that cannot be rewound reuse least.
 const REUSED_MIN: usize = 4;
 
 /// A conversation: its text so far, prompts and responses.
@@ -101,7 +101,7 @@ impl Traffic {
         ask.cache_prompt = rng.random_bool(0.9);
         ask.generation.ignore_eos = rng.random_bool(0.5);
         let sampling = &mut ask.generation.sampling;
-        // A draw among many tokens that are about as likely shows the rounding of a GPU.
+        // A random choice among many almost equally likely tokens depends on the rounding of a GPU.
         if rng.random_bool(0.4) && !ON_GPU {
             sampling.temperature = 8.0;
             sampling.seed = Some(rng.random_range(0..1000));
@@ -118,7 +118,7 @@ impl Traffic {
         }
     }
 
-    /// Continues a conversation with a response, and makes stop texts of texts that occurred.
+    /// Continues a conversation with a response, and makes stop texts from texts of responses.
     fn learn(&mut self, request: &Request, answer: &Answer) {
         let tokens = &mut self.conversations[request.conversation].tokens;
         if request.ask.prompt == *tokens {
@@ -143,7 +143,7 @@ async fn run_wave(engine: &EngineHandle, wave: &[Request]) -> Vec<Option<Answer>
             answering.push(None);
             continue;
         }
-        // A client that disconnects late has others beside it meanwhile.
+        // Other requests run before a client disconnects late.
         if let Some(n) = request.leaves_after {
             while answer.so_far().tokens.len() < n && answer.next().await {}
             answering.push(None);
@@ -265,7 +265,7 @@ pub async fn compare(life: Life, change: impl Fn(&mut EngineConfig)) -> Used {
     println!("{preset:?} {seed}: {used:?}");
     assert!(used.n_answers > 2 * life.n_waves / 3, "{used:?} says little");
     assert!(used.n_reused >= REUSED_MIN, "{used:?} says little");
-    // The oracle knows only the model, and so few responses if most have an adapter.
+    // The oracle cannot check responses with an adapter.
     let asks_oracle = oracle.is_some() && warm_config.adapters.is_empty();
     assert!(!asks_oracle || used.n_oracled > life.n_waves / 8);
     stop(warm).await;
@@ -407,7 +407,7 @@ async fn answers_stay_the_same_with_drafts_and_adapters_or_a_sliding_window() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn one_wrong_token_anywhere_shows_in_the_answer() {
+async fn one_wrong_token_anywhere_changes_the_answer() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         let (engine, _updates) = start(EngineConfig { n_slots: 1, context_tokens_total: 1024, ..config(preset) });
         let prompt = tokens(1, 300);
@@ -419,9 +419,12 @@ async fn one_wrong_token_anywhere_shows_in_the_answer() {
                 wrong[place] = (wrong[place] + other) % N_TEXT_TOKENS;
                 n_seen += u32::from(ask(&wrong, 8).answer(&engine).await.tokens != right);
             }
-            // A recurrent state forgets some of what is far back.
+            // A recurrent state loses a part of the distant tokens.
             let n_least = if preset == Preset::TinyRecurrent { 1 } else { 6 };
-            assert!(n_seen >= n_least, "{preset:?} sees its token {place} too seldom for these tests to show anything");
+            assert!(
+                n_seen >= n_least,
+                "token {place} changes too few responses of {preset:?}, so these tests prove nothing"
+            );
         }
         stop(engine).await;
     }

@@ -1,4 +1,4 @@
-//! Random schemas of every supported kind, small enough that a response of random tokens ends.
+//! Random schemas of every supported kind, small enough that responses of random tokens end.
 //!
 //! There is one function for each kind. A schema is satisfiable by construction, and a flag records whether a response
 //! may continue forever. Not here: running them (`schemas`).
@@ -14,7 +14,7 @@ pub struct RandomSchema {
     pub is_bounded: bool,
 }
 
-/// Returns a schema that depends on the random numbers alone.
+/// Returns a schema that depends only on the random numbers.
 pub fn random_schema(rng: &mut ChaCha8Rng) -> RandomSchema {
     let mut maker = Maker { rng, defs: Map::new(), is_bounded: true };
     let mut schema = maker.any_kind(3);

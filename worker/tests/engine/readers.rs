@@ -6,7 +6,7 @@ use warmpath_worker::engine::{EngineConfig, ProbabilitySource, ProbabilityWish};
 
 use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 
-/// More tokens, with their alternatives, than the limit.
+/// Number of tokens that exceed the limit with their alternatives.
 const MANY_TOKENS: u32 = 6000;
 
 fn with_alternatives(seed: u32) -> Ask {
@@ -40,7 +40,7 @@ async fn a_late_reader_loses_nothing_and_delays_nobody() {
         }
     }
     let n_made = generated() - before - u64::from(n_others) * 300;
-    assert!(n_made < u64::from(MANY_TOKENS), "all of it was made for nobody");
+    assert!(n_made < u64::from(MANY_TOKENS), "the whole response was generated without a reader");
     let answer = late.answer().await;
     assert_eq!((&answer.tokens, &answer.text), (&expected.tokens, &expected.text));
     assert_eq!(answer.probabilities, expected.probabilities);
@@ -54,7 +54,7 @@ async fn readers_that_never_read_free_their_slots_when_they_disconnect() {
         (0..2).map(|seed| with_alternatives(seed).submit(&engine).expect("there is a slot")).collect();
     let decoded = || engine.slots().iter().map(|slot| slot.decoded_tokens).sum::<u32>();
     let steps = || engine.counters().steps;
-    // All running sequences wait: no step is taken any more.
+    // All running sequences wait, so the engine does no further step.
     let mut last = (0, 0);
     until("both wait", || {
         let now = (steps(), decoded());
@@ -65,15 +65,15 @@ async fn readers_that_never_read_free_their_slots_when_they_disconnect() {
     let next = ask(&tokens(9, 8), 5).submit(&engine).expect("there is a place in the queue");
     drop(readers);
     assert_eq!(next.answer().await.tokens.len(), 5);
-    until("they are counted", || engine.counters().cancelled == 2).await;
+    until("the disconnected readers are counted", || engine.counters().cancelled == 2).await;
     stop(engine).await;
 }
 
 #[tokio::test]
-async fn a_reader_that_never_reads_does_not_keep_the_engine_from_leaving() {
+async fn a_reader_that_never_reads_does_not_keep_the_engine_running() {
     let (engine, _updates) = start(two_slots());
     let reader = with_alternatives(1).submit(&engine).expect("there is a slot");
     until("it waits", || engine.slots().iter().any(|slot| slot.decoded_tokens > 1000)).await;
     engine.drain(std::time::Duration::from_millis(50), std::future::ready(())).await;
-    assert!(reader.answer().await.failed.is_some(), "the reader hears of it behind what was made");
+    assert!(reader.answer().await.failed.is_some(), "the reader gets the failure after the generated tokens");
 }

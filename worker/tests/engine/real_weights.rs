@@ -1,8 +1,7 @@
-//! Every way that state can take, on real weights: SmolLM2-135M-Instruct and Gemma 3 270M, whose layers look back a
-//! window.
+//! Every way to reuse state, with real weights: SmolLM2-135M-Instruct, and Gemma 3 270M, which has a sliding window.
 //!
-//! Not here: the same on models made by code, whose answers tie nowhere (`property`, `tiers`, `sharing`, `shifts`), how
-//! answers are checked (`uncached`). `make models` fetches the models.
+//! Not here: the same with generated models, in which no two tokens are equally likely (`property`, `tiers`, `sharing`,
+//! `shifts`), how responses are checked (`uncached`). `make models` downloads the models.
 
 use std::path::PathBuf;
 
@@ -33,7 +32,7 @@ const QUESTIONS: [&str; 8] = [
     "What is the wireless network called?",
     "What do I need for a library card?",
 ];
-/// Tokens of most answers.
+/// Number of tokens of most responses.
 const ANSWER_TOKENS: u32 = 16;
 /// Context of a slot. Units: tokens.
 const CONTEXT: u32 = 1024;
@@ -43,7 +42,7 @@ struct Subject {
     name: &'static str,
     file: PathBuf,
     prompts: PromptMaker,
-    /// Tokens of the text that all prompts about the library begin with.
+    /// Tokens of the common beginning of all prompts about the library.
     system: Vec<Token>,
 }
 
@@ -55,14 +54,14 @@ impl Subject {
         Self { name, file, prompts, system }
     }
 
-    /// On a GPU with weights of 16 bits: the kernels of quantized weights round the activations to 8 bits for many
-    /// tokens and not for few, which would hide wrong state.
+    /// /// Returns the first model; on a GPU with weights of 16 bits, because kernels for quantized weights round the
+    /// activations to 8 bits for many tokens but not for few, and this rounding would hide wrong state.
     fn smollm2() -> Self {
         let file = if ON_GPU { smollm2_as(WeightType::F16) } else { smollm2() };
         Self::new("SmolLM2", file.unwrap(), 220)
     }
 
-    /// Its prompts are longer than its window.
+    /// Returns the second model, with prompts longer than its window.
     fn gemma3() -> Self {
         Self::new("Gemma 3", gemma3().unwrap(), 560)
     }
@@ -71,7 +70,7 @@ impl Subject {
         self.prompts.tokenize(text, AddSpecial::No, ParseSpecial::No)
     }
 
-    /// Returns a question behind what was said.
+    /// Returns a conversation with a further question.
     fn question(&self, before: &[Token], idx: usize) -> Vec<Token> {
         [before, &self.text(&format!("\n\nQuestion: {}\nAnswer:", QUESTIONS[idx]))].concat()
     }
@@ -85,7 +84,7 @@ impl Subject {
             kv_unified,
             flash_attn,
             checkpoint_stride_tokens: 128,
-            // On a machine that is busy, computing might seem cheaper than moving state.
+            // On a busy machine, computing might seem cheaper than restoring state.
             costs: CostSource::Assumed,
             ..EngineConfig::default()
         }
@@ -106,12 +105,12 @@ fn cached(answer: &Answer) -> CachedTokens {
 fn assert_right(name: &str, verdict: Verdict) {
     let Verdict { n_tokens, n_not_likeliest, .. } = verdict;
     println!(
-        "{name}: {n_not_likeliest} of {n_tokens} tokens are not the likeliest of the uncached logits: {verdict:?}"
+        "{name}: {n_not_likeliest} of {n_tokens} tokens are not the most likely by the uncached logits: {verdict:?}"
     );
     assert!(verdict.is_right(), "{name}: {verdict:?}");
 }
 
-/// Asks for what drives everything out of the slots.
+/// Sends requests that evict everything from the slots.
 async fn flood(subject: &Subject, engine: &EngineHandle) {
     let other = subject.text(BICYCLES);
     let floods: Vec<Answering> = (0..3).map(|n| ask(&other[n * 90..n * 90 + 150], 1).submit(engine).unwrap()).collect();
@@ -120,7 +119,7 @@ async fn flood(subject: &Subject, engine: &EngineHandle) {
     }
 }
 
-/// Takes every way once and checks all answers.
+/// Reuses state in every way once, and checks all responses.
 async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
     let folder = tempfile::tempdir().unwrap();
     let disk = Some(DiskConfig { dir: folder.path().to_owned(), bytes: 256 << 20 });
@@ -142,7 +141,7 @@ async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
     assert!(cached(&kept).resident >= first.len() as u32, "{kept:?}");
     check(&second, &kept);
 
-    // One that goes on, and two beside it that begin as it does.
+    // One request continues, and two beside it have the same beginning.
     let long = subject.question(system, 2);
     let mut lending = listed(&long, 60).submit(&engine).unwrap();
     lending.tokens(2).await;
@@ -162,7 +161,7 @@ async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
     let from_ram = listed(&fifth, ANSWER_TOKENS).answer(&engine).await;
     assert!(cached(&from_ram).ram >= least - 128, "{from_ram:?}");
     check(&fifth, &from_ram);
-    until("the engine rests", || engine.counters().busy_slots == 0).await;
+    until("the engine is idle", || engine.counters().busy_slots == 0).await;
     assert_eq!((engine.counters().failed, engine.counters().failed_starts), (0, 0));
     stop(engine).await;
 
@@ -179,7 +178,7 @@ async fn check_all_ways(subject: &Subject, kind: (Switch, Switch)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn real_weights_answer_the_same_wherever_their_state_comes_from() {
+async fn real_weights_answer_the_same_whatever_state_they_reuse() {
     let subject = Subject::smollm2();
     for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
         check_all_ways(&subject, kind).await;
@@ -187,7 +186,7 @@ async fn real_weights_answer_the_same_wherever_their_state_comes_from() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn real_weights_with_a_sliding_window_answer_the_same_wherever_their_state_comes_from() {
+async fn real_weights_with_a_sliding_window_answer_the_same_whatever_state_they_reuse() {
     let subject = Subject::gemma3();
     check_all_ways(&subject, (Switch::Off, Switch::Off)).await;
 }
@@ -196,7 +195,7 @@ async fn real_weights_with_a_sliding_window_answer_the_same_wherever_their_state
 async fn real_weights_answer_the_same_with_state_of_another_engine() {
     let subject = Subject::smollm2();
     for kind in [(Switch::Off, Switch::Off), (Switch::On, Switch::On)] {
-        // However busy the machine is, the state is waited for.
+        // The request waits for the state, however busy the machine is.
         let config = EngineConfig { costs: slow(100.0), ..subject.config(kind) };
         let mut uncached = Uncached::new(&config);
         let (holder, _holder_updates) = start(config.clone());
@@ -242,12 +241,12 @@ async fn real_weights_with_moved_state_answer_as_when_it_is_moved_by_hand() {
     let ordinary = listed(&cut, ANSWER_TOKENS).answer(&engine).await;
     assert_eq!(cached(&ordinary).shifted, 0);
     uncached.check(&Past::Prompt(cut), &ordinary);
-    assert_right("ordinary behind moved", uncached.verdict());
+    assert_right("ordinary after moved", uncached.verdict());
     stop(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn real_weights_outgrow_their_context_as_by_hand() {
+async fn real_weights_outgrow_their_context_as_with_llama_cpp_s_own_calls() {
     let subject = Subject::smollm2();
     let shifts = ShiftConfig { at_context_end: AtContextEnd::Shift, ..ShiftConfig::default() };
     let config =
@@ -272,8 +271,9 @@ async fn real_weights_answer_the_same_with_drafts() {
     know(&prompt, &answer.tokens);
     let plain = subject.config((Switch::Off, Switch::Off));
     let with = |speculation| EngineConfig { speculation, ..plain.clone() };
-    // Kernels for one row and for several round differently, so the state of any answer, drafted or not, is not bit for
-    // bit that of a prompt. Drafts must not make it worse.
+    // // Kernels for one row and for several round differently, so the state of a response is never bit for bit that of
+    // a
+    // prompt. Drafts must not increase the difference.
     let mut after_plain = f32::MAX;
     for (name, config) in [
         ("plain", with(None)),
@@ -291,13 +291,13 @@ async fn real_weights_answer_the_same_with_drafts() {
             assert!(counters.accepted_tokens > 0, "{counters:?}");
             uncached.check(&Past::Prompt(prompt.clone()), &drafted);
             let verdict = uncached.verdict();
-            // Most tokens come from steps of several, which round as another cut of the prompt.
+            // Most steps compute several tokens, which rounds like another division of the prompt.
             assert_right(name, Verdict { noise_max: 1.0, ..verdict });
             assert!(name != "by its own model" || counters.made_tokens > 0, "{counters:?}");
         }
         if ["plain", "half right"].contains(&name) {
             let difference = difference_after(&subject, &engine, (&prompt, &drafted.tokens), &mut uncached).await;
-            println!("{name}: probabilities behind the answer differ by {difference}");
+            println!("{name}: probabilities after the response differ by {difference}");
             assert!(difference <= 2.0 * after_plain, "{name}: {difference} {after_plain}");
             after_plain = difference;
         }
@@ -305,7 +305,7 @@ async fn real_weights_answer_the_same_with_drafts() {
     }
 }
 
-/// Asks two questions behind an answer, whose kept state they go on from; returns the mean difference between their
+/// Asks two questions after a response, starting from its state; returns the mean difference between their
 /// probabilities and the uncached ones.
 async fn difference_after(
     subject: &Subject,
@@ -326,7 +326,7 @@ async fn difference_after(
 
 /// Shows that the other tests of this file can fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn wrong_state_shows_in_the_probabilities_of_real_weights() {
+async fn wrong_state_changes_the_probabilities_of_real_weights() {
     let subject = Subject::smollm2();
     let config = subject.config((Switch::Off, Switch::Off));
     let mut uncached = Uncached::new(&config);
@@ -337,7 +337,7 @@ async fn wrong_state_shows_in_the_probabilities_of_real_weights() {
     assert_right("the right prompt", uncached.verdict());
     let other = subject.text(BICYCLES);
     let mut wrong = Vec::new();
-    // A block of another text at the beginning, in the middle and near the end; a token too few.
+    // Wrong prompts: a block of another text at the beginning, in the middle or near the end, and a missing token.
     for place in [16, 112, 208] {
         let mut prompt = prompt.clone();
         prompt[place..place + 16].copy_from_slice(&other[..16]);

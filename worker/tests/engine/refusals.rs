@@ -1,4 +1,4 @@
-//! What the engine does not take, and how it ends.
+//! Requests and configurations that the engine refuses, and its end.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ async fn refuses_sampling_parameters_out_of_range() {
         let refused = request.submit(&engine).err();
         assert!(matches!(refused, Some(EngineError::Sampler { .. })), "{refused:?}");
     }
-    // What is odd but has a meaning is taken.
+    // Unusual parameters with a meaning are accepted.
     let mut request = ask(&tokens(1, 20), 3);
     let sampling = &mut request.generation.sampling;
     (sampling.repeat_last_n, sampling.repeat_penalty, sampling.dry_multiplier) = (i32::MAX, 1.1, 0.5);
@@ -109,7 +109,7 @@ async fn refuses_requests_when_the_queue_is_full() {
     assert_eq!(refused, Some(EngineError::QueueFull { queue_max: 1 }));
     drop(running);
     assert_eq!(waiting.answer().await.tokens.len(), 3);
-    until("the places are free", || engine.counters().busy_slots == 0).await;
+    until("the slots are free", || engine.counters().busy_slots == 0).await;
     let places = [4, 5].map(|seed| ask(&tokens(seed, 20), 3).submit(&engine).unwrap());
     for answering in places {
         assert_eq!(answering.answer().await.tokens.len(), 3);
@@ -118,7 +118,7 @@ async fn refuses_requests_when_the_queue_is_full() {
 }
 
 #[tokio::test]
-async fn draining_finishes_what_runs_and_refuses_the_rest() {
+async fn draining_finishes_running_requests_and_refuses_the_rest() {
     let (engine, mut updates) = start(one_slot());
     let mut running = ask(&tokens(1, 20), 500).submit(&engine).unwrap();
     running.tokens(1).await;
@@ -137,12 +137,12 @@ async fn draining_finishes_what_runs_and_refuses_the_rest() {
     while let Ok(update) = updates.try_recv() {
         said |= matches!(update, EngineUpdate::Step { load, .. } if load.draining);
     }
-    assert!(said, "routers were not told");
+    assert!(said, "routers were not informed");
     engine.drain(PATIENCE, ready(())).await;
 }
 
 #[tokio::test]
-async fn draining_ends_what_runs_at_the_deadline() {
+async fn draining_ends_running_requests_at_the_deadline() {
     let (engine, _updates) = start(one_slot());
     let mut running = ask(&tokens(1, 20), 4000).submit(&engine).unwrap();
     running.tokens(1).await;
@@ -164,7 +164,7 @@ fn refusal(config: EngineConfig) -> StartError {
 }
 
 #[test]
-fn a_start_that_fails_says_which_file_and_why() {
+fn a_failed_start_names_the_file_and_the_reason() {
     let missing = refusal(EngineConfig { model: "/no/such.gguf".into(), ..EngineConfig::default() });
     let StartError::Model { reason, .. } = &missing else { panic!("{missing}") };
     assert!(missing.to_string().contains("/no/such.gguf") && reason.contains("No such file"), "{missing}");
@@ -201,7 +201,7 @@ fn a_context_s_memory_depends_on_its_size_its_types_and_the_slots() {
         change(&mut config);
         match plan_memory(&config, 1) {
             Err(StartError::Memory { needed: Bytes(needed), .. }) => needed,
-            other => panic!("a byte is too little: {other:?}"),
+            other => panic!("one byte is too little: {other:?}"),
         }
     };
     let base = needed(|_| {});
@@ -212,24 +212,24 @@ fn a_context_s_memory_depends_on_its_size_its_types_and_the_slots() {
     let stored = needed(|config| config.store.ram_bytes += 1 << 30);
     assert_eq!(stored, base + (1 << 30));
     let config = config(Preset::Tiny);
-    let plan = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp says what it takes");
+    let plan = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp reports the memory");
     assert_eq!((plan.fitted_cells, plan.memory.available), (None, 1 << 40));
     assert!(plan.memory.context > 0 && plan.memory.compute > 0);
 }
 
 #[test]
-fn a_context_that_is_not_given_is_made_as_large_as_memory_allows() {
+fn without_a_setting_the_context_is_as_large_as_memory_allows() {
     let fit = Some(Fit { spare_bytes: 1 << 20, slot_tokens_min: 256 });
     let config = EngineConfig { context_tokens_total: 0, fit, ..config(Preset::Tiny) };
-    let all = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp says what it takes").memory;
+    let all = plan_memory(&config, 1 << 40).expect("there is room").expect("llama.cpp reports the memory").memory;
     let needed = all.context + all.compute + all.copied + all.stored;
     let available = needed + all.mapped + (1 << 20) - all.context / 2;
     let plan = plan_memory(&config, available).expect("a smaller one fits").expect("a plan");
-    let cells = plan.fitted_cells.expect("it is smaller");
+    let cells = plan.fitted_cells.expect("the context is smaller");
     assert!(plan.memory.context < all.context && plan.memory.context >= all.context / 3, "{plan:?} {all:?}");
     let given = EngineConfig { context_tokens_total: 1 << 20, ..config.clone() };
-    assert!(matches!(plan_memory(&given, available), Err(StartError::Memory { .. })), "what is given is kept");
-    // What is left unfixed comes out as planned.
+    assert!(matches!(plan_memory(&given, available), Err(StartError::Memory { .. })), "a given size is kept");
+    // Without a setting, the context has the planned size.
     let engine = EngineConfig { context_tokens_total: cells, ..config };
     assert_eq!(engine.cells_wanted(1), cells);
 }

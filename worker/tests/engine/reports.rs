@@ -1,4 +1,4 @@
-//! The engine's reports to routers and watchers.
+//! The engine's reports to routers and other subscribers.
 
 use std::collections::HashMap;
 
@@ -56,7 +56,7 @@ impl Router {
                 self.held.extend(run.keys.iter().map(|key| (*key, (run.state, run.tier, run.slot))));
             }
             Change::Removed(keys) => keys.iter().for_each(|key| assert!(self.held.remove(key).is_some())),
-            Change::Accepted(_) => panic!("the engine says this of nobody"),
+            Change::Accepted(_) => panic!("only the summary's publisher sends this change"),
         }
     }
 }
@@ -66,7 +66,7 @@ fn keys(tokens: &[Token]) -> Vec<BlockKey> {
 }
 
 #[tokio::test]
-async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
+async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_computed() {
     let (engine, mut updates) = start(blocks(Preset::Tiny));
     let mut router = Router::default();
     let mut answering = ask(&tokens(1, 100), 60).submit(&engine).unwrap();
@@ -78,7 +78,7 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
     .await;
     assert_eq!((router.n_come, router.n_counted), (1, 1));
     let answer = answering.answer().await;
-    until("the load falls to nothing", || {
+    until("the load is zero", || {
         router.listen(&mut updates);
         router.load.busy_slots.is_empty() && router.load.rates.answer_tokens.is_some()
     })
@@ -93,7 +93,7 @@ async fn routers_learn_of_a_prefix_when_it_is_admitted_and_when_it_is_there() {
     stop(engine).await;
 }
 
-/// Reports about one request's prompt before it runs.
+/// Reports about one request's prompt before the request runs.
 struct Story {
     keys: Vec<BlockKey>,
     announcement: Option<AnnouncementId>,
@@ -138,7 +138,7 @@ async fn a_request_s_blocks_are_announced_from_its_arrival_until_it_starts() {
     first.tokens(1).await;
     let mut story = Story::of(&tokens(2, 96));
     let second = ask(&tokens(2, 96), 1).submit(&engine).unwrap();
-    assert_eq!(story.listen(&mut updates), ["promised"], "it was told later than it came");
+    assert_eq!(story.listen(&mut updates), ["promised"], "the arrival was reported late");
     drop(first);
     assert!(second.answer().await.finished.is_some());
     stop(engine).await;
@@ -195,7 +195,7 @@ async fn routers_learn_that_state_has_moved_from_a_slot_to_memory() {
 }
 
 #[tokio::test]
-async fn requests_that_leave_nothing_behind_are_not_announced() {
+async fn requests_that_leave_no_state_are_not_announced() {
     let (engine, mut updates) = start(blocks(Preset::Tiny));
     let mut router = Router::default();
     let mut request = ask(&tokens(1, 100), 20);
@@ -204,7 +204,7 @@ async fn requests_that_leave_nothing_behind_are_not_announced() {
     stop(engine).await;
     while let Ok(update) = updates.try_recv() {
         if let EngineUpdate::Arrived { keys, n_tokens, .. } = &update {
-            assert_eq!((keys.len(), *n_tokens), (0, 100), "no block is promised");
+            assert_eq!((keys.len(), *n_tokens), (0, 100), "no block is announced");
         }
         router.take_in(update);
     }
@@ -225,7 +225,7 @@ async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_
         let changes = match update {
             EngineUpdate::Step { changes, .. } => changes,
             EngineUpdate::Arrived { is_filling, .. } => {
-                assert!(!is_filling, "nobody can start from what runs, so nothing is promised");
+                assert!(!is_filling, "no request can start from a running sequence, so its blocks are not announced");
                 continue;
             }
             EngineUpdate::Resolved(_) => continue,
@@ -238,9 +238,9 @@ async fn a_recurrent_model_announces_checkpoints_and_the_end_of_a_sequence_once_
     let ends_with = |tokens: &[Token], tier: Tier| {
         stored.iter().any(|run| (run.keys.last(), run.tier) == (keys(tokens).last(), tier))
     };
-    assert!(ends_with(&tokens(1, 96), Tier::Ram), "the last whole block before a prompt's end: {stored:?}");
-    assert!(ends_with(&held, Tier::Resident), "the end: {stored:?}");
-    assert!(!ends_with(&held[..112], Tier::Ram), "no place between the two: {stored:?}");
+    assert!(ends_with(&tokens(1, 96), Tier::Ram), "no checkpoint at the last whole block of a prompt: {stored:?}");
+    assert!(ends_with(&held, Tier::Resident), "no resume point at the end: {stored:?}");
+    assert!(!ends_with(&held[..112], Tier::Ram), "a resume point between the two: {stored:?}");
     assert!(stored.iter().all(|run| run.state == RunState::Ready));
     assert!(stored.iter().all(|run| run.resume != Resume::EveryBlock || run.keys.len() == 1), "{stored:?}");
 }

@@ -1,4 +1,4 @@
-//! Responses that follow JSON schemas: a thousand random ones, checked by another implementation, and hostile ones.
+//! Responses that follow JSON schemas: a thousand random ones, validated by another implementation, and hostile ones.
 //!
 //! Not here: the fields of requests (`worker/tests/http`), the supported part of a schema (`worker/src/schema`).
 
@@ -16,11 +16,10 @@ use super::support::{Answer, ask, config, start, stop, tokens};
 /// Number of random schemas.
 const N_SCHEMAS: u64 = 1000;
 
-/// Longest response; more tokens mean that it did not end.
+/// Maximum length of a response; a longer one counts as one that did not end. Units: tokens.
 const ANSWER_TOKENS_MAX: u32 = 400;
 
-/// Bias of closing marks if the most likely token is chosen, so that no text or number continues forever: above every
-/// logit.
+/// Bias of closing marks if the most likely token is chosen, so that texts and numbers end. Source: above every logit.
 const CLOSING_BIAS: f32 = 1000.0;
 
 fn several_slots() -> EngineConfig {
@@ -57,8 +56,8 @@ async fn a_thousand_random_schemas_are_followed() {
     let (engine, _updates) = start(several_slots());
     let outcomes = futures::stream::iter(0..N_SCHEMAS).map(|idx| run_random(&engine, idx)).buffer_unordered(16);
     let n_cut = outcomes.filter(|is_cut| std::future::ready(*is_cut)).count().await;
-    println!("{n_cut} of {N_SCHEMAS} answers were cut off at {ANSWER_TOKENS_MAX} tokens");
-    assert!(n_cut * 50 < N_SCHEMAS as usize, "{n_cut} answers did not end");
+    println!("{n_cut} of {N_SCHEMAS} responses were cut off at {ANSWER_TOKENS_MAX} tokens");
+    assert!(n_cut * 50 < N_SCHEMAS as usize, "{n_cut} responses did not end");
     stop(engine).await;
 }
 
@@ -106,7 +105,7 @@ async fn an_answer_ends_when_it_is_complete_and_only_then() {
 }
 
 #[tokio::test]
-async fn every_way_to_choose_keeps_to_the_schema() {
+async fn the_schema_is_followed_however_tokens_are_chosen() {
     let (engine, _updates) = start(several_slots());
     let schema = json!({"type": "array", "items": {"enum": ["one", "two", 3]}, "minItems": 3, "maxItems": 3});
     let changes: [fn(&mut Sampling); 8] = [
@@ -127,7 +126,7 @@ async fn every_way_to_choose_keeps_to_the_schema() {
     }
     let banned = |s: &mut Sampling| s.logit_bias = (0..200).map(|token| (token, f32::NEG_INFINITY)).collect();
     let refused = follow(&engine, &json!({"const": "[]"}), banned).await.unwrap_err();
-    assert!(refused.contains("no token is left"), "{refused}");
+    assert!(refused.contains("left no token to choose"), "{refused}");
     stop(engine).await;
 }
 
@@ -138,7 +137,7 @@ fn flat(seed: u32, logit_bias: Vec<(u32, f32)>) -> Sampling {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reasoning_precedes_a_schema_and_ends_no_answer() {
+async fn reasoning_precedes_a_schema_and_does_not_end_the_answer() {
     let (engine, _updates) = start(several_slots());
     let n_vocab = engine.facts().n_vocab;
     // The last tokens of the model's vocabulary; the second of its control tokens ends a response.
@@ -188,8 +187,9 @@ async fn text_in_one_token_with_the_end_of_reasoning_belongs_to_the_schema() {
         request.generation.ignore_eos = false;
         request.generation.schema = Some(engine.compiler().unwrap().compile(&normal).unwrap());
         request.generation.reasoning = Some(ReasoningFirst { opening: None, ends: vec![end.to_owned()] });
-        // `</think>` is one token, of which reasoning that ends with `</thin` leaves `k>`, and reasoning that ends with
-        // `</think>` leaves nothing.
+        // // `</think>` is one token. After reasoning that ends with `</thin`, `k>` is missing; after reasoning that
+        // ends with
+        // `</think>`, nothing is.
         request.generation.sampling.logit_bias = vec![(engine.facts().n_vocab - 1, 1000.0)];
         request.submit(&engine).unwrap().answer().await
     };
@@ -197,7 +197,7 @@ async fn text_in_one_token_with_the_end_of_reasoning_belongs_to_the_schema() {
     assert!(right.failed.is_none() && right.text.starts_with("</think>\"aXbY"), "{:?}", right.text);
     let wrong = ask_with("</thin").await;
     assert!(
-        wrong.failed.is_some_and(|error| error.to_string().contains("right behind the reasoning")),
+        wrong.failed.is_some_and(|error| error.to_string().contains("right after the reasoning")),
         "{:?}",
         wrong.text
     );
@@ -205,7 +205,7 @@ async fn text_in_one_token_with_the_end_of_reasoning_belongs_to_the_schema() {
 }
 
 #[tokio::test]
-async fn a_schema_goes_neither_with_a_grammar_nor_without_an_end() {
+async fn a_schema_cannot_be_combined_with_a_grammar_or_ignored_ends() {
     let (engine, _updates) = start(several_slots());
     let schema = engine.compiler().unwrap().compile(&json!({"const": 1})).unwrap();
     let mut request = ask(&tokens(1, 5), 5);
@@ -274,7 +274,7 @@ fn hostile() -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_schemas_are_refused_or_followed_and_the_engine_goes_on() {
+async fn hostile_schemas_are_refused_or_followed_and_the_engine_continues() {
     let (engine, _updates) = start(several_slots());
     for schema in hostile() {
         let outcome = follow(&engine, &schema, |sampling| *sampling = style(1, true)).await;
@@ -288,7 +288,7 @@ async fn hostile_schemas_are_refused_or_followed_and_the_engine_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mutilated_schemas_are_refused_or_followed_and_the_engine_goes_on() {
+async fn mutilated_schemas_are_refused_or_followed_and_the_engine_continues() {
     let (engine, _updates) = start(several_slots());
     let cases = futures::stream::iter(0..400).map(|idx| {
         let engine = &engine;
@@ -304,7 +304,7 @@ async fn mutilated_schemas_are_refused_or_followed_and_the_engine_goes_on() {
         }
     });
     let n_followed = cases.buffer_unordered(16).filter(|is_ok| std::future::ready(*is_ok)).count().await;
-    assert!((40..360).contains(&n_followed), "{n_followed} were followed, so the rest shows nothing");
+    assert!((40..360).contains(&n_followed), "{n_followed} were followed, so the test proves nothing");
     stop(engine).await;
 }
 
@@ -345,7 +345,7 @@ fn mutilate(schema: &mut Value, rng: &mut ChaCha8Rng) {
 }
 
 #[tokio::test]
-async fn an_answer_that_exceeds_the_work_of_its_schema_fails_alone() {
+async fn an_answer_whose_schema_takes_too_much_work_fails_alone() {
     let (engine, _updates) = start(several_slots());
     let heavy = json!({"type": "string", "pattern": format!("^{}$", "[ab]?".repeat(400))});
     let light = json!({"type": "array", "items": {"const": 1}, "minItems": 20, "maxItems": 20});

@@ -1,6 +1,6 @@
-//! Settings that change what a model computes, and those that only say where.
+//! Settings that change a model's results, and settings that only choose where it is computed.
 //!
-//! Not here: the names of the layouts that they give (`engine::llama::layout`), flags.
+//! Not here: the names of the resulting layouts (`engine::llama::layout`), flags.
 
 use tempfile::TempDir;
 use warmpath_bench::model::Preset;
@@ -13,7 +13,7 @@ use super::support::{ask, config, start, stop, tokens};
 use super::tiers::store;
 
 fn one_slot(disk: Option<&TempDir>) -> EngineConfig {
-    // Small batches make computing slow, so that reading state is worth it even for a model this small.
+    // Small batches make computing slow, so that reading state is faster even with this small model.
     EngineConfig {
         n_slots: 1,
         context_tokens_total: 1024,
@@ -24,7 +24,7 @@ fn one_slot(disk: Option<&TempDir>) -> EngineConfig {
     }
 }
 
-/// Answers one prompt in a life of its own; returns the answer and how many of the prompt's tokens were reused.
+/// Answers one prompt with a new engine; returns the response and how many of the prompt's tokens were reused.
 async fn answer(config: EngineConfig) -> (Vec<Token>, u32) {
     let (engine, _updates) = start(config);
     let answer = ask(&tokens(3, 300), 20).answer(&engine).await;
@@ -53,16 +53,16 @@ async fn state_of_another_rotation_or_another_model_s_value_is_never_used() {
     ];
     for (idx, change) in changes.iter().enumerate() {
         let (cold, _) = answer(change(one_slot(None))).await;
-        assert_ne!(cold, first, "{idx}: llama.cpp computes with it");
+        assert_ne!(cold, first, "{idx}: the setting does not change the response");
         let (warm, cached_tokens) = answer(change(one_slot(Some(&saved)))).await;
-        assert_eq!((&warm, cached_tokens), (&cold, 0), "{idx}: another setting's state");
+        assert_eq!((&warm, cached_tokens), (&cold, 0), "{idx}: state of another setting was reused");
         let (again, cached_tokens) = answer(change(one_slot(Some(&saved)))).await;
         assert_eq!(again, cold);
-        assert!(cached_tokens > 200, "{idx}: its own state is used: {cached_tokens}");
+        assert!(cached_tokens > 200, "{idx}: its own state was not reused: {cached_tokens}");
     }
     let (again, cached_tokens) = answer(one_slot(Some(&saved))).await;
     assert_eq!(again, first);
-    assert!(cached_tokens > 200, "what was stored first is still there: {cached_tokens}");
+    assert!(cached_tokens > 200, "the state that was stored first is missing: {cached_tokens}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

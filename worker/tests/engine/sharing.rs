@@ -1,7 +1,7 @@
-//! Requests with one long prefix at once: followers wait for the leader, start from its state and take over from it.
+//! Simultaneous requests with one long prefix: followers wait for the leader, start from its state, and replace it.
 //!
-//! The leader's prompt takes many small batches, so that the others come while it is computed. Not here: who waits for
-//! whom (`slot_plan`'s tests), random traffic (`property`).
+//! The leader's prompt takes many small batches, so that the followers arrive while it is computed. Not here: which
+//! request waits for which (`slot_plan`'s tests), random traffic (`property`).
 
 use tokio::task::JoinSet;
 use warmpath_bench::model::Preset;
@@ -13,7 +13,7 @@ use super::support::{Answering, Ask, ask, config, start, stop, tokens, until};
 const N_PREFIX: usize = 1200;
 const N_FOLLOWERS: u64 = 3;
 
-/// Ways in which state is shared: by marking cells, by copying buffers, through the store.
+/// Settings in which state is shared in different ways: by marking cells, by copying buffers, through the store.
 const SETTINGS: [(Preset, Switch); 6] = [
     (Preset::Tiny, Switch::Off),
     (Preset::Tiny, Switch::On),
@@ -34,7 +34,7 @@ fn small_batches(preset: Preset, kv_unified: Switch) -> EngineConfig {
     }
 }
 
-/// Returns a request of a family that shares its first tokens.
+/// Returns one of the requests that share their first tokens.
 fn member(n: u32) -> Ask {
     ask(&[tokens(1, N_PREFIX), tokens(100 + n, 20)].concat(), 24)
 }
@@ -50,7 +50,7 @@ fn cold(config: &EngineConfig) -> EngineConfig {
     }
 }
 
-/// Submits a leader and its followers, and waits until these wait for it.
+/// Submits a leader and its followers, and waits until the followers wait for the leader.
 async fn begin(engine: &EngineHandle) -> (Answering, Vec<Answering>) {
     let mut leader = member(0).submit(engine).unwrap();
     let followers = (1..=N_FOLLOWERS as u32).map(|n| member(n).submit(engine).unwrap()).collect();
@@ -59,9 +59,10 @@ async fn begin(engine: &EngineHandle) -> (Answering, Vec<Answering>) {
     (leader, followers)
 }
 
-/// A router sends the leader first and counts on its prefix for the follower, which overtakes it on the way.
+/// A router sends the leader first and expects its prefix to be cached for the follower, but the follower arrives
+/// first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_follower_that_comes_first_waits_for_its_leader() {
+async fn a_follower_that_arrives_first_waits_for_its_leader() {
     for (preset, kv_unified) in SETTINGS {
         let config = small_batches(preset, kv_unified);
         let (engine, _updates) = start(config.clone());
@@ -80,7 +81,7 @@ async fn a_follower_that_comes_first_waits_for_its_leader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_follower_whose_leader_never_comes_starts_alone() {
+async fn a_follower_whose_leader_never_arrives_starts_alone() {
     let config = small_batches(Preset::Tiny, Switch::Off);
     let (engine, _updates) = start(config.clone());
     let (cold, _cold_updates) = start(cold(&config));
@@ -134,14 +135,14 @@ async fn each_cancelled_leader_is_replaced_by_a_follower() {
         }
         let counters = engine.counters();
         assert_eq!((counters.finished, counters.failed), (2, 0));
-        assert!(counters.prefill_tokens < N_PREFIX as u64 * 3 / 2, "nothing is computed twice: {counters:?}");
+        assert!(counters.prefill_tokens < N_PREFIX as u64 * 3 / 2, "tokens were computed twice: {counters:?}");
         stop(engine).await;
         stop(cold).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn followers_that_leave_do_not_disturb_the_leader() {
+async fn disconnected_followers_do_not_disturb_the_leader() {
     let config = small_batches(Preset::Tiny, Switch::Off);
     let (engine, _updates) = start(config.clone());
     let (cold, _cold_updates) = start(cold(&config));
@@ -185,7 +186,10 @@ async fn an_unrelated_request_is_not_delayed_by_a_steady_stream_of_siblings() {
         n_siblings += 1;
         submit(&mut answered, (sibling(200 + n_siblings), Who::Sibling));
     }
-    assert!(n_siblings <= 6, "{n_siblings} siblings were answered before the stranger, of whom 4 came before");
+    assert!(
+        n_siblings <= 6,
+        "{n_siblings} siblings were answered before the unrelated request, and only 4 of them arrived before it"
+    );
     while answered.join_next().await.is_some() {}
     stop(engine).await;
 }
@@ -205,7 +209,7 @@ async fn copying_from_a_slot_that_decodes_leaves_both_right() {
             let prompt = [prefix.clone(), answer[..n_answer].to_vec(), tokens(7, n_suffix)].concat();
             let borrower = ask(&prompt, 30).answer(&engine).await;
             assert!(borrower.cached_tokens() >= 288, "{preset:?} {kv_unified:?}: {borrower:?}");
-            assert_ne!(borrower.started.unwrap().slot, slot, "the lender has ended");
+            assert_ne!(borrower.started.unwrap().slot, slot, "the slot that was copied has ended");
             borrowed.push((prompt, borrower.tokens));
         }
         let n_lent = lending.so_far().tokens.len() + 20;

@@ -1,9 +1,10 @@
-//! Shifted state: it is what llama.cpp gives when the same is done by hand, it stays with those who asked for it, and
-//! nobody else sees it.
+//! Shifted state: it is the same as after the same moves with llama.cpp's own calls, and only requests that permit it
+//! use it.
 //!
-//! The digital model (`Preset::Tiny`, whose positions are rotations that llama.cpp can turn on) answers by every state
-//! it sees, so a shifted answer differs from the computed one, and whatever leaks shows in the answers of others. Not
-//! here: moved state behind tokens that are computed first (`parked`), what is moved (`shift_plan` in the core).
+//! Every state that the digital model attends to changes its response (`Preset::Tiny`; its positions are rotations,
+//! which llama.cpp can shift). So a response from shifted state differs from one from computed state, and leaked state
+//! changes other responses. Not here: moved state after tokens that are computed first (`parked`), which state is moved
+//! (`shift_plan` in the core).
 
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -52,7 +53,7 @@ pub async fn cold(asks: &[Ask]) -> Vec<Vec<Token>> {
     answers
 }
 
-/// Returns a long prompt, and one that leaves out 80 tokens of its middle and goes on a little.
+/// Returns a long prompt, and one that omits 80 tokens in its middle and is a little longer at the end.
 fn conversation() -> (Vec<Token>, Vec<Token>) {
     let whole = tokens(1, 300);
     let cut = [&whole[..60], &whole[140..], &tokens(2, 20)].concat();
@@ -60,7 +61,7 @@ fn conversation() -> (Vec<Token>, Vec<Token>) {
 }
 
 #[tokio::test]
-async fn nothing_is_moved_unless_it_is_asked_for() {
+async fn state_is_moved_only_for_requests_that_permit_it() {
     let (whole, cut) = conversation();
     let (engine, _updates) = start(slots(1));
     ask(&whole, 4).answer(&engine).await;
@@ -69,7 +70,7 @@ async fn nothing_is_moved_unless_it_is_asked_for() {
     assert_eq!(answer.tokens, cold(&[ask(&cut, 12)]).await[0]);
     let many = Ask { shifts: ShiftWish { cache_reuse_tokens: Some(161), ..ShiftWish::default() }, ..ask(&cut, 1) };
     ask(&whole, 1).answer(&engine).await;
-    assert_eq!(many.answer(&engine).await.started.unwrap().cached.shifted, 0, "no run is that long");
+    assert_eq!(many.answer(&engine).await.started.unwrap().cached.shifted, 0, "no common run has this length");
     assert_eq!(engine.counters().shifted_tokens, 0);
     stop(engine).await;
 }
@@ -90,7 +91,11 @@ async fn moved_state_gives_the_answer_of_the_same_moves_by_hand() {
         assert_eq!(cached, CachedTokens { resident: 60, shifted: 160, ..CachedTokens::default() });
         assert_eq!(cached.total(), answer.cached_tokens());
         assert_eq!(answer.tokens, expected);
-        assert_ne!(answer.tokens, cold(&[ask(&cut, 12)]).await[0], "moved state is as good as computed: nothing shows");
+        assert_ne!(
+            answer.tokens,
+            cold(&[ask(&cut, 12)]).await[0],
+            "moved state gives the same response as computed state, so the test proves nothing"
+        );
         stop(engine).await;
     }
 }
@@ -120,7 +125,7 @@ async fn an_ordinary_request_never_sees_moved_state() {
         let longer = [&cut[..], &moved.tokens].concat();
         let asks = [ask(&cut, 12), ask(&longer, 12), ask(&cut[..180], 12)];
         let expected = cold(&asks).await;
-        // While it runs again, from another slot, and from its own.
+        // An ordinary request starts while the moved state runs again, in another slot and in its own.
         let running = reusing(&cut, 200).submit(&engine).unwrap();
         for (ask, expected) in asks.iter().zip(&expected) {
             assert_eq!(&ask.answer(&engine).await.tokens, expected);
@@ -145,21 +150,21 @@ async fn moving_state_leaves_sequences_that_share_its_cells_unchanged() {
     for config in kinds(&slots(2)) {
         let (engine, _updates) = start(config);
         ask(&whole, 1).answer(&engine).await;
-        // One slot runs on from all of it, the other has a copy and then moves a part of that.
+        // One slot continues from the whole state; the other copies it and then moves a part of the copy.
         let neighbour = ask(&[&whole[..], &tokens(4, 5)].concat(), 150);
         let mut running = neighbour.submit(&engine).unwrap();
         running.tokens(2).await;
         ask(&[&whole[..], &tokens(5, 5)].concat(), 1).answer(&engine).await;
         let answer = reusing(&cut, 10).answer(&engine).await;
         assert_eq!(answer.started.unwrap().cached.shifted, 160);
-        assert!(running.so_far().finished.is_none(), "the neighbour has ended, so this shows nothing");
+        assert!(running.so_far().finished.is_none(), "the neighbour has ended, so the test proves nothing");
         assert_eq!(running.answer().await.tokens, cold(&[neighbour]).await[0]);
         stop(engine).await;
     }
 }
 
 #[tokio::test]
-async fn an_answer_outgrows_its_context_as_by_hand() {
+async fn an_answer_outgrows_its_context_as_with_llama_cpp_s_own_calls() {
     let prompt = tokens(1, 100);
     for (n_keep, n_discard) in [(0, None), (100, None), (30, Some(50))] {
         let request = Ask { shifts: ShiftWish { n_keep, n_discard, ..ShiftWish::default() }, ..ask(&prompt, 640) };
@@ -182,7 +187,7 @@ async fn an_answer_outgrows_its_context_as_by_hand() {
 }
 
 #[tokio::test]
-async fn others_do_not_notice_that_an_answer_outgrows_its_context() {
+async fn an_answer_that_outgrows_its_context_does_not_change_others() {
     for config in kinds(&shifting(2)) {
         let (engine, _updates) = start(config);
         let prompt = tokens(1, 100);
@@ -209,7 +214,7 @@ async fn an_answer_ends_with_its_context_unless_it_may_outgrow_it() {
     let mut unasked = ask(&tokens(1, 250), 0);
     unasked.generation.max_tokens = None;
     let answer = unasked.answer(&engine).await;
-    assert_eq!(answer.tokens.len(), engine.facts().n_ctx_train as usize, "nothing else ends it");
+    assert_eq!(answer.tokens.len(), engine.facts().n_ctx_train as usize, "the response ended otherwise");
     assert_eq!(answer.finished().reason, FinishReason::Length);
     let too_long = ask(&tokens(1, 256), 1).submit(&engine).err();
     assert!(matches!(too_long, Some(EngineError::InvalidPrompt(_))), "{too_long:?}");

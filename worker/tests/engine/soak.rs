@@ -1,12 +1,12 @@
-//! A long random run that watches memory.
+//! A long random run that measures memory.
 //!
-//! Not here: whether answers are right (`property`, `tiers`), though none may fail here either.
+//! Not here: whether responses are correct (`property`, `tiers`); here they only must not fail.
 
 use std::time::{Duration, Instant};
 
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 use warmpath_bench::model::Preset;
-use warmpath_worker::engine::{EngineConfig, Page, Switch};
+use warmpath_worker::engine::{EngineConfig, EntryPage, Switch};
 
 use super::support::{ask, config, start, stop, tokens};
 use super::tiers::store;
@@ -44,7 +44,7 @@ async fn memory_does_not_grow_over_a_long_random_run() {
     let mut samples = Vec::new();
     let (began, mut n) = (Instant::now(), 0_u32);
     while began.elapsed() < Duration::from_secs(seconds) {
-        // Conversations of a few kinds, ever new ones among them, and clients that go early.
+        // The requests are of a few conversations, with new ones among them, and some clients disconnect early.
         let kind = n.wrapping_mul(2_654_435_761) >> 24;
         let prompt = [tokens(kind % 7, 300), tokens(1000 + n / 3, 40 + kind as usize)].concat();
         let mut answering = ask(&prompt, 16).submit(&engine).unwrap();
@@ -58,7 +58,7 @@ async fn memory_does_not_grow_over_a_long_random_run() {
         n += 1;
         if began.elapsed() >= SAMPLE * samples.len() as u32 {
             samples.push(resident_bytes(&mut system) / MIB);
-            let totals = engine.cache_view(Page { after: None, entries_max: 1 }).await.unwrap().totals;
+            let totals = engine.cache_view(EntryPage { after: None, entries_max: 1 }).await.unwrap().totals;
             println!(
                 "{n} requests: {} MiB, {:?} in RAM, {:?} on disk",
                 samples.last().unwrap(),

@@ -1,8 +1,8 @@
-//! Speculative decoding: with drafts that are right, wrong or half right, every answer is the one without drafts, and
-//! so is whatever comes after it.
+//! Speculative decoding: with correct, wrong or partly correct drafts, every response is the same as without drafts,
+//! and so are all later ones.
 //!
 //! Not here: drafts of a draft model (`draft_models`), random traffic with drafts (`property`), real weights
-//! (`real_weights`), what is proposed and what it costs (the core's tests).
+//! (`real_weights`), which drafts are proposed and their costs (the core's tests).
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use warmpath_worker_core::drafting::ForcedDrafts;
 use super::drafts::{forced, half_right, know, right, wrong};
 use super::support::{Answer, Ask, ask, config, start, stop, tokens, until};
 
-/// Largest difference of log probabilities, which kernels for several tokens round in another way.
+/// Maximum difference of log probabilities, because kernels for several tokens round differently.
 const ROUNDING: f32 = 0.05;
 
-/// Drafts, and which of their tokens are right.
+/// Drafts, and how many of their tokens are correct.
 const DRAFTS: [(ForcedDrafts, Right); 3] = [(right, Right::Most), (wrong, Right::None), (half_right, Right::Some)];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,14 +39,14 @@ fn with(config: &EngineConfig, speculation: Option<SpeculationConfig>) -> Engine
     EngineConfig { speculation, ..config.clone() }
 }
 
-/// Returns the answers of an engine, one after the other, and the tokens that each slot holds in the end.
+/// Returns the responses of an engine, one after the other, and each slot's number of tokens at the end.
 pub async fn run(config: &EngineConfig, asks: &[Ask]) -> (Vec<Answer>, Vec<u32>, EngineHandle) {
     let (engine, _updates) = start(config.clone());
     let mut answers = Vec::new();
     for ask in asks {
         answers.push(ask.answer(&engine).await);
     }
-    until("the engine rests", || engine.counters().busy_slots == 0).await;
+    until("the engine is idle", || engine.counters().busy_slots == 0).await;
     let held = engine.slots().iter().map(|slot| slot.held_tokens).collect();
     (answers, held, engine)
 }
@@ -74,7 +74,7 @@ pub fn assert_same(found: &Answer, expected: &Answer, ask: &Ask) {
     }
 }
 
-/// Checks the answers of an engine with each kind of drafts against those of one without.
+/// Compares the responses of an engine with each kind of drafts with those without drafts.
 async fn check(config: &EngineConfig, asks: &[Ask]) {
     let (expected, held, engine) = run(&with(config, None), asks).await;
     assert_eq!(engine.counters().drafts, 0);
@@ -87,7 +87,7 @@ async fn check(config: &EngineConfig, asks: &[Ask]) {
         for (idx, ask) in asks.iter().enumerate() {
             assert_same(&answers[idx], &expected[idx], ask);
         }
-        assert_eq!(held_then, held, "slots hold what they hold without drafts");
+        assert_eq!(held_then, held, "the slots have the same tokens as without drafts");
         let counters = engine.counters();
         let (n, n_accepted) = (counters.drafted_tokens, counters.accepted_tokens);
         match are_right {
@@ -173,7 +173,7 @@ pub async fn every_way_and_end() -> (Vec<Ask>, Answer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_are_the_same_with_drafts_however_tokens_are_chosen() {
     let (asks, _) = every_way_and_end().await;
-    // What comes after each of them starts from its state.
+    // The request after each of them starts from its state.
     let asks: Vec<Ask> = asks.into_iter().flat_map(|asked| [asked, ask(&tokens(1, 80), 6)]).collect();
     check(&slots(1), &asks).await;
 }
@@ -208,7 +208,7 @@ async fn drafts_stop_at_the_end_of_the_context() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_client_that_leaves_within_a_draft_leaves_the_right_state() {
+async fn a_client_that_disconnects_within_a_draft_leaves_correct_state() {
     let prompt = tokens(8, 60);
     let (expected, _, plain) = run(&slots(1), &[ask(&prompt, 300)]).await;
     stop(plain).await;
@@ -227,7 +227,7 @@ async fn a_client_that_leaves_within_a_draft_leaves_the_right_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nothing_is_drafted_where_memory_cannot_be_rewound() {
+async fn nothing_is_drafted_if_memory_cannot_be_rewound() {
     for preset in [Preset::TinyRecurrent, Preset::TinyHybrid] {
         let config = EngineConfig { n_slots: 1, context_tokens_total: 512, ..config(preset) };
         let asks = [ask(&tokens(1, 60), 20), ask(&tokens(1, 70), 20)];
@@ -262,16 +262,16 @@ async fn drafts_come_only_from_answers_of_the_same_root() {
     let (engine, _updates) = start(auto());
     let prompt = tokens(1, 60);
     let (answer, n, _) = drafted(&engine, &ask(&prompt, 60)).await;
-    assert_eq!(n, 0, "nothing repeats itself");
+    assert_eq!(n, 0, "no text repeats");
     let other_root = Ask { salt: 1, ..ask(&prompt, 60) };
-    assert_eq!(drafted(&engine, &other_root).await, (answer.clone(), 0, 0), "nothing of another root");
+    assert_eq!(drafted(&engine, &other_root).await, (answer.clone(), 0, 0), "a draft came from another root");
     let (again, n, n_accepted) = drafted(&engine, &ask(&prompt, 60)).await;
     assert_eq!(again, answer);
     assert!(n >= 50 && n_accepted == n, "{n_accepted} of {n}");
     let leaves_nothing = Ask { cache_prompt: false, ..ask(&tokens(2, 60), 60) };
     drafted(&engine, &leaves_nothing).await;
-    assert_eq!(drafted(&engine, &ask(&tokens(2, 60), 60)).await.1, 0, "it left nothing");
-    assert_eq!(drafted(&engine, &leaves_nothing).await.1, 0, "it reuses nothing");
+    assert_eq!(drafted(&engine, &ask(&tokens(2, 60), 60)).await.1, 0, "a draft came from a response without the cache");
+    assert_eq!(drafted(&engine, &leaves_nothing).await.1, 0, "a response without the cache was drafted");
     engine.clear_cache().await.unwrap();
     assert_eq!(drafted(&engine, &ask(&prompt, 60)).await, (answer, 0, 0), "the cache was cleared");
     stop(engine).await;

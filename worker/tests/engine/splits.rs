@@ -1,4 +1,4 @@
-//! Models that are split over several files: they load, and every file is in their name.
+//! Models that are split over several files: they load, and their identity depends on every file.
 //!
 //! Not here: which files belong together (`warmpath-gguf`).
 
@@ -27,7 +27,7 @@ fn second_file(first: &Path) -> PathBuf {
 }
 
 fn one_slot(model: &Path, store: StoreConfig) -> EngineConfig {
-    // Small batches make computing slow, so that reading state is worth it even for a model this small.
+    // Small batches make computing slow, so that reading state is faster even with this small model.
     EngineConfig {
         model: model.to_owned(),
         n_slots: 1,
@@ -39,7 +39,7 @@ fn one_slot(model: &Path, store: StoreConfig) -> EngineConfig {
     }
 }
 
-/// Answers one prompt in a life of its own; returns the answer and how many of the prompt's tokens were reused.
+/// Answers one prompt with a new engine; returns the response and how many of the prompt's tokens were reused.
 async fn answer(config: EngineConfig) -> (Vec<Token>, u32) {
     let (engine, _updates) = start(config);
     let answer = ask(&tokens(3, 300), 20).answer(&engine).await;
@@ -49,7 +49,7 @@ async fn answer(config: EngineConfig) -> (Vec<Token>, u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn stored_state_of_a_split_model_is_used_by_no_other_with_the_same_first_file() {
+async fn stored_state_of_a_split_model_is_not_used_by_another_with_the_same_first_file() {
     let (models, saved) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let (one, other) = (split(&models, 1), split(&models, 2));
     std::fs::copy(&one, &other).unwrap();
@@ -58,7 +58,7 @@ async fn stored_state_of_a_split_model_is_used_by_no_other_with_the_same_first_f
     assert_eq!(cached_tokens, 0);
     let (again, cached_tokens) = answer(with_disk(&one)).await;
     assert_eq!(again, first);
-    assert!(cached_tokens > 200, "its own state is used: {cached_tokens}");
+    assert!(cached_tokens > 200, "its own state was not reused: {cached_tokens}");
     let (cold, _) = answer(one_slot(&other, store(0, None))).await;
     assert_ne!(cold, first, "the second files differ");
     let (warm, cached_tokens) = answer(with_disk(&other)).await;
@@ -75,7 +75,7 @@ async fn a_split_model_answers_as_the_same_model_in_one_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_split_model_in_a_cache_of_links_is_found_beside_the_link() {
+async fn files_of_a_split_model_are_found_beside_a_symbolic_link() {
     let models = TempDir::new().unwrap();
     let first = split(&models, 1);
     for (name, path) in [("77ab", first.clone()), ("3f0c", second_file(&first))] {

@@ -15,13 +15,13 @@ use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::{Applied, Scale};
 use warmpath_prompt::ImageRun;
 use warmpath_worker::engine::{
-    AdapterFile, Engine, EngineConfig, EngineError, EngineHandle, EngineUpdate, Event, EventReceiver, Finished,
+    AdapterFile, Engine, EngineConfig, EngineError, EngineEvent, EngineHandle, EngineUpdate, EventReceiver, Finished,
     Generation, PastToken, PeerOffer, SampledToken, Sampling, ShiftWish, Started, Submission, events,
 };
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
-/// Time after which anything in these tests counts as stuck.
+/// Time limit of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Whether this build computes on a GPU, whose kernels for few and for many tokens round differently.
@@ -60,12 +60,12 @@ fn root_with(salt: u8, adapter: Option<Applied>) -> BlockHash {
     ChainRoot { model_fingerprint: &[7; 32], lora: lora.as_bytes(), cache_salt: &[salt] }.hash()
 }
 
-/// Returns the adapter of this place, applied as it was meant.
+/// Returns the adapter with this index, applied at its full strength.
 pub fn applied(adapter: u16) -> Option<Applied> {
     Some(Applied { adapter, scale: Scale::ONE })
 }
 
-/// Returns an adapter for the model of `preset` and seed 1, to be loaded.
+/// Returns an adapter to load, for the model of `preset` and seed 1.
 pub fn adapter(preset: Preset, adapter_seed: u64) -> AdapterFile {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +121,7 @@ pub fn ask(prompt: &[Token], max_tokens: u32) -> Ask {
     }
 }
 
-/// Returns `n` tokens that depend on `seed` alone.
+/// Returns `n` tokens that depend only on `seed`.
 pub fn tokens(seed: u32, n: usize) -> Vec<Token> {
     let mut state = seed.wrapping_mul(0x9E37_79B9) ^ 0x5EED;
     let mut next = || {
@@ -188,18 +188,18 @@ pub struct Answer {
 impl Answering {
     /// Waits for the next event and returns whether there was one.
     pub async fn next(&mut self) -> bool {
-        let event = timeout(PATIENCE, self.events.recv()).await.expect("an event comes");
+        let event = timeout(PATIENCE, self.events.recv()).await.expect("an event arrives");
         match event {
-            Some(Event::Started(started)) => self.answer.started = Some(started),
-            Some(Event::Prompt(probabilities)) => self.answer.prompt = Some(probabilities),
-            Some(Event::Text { text, token, n_draws, probabilities, .. }) => {
+            Some(EngineEvent::Started(started)) => self.answer.started = Some(started),
+            Some(EngineEvent::Prompt(probabilities)) => self.answer.prompt = Some(probabilities),
+            Some(EngineEvent::Text { text, token, n_draws, probabilities, .. }) => {
                 self.answer.sampled.push(SampledToken { token, n_draws });
                 self.answer.text.push_str(&text);
                 self.answer.tokens.push(token);
                 self.answer.probabilities.extend(probabilities);
             }
-            Some(Event::Finished(finished)) => self.answer.finished = Some(finished),
-            Some(Event::Failed(error)) => self.answer.failed = Some(error),
+            Some(EngineEvent::Finished(finished)) => self.answer.finished = Some(finished),
+            Some(EngineEvent::Failed(error)) => self.answer.failed = Some(error),
             None => return false,
         }
         true
@@ -233,7 +233,7 @@ impl Answer {
     }
 }
 
-/// Waits until `is_so`, which is checked again and again.
+/// Waits until `is_so` returns true; calls it repeatedly.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let wait = async {
         while !is_so() {

@@ -1,7 +1,7 @@
-//! Fair shares: what a tenant's conversations still find after the floods of another.
+//! Fair shares: a tenant's conversations find their state after floods of another tenant.
 //!
-//! Counts, no timings. The same conversations run without a flood, beside one of the same tenant, which shows that the
-//! flood is strong enough, and beside those of others. Not here: the shares by themselves
+//! The tests compare counts, not times. The same conversations run without a flood, with a flood of the same tenant,
+//! which shows that the flood is strong enough, and with floods of others. Not here: the shares on their own
 //! (`warmpath_worker_core::chunk_index`), keys and their tenants (the whole system's tests).
 
 use warmpath_bench::model::Preset;
@@ -14,14 +14,14 @@ use super::tiers::store;
 
 const N_CONVERSATIONS: u32 = 3;
 const N_ROUNDS: u32 = 5;
-/// Prompts of a flood between two rounds, and their tokens: twice what the store holds.
+/// Number of prompts of a flood between two rounds. Source: their tokens are twice the store's capacity.
 const FLOOD_PROMPTS: u32 = 30;
 const FLOOD_TOKENS: usize = 160;
 
 const INNOCENT: Option<TenantId> = Some(TenantId(1));
 const OTHER: Option<TenantId> = Some(TenantId(2));
 
-/// Flood between the rounds of the conversations.
+/// A flood between the rounds of the conversations.
 #[derive(Debug, Clone, Copy)]
 struct Flood {
     tenant: Option<TenantId>,
@@ -35,7 +35,7 @@ enum Salts {
     Theirs,
     /// One other salt.
     One,
-    /// A fresh one for each prompt.
+    /// A new one for each prompt.
     Fresh,
 }
 
@@ -45,7 +45,7 @@ fn crowded(store: StoreConfig) -> EngineConfig {
     EngineConfig {
         n_slots: 2,
         context_tokens_total: 2 * 1024,
-        // Where computing seems cheap for a moment, nothing would be moved.
+        // If computing seemed cheap for a moment, the engine would not restore state.
         costs: CostSource::Assumed,
         store,
         ..config(Preset::Tiny)
@@ -97,7 +97,7 @@ async fn a_flood_evicts_only_state_of_its_own_tenant() {
         (INNOCENT, PLAIN),
         (INNOCENT, Flood { priority: 100, ..PLAIN }),
         (INNOCENT, Flood { salts: Salts::Fresh, ..PLAIN }),
-        // Where no router names tenants, their salts tell them apart.
+        // If no router names tenants, their salts distinguish them.
         (None, Flood { tenant: None, ..PLAIN }),
         (None, Flood { tenant: None, priority: 100, ..PLAIN }),
         (None, Flood { tenant: None, salts: Salts::Fresh, ..PLAIN }),
@@ -108,8 +108,8 @@ async fn a_flood_evicts_only_state_of_its_own_tenant() {
     }
 }
 
-/// Returns the share of conversations' tokens that a restarted engine finds on disk after a flood before the restart
-/// and one behind it, which comes before any other request.
+/// Returns the share of the conversations' tokens that a restarted engine finds on disk after two floods: one before
+/// the restart, and one right after it, before any other request.
 async fn reuse_from_disk(innocent: Option<TenantId>, flood: Flood) -> f64 {
     let folder = tempfile::tempdir().expect("a folder can be made");
     let life = || {
@@ -138,13 +138,13 @@ async fn reuse_from_disk(innocent: Option<TenantId>, flood: Flood) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_flood_takes_nothing_of_another_s_share_of_the_disk_also_right_after_a_restart() {
+async fn a_flood_takes_nothing_of_another_s_share_of_the_disk_even_right_after_a_restart() {
     let own = reuse_from_disk(INNOCENT, Flood { tenant: INNOCENT, salts: Salts::Theirs, ..PLAIN }).await;
     assert!(own <= 0.3, "the flood is not strong enough: {own}");
     for (innocent, flood) in [
         (INNOCENT, PLAIN),
         (INNOCENT, Flood { priority: 100, salts: Salts::Fresh, ..PLAIN }),
-        // Where no router names tenants, their salts tell them apart.
+        // If no router names tenants, their salts distinguish them.
         (None, Flood { tenant: None, priority: 100, ..PLAIN }),
     ] {
         let reused = reuse_from_disk(innocent, flood).await;
@@ -154,7 +154,7 @@ async fn a_flood_takes_nothing_of_another_s_share_of_the_disk_also_right_after_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_flood_leaves_an_idle_slot_to_the_tenant_that_keeps_it() {
+async fn a_flood_does_not_take_an_idle_slot_within_a_tenant_s_share() {
     let slots_only = || EngineConfig { n_slots: 3, context_tokens_total: 3 * 1024, ..crowded(store(0, None)) };
     let (engine, _updates) = start(slots_only());
     let mut conversation = tokens(1, 200);

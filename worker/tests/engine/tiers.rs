@@ -1,7 +1,8 @@
-//! Every way that state can take: random traffic with more conversations than slots, little memory, disk, restarts.
+//! Every way to restore state: random traffic with more conversations than slots, little memory, a disk tier, restarts.
 //!
-//! As in `property`, but set up so that prefixes leave the slots and come back all the time; each run asserts that the
-//! ways it is about were taken. Not here: sharing between requests that run at once (`sharing`), damage (`faults`).
+//! As in `property`, but with settings that make prefixes leave the slots and return all the time; each run asserts
+//! that state was restored in the intended ways. Not here: sharing between simultaneous requests (`sharing`), damage
+//! (`faults`).
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use warmpath_worker::engine::{CacheType, CostSource, DiskConfig, EngineConfig, P
 use super::property::{Life, Used, compare};
 use super::support::{ask, config, start, stop, tokens};
 
-/// Returns a store of so many bytes in memory that gives nothing time to settle.
+/// Returns a store with so many bytes of memory that evicts and writes without delay.
 pub fn store(ram_bytes: u64, disk: Option<&tempfile::TempDir>) -> StoreConfig {
     let disk = disk.map(|folder| DiskConfig { dir: folder.path().to_owned(), bytes: 64 << 20 });
     StoreConfig { ram_bytes, disk, min_hold: Duration::ZERO, pin_top: 1 }
@@ -23,12 +24,12 @@ fn life(preset: Preset, seed: u64) -> Life {
     Life { preset, seed, n_waves: 16, restart_every: 0, answer_tokens: 0..20 }
 }
 
-/// Takes two slots from the engine, so that conversations drive each other out.
+/// Leaves the engine two slots fewer, so that conversations evict each other.
 fn crowd(config: &mut EngineConfig) {
     config.n_slots = 2;
     config.context_tokens_total = 2 * 1024;
     config.checkpoint_stride_tokens = 64;
-    // Where computing seems cheap for a moment, nothing would be moved.
+    // If computing seemed cheap for a moment, the engine would not restore state.
     config.costs = CostSource::Assumed;
 }
 
@@ -36,7 +37,7 @@ fn assert_used(used: Used, counts: &[(&str, u64)]) {
     for (name, n) in counts {
         assert!(*n > 0, "{name} never happened: {used:?}");
     }
-    assert_eq!(used.failed_starts, 0, "what was planned could not be done: {used:?}");
+    assert_eq!(used.failed_starts, 0, "plans could not be carried out: {used:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -78,7 +79,7 @@ async fn answers_stay_the_same_across_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_stay_the_same_with_a_sliding_window_whose_past_is_stored() {
+async fn answers_stay_the_same_with_stored_state_of_a_sliding_window() {
     for (seed, kv_unified) in [(15, Switch::Off), (16, Switch::On)] {
         let folder = tempfile::tempdir().unwrap();
         let used = compare(Life { restart_every: 8, ..life(Preset::TinySwa, seed) }, |config| {
@@ -130,11 +131,11 @@ async fn answers_stay_the_same_when_block_hashes_collide_all_the_time() {
     }
 }
 
-/// Where keys are those of an ordinary model and attention is exact, state that was moved gives the very same answer.
+/// With an ordinary model's keys and exact attention, restored state gives exactly the same response.
 ///
-/// Both engines compute the prompt in the same two parts, so that only the move differs.
+/// Both engines compute the prompt in the same two parts, so that only the restore differs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn state_that_was_moved_gives_the_very_same_answer_with_ordinary_keys() {
+async fn restored_state_gives_exactly_the_same_answer_with_ordinary_keys() {
     let prompt = tokens(1, 300);
     for kv_unified in [Switch::Off, Switch::On] {
         for cache_type_k in [CacheType::F16, CacheType::Q8_0] {
@@ -166,7 +167,7 @@ async fn state_that_was_moved_gives_the_very_same_answer_with_ordinary_keys() {
 
             let (engine, _updates) = start(moved);
             let answer = ask(&prompt, 40).answer(&engine).await;
-            // What the slot held was stored at the end, too: the prompt's last token is computed again, with its block.
+            // The slot's state was stored at the end, too. The prompt's last token is computed again with its block.
             assert!(answer.started.unwrap().cached.disk >= 288, "{answer:?}");
             stop(engine).await;
         }
@@ -181,7 +182,7 @@ async fn state_in_slots_is_restored_after_a_restart() {
             n_slots: 3,
             context_tokens_total: 3 * 1024,
             store: store(64 << 20, Some(&folder)),
-            // A GPU computes a small model faster than it takes state from disk.
+            // A GPU computes a small model faster than state is read from disk.
             costs: CostSource::Assumed,
             ..config(preset)
         };
@@ -201,14 +202,14 @@ async fn state_in_slots_is_restored_after_a_restart() {
             n_whole += (prompt.len() as u32 - 1) / 32 * 32;
             n_back += answer.started.unwrap().cached.disk;
         }
-        assert!(n_back * 100 >= n_whole * 95, "{preset:?}: of {n_whole} tokens in whole blocks {n_back} come back");
+        assert!(n_back * 100 >= n_whole * 95, "{preset:?}: {n_back} of {n_whole} tokens in whole blocks are restored");
         stop(engine).await;
         stop(cold).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn memory_that_does_not_hold_a_usual_chunk_holds_smaller_ones() {
+async fn memory_that_is_too_small_for_a_usual_chunk_stores_smaller_ones() {
     let (engine, _updates) = start(EngineConfig {
         n_slots: 1,
         context_tokens_total: 1024,

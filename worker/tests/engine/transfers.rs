@@ -1,7 +1,7 @@
-//! State that moves from one engine to another: answers are those of an engine that computes everything.
+//! State that is sent from one engine to another: responses are those of an engine that computes everything.
 //!
-//! Not here: the connection between two workers and peers that send something else (`tests/http/kv_transfer`), the
-//! records (`store::exchange`).
+//! Not here: the connection between two workers, and peers that send wrong data (`tests/http/kv_transfer`), the records
+//! (`store::exchange`).
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::tiers::store;
 /// Block size of these engines.
 const BLOCK: usize = 32;
 
-/// Returns the costs of a machine that computes a token in so many milliseconds and moves state for nothing.
+/// Returns the costs of a machine that takes this many milliseconds per token and restores state in no time.
 pub fn slow(prefill_ms_per_token: f64) -> CostSource {
     CostSource::Given(Costs {
         prefill_ms_per_token,
@@ -46,12 +46,12 @@ fn base() -> EngineConfig {
     }
 }
 
-/// Returns the configuration of an engine that keeps nothing.
+/// Returns the configuration of an engine without a cache.
 fn cold(config: &EngineConfig) -> EngineConfig {
     EngineConfig { prefix_cache: PrefixCache::Disabled, ..config.clone() }
 }
 
-/// Returns the offer of a prompt's whole blocks at `from`, and brings what `to` orders of it.
+/// Returns the offer of a prompt's whole blocks at `from`, and transfers the blocks that `to` orders.
 pub fn offer(from: &EngineHandle, to: &EngineHandle, prompt: &[Token]) -> Option<PeerOffer> {
     let (order, ordered) = oneshot::channel::<FetchOrder>();
     let n_blocks = prompt.len() / to.facts().block_size_tokens as usize;
@@ -118,7 +118,7 @@ async fn answers_stay_the_same_where_a_prefix_comes_from_another_engine() {
         for (ask, answering) in beside.iter().zip(running) {
             assert_eq!(answering.answer().await.tokens, ask.answer(&cold).await.tokens, "{what}");
         }
-        // What was fetched is state like any other: a later request starts from it, and a third engine gets it.
+        // Fetched state is used like any other: a later request starts from it, and a third engine gets it.
         let again = ask(&[&prompt[..200], &tokens(3, 20)].concat(), 20);
         let answer = again.answer(&other).await;
         assert!(answer.cached_tokens() >= 192, "{what}: {answer:?}");
@@ -130,7 +130,8 @@ async fn answers_stay_the_same_where_a_prefix_comes_from_another_engine() {
     }
 }
 
-/// Fetches all that an engine lists into another one, as a router tells it to; returns the tokens of each prefix.
+/// Fetches all prefixes that an engine lists into another one, as a router orders it; returns the tokens of each
+/// prefix.
 async fn prefetch_all(from: &EngineHandle, to: &EngineHandle) -> Vec<Vec<Token>> {
     let prefixes = from.hot_prefixes(usize::MAX).await.unwrap();
     let listed = prefixes.iter().map(|prefix| prefix.tokens.clone()).collect();
@@ -144,7 +145,7 @@ async fn prefetch_all(from: &EngineHandle, to: &EngineHandle) -> Vec<Vec<Token>>
         bring(from, &order, to).await;
         order.inbox.end(Duration::from_millis(1));
         to.wake();
-        until("it is stored", || to.cache_totals().ram.n_tokens >= end + n_tokens).await;
+        until("the prefix is stored", || to.cache_totals().ram.n_tokens >= end + n_tokens).await;
     }
     listed
 }
@@ -161,7 +162,7 @@ async fn answers_stay_the_same_where_prefixes_are_fetched_ahead_of_requests() {
         let (cold, _cold_updates) = start(cold(&config));
         let system = tokens(99, 100);
         let prompts: Vec<Vec<Token>> = (0..5).map(|n| [&system[..], &tokens(n, 200)].concat()).collect();
-        // More than the slots: some of it is stored, some only in slots.
+        // There are more prompts than slots: some are stored, some are only in slots.
         for prompt in &prompts {
             ask(prompt, 8).answer(&holder).await;
         }
@@ -206,14 +207,14 @@ async fn prefixes_without_room_or_stored_or_faster_to_compute_are_not_prefetched
     let n_bytes = 288 * other.facts().exchange.unwrap().token_bytes;
     assert!(!is_ordered(n_bytes - 1, 0.0, &other).await, "there is no room");
     assert!(!is_ordered(n_bytes, 1e6, &other).await, "it is faster to compute");
-    assert!(!is_ordered(n_bytes, 0.0, &holder).await, "it is here");
+    assert!(!is_ordered(n_bytes, 0.0, &holder).await, "the state is already stored");
     assert!(is_ordered(n_bytes, 0.0, &other).await);
     stop(holder).await;
     stop(other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_drains_sends_its_state_until_it_is_handed_over() {
+async fn a_draining_engine_sends_its_state_until_the_handover_ends() {
     let (holder, _holder_updates) = start(base());
     let (other, _other_updates) = start(base());
     let prompt = tokens(1, 300);
@@ -234,7 +235,7 @@ async fn an_engine_that_drains_sends_its_state_until_it_is_handed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prefix_comes_from_a_slot_that_runs_and_leaves_it_right() {
+async fn a_prefix_is_sent_from_a_running_slot_without_changing_it() {
     for kv_unified in [Switch::Off, Switch::On] {
         let config = EngineConfig { kv_unified, ..base() };
         let (holder, _holder_updates) = start(config.clone());
@@ -258,7 +259,7 @@ async fn a_prefix_comes_from_a_slot_that_runs_and_leaves_it_right() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prefix_that_is_only_on_disk_is_sent_and_what_is_stored_here_is_not_asked_for() {
+async fn a_prefix_that_is_only_on_disk_is_sent_and_stored_blocks_are_not_requested() {
     let folder = tempfile::tempdir().unwrap();
     // The holder's chunks are smaller than the other's.
     let with_disk = EngineConfig { store: store(600 << 10, Some(&folder)), ..base() };
@@ -294,7 +295,7 @@ async fn requests_with_one_prefix_wait_for_one_transfer() {
     let first = ask(&prompt, 4).submit_with(&other, peer).unwrap();
     let order = ordered.await.expect("the blocks are ordered");
     let second = ask(&[&prompt[..290], &tokens(2, 9)].concat(), 4).submit_with(&other, offer(&holder, &other, &prompt));
-    // One that has nothing to wait for is not held up.
+    // A request that needs no transfer does not wait.
     ask(&tokens(5, 100), 4).answer(&other).await;
     bring(&holder, &order, &other).await;
     order.inbox.end(Duration::from_millis(1));
@@ -336,7 +337,7 @@ async fn a_late_transfer_is_abandoned_and_one_without_waiting_requests_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_crosses_between_salts_layouts_or_requests_that_use_no_cache() {
+async fn state_is_not_exchanged_between_salts_or_layouts_or_without_the_cache() {
     let (holder, _holder_updates) = start(base());
     let (other, _other_updates) = start(base());
     let flash = EngineConfig { flash_attn: Switch::On, kv_unified: Switch::On, ..base() };
@@ -354,7 +355,7 @@ async fn nothing_crosses_between_salts_layouts_or_requests_that_use_no_cache() {
     assert_eq!((answer.cached_tokens(), fetched_bytes(&answer)), (0, None));
     let answer = ask(&prompt, 20).submit_with(&flash, offer(&holder, &flash, &prompt)).unwrap().answer().await;
     assert_eq!((answer.cached_tokens(), fetched_bytes(&answer)), (0, Some(0)));
-    // State of a request that leaves nothing is not lent while it runs.
+    // State of a request without the cache is not sent while it runs.
     let secret = Ask { cache_prompt: false, ..ask(&tokens(7, 300), 200) };
     let mut running = secret.submit(&holder).unwrap();
     running.tokens(2).await;
@@ -368,7 +369,7 @@ async fn nothing_crosses_between_salts_layouts_or_requests_that_use_no_cache() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn models_whose_state_cannot_be_used_block_by_block_exchange_none() {
+async fn models_whose_state_cannot_be_split_into_blocks_exchange_none() {
     for preset in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         let (engine, _updates) = start(EngineConfig { model: config(preset).model, ..base() });
         assert_eq!(engine.facts().exchange, None, "{preset:?}");
@@ -404,7 +405,7 @@ async fn one_run_more_than_the_limit_is_refused_until_another_has_been_sent() {
     stop(other).await;
 }
 
-/// Conversations move between two engines that ask each other for whatever the other might hold.
+/// Conversations move between two engines that request any state from each other that the other may have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_stay_the_same_where_conversations_move_between_engines() {
     for (seed, kv_unified, ram_bytes) in [(1, Switch::Off, 64 << 20), (2, Switch::On, 900 << 10)] {

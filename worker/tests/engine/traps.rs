@@ -1,4 +1,4 @@
-//! The traps that llama.cpp's tracker knows (DESIGN.md, section 4), one regression test each.
+//! Known bugs of llama.cpp's server (DESIGN.md, section 4), one regression test each.
 //!
 //! Not here: random traffic (`property`, `tiers`).
 
@@ -24,13 +24,13 @@ fn cold(config: &EngineConfig) -> EngineConfig {
 fn slots(preset: Preset, n_slots: u16) -> EngineConfig {
     let context_tokens_total = 1024 * u32::from(n_slots);
     let store = store(64 << 20, None);
-    // Small batches make computing slow, so that moving state is worth it even for a model this small.
+    // Small batches make computing slow, so that restoring state is faster even with this small model.
     EngineConfig { n_slots, context_tokens_total, batch_tokens: 32, ubatch_tokens: 32, store, ..config(preset) }
 }
 
-/// ggml-org/llama.cpp#27148: a slot keeps another conversation's state while it says that nothing is cached.
+/// ggml-org/llama.cpp#27148: a slot keeps another conversation's state and reports that nothing is cached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn trap_27148_what_counts_as_not_cached_is_not_in_the_slot() {
+async fn trap_27148_tokens_that_count_as_not_cached_are_not_in_the_slot() {
     for preset in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         let config = slots(preset, 1);
         let (engine, _updates) = start(config.clone());
@@ -59,13 +59,13 @@ async fn trap_27148_what_counts_as_not_cached_is_not_in_the_slot() {
     }
 }
 
-/// ggml-org/llama.cpp#28139: a request pinned to an empty slot does not look into the RAM cache.
+/// ggml-org/llama.cpp#28139: a request for a given empty slot does not use the RAM cache.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn trap_28139_a_request_for_an_empty_slot_starts_from_the_store() {
     let (engine, _updates) = start(slots(Preset::Tiny, 2));
     let prompt = tokens(1, 300);
     ask(&prompt, 4).answer(&engine).await;
-    // Two others drive it out of its slot, and one that leaves nothing behind empties a slot.
+    // Two others evict it from its slot, and one without the cache empties a slot.
     ask(&tokens(2, 200), 4).answer(&engine).await;
     ask(&tokens(3, 200), 4).answer(&engine).await;
     let mut passing = ask(&tokens(4, 100), 4);
@@ -101,7 +101,7 @@ async fn trap_28139_a_request_for_an_empty_slot_starts_from_disk_after_a_restart
 /// ggml-org/llama.cpp#13194, #21831, #22942: models with a sliding window, recurrent and hybrid ones compute the whole
 /// prompt again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() {
+async fn trap_13194_21831_22942_a_later_turn_computes_few_of_the_earlier_tokens() {
     const STRIDE: u32 = 128;
     for preset in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         for kv_unified in [Switch::Off, Switch::On] {
@@ -113,7 +113,7 @@ async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() 
             first.last_message_token = Some(system.len() as u32);
             let answer = first.answer(&engine).await;
 
-            // Each: what was said before, and from how much of that it may compute again at most.
+            // Each prompt, and the minimum number of its known tokens that must be reused.
             let goes_on = [first.prompt.clone(), answer.tokens, tokens(3, 40)].concat();
             let edited = [system.clone(), tokens(4, 50)].concat();
             let parted = [system[..333].to_vec(), tokens(5, 50)].concat();
@@ -125,7 +125,10 @@ async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() 
                 let request = ask(&prompt, 50);
                 let answer = request.answer(&engine).await;
                 let cached = answer.cached_tokens() as usize;
-                assert!(cached >= n_known, "{preset:?} {kv_unified:?}: of {n_known} known tokens {cached} were used");
+                assert!(
+                    cached >= n_known,
+                    "{preset:?} {kv_unified:?}: {cached} of at least {n_known} known tokens were reused"
+                );
                 assert_eq!(answer.tokens, request.answer(&cold).await.tokens, "{preset:?} {kv_unified:?}");
             }
             assert_eq!(engine.counters().failed_starts, 0, "{preset:?} {kv_unified:?}");
@@ -135,10 +138,9 @@ async fn trap_13194_21831_22942_a_later_turn_computes_little_of_what_was_said() 
     }
 }
 
-/// A sliding window's past is not stored: after state has come back from the store, an earlier place in the slot is of
-/// no use.
+/// The tokens before a sliding window are not stored, so a restored slot cannot resume at any earlier position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_slot_that_was_restored_behind_a_window_resumes_at_an_earlier_checkpoint() {
+async fn a_restored_slot_with_a_sliding_window_resumes_at_an_earlier_checkpoint() {
     let config = EngineConfig { checkpoint_stride_tokens: 64, ..slots(Preset::TinySwa, 1) };
     let (engine, _updates) = start(config.clone());
     let (cold, _cold_updates) = start(cold(&config));
@@ -157,9 +159,9 @@ async fn a_slot_that_was_restored_behind_a_window_resumes_at_an_earlier_checkpoi
     stop(cold).await;
 }
 
-/// Recurrent state takes no cells, so there is no reason to give it up before its slot is needed.
+/// Recurrent state takes no cells, so it is kept until its slot is needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_idle_recurrent_conversation_stays_in_its_slot_however_few_tokens_may() {
+async fn an_idle_recurrent_conversation_stays_in_its_slot_whatever_the_token_limit() {
     let config = EngineConfig { prefix_tokens_max: Some(100), ..slots(Preset::TinyRecurrent, 2) };
     let (engine, _updates) = start(config);
     let prompt = tokens(1, 300);

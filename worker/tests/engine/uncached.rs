@@ -1,10 +1,10 @@
-//! Answers checked against llama.cpp's own uncached logits, for models whose logits tie closely.
+//! Checks responses with llama.cpp's own uncached logits, for models with almost equal logits.
 //!
-//! The tokens of an answer are forced through a fresh context, twice: the prompt at once and the answer token by token,
-//! and the prompt in pieces and the answer at once. What differs between these two is the rounding of this model on
-//! this machine. An answer is right if no token is behind the likeliest by more than that, and if its probabilities are
-//! on average as near to the uncached ones. Not here: the ways in which answers came about (`real_weights`),
-//! llama.cpp's calls (`by_hand`).
+//! The tokens of a response are computed twice in a fresh context: once with the prompt at once and the response token
+//! by token, and once with the prompt in pieces and the response at once. The difference between the two is the
+//! rounding of this model on this machine. A response is correct if no token's logit is lower than the highest one by
+//! more than this difference, and if its probabilities are about as close to the uncached ones on average. Not here:
+//! how the responses were computed (`real_weights`), llama.cpp's calls (`by_hand`).
 
 use warmpath_common::ids::Token;
 use warmpath_worker::engine::{EngineConfig, Switch};
@@ -12,86 +12,87 @@ use warmpath_worker::engine::{EngineConfig, Switch};
 use super::by_hand::ByHand;
 use super::support::{Answer, ON_GPU};
 
-/// Tokens of a piece, where a prompt is computed in pieces.
+/// Number of tokens of a piece if a prompt is computed in pieces.
 const PIECE_TOKENS: usize = 48;
-/// Likeliest tokens whose distances to the best are compared.
+/// Number of the most likely tokens whose differences to the best one are compared.
 const N_COMPARED: usize = 8;
 
-/// How the context came about that an answer goes on from.
+/// Context from which a response continues.
 #[derive(Debug, Clone)]
 pub enum Past {
     /// A prompt.
     Prompt(Vec<Token>),
-    /// A text of which `n_dropped` tokens behind the first `n_kept` were dropped, the rest moved up, and what was said
-    /// then.
+    /// A text of which `n_dropped` tokens after the first `n_kept` were dropped and the rest moved, and the tokens
+    /// after it.
     Moved { text: Vec<Token>, n_kept: u32, n_dropped: u32, then: Vec<Token> },
     /// A prompt whose answer outgrows a context of so many tokens, of which the older half is dropped each time.
     Outgrown { prompt: Vec<Token>, context_tokens: u32 },
 }
 
-/// How what is computed is cut into batches.
+/// Division of the tokens into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    /// As an engine without a cache cuts it: the prompt at once, the answer token by token.
+    /// As in an engine without a cache: the prompt at once, the response token by token.
     Steps,
-    /// The prompt in pieces, the answer at once.
+    /// The prompt in pieces, the response at once.
     Pieces,
 }
 
-/// Checks answers of engines with one configuration.
+/// Checks responses of engines with one configuration.
 pub struct Uncached {
     by_hand: ByHand,
-    /// What is known of the answers since the start or the last [`Self::verdict`].
+    /// Findings since the start or the last [`Self::verdict`].
     found: Found,
     /// Largest difference between the two uncached computations so far. Units: logits.
     rounding: f32,
-    /// Differences of their log probabilities of all tokens so far, added up.
+    /// Sum of the differences of their log probabilities over all tokens so far.
     noise: f32,
     n_noise: usize,
     noise_max: f32,
 }
 
-/// What was found in the answers.
+/// Findings about responses.
 #[derive(Debug, Clone, Copy, Default)]
 struct Found {
     n_tokens: usize,
     n_not_likeliest: usize,
-    /// How far the likeliest token is ahead of the answer's, at most. Units: logits.
+    /// Largest difference between the most likely token and the response's. Units: logits.
     behind_max: f32,
-    /// Differences of the answer's own logarithms of probabilities to the uncached ones, added up.
+    /// Sum of the differences between the responses' log probabilities and the uncached ones.
     logprob_differences: f32,
 }
 
-/// What came of the answers.
+/// Result of checking responses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
-    /// Tokens that were checked.
+    /// Number of tokens that were checked.
     pub n_tokens: usize,
-    /// Tokens that are not the likeliest by the uncached logits.
+    /// Number of tokens that are not the most likely by the uncached logits.
     pub n_not_likeliest: usize,
-    /// How far the likeliest token is ahead of the answer's, at most. Units: logits.
+    /// Largest difference between the most likely token and the response's. Units: logits.
     pub behind_max: f32,
-    /// Mean difference between the answer's log probabilities and the uncached ones.
+    /// Mean difference between the responses' log probabilities and the uncached ones.
     pub logprob_difference: f32,
     /// Largest difference between the two uncached computations. Units: logits.
     pub rounding: f32,
     /// Mean difference between the log probabilities of the two uncached computations.
     pub noise: f32,
-    /// How much of it the difference may be.
+    /// Maximum of `logprob_difference` as a multiple of `noise`.
     pub noise_max: f32,
 }
 
-/// Largest mean difference of an engine's probabilities, in those of two uncached computations: on a processor without
-/// flash attention, whose kernels give a token the same values in every batch of a prompt, and with it or on a GPU.
+/// Maximum mean difference of an engine's probabilities, as a multiple of the difference between two uncached
+/// computations: on a CPU without flash attention, where a token gets the same values in every batch of a prompt, and
+/// with flash attention or on a GPU.
 ///
-/// Source: own choice: without it 0.15 (SmolLM2) and 0.41 (Gemma 3) were measured on Zen 5, with a wrong block of 16
-/// tokens or a token too few 1.15 and more; with it 0.71.
+/// Source: measured on Zen 5 without flash attention: 0.15 (SmolLM2) and 0.41 (Gemma 3), and at least 1.15 with a wrong
+/// block of 16 tokens or a missing token; with flash attention 0.71.
 const NOISE_MAX: (f32, f32) = (0.8, 1.5);
-/// Part of a log probability that 32-bit numbers do not tell apart.
+/// Difference of log probabilities below the precision of 32-bit floats.
 const PRECISION: f32 = 1e-4;
 
 impl Verdict {
-    /// Returns whether nothing but rounding differs; each of two tokens may be off by it.
+    /// Returns whether the differences are only rounding; each of two compared tokens may differ by it.
     pub fn is_right(&self) -> bool {
         self.n_tokens > 0
             && self.behind_max <= 2.0 * self.rounding + PRECISION
@@ -106,7 +107,7 @@ impl Uncached {
         Self { by_hand, found: Found::default(), rounding: 0.0, noise: 0.0, n_noise: 0, noise_max }
     }
 
-    /// Takes an answer with its probabilities, which was given greedily and past ends of generation.
+    /// Checks a response with probabilities, which was generated greedily and past ends of generation.
     pub fn check(&mut self, past: &Past, answer: &Answer) {
         let uncached = self.logits(past, &answer.tokens, Cut::Steps);
         let pieces = self.logits(past, &answer.tokens, Cut::Pieces);
@@ -129,7 +130,7 @@ impl Uncached {
         }
     }
 
-    /// Returns what came of the answers since the last verdict, whose rounding goes on to count.
+    /// Returns the result since the last verdict; the rounding is that since the start.
     pub fn verdict(&mut self) -> Verdict {
         let Found { n_tokens, n_not_likeliest, behind_max, logprob_differences } = std::mem::take(&mut self.found);
         let logprob_difference = logprob_differences / n_tokens.max(1) as f32;
@@ -145,7 +146,7 @@ impl Uncached {
         }
     }
 
-    /// Returns the likeliest tokens that do not end the text, the likeliest first.
+    /// Returns the most likely tokens that do not end the text, in descending order.
     fn likeliest(&self, logits: &[f32]) -> Vec<Token> {
         let mut tokens: Vec<Token> = (0..logits.len() as Token).collect();
         let order = |a: &Token, b: &Token| logits[*b as usize].total_cmp(&logits[*a as usize]);

@@ -51,12 +51,12 @@ async fn a_missing_token_is_an_error_in_the_api_s_own_format() {
     assert_eq!(anthropic.send().await.expect("the worker responds").status(), 200);
 
     std::fs::write(&path, "too short").expect("it can be written");
-    worker.until("the wrong file is seen", async |worker| worker.metric("token_file_failures_total").await > 0.0).await;
+    worker.until("the wrong file is read", async |worker| worker.metric("token_file_failures_total").await > 0.0).await;
     assert_eq!(status(&old).await, 200, "a wrong file changes nothing");
     std::fs::write(&path, format!("{old}\n{new}")).expect("it can be written");
-    worker.until("the new one is known", async |_| status(&new).await == 200).await;
-    assert_eq!(status(&old).await, 200, "both are taken");
+    worker.until("the new token is accepted", async |_| status(&new).await == 200).await;
+    assert_eq!(status(&old).await, 200, "both tokens are accepted");
     std::fs::write(&path, &new).expect("it can be written");
-    worker.until("the old one is forgotten", async |_| status(&old).await == 401).await;
+    worker.until("the old token is refused", async |_| status(&old).await == 401).await;
     assert_eq!(status(&new).await, 200);
 }

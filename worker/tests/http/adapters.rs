@@ -1,4 +1,4 @@
-//! LoRA adapters over HTTP: by name, by llama-server's `lora`, and what is said of them.
+//! LoRA adapters over HTTP: by model name, by llama-server's `lora`, and in the lists.
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ fn n_cached(answer: &Value) -> u64 {
 }
 
 #[tokio::test]
-async fn an_adapter_is_a_model_and_shares_nothing_with_the_others() {
+async fn an_adapter_is_a_model_and_shares_no_state_with_the_others() {
     let [poet, clerk] = adapters("models");
     let flags = format!("--lora {} --lora-scaled {}:1.0 --lora-init-without-apply", poet.display(), clerk.display());
     let worker = TestWorker::start(&flags).await;
@@ -50,13 +50,13 @@ async fn an_adapter_is_a_model_and_shares_nothing_with_the_others() {
         answers.push(text(&first).clone());
     }
     assert!(answers[0] != answers[1] && answers[1] != answers[2] && answers[0] != answers[2], "{answers:?}");
-    // Back again: each finds its own state.
+    // Each model reuses its own state.
     for (model, expected) in ["tiny", "tiny:poet", "tiny:clerk"].iter().zip(&answers) {
         let again = worker.ask(PATH, body(model)).await;
         assert_eq!(text(&again), expected, "{model}");
         assert!(n_cached(&again) > 0, "{model}");
     }
-    // The same adapter by llama-server's field is the same prefix.
+    // The same adapter in llama-server's field reuses the same prefix.
     for (lora, expected) in [(json!([]), 0), (json!([{"id": 0, "scale": 1}]), 1), (json!([{"id": 1, "scale": 1.0}]), 2)]
     {
         let answer = worker.ask(PATH, with_lora(lora.clone())).await;
@@ -64,7 +64,7 @@ async fn an_adapter_is_a_model_and_shares_nothing_with_the_others() {
         assert!(n_cached(&answer) > 0, "{lora}");
     }
     let half = worker.ask(PATH, with_lora(json!([{"id": 0, "scale": 0.5}]))).await;
-    assert_eq!(n_cached(&half), 0, "another scale is another state");
+    assert_eq!(n_cached(&half), 0, "state of another scale was reused");
 
     let models = worker.get_json("/v1/models").await;
     let ids: Vec<&Value> = models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
@@ -76,7 +76,7 @@ async fn an_adapter_is_a_model_and_shares_nothing_with_the_others() {
 }
 
 #[tokio::test]
-async fn the_only_adapter_is_in_force_and_a_request_may_do_without() {
+async fn a_single_adapter_is_the_default_and_a_request_can_turn_it_off() {
     let [poet, _] = adapters("force");
     let worker = TestWorker::start(&format!("--lora {}", poet.display())).await;
     let plain = TestWorker::start("").await;

@@ -1,9 +1,7 @@
-//! Coding agents: requests of the shapes that Claude Code and Codex CLI send, with texts of our own, and their second
-//! turns.
+//! Coding agents: requests in the format of Claude Code and Codex CLI, with other texts, and their second turns.
 //!
-//! Not here: each kind of tool and item by itself (`warmpath_common::dialects`). Source of the shapes: recorded
-//! requests of Claude Code 2.1 and Codex CLI; which fields, how many tools and of which type, which roles in which
-//! order.
+//! Not here: each kind of tool and item on its own (`warmpath_common::dialects`). Source: recorded requests of Claude
+//! Code 2.1 and Codex CLI, for the fields, the number and types of the tools, and the order of the roles.
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
@@ -13,14 +11,14 @@ use crate::harness::TestWorker;
 const MESSAGES: &str = "/v1/messages?beta=true";
 const RESPONSES: &str = "/v1/responses";
 
-/// Template that refuses messages of the system behind the first message, as Qwen 3.5's does.
+/// Template that refuses system messages after the first message, like that of Qwen 3.5.
 const SYSTEM_FIRST: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{%- endif %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
 fn schema() -> Value {
     json!({"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"], "additionalProperties": false})
 }
 
-/// Returns what Claude Code sends first: 24 tools, three blocks of the system, and one message of it behind the user's.
+/// Returns Claude Code's first request: 24 tools, three system blocks, and a system message after the user's message.
 fn claude_code() -> Value {
     let tool =
         |idx: u64| json!({"name": format!("Tool{idx}"), "description": words(idx, 12), "input_schema": schema()});
@@ -41,8 +39,8 @@ fn claude_code() -> Value {
     })
 }
 
-/// Returns what Codex CLI sends first: functions, a namespace, a tool that nobody runs, and the developer's items
-/// before the user's.
+/// Returns Codex CLI's first request: functions, a namespace, a tool that the worker does not execute, and developer
+/// items before the user's.
 fn codex() -> Value {
     let function = |name: &str| json!({"type": "function", "name": name, "description": words(6, 15), "strict": false, "parameters": schema()});
     let message = |role: &str, texts: &[String]| {
@@ -66,7 +64,7 @@ fn codex() -> Value {
     })
 }
 
-/// Returns an answer and the kinds of tools that were left out of its request.
+/// Returns the response and the kinds of tools that were omitted from the request.
 async fn ask(worker: &TestWorker, path: &str, body: &Value) -> (Value, Option<String>) {
     let response = worker.post(path, body).send().await.expect("the worker responds");
     let left_out =
@@ -112,7 +110,7 @@ async fn codex_calls_tools_of_namespaces_and_continues_with_their_results() {
 }
 
 #[tokio::test]
-async fn a_custom_tool_is_called_with_one_text() {
+async fn a_custom_tool_is_called_with_a_single_text() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let tool =
         json!({"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": {"type": "text"}});
@@ -155,7 +153,7 @@ async fn claude_code_is_served_and_its_second_turn_reuses_the_first() {
 }
 
 #[tokio::test]
-async fn instructions_and_the_developer_s_items_are_one_message_where_the_template_wants_that() {
+async fn instructions_and_developer_items_are_one_message_if_the_template_requires_it() {
     let template = crate::harness::folder().join("system-first-responses.jinja");
     std::fs::write(&template, SYSTEM_FIRST).expect("the file can be written");
     let worker =
@@ -174,13 +172,13 @@ async fn instructions_and_the_developer_s_items_are_one_message_where_the_templa
 }
 
 #[tokio::test]
-async fn a_turn_that_is_cut_off_leaves_what_was_computed_to_the_next() {
+async fn the_next_turn_reuses_the_computed_part_of_an_interrupted_one() {
     let worker = TestWorker::start("--slots 1 --ctx-size 16384 --batch-size 256 --ubatch-size 256").await;
     let mut body = claude_code();
     body["messages"][1]["content"][0]["text"] = json!(words(14, 700));
     let counted = worker.ask("/v1/messages/count_tokens", body.clone()).await;
     let n_prompt = counted["input_tokens"].as_u64().expect("a count");
-    assert!((2048..12_000).contains(&n_prompt), "{n_prompt} tokens: several batches, and room behind them");
+    assert!((2048..12_000).contains(&n_prompt), "{n_prompt} tokens are not several batches with room for a response");
     body["stream"] = json!(true);
     body["max_tokens"] = json!(4000);
     let leaving = worker.post(MESSAGES, &body).send().await.expect("the worker responds");
@@ -196,6 +194,6 @@ async fn a_turn_that_is_cut_off_leaves_what_was_computed_to_the_next() {
     let cached = next["usage"]["cache_read_input_tokens"].as_u64().expect("a count");
     assert!(
         cached + 32 >= n_computed.min(n_prompt),
-        "{cached} are reused of {n_computed} computed and {n_prompt} in all"
+        "{cached} tokens are reused of {n_computed} computed ones; the prompt has {n_prompt}"
     );
 }

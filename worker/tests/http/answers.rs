@@ -1,4 +1,4 @@
-//! Answers as clients get them: whole and streamed, chats and completions, their counts and headers.
+//! Responses of chats and completions, whole and streamed, with their counts and headers.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 #[tokio::test]
-async fn a_chat_streams_its_role_then_its_text_then_its_end() {
+async fn a_streamed_chat_has_its_role_then_its_text_then_its_end() {
     let worker = TestWorker::start("--slots 1").await;
     let body = json!({"model": "tiny", "messages": user("Hello there"), "max_tokens": 6, "temperature": 0});
     let whole = worker.ask(CHAT, body.clone()).await;
@@ -31,7 +31,7 @@ async fn a_chat_streams_its_role_then_its_text_then_its_end() {
     assert!(last["timings"]["predicted_n"].as_u64() == Some(6), "{last}");
     for event in &events {
         assert_eq!((&event["object"], &event["id"]), (&json!("chat.completion.chunk"), &first["id"]));
-        assert!(event.get("usage").is_none(), "nobody asked for usage: {event}");
+        assert!(event.get("usage").is_none(), "the request did not ask for usage: {event}");
     }
     let middle = &events[1..events.len() - 1];
     assert!(middle.iter().all(|event| event["choices"][0]["finish_reason"].is_null()));
@@ -82,10 +82,10 @@ async fn headers_show_the_worker_and_the_reuse() {
     let (slot, cached, _) = ask("1", false).await;
     assert_eq!((slot.as_str(), cached), ("1", 0));
     for nonsense in ["999", "-1", "x"] {
-        assert_eq!(ask(nonsense, false).await.0, "1", "a hint that names no slot is no hint");
+        assert_eq!(ask(nonsense, false).await.0, "1", "a hint that names no slot is ignored");
     }
     let (slot, cached, text) = ask("0", true).await;
-    assert_eq!(slot, "1", "the slot that holds the prefix is better than the wanted one");
+    assert_eq!(slot, "1", "the slot with the prefix is better than the requested one");
     assert!(cached > 0);
     assert!(text.ends_with("data: [DONE]\n\n"));
 }
@@ -101,7 +101,7 @@ async fn several_prompts_and_choices_are_indexed_and_counted_once() {
         let choices = whole["choices"].as_array().expect("choices are an array");
         assert_eq!(choices.iter().map(|choice| choice["index"].as_u64()).collect::<Vec<_>>(), [0, 1, 2, 3].map(Some));
         assert_eq!(whole["usage"]["completion_tokens"], 12);
-        assert_ne!(choices[2]["text"], choices[3]["text"], "each choice has a seed of its own");
+        assert_ne!(choices[2]["text"], choices[3]["text"], "each choice has its own seed");
 
         let mut streamed = body;
         streamed["stream"] = json!(true);
@@ -127,7 +127,7 @@ async fn tokens_and_text_of_the_same_prompt_give_the_same_answer() {
     };
     let (of_text, of_tokens) = (answer(json!("Once upon a time")).await, answer(tokens).await);
     assert_eq!(of_text["choices"], of_tokens["choices"]);
-    assert_eq!(of_text["usage"], of_tokens["usage"], "neither left anything to reuse");
+    assert_eq!(of_text["usage"], of_tokens["usage"], "both have the same usage");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn a_stop_text_ends_the_answer_and_is_not_part_of_it() {
     body["stop"] = json!(["never said", stop]);
     let stopped = worker.ask(COMPLETIONS, body).await;
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
-    assert_eq!(stopped["choices"][0]["text"], text[..text.find(stop).expect("it was said")]);
+    assert_eq!(stopped["choices"][0]["text"], text[..text.find(stop).expect("the text has it")]);
 }
 
 #[tokio::test]
@@ -161,13 +161,13 @@ async fn one_tenants_prompt_is_not_reused_for_another() {
     };
     assert_eq!(ask(Some("a"), None).await, 0);
     assert_eq!(ask(Some("b"), None).await, 0);
-    assert!(ask(Some("a"), None).await > 0, "the body's salt names the tenant");
-    assert!(ask(None, Some("b")).await > 0, "and so does the header's");
+    assert!(ask(Some("a"), None).await > 0, "the same salt in the body reuses the prompt");
+    assert!(ask(None, Some("b")).await > 0, "the same salt in the header reuses the prompt");
     assert!(ask(Some("a"), Some("b")).await > 0);
 }
 
 #[tokio::test]
-async fn tools_are_rendered_and_the_answer_is_text() {
+async fn tools_are_rendered_and_the_answer_can_be_text() {
     let worker = TestWorker::start("--slots 1").await;
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]);
     let body = json!({"messages": user("Weather?"), "tools": tools, "tool_choice": "auto", "max_tokens": 3});
@@ -191,7 +191,7 @@ async fn without_the_cache_an_answer_repeats_exactly_whatever_was_cached_before(
             worker.ask(CHAT, body.clone()).await;
             worker.ask(CHAT, json!({"messages": user("Something else."), "max_tokens": 30})).await;
             body["cache_prompt"] = json!(false);
-            // Log probabilities too: not one bit of a sum differs.
+            // The log probabilities are the same to the last bit, too.
             assert_eq!(worker.ask(CHAT, body.clone()).await["choices"], first, "{buffer}");
         }
     }

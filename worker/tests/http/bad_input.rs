@@ -1,4 +1,4 @@
-//! Every client error is OpenAI's error object with a fitting status.
+//! Client errors: OpenAI's error object with the right status.
 
 use futures::StreamExt;
 use reqwest::{Response, StatusCode};
@@ -34,7 +34,7 @@ fn refused(param: &'static str, says: &'static str) -> Expected {
 }
 
 #[tokio::test]
-async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
+async fn unreadable_bodies_are_refused_with_the_name_of_the_field() {
     let worker = TestWorker::start("--slots 1 --queue-max 3 --ctx-size 512").await;
     let json_error = |says| Expected { status: 400, param: None, code: Some("invalid_json"), says };
     let unsupported = |param| Expected {
@@ -105,7 +105,7 @@ async fn a_body_that_cannot_be_read_is_refused_by_name_of_the_field() {
 }
 
 #[tokio::test]
-async fn a_text_that_would_hold_a_processor_for_long_is_not_tokenized() {
+async fn a_text_that_takes_long_to_tokenize_is_refused() {
     let worker = TestWorker::start("").await;
     let (word, n_bytes) = ("a".repeat(1 << 20), 1 << 20);
     let response = worker.post("/tokenize", &json!({"content": format!("{word}a")})).send().await.expect("a response");
@@ -148,7 +148,7 @@ async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     assert_eq!(far["error"]["message"], "prompt is too long: 257 tokens > 255 maximum");
     let marked = format!("\u{feff}{}", json!({"prompt": "a", "max_tokens": 1, "seed": u64::MAX}));
     let raw = worker.post_bytes(COMPLETIONS, marked).await;
-    assert_eq!(raw.status(), 200, "a byte order mark is no part of the body");
+    assert_eq!(raw.status(), 200, "a byte order mark is not part of the body");
 
     let answer = worker.ask(COMPLETIONS, json!({"prompt": &full[1..], "max_tokens": 50, "ignore_eos": true})).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
@@ -156,7 +156,7 @@ async fn a_prompt_over_the_context_is_refused_with_both_numbers() {
 }
 
 #[tokio::test]
-async fn what_does_not_exist_is_404_and_a_wrong_method_405() {
+async fn unknown_models_and_paths_are_404_and_wrong_methods_405() {
     let worker = TestWorker::start("--slots 1 --alias other").await;
     let unknown =
         Expected { status: 404, param: Some("model"), code: Some("model_not_found"), says: "serves tiny, other" };
@@ -183,7 +183,7 @@ async fn a_body_over_the_limit_is_413() {
 }
 
 #[tokio::test]
-async fn a_template_that_refuses_passes_its_message_on() {
+async fn the_message_of_a_template_that_refuses_is_returned() {
     let template = folder().join("refuses.jinja");
     std::fs::write(&template, "{{ raise_exception('Only owls may speak here.') }}").expect("the template is written");
     let worker = TestWorker::start(&format!("--slots 1 --chat-template-file {}", template.display())).await;
@@ -200,7 +200,7 @@ async fn a_template_that_refuses_passes_its_message_on() {
 }
 
 #[tokio::test]
-async fn a_full_queue_is_429_with_retry_after_and_takes_requests_again_later() {
+async fn a_full_queue_is_429_with_retry_after_and_accepts_requests_again_later() {
     let worker = TestWorker::start("--slots 1 --queue-max 1").await;
     let mut running = worker.begin_long().await;
     let short = json!({"prompt": "Wait", "max_tokens": 1});
@@ -215,6 +215,6 @@ async fn a_full_queue_is_429_with_retry_after_and_takes_requests_again_later() {
     assert!(running.next().await.is_some_and(|chunk| chunk.is_ok()), "the running stream is not disturbed");
     drop(running);
     let waited = waiting.await.expect("no panic").expect("a response");
-    assert_eq!(waited.status(), StatusCode::OK, "who waits gets the slot");
+    assert_eq!(waited.status(), StatusCode::OK, "the waiting request gets the slot");
     assert_eq!(worker.ask(COMPLETIONS, short).await["usage"]["completion_tokens"], 1);
 }

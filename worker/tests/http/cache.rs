@@ -1,5 +1,5 @@
-//! `/cache` and `/cache/clear`: what is shown is what was sent, page by page, and clearing leaves nothing but what
-//! runs.
+//! `/cache` and `/cache/clear`: the cache shows the computed prompts in pages, and clearing leaves only the state of
+//! running requests.
 //!
 //! Not here: pins (`pins`), saved slots (`slot_files`), which state is kept for how long (the engine's own tests).
 
@@ -13,7 +13,7 @@ use crate::harness::{TestWorker, model, user};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Returns a prompt of `n` tokens that has nothing in common with that of another seed.
+/// Returns a prompt of `n` tokens that has no common prefix with that of another seed.
 pub fn prompt(seed: u32, n: u32) -> Value {
     json!((0..n).map(|at| 300 + (seed * 7919 + at * (seed + 13)) % 400).collect::<Vec<u32>>())
 }
@@ -31,11 +31,11 @@ pub async fn held(worker: &TestWorker, tier: &str, what: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
+async fn the_cache_shows_computed_prompts_in_pages_and_clearing_removes_them() {
     let worker = TestWorker::start("--slots 2 --block-size 32 --cache-ram 64 --kv-unified off --flash-attn off").await;
     let (short, long) = (prompt(1, 200), prompt(2, 700));
     assert_eq!((compute(&worker, &short).await, compute(&worker, &long).await), (0, 0));
-    // 6 and 21 whole blocks of 32; they are stored once the worker has nothing else to do.
+    // The prompts have 6 and 21 whole blocks of 32 tokens, which are stored once the worker is idle.
     let all_stored = async |worker: &TestWorker| held(worker, "ram", "tokens").await == 192 + 672;
     worker.until("all whole blocks are stored", all_stored).await;
     let cache = worker.get_json("/cache").await;
@@ -43,7 +43,7 @@ async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
     assert_eq!((&resident["entries"], &resident["tokens"]), (&json!(2), &json!(900)));
     let token_bytes = ram["bytes"].as_u64().expect("a number") / 864;
     assert!(token_bytes > 0);
-    assert_eq!(ram["bytes"], token_bytes * 864, "all tokens take the same room");
+    assert_eq!(ram["bytes"], token_bytes * 864, "all tokens take the same number of bytes");
     assert_eq!(resident["bytes"], token_bytes * 900);
     assert_eq!(cache["tiers"]["disk"], json!({"entries": 0, "tokens": 0, "bytes": 0}));
     assert_eq!((&cache["limits"]["ram_bytes"], &cache["limits"]["block_tokens"]), (&json!(64 << 20), &json!(32)));
@@ -80,7 +80,11 @@ async fn the_cache_shows_what_was_sent_in_pages_and_clearing_leaves_nothing() {
     assert_eq!(after["tiers"], json!({"resident": nothing, "ram": nothing, "disk": nothing}));
     assert_eq!(after["evicted"][0]["reason"], "cleared");
     assert_eq!((&after["evicted"][0]["tokens"], &after["entries"]), (&json!(864), &json!([])));
-    assert_eq!((compute(&worker, &short).await, compute(&worker, &long).await), (0, 0), "nothing was left");
+    assert_eq!(
+        (compute(&worker, &short).await, compute(&worker, &long).await),
+        (0, 0),
+        "state was left after clearing"
+    );
 }
 
 #[tokio::test]
@@ -94,7 +98,7 @@ async fn the_router_s_headers_set_tenant_and_priority() {
         let is_stored = async |worker: &TestWorker| held(worker, "ram", "tokens").await == stored;
         worker.until("it is stored", is_stored).await;
     };
-    // The store has room for 512 tokens, in chunks of 32.
+    // The store has room for 512 tokens in chunks of 32.
     send(1, (100, 0), 160).await;
     send(2, (1, 2), 320).await;
     let cache = worker.get_json("/cache").await;
@@ -110,7 +114,7 @@ async fn the_router_s_headers_set_tenant_and_priority() {
         let entries = cache["entries"].as_array().expect("an array").clone();
         entries.iter().filter_map(|entry| entry["id"].as_u64()).filter(|id| ids.contains(id)).count()
     };
-    assert_eq!(n_left(0..5).await, 1, "a priority of 100 counts as 0, so the oldest go");
+    assert_eq!(n_left(0..5).await, 1, "a priority of 100 counts as 0, so the oldest chunks are evicted");
     worker
         .get("/metrics")
         .await
@@ -123,7 +127,7 @@ async fn the_router_s_headers_set_tenant_and_priority() {
     let body = json!({"prompt": prompt(5, 160), "max_tokens": 1});
     let request = worker.post(COMPLETIONS, &body).header(TENANT, "team");
     assert_eq!(request.send().await.expect("an answer").status(), 200);
-    worker.until("the rest of the first has gone", async |_: &TestWorker| n_left(0..5).await == 0).await;
+    worker.until("the rest of the first is evicted", async |_: &TestWorker| n_left(0..5).await == 0).await;
     assert_eq!(n_left(5..10).await, 5, "a priority of 1 is allowed");
 }
 
@@ -133,15 +137,15 @@ async fn clearing_does_not_disturb_running_requests() {
     compute(&worker, &prompt(1, 100)).await;
     let mut running = worker.begin_long().await;
     let cleared = worker.ask("/cache/clear", json!({})).await;
-    assert_eq!(cleared["cleared"]["resident"]["entries"], 1, "the idle slot alone: {cleared}");
+    assert_eq!(cleared["cleared"]["resident"]["entries"], 1, "only the idle slot is cleared: {cleared}");
     assert_eq!(held(&worker, "resident", "entries").await, 1);
     for _ in 0..20 {
-        assert!(running.next().await.is_some_and(|chunk| chunk.is_ok()), "the stream goes on");
+        assert!(running.next().await.is_some_and(|chunk| chunk.is_ok()), "the stream continues");
     }
 }
 
 #[tokio::test]
-async fn an_answer_and_the_metrics_say_from_which_tier_its_prompt_came() {
+async fn answers_and_metrics_show_the_tier_of_the_reused_tokens() {
     let worker = TestWorker::start("--slots 1 --block-size 32 --cache-ram 64 --flash-attn off").await;
     let (one, other) = (prompt(1, 320), prompt(2, 320));
     let timings = async |prompt: &Value| {
@@ -155,10 +159,10 @@ async fn an_answer_and_the_metrics_say_from_which_tier_its_prompt_came() {
     };
     assert_eq!(timings(&one).await, json!({"resident": 0, "ram": 0, "disk": 0, "shifted": 0}));
     let resident = timings(&one).await["resident"].as_u64().expect("a number");
-    assert_eq!(resident, 319, "all but the token whose logits are wanted");
+    assert_eq!(resident, 319, "all but the last token, which is computed for its logits");
     assert_eq!(timings(&other).await, json!({"resident": 0, "ram": 0, "disk": 0, "shifted": 0}));
     let from_ram = timings(&one).await;
-    assert!(from_ram["ram"].as_u64() >= Some(288), "it had to leave the slot: {from_ram}");
+    assert!(from_ram["ram"].as_u64() >= Some(288), "the state was not restored from RAM: {from_ram}");
 
     let metrics = worker.get("/metrics").await.text().await.expect("text");
     for (tier, expected) in [("resident", resident), ("ram", from_ram["ram"].as_u64().expect("a number")), ("disk", 0)]
@@ -174,11 +178,11 @@ async fn an_answer_and_the_metrics_say_from_which_tier_its_prompt_came() {
         let metrics = worker.get("/metrics").await.text().await.expect("text");
         ram_tokens == 640 && metrics.contains("warmpath_worker_cache_tokens{tier=\"ram\"} 640\n")
     };
-    worker.until("both prompts are stored, as the metrics say, too", agree).await;
+    worker.until("both prompts are stored, also according to the metrics", agree).await;
 }
 
 #[tokio::test]
-async fn a_query_that_makes_no_sense_is_refused() {
+async fn invalid_queries_are_refused() {
     let worker = TestWorker::start("--slots 1").await;
     for (query, says) in
         [("entries=many", "query"), ("entries=-1", "query"), ("entries=10001", "10000"), ("after=x", "query")]
@@ -191,7 +195,7 @@ async fn a_query_that_makes_no_sense_is_refused() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_be_rewound_goes_on_from_where_its_last_message_began() {
+async fn a_model_that_cannot_be_rewound_resumes_at_the_start_of_its_last_message() {
     let flags = "--slots 1 --block-size 32 --cache-ram 64 --flash-attn off --checkpoint-stride 0";
     let worker = TestWorker::start_model(&model(Preset::TinyHybrid, 1), flags).await;
     let system = "You are a careful clerk who answers in one line. ".repeat(12);
@@ -208,6 +212,9 @@ async fn a_model_that_cannot_be_rewound_goes_on_from_where_its_last_message_bega
     assert_eq!(cached, 0);
     let (n_short, cached) = ask("Hello").await;
     assert!(n_prompt > n_short + 64, "the questions differ in more than a block: {n_prompt}, {n_short}");
-    assert!(cached > 0 && cached + 32 + 32 > n_short, "resumed {cached} of {n_short}: at the last message's block");
+    assert!(
+        cached > 0 && cached + 32 + 32 > n_short,
+        "resumed at {cached} of {n_short} tokens, not at the last message's block"
+    );
     assert!(worker.metric("checkpoint_uses_total").await >= 1.0);
 }

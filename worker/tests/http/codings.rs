@@ -1,4 +1,4 @@
-//! Bodies in a content coding, and salts that cannot be read, by a client that asks the worker itself.
+//! Bodies in a content coding, and unreadable salts, of clients that send their requests to the worker directly.
 //!
 //! Not here: the codings themselves (`warmpath_shell::body::coding`), the router's side (`router/tests`).
 
@@ -48,7 +48,7 @@ async fn a_body_in_any_coding_is_decoded_within_the_limit() {
 }
 
 #[tokio::test]
-async fn a_salt_is_hashed_as_it_stands_or_refused_and_never_lost() {
+async fn a_salt_is_hashed_as_sent_or_refused_and_never_ignored() {
     let worker = TestWorker::start("--slots 2").await;
     let secret = "The same long secret. ".repeat(10);
     let body = json!({"messages": user(&secret), "max_tokens": 1});
@@ -68,11 +68,14 @@ async fn a_salt_is_hashed_as_it_stands_or_refused_and_never_lost() {
     };
     assert_eq!(cached("z\u{fc}rich", false).await, 0);
     assert_eq!(cached("\u{65e5}\u{672c}", false).await, 0);
-    assert_eq!(cached("zrich", true).await, 0, "`Connection` takes no salt away");
+    assert_eq!(cached("zrich", true).await, 0, "`Connection` removes no salt");
     assert!(cached("z\u{fc}rich", true).await > 0);
     let of_body = json!({"messages": user(&secret), "max_tokens": 1, "cache_salt": "z\u{fc}rich"});
     let answer = worker.ask(CHAT, of_body).await;
-    assert!(answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0), "it is one salt: {answer}");
+    assert!(
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0),
+        "the header and the field are not one salt: {answer}"
+    );
 
     for salts in [&[&b"z\xfcrich"[..]][..], &[b""], &[b"a", b"a"], &[b"a", b"b"]] {
         for path in

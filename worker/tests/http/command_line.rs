@@ -1,4 +1,4 @@
-//! Command lines and environments that people have: those of llama-server, those of service files.
+//! Common command lines and environments: those of llama-server, those of service files.
 //!
 //! Not here: llama-server's flags one by one (`config::llama_server`).
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestWorker, folder, tiny};
 
-/// Returns what the program says of a model that is not there, with these arguments and variables besides.
+/// Runs the program with these arguments and variables and a missing model; returns its exit code and log.
 fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
         .args(["--listen", "127.0.0.1:0", "--model"])
@@ -17,11 +17,11 @@ fn run(arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) 
         .envs(variables.iter().copied())
         .output()
         .expect("the program runs");
-    assert!(output.stdout.is_empty(), "nothing is printed but the log");
+    assert!(output.stdout.is_empty(), "the program printed something besides the log");
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Checks that a start goes as far as the model, and returns the log.
+/// Checks that a start fails only because of the missing model, and returns the log.
 #[track_caller]
 fn check_taken(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let (code, log) = run(arguments, variables);
@@ -43,7 +43,7 @@ fn flags_of_llama_server_that_change_nothing_are_logged_and_others_are_named() {
     }
     check_refused(&["-dr", "user/model"], &[], "--hf-repo");
     check_refused(&["-ag"], &[], "-ag");
-    check_refused(&["--rpc", "a:1"], &[], "start a worker there");
+    check_refused(&["--rpc", "a:1"], &[], "start a worker on each machine");
     check_refused(&["--port", "8080"], &[], "--listen ADDR:PORT");
     check_refused(&["--no-such-flag"], &[], "--no-such-flag");
     check_refused(&["--no-such-flag"], &[], "docs/migration.md");
@@ -51,7 +51,7 @@ fn flags_of_llama_server_that_change_nothing_are_logged_and_others_are_named() {
 }
 
 #[test]
-fn devices_are_listed_without_a_model_and_one_that_is_not_there_is_refused_with_what_there_is() {
+fn devices_are_listed_without_a_model_and_a_missing_one_is_refused_with_the_available_ones() {
     let listed = Command::new(env!("CARGO_BIN_EXE_warmpath-worker")).arg("--list-devices").output().expect("it runs");
     let lines = String::from_utf8_lossy(&listed.stdout);
     assert!(listed.status.success() && lines.starts_with("Available devices:\n"), "{lines}");
@@ -63,21 +63,24 @@ fn devices_are_listed_without_a_model_and_one_that_is_not_there_is_refused_with_
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let (code, log) = run(&["--device", "Nowhere0"]);
-    assert!(code == Some(1) && log.contains("--device Nowhere0: this build and machine have "), "{log}");
+    assert!(
+        code == Some(1) && log.contains("--device Nowhere0: no such device; this build and machine have "),
+        "{log}"
+    );
     assert!(log.contains("CPU ("), "{log}");
     let (code, log) = run(&["--override-tensor", "blk=Nowhere0"]);
     assert!(code == Some(1) && log.contains("there is no buffer Nowhere0; there are "), "{log}");
 }
 
 #[test]
-fn of_a_flag_that_is_given_twice_the_last_counts() {
+fn the_last_value_of_a_repeated_flag_counts() {
     check_taken(&["--queue-max", "1", "--queue-max", "7"], &[]);
     check_taken(&["--embedding", "--embedding", "-c", "64", "-c", "128"], &[]);
     check_refused(&["--queue-max", "1", "--queue-max", "x"], &[], "'x'");
 }
 
 #[test]
-fn variables_may_be_empty_and_switches_have_their_usual_words() {
+fn variables_may_be_empty_and_switches_accept_the_usual_words() {
     let empty = [
         "CTX_SIZE",
         "SLOTS",
@@ -102,7 +105,7 @@ fn variables_may_be_empty_and_switches_have_their_usual_words() {
 }
 
 #[tokio::test]
-async fn llama_server_s_sampling_flags_are_what_requests_have_by_default() {
+async fn llama_server_s_sampling_flags_are_the_defaults_of_requests() {
     let flags = "--slots 1 --temp 0.5 --samplers top_k;temperature --top-k 7 --typical 0.5 --top-nsigma 2 --repeat-last-n 8 \
                  --dry-multiplier 0.5 --dry-sequence-breaker none --xtc-probability 0.25 --mirostat-ent 4 --predict 5";
     let worker = TestWorker::start(flags).await;
@@ -127,7 +130,7 @@ async fn llama_server_s_sampling_flags_are_what_requests_have_by_default() {
 }
 
 #[tokio::test]
-async fn ignoring_the_end_by_default_gives_way_to_schemas_and_tools() {
+async fn schemas_and_tools_override_a_default_that_ignores_the_end() {
     let worker = TestWorker::start("--slots 1 --ignore-eos --predict 200").await;
     let going_on = async |body: Value| {
         let answer = worker.ask("/completion", body).await;

@@ -1,4 +1,4 @@
-//! Streams that another worker has begun: whatever the cut, the continuation is the rest of the uninterrupted stream.
+//! Streams that another worker has begun: from every cut, the continuation is the rest of the uninterrupted stream.
 //!
 //! Not here: the router that keeps the journal and continues (the router's tests and `warmpath-tests`).
 
@@ -19,7 +19,7 @@ const IDENTITY: &str = "0123456789abcdef0123456789abcdef.1700000000";
 
 /// A stream with a journal.
 struct Stream {
-    /// Events of each write, with its line if it belongs to a choice.
+    /// Events of each write, with the journal's line if the write belongs to a choice.
     writes: Vec<(String, Option<String>)>,
     cached_tokens: String,
     exactness: String,
@@ -39,7 +39,8 @@ fn writes(text: &str) -> Vec<(String, Option<String>)> {
     writes
 }
 
-/// Returns a router's request for a response with a journal, after these lines of one and its cached tokens.
+/// Returns a router's request for a response with a journal; `past` has the lines of an earlier journal and the number
+/// of cached tokens.
 pub fn journaled(worker: &TestWorker, (path, body): (&str, &Value), past: Option<(&str, &str)>) -> RequestBuilder {
     let request = worker.post(path, &Value::Null).header("x-warmpath-journal", IDENTITY);
     let Some((lines, cached_tokens)) = past else { return request.body(body.to_string()) };
@@ -58,7 +59,7 @@ async fn stream(worker: &TestWorker, path: &str, body: &Value, past: Option<(&st
     Stream { writes: writes(&text), cached_tokens, exactness }
 }
 
-/// Returns the events of some writes by choice, without what differs between any two responses.
+/// Returns the events of writes by choice, without the fields that differ between any two responses.
 fn events(writes: &[(String, Option<String>)]) -> BTreeMap<String, Vec<Value>> {
     let mut events = BTreeMap::<String, Vec<Value>>::new();
     let text: String = writes.iter().map(|(events, _)| events.as_str()).collect();
@@ -78,8 +79,8 @@ fn events(writes: &[(String, Option<String>)]) -> BTreeMap<String, Vec<Value>> {
     events
 }
 
-/// Returns whether two values differ at most in the rounding of log probabilities: a continuation computes in one step
-/// what the first worker computed token by token.
+/// Returns whether two values differ at most in the rounding of log probabilities: a continuation computes the tokens
+/// in one step that the first worker computed one by one.
 pub fn alike(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Array(one), Value::Array(other)) => {
@@ -96,7 +97,7 @@ pub fn alike(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Checks every cut of a stream; the rest of it must be what `elsewhere` sends.
+/// Checks every cut of a stream: `elsewhere` must send the rest of it.
 async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut body: Value) -> String {
     body["stream"] = json!(true);
     let whole = stream(worker, path, &body, None).await;
@@ -141,7 +142,7 @@ async fn a_stream_continues_the_same_from_every_cut() {
         "presence_penalty": 0.6, "frequency_penalty": 0.3, "dry_multiplier": 0.8, "repeat_last_n": 8,
         "stream_options": {"include_usage": true}});
     check(both, COMPLETIONS, penalties).await;
-    // Without a seed the random numbers follow from the response's identity.
+    // Without a seed, the random numbers depend on the response's identity.
     check(both, COMPLETIONS, json!({"prompt": "It was", "max_tokens": 16, "temperature": 1.5, "top_k": 0})).await;
     let several = json!({"messages": user("Go on"), "max_tokens": 8, "temperature": 1, "n": 2, "seed": 3,
         "stream_options": {"include_usage": true}});
@@ -159,7 +160,7 @@ async fn log_probabilities_are_sent_once_wherever_the_stream_is_cut() {
     let chat = json!({"messages": user("Go on"), "max_tokens": 16, "temperature": 0, "logprobs": true,
         "top_logprobs": 3});
     check(both, CHAT, chat).await;
-    // Characters of several tokens each, and a text that is nearly a stop text.
+    // Each character has several tokens, and the text is nearly a stop text.
     let greek = json!({"prompt": "It was", "max_tokens": 31, "temperature": 1, "seed": 9, "logprobs": 2,
         "grammar": "root ::= [α-ω一-十]{12}"});
     check(both, COMPLETIONS, greek).await;
@@ -208,7 +209,7 @@ async fn streams_continue_from_cuts_inside_stop_texts_and_characters_and_at_the_
     let nearly = stop(half - 6..half - 1) + "\u{1}";
     body["stop"] = json!([stop(half..half + 4), nearly]);
     check(both, COMPLETIONS, body).await;
-    // Characters of several tokens each, some of them left open at the end.
+    // Each character has several tokens, and some are incomplete at the end.
     let greek = json!({"prompt": "It was", "max_tokens": 31, "temperature": 1, "seed": 9, "grammar": "root ::= [α-ω一-十]{12}"});
     let streamed = check(both, COMPLETIONS, greek).await;
     assert!(streamed.chars().filter(|character| !character.is_ascii()).count() > 4, "{streamed}");
@@ -262,7 +263,7 @@ async fn a_stream_that_fills_its_context_continues_to_the_same_end() {
 }
 
 #[tokio::test]
-async fn only_streams_have_journals_and_only_journals_that_fit_are_continued() {
+async fn only_streams_have_journals_and_only_matching_journals_are_continued() {
     let worker = TestWorker::start("--slots 1").await;
     let body = json!({"prompt": "It was", "max_tokens": 4, "temperature": 0, "stream": true});
     let sent = async |change: Value, bytes: Option<&str>, lines: &str| {
@@ -287,11 +288,11 @@ async fn only_streams_have_journals_and_only_journals_that_fit_are_continued() {
         let (status, _, text) = sent(json!({}), Some(bytes), lines).await;
         assert!(status == 400 && text.contains("x-warmpath-journal-bytes"), "{lines}: {text}");
     }
-    // A token that the grammar does not allow, and lines without the header that announces them.
+    // A journal with a token that the grammar does not allow, and lines without the header that announces them.
     let (status, _, text) = sent(json!({"grammar": "root ::= [0-9]+"}), Some("5"), "0 70\n").await;
     assert_eq!(status, 400, "{text}");
     assert_eq!(sent(json!({}), None, "0 70\n").await.0, 400);
-    // Without the router's word there is no journal.
+    // Without the router's header, there is no journal.
     let plain = worker.post(COMPLETIONS, &body).send().await.expect("the worker responds");
     assert!(!plain.headers().contains_key("x-warmpath-journal"));
     assert!(!plain.text().await.expect("a body").contains(":wp"));

@@ -1,6 +1,6 @@
-//! The worker's responses compared with its OpenAPI document, for every response that a test sees.
+//! Compares every response in these tests with the worker's OpenAPI document.
 //!
-//! The schemas are made strict first, so a field that is missing in the document fails too. Not here: requests
+//! The schemas are made strict first, so a field that is missing in the document is an error, too. Not here: requests
 //! (`document`).
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use jsonschema::Validator;
 use serde_json::{Value, json};
 use warmpath_worker::openapi::{DescribedServer, document};
 
-/// Document of a worker.
+/// OpenAPI document of a worker.
 pub static DOCUMENT: LazyLock<Value> = LazyLock::new(|| document(DescribedServer::Worker));
 
 /// The document with objects that allow no undescribed fields.
@@ -31,12 +31,12 @@ pub fn validator(document: &Value, schema: &Value) -> Validator {
 /// Checks a response's status and object against the document's operation.
 pub fn check(method: &str, path: &str, status: u16, object: &Value) {
     let Some(operation) = operation(method, path) else { return };
-    // Every path answers 405; a body can be anything.
+    // Every path may respond with 405, and its body is not described.
     if status == 405 {
         return;
     }
     let response = &operation["responses"][status.to_string()];
-    assert!(response.is_object(), "the document does not know {status} of {method} {path}: {object}");
+    assert!(response.is_object(), "the document does not have status {status} of {method} {path}: {object}");
     conforms(&response["content"]["application/json"]["schema"], object, &format!("{status} of {method} {path}"));
 }
 
@@ -44,7 +44,7 @@ pub fn check(method: &str, path: &str, status: u16, object: &Value) {
 pub fn check_event(path: &str, event: &Value) {
     let Some(operation) = operation("post", path) else { return };
     let schema = &operation["responses"]["200"]["content"]["text/event-stream"]["x-event-schema"];
-    assert!(schema.is_object(), "the document does not know that {path} streams");
+    assert!(schema.is_object(), "the document does not have a stream for {path}");
     if event.get("error").is_none() && event.is_object() {
         conforms(schema, event, &format!("an event of {path}"));
     }
@@ -58,27 +58,28 @@ fn operation(method: &str, path: &str) -> Option<&'static Value> {
         Some((before, _)) => path.strip_prefix(before).is_some_and(|rest| !rest.is_empty()),
     };
     let paths = DOCUMENT["paths"].as_object().expect("paths");
-    // A path without parameters goes before one with them.
+    // A path without parameters takes precedence.
     let exact = paths.get(path);
     let found = exact.or_else(|| paths.iter().find(|(described, _)| fits(described)).map(|(_, found)| found));
     found?.get(method)
 }
 
 fn conforms(schema: &Value, object: &Value, what: &str) {
-    // Validators by schema. The lock is held while one response is checked.
+    // Validators by schema. The lock is held while a response is checked.
     static MADE: LazyLock<Mutex<HashMap<String, Validator>>> = LazyLock::new(Mutex::default);
     let mut made = MADE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let validator = made.entry(schema.to_string()).or_insert_with(|| validator(&STRICT, schema));
     let errors: Vec<String> =
         validator.iter_errors(object).map(|error| format!("{} at {}", error, error.instance_path())).collect();
-    assert!(errors.is_empty(), "{what} is not what the document says: {}\n{object}", errors.join("; "));
+    assert!(errors.is_empty(), "{what} differs from the document: {}\n{object}", errors.join("; "));
 }
 
-/// Closes every object schema with described fields against others.
+/// Makes every object schema with described fields refuse other fields.
 fn close(schema: &mut Value) {
     match schema {
         Value::Object(fields) => {
-            // The parts of a combination see only a part of the object: the whole is closed, not they.
+            // Each part of a combination describes only some of the fields, so the whole is made strict and not the
+            // parts.
             let is_whole = fields.contains_key("properties");
             for (name, inner) in fields.iter_mut() {
                 let is_combination = is_whole && matches!(name.as_str(), "oneOf" | "anyOf" | "allOf");
@@ -96,7 +97,7 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Closes what is inside a part of a combination, and not the part.
+/// Makes the schemas inside a part of a combination strict, but not the part itself.
 fn close_inside(part: &mut Value) {
     if let Some(properties) = part.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(close);

@@ -1,4 +1,5 @@
-//! Calls and reasoning in Anthropic's messages and OpenAI's responses, with a tiny model that a grammar makes call.
+//! Calls and reasoning in Anthropic's messages and OpenAI's responses, with a tiny model whose calls a grammar
+//! enforces.
 
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ fn check_city(arguments: &Value) {
 }
 
 #[tokio::test]
-async fn a_message_with_a_required_call_calls_and_continues_with_the_result() {
+async fn a_message_with_a_required_call_has_it_and_continues_with_its_result() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let tool = json!({"name": "get_weather", "description": "tells", "input_schema": schema()});
     let choice = json!({"type": "tool", "name": "get_weather"});
@@ -69,7 +70,7 @@ async fn a_message_with_a_required_call_calls_and_continues_with_the_result() {
 }
 
 #[tokio::test]
-async fn a_response_with_a_required_call_calls_and_continues_with_the_result() {
+async fn a_response_with_a_required_call_has_it_and_continues_with_its_result() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let tool = json!({"type": "function", "name": "get_weather", "parameters": schema(), "strict": true});
     let mut body = json!({"max_output_tokens": 100, "temperature": 0, "tools": [tool], "tool_choice": "required",

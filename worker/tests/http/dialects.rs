@@ -1,4 +1,4 @@
-//! Anthropic's messages and OpenAI's responses, against a worker: answers, counts, errors in the dialect's own words.
+//! Anthropic's messages and OpenAI's responses of a worker: responses, counts, errors in the dialect's format.
 
 use reqwest::Response;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 const RESPONSES: &str = "/v1/responses";
 
-/// Returns the events of a stream that begins well, each with its name.
+/// Returns the events of a successful stream, each with its name.
 async fn events(worker: &TestWorker, path: &str, body: &Value) -> Vec<(String, Value)> {
     let response = worker.post(path, body).send().await.expect("the worker responds");
     assert_eq!(response.status().as_u16(), 200);
@@ -45,7 +45,7 @@ async fn a_message_has_the_text_of_the_same_chat_and_anthropic_s_usage() {
         n("input_tokens") + n("cache_read_input_tokens"),
         chat["usage"]["prompt_tokens"].as_u64().expect("a number")
     );
-    assert!(n("cache_read_input_tokens") > 0, "the chat has left its prompt: {usage}");
+    assert!(n("cache_read_input_tokens") > 0, "the chat's prompt was not reused: {usage}");
     assert_eq!((n("cache_creation_input_tokens"), n("output_tokens")), (0, 6));
 
     let mut uncounted = body.clone();
@@ -104,7 +104,7 @@ async fn a_response_has_the_text_of_the_same_chat_and_can_be_continued() {
     assert!(numbers.into_iter().eq(0..events.len() as u64));
     assert_eq!(events[events.len() - 1].0, "response.incomplete");
 
-    // What came out goes in again with the next question.
+    // The response's items are sent back with the next question.
     let mut turn = answer["output"].as_array().expect("items").clone();
     turn.insert(0, json!({"role": "user", "content": "Tell me of blocks"}));
     turn.push(json!({"role": "user", "content": "Go on"}));
@@ -112,7 +112,7 @@ async fn a_response_has_the_text_of_the_same_chat_and_can_be_continued() {
     assert!(next["usage"]["input_tokens_details"]["cached_tokens"].as_u64() > Some(10), "{next}");
 }
 
-/// Checks an error in Anthropic's words.
+/// Checks an error in Anthropic's format.
 async fn check_anthropic(response: Response, (status, kind, says): (u16, &str, &str)) {
     let id = response.headers()["x-request-id"].to_str().expect("text").to_owned();
     assert_eq!(response.status().as_u16(), status);
@@ -157,7 +157,7 @@ async fn errors_of_messages_are_anthropic_s_and_name_the_client_s_fields() {
     check_anthropic(worker.get("/v1/messages/batches").await, (404, "not_found_error", "does not exist")).await;
     check_anthropic(worker.post_bytes(COUNT, with("model", json!("x"))).await, (404, "not_found_error", "`x`")).await;
     let unknown = worker.get("/v1/nothing").await.json::<Value>().await.expect("JSON");
-    assert!(unknown["error"].get("param").is_some(), "other paths speak OpenAI's words: {unknown}");
+    assert!(unknown["error"].get("param").is_some(), "other paths have OpenAI's format: {unknown}");
 }
 
 #[tokio::test]
@@ -208,7 +208,7 @@ async fn a_full_queue_is_429_in_both_dialects() {
     assert_eq!((status, &answer["error"]["code"]), (429, &json!("queue_full")));
 }
 
-/// Returns the place of every value within `value`, as JSON pointers.
+/// Returns the positions of all values within `value`, as JSON pointers.
 fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
@@ -221,7 +221,7 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
 }
 
 #[tokio::test]
-async fn any_value_in_place_of_any_other_is_an_answer_or_a_refusal_in_the_dialect_s_words() {
+async fn bodies_with_any_value_replaced_are_answered_or_refused_in_the_dialect_s_format() {
     let worker = TestWorker::start("--slots 2 --ctx-size 1024").await;
     let schema = json!({"type": "object", "properties": {"place": {"type": "string"}}});
     let message = json!({"model": "tiny", "max_tokens": 1, "stream": false, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
@@ -259,7 +259,7 @@ async fn any_value_in_place_of_any_other_is_an_answer_or_a_refusal_in_the_dialec
         places(&body, "", &mut found);
         for (place, value) in found.iter().flat_map(|place| values.iter().map(move |value| (place, value))) {
             let mut changed = body.clone();
-            *changed.pointer_mut(place).expect("it was found there") = value.clone();
+            *changed.pointer_mut(place).expect("the value exists") = value.clone();
             let response = worker.post(path, &changed).send().await.expect("the worker responds");
             let status = response.status().as_u16();
             let text = response.text().await.expect("a body");

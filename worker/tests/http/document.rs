@@ -1,9 +1,9 @@
-//! The document and the parsers of requests agree: every documented field is sent with right and wrong values, and the
-//! worker refuses exactly those bodies that do not fit the document.
+//! The OpenAPI document and the parsers of requests agree: every documented field is sent with valid and invalid
+//! values, and the worker refuses exactly the bodies that do not match the document.
 //!
-//! Each example is changed in one place at a time, at every place that it has or that the document knows, to values of
-//! every type and at every bound; the schema's verdict must be the worker's. Conditions that a schema cannot express
-//! are listed as excuses, by the worker's error. Not here: responses (`contract`).
+//! Each example is changed in one place at a time, at every place that the example or the document has, to values of
+//! every type and at every bound; the schema and the worker must agree on the result. Conditions that a schema cannot
+//! express are listed as exceptions, by the worker's error. Not here: responses (`contract`).
 
 use std::collections::HashSet;
 
@@ -13,24 +13,23 @@ use serde_json::{Map, Value, json};
 use crate::contract::{DOCUMENT, validator};
 use crate::harness::{TestWorker, user};
 
-/// Errors of the worker for bodies that fit the document, for reasons that no schema can express.
-const EXCUSES: &[&str] = &[
+/// Errors of the worker for bodies that match the document, for reasons that no schema can express.
+const EXCEPTIONS: &[&str] = &[
     "the prompt is empty",
     "the vocabulary has",
     "`prompt` has a text that is empty",
-    "choices are asked for",
+    "choices are requested",
     "prompts are given",
     "the grammar does not parse",
     "needs `logprobs` to be true",
     "cannot be combined with",
     "cannot be used with a JSON schema",
-    "cannot both decide",
-    "both give a schema",
-    "asks for a call, but there are no `tools`",
+    "requires a call, but there are no `tools`",
+    "does not run tools of these types and left out",
     "are not run here and were left out",
     "names a tool that is not among",
     "names a tool that is not there",
-    "none of the tools that it allows is run here",
+    "runs none of the tools that it allows",
     "two tools have the same name",
     "cannot be continued",
     "it is not clear which one is to be continued",
@@ -47,7 +46,7 @@ const EXCUSES: &[&str] = &[
     "invalid type: floating point",
 ];
 
-/// Returns values of every type and of every common meaning.
+/// Returns values of every type, among them those that often have a special meaning.
 fn pool() -> Vec<Value> {
     vec![
         json!(null),
@@ -202,7 +201,7 @@ fn response() -> Value {
     })
 }
 
-/// Returns the schema itself and every schema that it refers to or is combined of.
+/// Returns a schema, and all schemas that it refers to or combines.
 fn parts(schema: &'static Value) -> Vec<&'static Value> {
     let mut found = vec![schema];
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
@@ -214,7 +213,7 @@ fn parts(schema: &'static Value) -> Vec<&'static Value> {
     found
 }
 
-/// Returns the values in a schema itself: constants, and numbers at and beside its bounds.
+/// Returns the values that a schema names: constants, and numbers at its bounds and next to them.
 fn told(schema: &'static Value) -> Vec<Value> {
     let mut values = Vec::new();
     for part in parts(schema) {
@@ -232,9 +231,10 @@ fn told(schema: &'static Value) -> Vec<Value> {
     values
 }
 
-/// Returns copies of `value`, which stands at `place`, that differ in one place.
+/// Returns copies of `value`, which is at `place`, that differ in one place.
 ///
-/// A field that no example of an endpoint has gets its values in the first one only: `tried` has the places of those.
+/// A field that no example of an endpoint has is added to the first example only; `tried` has the places of such
+/// fields.
 fn changed(value: &Value, schemas: &[&'static Value], place: &str, tried: &mut HashSet<String>) -> Vec<Value> {
     let mut found = Vec::new();
     match value {
@@ -281,34 +281,35 @@ fn changed(value: &Value, schemas: &[&'static Value], place: &str, tried: &mut H
     found
 }
 
-/// Returns how the worker's verdict on a body differs from the schema's, if it does.
+/// Returns the disagreement between the worker and the schema about a body, if there is one.
 async fn difference(worker: &TestWorker, path: &str, (body, fits): (Value, bool)) -> Option<String> {
     let response = worker.post_bytes(path, body.to_string()).await;
     let status = response.status().as_u16();
     let text = response.text().await.expect("a body");
-    let is_excused = || EXCUSES.iter().any(|excuse| text.contains(excuse)) || is_about_a_schema(&text);
+    let is_excepted = || EXCEPTIONS.iter().any(|exception| text.contains(exception)) || is_about_a_schema(&text);
     let is_right = match status {
         200 | 404 => fits,
-        400 => !fits || is_excused(),
+        400 => !fits || is_excepted(),
         _ => false,
     };
     let verdict = if fits { "fits" } else { "does not fit" };
     (!is_right).then(|| format!("{path}: {status} {}\n   for a body that {verdict}: {body}", text.trim()))
 }
 
-/// Returns whether an error is about the inside of a JSON schema, which the document leaves open.
+/// Returns whether an error is about a part of a JSON schema, which the document does not describe.
 fn is_about_a_schema(text: &str) -> bool {
     let error: Value = serde_json::from_str(text).unwrap_or_default();
     let param = error["error"]["param"].as_str().unwrap_or_default();
     let message = error["error"]["message"].as_str().unwrap_or_default();
     ["json_schema", "schema.", "parameters", "input_schema"].iter().any(|part| {
-        let inside = |text: &str| text.contains(&format!("{part}.")) || text.contains("cannot be made into a grammar");
+        let inside =
+            |text: &str| text.contains(&format!("{part}.")) || text.contains("cannot be converted to a grammar");
         inside(param) || (part.contains("schema") && inside(message))
     })
 }
 
 #[tokio::test]
-async fn the_document_and_the_readers_agree_field_by_field() {
+async fn the_document_and_the_parsers_agree_field_by_field() {
     let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 4096").await;
     let served = worker.get_json("/openapi.json").await;
     assert_eq!(served, *DOCUMENT);

@@ -1,6 +1,6 @@
-//! Drafts as clients and operators see them: counts in an answer, metrics, and answers that stay the same.
+//! Drafts over HTTP: counts in responses, metrics, and unchanged responses.
 //!
-//! Not here: whether drafts change a token (the engine's own tests).
+//! Not here: whether drafts change a token (the engine's tests).
 
 use serde_json::{Value, json};
 use warmpath_worker::config::Config;
@@ -30,7 +30,7 @@ fn counts(answer: &Value) -> (u64, u64) {
 
 #[tokio::test]
 async fn an_answer_counts_its_drafts_and_the_metrics_those_of_all() {
-    // How much is drafted follows the time of a step. Here it is the assumed one, which is always the same.
+    // The number of drafted tokens depends on the time of a step, which is assumed here and so always the same.
     let assume = |config: &mut Config| config.engine.self_test = SelfTest::Skip;
     let worker = TestWorker::start_changed(tiny(), "--slots 1 --spec-type auto", assume).await;
     let first = worker.ask(CHAT, chat()).await;
@@ -60,7 +60,7 @@ async fn an_answer_counts_its_drafts_and_the_metrics_those_of_all() {
     assert_eq!(worker.get_json("/slots").await[0]["speculative"], true);
 }
 
-/// Starts a worker whose model drafts for itself, on a machine where that pays.
+/// Starts a worker whose model drafts for itself, on a machine where drafting is faster.
 async fn drafting_for_itself(flags: &str) -> TestWorker {
     let pays = |config: &mut Config| {
         config.engine.self_test = SelfTest::Skip;
@@ -124,7 +124,7 @@ async fn a_draft_model_s_tokens_are_counted_and_change_no_answer_in_any_form() {
 }
 
 #[tokio::test]
-async fn a_prediction_has_no_effect_where_nothing_is_drafted_and_is_checked_all_the_same() {
+async fn a_prediction_is_ignored_but_checked_if_the_worker_does_not_draft() {
     let worker = TestWorker::start("--slots 1").await;
     let first = worker.ask(CHAT, chat()).await;
     let mut predicted = chat();

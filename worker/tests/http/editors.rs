@@ -1,8 +1,8 @@
-//! Requests as editors and chat front ends send them to llama-server, and what their own fields do.
+//! Requests of editors and chat front ends for llama-server, and the effects of their fields.
 //!
-//! Source: the shapes are those of llama.vim (a1c8e6e, `autoload/llama.vim`), llama.vscode (3938fb3,
-//! `src/llama-server.ts`), SillyTavern 1.18 (`public/scripts/textgen-settings.js`, its settings as they are at first)
-//! and Continue, with other texts.
+//! Source: the requests are those of llama.vim (a1c8e6e, `autoload/llama.vim`), llama.vscode (3938fb3,
+//! `src/llama-server.ts`), SillyTavern 1.18 (`public/scripts/textgen-settings.js`, with its default settings) and
+//! Continue, with other texts.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETION: &str = "/completion";
 const INFILL: &str = "/infill";
 
-/// Returns a gap as llama.vim asks for it to be filled.
+/// Returns llama.vim's request to fill a gap.
 fn of_vim() -> Value {
     json!({
         "id_slot": 0,
@@ -37,7 +37,7 @@ fn of_vim() -> Value {
     })
 }
 
-/// Returns what llama.vim sends ahead, so that what stands around the gap is cached.
+/// Returns the request that llama.vim sends in advance, so that the text around the gap is cached.
 fn of_vim_ahead() -> Value {
     json!({
         "id_slot": 0, "input_prefix": "", "input_suffix": "",
@@ -47,7 +47,7 @@ fn of_vim_ahead() -> Value {
     })
 }
 
-/// Returns a gap as llama.vscode asks for it to be filled, in so many ways.
+/// Returns llama.vscode's request for this number of ways to fill a gap.
 fn of_vscode(n_completions: u32) -> Value {
     json!({
         "id_slot": 0, "input_prefix": "let a = 1;\n", "input_suffix": "\nlet c = 3;\n",
@@ -87,7 +87,7 @@ async fn editors_and_front_ends_are_answered() {
     let worker = TestWorker::start("--slots 2").await;
     let gap = worker.ask(INFILL, of_vim()).await;
     assert!(gap["content"].is_string() && gap["timings/predicted_n"].as_u64() > Some(0), "{gap}");
-    // None of its fields is one of the answer's.
+    // The response has none of the requested fields.
     assert_eq!(worker.ask(INFILL, of_vim_ahead()).await, json!({}));
     let mut ahead = of_vim_ahead();
     ahead["response_fields"] = Value::Null;
@@ -103,7 +103,7 @@ async fn editors_and_front_ends_are_answered() {
         "dry_penalty_last_n": -1, "max_tokens": 8, "timings_per_token": false,
     });
     assert!(worker.ask(CHAT, edit).await["choices"][0]["message"].is_object());
-    // llama.vim counts its requests in `id_slot`, however many slots there are.
+    // llama.vim numbers its requests in `id_slot`, whatever the number of slots.
     let ahead = json!({
         "id_slot": 7, "messages": user("Rename x"), "samplers": [], "n_predict": 0, "stream": false, "cache_prompt": true,
         "response_fields": [""], "model": "",
@@ -144,7 +144,7 @@ async fn editors_and_front_ends_are_answered() {
 }
 
 #[tokio::test]
-async fn samplers_are_applied_as_they_are_named() {
+async fn the_named_samplers_are_applied() {
     let worker = TestWorker::start("--slots 1").await;
     let ask = async |fields: Value| {
         let mut body = json!({"prompt": "One two three", "n_predict": 12, "ignore_eos": true, "temperature": 1.0});
@@ -156,7 +156,7 @@ async fn samplers_are_applied_as_they_are_named() {
         let answer = ask(json!({"samplers": samplers, "top_k": 1, "seed": 3})).await;
         assert_eq!(answer["content"], greedy["content"], "{samplers}");
     }
-    // Nothing narrows the choice where nothing is named, whatever the parameters say.
+    // Without named samplers, the parameters have no effect.
     let free = ask(json!({"samplers": [], "top_k": 1, "temperature": 0, "seed": 3})).await;
     assert_eq!(free["generation_settings"]["samplers"], json!([]));
     assert_ne!(free["content"], greedy["content"]);
@@ -173,13 +173,13 @@ async fn samplers_are_applied_as_they_are_named() {
 }
 
 #[tokio::test]
-async fn the_infill_sampler_ends_rather_than_guesses_and_never_breaks_what_must_be_followed() {
+async fn the_infill_sampler_ends_instead_of_guessing_and_follows_grammars() {
     let worker = TestWorker::start("--slots 1").await;
     let body = json!({"prompt": "One two three", "n_predict": 40, "samplers": ["infill"], "seed": 3});
     let mut flat = body.clone();
     flat["samplers"] = json!(["temperature", "infill"]);
     flat["temperature"] = json!(100.0);
-    // At this temperature every token is as likely as every other: none is likely enough.
+    // At this temperature, all tokens are equally likely, so none is likely enough.
     let ended = worker.ask(COMPLETION, flat.clone()).await;
     assert_eq!((&ended["content"], &ended["stop_type"]), (&json!(""), &json!("eos")));
     flat["ignore_eos"] = json!(true);

@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and llama-server's two names for it, with encoders and a causal model.
+//! `/v1/embeddings` and llama-server's two paths for it, with encoders and a causal model.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -9,16 +9,16 @@ use crate::harness::{TestWorker, model};
 
 const PATH: &str = "/v1/embeddings";
 
-/// Largest difference between numbers of a vector of length 1 that were computed in different batches.
+/// Maximum difference between numbers of a vector of length 1 that were computed in different batches.
 ///
-/// The sums are of 16-bit weights in 32-bit floats, in an order that depends on the batch.
+/// Source: 16-bit weights are added in 32-bit floats, in an order that depends on the batch.
 const TOLERANCE: f64 = 1e-3;
 
 async fn embedder(flags: &str) -> TestWorker {
     TestWorker::start_model(&model(Preset::TinyEmbed, 1), &format!("--embedding {flags}")).await
 }
 
-/// Returns texts of various lengths, each unlike the others.
+/// Returns different texts of various lengths.
 fn texts(n: usize) -> Vec<String> {
     let words = ["river", "stone", "light", "answer", "paper", "winter", "seven"];
     let text = |idx: usize| {
@@ -46,14 +46,14 @@ fn length(vector: &[f64]) -> f64 {
     vector.iter().map(|number| number * number).sum::<f64>().sqrt()
 }
 
-/// Limits of a comparison: the largest difference between vectors of one text, and the smallest between two texts.
+/// Limits of a comparison: maximum difference between vectors of one text, minimum difference between two texts.
 struct Distances {
     norm: i64,
     same_max: f64,
     other_min: f64,
 }
 
-async fn batches_are_as_single_texts(worker: &TestWorker, distances: Distances) {
+async fn check_batches_against_single_texts(worker: &TestWorker, distances: Distances) {
     let Distances { norm, same_max, other_min } = distances;
     let texts = texts(50);
     let all = worker.ask(PATH, json!({"input": texts, "embd_normalize": norm})).await;
@@ -70,7 +70,7 @@ async fn batches_are_as_single_texts(worker: &TestWorker, distances: Distances) 
         assert!(norm != 2 || (length(&alone) - 1.0).abs() < 1e-5, "`{text}`");
     }
     assert_eq!(all["usage"], json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens}));
-    // What is the same for every text would pass all of this.
+    // Without this check, vectors that are equal for all texts would pass.
     for (idx, one) in together.iter().enumerate() {
         let nearest = together[..idx].iter().map(|other| distance(one, other)).fold(f64::MAX, f64::min);
         assert!(nearest > other_min, "`{}`: {nearest}", texts[idx]);
@@ -78,35 +78,35 @@ async fn batches_are_as_single_texts(worker: &TestWorker, distances: Distances) 
 }
 
 #[tokio::test]
-async fn a_batch_gives_what_its_texts_give_alone() {
+async fn a_batch_gives_the_vectors_of_single_texts() {
     let worker = embedder("").await;
     let distances = Distances { norm: 2, same_max: TOLERANCE, other_min: 3.0 * TOLERANCE };
-    batches_are_as_single_texts(&worker, distances).await;
+    check_batches_against_single_texts(&worker, distances).await;
     let n_batches = worker.metric("steps_total").await;
     assert!(n_batches < 50.0 + 25.0, "50 single texts and {n_batches} batches in all");
 }
 
 #[tokio::test]
-async fn a_causal_model_s_batch_gives_what_its_texts_give_alone_also_in_pieces() {
-    // A micro-batch of 40 tokens is shorter than many of the texts, which only the last token's state allows. The
-    // model's states are bits beside one large constant, so the vectors are looked at as they are.
+async fn a_causal_model_s_batch_gives_the_vectors_of_single_texts_even_in_pieces() {
+    // // Many texts are longer than a micro-batch of 40 tokens, which is possible only with the last token's state. The
+    // model's states are bits and one large constant, so the vectors are compared without scaling.
     for (flags, other_min) in [("--pooling last --ubatch-size 40", 1.0), ("--pooling mean", 0.1)] {
         let worker = TestWorker::start(&format!("--embedding {flags}")).await;
-        batches_are_as_single_texts(&worker, Distances { norm: -1, same_max: 0.05, other_min }).await;
+        check_batches_against_single_texts(&worker, Distances { norm: -1, same_max: 0.05, other_min }).await;
     }
 }
 
-/// Tokens of a text that a causal model computes in a hundred pieces.
+/// Number of tokens of a text that a causal model computes in a hundred pieces.
 const LONG_TOKENS: u32 = 1600;
 
-/// Most long texts that are tried; on a busy machine one may be over before anything is done beside it.
+/// Maximum number of long texts that are tried; on a busy machine, one may end before a request beside it.
 const LONG_TEXTS_MAX: u32 = 20;
 
 fn long_text(seed: u32) -> Vec<u32> {
     (0..LONG_TOKENS).map(|n| (n * (seed + 3) + n / 7) % 250).collect()
 }
 
-/// Returns a long text on its way to its vector, of which a piece is computed.
+/// Submits a long text and returns when a piece of it is computed.
 async fn begin_long(worker: &TestWorker, seed: u32) -> tokio::task::JoinHandle<Value> {
     let n_before = worker.metric("prefill_tokens_total").await;
     let request = worker.post(PATH, &json!({"input": long_text(seed), "embd_normalize": -1}));
@@ -122,7 +122,7 @@ async fn a_short_text_waits_for_a_piece_of_a_long_one_and_both_get_their_vectors
     let whole = TestWorker::start(&format!("{flags} --ubatch-size 2048")).await;
     let expected =
         async |input: Value| vectors(&whole.ask(PATH, json!({"input": input, "embd_normalize": -1})).await).remove(0);
-    // One place for texts beside the long one, and many.
+    // There is one place for texts beside the long one, or many.
     for slots in ["1", "8"] {
         let worker = TestWorker::start(&format!("{flags} --ubatch-size 16 --slots {slots}")).await;
         let mut n_beside = 0;
@@ -144,7 +144,7 @@ async fn a_short_text_waits_for_a_piece_of_a_long_one_and_both_get_their_vectors
 }
 
 #[tokio::test]
-async fn a_long_text_whose_client_has_gone_is_computed_no_further() {
+async fn a_long_text_is_computed_no_further_after_its_client_disconnects() {
     let worker = TestWorker::start("--embedding --pooling last --ctx-size 2048 --ubatch-size 16 --slots 4").await;
     for seed in 1..=LONG_TEXTS_MAX {
         let n_before = worker.metric("prefill_tokens_total").await;
@@ -155,18 +155,21 @@ async fn a_long_text_whose_client_has_gone_is_computed_no_further() {
             worker.metric("sequences_cancelled_total").await > n_cancelled
                 || worker.metric("sequences_finished_total").await > n_finished
         };
-        worker.until("it is given up", is_over).await;
+        worker.until("the text is cancelled", is_over).await;
         if worker.metric("sequences_cancelled_total").await > n_cancelled {
             let n_computed = worker.metric("prefill_tokens_total").await - n_before;
-            assert!(n_computed < f64::from(LONG_TOKENS), "all of it was computed for nobody");
-            // Nothing of it is left beside the next one.
+            assert!(
+                n_computed < f64::from(LONG_TOKENS),
+                "the whole text was computed after its client had disconnected"
+            );
+            // Nothing of it changes the next text.
             let again = vectors(&begin_long(&worker, seed).await.await.expect("no panic")).remove(0);
             let once_more = vectors(&begin_long(&worker, seed).await.await.expect("no panic")).remove(0);
             assert!(distance(&again, &once_more) < 0.05);
             return;
         }
     }
-    panic!("all of {LONG_TEXTS_MAX} texts was computed for nobody");
+    panic!("{LONG_TEXTS_MAX} texts were computed completely after their clients had disconnected");
 }
 
 #[tokio::test]
@@ -185,7 +188,7 @@ async fn many_clients_at_once_get_their_own_vectors() {
 }
 
 #[tokio::test]
-async fn every_shape_of_input_means_what_it_says() {
+async fn every_form_of_input_is_supported() {
     let worker = embedder("").await;
     let one = |input: Value| {
         let worker = &worker;
@@ -217,7 +220,7 @@ async fn every_shape_of_input_means_what_it_says() {
 }
 
 #[tokio::test]
-async fn fewer_dimensions_are_the_first_ones_scaled_anew() {
+async fn fewer_dimensions_are_the_first_ones_normalized_again() {
     let worker = embedder("").await;
     let whole = vectors(&worker.ask(PATH, json!({"input": "winter light"})).await).remove(0);
     let few = vectors(&worker.ask(PATH, json!({"input": "winter light", "dimensions": 16})).await).remove(0);
@@ -232,7 +235,7 @@ async fn fewer_dimensions_are_the_first_ones_scaled_anew() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_embedded_is_refused_by_name() {
+async fn invalid_inputs_are_refused_by_name() {
     let worker = embedder("--ctx-size 64").await;
     let long = "word ".repeat(200);
     let cases = [
@@ -269,7 +272,7 @@ async fn what_cannot_be_embedded_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn without_pooling_each_token_has_a_vector_in_llama_server_s_form_only() {
+async fn without_pooling_each_token_has_a_vector_in_llama_server_s_format_only() {
     let worker = embedder("--pooling none").await;
     let (status, object) = worker.try_ask(PATH, &json!({"input": "river stone"})).await;
     assert_eq!(status, 400, "{object}");
@@ -315,9 +318,9 @@ async fn workers_refuse_tasks_of_the_other_kind() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_frees_the_embedder() {
+async fn a_client_that_disconnects_frees_the_embedder() {
     let worker = embedder("--slots 1 --queue-max 0").await;
-    // One text in a batch, so that there are two thousand looks at whether the client is there.
+    // Each batch has one text, so the embedder checks two thousand times whether the client is connected.
     let body = json!({"input": vec!["river stone light ".repeat(60); 2048]});
     let asked = tokio::spawn(worker.post(PATH, &body).send());
     worker
@@ -326,12 +329,12 @@ async fn a_client_that_leaves_frees_the_embedder() {
     let (status, object) = worker.try_ask(PATH, &json!({"input": "a"})).await;
     assert_eq!((status, &object["error"]["code"]), (429, &json!("queue_full")), "{object}");
     asked.abort();
-    worker.until("the rest is given up", async |worker| worker.metric("sequences_cancelled_total").await > 0.0).await;
+    worker.until("the rest is cancelled", async |worker| worker.metric("sequences_cancelled_total").await > 0.0).await;
     worker.ask(PATH, json!({"input": "a"})).await;
 }
 
 #[tokio::test]
-async fn a_worker_that_stops_answers_what_it_has_begun() {
+async fn a_stopping_worker_answers_the_requests_that_it_has_begun() {
     let worker = embedder("--slots 1").await;
     let body = json!({"input": vec!["river stone light ".repeat(20); 200]});
     let asked = tokio::spawn(worker.post(PATH, &body).send());

@@ -1,4 +1,4 @@
-//! Peers that send damaged, foreign, truncated, endless or late state, or die: the answer is the uncached one.
+//! Peers that send damaged, foreign, truncated, endless or late state, or end: the response is the uncached one.
 //!
 //! Not here: records with other tokens, hashes or lengths (`store::exchange`'s own tests).
 
@@ -20,7 +20,7 @@ use crate::cache::{compute, prompt};
 use crate::harness::TestWorker;
 use crate::kv_transfer::{answer, hint, question, slow_worker, uncached};
 
-/// Fault of a peer with the state of a worker that holds it.
+/// Fault of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     FlipByte,
@@ -37,12 +37,12 @@ enum Fault {
     SpeakNoHttp,
 }
 
-/// A peer between a worker and the one that holds the state.
+/// A peer that forwards another worker's state with a fault.
 #[derive(Clone)]
 struct Peer {
     holder: String,
     fault: Fault,
-    /// State of the last run but the present one. The lock is held for one exchange.
+    /// State of the previous run. The lock is held while it is exchanged for the current one.
     earlier: Arc<Mutex<Option<Bytes>>>,
 }
 
@@ -73,7 +73,7 @@ async fn respond(State(peer): State<Peer>, uri: Uri) -> Response {
             Body::from_stream(zeros).into_response()
         }
         Fault::SendRecordsForEver => Body::from_stream(pieces(vec![half]).chain(
-            // The same first record again and again.
+            // The same first records are repeated.
             stream::repeat_with(move || Ok(good.slice(..good.len() / 2))),
         ))
         .into_response(),
@@ -110,7 +110,7 @@ async fn peer(holder: &TestWorker, fault: Fault) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_a_peer_sends_the_answer_is_the_uncached_one() {
+async fn the_answer_is_the_uncached_one_whatever_a_peer_sends() {
     let holder = slow_worker(100.0, "").await;
     let (first, second) = (prompt(1, 640), prompt(2, 640));
     compute(&holder, &first).await;
@@ -129,7 +129,7 @@ async fn whatever_a_peer_sends_the_answer_is_the_uncached_one() {
         (Fault::Fail, "refused"),
         (Fault::SpeakNoHttp, "unreachable"),
     ] {
-        // Computing a token takes a moment where the wait shall be short.
+        // If computing a token is fast, the wait is short.
         let worker = slow_worker(if result == "late" { 1.0 } else { 100.0 }, "").await;
         let base = peer(&holder, fault).await;
         if fault == Fault::SendAnotherRun {
@@ -141,7 +141,7 @@ async fn whatever_a_peer_sends_the_answer_is_the_uncached_one() {
         let name = format!("kv_transfers_total{{direction=\"received\",result=\"{result}\"}}");
         let is_counted = async |worker: &TestWorker| worker.try_metric(&name).await == Some(1.0);
         worker.until(&format!("{fault:?} counts as {result}"), is_counted).await;
-        // What is in the store is right, too: others start from it.
+        // The stored state is correct, too: others start from it.
         let again = answer(question(&worker, &first)).await;
         assert_eq!(again.text, moved.text, "{fault:?}");
         worker.stop().await.expect("a good end");
@@ -149,7 +149,7 @@ async fn whatever_a_peer_sends_the_answer_is_the_uncached_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_fails_is_not_asked_again_and_the_next_request_does_not_wait() {
+async fn a_failed_peer_gets_no_further_requests_and_the_next_request_does_not_wait() {
     let holder = slow_worker(1.0, "").await;
     let worker = slow_worker(1.0, "").await;
     let (first, second) = (prompt(1, 640), prompt(2, 640));
@@ -158,13 +158,13 @@ async fn a_peer_that_fails_is_not_asked_again_and_the_next_request_does_not_wait
     let moved = answer(question(&worker, &first).header(KV_PEER, hint(&base, 20))).await;
     assert!(moved.fetched.is_some_and(|fetched| fetched.starts_with("0;")));
     let name = "kv_transfers_total{direction=\"received\",result=\"late\"}";
-    worker.until("it is late", async |worker| worker.try_metric(name).await == Some(1.0)).await;
+    worker.until("the transfer counts as late", async |worker| worker.try_metric(name).await == Some(1.0)).await;
     let moved = answer(question(&worker, &second).header(KV_PEER, hint(&base, 20))).await;
     assert_eq!(moved.fetched, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unavailable_peer_makes_no_request_fail() {
+async fn an_unavailable_peer_does_not_make_requests_fail() {
     let worker = slow_worker(1.0, "").await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let base = format!("http://{}", listener.local_addr().expect("it is bound"));

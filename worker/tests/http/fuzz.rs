@@ -1,10 +1,10 @@
 //! Random hostile requests: bodies of each dialect, JSON schemas for responses and for tools, GBNF grammars, all over
 //! HTTP.
 //!
-//! Inputs of `worker/tests/corpus` are changed a little. Whatever happens, the worker soon responds with a status in
-//! the API's document, and serves the next ordinary request as before. `make fuzz` runs longer (`WARMPATH_FUZZ_CASES`)
+//! Inputs of `worker/tests/corpus` are changed a little. In every case, the worker soon responds with a status of its
+//! OpenAPI document, and answers the next ordinary request as before. `make fuzz` runs longer (`WARMPATH_FUZZ_CASES`)
 //! and with other seeds (`WARMPATH_FUZZ_SEED`). Not here: frames of summaries (`warmpath-common`, the router's core)
-//! and chat templates (`warmpath-prompt`), which have tests of their own.
+//! and chat templates (`warmpath-prompt`), which have their own tests.
 
 mod mutate;
 
@@ -22,10 +22,11 @@ use crate::harness::TestWorker;
 /// Default number of changed inputs for each target.
 const CASES: u64 = 300;
 
-/// Longest body that is sent; longer ones are refused while they arrive, which a client may see as a broken connection.
+/// Longest body that is sent. Units: bytes. Longer ones are refused while they arrive, which a client may see as a
+/// broken connection.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// Longest time for a response: far more than any needs, far less than forever.
+/// Time limit for a response. Source: far more than any response needs.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// A target: a folder of the corpus, the endpoint of its inputs, and their kind.
@@ -39,7 +40,7 @@ struct Target {
 enum Input {
     /// A whole body.
     Body,
-    /// A schema, with what makes a body of it.
+    /// A schema, and the function that makes a body with it.
     Schema(fn(Value) -> Value),
     /// A grammar.
     Grammar,
@@ -78,7 +79,7 @@ impl Target {
         files.iter().map(|file| std::fs::read_to_string(file).expect("the corpus is text")).collect()
     }
 
-    /// Returns the `idx`-th body; the first ones are the corpus as it is.
+    /// Returns the `idx`-th body; the first ones are the unchanged corpus.
     fn body(&self, corpus: &[String], (seed, idx): (u64, u64)) -> Vec<u8> {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ (idx << 8) ^ u64::from(self.folder.as_bytes()[0]));
         let plain = usize::try_from(idx).ok().and_then(|idx| corpus.get(idx));
@@ -104,7 +105,7 @@ impl Target {
     }
 }
 
-/// Sends a body and returns what is wrong with what comes back, if something is.
+/// Sends a body; returns the fault of the response, if there is one.
 async fn fault(worker: &TestWorker, path: &str, body: &[u8]) -> Option<String> {
     let answer = async {
         let response = worker.post_bytes(path, body.to_vec()).await;
@@ -127,7 +128,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_bodies_schemas_and_grammars_are_answered_and_hurt_nobody() {
+async fn hostile_bodies_schemas_and_grammars_are_answered_and_disturb_no_other_request() {
     let worker = TestWorker::start("--slots 4 --queue-max 64 --ctx-size 1024").await;
     let ordinary = json!({"prompt": "Once upon", "max_tokens": 8, "temperature": 0});
     let text = worker.ask("/v1/completions", ordinary.clone()).await["choices"][0]["text"].clone();

@@ -27,7 +27,7 @@ pub fn folder() -> PathBuf {
     folder
 }
 
-/// Returns the tiny model, made once.
+/// Returns the tiny model, which is generated once.
 pub fn tiny() -> &'static Path {
     static TINY: OnceLock<PathBuf> = OnceLock::new();
     TINY.get_or_init(|| model(Preset::Tiny, 1))
@@ -47,7 +47,7 @@ pub struct TestWorker {
 }
 
 impl TestWorker {
-    /// Starts a worker with `flags` besides those for the model and the address, and waits until it is ready.
+    /// Starts a worker with `flags` in addition to those for the model and the address, and waits until it is ready.
     pub async fn start(flags: &str) -> Self {
         Self::start_model(tiny(), flags).await
     }
@@ -57,9 +57,9 @@ impl TestWorker {
         Self::start_changed(model, flags, |_| {}).await
     }
 
-    /// Starts a worker as [`Self::start_model`] does, with a change that no flag makes.
+    /// Starts a worker as [`Self::start_model`] does, with a change of its configuration that has no flag.
     pub async fn start_changed(model: &Path, flags: &str, change: impl FnOnce(&mut Config)) -> Self {
-        // One thread each: many workers on few processors would wait for each other in every step.
+        // Each worker has one thread, because many workers on few processors would wait for each other in every step.
         let fixed = "--listen 127.0.0.1:0 --alias tiny --threads 1";
         let command = format!("warmpath-worker --model {} {fixed} {flags}", model.display());
         let flags = Flags::from_command_line(command.split_whitespace().map(Into::into))
@@ -69,7 +69,7 @@ impl TestWorker {
         let mut config = resolve(flags).expect("the flags fit together");
         change(&mut config);
         let bound = bind(config).await.expect("the worker binds");
-        // A worker that listens everywhere is on this machine, too.
+        // The worker may listen on all addresses; this machine's is one of them.
         let base = format!("http://127.0.0.1:{}", bound.address().port());
         let stop = CancellationToken::new();
         let served = tokio::spawn(bound.serve(stop.clone().cancelled_owned()));
@@ -78,7 +78,7 @@ impl TestWorker {
         worker
     }
 
-    /// Asks the worker to stop and returns what its life came to.
+    /// Stops the worker and returns the result of its run.
     pub async fn stop(self) -> Result<(), RunError> {
         self.stop.cancel();
         tokio::time::timeout(PATIENCE, self.served).await.expect("the worker stops").expect("the worker does not panic")
@@ -89,7 +89,7 @@ impl TestWorker {
         &self.base
     }
 
-    /// Asks the worker to stop, and goes on.
+    /// Asks the worker to stop, without waiting.
     pub fn ask_to_stop(&self) {
         self.stop.cancel();
     }
@@ -114,7 +114,7 @@ impl TestWorker {
         self.client.post(format!("{}{path}", self.base)).body(body.to_string())
     }
 
-    /// Sends a request without a body and returns its status and the object that comes back.
+    /// Sends a request without a body and returns its status and its response's object.
     pub async fn delete(&self, path: &str) -> (u16, Value) {
         let response = self.client.delete(format!("{}{path}", self.base)).send().await.expect("the worker responds");
         let (status, object) = (response.status().as_u16(), response.json().await.expect("the response is JSON"));
@@ -122,7 +122,7 @@ impl TestWorker {
         (status, object)
     }
 
-    /// Returns the status and the object that comes back.
+    /// Returns the status and its response's object.
     pub async fn try_ask(&self, path: &str, body: &Value) -> (u16, Value) {
         let response = self.post(path, body).send().await.expect("the worker responds");
         let (status, object) = (response.status().as_u16(), response.json().await.expect("the response is JSON"));
@@ -130,7 +130,7 @@ impl TestWorker {
         (status, object)
     }
 
-    /// Posts bytes as they are.
+    /// Posts bytes.
     pub async fn post_bytes(&self, path: &str, body: impl Into<reqwest::Body>) -> Response {
         self.client.post(format!("{}{path}", self.base)).body(body).send().await.expect("the worker responds")
     }
@@ -145,7 +145,7 @@ impl TestWorker {
         object
     }
 
-    /// Returns the events of a stream that begins, without the last, `[DONE]`.
+    /// Returns the events of a successful stream, without the last one, `[DONE]`.
     pub async fn stream(&self, path: &str, body: Value) -> Vec<Value> {
         let response = self.post(path, &body).send().await.expect("the worker responds");
         assert_eq!(response.status(), StatusCode::OK);
@@ -155,7 +155,7 @@ impl TestWorker {
         events
     }
 
-    /// Begins an answer that goes on for thousands of tokens; returns once its first text is here.
+    /// Begins a response of thousands of tokens; returns when its first text has arrived.
     pub async fn begin_long(&self) -> impl futures::Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin + use<> {
         let body = json!({"prompt": "It goes on", "stream": true, "ignore_eos": true, "temperature": 0});
         let response = self.post("/v1/completions", &body).send().await.expect("the worker responds");
@@ -165,11 +165,11 @@ impl TestWorker {
         stream
     }
 
-    /// Asks again and again until `holds`; fails after [`PATIENCE`].
+    /// Waits until `holds` returns true, which is called repeatedly; fails after [`PATIENCE`].
     pub async fn until(&self, what: &str, holds: impl AsyncFn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds(self).await {
-            assert!(Instant::now() < deadline, "it never came true that {what}");
+            assert!(Instant::now() < deadline, "timeout: {what}");
             tokio::task::yield_now().await;
         }
     }
@@ -187,7 +187,7 @@ impl TestWorker {
     }
 }
 
-/// Returns the content of every `data:` line: JSON, or text where it is none.
+/// Returns the content of every `data:` line: JSON, or text if it is not JSON.
 pub fn events(text: &str) -> Vec<Value> {
     let lines = text.split("\n\n").filter(|event| !event.is_empty());
     let content = lines.map(|event| event.strip_prefix("data: ").unwrap_or_else(|| panic!("no data line: {event:?}")));

@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 
 use crate::harness::{TestWorker, user};
 
-/// Longest time for anything that a stream beside hostile tools waits for. A step takes a few milliseconds at most, and
-/// compiling the largest grammar a second; the limit is for machines that do other work too.
+/// Time limit for every wait of a stream beside hostile tools.
+///
+/// Source: a step takes a few milliseconds at most, and compiling the largest grammar takes a second; the rest is for
+/// busy machines.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Returns parameters that are made to be expensive; llama.cpp's grammar sampler does not return from some of them.
@@ -50,7 +52,7 @@ fn tool(parameters: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_tools_delay_nobody() {
+async fn hostile_tools_do_not_delay_other_requests() {
     let worker = TestWorker::start("--slots 2 --ctx-size 16384").await;
     let other = json!({"prompt": "It goes on", "temperature": 0, "max_tokens": 60, "ignore_eos": true});
     let alone = worker.ask("/v1/completions", other.clone()).await["choices"][0]["text"].clone();

@@ -1,4 +1,4 @@
-//! Images over HTTP: every dialect's, what clients are told of them, and what is refused.
+//! Images over HTTP: in every dialect, in the responses about the model, and refused ones.
 //!
 //! Not here: whether answers are right (the engine's tests), hostile files one by one (`warmpath-prompt`).
 
@@ -47,7 +47,7 @@ async fn an_image_is_the_same_prompt_in_every_dialect() {
     let message = json!({"messages": [{"role": "user", "content": blocks}], "max_tokens": 8, "temperature": 0});
     let second = worker.ask("/v1/messages", message.clone()).await;
     assert_eq!(second["content"][0]["text"], said);
-    // All of the prompt but its last token is reused.
+    // The whole prompt except for its last token is reused.
     let usage = |field: &str| second["usage"][field].as_u64().expect("a count");
     assert_eq!((usage("input_tokens"), usage("cache_read_input_tokens")), (1, n_prompt - 1), "{second}");
     let counted = worker.ask("/v1/messages/count_tokens", json!({"messages": message["messages"]})).await;
@@ -74,7 +74,7 @@ async fn a_raw_prompt_has_its_images_at_the_marks() {
     let rendered = worker.ask("/apply-template", chat(1)).await["prompt"].clone();
     let prompt = json!({"prompt_string": rendered, "multimodal_data": [file(1)]});
     let native = worker.ask("/completion", json!({"prompt": prompt, "n_predict": 8, "temperature": 0})).await;
-    assert_eq!(&native["content"], said, "it is the same prompt as the chat's: {native}");
+    assert_eq!(&native["content"], said, "the prompt differs from the chat's: {native}");
     assert_eq!(&native["tokens_evaluated"], n_prompt);
     assert_eq!(native["timings"]["prompt_n"], 1, "all but the last token is reused");
     let shown = native["prompt"].as_str().expect("a text");
@@ -118,7 +118,7 @@ async fn raw_prompts_whose_images_cannot_be_read_are_refused() {
         assert_eq!((status, &error["error"]["param"]), (400, &json!(param)), "{error}");
     }
     let (status, error) = worker.try_ask("/cache/pin", &json!({"prompt": seen})).await;
-    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin may have no images")));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images")));
     let plain = worker.ask("/completion", json!({"prompt": {"prompt_string": "a<__media__>"}, "n_predict": 1})).await;
     assert_eq!(
         plain["prompt"].as_str().map(|text| text.contains("<__media__>")),
@@ -128,7 +128,7 @@ async fn raw_prompts_whose_images_cannot_be_read_are_refused() {
 }
 
 #[tokio::test]
-async fn what_a_worker_says_of_its_images() {
+async fn a_worker_reports_its_support_of_images() {
     let worker = seeing("").await;
     let sees = json!({"vision": true, "audio": false});
     assert_eq!(worker.get_json("/props").await["modalities"], sees);
@@ -148,11 +148,11 @@ async fn what_a_worker_says_of_its_images() {
         assert_eq!(worker.get(&format!("/internal/v1/image-layout{query}")).await.status(), 400, "{query}");
     }
     let (status, error) = worker.try_ask("/cache/pin", &json!({"messages": chat(1)["messages"]})).await;
-    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin may have no images")));
+    assert_eq!((status, &error["error"]["message"]), (400, &json!("a pin cannot have images")));
     let (status, error) = worker.try_ask(CHAT, &json!({"cache_reuse": 32, "messages": chat(1)["messages"]})).await;
     assert_eq!((status, &error["error"]["param"]), (400, &json!("cache_reuse")), "{error}");
     let many = json!({"prompt": [1, 3_000_000_000_u32], "max_tokens": 1});
-    assert_eq!(worker.try_ask("/v1/completions", &many).await.0, 400, "no client names an image's tokens");
+    assert_eq!(worker.try_ask("/v1/completions", &many).await.0, 400, "a client may not name an image's tokens");
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn images_by_url_are_fetched_from_listed_hosts_alone() {
 }
 
 #[tokio::test]
-async fn what_is_no_image_is_refused_in_the_dialect_s_words() {
+async fn invalid_images_are_refused_in_the_dialect_s_format() {
     let worker = seeing("").await;
     let with = |url: &str| {
         json!({"max_tokens": 1, "messages": [
@@ -208,7 +208,7 @@ async fn what_is_no_image_is_refused_in_the_dialect_s_words() {
 }
 
 #[tokio::test]
-async fn a_model_that_reads_text_alone_says_so() {
+async fn a_worker_without_a_projector_refuses_images() {
     let worker = TestWorker::start("--slots 1 --ctx-size 1024").await;
     let (status, error) = worker.try_ask(CHAT, &chat(1)).await;
     assert_eq!(status, 400);

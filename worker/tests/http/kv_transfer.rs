@@ -1,7 +1,7 @@
-//! State that a worker fetches from another over HTTP, and what it takes to get some.
+//! State that a worker fetches from another over HTTP, and the conditions for it.
 //!
-//! Not here: peers that send something else (`evil_peers`), whether the tokens are right in every layout (the engine's
-//! own tests).
+//! Not here: peers that send wrong data (`evil_peers`), whether the tokens are correct in every layout (the engine's
+//! tests).
 
 use reqwest::{RequestBuilder, Response};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::harness::{TestWorker, folder, model, tiny};
 const COMPLETIONS: &str = "/v1/completions";
 const FLAGS: &str = "--slots 3 --block-size 32 --cache-ram 64 --kv-unified off --flash-attn off";
 
-/// Returns a worker that takes computing a token for so many milliseconds of work and moving state for none.
+/// Returns a worker that assumes this time per computed token, and no time for restoring state.
 pub async fn slow_worker(prefill_ms_per_token: f64, flags: &str) -> TestWorker {
     let change = move |config: &mut warmpath_worker::config::Config| {
         config.engine.costs = CostSource::Given(Costs {
@@ -32,7 +32,7 @@ pub async fn slow_worker(prefill_ms_per_token: f64, flags: &str) -> TestWorker {
     TestWorker::start_changed(tiny(), &format!("{FLAGS} {flags}"), change).await
 }
 
-/// Returns a request for an answer to a prompt.
+/// Returns a request with a prompt.
 pub fn question(worker: &TestWorker, prompt: &Value) -> RequestBuilder {
     worker.post(COMPLETIONS, &json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true}))
 }
@@ -41,11 +41,11 @@ pub fn question(worker: &TestWorker, prompt: &Value) -> RequestBuilder {
 pub struct Moved {
     pub text: String,
     pub n_cached: u64,
-    /// Value of the header about the fetch.
+    /// Value of the response's header about the transfer.
     pub fetched: Option<String>,
 }
 
-/// Sends a request and reads what came of it.
+/// Sends a request and reads its response.
 pub async fn answer(request: RequestBuilder) -> Moved {
     let response: Response = request.send().await.expect("the worker responds");
     assert_eq!(response.status(), 200);
@@ -58,12 +58,12 @@ pub async fn answer(request: RequestBuilder) -> Moved {
     }
 }
 
-/// Returns the hint of a peer with so many of a prompt's first blocks.
+/// Returns the hint that a peer has this number of a prompt's first blocks.
 pub fn hint(base: &str, n_blocks: usize) -> String {
     format!("{base};blocks={n_blocks}")
 }
 
-/// Returns the answer of a worker that reuses nothing.
+/// Returns the text of a response without the cache.
 pub async fn uncached(worker: &TestWorker, prompt: &Value) -> String {
     let body = json!({
         "prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "cache_prompt": false,
@@ -87,14 +87,14 @@ async fn count(worker: &TestWorker, direction: &str, result: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_prefix_that_another_worker_holds_is_fetched_and_the_answer_is_the_uncached_one() {
+async fn a_prefix_of_another_worker_is_fetched_and_the_answer_is_the_uncached_one() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     let first = prompt(1, 320);
     compute(&holder, &first).await;
     let _beside = other.begin_long().await;
     let moved = answer(question(&other, &first).header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!(moved.n_cached, 319, "all but the last token, which is computed for its logits");
-    let fetched = moved.fetched.expect("the router hears of it");
+    let fetched = moved.fetched.expect("the response reports the transfer");
     let (bytes, ms) = fetched.split_once(';').expect("bytes and milliseconds");
     assert!(bytes.parse::<u64>().expect("bytes") > 0 && ms.parse::<u64>().is_ok(), "{fetched}");
     assert_eq!(moved.text, uncached(&other, &first).await);
@@ -102,7 +102,7 @@ async fn a_prefix_that_another_worker_holds_is_fetched_and_the_answer_is_the_unc
     assert_eq!((count(&other, "received", "ok").await, other.try_metric(n_blocks).await), (1.0, Some(10.0)));
     holder.until("the holder has sent it", async |holder| count(holder, "sent", "ok").await == 1.0).await;
     assert_eq!(holder.try_metric("kv_transfer_blocks_total{direction=\"sent\"}").await, Some(10.0));
-    // It is announced like any other state, and nothing is fetched a second time.
+    // The state is announced like any other, and is not fetched a second time.
     let again = answer(question(&other, &first).header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!((again.text, again.fetched), (moved.text, None));
     let announced = other.get_json("/internal/v1/summary").await.to_string();
@@ -111,7 +111,7 @@ async fn a_prefix_that_another_worker_holds_is_fetched_and_the_answer_is_the_unc
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_state_and_invalid_requests_are_refused_at_once() {
+async fn missing_state_and_invalid_requests_are_refused_immediately() {
     let worker = slow_worker(100.0, "").await;
     let first = prompt(1, 320);
     compute(&worker, &first).await;
@@ -147,20 +147,20 @@ async fn missing_state_and_invalid_requests_are_refused_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rest_of_a_prefix_is_fetched_if_its_end_was_evicted() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
-    // A router that has not heard of the eviction names all ten blocks.
+    // A router that does not know of the eviction yet names all ten blocks.
     let whole: Vec<u32> = serde_json::from_value(prompt(1, 320)).expect("tokens");
     compute(&holder, &json!(whole[..200])).await;
     let moved = answer(question(&other, &json!(whole)).header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!((moved.n_cached, count(&other, "received", "partial").await), (192, 1.0));
     assert_eq!(moved.text, uncached(&other, &json!(whole)).await);
-    // A worker that has only a part is at no fault.
+    // A worker that has only a part of the run has no fault.
     compute(&holder, &prompt(2, 320)).await;
     let moved = answer(question(&other, &prompt(2, 320)).header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!(moved.n_cached, 319);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_with_different_salts_get_nothing_of_each_other_from_another_worker() {
+async fn state_of_another_salt_is_not_fetched_from_another_worker() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     let first = prompt(1, 320);
     answer(question(&holder, &first).header(CACHE_SALT, "one")).await;
@@ -169,11 +169,11 @@ async fn tenants_with_different_salts_get_nothing_of_each_other_from_another_wor
     assert_eq!((foreign.n_cached, count(&other, "received", "missing").await), (0, 1.0));
     let own = answer(asked("one").header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!((own.n_cached, count(&other, "received", "ok").await), (319, 1.0));
-    assert_eq!(own.text, foreign.text, "the same prompt");
+    assert_eq!(own.text, foreign.text, "the same prompt has the same response");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_layout_is_computed_and_so_is_everything_where_transfers_are_off() {
+async fn prompts_are_computed_if_the_layout_differs_or_transfers_are_off() {
     let (holder, off) = (slow_worker(100.0, "").await, slow_worker(100.0, "--no-kv-transfer").await);
     let quantized = slow_worker(100.0, "--cache-type-k q8_0").await;
     let first = prompt(1, 320);
@@ -198,7 +198,7 @@ async fn another_layout_is_computed_and_so_is_everything_where_transfers_are_off
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_shows_the_fleet_s_token_and_follows_no_hint_to_other_machines_without_one() {
+async fn a_worker_sends_the_fleet_s_token_and_ignores_hints_to_other_machines_without_one() {
     let path = folder().join(format!("kv-token-{}", std::process::id()));
     let token = "t".repeat(32);
     std::fs::write(&path, &token).expect("it can be written");
@@ -212,7 +212,7 @@ async fn a_worker_shows_the_fleet_s_token_and_follows_no_hint_to_other_machines_
     // A worker without the token is refused, and computes.
     let moved = answer(question(&open, &first).header(KV_PEER, hint(holder.base(), 10))).await;
     assert_eq!((moved.n_cached, count(&open, "received", "refused").await), (0, 1.0));
-    // 192.0.2.1 belongs to nobody: a request to it would be waited for.
+    // 192.0.2.1 is not in use, so the worker would wait for a response from it.
     for peer in ["http://192.0.2.1:8081", "http://localhost.example:8081", "http://[2001:db8::1]:8081"] {
         let moved = answer(question(&open, &prompt(2, 320)).header(KV_PEER, hint(peer, 10))).await;
         assert_eq!(moved.fetched, None, "{peer}");
@@ -224,7 +224,7 @@ async fn a_worker_shows_the_fleet_s_token_and_follows_no_hint_to_other_machines_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_workers_that_are_sent_to_each_other_both_answer() {
+async fn two_workers_with_hints_to_each_other_both_answer() {
     let (one, two) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     let first = prompt(1, 320);
     let of_one = answer(question(&one, &first).header(KV_PEER, hint(two.base(), 10)));
@@ -232,7 +232,7 @@ async fn two_workers_that_are_sent_to_each_other_both_answer() {
     let (of_one, of_two) = tokio::join!(of_one, of_two);
     assert_eq!(of_one.text, of_two.text);
     assert_eq!(of_one.text, uncached(&one, &first).await);
-    // A worker that is sent to itself finds nothing there, either.
+    // A worker with a hint to itself gets no state, either.
     let itself = answer(question(&one, &prompt(2, 320)).header(KV_PEER, hint(one.base(), 10))).await;
     assert_eq!(itself.n_cached, 0);
 }

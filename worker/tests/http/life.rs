@@ -1,4 +1,4 @@
-//! A worker's start and end: what it refuses to load, how it drains.
+//! A worker's start and end: refused starts, draining.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -64,7 +64,12 @@ fn an_embedding_or_reranking_model_that_does_not_fit_into_memory_is_refused_befo
         [(Preset::TinyEmbed, "--embedding"), (Preset::Tiny, "--embedding"), (Preset::TinyRank, "--rerank")]
     {
         let log = refused(&model(preset, 1), &[flag, "--batch-size", "1000000000", "--ubatch-size", "1000000000"]);
-        for says in ["are available", "for computing 1000000000 tokens", "(--ctx-size, --ubatch-size", "may fit"] {
+        for says in [
+            "are available",
+            "for computing 1000000000 tokens",
+            "(--ctx-size, --ubatch-size",
+            "reduce --ctx-size or --ubatch-size",
+        ] {
             assert!(log.contains(says), "{preset:?}: {log}");
         }
     }
@@ -77,18 +82,18 @@ fn a_folder_that_cannot_hold_state_is_refused_before_loading() {
     for path in [file.clone(), file.join("below")] {
         let log = refused(tiny(), &["--cache-disk", &path.display().to_string()]);
         assert!(log.contains("cache folder") && log.contains("not-a-folder"), "{log}");
-        assert!(!log.contains("listening on"), "nothing has begun: {log}");
+        assert!(!log.contains("listening on"), "the worker already listens: {log}");
     }
 }
 
 #[test]
-fn a_context_that_leaves_slots_less_than_they_have_at_least_is_refused() {
+fn a_context_with_too_few_tokens_per_slot_is_refused() {
     let log = refused(tiny(), &["-c", "100", "--slots", "8"]);
-    assert!(log.contains("100 tokens for 8 slots are 12 for each") && log.contains("give 2048 or more"), "{log}");
+    assert!(log.contains("100 tokens for 8 slots are 12 per slot") && log.contains("set 2048 or more"), "{log}");
 }
 
 #[tokio::test]
-async fn a_model_is_fetched_before_it_is_served_and_kept() {
+async fn a_model_is_downloaded_and_stored_before_it_is_served() {
     let router =
         Router::new().route("/tiny.gguf", get(|| async { std::fs::read(tiny()).expect("the model is there") }));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
@@ -149,7 +154,7 @@ fn a_model_that_cannot_be_served_is_named_and_the_worker_exits_with_an_error() {
     }
 }
 
-/// Returns what a worker logs until it is ready.
+/// Returns a worker's log until it is ready.
 fn log_until_ready(model: &Path, flags: &[&str]) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
         .args(["--listen", "127.0.0.1:0", "--slots", "2", "--threads", "1"])
@@ -173,14 +178,14 @@ fn log_until_ready(model: &Path, flags: &[&str]) -> String {
 }
 
 #[test]
-fn weights_that_the_processor_computes_slowly_are_warned_of_with_a_better_type() {
+fn a_warning_names_a_better_type_for_weights_that_the_processor_computes_slowly() {
     let folder = tempfile::tempdir().expect("a folder");
     let quantized = |weight_type| {
         let path = folder.path().join(format!("{weight_type:?}.gguf"));
         quantize(tiny(), weight_type, &path).expect("llama.cpp quantizes it");
         path
     };
-    // Without repacking no processor has a batched kernel for it.
+    // Without repacking, no processor has a kernel for batches of this type.
     let flags = ["--no-repack", "--flash-attn", "off", "--kv-unified", "off", "--n-gpu-layers", "0"];
     let warned = log_until_ready(&quantized(WeightType::Q4_1), &flags);
     assert!(warned.contains("weights=\"Q4_1\"") && warned.contains("Q4_0 or Q8_0"), "{warned}");
@@ -189,7 +194,7 @@ fn weights_that_the_processor_computes_slowly_are_warned_of_with_a_better_type()
 }
 
 #[test]
-fn a_context_beyond_what_the_model_was_trained_for_is_warned_of_with_the_numbers() {
+fn a_warning_has_the_numbers_of_a_context_longer_than_the_model_was_trained_for() {
     let log = |ctx_size| log_until_ready(tiny(), &["--ctx-size", ctx_size]);
     let warned = log("65536");
     for says in ["WARN", "trained for 8192 tokens", "ctx_size=65536", "--ctx-size 16384 does", "rope scaling"] {
@@ -198,7 +203,7 @@ fn a_context_beyond_what_the_model_was_trained_for_is_warned_of_with_the_numbers
     assert!(!log("16384").contains("trained for"));
 }
 
-/// The worker's program, ended when the test is.
+/// The worker's program, which ends with the test.
 struct Program {
     child: Child,
     base: String,
@@ -285,7 +290,7 @@ async fn sigterm_stops_admission_and_lets_streams_finish() {
 }
 
 #[tokio::test]
-async fn a_stream_that_outlasts_the_drain_ends_with_an_error() {
+async fn a_stream_that_is_longer_than_the_drain_timeout_ends_with_an_error() {
     let worker = TestWorker::start("--slots 1 --drain-timeout 0.05").await;
     let mut running = worker.begin_long().await;
     worker.ask_to_stop();
@@ -298,7 +303,7 @@ async fn a_stream_that_outlasts_the_drain_ends_with_an_error() {
     worker.stop().await.expect("it was asked to stop");
 }
 
-/// Starts the worker's program at an address that is free now, with a log that goes nowhere.
+/// Starts the worker's program at a free address, with a log that cannot be written.
 fn start_mute(address: &str, log: Stdio) -> Program {
     let child = Command::new(env!("CARGO_BIN_EXE_warmpath-worker"))
         .args(["--listen", address, "--slots", "1", "--threads", "1", "--model"])
@@ -352,7 +357,7 @@ async fn a_cache_folder_that_another_worker_uses_is_refused_before_loading() {
     let flags = format!("--cache-ram 8 --cache-disk {} --flash-attn off --kv-unified off", cache.display());
     let flags: Vec<&str> = flags.split(' ').collect();
     let worker = TestWorker::start(&flags.join(" ")).await;
-    // `TestWorker` gives the model and its threads, which are no part of what is stored.
+    // `TestWorker` adds the model and the number of threads, which do not change the stored state.
     let log = refused(tiny(), &flags);
     assert!(log.contains("in use by another worker") && log.contains("--cache-disk"), "{log}");
     assert!(!log.contains("loading"), "{log}");

@@ -1,4 +1,4 @@
-//! The endpoints that show something: models, tokens, slots, properties, metrics.
+//! The endpoints without generation: models, tokens, slots, properties, metrics.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ async fn models_lists_every_name_of_the_model() {
 }
 
 #[tokio::test]
-async fn a_pattern_takes_the_names_that_it_matches_and_is_not_listed() {
+async fn a_pattern_accepts_the_names_that_it_matches_and_is_not_listed() {
     let worker = TestWorker::start("--slots 1 --ctx-size 1024 --alias claude-*,tiny-*-mini").await;
     let list = worker.get_json("/v1/models").await;
     assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
@@ -23,7 +23,7 @@ async fn a_pattern_takes_the_names_that_it_matches_and_is_not_listed() {
     for model in ["claude-sonnet-4-5", "claude-", "tiny-2-mini", "tiny"] {
         assert_eq!(worker.get_json(&format!("/v1/models/{model}")).await["id"], model);
         let answer = worker.ask("/v1/chat/completions", ask(model)).await;
-        assert_eq!(answer["model"], "tiny", "an answer carries the model's first name");
+        assert_eq!(answer["model"], "tiny", "a response has the model's first name");
     }
     let (status, error) = worker.try_ask("/v1/chat/completions", &ask("gpt-4o")).await;
     assert_eq!((status, &error["error"]["code"]), (404, &json!("model_not_found")), "{error}");
@@ -31,7 +31,7 @@ async fn a_pattern_takes_the_names_that_it_matches_and_is_not_listed() {
 }
 
 #[tokio::test]
-async fn anthropic_s_clients_see_models_in_their_own_shape() {
+async fn anthropic_s_clients_get_models_in_anthropic_s_format() {
     let worker = TestWorker::start("--slots 1 --ctx-size 1024 --alias org/other,claude-*").await;
     let get = async |path: &str| {
         let asked = worker.request(path).header("anthropic-version", "2023-06-01").send();
@@ -64,7 +64,7 @@ async fn anthropic_s_clients_see_models_in_their_own_shape() {
         let (found, error) = get(path).await;
         assert_eq!((found, &error["type"], &error["error"]["type"]), (status, &json!("error"), &json!(kind)), "{path}");
     }
-    assert_eq!(worker.get_json("/v1/models").await["object"], "list", "others see what they know");
+    assert_eq!(worker.get_json("/v1/models").await["object"], "list", "other clients get OpenAI's format");
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn texts_are_tokenized_and_restored() {
     assert_eq!(worker.ask("/detokenize", json!({"tokens": tokens})).await["content"], text);
 
     let parsed = worker.ask("/tokenize", json!({"content": "<|im_start|>"})).await["tokens"].clone();
-    assert_eq!(parsed.as_array().map(Vec::len), Some(1), "a control token is one token unless told otherwise");
+    assert_eq!(parsed.as_array().map(Vec::len), Some(1), "a control token is one token by default");
 
     let pieces = worker.ask("/tokenize", json!({"content": text, "parse_special": false, "with_pieces": true})).await;
     let mut bytes = Vec::new();
@@ -94,7 +94,7 @@ async fn texts_are_tokenized_and_restored() {
 }
 
 #[tokio::test]
-async fn slots_show_what_runs_and_a_client_that_leaves_frees_its_slot() {
+async fn slots_show_running_requests_and_a_client_that_disconnects_frees_its_slot() {
     let worker = TestWorker::start("--slots 2").await;
     let n_busy = async |worker: &TestWorker| {
         let slots = worker.get_json("/slots").await;
@@ -104,19 +104,19 @@ async fn slots_show_what_runs_and_a_client_that_leaves_frees_its_slot() {
     worker.until("the running slot is shown", async |worker| n_busy(worker).await == 1).await;
     let slots = worker.get_json("/slots").await;
     let busy = slots.as_array().expect("an array").iter().find(|slot| slot["is_processing"] == true);
-    let busy = busy.expect("it goes on for thousands of tokens");
+    let busy = busy.expect("the response has thousands of tokens");
     assert!(busy["request_id"].is_string() && busy["n_prompt_tokens"].as_u64() > Some(0), "{slots}");
 
     drop(running);
     worker.until("the slot is free", async |worker| worker.metric("slots_busy").await == 0.0).await;
     assert_eq!(worker.metric("sequences_cancelled_total").await, 1.0);
     let decoded = worker.metric("decode_tokens_total").await;
-    assert!(decoded < 8000.0, "it stopped long before the context was full: {decoded} tokens");
+    assert!(decoded < 8000.0, "the response did not stop before the context was full: {decoded} tokens");
     worker.until("no slot is shown as running", async |worker| n_busy(worker).await == 0).await;
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_it_waits_gives_up_its_place() {
+async fn a_waiting_request_frees_its_place_when_its_client_disconnects() {
     let worker = TestWorker::start("--slots 1 --queue-max 1").await;
     let running = worker.begin_long().await;
     let waiting = tokio::spawn(worker.post("/v1/completions", &json!({"prompt": "Wait"})).send());
@@ -179,7 +179,7 @@ async fn metrics_have_llama_servers_names_too() {
         n_predicted += count("predicted_n");
     }
     assert!(n_cached > 0.0);
-    // The engine shows its counters after the step whose end the client has heard of.
+    // The engine publishes its counters after the step that ends the client's response.
     worker.until("the slot is idle", async |worker| worker.metric("slots_busy").await == 0.0).await;
     let response = worker.get("/metrics").await;
     let started: u64 = response.headers()["process-start-time-unix"].to_str().expect("text").parse().expect("a number");

@@ -1,6 +1,6 @@
-//! The worker over HTTP, with the real engine and a tiny model made by code; in `real_weights` with a real one.
+//! The worker over HTTP, with the real engine and a tiny generated model; in `real_weights` with a real model.
 //!
-//! Not here: whether the tokens are right (the engine's own tests), several workers (`warmpath-tests`).
+//! Not here: whether the tokens are correct (the engine's tests), several workers (`warmpath-tests`).
 
 mod access;
 mod adapters;

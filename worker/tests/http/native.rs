@@ -1,4 +1,4 @@
-//! llama-server's own endpoints that generate: `/completion` and `/infill`.
+//! llama-server's own generating endpoints: `/completion` and `/infill`.
 
 use serde_json::{Value, json};
 
@@ -38,7 +38,7 @@ async fn a_completion_has_the_text_of_openai_and_the_fields_of_llama_server() {
 }
 
 #[tokio::test]
-async fn a_streamed_completion_says_what_the_whole_one_does() {
+async fn a_streamed_completion_is_the_same_as_a_whole_one() {
     let worker = TestWorker::start("--slots 1").await;
     let mut body = greedy(json!("One two three"));
     body["return_tokens"] = json!(true);
@@ -63,7 +63,7 @@ async fn a_streamed_completion_says_what_the_whole_one_does() {
 }
 
 #[tokio::test]
-async fn prompts_come_in_every_shape_and_several_give_a_list() {
+async fn every_form_of_prompt_is_supported_and_several_prompts_give_a_list() {
     let worker = TestWorker::start("--slots 2").await;
     let tokens = worker.ask("/tokenize", json!({"content": "One two", "add_special": true})).await["tokens"].clone();
     let one = worker.ask(COMPLETION, greedy(json!("One two"))).await;
@@ -81,14 +81,17 @@ async fn prompts_come_in_every_shape_and_several_give_a_list() {
 }
 
 #[tokio::test]
-async fn clients_of_llama_server_find_the_paths_without_a_version_too() {
+async fn llama_server_s_paths_without_a_version_exist_too() {
     let worker = TestWorker::start("--slots 1 --temp 0 --predict 5 --seed 7").await;
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     let answer = worker.ask("/chat/completions", chat.clone()).await;
     assert_eq!(answer["object"], "chat.completion");
-    assert!(answer["usage"]["completion_tokens"].as_u64() <= Some(5), "the worker's own limit counts: {answer}");
+    assert!(
+        answer["usage"]["completion_tokens"].as_u64() <= Some(5),
+        "the worker's default limit was ignored: {answer}"
+    );
     let versioned = worker.ask("/v1/chat/completions", chat).await;
-    assert_eq!(answer["choices"], versioned["choices"], "the worker's own temperature counts");
+    assert_eq!(answer["choices"], versioned["choices"], "the worker's default temperature was ignored");
     let plain = worker.ask("/completions", json!({"prompt": "a"})).await;
     assert_eq!((&plain["stop"], &plain["generation_settings"]["seed"]), (&json!(true), &json!(7)));
     assert_eq!(worker.get_json("/models").await, worker.get_json("/v1/models").await);
@@ -118,7 +121,7 @@ async fn probabilities_have_llama_servers_names() {
     assert_eq!(entries.len(), 6);
     for entry in entries {
         assert_eq!(entry["top_logprobs"].as_array().map(Vec::len), Some(4));
-        assert_eq!(entry["top_logprobs"][0]["id"], entry["id"], "greedy takes the likeliest");
+        assert_eq!(entry["top_logprobs"][0]["id"], entry["id"], "the greedy choice is the most likely token");
         assert!(entry["logprob"].as_f64().is_some_and(|logprob| logprob <= 0.0));
     }
     (body["post_sampling_probs"], body["temperature"]) = (json!(true), json!(1.0));
@@ -131,7 +134,7 @@ async fn probabilities_have_llama_servers_names() {
 }
 
 #[tokio::test]
-async fn a_gap_is_filled_behind_what_the_client_gives_and_reused_as_it_grows() {
+async fn a_gap_is_filled_after_the_given_text_and_the_text_before_it_is_reused() {
     let worker = TestWorker::start("--slots 1").await;
     let ask = async |prefix: &str| {
         let body = json!({
@@ -145,7 +148,7 @@ async fn a_gap_is_filled_behind_what_the_client_gives_and_reused_as_it_grows() {
     assert!(prompt.ends_with("<|fim_prefix|>fn main() {\n    let<|fim_suffix|>}\n<|fim_middle|>"), "{prompt}");
     assert!(prompt.contains("pub fn f() {}\n") && first["content"].is_string());
     let next = ask("fn main() {\n    f();\n").await;
-    assert!(next["timings"]["cache_n"].as_u64() > Some(100), "what stands before the gap stays cached: {next}");
+    assert!(next["timings"]["cache_n"].as_u64() > Some(100), "the text before the gap was not reused: {next}");
     let suffix = json!({"prompt": "fn main() {\n", "suffix": "}\n", "max_tokens": 4, "temperature": 0, "echo": true});
     let openai = worker.ask("/v1/completions", suffix).await;
     let text = openai["choices"][0]["text"].as_str().expect("a text");
@@ -153,7 +156,7 @@ async fn a_gap_is_filled_behind_what_the_client_gives_and_reused_as_it_grows() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_filled_is_refused_by_name() {
+async fn invalid_gaps_are_refused_by_name() {
     let worker = TestWorker::start("--slots 1").await;
     let check = async |path: &str, body: Value, param: &str| {
         let (status, answer) = worker.try_ask(path, &body).await;

@@ -1,6 +1,6 @@
-//! `/cache/pin`: what is pinned stays, and what cannot be pinned is refused.
+//! `/cache/pin`: pinned prefixes are not evicted, and invalid pins are refused.
 //!
-//! Not here: how much of the store pins may keep (`warmpath_worker_core`).
+//! Not here: the share of the store that pins may take (`warmpath_worker_core`).
 
 use serde_json::{Value, json};
 
@@ -10,11 +10,11 @@ use crate::harness::{TestWorker, user};
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
-async fn a_pinned_prefix_survives_a_flood_that_others_do_not() {
+async fn a_pinned_prefix_survives_a_flood_and_others_do_not() {
     let flags = "--slots 1 --block-size 32 --cache-ram 2 --cache-min-hold 0 --cache-pin-top 0 --flash-attn off";
     let worker = TestWorker::start(flags).await;
     let (pinned, other) = (prompt(1, 320), prompt(2, 320));
-    // Before anything of it is stored.
+    // The prefix is pinned before any of it is stored.
     let pin = worker.ask("/cache/pin", json!({"prompt": pinned, "name": "house-rules"})).await;
     assert_eq!(pin, json!({"id": "house-rules", "tokens": 320, "blocks": 10, "stored_bytes": 0, "kept_bytes": 0}));
     assert_eq!((compute(&worker, &pinned).await, compute(&worker, &other).await), (0, 0));
@@ -30,14 +30,14 @@ async fn a_pinned_prefix_survives_a_flood_that_others_do_not() {
     assert_eq!(pins["pins"][0]["id"], "house-rules");
     assert_eq!(pins["pins"][0]["stored_bytes"], bytes / 2);
     assert_eq!(pins["pins"][0]["kept_bytes"], bytes / 2);
-    assert!(compute(&worker, &pinned).await >= 288, "the pinned prompt is still there");
-    assert_eq!(compute(&worker, &other).await, 0, "the flood was large enough");
+    assert!(compute(&worker, &pinned).await >= 288, "the pinned prompt was evicted");
+    assert_eq!(compute(&worker, &other).await, 0, "the flood was too small");
     let evicted = worker.get_json("/cache").await["evicted"].clone();
     assert_eq!((&evicted[0]["tier"], &evicted[0]["reason"]), (&json!("ram"), &json!("capacity")), "{evicted}");
 }
 
 #[tokio::test]
-async fn a_conversations_start_is_pinned_for_all_that_go_on_from_it() {
+async fn a_pinned_start_of_a_conversation_serves_all_its_continuations() {
     let worker = TestWorker::start("--slots 1 --block-size 32 --cache-ram 64 --flash-attn off").await;
     let system = json!({"role": "system", "content": "You are a careful clerk. ".repeat(20)});
     let pin = worker.ask("/cache/pin", json!({"messages": [system], "cache_salt": "a"})).await;
@@ -54,7 +54,7 @@ async fn a_conversations_start_is_pinned_for_all_that_go_on_from_it() {
         let pins = pins(worker).await;
         pins[0]["kept_bytes"].as_u64() > Some(0) && pins[0]["kept_bytes"] == pins[0]["stored_bytes"]
     };
-    worker.until("what is stored of the pinned prefix is kept", is_kept).await;
+    worker.until("the stored part of the pinned prefix is kept", is_kept).await;
     let pinned = worker.get_json("/cache").await;
     assert!(pinned["entries"].as_array().expect("an array").iter().any(|entry| entry["pinned"] == true), "{pinned}");
     assert_eq!(pins(&worker).await[1]["stored_bytes"], 0, "the other tenant has sent nothing");
@@ -77,7 +77,7 @@ async fn a_name_that_is_used_again_names_the_new_prefix() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_pinned_is_refused_by_name_of_the_field() {
+async fn invalid_pins_are_refused_with_the_name_of_the_field() {
     let worker = TestWorker::start("--slots 1 --block-size 32 --ctx-size 512 --cache-ram 64").await;
     let cases: [(Value, &str, &str); 9] = [
         (json!({}), "messages", "missing"),
@@ -117,7 +117,7 @@ async fn there_are_at_most_256_pins() {
 }
 
 #[tokio::test]
-async fn a_worker_that_stores_nothing_pins_nothing() {
+async fn a_worker_without_a_store_refuses_pins() {
     for flags in ["--slots 1 --cache-ram 0", "--slots 1 --disable-prefix-cache"] {
         let worker = TestWorker::start(flags).await;
         let (status, answer) = worker.try_ask("/cache/pin", &json!({"prompt": prompt(1, 32)})).await;

@@ -1,6 +1,6 @@
-//! Prefixes that a router has a worker list, and another one fetch before requests need them.
+//! Prefixes that one worker lists for a router, and that another worker fetches before requests need them.
 //!
-//! Not here: whether the tokens are right in every layout (the engine's own tests), the choice (the router's tests).
+//! Not here: whether the tokens are correct in every layout (the engine's tests), the choice (the router's tests).
 
 use serde_json::{Value, json};
 use warmpath_common::prefetch::{HotList, HotPrefix, Prefetch, PrefetchItem, pack, unpack};
@@ -11,7 +11,7 @@ use crate::kv_transfer::{answer, question, slow_worker, uncached};
 
 const PATH: &str = "/internal/v1/kv";
 
-/// Returns what a worker lists.
+/// Returns the prefixes that a worker lists.
 async fn listed(worker: &TestWorker) -> Vec<HotPrefix> {
     let list: HotList =
         serde_json::from_value(worker.get_json(&format!("{PATH}?tokens=100000")).await).expect("a list");
@@ -31,7 +31,7 @@ async fn fetched(worker: &TestWorker, result: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_fetches_what_another_lists_once_and_later_answers_are_the_uncached_ones() {
+async fn a_worker_fetches_listed_prefixes_once_and_later_answers_are_the_uncached_ones() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     let prompts: Vec<Value> = (1..=5).map(|seed| prompt(seed, 320)).collect();
     for prompt in &prompts {
@@ -40,7 +40,7 @@ async fn a_worker_fetches_what_another_lists_once_and_later_answers_are_the_unca
     let prefixes = listed(&holder).await;
     assert_eq!(prefixes.len(), 5);
     let _beside = other.begin_long().await;
-    // Two routers tell the same.
+    // Two routers send the same list.
     for _ in 0..2 {
         assert_eq!(other.ask(PATH, wanted(holder.base(), &prefixes)).await, json!({"prefixes": 5}));
     }
@@ -59,16 +59,16 @@ async fn a_worker_fetches_what_another_lists_once_and_later_answers_are_the_unca
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_is_away_or_has_less_costs_nothing_but_the_rest_of_its_list() {
+async fn an_unavailable_peer_or_one_with_less_state_affects_only_its_own_list() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     compute(&holder, &prompt(1, 320)).await;
     let known = listed(&holder).await;
     let lost = HotPrefix { tokens: vec![7; 64], ..known[0].clone() };
-    // Nobody listens there.
+    // There is no worker at this address.
     let mut list = wanted("http://127.0.0.1:1", &[lost.clone(), lost.clone()]);
     let behind = wanted(holder.base(), &[lost, known[0].clone()]);
     list["prefixes"].as_array_mut().expect("a list").extend(behind["prefixes"].as_array().expect("a list").clone());
-    // Places in the list have moved.
+    // The indices in the list have changed.
     list["prefixes"].as_array_mut().expect("a list")[3]["like"] = Value::Null;
     other.ask(PATH, list).await;
     other.until("the rest is fetched", async |other| fetched(other, "ok").await == 1.0).await;
@@ -77,7 +77,7 @@ async fn a_peer_that_is_away_or_has_less_costs_nothing_but_the_rest_of_its_list(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_lists_are_refused_and_so_is_everything_where_strangers_listen_or_nothing_is_exchanged() {
+async fn invalid_lists_are_refused_and_so_are_all_without_a_token_or_with_transfers_off() {
     let worker = slow_worker(100.0, "").await;
     let root = "ab".repeat(32);
     let item = |change: Value| {
@@ -101,10 +101,10 @@ async fn bad_lists_are_refused_and_so_is_everything_where_strangers_listen_or_no
     for path in [PATH.to_owned(), format!("{PATH}?tokens=-1")] {
         assert_eq!(worker.get(&path).await.status(), 400, "{path}");
     }
-    // Longer than any prompt: nothing is fetched.
+    // A prefix that is longer than any prompt is not fetched.
     let long = item(json!({"tokens": vec![1; 1 << 17]}));
     assert_eq!(worker.ask(PATH, long).await, json!({"prefixes": 0}));
-    // Without a token no worker elsewhere is asked.
+    // Without a token, the worker sends no requests to other machines.
     worker.ask(PATH, item(json!({"peer": "http://192.0.2.1:1"}))).await;
 
     let open = |config: &mut warmpath_worker::config::Config| {
@@ -121,11 +121,11 @@ async fn bad_lists_are_refused_and_so_is_everything_where_strangers_listen_or_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_drains_hands_its_state_over_before_it_ends() {
+async fn a_draining_worker_hands_its_state_over_before_it_ends() {
     let (holder, other) = (slow_worker(100.0, "").await, slow_worker(100.0, "").await);
     let first = prompt(1, 320);
     compute(&holder, &first).await;
-    // A router listens, so the worker waits for it.
+    // A router is subscribed, so the worker waits for it.
     let stream = holder.get("/internal/v1/summary/stream").await;
     holder.ask_to_stop();
     holder.until("it drains", async |holder| holder.get("/readyz").await.status() == 503).await;

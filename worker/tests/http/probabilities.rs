@@ -1,4 +1,4 @@
-//! Log probabilities of an answer's tokens, and completions that begin with their prompt.
+//! Log probabilities of a response's tokens, and completions that begin with their prompt.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn entries(choice: &Value) -> &Vec<Value> {
     choice["logprobs"]["content"].as_array().expect("a chat's log probabilities are a list")
 }
 
-/// Returns the text that the entries' bytes make together.
+/// Returns the text of all entries' bytes.
 fn text_of(entries: &[Value]) -> String {
     let bytes = entries.iter().flat_map(|entry| entry["bytes"].as_array().expect("bytes are a list"));
     let bytes: Vec<u8> = bytes.map(|byte| u8::try_from(byte.as_u64().expect("a number")).expect("a byte")).collect();
@@ -26,7 +26,7 @@ fn greedy_chat() -> Value {
 }
 
 #[tokio::test]
-async fn a_chat_says_how_likely_each_of_its_tokens_was_whole_and_streamed() {
+async fn a_chat_has_the_log_probability_of_each_token_whole_and_streamed() {
     let worker = TestWorker::start("--slots 1").await;
     let mut body = greedy_chat();
     let whole = worker.ask(CHAT, body.clone()).await;
@@ -36,7 +36,11 @@ async fn a_chat_says_how_likely_each_of_its_tokens_was_whole_and_streamed() {
     for entry in entries(choice) {
         let top = entry["top_logprobs"].as_array().expect("a list");
         let logprobs: Vec<f64> = top.iter().map(|one| one["logprob"].as_f64().expect("a number")).collect();
-        assert_eq!((top.len(), &top[0]["id"]), (3, &entry["id"]), "greedy takes the likeliest: {entry}");
+        assert_eq!(
+            (top.len(), &top[0]["id"]),
+            (3, &entry["id"]),
+            "the greedy choice is the most likely token: {entry}"
+        );
         assert!(logprobs.is_sorted_by(|a, b| a >= b) && logprobs[0] <= 0.0, "{logprobs:?}");
         assert!(logprobs.iter().map(|logprob| logprob.exp()).sum::<f64>() <= 1.0 + 1e-5, "{logprobs:?}");
     }
@@ -111,7 +115,7 @@ async fn a_completion_lists_probabilities_with_the_positions_of_its_tokens() {
     let events = worker.stream(COMPLETIONS, body).await;
     let parts = events.iter().map(|event| &event["choices"][0]["logprobs"]).filter(|logprobs| !logprobs.is_null());
     let streamed: Vec<Value> = parts.flat_map(|part| part["text_offset"].as_array().expect("a list").clone()).collect();
-    assert_eq!(streamed, offsets, "the places are those in the whole text");
+    assert_eq!(streamed, offsets, "the offsets are those in the whole text");
 }
 
 #[tokio::test]
@@ -135,7 +139,7 @@ async fn a_completion_begins_with_its_prompt_on_request() {
 }
 
 #[tokio::test]
-async fn a_completion_that_begins_with_its_prompt_says_how_likely_that_is() {
+async fn a_completion_that_begins_with_its_prompt_has_the_prompt_s_log_probabilities() {
     let worker = TestWorker::start("--slots 2").await;
     let mut body = json!({
         "prompt": "One two three", "echo": true, "logprobs": 2, "max_tokens": 3, "temperature": 0, "ignore_eos": true,
@@ -148,7 +152,7 @@ async fn a_completion_that_begins_with_its_prompt_says_how_likely_that_is() {
     assert_eq!(numbers.len() as u64, n_prompt + 3);
     assert!(
         numbers[0].is_null() && logprobs["top_logprobs"][0].is_null(),
-        "nothing stands before the first: {logprobs}"
+        "the first token has no log probability: {logprobs}"
     );
     assert!(numbers[1..].iter().all(|number| number.as_f64().is_some_and(|number| number <= 0.0)), "{numbers:?}");
     let text: String = list(logprobs, "tokens").iter().filter_map(Value::as_str).collect();
@@ -171,7 +175,7 @@ async fn a_completion_that_begins_with_its_prompt_says_how_likely_that_is() {
     assert_eq!(prompt_only["usage"]["completion_tokens"], 0);
 }
 
-/// Returns the bytes that a completion's token was spelled as.
+/// Returns the bytes of a token in a completion.
 fn bytes_of(token: &str) -> Vec<u8> {
     let Some(spelled) = token.strip_prefix("bytes:") else { return token.as_bytes().to_vec() };
     let mut parts = spelled.split(r"\x");
@@ -184,7 +188,7 @@ fn bytes_of(token: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn the_chosen_token_is_among_a_completion_s_likeliest_also_where_it_is_a_part_of_a_character() {
+async fn the_chosen_token_is_among_a_completion_s_most_likely_even_if_it_is_a_part_of_a_character() {
     let worker = TestWorker::start("--slots 1").await;
     let prompt = "aé語😀 語😀b";
     let mut body = json!({
@@ -206,7 +210,7 @@ async fn the_chosen_token_is_among_a_completion_s_likeliest_also_where_it_is_a_p
         assert!(tokens.iter().filter(|token| token.starts_with("bytes:")).count() > 4, "{tokens:?}");
         for ((token, top), logprob) in tokens.iter().zip(list("top_logprobs")).zip(list("token_logprobs")).skip(1) {
             assert_eq!(top[token], logprob, "{token} of {top}");
-            assert!(top.as_object().is_some_and(|top| top.len() >= 20), "no other is lost: {top}");
+            assert!(top.as_object().is_some_and(|top| top.len() >= 20), "other tokens are missing: {top}");
         }
         let text: String = parts.iter().filter_map(|part| part["choices"][0]["text"].as_str()).collect();
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| bytes_of(token)).collect();

@@ -1,6 +1,6 @@
-//! Real weights over HTTP: tool calls, schemas, stop texts and characters that tokens cut, with SmolLM2-135M-Instruct.
+//! Real weights over HTTP: tool calls, schemas, stop texts and split characters, with SmolLM2-135M-Instruct.
 //!
-//! Not here: the same with a model made by code, in every detail (`tools`, `schemas`, `answers`), cached state (the
+//! Not here: the same with a generated model, in every detail (`tools`, `schemas`, `answers`), cached state (the
 //! engine's tests).
 
 use std::path::Path;
@@ -17,18 +17,18 @@ async fn start() -> TestWorker {
 }
 
 async fn start_with(flags: &str) -> TestWorker {
-    let model = smollm2().expect("the model is there or can be fetched (`make models`)");
+    let model = smollm2().expect("the model exists or can be downloaded (`make models`)");
     TestWorker::start_model(&model, &format!("--slots 2 --ctx-size 4096 --flash-attn off --kv-unified off {flags}"))
         .await
 }
 
-/// Returns the text of an answer that comes in parts.
+/// Returns the text of a streamed response.
 fn joined(events: &[Value]) -> String {
     events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
 }
 
 #[tokio::test]
-async fn a_real_model_says_something_true() {
+async fn a_real_model_answers_correctly() {
     let worker = start().await;
     let body = json!({"messages": user("What is the capital of France?"), "temperature": 0, "max_tokens": 24});
     let answer = worker.ask(CHAT, body).await;
@@ -38,7 +38,7 @@ async fn a_real_model_says_something_true() {
 
 #[tokio::test]
 async fn a_real_model_calls_a_tool_by_its_schema() {
-    // Its own template knows no tools; this one has the same control tokens.
+    // The model's own template does not support tools; this one has the same control tokens.
     let template = "target/fixtures/templates/Qwen-Qwen2.5-7B-Instruct.jinja";
     let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(template);
     assert!(template.exists(), "run `make fixtures` to fetch the templates");
@@ -106,7 +106,7 @@ async fn a_real_model_fills_in_a_schema() {
 }
 
 #[tokio::test]
-async fn a_real_models_answer_ends_before_a_stop_text_wherever_tokens_cut_it() {
+async fn a_real_models_answer_ends_before_a_stop_text_however_it_is_split_into_tokens() {
     let worker = start().await;
     let body = json!({"messages": user("Tell me about the city of Rome."), "temperature": 0, "max_tokens": 40});
     let whole = worker.ask(CHAT, body.clone()).await;
@@ -128,7 +128,7 @@ async fn a_real_models_answer_ends_before_a_stop_text_wherever_tokens_cut_it() {
 }
 
 #[tokio::test]
-async fn characters_that_a_real_vocabulary_cuts_come_whole() {
+async fn characters_that_a_real_vocabulary_splits_are_sent_whole() {
     let worker = start().await;
     let text = "naïve 日本語 🙂👩‍🚀 ѣ";
     let body = json!({
@@ -137,7 +137,7 @@ async fn characters_that_a_real_vocabulary_cuts_come_whole() {
     let answer = worker.ask(CHAT, body.clone()).await;
     assert_eq!(answer["choices"][0]["message"]["content"], text, "{answer}");
     let n_tokens = answer["usage"]["completion_tokens"].as_u64().expect("tokens are counted");
-    assert!(n_tokens > text.chars().count() as u64, "{n_tokens} tokens cut no character");
+    assert!(n_tokens > text.chars().count() as u64, "{n_tokens} tokens split no character");
     let mut body = body;
     body["stream"] = json!(true);
     let events = worker.stream(CHAT, body).await;

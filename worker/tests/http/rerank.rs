@@ -1,4 +1,4 @@
-//! `/v1/rerank` and its other names, with an encoder that has a classification head.
+//! `/v1/rerank` and its other paths, with an encoder that has a classification head.
 
 use serde_json::{Value, json};
 use warmpath_bench::model::Preset;
@@ -19,7 +19,7 @@ fn scores(results: &Value, field: &str) -> Vec<(u64, f64)> {
 }
 
 #[tokio::test]
-async fn the_best_come_first_with_the_scores_that_they_have_alone() {
+async fn results_are_ordered_by_score_and_scores_are_those_of_single_documents() {
     let worker = reranker().await;
     let answer = worker.ask(PATH, json!({"query": "river", "documents": DOCUMENTS})).await;
     assert_eq!((&answer["object"], &answer["model"]), (&json!("list"), &json!("tiny")));
@@ -36,7 +36,7 @@ async fn the_best_come_first_with_the_scores_that_they_have_alone() {
     }
     assert_eq!(answer["usage"], json!({"prompt_tokens": n_tokens, "total_tokens": n_tokens}));
     let other = worker.ask(PATH, json!({"query": "winter", "documents": DOCUMENTS})).await;
-    assert_ne!(scores(&other["results"], "relevance_score"), ranked, "the query counts");
+    assert_ne!(scores(&other["results"], "relevance_score"), ranked, "the query does not change the scores");
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn the_requested_number_of_documents_is_returned_with_texts_on_request() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_ranked_is_refused_by_name() {
+async fn invalid_requests_are_refused_by_name() {
     let worker = reranker().await;
     let long = "word ".repeat(600);
     for (body, param) in [

@@ -1,4 +1,4 @@
-//! Answers that must be JSON: the fields that ask for them, at both endpoints, whole and streamed, and what is refused.
+//! Responses that must be JSON: the fields that request them, at both endpoints, whole and streamed, and refusals.
 //!
 //! Not here: whether schemas are followed in every detail (the engine's tests).
 
@@ -44,7 +44,7 @@ fn check_person(text: &Value) {
 }
 
 #[tokio::test]
-async fn every_way_to_ask_for_a_schema_is_followed() {
+async fn schemas_in_all_fields_are_followed() {
     let worker = TestWorker::start("--slots 2").await;
     let asks = [
         json!({ "response_format": by_name(&person()) }),
@@ -81,7 +81,7 @@ async fn a_stream_and_several_choices_follow_the_schema() {
     let answer = worker.ask(CHAT, chat(several)).await;
     let texts: Vec<&Value> = (0..3).map(|k| &answer["choices"][k]["message"]["content"]).collect();
     texts.iter().for_each(|text| check_person(text));
-    assert_ne!(texts[0], texts[1], "each choice has a life of its own");
+    assert_ne!(texts[0], texts[1], "both choices are the same");
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_model_reasons_before_it_follows_a_schema_unless_reasoning_is_off() {
     std::fs::write(&path, template).expect("the file can be written");
     let worker = TestWorker::start(&format!("--slots 1 --ctx-size 2048 --chat-template-file {}", path.display())).await;
     let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"], "additionalProperties": false });
-    // Every token is about as likely as any other, except for the end of the reasoning.
+    // All tokens are about equally likely, except for the end of the reasoning.
     let base = json!({
         "response_format": by_name(&schema), "temperature": 50, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 3,
         "logit_bias": [["</think>", 100]], "max_tokens": 1500,

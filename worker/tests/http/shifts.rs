@@ -1,6 +1,6 @@
-//! Shifting as a client asks for it and sees it.
+//! Shifted state over HTTP: the request's fields and the response's counts.
 //!
-//! Not here: whether shifted state is the right one (the engine's own tests).
+//! Not here: whether shifted state is correct (the engine's tests).
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn prompt(tokens: impl IntoIterator<Item = u32>) -> Value {
 }
 
 #[tokio::test]
-async fn a_client_asks_for_moved_state_and_is_told_how_much_there_was() {
+async fn moved_state_is_used_on_request_and_counted_in_the_response() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512").await;
     let whole = |n: u32| (0..n).map(|idx| idx * idx % 241);
     let cut = || whole(250).take(20).chain(whole(250).skip(90));
@@ -33,12 +33,12 @@ async fn a_client_asks_for_moved_state_and_is_told_how_much_there_was() {
 }
 
 #[tokio::test]
-async fn moved_state_behind_new_text_is_counted_too() {
+async fn moved_state_after_new_text_is_counted_too() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512 --cache-reuse 32").await;
     let text = |n: u32| (0..n).map(|idx| idx * idx % 241);
     let new = |n: u32| (0..n).map(|idx| 242 + idx % 9);
     worker.ask(COMPLETIONS, prompt(text(250))).await;
-    // The part stands later than it did, then a second one earlier.
+    // The first part moves to a later position, and the second one to an earlier position.
     let behind = text(20).chain(new(70)).chain(text(250).skip(60).take(80)).chain(new(40)).chain(text(250).skip(215));
     let answer = worker.ask(COMPLETIONS, prompt(behind.chain(new(5)))).await;
     let timings = &answer["timings"];
@@ -49,7 +49,7 @@ async fn moved_state_behind_new_text_is_counted_too() {
 }
 
 #[tokio::test]
-async fn an_answer_that_outgrows_its_context_says_so() {
+async fn an_answer_that_outgrows_its_context_reports_it() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512 --context-shift").await;
     let mut body = prompt(0..100);
     (body["max_tokens"], body["n_keep"], body["n_discard"]) = (json!(600), json!(-1), json!(50));
@@ -64,7 +64,7 @@ async fn an_answer_that_outgrows_its_context_says_so() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_shifted_is_refused_by_name() {
+async fn unsupported_shifts_are_refused_by_name() {
     let worker = TestWorker::start("--slots 1 --ctx-size 512 --cache-type-k q8_0 --flash-attn on").await;
     for (field, value, says) in [
         ("cache_reuse", json!(true), "f32 and f16"),

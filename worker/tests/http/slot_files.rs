@@ -1,4 +1,4 @@
-//! Saving, restoring and erasing slots: the state comes back as it was, and no file but a sound one of this model is
+//! Saving, restoring and erasing slots: the restored state is the saved one, and only intact files of this model are
 //! used.
 //!
 //! Not here: every byte of a file (`store::slot_file`'s own tests).
@@ -25,7 +25,7 @@ async fn act(worker: &TestWorker, (slot, action): (u32, &str), filename: &str) -
     worker.try_ask(&format!("/slots/{slot}?action={action}"), &json!({"filename": filename})).await
 }
 
-/// Returns the slot that shows so many tokens, all of them exact.
+/// Returns the slot with this number of tokens, all of them exact.
 async fn holding(worker: &TestWorker, n_tokens: u64) -> Option<u32> {
     let slots = worker.get_json("/slots").await;
     let is_it = |slot: &Value| slot["n_held_tokens"] == n_tokens && slot["n_exact_tokens"] == n_tokens;
@@ -33,7 +33,7 @@ async fn holding(worker: &TestWorker, n_tokens: u64) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn a_slot_comes_back_as_it_was_in_any_slot_and_after_a_restart() {
+async fn a_saved_slot_is_restored_in_any_slot_and_after_a_restart() {
     for kind in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         for buffer in ["on", "off"] {
             come_back(kind, buffer).await;
@@ -43,7 +43,7 @@ async fn a_slot_comes_back_as_it_was_in_any_slot_and_after_a_restart() {
 
 async fn come_back(kind: Preset, buffer: &str) {
     let saves = saves(&format!("{kind:?}-{buffer}"));
-    // Nothing but the slots keeps state, so what is reused was restored.
+    // Only the slots keep state, so reused state was restored.
     let flags =
         format!("--slots 2 --cache-ram 0 --flash-attn off --kv-unified {buffer} --slot-save-path {}", saves.display());
     let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
@@ -80,7 +80,7 @@ async fn come_back(kind: Preset, buffer: &str) {
 }
 
 #[tokio::test]
-async fn a_restored_slot_serves_the_same_prompt_again_and_one_that_branches_off_earlier() {
+async fn a_restored_slot_is_reused_for_the_same_prompt_and_for_one_that_branches_off_earlier() {
     for kind in [Preset::Tiny, Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         for buffer in ["on", "off"] {
             resume(kind, (buffer, Saved::FromMemory)).await;
@@ -89,13 +89,13 @@ async fn a_restored_slot_serves_the_same_prompt_again_and_one_that_branches_off_
 }
 
 #[tokio::test]
-async fn a_slot_is_saved_with_its_checkpoints_that_are_on_disk_alone() {
+async fn a_slot_is_saved_with_its_checkpoints_that_are_only_on_disk() {
     for kind in [Preset::TinySwa, Preset::TinyRecurrent, Preset::TinyHybrid] {
         resume(kind, ("off", Saved::FromDisk)).await;
     }
 }
 
-/// Where checkpoints are when a slot is saved.
+/// Location of the checkpoints when a slot is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Saved {
     FromMemory,
@@ -114,7 +114,8 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
         let other = prompt(seed, 60);
         json!([&tokens[..at], other.as_array().expect("an array")].concat())
     };
-    // Each prompt with the tokens that it must find at least: the last checkpoint or block before its end or branch.
+    // Each prompt, and the minimum number of tokens that it must reuse: up to the last checkpoint or block before its
+    // end or branch.
     let cases = [(first.clone(), 288), (branch(200, 3), 192), (branch(100, 4), 64), (branch(300, 5), 288)];
     let body = |prompt: &Value| json!({"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": true});
 
@@ -141,7 +142,7 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
     assert_eq!(act(&worker, (slot, "save"), "one.bin").await.0, 200);
     worker.stop().await.expect("a good end");
 
-    // One after the other, each behind a restore of its own.
+    // The prompts run one after the other, each after its own restore.
     let worker = TestWorker::start_model(&model(kind, 1), &flags).await;
     for ((prompt, n_least), expected) in cases.iter().zip(&expected) {
         assert_eq!(worker.ask("/cache/clear", json!({})).await["cleared"]["disk"]["entries"], 0);
@@ -151,7 +152,7 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
         assert!(n_cached >= Some(*n_least), "{kind:?} {buffer}: {n_cached:?} of {n_least}");
         assert_eq!(&answer["choices"], expected, "{kind:?} {buffer}");
     }
-    // All at once.
+    // All prompts run at the same time.
     assert_eq!(act(&worker, (0, "restore"), "one.bin").await.0, 200);
     let answers = cases.iter().map(|(prompt, _)| worker.ask(COMPLETIONS, body(prompt)));
     for (answer, expected) in futures::future::join_all(answers).await.iter().zip(&expected) {
@@ -160,7 +161,7 @@ async fn resume(kind: Preset, (buffer, saved): (&str, Saved)) {
 }
 
 #[tokio::test]
-async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_keeps_what_it_has() {
+async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_is_unchanged() {
     let saves = saves("refused");
     let flags = format!("--slots 1 --flash-attn off --slot-save-path {}", saves.display());
     let worker = TestWorker::start(&flags).await;
@@ -180,7 +181,7 @@ async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_keep
     }
     let (status, answer) = act(&worker, (0, "restore"), "none.bin").await;
     assert_eq!((status, &answer["error"]["code"]), (404, &json!("file_not_found")));
-    worker.until("the slot has its tokens", async |worker| holding(worker, 300).await == Some(0)).await;
+    worker.until("the slot still has its tokens", async |worker| holding(worker, 300).await == Some(0)).await;
 
     let other = TestWorker::start_model(&model(Preset::Tiny, 2), &flags).await;
     let (status, answer) = act(&other, (0, "restore"), "good.bin").await;
@@ -196,7 +197,7 @@ async fn a_file_that_is_damaged_or_of_another_model_is_refused_and_the_slot_keep
 }
 
 #[tokio::test]
-async fn a_busy_slot_is_waited_for() {
+async fn actions_wait_for_a_busy_slot() {
     let saves = saves("busy");
     let worker = TestWorker::start(&format!("--slots 1 --slot-save-path {}", saves.display())).await;
     let running = worker.begin_long().await;
@@ -206,12 +207,12 @@ async fn a_busy_slot_is_waited_for() {
     let erasing = tokio::spawn(worker.post("/slots/0?action=erase", &json!({})).send());
     let n_decoded = worker.metric("decode_tokens_total").await;
     let goes_on = async |worker: &TestWorker| worker.metric("decode_tokens_total").await > n_decoded + 50.0;
-    worker.until("the slot runs on", goes_on).await;
+    worker.until("the slot continues", goes_on).await;
     assert!(!saving.is_finished() && !erasing.is_finished(), "the slot is busy");
     drop(running);
     let saved = saving.await.expect("no panic").expect("a response");
     let saved: Value = saved.json().await.expect("JSON");
-    // Whichever came first: a slot that was erased before has nothing to save.
+    // Either action may come first; if the slot was erased first, there is nothing to save.
     assert!(saved["n_saved"].as_u64() > Some(0) || saved["error"]["code"] == "slot_empty", "{saved}");
     let erased: Value = erasing.await.expect("no panic").expect("a response").json().await.expect("JSON");
     assert!(erased["n_erased"].as_u64() > Some(0), "{erased}");

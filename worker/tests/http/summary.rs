@@ -18,7 +18,7 @@ use warmpath_prompt::{PromptMaker, PromptOptions};
 
 use crate::harness::{TestWorker, folder, user};
 
-/// A router's view: each block with the rest of its run.
+/// A router's view: each block with the properties of its run.
 #[derive(Debug, Default, PartialEq)]
 struct View {
     blocks: BTreeMap<BlockKey, Run>,
@@ -47,7 +47,7 @@ impl View {
                     Change::Accepted(id) => self.accepted.push(id.as_str().to_owned()),
                 });
                 let digest = digest.unwrap_or_else(|| Digest::of(self.blocks.keys()));
-                assert_eq!(digest, Digest::of(self.blocks.keys()), "worker and router hold the same to be there");
+                assert_eq!(digest, Digest::of(self.blocks.keys()), "the worker and the router have the same blocks");
             }
         }
     }
@@ -87,14 +87,14 @@ async fn follow(frames: &mut (impl futures::Stream<Item = Frame> + Unpin), view:
 }
 
 #[tokio::test]
-async fn a_snapshot_is_what_the_stream_says_after_any_traffic() {
+async fn a_snapshot_and_the_stream_agree_after_any_traffic() {
     let worker = TestWorker::start("--slots 3 --ctx-size 3072 --block-size 8").await;
     let mut stream = frames(&worker).await;
     let mut view = View::default();
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let mut running = Vec::new();
     for round in 0..30 {
-        // Long answers come and are left behind midway, so that slots change hands while others run.
+        // Some clients disconnect within long responses, so that slots are reassigned while others run.
         match rng.random_range(0..3) {
             0 if running.len() < 2 => running.push(worker.begin_long().await),
             1 => drop(running.pop()),
@@ -114,7 +114,10 @@ async fn a_snapshot_is_what_the_stream_says_after_any_traffic() {
     let snapshot = snapshot(&worker).await;
     follow(&mut stream, &mut view, snapshot.stamp.seq).await;
     assert!(view.accepted.len() >= 30, "every request is accepted: {}", view.accepted.len());
-    assert!(view.blocks.values().all(|run| run.state == RunState::Ready), "nothing is being computed any more");
+    assert!(
+        view.blocks.values().all(|run| run.state == RunState::Ready),
+        "blocks are announced as filling although no request runs"
+    );
 }
 
 #[tokio::test]
@@ -182,7 +185,7 @@ async fn a_running_requests_blocks_are_announced_under_the_keys_that_a_router_co
         }
         view.apply(frame);
     }
-    assert_eq!(announced, Some(keys), "the whole prompt's blocks, when the request is admitted");
+    assert_eq!(announced, Some(keys), "the blocks of the whole prompt are announced at admission");
 }
 
 #[tokio::test]
@@ -201,7 +204,7 @@ async fn the_vocabulary_is_sent_once() {
 }
 
 #[tokio::test]
-async fn the_vocabulary_carries_the_chat_template_in_use() {
+async fn the_vocabulary_has_the_chat_template_in_use() {
     let template = folder().join("own.jinja");
     std::fs::write(&template, "own template: {{ messages[0].content }}").expect("the template is written");
     let worker = TestWorker::start(&format!("--slots 1 --chat-template-file {}", template.display())).await;

@@ -1,5 +1,5 @@
-//! Arguments of required calls keep to their schemas as answers to `response_format` do: a validator looks at what a
-//! model says that takes every allowed token for equally likely.
+//! Arguments of required calls follow their schemas, like responses with `response_format`: a validator checks
+//! responses of a model that chooses every allowed token with the same probability.
 
 use jsonschema::validator_for;
 use rand::SeedableRng;
@@ -11,7 +11,7 @@ use crate::random_schema::random_schema;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Returns a request whose answer calls a tool with these parameters.
+/// Returns a request that requires a call of a tool with these parameters.
 fn ask(parameters: &Value, seed: u64) -> Value {
     json!({
         "messages": user("Go on."),
@@ -60,11 +60,11 @@ async fn arguments_of_random_schemas_are_valid() {
         let validator = validator_for(&schema).expect("the schema is one");
         assert!(validator.is_valid(&arguments), "{schema}: {arguments}");
     }
-    assert!(n_called * 2 > n_asked && n_called > 20, "{n_called} of {n_asked} answers are whole calls");
+    assert!(n_called * 2 > n_asked && n_called > 20, "{n_called} of {n_asked} responses are complete calls");
 }
 
 #[tokio::test]
-async fn every_way_to_require_a_call_keeps_to_the_schema() {
+async fn the_schema_is_followed_however_a_call_is_required() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let schema = json!({
         "type": "object",

@@ -1,4 +1,4 @@
-//! Custom tools of chats, and choices of some tools that alone may be called: the prompt keeps all of them.
+//! Custom tools of chats, and choices that allow only some tools: the prompt still has all tools.
 //!
 //! Not here: choices of one tool and of none (`tools`), custom tools of responses (`agents`).
 
@@ -32,13 +32,13 @@ fn named(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name}})
 }
 
-/// Returns a chat whose model takes every allowed token for nearly as likely as any other.
+/// Returns a chat in which all allowed tokens are about equally likely.
 fn random(choice: Value, seed: u64) -> Value {
     json!({"messages": user("Go on."), "tools": tools(), "tool_choice": choice, "temperature": 100.0, "top_k": 0,
         "top_p": 1.0, "min_p": 0.0, "seed": seed, "max_tokens": 60, "parallel_tool_calls": false})
 }
 
-/// Returns the part of a call that names it, and its text or arguments.
+/// Returns a call's type, its tool's name, and its text or arguments.
 fn read(call: &Value) -> (&str, &str, &str) {
     let kind = call["type"].as_str().expect("a call has a type");
     let argument = if kind == "custom" { "input" } else { "arguments" };
@@ -47,7 +47,7 @@ fn read(call: &Value) -> (&str, &str, &str) {
 }
 
 #[tokio::test]
-async fn a_chat_s_custom_tool_is_called_with_one_text_whole_and_streamed() {
+async fn a_chat_s_custom_tool_is_called_with_a_single_text_whole_and_streamed() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let choice = json!({"type": "custom", "custom": {"name": "patch"}});
     let body = |stream: bool| {
@@ -70,7 +70,7 @@ async fn a_chat_s_custom_tool_is_called_with_one_text_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn a_call_of_a_custom_tool_and_its_result_are_those_of_a_function_to_the_template() {
+async fn a_custom_tool_s_call_and_result_are_rendered_like_those_of_a_function() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let parameters = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"],
         "additionalProperties": false});
@@ -115,7 +115,7 @@ async fn only_allowed_tools_are_called_and_the_prompt_keeps_them_all() {
             assert_eq!(n_own, n_prompt, "the prompt does not depend on the choice");
             assert!(cached.zip(n_prompt).is_some_and(|(cached, all)| cached + 1 >= all), "{answer}");
             let mut body = random(allowed("auto", tools.clone()), seed);
-            // The bias makes the model begin a call, wherever it may.
+            // The bias makes the model begin a call wherever the grammar allows it.
             body["logit_bias"] = json!([["<tool_call>", 100000]]);
             let optional = worker.ask(CHAT, body).await;
             for answer in [&answer, &optional] {
@@ -133,7 +133,7 @@ async fn only_allowed_tools_are_called_and_the_prompt_keeps_them_all() {
 }
 
 #[tokio::test]
-async fn a_response_calls_allowed_tools_alone_and_repeats_the_choice() {
+async fn a_response_calls_only_allowed_tools_and_repeats_the_choice() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object", "properties": {}, "additionalProperties": false}});
     let agents = json!({"type": "namespace", "name": "agents", "tools": [function("wait"), function("spawn")]});

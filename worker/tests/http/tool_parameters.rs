@@ -1,5 +1,5 @@
-//! Arguments keep to their schemas where a template writes each of them apart or in a form of its own, and where calls
-//! are optional: a validator looks at what a model says that takes every allowed token for equally likely.
+//! Arguments follow their schemas with templates that write each argument separately or in a special form, and in
+//! optional calls: a validator checks responses of a model that chooses every allowed token with the same probability.
 
 use jsonschema::validator_for;
 use rand::SeedableRng;
@@ -11,13 +11,13 @@ use crate::random_schema::random_schema;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Calls as Qwen 3 Coder writes them.
+/// Template with Qwen 3 Coder's calls.
 const QWEN: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{{ '\\n<tool_call>\\n<function=name>\\n<parameter=p>\\nvalue\\n</parameter>\\n</function>\\n</tool_call>' }}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + call.function.name + '>\\n' }}{%- for name, value in call.function.arguments | items %}{{ '<parameter=' + name + '>\\n' }}{{ value if value is string else value | tojson }}{{ '\\n</parameter>\\n' }}{%- endfor %}{{ '</function>\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Calls as GLM writes them.
+/// Template with GLM's calls.
 const GLM: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '\\n<tool_call>' + call.function.name + '\\n' }}{%- for name, value in call.function.arguments | items %}{{ '<arg_key>' + name + '</arg_key>\\n<arg_value>' }}{{ value if value is string else value | tojson }}{{ '</arg_value>\\n' }}{%- endfor %}{{ '</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Calls as the tests' model writes them by itself: arguments are one object.
+/// Template with the generated model's own calls, in which the arguments are one object.
 pub const OBJECT: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
 async fn start(name: &str, template: &str) -> TestWorker {
@@ -30,7 +30,7 @@ fn tool(name: &str, parameters: &Value) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
-/// Returns a request whose answer calls a tool with these parameters.
+/// Returns a request with a tool with these parameters.
 fn ask(parameters: &Value, choice: &str, seed: u64) -> Value {
     json!({
         "messages": user("Go on."), "tools": [tool("f", parameters)], "tool_choice": choice, "parallel_tool_calls": false,
@@ -48,7 +48,7 @@ fn object_of(mut schema: Value) -> Value {
     object
 }
 
-/// Returns the arguments of an answer's first call, if that is whole.
+/// Returns the arguments of a response's first call, if the call is complete.
 fn arguments_of(answer: &Value) -> Option<Value> {
     let choice = &answer["choices"][0];
     let text = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str()?;
@@ -61,7 +61,7 @@ fn check(schema: &Value, arguments: &Value) {
     assert!(validator.is_valid(arguments), "{schema}: {arguments}");
 }
 
-/// Lets a model call a tool with random schemas; what cannot be kept is refused by its path.
+/// Lets a model call a tool with random schemas; unsupported schemas must be refused with their path.
 async fn check_random_schemas(worker: &TestWorker, least_calls: u32) {
     let (mut n_called, mut n_asked) = (0, 0);
     for seed in 0..120 {
@@ -83,16 +83,16 @@ async fn check_random_schemas(worker: &TestWorker, least_calls: u32) {
             check(&schema, &arguments);
         }
     }
-    assert!(n_called >= least_calls, "{n_called} of {n_asked} answers are whole calls");
+    assert!(n_called >= least_calls, "{n_called} of {n_asked} responses are complete calls");
 }
 
 #[tokio::test]
-async fn arguments_of_random_schemas_are_valid_where_each_stands_apart() {
+async fn separate_arguments_of_random_schemas_are_valid() {
     check_random_schemas(&start("qwen-coder", QWEN).await, 30).await;
     check_random_schemas(&start("glm", GLM).await, 30).await;
 }
 
-/// Returns a schema with what llama.cpp's own grammars break.
+/// Returns a schema with conditions that llama.cpp's own grammars do not enforce.
 fn strict_schema() -> Value {
     json!({
         "type": "object",
@@ -109,7 +109,7 @@ fn strict_schema() -> Value {
 }
 
 #[tokio::test]
-async fn every_argument_that_stands_apart_keeps_to_its_own_schema() {
+async fn every_separate_argument_follows_its_schema() {
     for (name, template) in [("qwen-coder-strict", QWEN), ("glm-strict", GLM)] {
         let worker = start(name, template).await;
         let schema = strict_schema();
@@ -128,14 +128,14 @@ async fn every_argument_that_stands_apart_keeps_to_its_own_schema() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_optional_keeps_to_its_schema_in_every_format() {
+async fn an_optional_call_follows_its_schema_in_every_format() {
     for (name, template) in [("qwen-coder-auto", QWEN), ("glm-auto", GLM), ("object-auto", OBJECT)] {
         let worker = start(name, template).await;
         let schema = strict_schema();
         let mut n_called = 0;
         for seed in 0..15 {
             let mut body = ask(&schema, "auto", seed);
-            // The bias makes the model begin a call, wherever it may.
+            // The bias makes the model begin a call wherever the grammar allows it.
             body["logit_bias"] = json!([["<tool_call>", 100000]]);
             let answer = worker.ask(CHAT, body).await;
             if let Some(arguments) = arguments_of(&answer) {
@@ -173,16 +173,15 @@ async fn unsupported_keywords_are_refused_or_reported_tool_by_tool() {
     assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
 }
 
-/// Templates with forms of their own, whose models need not think or talk before a call. They are downloaded
-/// (`make fixtures`).
+/// Templates with special forms of arguments, whose models may begin with a call. `make fixtures` downloads them.
 const OWN_FORMS: [&str; 3] = ["google-gemma-4-31B-it", "LFM2-8B-A1B", "openbmb-MiniCPM5-1B"];
 
 #[tokio::test]
-async fn calls_in_a_form_of_the_template_s_own_keep_to_their_schemas() {
+async fn calls_in_special_forms_follow_their_schemas() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixtures/templates");
     for name in OWN_FORMS {
         let path = folder.join(format!("{name}.jinja"));
-        assert!(path.exists(), "run `make fixtures` to fetch the templates");
+        assert!(path.exists(), "run `make fixtures` to download the templates");
         let worker =
             TestWorker::start(&format!("--slots 1 --ctx-size 4096 --chat-template-file {}", path.display())).await;
         let mut schema = strict_schema();
@@ -201,6 +200,6 @@ async fn calls_in_a_form_of_the_template_s_own_keep_to_their_schemas() {
                 check(&schema, &arguments);
             }
         }
-        assert!(n_called > 2, "{name}: {n_called} whole calls");
+        assert!(n_called > 2, "{name}: {n_called} complete calls");
     }
 }

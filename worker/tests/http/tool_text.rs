@@ -1,7 +1,7 @@
-//! A call that is sent back stands in the next prompt as the model wrote it, so that its state is reused: the grammar
-//! allows the template's white space alone, whichever way a client spells the arguments' JSON.
+//! A call that is sent back has the same text in the next prompt as in the model's response, so its state is reused:
+//! the grammar allows only the template's white space, and the client's formatting of the JSON does not matter.
 //!
-//! Not here: reuse of other answers (`cache`).
+//! Not here: reuse of other responses (`cache`).
 
 use serde_json::{Value, json};
 
@@ -9,10 +9,10 @@ use crate::harness::{TestWorker, folder, user};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Calls as Qwen 2.5 and Hermes write them.
+/// Template with the calls of Qwen 2.5 and Hermes.
 const HERMES: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{{ '\\n' }}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role }}{%- if m.content %}{{ '\\n' + m.content }}{%- endif %}{%- for call in m.tool_calls or [] %}{{ '\\n<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}{{ call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
-/// Calls as Mistral writes them, between marks of its own and without line breaks.
+/// Template with Mistral's calls, which have their own marks and no line breaks.
 const MISTRAL: &str = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{{ '\\n' }}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- if m.tool_calls %}{{ '[TOOL_CALLS][' }}{%- for call in m.tool_calls %}{{ '{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}' }}{%- if not loop.last %}{{ ', ' }}{%- endif %}{%- endfor %}{{ ']' }}{%- endif %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
 
 fn tools() -> Value {
@@ -32,7 +32,7 @@ fn tools() -> Value {
     json!([tool("look"), tool("look_again")])
 }
 
-/// Spells JSON as Python's `json.dumps` does.
+/// Formats JSON as Python's `json.dumps` does.
 fn dumped(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(dumped).collect::<Vec<_>>().join(", ")),
@@ -45,7 +45,7 @@ fn dumped(value: &Value) -> String {
 }
 
 #[tokio::test]
-async fn a_call_stands_in_the_next_prompt_as_the_model_wrote_it() {
+async fn a_call_has_the_same_text_in_the_next_prompt_as_in_the_response() {
     for (name, template) in [("text-hermes", HERMES), ("text-mistral", MISTRAL)] {
         let path = folder().join(format!("{name}.jinja"));
         std::fs::write(&path, template).expect("the file can be written");
@@ -123,8 +123,9 @@ async fn the_next_turn_reuses_every_token_of_a_call_that_its_prompt_has_too() {
         let next = pieces(&worker, turn.clone()).await;
         let mut body = json!({"messages": [question], "tools": tools});
         let n_first = pieces(&worker, body.clone()).await.len();
-        // The call can be written in one way alone. The bias makes this model, which knows no words, prefer the tokens
-        // of the next prompt, longer ones first, as models do that have learnt to call.
+        // // There is only one possible text of the call. The bias makes this untrained model prefer the tokens of the
+        // next
+        // prompt, longer ones first, like a model that was trained to call tools.
         let bias: Vec<Value> = next[n_first..].iter().map(|(id, n_bytes)| json!([id, 1000 * n_bytes])).collect();
         for (field, value) in [
             ("tool_choice", json!("required")),
@@ -140,12 +141,12 @@ async fn the_next_turn_reuses_every_token_of_a_call_that_its_prompt_has_too() {
         assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{name}: {answer}");
         let said = answer["choices"][0]["logprobs"]["content"].as_array().expect("tokens");
         let common = said.iter().zip(&next[n_first..]).take_while(|(said, (id, _))| said["id"] == *id).count();
-        // The last token of an answer is never computed, so there is no KV state for it.
+        // The last token of a response is not computed, so it has no KV state.
         let held = answer["usage"]["prompt_tokens"].as_u64().zip(answer["usage"]["completion_tokens"].as_u64());
         let held = held.map(|(prompt, answer)| prompt + answer - 1).expect("counts");
         let expected = held.min((n_first + common) as u64);
         let reused = worker.ask(CHAT, turn).await["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
-        assert_eq!(reused, expected, "{name}: {common} of {} tokens stand in the next prompt", said.len());
-        assert!(common > 5, "{name}: {common} of {} tokens stand in the next prompt", said.len());
+        assert_eq!(reused, expected, "{name}: {common} of {} tokens are in the next prompt", said.len());
+        assert!(common > 5, "{name}: {common} of {} tokens are in the next prompt", said.len());
     }
 }

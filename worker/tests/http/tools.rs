@@ -1,4 +1,4 @@
-//! Tool calls, reasoning and continued messages, through a worker with a tiny model that a grammar makes call.
+//! Tool calls, reasoning and continued messages, with a tiny model whose calls a grammar enforces.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ fn ask(tool_choice: Value) -> Value {
 }
 
 #[tokio::test]
-async fn tools_that_nobody_runs_change_nothing_but_a_header_and_a_metric() {
+async fn unsupported_tools_change_only_a_header_and_a_metric() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let mut body = json!({"messages": user("Is it raining?"), "tools": [weather()], "temperature": 0, "max_tokens": 4});
     let prompt = worker.ask("/apply-template", body.clone()).await["prompt"].clone();
@@ -83,7 +83,7 @@ fn check_call(call: &Value, name: &str) {
     }
 }
 
-/// Adds a stream's chunks up to the message and its end.
+/// Combines a stream's chunks to the message and its end.
 fn joined(events: &[Value]) -> (Value, Value) {
     let (mut content, mut calls, mut end) = (String::new(), BTreeMap::<u64, Value>::new(), Value::Null);
     for event in events {
@@ -92,7 +92,7 @@ fn joined(events: &[Value]) -> (Value, Value) {
         content.push_str(delta["content"].as_str().unwrap_or_default());
         for part in delta["tool_calls"].as_array().into_iter().flatten() {
             let call = calls.entry(part["index"].as_u64().expect("an index")).or_insert_with(|| {
-                assert!(part["id"].is_string() && part["type"] == "function", "the first part has a head: {part}");
+                assert!(part["id"].is_string() && part["type"] == "function", "the first part has the call's fields: {part}");
                 json!({"id": part["id"], "type": part["type"], "function": {"name": part["function"]["name"], "arguments": ""}})
             });
             let arguments = call["function"]["arguments"].as_str().unwrap_or_default().to_owned();
@@ -122,13 +122,13 @@ async fn a_required_call_is_one_of_the_tools_and_fits_its_schema() {
     body["parallel_tool_calls"] = json!(true);
     let answer = worker.ask(CHAT, body).await;
     let calls = answer["choices"][0]["message"]["tool_calls"].as_array().expect("there are calls").clone();
-    assert!(calls.len() > 1, "this model likes calls: {answer}");
+    assert!(calls.len() > 1, "the response has a single call: {answer}");
     let ids: std::collections::BTreeSet<&str> = calls.iter().filter_map(|call| call["id"].as_str()).collect();
-    assert_eq!(ids.len(), calls.len(), "each has an id of its own");
+    assert_eq!(ids.len(), calls.len(), "each call has its own id");
 }
 
 #[tokio::test]
-async fn a_named_function_is_the_one_that_is_called_whole_and_streamed() {
+async fn the_named_function_is_called_whole_and_streamed() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     for name in ["get_weather", "get_time"] {
         let mut body = ask(json!({"type": "function", "function": {"name": name}}));
@@ -168,7 +168,7 @@ async fn without_a_call_the_answer_is_text() {
     }
 }
 
-/// Starts a worker whose template writes calls between these two marks.
+/// Starts a worker whose template writes calls between these marks.
 async fn start_with_marks(name: &str, [start, end]: [&str; 2]) -> TestWorker {
     let path = folder().join(name);
     let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ 'START{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}END' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}";
@@ -177,9 +177,9 @@ async fn start_with_marks(name: &str, [start, end]: [&str; 2]) -> TestWorker {
 }
 
 #[tokio::test]
-async fn a_call_that_starts_by_itself_follows_the_grammar_from_there_on() {
+async fn an_optional_call_follows_the_grammar_from_its_start_on() {
     let worker = start_with_marks("calls.jinja", ["<tool_call>", "</tool_call>"]).await;
-    // The bias makes the model begin a call, wherever it may: the grammar lets it do so once.
+    // The bias makes the model begin a call wherever the grammar allows it, which is once.
     let mut body = ask(json!("auto"));
     body["logit_bias"] = json!([["<tool_call>", 100]]);
     let answer = worker.ask(CHAT, body).await;
@@ -200,7 +200,7 @@ async fn marks_of_calls_may_be_control_tokens() {
     let (start, end) = (token("<|fim_prefix|>").await, token("<|fim_suffix|>").await);
     for choice in ["auto", "required"] {
         let mut body = ask(json!(choice));
-        // Their spelling by other tokens would fit the grammar too.
+        // The marks could also be spelled with other tokens.
         body["logit_bias"] = json!([[start, 100], [end, 90], ["<", -100]]);
         let answer = worker.ask(CHAT, body).await;
         let message = &answer["choices"][0]["message"];

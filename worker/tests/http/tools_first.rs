@@ -1,6 +1,6 @@
-//! Tools in front of the system text: what the worker renders, what it declares to routers, which templates it refuses.
+//! Tools before the system text: the rendered prompt, the setting in the summary for routers, refused templates.
 //!
-//! Not here: where the parts are found (`warmpath-prompt`).
+//! Not here: how the parts are found (`warmpath-prompt`).
 
 use serde_json::{Value, json};
 use warmpath_bench::prompts::words;
@@ -11,7 +11,7 @@ use warmpath_worker::start::bind;
 
 use crate::harness::{TestWorker, tiny};
 
-/// Returns a request of an agent in a project: tools that are the same in each, and a system text with its path.
+/// Returns an agent's request in a project: the tools are the same in all projects, and the system text has the path.
 fn asked(project: &str) -> Value {
     let tool = |idx: u64| {
         let parameters = json!({"type": "object", "properties": {"path": {"type": "string"}}});
@@ -24,7 +24,7 @@ fn asked(project: &str) -> Value {
     json!({"messages": messages, "tools": (0..6).map(tool).collect::<Vec<_>>(), "max_tokens": 8, "temperature": 0})
 }
 
-/// Returns what the worker tells routers, and the prompt maker that a router makes of its vocabulary.
+/// Returns the worker's summary, and the prompt maker that a router makes from the worker's vocabulary.
 async fn declared(worker: &TestWorker) -> (Snapshot, PromptMaker) {
     let snapshot = worker.get_json(SNAPSHOT_PATH).await;
     let vocabulary = worker.get(VOCABULARY_PATH).await.bytes().await.expect("bytes");
@@ -35,7 +35,7 @@ async fn declared(worker: &TestWorker) -> (Snapshot, PromptMaker) {
 }
 
 #[tokio::test]
-async fn a_router_renders_what_the_worker_renders() {
+async fn a_router_renders_the_same_prompt_as_the_worker() {
     let mut fingerprints = Vec::new();
     for flag in ["", "--tools-first"] {
         let worker = TestWorker::start(&format!("--slots 1 --ctx-size 4096 {flag}")).await;
@@ -44,7 +44,7 @@ async fn a_router_renders_what_the_worker_renders() {
         let prompt = worker.ask("/apply-template", asked("/home/a")).await["prompt"].clone();
         let chat = serde_json::from_value(asked("/home/a")).expect("a chat");
         assert_eq!(prompt.as_str(), Some(router.render(&chat).expect("it renders").as_str()), "{flag}");
-        let find = |part: &str| prompt.as_str().and_then(|prompt| prompt.find(part)).expect("it is there");
+        let find = |part: &str| prompt.as_str().and_then(|prompt| prompt.find(part)).expect("the prompt has it");
         assert_eq!(find("tool_5") < find("/home/a"), !flag.is_empty(), "{prompt}");
         fingerprints.push(snapshot.model.chat_template_fingerprint);
     }
@@ -69,7 +69,7 @@ async fn a_second_project_starts_from_the_tools_of_the_first() {
 }
 
 #[tokio::test]
-async fn a_template_without_tools_ends_the_start_with_the_reason() {
+async fn the_start_fails_with_the_reason_if_the_template_has_no_tools() {
     let line = ["warmpath-worker", "--listen", "127.0.0.1:0", "--chat-template", "chatml", "--tools-first", "--model"];
     let line = line.into_iter().chain(tiny().to_str());
     let flags = Flags::from_command_line(line.map(Into::into)).expect("the flags parse").run().expect("a run");

@@ -1,5 +1,7 @@
-//! Tools together with a schema for the response: it is a whole call or follows the schema, and a model with equal
-//! probabilities for every allowed token does both. Agent frameworks send such requests, in every dialect.
+//! Tools together with a schema for the response, as agent frameworks send them in every dialect.
+//!
+//! The response is a complete call or follows the schema; a model with equal probabilities for all allowed tokens does
+//! both.
 
 use jsonschema::validator_for;
 use serde_json::{Value, json};
@@ -25,14 +27,14 @@ fn answer_schema() -> Value {
     })
 }
 
-/// What an answer was.
+/// Kind of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Call,
     BySchema,
 }
 
-/// Returns what a whole answer's content and calls are, both valid.
+/// Returns the kind of a complete response; checks its content and calls.
 fn kind(content: &str, calls: &[Value]) -> Kind {
     let is_valid = |schema: &Value, value: &Value| validator_for(schema).expect("the schema is one").is_valid(value);
     if calls.is_empty() {
@@ -40,12 +42,12 @@ fn kind(content: &str, calls: &[Value]) -> Kind {
         assert!(is_valid(&answer_schema(), &value), "{value}");
         return Kind::BySchema;
     }
-    assert_eq!(content, "", "a call stands alone");
+    assert_eq!(content, "", "a response with a call has no content");
     calls.iter().for_each(|arguments_said| assert!(is_valid(&arguments(), arguments_said), "{arguments_said}"));
     Kind::Call
 }
 
-/// Adds to a body how a model of equal likelihoods chooses.
+/// Makes all allowed tokens about equally likely.
 fn at_random(mut body: Value, seed: u64) -> Value {
     let fields = json!({"temperature": 50, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed});
     body.as_object_mut().expect("a body").extend(fields.as_object().cloned().unwrap_or_default());
@@ -71,7 +73,7 @@ fn parsed(text: &Value) -> Value {
     serde_json::from_str(text.as_str().expect("a text")).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Asks a chat, whole or streamed, and returns its kind.
+/// Sends a chat, whole or streamed, and returns the response's kind.
 async fn ask_chat(worker: &TestWorker, mut body: Value, streamed: bool) -> Kind {
     if !streamed {
         let answer = worker.ask(CHAT, body).await;
@@ -96,7 +98,7 @@ async fn ask_chat(worker: &TestWorker, mut body: Value, streamed: bool) -> Kind 
     kind(&content, &calls)
 }
 
-/// Checks that both kinds came.
+/// Checks that both kinds occurred.
 fn check_both(kinds: &[Kind]) {
     for kind in [Kind::Call, Kind::BySchema] {
         assert!(kinds.contains(&kind), "{kind:?} is not among {kinds:?}");
@@ -117,7 +119,7 @@ async fn a_chat_s_answer_is_a_call_or_follows_the_schema_and_both_happen() {
 }
 
 #[tokio::test]
-async fn any_object_or_a_call_where_the_answer_is_to_be_json() {
+async fn an_answer_in_json_mode_is_an_object_or_a_call() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let (mut n_calls, mut n_objects) = (0, 0);
     for seed in 0..40 {
@@ -139,7 +141,7 @@ async fn any_object_or_a_call_where_the_answer_is_to_be_json() {
 }
 
 #[tokio::test]
-async fn the_choice_of_tools_decides_which_of_both_may_come() {
+async fn the_choice_of_tools_decides_which_of_both_is_allowed() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     for seed in 0..12 {
         let check = async |choice: Value, expected: Kind| {
@@ -160,7 +162,7 @@ async fn the_choice_of_tools_decides_which_of_both_may_come() {
 }
 
 #[tokio::test]
-async fn several_calls_may_come_instead_of_an_answer_by_the_schema() {
+async fn several_calls_are_possible_instead_of_an_answer_by_the_schema() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let (mut n_several, mut n_by_schema) = (0, 0);
     for seed in 0..40 {
@@ -184,7 +186,7 @@ async fn several_calls_may_come_instead_of_an_answer_by_the_schema() {
 }
 
 #[tokio::test]
-async fn responses_and_messages_mean_the_same() {
+async fn responses_and_messages_support_both_too() {
     let worker = TestWorker::start("--slots 1 --ctx-size 2048").await;
     let (mut of_responses, mut of_messages) = (Vec::new(), Vec::new());
     for seed in 0..40 {
@@ -231,7 +233,7 @@ async fn responses_and_messages_mean_the_same() {
 }
 
 #[tokio::test]
-async fn reasoning_precedes_either() {
+async fn reasoning_precedes_both_kinds() {
     let path = folder().join("thinks-then-calls.jinja");
     let template = "{%- if tools %}{{ 'Tools:' }}{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- endif %}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}{{ (m.content or '') }}{%- for call in m.tool_calls or [] %}{{ '<tool_call>\\n{\"name\": \"' + call.function.name + '\", \"arguments\": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}";
     std::fs::write(&path, template).expect("the file can be written");
@@ -239,7 +241,7 @@ async fn reasoning_precedes_either() {
     let (mut kinds, mut n_with_thoughts) = (Vec::new(), 0);
     for seed in 0..40 {
         let mut body = at_random(chat("auto", false), seed);
-        // Every token is about as likely as any other, except for the end of the reasoning.
+        // All tokens are about equally likely, except for the end of the reasoning.
         body["logit_bias"] = json!([["</think>", 250]]);
         body["max_tokens"] = json!(1500);
         let answer = worker.ask(CHAT, body).await;

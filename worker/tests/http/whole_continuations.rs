@@ -1,5 +1,4 @@
-//! Responses that are sent whole and that another worker has begun: whatever the cut, the continuation is the response
-//! of a worker that was left alone.
+//! Whole responses that another worker has begun: from every cut, the continuation is the uninterrupted response.
 //!
 //! Not here: streams (`continuations`), the router that keeps the journal (the router's tests and `warmpath-tests`).
 
@@ -17,10 +16,10 @@ const COMPLETIONS: &str = "/v1/completions";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 const NATIVE: &str = "/completion";
-/// Header of a router that takes a journal in front of a whole response.
+/// Header of a router that accepts a journal before a whole response.
 const WHOLE: &str = "x-warmpath-journal-whole";
 
-/// A response behind its journal.
+/// A response with its journal.
 struct Whole {
     cached_tokens: String,
     lines: Vec<String>,
@@ -47,7 +46,7 @@ async fn whole(worker: &TestWorker, path: &str, body: &Value, past: Option<(&str
     Whole { cached_tokens, ..read(&response.text().await.expect("it ends in order")) }
 }
 
-/// Returns an object without what differs between any two responses.
+/// Returns an object without the fields that differ between any two responses.
 fn settled(mut object: Value) -> Value {
     let fields = object.as_object_mut().expect("an object");
     for name in ["timings", "id_slot", "completed_at"] {
@@ -68,13 +67,13 @@ async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut 
         let (had, rest) = uncut.lines.split_at(cut);
         let continued = whole(elsewhere, path, &body, Some((&had.concat(), &uncut.cached_tokens))).await;
         assert_eq!(continued.status, 200);
-        // Those of several choices come in any order.
+        // Lines of several choices come in any order.
         let lines = |lines: &[String]| lines.iter().map(|line| without_probabilities(line)).collect::<BTreeSet<_>>();
         assert_eq!(lines(&continued.lines), lines(rest), "{path}: cut {cut}");
         let (continued, uncut) = (settled(continued.object), settled(uncut.object.clone()));
         assert!(alike(&continued, &uncut), "{path}: cut {cut}: {continued} {uncut}");
     }
-    // A client without a router gets the same, but for the ids that follow from the router's identity.
+    // A client without a router gets the same, except for the ids, which depend on the router's identity.
     if !has_tools {
         let plain = worker.ask(path, body).await;
         for field in ["choices", "content"] {
@@ -84,7 +83,7 @@ async fn check((worker, elsewhere): (&TestWorker, &TestWorker), path: &str, mut 
     uncut.object
 }
 
-/// Returns a line with its tokens alone.
+/// Returns a line with only its tokens.
 fn without_probabilities(line: &str) -> String {
     line.split(',').map(|token| token.split(':').next().unwrap_or_default().trim_end()).collect::<Vec<_>>().join(",")
 }
@@ -115,7 +114,7 @@ async fn a_whole_response_continues_the_same_from_every_line() {
 }
 
 #[tokio::test]
-async fn a_whole_response_that_fails_says_so_behind_its_lines() {
+async fn a_failed_whole_response_has_its_error_after_its_lines() {
     let worker = TestWorker::start("--slots 2 --ctx-size 4096").await;
     for (path, status, kind) in [(CHAT, 503, "unavailable_error"), (MESSAGES, 529, "overloaded_error")] {
         let worker = TestWorker::start("--slots 2 --ctx-size 4096 --drain-timeout 0.1").await;
@@ -134,21 +133,21 @@ async fn a_whole_response_that_fails_says_so_behind_its_lines() {
         let failed = read(&text);
         assert_eq!((failed.status, failed.object["error"]["type"].as_str()), (status, Some(kind)), "{text}");
     }
-    // An error before the response begins has its status in the head, as ever.
+    // An error before the response begins has its status in the HTTP head, as without a journal.
     let request = journaled(&worker, (CHAT, &json!({"messages": 1})), None).header(WHOLE, "1");
     let refused = request.send().await.expect("the worker responds");
     assert_eq!(refused.status(), 400);
     assert!(!refused.headers().contains_key("x-warmpath-journal"));
-    // A router of an earlier release takes no journal in front of a whole response.
+    // A router of an earlier release does not accept a journal before a whole response.
     let body = json!({"prompt": "It was", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
     let response = journaled(&worker, (COMPLETIONS, &body), None).send().await.expect("the worker responds");
     assert!(!response.headers().contains_key("x-warmpath-journal"));
-    let object: Value = response.json().await.expect("it is an object alone");
+    let object: Value = response.json().await.expect("the response is only an object");
     assert_eq!(object["usage"]["completion_tokens"], 40);
 }
 
 #[tokio::test]
-async fn a_router_that_leaves_ends_the_response() {
+async fn the_response_ends_when_the_router_disconnects() {
     let worker = TestWorker::start("--slots 1 --ctx-size 4096").await;
     let body = json!({"messages": user("Go on"), "max_tokens": 3900, "ignore_eos": true, "temperature": 0});
     let request = journaled(&worker, (CHAT, &body), None).header(WHOLE, "1");

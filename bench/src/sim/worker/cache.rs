@@ -15,9 +15,9 @@ use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::prefetch::{HotPrefix, LIST_TOKENS_MAX};
 use warmpath_common::summary::{Change, Tier};
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Limits, NewChunk, Order, Prefix};
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, NewChunk, Prefix, StoreLimits, StoreOrder};
 use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{self, Decision, PlanInputs, Reuse, SlotPlan, Start, Wish};
+use warmpath_worker_core::slot_plan::{self, PlanInputs, PrefixSource, Reuse, SlotDecision, SlotPlan, Wish};
 use warmpath_worker_core::slot_table::{self, Acquire, AfterUse, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
@@ -39,7 +39,7 @@ const PIN_TOP: usize = 0;
 /// Root of every chain: the traces have one model and one tenant.
 const ROOT: BlockHash = BlockHash([0; 32]);
 /// Tenant of every request.
-const TENANT: Tenant = Tenant::known(TenantId(0));
+const TENANT: Tenant = Tenant::with_share(TenantId(0));
 
 /// What one worker holds, and the changes that it must announce.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn new(shape: Shape, block_tokens: u32) -> Self {
-        let limits = Limits {
+        let limits = StoreLimits {
             ram_bytes: shape.n_blocks_max,
             disk_bytes: 0,
             min_hold_ms: MIN_HOLD_MS,
@@ -61,7 +61,7 @@ impl Cache {
             chunk_blocks_max: (CHUNK_TOKENS / block_tokens).max(1) as usize,
             block_size_tokens: 1,
         };
-        let table = slot_table::Shape {
+        let table = slot_table::SlotSizes {
             n_slots: shape.n_slots,
             context_tokens: u32::MAX,
             block_size_tokens: 1,
@@ -86,7 +86,7 @@ impl Cache {
     }
 
     /// Returns what happens next to a waiting request.
-    pub(super) fn plan(&self, request: &Request) -> Decision {
+    pub(super) fn plan(&self, request: &Request) -> SlotDecision {
         slot_plan::plan(&self.outlook(), &wish(request))
     }
 
@@ -94,7 +94,7 @@ impl Cache {
     pub(super) fn start(&mut self, request: &Request, plan: &SlotPlan, now_ms: u64) {
         let n_blocks = plan.start.n_tokens();
         let n_stored = self.touch(request, n_blocks, now_ms);
-        if let Start::Copy { from, .. } = plan.start
+        if let PrefixSource::Copy { from, .. } = plan.start
             && n_stored < n_blocks as usize
         {
             self.table.lend(from, n_blocks);
@@ -159,7 +159,7 @@ impl Cache {
 
     /// Lets chunks of [`Cache::bring`] be evicted again.
     pub(super) fn let_go(&mut self, held: Vec<ChunkId>) {
-        held.into_iter().for_each(|id| self.index.let_go(id));
+        held.into_iter().for_each(|id| self.index.release(id));
     }
 
     fn store(&mut self, prefix: Prefix<'_>, now_ms: u64) {
@@ -175,10 +175,10 @@ impl Cache {
     /// Takes what the store has kept and evicted.
     fn hear(&mut self) {
         for order in self.index.take_orders() {
-            debug_assert!(matches!(order, Order::DropRam(_)), "there is no disk");
+            debug_assert!(matches!(order, StoreOrder::DropRam(_)), "there is no disk");
         }
-        for news in self.index.take_news() {
-            self.table.apply(news);
+        for change in self.index.take_changes() {
+            self.table.apply(change);
         }
     }
 
@@ -214,7 +214,7 @@ fn wish(request: &Request) -> Wish<'_> {
         prompt: &request.ids,
         chain: &request.chain,
         root: &ROOT,
-        tenant: TENANT.with_share(),
+        tenant: TENANT.share_id(),
         reuse: Reuse::Allowed,
         wanted: None,
         images: &[],

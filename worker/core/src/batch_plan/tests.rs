@@ -1,4 +1,4 @@
-//! Batch plans by example, and random ones against the properties of every batch.
+//! Examples of batch plans, and properties of random ones.
 
 use proptest::prelude::*;
 
@@ -65,7 +65,7 @@ fn keeps_to_one_micro_batch_while_anything_decodes() {
 }
 
 #[test]
-fn lets_short_prompts_pass_those_that_came_with_them() {
+fn short_prompts_overtake_longer_ones_of_the_same_age() {
     check(&[prefill(0, 4000), prefill(1, 3000), prefill(2, 10)], &[(1, 90), (2, 10)]);
     check(&[prefill(0, 4000), prefill(1, 30), prefill(2, 10)], &[(0, 60), (1, 30), (2, 10)]);
     check(&[waited(0, 4000, 0), waited(1, 60, 0), waited(2, 70, 0)], &[(1, 60), (2, 40)]);
@@ -113,10 +113,10 @@ fn requests_that_wait_for_a_slot_count_in_the_saving_of_a_shared_batch() {
 }
 
 #[test]
-fn prompts_and_streams_in_passes_of_their_own_take_turns() {
+fn prompts_and_streams_in_separate_passes_take_turns() {
     check_apart(&[decode(0), prefill(1, 8), decode(2)], &[(1, 8)]);
     check_apart(&[stream(0, 8), decode(1), decode(2)], &[(0, 1), (1, 1), (2, 1)]);
-    // Another prompt that ends within the micro-batch goes first too; one that would not end waits for the streams.
+    // Another prompt that ends within the micro-batch also goes first; one that would not end waits for the streams.
     check_apart(&[stream(0, 8), prefill(1, 12)], &[(1, 12)]);
     check_apart(&[stream(0, 8), stream(2, 3), prefill(1, 13)], &[(0, 1), (2, 1)]);
     check_apart(&[stream(0, 20), prefill(1, 2)], &[(0, 1)]);
@@ -127,18 +127,18 @@ fn prompts_and_streams_in_passes_of_their_own_take_turns() {
 }
 
 #[test]
-fn a_single_token_of_a_prompt_goes_with_those_of_the_streams() {
+fn the_last_token_of_a_prompt_is_computed_with_the_streams() {
     check_apart(&[decode(0), prefill(1, 1), decode(2)], &[(0, 1), (1, 1), (2, 1)]);
     check_apart(&[decode(0), prefill(1, 1), waited(2, 15, 0)], &[(0, 1), (1, 1)]);
     check_apart(&[decode(0), waited(1, 1, 0), waited(2, 15, 60_000)], &[(1, 1), (2, 15)]);
 }
 
 #[test]
-fn a_piece_of_a_prompt_that_does_not_end_there_is_a_turn() {
+fn a_part_of_a_prompt_takes_a_turn() {
     let piece = |n_tokens| RunningSequence { work: Work::Prefill { n_tokens, ends: false }, ..prefill(1, n_tokens) };
     check_apart(&[decode(0), piece(5)], &[(1, 5)]);
     check_apart(&[stream(0, 5), piece(5)], &[(0, 1)]);
-    // No prompt ends with it, so none would wait for a prompt that joins it.
+    // No prompt ends in this batch, so another prompt in it delays none.
     let timing = BatchTiming { token: Duration::from_millis(1), ..PACE };
     check_at(timing, &[piece(5), prefill(2, 30)], &[(1, 5), (2, 30)]);
 }
@@ -162,7 +162,7 @@ fn a_long_prompt_gets_turns_even_if_short_ones_could_fill_every_batch() {
             return;
         }
     }
-    panic!("{} tokens of the long prompt are left", left[0]);
+    panic!("the long prompt is not computed: {} tokens are left", left[0]);
 }
 
 fn pending() -> impl Strategy<Value = Vec<RunningSequence>> {
@@ -208,7 +208,7 @@ proptest! {
                 Work::Prefill { n_tokens, .. } => prop_assert!(n <= n_tokens),
             }
         }
-        // A prompt that is left out or cut short has no higher priority than any that is served.
+        // A prompt without a full share never has a higher priority than a prompt with one.
         let prompts = || pending.iter().filter_map(|sequence| match sequence.work {
             Work::Decode => None,
             Work::Prefill { n_tokens, .. } => {
@@ -224,7 +224,7 @@ proptest! {
 
     /// A worker that plans until all work is done, checked after each batch.
     #[test]
-    fn in_passes_of_their_own_prompts_end_alone_and_streams_wait_for_a_micro_batch_at_most(
+    fn in_separate_passes_streams_wait_for_at_most_one_micro_batch(
         mut pending in pending(),
         (ubatch, more) in (17_u32..64, 0_u32..200),
         token_ms in 0_u64..3,
@@ -274,6 +274,6 @@ proptest! {
                 }
             }
         }
-        prop_assert!(false, "somebody never ends: {pending:?}");
+        prop_assert!(false, "a sequence never ends: {pending:?}");
     }
 }

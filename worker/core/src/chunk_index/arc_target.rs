@@ -2,10 +2,10 @@
 //!
 //! The order of eviction is in `tier_queue`.
 //!
-//! The names of evicted chunks are kept for a while. If a chunk that was never used is stored again, the probation
-//! segment was too small; if it was used, the protected segment was. Each return moves the maximum by a multiple of the
-//! chunk's size, and by more if returns of that kind are the rarer ones. Without a protected segment the tier is a
-//! plain LRU, which is best for conversations. With the largest one it keeps used chunks through any flood.
+//! The names of recently evicted chunks are kept. If a chunk that was never used is stored again, the probation segment
+//! was too small; if it was used, the protected segment was too small. Each return changes the maximum by a multiple of
+//! the chunk's size, and by more for the rarer kind of return. Without a protected segment the tier is a plain LRU,
+//! which is best for conversations. With the largest one it keeps used chunks through any flood.
 
 use std::collections::VecDeque;
 
@@ -17,18 +17,19 @@ use warmpath_common::block_hash::BlockHash;
 /// Source: Karedla, Love, Wherry, "Caching strategies to improve disk system performance" (1994), section on SLRU,
 /// which found 60 to 80 % best; the higher end, because a lost prefix costs far more than a lost disk block.
 const PROTECTED_PERCENT_MAX: u64 = 80;
-/// Largest share of a tier that protected chunks may take before any chunk was stored again, in percent.
+/// Initial maximum share of a tier for protected chunks, in percent.
 ///
-/// Source: docs/decisions/0042-simulation.md: if the router sends repeated prompts to other workers, little is learnt;
-/// conversations then lose a tenth of their hits at 80 %, a fiftieth at 40 %.
+/// Source: docs/decisions/0042-simulation.md: if routers send repeated prompts to other workers, there are few returns
+/// to learn from; conversations then lose a tenth of their hits at 80 %, and a fiftieth at 40 %.
 const PROTECTED_PERCENT_FIRST: u64 = 40;
 /// Factor between the size of a returned chunk and the change of the limit.
 ///
-/// Source: docs/decisions/0042-simulation.md: an eighth of a tier's size in returns must suffice to learn.
+/// Source: docs/decisions/0042-simulation.md: returns of an eighth of the tier's size must suffice to learn the
+/// maximum.
 const STRIDE: u64 = 8;
 /// Maximum number of names of each kind.
 ///
-/// Source: own choice: the names of 64 GB in chunks of a megabyte; a name takes about 100 bytes.
+/// Source: enough for 64 GB in chunks of a megabyte; a name takes about 100 bytes.
 const N_NAMES_MAX: usize = 1 << 16;
 
 /// Limit of the protected segment, and the names from which it is learnt.
@@ -38,8 +39,8 @@ const N_NAMES_MAX: usize = 1 << 16;
 pub(super) struct ArcTarget {
     limit_bytes: u64,
     protected_bytes_max: u64,
-    unused: Names,
-    used: Names,
+    unused: EvictedChunks,
+    used: EvictedChunks,
 }
 
 /// Whether a chunk was used after it was stored.
@@ -53,7 +54,7 @@ pub(super) enum Use {
 
 /// Evicted chunks of one kind, by name; their bytes are at most the size of the tier.
 #[derive(Debug, Clone, Default)]
-struct Names {
+struct EvictedChunks {
     n_bytes: u64,
     next: u64,
     by_name: HashMap<BlockHash, (u64, u64)>,
@@ -64,10 +65,10 @@ struct Names {
 impl ArcTarget {
     pub(super) fn new(limit_bytes: u64) -> Self {
         let protected_bytes_max = percent(limit_bytes, PROTECTED_PERCENT_FIRST);
-        Self { limit_bytes, protected_bytes_max, unused: Names::default(), used: Names::default() }
+        Self { limit_bytes, protected_bytes_max, unused: EvictedChunks::default(), used: EvictedChunks::default() }
     }
 
-    /// Returns the most bytes that protected chunks may take.
+    /// Returns the maximum number of bytes of protected chunks.
     pub(super) fn protected_bytes_max(&self) -> u64 {
         self.protected_bytes_max
     }
@@ -81,7 +82,7 @@ impl ArcTarget {
         names.add(name, n_bytes, self.limit_bytes);
     }
 
-    /// Records that a chunk is stored, and returns whether it was evicted a while ago.
+    /// Records that a chunk is stored, and returns whether it was evicted recently.
     pub(super) fn comes(&mut self, name: &BlockHash, n_bytes: u64) -> bool {
         let (n_unused, n_used) = (self.unused.n_bytes, self.used.n_bytes);
         let step =
@@ -99,7 +100,7 @@ impl ArcTarget {
     }
 }
 
-impl Names {
+impl EvictedChunks {
     fn add(&mut self, name: BlockHash, n_bytes: u64, n_bytes_max: u64) {
         self.take(&name);
         self.by_name.insert(name, (self.next, n_bytes));
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn reuse_of_evicted_chunks_moves_the_border_towards_their_kind() {
+    fn returns_of_evicted_chunks_enlarge_the_segment_of_their_kind() {
         let mut arc_target = ArcTarget::new(1000);
         assert_eq!(arc_target.protected_bytes_max(), 400);
         arc_target.left(name(1), 10, Use::Never);
@@ -146,13 +147,13 @@ mod tests {
         arc_target.left(name(2), 5, Use::Once);
         assert!(arc_target.comes(&name(2), 5));
         assert_eq!(arc_target.protected_bytes_max(), 360);
-        assert!(!arc_target.comes(&name(2), 5), "a name is taken once");
-        assert!(!arc_target.comes(&name(3), 5), "this one never left");
+        assert!(!arc_target.comes(&name(2), 5), "each eviction counts once");
+        assert!(!arc_target.comes(&name(3), 5), "this chunk was not evicted");
         assert_eq!(arc_target.protected_bytes_max(), 360);
     }
 
     #[test]
-    fn a_return_of_the_rarer_kind_counts_more_and_the_border_stays_within_the_tier() {
+    fn a_return_of_the_rarer_kind_counts_more_and_the_maximum_stays_within_its_limit() {
         let mut arc_target = ArcTarget::new(1000);
         (0..10).for_each(|n| arc_target.left(name(n), 10, Use::Once));
         arc_target.left(name(20), 10, Use::Never);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_kept_for_as_much_as_the_tier_holds_and_no_more_than_the_limit() {
+    fn names_are_kept_for_the_bytes_of_the_tier_and_up_to_the_limit() {
         let mut arc_target = ArcTarget::new(1000);
         (0..11).for_each(|n| arc_target.left(name(n), 100, Use::Never));
         assert!(!arc_target.comes(&name(0), 100) && arc_target.comes(&name(1), 100));

@@ -19,7 +19,7 @@ use crate::tenants::{Tenant, TenantId};
 
 /// Kind of stored KV state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum StateKind {
     /// Whole blocks, usable up to the end of any of them if the state of the blocks before is available.
     Chunk,
     /// Partial state of memory that cannot be rewound everywhere, usable only at the end of its blocks.
@@ -28,9 +28,9 @@ pub enum Kind {
 
 /// A chunk or checkpoint without its bytes: all that a file's header must contain so that a later process can adopt it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
+pub struct ChunkRecord {
     /// Kind of state.
-    pub kind: Kind,
+    pub kind: StateKind,
     /// Root of the chain.
     pub root: BlockHash,
     /// Index of the first block in its chain; 0 for a checkpoint.
@@ -43,26 +43,26 @@ pub struct Record {
     pub tokens: Arc<[Token]>,
     /// Size of the payload, at least one byte.
     pub n_bytes: u64,
-    /// Priority of the request that left it; lower ones are evicted first.
+    /// Priority of the request that stored it; lower ones are evicted first.
     pub priority: i32,
-    /// Tenant of that request; absent if it had no share.
+    /// Tenant of that request; `None` if it had no share.
     pub tenant: Option<TenantId>,
 }
 
-impl Record {
+impl ChunkRecord {
     /// Returns whether the record is valid in a store whose blocks have `block_size_tokens`.
     pub(super) fn is_well_formed(&self, block_size_tokens: usize) -> bool {
         let is_whole =
             self.n_bytes > 0 && !self.blocks.is_empty() && self.tokens.len() == self.blocks.len() * block_size_tokens;
         let is_linked = self.parent.is_some() == (self.first_block > 0);
-        is_whole && is_linked && (self.kind == Kind::Chunk || self.first_block == 0)
+        is_whole && is_linked && (self.kind == StateKind::Chunk || self.first_block == 0)
     }
 
-    /// Returns the block that determines the chains on which the record lies: a chunk's first, a checkpoint's last.
+    /// Returns the block that decides whether the record is on a chain: a chunk's first, a checkpoint's last.
     pub(super) fn key_block(&self) -> (usize, BlockHash) {
         match self.kind {
-            Kind::Chunk => (self.first_block, self.blocks[0]),
-            Kind::Checkpoint => (self.blocks.len() - 1, self.blocks[self.blocks.len() - 1]),
+            StateKind::Chunk => (self.first_block, self.blocks[0]),
+            StateKind::Checkpoint => (self.blocks.len() - 1, self.blocks[self.blocks.len() - 1]),
         }
     }
 
@@ -70,15 +70,15 @@ impl Record {
     pub(super) fn key_tokens(&self) -> &[Token] {
         let block_size_tokens = self.tokens.len() / self.blocks.len();
         match self.kind {
-            Kind::Chunk => &self.tokens[..block_size_tokens],
-            Kind::Checkpoint => &self.tokens[self.tokens.len() - block_size_tokens..],
+            StateKind::Chunk => &self.tokens[..block_size_tokens],
+            StateKind::Checkpoint => &self.tokens[self.tokens.len() - block_size_tokens..],
         }
     }
 }
 
 /// State of a chunk's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum File {
+pub(super) enum ChunkFile {
     /// No file.
     Absent,
     /// The file is being written.
@@ -90,30 +90,30 @@ pub(super) enum File {
 /// A chunk or checkpoint in the index.
 #[derive(Debug, Clone)]
 pub(super) struct Chunk {
-    pub record: Arc<Record>,
-    /// Tenant to which it is charged: that of the request that left it or used it last.
+    pub record: Arc<ChunkRecord>,
+    /// Tenant to which it is charged: that of the request that stored it or used it last.
     pub tenant: Tenant,
     pub parent: Option<ChunkId>,
     pub children: BTreeSet<ChunkId>,
     /// Number of children whose file is complete or being written.
     pub n_filed_children: usize,
     pub in_ram: bool,
-    pub file: File,
+    pub file: ChunkFile,
     pub n_hits: u64,
-    /// Number of uses that ended at this chunk, halved from time to time.
+    /// Number of uses that ended at this chunk, halved regularly.
     pub n_ends: u32,
     pub n_named_pins: u32,
     pub n_automatic_pins: u32,
     pub created_ms: u64,
     pub last_used_ms: u64,
     /// Tier that was last announced.
-    pub said: Option<Tier>,
+    pub announced: Option<Tier>,
     /// Whether the chunk is in the list of possible changes.
     pub is_dirty: bool,
 }
 
 impl Chunk {
-    pub(super) fn new(record: Arc<Record>, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> Self {
+    pub(super) fn new(record: Arc<ChunkRecord>, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> Self {
         Self {
             record,
             tenant,
@@ -121,23 +121,23 @@ impl Chunk {
             children: BTreeSet::new(),
             n_filed_children: 0,
             in_ram: false,
-            file: File::Absent,
+            file: ChunkFile::Absent,
             n_hits: 0,
             n_ends: 0,
             n_named_pins: 0,
             n_automatic_pins: 0,
             created_ms: now_ms,
             last_used_ms: now_ms,
-            said: None,
+            announced: None,
             is_dirty: false,
         }
     }
 
-    /// Returns the fastest tier that has the chunk; `None` if it has just left the last one.
+    /// Returns the fastest tier that has the chunk; `None` if no tier has it any more.
     pub(super) fn tier(&self) -> Option<Tier> {
         match (self.in_ram, self.file) {
             (true, _) => Some(Tier::Ram),
-            (false, File::Written) => Some(Tier::Disk),
+            (false, ChunkFile::Written) => Some(Tier::Disk),
             (false, _) => None,
         }
     }
@@ -150,21 +150,21 @@ impl Chunk {
         }
     }
 
-    /// Returns whether the chunk may leave RAM: without a loss if it has a file, otherwise only if it has no children.
+    /// Returns whether the chunk may be evicted from RAM: freely if it has a file, otherwise only if it has no
+    /// children.
     pub(super) fn evictability_in_ram(&self) -> Evictability {
         match self.file {
-            File::Written => Evictability::Free,
+            ChunkFile::Written => Evictability::Free,
             _ if !self.children.is_empty() => Evictability::Fixed,
-            File::Writing => Evictability::Writing,
-            File::Absent => Evictability::Free,
+            ChunkFile::Writing => Evictability::Writing,
+            ChunkFile::Absent => Evictability::Free,
         }
     }
 
-    /// Returns whether the chunk's file may be deleted: only if no other chunk needs it to be reached, now or after a
-    /// restart.
+    /// Returns whether the chunk's file may be deleted: only if no child depends on it, now or after a restart.
     pub(super) fn evictability_on_disk(&self) -> Evictability {
         let n_behind = if self.in_ram { self.n_filed_children } else { self.children.len() };
-        if self.file == File::Written && n_behind == 0 { Evictability::Free } else { Evictability::Fixed }
+        if self.file == ChunkFile::Written && n_behind == 0 { Evictability::Free } else { Evictability::Fixed }
     }
 
     pub(super) fn stats(&self) -> EntryStats {

@@ -1,9 +1,9 @@
-//! Pins of one tier: which of the pinned chunks are protected from eviction.
+//! Pins of one tier: the pinned chunks that are protected from eviction.
 //!
 //! Which chunks are pinned is in `pins`.
 //!
-//! Pins keep a limited part of the tier. If they need more, named pins take precedence over automatic ones, and the
-//! first chunks of a chain over later ones. The tenant with the most guarded bytes yields to tenants with fewer.
+//! Pins guard a limited share of the tier. If they need more, named pins take precedence over automatic ones, and a
+//! chain's first chunks over later ones. The tenant with the most guarded bytes loses guards to tenants with fewer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use super::ChunkId;
 use super::arc_target::percent;
 use crate::tenants::TenantId;
 
-/// Largest share of a tier that pins protect from eviction, in percent: the rest must suffice for normal work.
+/// Maximum share of a tier that pins guard, in percent.
 ///
-/// Source: own choice: at one half, a worker whose pins are full still has as much room for other prefixes.
+/// Source: at one half, as much room remains for other prefixes.
 const PINNED_PERCENT: u64 = 50;
 
 /// Kind of a chunk's pin; the first kind takes precedence if not all can be guarded.
@@ -21,7 +21,7 @@ const PINNED_PERCENT: u64 = 50;
 pub(super) enum Pinned {
     /// Pinned by name.
     Named,
-    /// Pinned because it is used often.
+    /// Pinned automatically, because it is used often.
     Automatic,
     /// Not pinned.
     Not,
@@ -43,7 +43,7 @@ pub(super) struct Guards {
     limit_bytes: u64,
     guarded: BTreeMap<Pin, Pinning>,
     guarded_bytes: u64,
-    /// Pinned chunks that do not fit into the pins' part of the tier.
+    /// Pinned chunks that do not fit into the pins' share of the tier.
     unguarded: BTreeSet<Pin>,
 }
 
@@ -58,7 +58,8 @@ impl Guards {
         self.guarded_bytes
     }
 
-    /// Returns the guarded chunks that yield to a pinned one, none if there is space; `None` if it cannot be guarded.
+    /// Returns the guarded chunks that lose their guard to a pinned one; empty if there is space, `None` if the pinned
+    /// one cannot be guarded.
     ///
     /// Cost: O(guarded chunks) if there is no space.
     pub(super) fn giving_way(&self, pin: Pin, pinning: Pinning) -> Option<Vec<Pin>> {
@@ -94,7 +95,7 @@ impl Guards {
         self.unguarded.insert(pin);
     }
 
-    /// Forgets a pinned chunk and returns whether it was guarded.
+    /// Removes a pinned chunk and returns whether it was guarded.
     pub(super) fn forget(&mut self, pin: Pin) -> bool {
         self.unguarded.remove(&pin);
         let pinning = self.guarded.remove(&pin);
@@ -116,11 +117,14 @@ impl Guards {
         kept
     }
 
-    /// Checks that all parts agree; for tests. Panics: when they do not.
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub(super) fn check_invariants(&self) {
         assert_eq!(self.guarded.values().map(|pinning| pinning.n_bytes).sum::<u64>(), self.guarded_bytes);
-        assert!(self.guarded_bytes <= self.limit_bytes, "pins keep more than their share");
-        assert!(self.unguarded.iter().all(|pin| !self.guarded.contains_key(pin)), "a chunk is guarded and not");
+        assert!(self.guarded_bytes <= self.limit_bytes, "pins guard more than their share");
+        assert!(
+            self.unguarded.iter().all(|pin| !self.guarded.contains_key(pin)),
+            "a chunk is both guarded and unguarded"
+        );
     }
 
     /// Returns whether a chunk is guarded, `None` if it is not pinned; for tests.

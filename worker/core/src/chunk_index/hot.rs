@@ -1,8 +1,8 @@
-//! The most valuable stored prefixes: a new worker fetches them first, and other workers fetch them from one that
-//! leaves.
+//! The most valuable stored prefixes: a new worker fetches them from others, and others fetch them from a worker that
+//! drains.
 //!
-//! Prefixes come in the reverse order of eviction: those that were used after they were stored come first, and among
-//! these the most recently used. Not here: state that only a slot has (the engine).
+//! Prefixes are in the reverse order of eviction: first those that were used after they were stored, and among these
+//! the most recently used. Not here: state that is only in slots (the engine).
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 
-use super::entry::{Chunk, Kind};
+use super::entry::{Chunk, StateKind};
 use super::{ChunkId, ChunkIndex};
 
 impl ChunkIndex {
@@ -20,8 +20,10 @@ impl ChunkIndex {
     /// Blocks in `listed` count as listed already; the blocks of the result are added. The result has at most
     /// `n_tokens_max` tokens in unlisted blocks. Cost: O(n log n), and O(tokens of the result).
     pub fn hot_prefixes(&self, n_tokens_max: usize, listed: &mut HashSet<BlockHash>) -> Vec<(BlockHash, Vec<Token>)> {
-        let mut chunks: Vec<(ChunkId, &Chunk)> = self.of_kind(Kind::Chunk).map(|(id, chunk)| (*id, chunk)).collect();
-        // The chunks of a path are used together; the last one comes first, so that it lists them all.
+        let mut chunks: Vec<(ChunkId, &Chunk)> =
+            self.of_kind(StateKind::Chunk).map(|(id, chunk)| (*id, chunk)).collect();
+        // The chunks of a path have the same time of use. The last chunk comes first, because its prefix includes them
+        // all.
         chunks.sort_unstable_by_key(|(id, chunk)| {
             (chunk.n_hits == 0, Reverse(chunk.last_used_ms), Reverse(chunk.record.first_block), *id)
         });

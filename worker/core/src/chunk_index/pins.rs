@@ -1,9 +1,10 @@
 //! Pins: prefixes that are not evicted, because an operator named them or because they are used most.
 //!
-//! The part of a tier that pins may keep is in `guards`; the shell checks who may pin.
+//! The share of a tier that pins may guard is in `guards`; the shell checks which clients may pin.
 //!
-//! A named pin is a chain, stored or not; all of it that is stored, now or later, is pinned. Automatic pins are the
-//! chunks at which most uses ended, each with all chunks before it: a shared prefix ends where conversations diverge.
+//! A named pin is a chain, stored or not. All its chunks that are stored, now or later, are pinned. Automatic pins are
+//! the chunks at which the most uses ended, each with all chunks before it: a common prefix ends where conversations
+//! diverge.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -12,20 +13,20 @@ use hashbrown::HashMap;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::Token;
 
-use super::entry::Record;
+use super::entry::ChunkRecord;
 use super::{ChunkId, ChunkIndex, Prefix};
 
 /// Maximum number of named pins.
 ///
-/// Source: own choice: the API lets clients pin, and each pin keeps a prompt's tokens.
+/// Source: more prefixes than an operator names; each pin keeps a prompt's tokens in memory, and clients may pin.
 pub const PIN_MAX: usize = 256;
 /// Minimum number of uses that ended at a chunk for an automatic pin.
 ///
-/// Source: own choice: a single use may be chance.
+/// Source: every prompt that is sent twice has one use.
 const ENDS_MIN: u32 = 2;
-/// Number of uses after which all counts of ends are halved, so that a prefix that was popular once loses its pin.
+/// Number of uses after which all counts of ends are halved, so that a prefix loses its pin when its use declines.
 ///
-/// Source: own choice: a worker serves this many requests in minutes to an hour.
+/// Source: a worker serves this many requests in minutes to an hour.
 const HALVED_EVERY: u32 = 1024;
 
 /// Identifier of a pin.
@@ -37,7 +38,7 @@ pub struct PinId(pub u64);
 #[error("there are {PIN_MAX} pins already")]
 pub struct TooManyPins;
 
-/// A pin, with the part of it that is stored and kept.
+/// A pin, with the sizes of its stored and its guarded part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PinView {
     /// Identifier of the pin.
@@ -46,7 +47,7 @@ pub struct PinView {
     pub n_tokens: u64,
     /// Bytes of the stored chunks and checkpoints of the prefix, each counted once.
     pub n_stored_bytes: u64,
-    /// Bytes of those that cannot be evicted from the fastest tier that has them.
+    /// Bytes of the chunks and checkpoints that are guarded in their fastest tier.
     pub n_guarded_bytes: u64,
 }
 
@@ -54,10 +55,10 @@ pub struct PinView {
 #[derive(Debug, Clone)]
 pub(super) struct Pins {
     top: usize,
-    named: Vec<Named>,
+    named: Vec<PinEntry>,
     /// Named pins that have a block at a depth of their chain.
     blocks: HashMap<(usize, BlockHash), Vec<PinId>>,
-    /// Chunks at which uses ended, by the number of these uses, the most last; ties: the oldest last.
+    /// Chunks at which uses ended, by ascending number of these uses; ties: the newest first.
     ranking: BTreeSet<(u32, Reverse<ChunkId>)>,
     /// Last chunks of the chains that are pinned automatically.
     hot: BTreeSet<ChunkId>,
@@ -66,16 +67,16 @@ pub(super) struct Pins {
 
 /// One named pin.
 #[derive(Debug, Clone)]
-struct Named {
+struct PinEntry {
     pin: PinId,
     root: BlockHash,
     chain: Vec<BlockHash>,
     tokens: Vec<Token>,
 }
 
-impl Named {
+impl PinEntry {
     /// Returns whether the chunk or checkpoint of `record` is on the pinned chain.
-    fn covers(&self, record: &Record) -> bool {
+    fn covers(&self, record: &ChunkRecord) -> bool {
         let (depth, hash) = record.key_block();
         let tokens = record.key_tokens();
         let start = depth * tokens.len();
@@ -98,7 +99,7 @@ impl Pins {
     }
 
     /// Returns the number of named pins that cover `record`.
-    pub(super) fn count_on(&self, record: &Record) -> u32 {
+    pub(super) fn count_on(&self, record: &ChunkRecord) -> u32 {
         let on_block = self.blocks.get(&record.key_block()).into_iter().flatten();
         let pins = on_block.filter_map(|pin| self.named.iter().find(|named| named.pin == *pin));
         u32::try_from(pins.filter(|named| named.covers(record)).count()).expect("at most PIN_MAX pins")
@@ -114,8 +115,8 @@ impl Pins {
 impl ChunkIndex {
     /// Pins a prefix: its stored chunks, now or later, are not evicted as long as pins take at most half of a tier.
     ///
-    /// A pin with the same identifier is replaced. Named pins take precedence over automatic ones. Returns how much of
-    /// the prefix is stored and kept.
+    /// A pin with the same identifier is replaced. Named pins take precedence over automatic ones. Returns the stored
+    /// and guarded sizes.
     /// Cost: O(blocks). Errors: [`TooManyPins`].
     pub fn pin(&mut self, pin: PinId, prefix: &Prefix<'_>) -> Result<PinView, TooManyPins> {
         self.unpin(pin);
@@ -128,7 +129,7 @@ impl ChunkIndex {
         for (depth, hash) in chain.iter().enumerate() {
             self.pins.blocks.entry((depth, *hash)).or_default().push(pin);
         }
-        let named = Named { pin, root: prefix.root, chain, tokens: prefix.tokens[..n_tokens].to_vec() };
+        let named = PinEntry { pin, root: prefix.root, chain, tokens: prefix.tokens[..n_tokens].to_vec() };
         for id in self.covered(&named) {
             self.chunk_mut(id).n_named_pins += 1;
             self.repin(id);
@@ -162,7 +163,7 @@ impl ChunkIndex {
     }
 
     /// Returns the stored chunks and checkpoints that a pin covers, in the order of the chain.
-    fn covered(&self, named: &Named) -> Vec<ChunkId> {
+    fn covered(&self, named: &PinEntry) -> Vec<ChunkId> {
         let mut covered = Vec::new();
         for (depth, hash) in named.chain.iter().enumerate() {
             let chunk = self.blocks.get(hash).map(|(id, _)| *id);
@@ -176,7 +177,7 @@ impl ChunkIndex {
         covered
     }
 
-    fn pin_view(&self, named: &Named) -> PinView {
+    fn pin_view(&self, named: &PinEntry) -> PinView {
         let covered = self.covered(named);
         let n_bytes = |id: &ChunkId| self.chunks[id].record.n_bytes;
         let is_guarded = |id: &&ChunkId| {
@@ -229,7 +230,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Moves the automatic pins to the chunks at which most uses end.
+    /// Moves the automatic pins to the chunks at which the most uses ended.
     fn pin_hottest(&mut self) {
         let hottest = self.pins.hottest();
         let was = std::mem::replace(&mut self.pins.hot, hottest.clone());
@@ -251,12 +252,12 @@ impl ChunkIndex {
         }
     }
 
-    /// Checks that pins match what is stored; for tests. Panics: when they do not.
+    /// Checks that pins match the stored chunks, for tests. Panics: if they do not.
     pub(super) fn check_pins(&self) {
         assert_eq!(self.pins.hot, self.pins.hottest(), "the automatic pins are not at the hottest chunks");
         for (id, chunk) in &self.chunks {
             let n_named = self.pins.named.iter().filter(|named| named.covers(&chunk.record)).count();
-            assert_eq!(n_named, chunk.n_named_pins as usize, "a named pin is not on what it covers");
+            assert_eq!(n_named, chunk.n_named_pins as usize, "a named pin does not pin its chunks");
             let is_before = |end: &&ChunkId| {
                 let mut next = Some(**end);
                 while next.is_some_and(|next| next != *id) {
@@ -265,7 +266,7 @@ impl ChunkIndex {
                 next.is_some()
             };
             let n_automatic = self.pins.hot.iter().filter(is_before).count();
-            assert_eq!(n_automatic, chunk.n_automatic_pins as usize, "an automatic pin is not on a whole chain");
+            assert_eq!(n_automatic, chunk.n_automatic_pins as usize, "an automatic pin does not pin its whole chain");
             assert_eq!(chunk.n_ends > 0, self.pins.ranking.contains(&(chunk.n_ends, Reverse(*id))));
         }
     }

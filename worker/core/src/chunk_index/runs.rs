@@ -1,32 +1,32 @@
 //! Runs of stored blocks to send to another worker, found by their last block.
 //!
-//! The requesting worker knows the tokens and compares them; this worker gets only the hash of the last block. Not
-//! here: look-ups of a prompt (`chunk_index`).
+//! The requesting worker compares the tokens; this worker only gets the hash of the last block. Not here: look-ups of a
+//! prompt (`chunk_index`).
 
 use std::ops::Range;
 
 use warmpath_common::block_hash::BlockHash;
 
-use super::entry::{Kind, Record};
+use super::entry::{ChunkRecord, StateKind};
 use super::{ChunkId, ChunkIndex};
 
 /// Consecutive blocks of one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
+pub struct ChunkPart {
     /// Identifier of the chunk.
     pub chunk: ChunkId,
-    /// The blocks, counted from the chunk's first.
+    /// Range of the blocks, counted from the chunk's first.
     pub blocks: Range<usize>,
 }
 
-impl Record {
+impl ChunkRecord {
     /// Returns the record of a non-empty range of a chunk's blocks, counted from its first.
     ///
     /// The size is that of the range's part of the payload. The record names no tenant and has the default priority.
     pub fn part(&self, blocks: Range<usize>) -> Self {
         let n = self.tokens.len() / self.blocks.len();
         Self {
-            kind: Kind::Chunk,
+            kind: StateKind::Chunk,
             root: self.root,
             first_block: self.first_block + blocks.start,
             parent: blocks.start.checked_sub(1).map_or(self.parent, |before| Some(self.blocks[before])),
@@ -41,16 +41,16 @@ impl Record {
 
 impl ChunkIndex {
     /// Returns the last `n_blocks` stored blocks of the chain that ends with the block `last`, in the order of the
-    /// chain: fewer if the chain has fewer, none if that block is not stored.
+    /// chain. There are fewer if the chain is shorter, and none if that block is not stored.
     ///
     /// Cost: O(chunks of the run).
-    pub fn run_to(&self, last: &BlockHash, n_blocks: usize) -> Vec<Part> {
+    pub fn run_to(&self, last: &BlockHash, n_blocks: usize) -> Vec<ChunkPart> {
         let mut parts = Vec::new();
         let mut n_left = n_blocks;
         let mut next = self.blocks.get(last).copied();
         while let Some((chunk, offset)) = next.filter(|_| n_left > 0) {
             let n = n_left.min(offset + 1);
-            parts.push(Part { chunk, blocks: offset + 1 - n..offset + 1 });
+            parts.push(ChunkPart { chunk, blocks: offset + 1 - n..offset + 1 });
             n_left -= n;
             let before = self.chunks[&chunk].record.parent;
             next = before.and_then(|before| self.blocks.get(&before).copied());

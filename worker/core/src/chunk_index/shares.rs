@@ -1,11 +1,11 @@
-//! Fair shares of one tier: the bytes of each tenant, and whose chunk is evicted when space is needed.
+//! Fair shares of one tier: the bytes of each tenant, and the tenant whose chunk is evicted when space is needed.
 //!
 //! The total size and the pinned part are in `tier_queue`, the identity of tenants in `crate::tenants`.
 //!
-//! Shares are max-min fair. Any tenant can use what another leaves unused. When the tier is full, the tenant that is
+//! Shares are max-min fair. A tenant can use space that others leave unused. When the tier is full, the tenant that is
 //! furthest above an equal share loses a chunk, so a tenant within its share loses nothing to another tenant's flood.
-//! Tenants that have been quiet for long or came only once have no share: among their chunks and those of the largest
-//! tenant, the least recently used one is evicted.
+//! Tenants without recent requests, or with only one request, have no share. Among their chunks and those of the
+//! largest tenant, the least recently used one is evicted.
 //!
 //! Source: max-min fairness by eviction from the largest, as in Ghodsi et al., "Dominant resource fairness" (NSDI
 //! 2011), for one resource.
@@ -19,14 +19,14 @@ use hashbrown::HashMap;
 use super::ChunkId;
 use super::tier_queue::{Evictability, LruSegment};
 use super::views::Reason;
-use crate::tenants::{Acquaintance, Tenant, TenantId};
+use crate::tenants::{ShareStatus, Tenant, TenantId};
 
 /// Order of the chunks of a group: the least recently used first; ties: the deepest first, then the oldest.
 pub(super) type Age = (u64, Reverse<usize>, ChunkId);
-/// Order of the groups of chunks that may leave.
+/// Order of the groups of evictable chunks.
 pub(super) type Group = (Evictability, i32, LruSegment);
 
-/// Sort key of tenants by their bytes; ties: the tenant that was quiet longest last.
+/// Sort key of tenants by their bytes; ties: the least recently active tenant last.
 type Size = (u64, Reverse<u64>, TenantId);
 
 /// Chunk that may be evicted, and its tenant.
@@ -39,7 +39,7 @@ struct Giver {
 /// Request for space in a tier.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Need {
-    /// Tenant that needs it.
+    /// Tenant that needs the space.
     pub tenant: Tenant,
     /// Bytes that will be added.
     pub n_bytes: u64,
@@ -54,35 +54,35 @@ pub(super) struct Need {
 pub(super) struct Shares {
     /// Time after its last use at which a tenant loses its share.
     quiet_after_ms: u64,
-    accounts: HashMap<TenantId, Account>,
-    /// Tenants that have a share, by their bytes; tenants with 0 bytes are left out.
+    accounts: HashMap<TenantId, TenantAccount>,
+    /// Tenants with a share, by their bytes, without tenants that have 0 bytes.
     by_bytes: BTreeSet<Size>,
-    /// Tenants that have a share, the one that was quiet longest first.
+    /// Tenants with a share, the least recently active one first.
     by_use: BTreeSet<(u64, TenantId)>,
-    /// Tenants without a share, the one that was quiet longest first.
+    /// Tenants without a share, the least recently active one first.
     without: BTreeSet<(u64, TenantId)>,
 }
 
-/// One tenant's part of the tier.
+/// Bytes and evictable chunks of one tenant in the tier.
 #[derive(Debug, Clone)]
-struct Account {
-    acquaintance: Acquaintance,
+struct TenantAccount {
+    share_status: ShareStatus,
     used_ms: u64,
     n_chunks: usize,
-    /// Bytes, not counting those that pins keep.
+    /// Bytes, without guarded ones.
     n_bytes: u64,
     leaving: BTreeMap<Group, BTreeSet<Age>>,
 }
 
-impl Account {
+impl TenantAccount {
     fn size(&self, id: TenantId) -> Size {
         (self.n_bytes, Reverse(self.used_ms), id)
     }
 
-    /// Returns the chunk that is evicted next, `None` if none may leave.
+    /// Returns the chunk that is evicted next; `None` if no chunk may be evicted.
     ///
-    /// The order: chunks that may leave at once, then lower priority, then chunks that were not used after they were
-    /// stored, then the least recently used. A protected chunk that was used less than `min_hold_ms` ago stays.
+    /// Chunks are ordered by evictability, then by ascending priority, then unused before used ones, then least
+    /// recently used first. A protected chunk that was used less than `min_hold_ms` ago is not evicted.
     /// Cost: O(log n) for each priority in use.
     fn next_to_leave(&self, now_ms: u64, min_hold_ms: u64) -> Option<Age> {
         let oldest_of = |((_, _, segment), ages): (&Group, &BTreeSet<Age>)| {
@@ -108,7 +108,7 @@ impl Shares {
         }
     }
 
-    /// Adds a chunk that enters for a tenant.
+    /// Adds a chunk of a tenant.
     pub(super) fn enter(&mut self, tenant: Tenant, n_bytes: u64) {
         self.change(tenant.id, |account| {
             account.n_chunks += 1;
@@ -116,7 +116,7 @@ impl Shares {
         });
     }
 
-    /// Subtracts a chunk, which must not be listed for eviction. Panics: when the tenant has none.
+    /// Subtracts a chunk, which must not be listed for eviction. Panics: if the tenant has none.
     pub(super) fn leave(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| {
             account.n_chunks -= 1;
@@ -124,22 +124,22 @@ impl Shares {
         });
     }
 
-    /// Subtracts the bytes of a chunk that a pin now keeps.
+    /// Subtracts the bytes of a chunk that is guarded from now on.
     pub(super) fn set_aside(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| account.n_bytes -= n_bytes);
     }
 
-    /// Adds the bytes of a chunk that no pin keeps any longer.
+    /// Adds the bytes of a chunk that is no longer guarded.
     pub(super) fn take_back(&mut self, tenant: TenantId, n_bytes: u64) {
         self.change(tenant, |account| account.n_bytes += n_bytes);
     }
 
-    /// Records that a tenant has used a chunk of its own.
+    /// Records that a tenant has used one of its chunks.
     pub(super) fn note_use(&mut self, tenant: Tenant, used_ms: u64) {
         self.change(tenant.id, |account| {
             account.used_ms = account.used_ms.max(used_ms);
-            if tenant.acquaintance == Acquaintance::Known {
-                account.acquaintance = Acquaintance::Known;
+            if tenant.share_status == ShareStatus::Has {
+                account.share_status = ShareStatus::Has;
             }
         });
     }
@@ -161,22 +161,22 @@ impl Shares {
         }
     }
 
-    /// Returns the chunk that is evicted next, and the reason. `limit_bytes` is the size of the tier without what pins
-    /// keep. `None` if no chunk may leave.
+    /// Returns the chunk that is evicted next, and the reason; `None` if no chunk may be evicted. `limit_bytes` is the
+    /// size of the tier without guarded bytes.
     ///
     /// The first rule that finds a chunk decides:
     ///
-    /// 1. Of the tenants above an equal share, counting the bytes to be added, the largest loses a chunk; or a tenant
-    ///    without a share, if its chunk is older.
+    /// 1. The largest tenant above an equal share loses a chunk, counting the bytes to be added; or a tenant without a
+    ///    share, if its chunk is older.
     /// 2. Tenants that are above an equal share and larger than the requesting one lose chunks that the minimum hold
     ///    time protects.
-    /// 3. The requesting tenant loses a chunk of its own.
-    /// 4. The tenant that was quiet longest loses a chunk although it is within its share: only if the requesting
-    ///    tenant has nothing and a share is smaller than the bytes to be added.
+    /// 3. The requesting tenant loses a chunk of its own. 4. The least recently active tenant loses a chunk although it
+    /// is within its share, but only if the requesting
+    ///    tenant has no bytes and a share is smaller than the bytes to be added.
     ///
     /// Cost: O(log n) for each tenant that is skipped.
     pub(super) fn next_to_leave(&mut self, limit_bytes: u64, need: &Need) -> Option<(ChunkId, Reason)> {
-        self.settle(need.now_ms);
+        self.end_shares(need.now_ms);
         let n_shares = self.n_shares(need) as u128;
         let is_above = |n_bytes: u64| u128::from(n_bytes) * n_shares > u128::from(limit_bytes);
         let fair = || {
@@ -209,22 +209,22 @@ impl Shares {
         })
     }
 
-    /// Returns the number of tenants with a share that hold any bytes and the bytes of the largest, without those that
-    /// pins keep.
+    /// Returns the number of tenants that have a share and any bytes, and the bytes of the largest one, without guarded
+    /// bytes.
     pub(super) fn totals(&self) -> (usize, u64) {
         (self.by_bytes.len(), self.by_bytes.last().map_or(0, |(n_bytes, ..)| *n_bytes))
     }
 
-    /// Returns every tenant with its bytes, without those that pins keep.
+    /// Returns every tenant with its bytes, without guarded ones.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TenantId, u64)> {
         self.accounts.iter().map(|(id, account)| (*id, account.n_bytes))
     }
 
-    /// Returns the tenants that have a share with their bytes, the largest first; for the requesting tenant, the bytes
-    /// to be added count.
+    /// Returns the tenants with a share and their bytes, the largest first. The requesting tenant's bytes include those
+    /// to be added.
     fn by_size(&self, need: &Need) -> impl Iterator<Item = (u64, TenantId)> {
         let (taker, n_taken) = (need.tenant.id, self.taken(need));
-        let itself = need.tenant.with_share().map(|id| (n_taken, id));
+        let itself = need.tenant.share_id().map(|id| (n_taken, id));
         let others = self.by_bytes.range(..=last_of(n_taken)).rev().map(|(n_bytes, _, id)| (*n_bytes, *id));
         self.larger(need).chain(itself).chain(others.filter(move |(_, id)| *id != taker))
     }
@@ -245,28 +245,28 @@ impl Shares {
         self.accounts.get(&tenant).map_or(0, |account| account.n_bytes)
     }
 
-    /// Returns the number of equal shares: one for each tenant that has one, and one for all others together.
+    /// Returns the number of equal shares: one for each tenant with a share, and one for all other tenants together.
     fn n_shares(&self, need: &Need) -> usize {
         let own = self.accounts.get(&need.tenant.id).map(|account| account.size(need.tenant.id));
         let is_counted = own.is_some_and(|size| self.by_bytes.contains(&size));
-        let is_another = need.tenant.with_share().is_some() && !is_counted;
-        let has_others = !self.without.is_empty() || need.tenant.with_share().is_none();
+        let is_another = need.tenant.share_id().is_some() && !is_counted;
+        let has_others = !self.without.is_empty() || need.tenant.share_id().is_none();
         self.by_bytes.len() + usize::from(is_another) + usize::from(has_others)
     }
 
-    /// Takes their share from tenants that have been quiet for long.
-    fn settle(&mut self, now_ms: u64) {
+    /// Ends the shares of tenants without recent requests.
+    fn end_shares(&mut self, now_ms: u64) {
         while let Some((used_ms, id)) = self.by_use.first().copied()
             && now_ms.saturating_sub(used_ms) > self.quiet_after_ms
         {
-            self.change(id, |account| account.acquaintance = Acquaintance::Stranger);
+            self.change(id, |account| account.share_status = ShareStatus::Lacks);
         }
     }
 
-    /// Changes an account. It is created if it is absent, and removed if it has no chunks afterwards.
-    fn change(&mut self, id: TenantId, change: impl FnOnce(&mut Account)) {
-        let mut account = self.accounts.remove(&id).unwrap_or_else(|| Account {
-            acquaintance: Acquaintance::Stranger,
+    /// Changes an account. A missing account is created, and an account without chunks is removed.
+    fn change(&mut self, id: TenantId, change: impl FnOnce(&mut TenantAccount)) {
+        let mut account = self.accounts.remove(&id).unwrap_or_else(|| TenantAccount {
+            share_status: ShareStatus::Lacks,
             used_ms: 0,
             n_chunks: 0,
             n_bytes: 0,
@@ -279,29 +279,29 @@ impl Shares {
         if account.n_chunks == 0 {
             return;
         }
-        match account.acquaintance {
-            Acquaintance::Known => {
+        match account.share_status {
+            ShareStatus::Has => {
                 self.by_use.insert((account.used_ms, id));
                 if account.n_bytes > 0 {
                     self.by_bytes.insert(account.size(id));
                 }
             }
-            Acquaintance::Stranger => drop(self.without.insert((account.used_ms, id))),
+            ShareStatus::Lacks => drop(self.without.insert((account.used_ms, id))),
         }
         self.accounts.insert(id, account);
     }
 
-    /// Checks that all parts agree; for tests. Panics: when they do not.
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub(super) fn check_invariants(&self) {
         let known: Vec<_> =
-            self.accounts.iter().filter(|(_, account)| account.acquaintance == Acquaintance::Known).collect();
+            self.accounts.iter().filter(|(_, account)| account.share_status == ShareStatus::Has).collect();
         assert_eq!(known.len(), self.by_use.len());
         assert_eq!(known.len() + self.without.len(), self.accounts.len());
         assert_eq!(known.iter().filter(|(_, account)| account.n_bytes > 0).count(), self.by_bytes.len());
         for (id, account) in &self.accounts {
-            let set = if account.acquaintance == Acquaintance::Known { &self.by_use } else { &self.without };
+            let set = if account.share_status == ShareStatus::Has { &self.by_use } else { &self.without };
             assert!(set.contains(&(account.used_ms, *id)) && account.n_chunks > 0);
-            assert!(account.leaving.values().all(|ages| !ages.is_empty()), "an empty group is kept");
+            assert!(account.leaving.values().all(|ages| !ages.is_empty()), "a group without chunks is kept");
         }
     }
 
@@ -313,7 +313,7 @@ impl Shares {
 
     /// Returns the chunks and bytes of every tenant, and the number of listed chunks; for tests.
     pub(super) fn count(&self) -> (usize, u64, usize) {
-        let listed = |account: &Account| account.leaving.values().map(BTreeSet::len).sum::<usize>();
+        let listed = |account: &TenantAccount| account.leaving.values().map(BTreeSet::len).sum::<usize>();
         self.accounts.values().fold((0, 0, 0), |(chunks, bytes, n), account| {
             (chunks + account.n_chunks, bytes + account.n_bytes, n + listed(account))
         })

@@ -22,8 +22,8 @@ fn root(n: u8) -> BlockHash {
 }
 
 /// Returns limits for this many blocks, with chunks of at most 4 blocks.
-fn limits(ram_blocks: u64, disk_blocks: u64) -> Limits {
-    Limits {
+fn limits(ram_blocks: u64, disk_blocks: u64) -> StoreLimits {
+    StoreLimits {
         ram_bytes: ram_blocks * BLOCK_BYTES,
         disk_bytes: disk_blocks * BLOCK_BYTES,
         min_hold_ms: 0,
@@ -50,9 +50,9 @@ impl Sequence {
         Prefix { root: self.root, chain: &self.chain, tokens: &self.tokens }
     }
 
-    /// Returns the tenant whose chain it is, one that has a share.
+    /// Returns the tenant of the chain, with a share.
     fn tenant(&self) -> Tenant {
-        Tenant::known(TenantId::of_root(&self.root))
+        Tenant::with_share(TenantId::of_root(&self.root))
     }
 
     fn new_chunk(&self, blocks: Range<usize>, now_ms: u64) -> NewChunk<'_> {
@@ -93,7 +93,8 @@ fn finds_the_longest_stored_prefix_even_if_it_ends_within_a_chunk() {
     let parts = Sequence::new((0..6).chain(100..106));
     assert_eq!(parts.n_stored(&index), 3);
     let behind = parts.store(&mut index, 2);
-    let piece = |chunk: ChunkId, n_blocks: usize, n_bytes: u64| Piece { chunk, n_blocks, tier: Tier::Ram, n_bytes };
+    let piece =
+        |chunk: ChunkId, n_blocks: usize, n_bytes: u64| ChunkPiece { chunk, n_blocks, tier: Tier::Ram, n_bytes };
     assert_eq!(index.find(&first.prefix()).pieces, [piece(ids[0], 4, 40), piece(ids[1], 4, 40)]);
     assert_eq!(
         index.find(&parts.prefix()).pieces,
@@ -110,13 +111,13 @@ fn compares_the_tokens_of_every_block_when_hashes_collide() {
     for depth in 0..8 {
         let mut other = Sequence::new(0..16);
         other.tokens[depth * 2 + 1] += 1000;
-        assert_eq!(other.n_stored(&index), depth, "another block {depth} has the stored one's hash");
-        assert!(index.missing(&other.prefix()).is_empty(), "nothing can be stored behind a hash that is taken");
+        assert_eq!(other.n_stored(&index), depth, "block {depth} differs from the stored one with the same hash");
+        assert!(index.missing(&other.prefix()).is_empty(), "no block can be stored after a colliding one");
     }
 }
 
 #[test]
-fn a_collision_behind_another_prefix_gives_nothing() {
+fn a_collision_after_another_prefix_finds_no_block() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let stored = Sequence::new(0..16);
     stored.store(&mut index, 1);
@@ -154,7 +155,7 @@ fn finds_checkpoints_of_the_same_tokens_only_and_without_chunks() {
 }
 
 #[test]
-fn cuts_what_is_missing_at_multiples_of_a_chunk() {
+fn missing_blocks_are_split_at_multiples_of_a_chunk() {
     let check = |n_stored: usize, n_tokens: u32, expected: &[(usize, usize)]| {
         let mut index = ChunkIndex::new(limits(100, 0));
         Sequence::new(0..n_stored as u32 * BLOCK).store(&mut index, 1);
@@ -204,7 +205,7 @@ fn shows_entries_and_totals_by_tier() {
     sequence.touch(&mut index, 7);
     let expected = EntryView {
         chunk: ids[1],
-        kind: Kind::Chunk,
+        kind: StateKind::Chunk,
         tier: Tier::Ram,
         is_on_disk: false,
         first_token: 8,
@@ -228,11 +229,11 @@ fn shows_entries_and_totals_by_tier() {
 }
 
 #[test]
-fn reports_each_chunk_s_changes_once_and_in_order() {
+fn reports_the_changes_of_each_chunk_once_and_in_order() {
     let mut index = ChunkIndex::new(limits(4, 100));
     let (first, second) = (Sequence::new(0..8), Sequence::new(100..108));
     let told = |index: &mut ChunkIndex| -> Vec<(BlockHash, Option<Tier>)> {
-        index.take_news().iter().map(|news| (news.blocks[0], news.tier)).collect()
+        index.take_changes().iter().map(|news| (news.blocks[0], news.tier)).collect()
     };
     let ids = first.store(&mut index, 1);
     index.written(ids[0], 1);

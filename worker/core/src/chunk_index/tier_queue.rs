@@ -1,10 +1,10 @@
 //! One tier: its chunks, their bytes, and the order of eviction.
 //!
-//! `tiers` decides which chunks may leave without making another unreachable, and passes it as an [`Evictability`];
-//! `shares` decides which tenant's chunk leaves.
+//! `tiers` decides which chunks may be evicted without making another one unreachable, and passes it as an
+//! [`Evictability`]; `shares` decides which tenant's chunk is evicted.
 //!
-//! The order is a segmented LRU. Chunks that were used after they were stored are protected and leave after those that
-//! were not, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
+//! The order is a segmented LRU. Chunks that were used after they were stored are protected and are evicted after the
+//! other ones, so a flood of prompts that are sent once evicts only itself. The size of the protected segment is learnt
 //! (`arc_target`).
 
 use std::cmp::Reverse;
@@ -20,14 +20,14 @@ use super::views::Reason;
 use super::{ChunkId, Totals};
 use crate::tenants::Tenant;
 
-/// Whether a chunk may leave its tier.
+/// Whether a chunk may be evicted from its tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Evictability {
-    /// It may leave.
+    /// The chunk may be evicted.
     Free,
-    /// It may leave if no free chunk can: it is being written, and shortly it could leave without a loss.
+    /// The chunk may be evicted if there is no free one. It is being written, and will be free without a loss soon.
     Writing,
-    /// It must stay: it is in use, or another chunk would become unreachable.
+    /// The chunk must stay, because it is in use or another one would become unreachable.
     Fixed,
 }
 
@@ -50,9 +50,9 @@ pub(super) struct EntryStats {
 /// Whether a chunk was used after it was stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LruSegment {
-    /// The chunk was never used, or long ago.
+    /// The chunk was not used, or not recently.
     Probation,
-    /// The chunk was used.
+    /// The chunk was used recently.
     Protected,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum LruSegment {
 pub(super) struct TierQueue {
     limit_bytes: u64,
     totals: Totals,
-    members: HashMap<ChunkId, Member>,
+    members: HashMap<ChunkId, TierMember>,
     shares: Shares,
     protected: BTreeSet<Age>,
     protected_bytes: u64,
@@ -71,7 +71,7 @@ pub(super) struct TierQueue {
 
 /// One chunk in the tier.
 #[derive(Debug, Clone)]
-struct Member {
+struct TierMember {
     stats: EntryStats,
     evictability: Evictability,
     used: Use,
@@ -80,7 +80,7 @@ struct Member {
     listed: Option<Group>,
 }
 
-impl Member {
+impl TierMember {
     fn age(&self, id: ChunkId) -> Age {
         (self.stats.last_used_ms, Reverse(self.stats.first_block), id)
     }
@@ -95,7 +95,7 @@ impl Member {
 }
 
 impl TierQueue {
-    /// Returns an empty tier. A tenant loses its share when it was quiet for longer than `quiet_after_ms`.
+    /// Returns an empty tier. A tenant loses its share after `quiet_after_ms` without a request.
     pub(super) fn new(limit_bytes: u64, quiet_after_ms: u64) -> Self {
         Self {
             limit_bytes,
@@ -125,10 +125,10 @@ impl TierQueue {
         self.members.get(&id).is_some_and(|member| member.is_guarded)
     }
 
-    /// Adds a chunk; it stays until `set_standing` allows it to leave.
+    /// Adds a chunk; it cannot be evicted until `set_evictability` allows it.
     pub(super) fn enter(&mut self, id: ChunkId, stats: EntryStats) {
         let member =
-            Member { stats, evictability: Evictability::Fixed, used: Use::Never, is_guarded: false, listed: None };
+            TierMember { stats, evictability: Evictability::Fixed, used: Use::Never, is_guarded: false, listed: None };
         self.totals.add(stats.n_tokens, stats.n_bytes);
         self.shares.enter(stats.tenant, stats.n_bytes);
         self.shares.note_use(stats.tenant, stats.last_used_ms);
@@ -143,7 +143,7 @@ impl TierQueue {
     pub(super) fn leave(&mut self, id: ChunkId) -> EntryStats {
         self.set_segment(id, LruSegment::Probation);
         self.unguard(id);
-        self.set_standing(id, Evictability::Fixed);
+        self.set_evictability(id, Evictability::Fixed);
         let member = self.members.remove(&id).expect("a chunk leaves only a tier that it is in");
         self.totals.subtract(member.stats.n_tokens, member.stats.n_bytes);
         self.shares.leave(member.stats.tenant.id, member.stats.n_bytes);
@@ -151,7 +151,7 @@ impl TierQueue {
         member.stats
     }
 
-    /// Records the name of a chunk that is about to be evicted because another one needs its space.
+    /// Records the name of a chunk that is about to be evicted for another one.
     pub(super) fn note_evicted(&mut self, id: ChunkId) {
         let Some(member) = self.members.get(&id) else { return };
         self.arc_target.left(member.stats.name, member.stats.n_bytes, member.used);
@@ -186,8 +186,8 @@ impl TierQueue {
         }
     }
 
-    /// Sets whether a chunk may leave, if it is in the tier.
-    pub(super) fn set_standing(&mut self, id: ChunkId, evictability: Evictability) {
+    /// Sets whether a chunk may be evicted, if it is in the tier.
+    pub(super) fn set_evictability(&mut self, id: ChunkId, evictability: Evictability) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.evictability = evictability;
         self.relist(id);
@@ -204,7 +204,7 @@ impl TierQueue {
         self.guard_next();
     }
 
-    /// Returns the chunk that is evicted next for the given need, and the reason; `None` if no chunk may leave.
+    /// Returns the chunk that is evicted next for this need, and the reason; `None` if no chunk may be evicted.
     pub(super) fn next_to_leave(&mut self, need: &Need) -> Option<(ChunkId, Reason)> {
         self.shares.next_to_leave(self.limit_bytes - self.guards.guarded_bytes(), need)
     }
@@ -214,13 +214,13 @@ impl TierQueue {
         &self.shares
     }
 
-    fn member(&mut self, id: ChunkId) -> &mut Member {
-        self.members.get_mut(&id).expect("the caller has seen that the chunk is in the tier")
+    fn member(&mut self, id: ChunkId) -> &mut TierMember {
+        self.members.get_mut(&id).expect("the caller has checked that the chunk is in the tier")
     }
 
     /// Moves a chunk to its group and position in the order of eviction.
     fn relist(&mut self, id: ChunkId) {
-        let member = self.members.get_mut(&id).expect("the caller has seen that the chunk is in the tier");
+        let member = self.members.get_mut(&id).expect("the caller has checked that the chunk is in the tier");
         let stays = member.is_guarded || member.evictability == Evictability::Fixed;
         let group = (!stays).then_some((member.evictability, member.stats.priority, member.stats.segment));
         let (tenant, age) = (member.stats.tenant.id, member.age(id));
@@ -258,7 +258,7 @@ impl TierQueue {
         }
     }
 
-    /// Guards a chunk if it is pinned and there is space or other pins have to yield.
+    /// Guards a chunk if it is pinned and there is space, or other pins lose their guards to it.
     fn guard(&mut self, id: ChunkId) {
         let member = self.member(id);
         let (pin, pinning) = (member.pin(id), member.pinning());
@@ -296,15 +296,18 @@ impl TierQueue {
         }
     }
 
-    /// Checks that all parts agree; for tests. Panics: when they do not.
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub(super) fn check_invariants(&self) {
-        let sum = |keep: &dyn Fn(&Member) -> bool| -> u64 {
+        let sum = |keep: &dyn Fn(&TierMember) -> bool| -> u64 {
             self.members.values().filter(|member| keep(member)).map(|member| member.stats.n_bytes).sum()
         };
-        assert_eq!(sum(&|_| true), self.totals.n_bytes, "a tier's bytes are counted wrong");
-        assert!(self.totals.n_bytes <= self.limit_bytes, "a tier holds more than its limit");
+        assert_eq!(sum(&|_| true), self.totals.n_bytes, "the sum of a tier's bytes is wrong");
+        assert!(self.totals.n_bytes <= self.limit_bytes, "a tier exceeds its limit");
         assert_eq!(sum(&|member| member.stats.segment == LruSegment::Protected), self.protected_bytes);
-        assert!(self.protected_bytes <= self.arc_target.protected_bytes_max(), "too much is protected");
+        assert!(
+            self.protected_bytes <= self.arc_target.protected_bytes_max(),
+            "the protected segment exceeds its maximum"
+        );
         assert_eq!(sum(&|member| member.is_guarded), self.guards.guarded_bytes());
         self.guards.check_invariants();
         self.shares.check_invariants();

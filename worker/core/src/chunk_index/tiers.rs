@@ -1,8 +1,8 @@
-//! Life of chunks: insertion, writing, reading, eviction, loss.
+//! Lifecycle of chunks: insertion, writing, reading, eviction, loss.
 //!
-//! The order of eviction is in `tier_queue`, look-ups are in `chunk_index`. A chunk is in at most two places, RAM and a
-//! file. It leaves them one at a time, and is forgotten when it has left both. Every change adds orders for the shell,
-//! which must be executed in order.
+//! The order of eviction is in `tier_queue`, look-ups are in `chunk_index`. A chunk is in RAM, in a file, or in both.
+//! It is removed from the index when neither has it any more. Every change adds orders, which the shell must execute in
+//! order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use hashbrown::HashSet;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, File, Kind, Record};
+use super::entry::{Chunk, ChunkFile, ChunkRecord, StateKind};
 use super::shares::Need;
 use super::tier_queue::Evictability;
 use super::views::Reason;
@@ -27,7 +27,7 @@ pub struct NewChunk<'a> {
     pub blocks: Range<usize>,
     /// Size of its payload.
     pub n_bytes: u64,
-    /// Priority of the request that leaves it; lower ones are evicted first.
+    /// Priority of the request that stores it; lower ones are evicted first.
     pub priority: i32,
     /// Tenant of that request.
     pub tenant: Tenant,
@@ -37,13 +37,13 @@ pub struct NewChunk<'a> {
 
 /// Order to the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
-    /// Write a chunk's bytes, which are in RAM when the order is given, to a file; report `written` or `write_failed`.
+pub enum StoreOrder {
+    /// Write a chunk's bytes, which are in RAM, to a file; report `written` or `write_failed`.
     Write(ChunkId),
     /// Drop a chunk's bytes from RAM.
     DropRam(ChunkId),
-    /// Delete a chunk's file, even if it is still being written; the index may have forgotten the chunk.
-    DropFile(ChunkId, Arc<Record>),
+    /// Delete a chunk's file, even if it is still being written. The index may have removed the chunk already.
+    DropFile(ChunkId, Arc<ChunkRecord>),
 }
 
 /// Reason why a chunk or checkpoint was not stored.
@@ -55,13 +55,13 @@ pub enum NotStored {
     /// No other chunk may be evicted.
     #[error("nothing can be evicted to make room for the chunk")]
     NoRoom,
-    /// The block before the chunk's first is not stored.
+    /// The block before the chunk's first one is not stored.
     #[error("the block before the chunk is not stored")]
     NoParent,
-    /// One of its blocks is stored already, under these tokens or, if hashes collide, others.
+    /// One of its blocks is stored already, with the same tokens or, if hashes collide, with others.
     #[error("a block of the chunk is stored already")]
     Taken,
-    /// Its parts do not fit together.
+    /// Its fields are inconsistent.
     #[error("the chunk is not made of whole blocks of a chain")]
     Malformed,
 }
@@ -84,16 +84,15 @@ struct NeededSpace {
 }
 
 impl ChunkIndex {
-    /// Stores a chunk in RAM behind the stored part of its sequence, and orders it written if there is a disk tier.
+    /// Stores a chunk in RAM after the stored part of its sequence, and orders a write if there is a disk tier.
     ///
-    /// Space is made by eviction, first from the tenant that is most above an equal share (`shares`). Among the
-    /// tenant's chunks that may leave, the order is: lower priority, then chunks that were not used after they were
-    /// stored, then the least recently used. Held chunks, guarded pins, and chunks that are needed to reach others
-    /// always stay. A chunk that was used after it was stored stays during the minimum hold time, unless its tenant is
-    /// above its share.
+    /// Other chunks are evicted if there is no space, first those of the tenant furthest above an equal share
+    /// (`shares`). A tenant's chunks are evicted in this order: lower priority first, then unused before used ones,
+    /// then the least recently used. Held chunks, guarded pins, and chunks that others depend on are never evicted. A
+    /// used chunk is not evicted during the minimum hold time, unless its tenant is above its share.
     /// Cost: O(blocks before it) to compare tokens, O(log n) for each eviction. Errors: see [`NotStored`].
     pub fn insert(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
-        let record = self.record_of(Kind::Chunk, new)?;
+        let record = self.record_of(StateKind::Chunk, new)?;
         if record.blocks.len() > self.limits.chunk_blocks_max {
             return Err(NotStored::Malformed);
         }
@@ -107,17 +106,17 @@ impl ChunkIndex {
 
     /// Stores a checkpoint at the end of `new.blocks`, which start at 0; the blocks themselves need not be stored.
     ///
-    /// Frees space as [`Self::insert`] does. Errors: see [`NotStored`].
+    /// Frees space like [`Self::insert`]. Errors: see [`NotStored`].
     pub fn insert_checkpoint(&mut self, new: &NewChunk<'_>) -> Result<ChunkId, NotStored> {
-        let record = self.record_of(Kind::Checkpoint, new)?;
+        let record = self.record_of(StateKind::Checkpoint, new)?;
         self.admit(record, None, (new.tenant, new.now_ms))
     }
 
-    /// Adopts the files of an earlier process, in any order, each with the time of its last use; returns the outcomes
-    /// in that order. The shell must delete refused files; files that are evicted later are deleted by order.
+    /// Adopts the files of an earlier process, given in any order with the times of their last use; returns an outcome
+    /// for each. The shell must delete refused files; files that are evicted are deleted by orders.
     ///
-    /// Panics: when the index holds any chunk or pin.
-    pub fn adopt(&mut self, files: &[(Record, u64)]) -> Vec<Result<ChunkId, NotStored>> {
+    /// Panics: if the index has any chunk or pin.
+    pub fn adopt(&mut self, files: &[(ChunkRecord, u64)]) -> Vec<Result<ChunkId, NotStored>> {
         assert!(self.chunks.is_empty() && self.pins().is_empty(), "files are adopted into an empty index");
         let mut by_depth: Vec<usize> = (0..files.len()).collect();
         by_depth.sort_by_key(|idx| files[*idx].0.first_block);
@@ -129,7 +128,7 @@ impl ChunkIndex {
             outcomes[idx] = self.adopt_one(record, *last_used_ms);
         }
         while !self.disk.has_room_for(0) {
-            let need = Need { tenant: Tenant::stranger(TenantId(0)), n_bytes: 0, now_ms, min_hold_ms: 0 };
+            let need = Need { tenant: Tenant::without_share(TenantId(0)), n_bytes: 0, now_ms, min_hold_ms: 0 };
             let next = self.disk.next_to_leave(&need).expect("nothing adopted is held, pinned or being written");
             self.evict(next, Tier::Disk);
         }
@@ -137,14 +136,14 @@ impl ChunkIndex {
     }
 
     /// Returns the orders since the last call, to be executed in this order.
-    pub fn take_orders(&mut self) -> Vec<Order> {
+    pub fn take_orders(&mut self) -> Vec<StoreOrder> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Records that a chunk's file is complete; a chunk that was forgotten meanwhile is ignored.
+    /// Records that a chunk's file is complete. A chunk that was removed in the meantime is ignored.
     pub fn written(&mut self, id: ChunkId, now_ms: u64) {
-        if let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == File::Writing) {
-            chunk.file = File::Written;
+        if let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == ChunkFile::Writing) {
+            chunk.file = ChunkFile::Written;
             self.restand(id);
         }
         if self.disk_health == (DiskHealth::Failing { probe: Some(id) }) {
@@ -159,16 +158,16 @@ impl ChunkIndex {
             DiskHealth::Failing { probe } if probe != Some(id) => {}
             _ => self.disk_health = DiskHealth::Failing { probe: None },
         }
-        let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == File::Writing) else { return };
-        chunk.file = File::Absent;
+        let Some(chunk) = self.chunks.get_mut(&id).filter(|chunk| chunk.file == ChunkFile::Writing) else { return };
+        chunk.file = ChunkFile::Absent;
         self.unwritten.insert((chunk.record.first_block, id));
         self.disk.leave(id);
         self.note_filed_child(id, Filed::NoLonger);
         self.restand(id);
     }
 
-    /// Records that a chunk's bytes have been read, and returns whether they may stay in RAM: not if the chunk was
-    /// removed or nothing can be evicted for it. Frees space as [`Self::insert`] does.
+    /// Records that a chunk's bytes have been read, and returns whether they may stay in RAM. They may not if the chunk
+    /// was removed or no chunk can be evicted for it. Frees space like [`Self::insert`].
     pub fn read_back(&mut self, id: ChunkId, now_ms: u64) -> bool {
         let Some(chunk) = self.chunks.get(&id) else { return false };
         if chunk.in_ram {
@@ -184,9 +183,9 @@ impl ChunkIndex {
         true
     }
 
-    /// Records that a chunk's file cannot be used. A chunk that is not in RAM is forgotten, with all chunks behind it.
+    /// Records that a chunk's file cannot be used. A chunk that is not in RAM is removed with all its descendants.
     pub fn lost(&mut self, id: ChunkId) {
-        let Some(chunk) = self.chunks.get(&id).filter(|chunk| chunk.file == File::Written) else { return };
+        let Some(chunk) = self.chunks.get(&id).filter(|chunk| chunk.file == ChunkFile::Written) else { return };
         if chunk.in_ram {
             self.unwritten.insert((chunk.record.first_block, id));
             self.drop_file(id, Reason::Lost);
@@ -203,7 +202,7 @@ impl ChunkIndex {
         }
     }
 
-    /// Forgets everything that is stored, held and pinned chunks included; named pins stay.
+    /// Removes all stored chunks, including held and pinned ones; named pins stay.
     pub fn clear(&mut self) {
         let mut ids: Vec<(usize, ChunkId)> =
             self.chunks.iter().map(|(id, chunk)| (chunk.record.first_block, *id)).collect();
@@ -213,14 +212,14 @@ impl ChunkIndex {
         }
     }
 
-    fn record_of(&self, kind: Kind, new: &NewChunk<'_>) -> Result<Record, NotStored> {
+    fn record_of(&self, kind: StateKind, new: &NewChunk<'_>) -> Result<ChunkRecord, NotStored> {
         let n = self.limits.block_size_tokens as usize;
         let Range { start, end } = new.blocks;
         let is_inside = start < end && end <= new.prefix.chain.len() && end <= new.prefix.tokens.len() / n;
-        if !is_inside || new.n_bytes == 0 || (kind == Kind::Checkpoint && start > 0) {
+        if !is_inside || new.n_bytes == 0 || (kind == StateKind::Checkpoint && start > 0) {
             return Err(NotStored::Malformed);
         }
-        Ok(Record {
+        Ok(ChunkRecord {
             kind,
             root: new.prefix.root,
             first_block: start,
@@ -229,13 +228,13 @@ impl ChunkIndex {
             tokens: new.prefix.tokens[start * n..end * n].into(),
             n_bytes: new.n_bytes,
             priority: new.priority,
-            tenant: new.tenant.with_share(),
+            tenant: new.tenant.share_id(),
         })
     }
 
     fn admit(
         &mut self,
-        record: Record,
+        record: ChunkRecord,
         parent: Option<ChunkId>,
         (tenant, now_ms): (Tenant, u64),
     ) -> Result<ChunkId, NotStored> {
@@ -244,7 +243,7 @@ impl ChunkIndex {
             return Err(NotStored::TooLarge);
         }
         // A parent that is only in RAM and has no other children must not be evicted for its own child.
-        let spared = parent.filter(|parent| self.chunks[parent].file != File::Written);
+        let spared = parent.filter(|parent| self.chunks[parent].file != ChunkFile::Written);
         if !self.make_room(&NeededSpace { tier: Tier::Ram, n_bytes: record.n_bytes, tenant, now_ms, spared }) {
             return Err(NotStored::NoRoom);
         }
@@ -259,7 +258,7 @@ impl ChunkIndex {
         Ok(id)
     }
 
-    fn adopt_one(&mut self, record: &Record, last_used_ms: u64) -> Result<ChunkId, NotStored> {
+    fn adopt_one(&mut self, record: &ChunkRecord, last_used_ms: u64) -> Result<ChunkId, NotStored> {
         if !record.is_well_formed(self.limits.block_size_tokens as usize) {
             return Err(NotStored::Malformed);
         }
@@ -269,39 +268,39 @@ impl ChunkIndex {
         self.check_free(record)?;
         let parent =
             record.parent.map(|hash| self.parent_by_hash(record, &hash).ok_or(NotStored::NoParent)).transpose()?;
-        let newcomer = || Tenant::stranger(TenantId::of_root(&record.root));
-        let tenant = record.tenant.map_or_else(newcomer, Tenant::known);
+        let newcomer = || Tenant::without_share(TenantId::of_root(&record.root));
+        let tenant = record.tenant.map_or_else(newcomer, Tenant::with_share);
         let id = self.link(record.clone(), parent, (tenant, last_used_ms));
-        self.enter_disk(id, File::Written);
+        self.enter_disk(id, ChunkFile::Written);
         self.restand(id);
         self.note_change(id);
         Ok(id)
     }
 
     /// Returns the chunk with the block right before `record`.
-    fn parent_by_hash(&self, record: &Record, hash: &BlockHash) -> Option<ChunkId> {
+    fn parent_by_hash(&self, record: &ChunkRecord, hash: &BlockHash) -> Option<ChunkId> {
         let (id, offset) = *self.blocks.get(hash)?;
         let parent = &self.chunks[&id].record;
         (parent.root == record.root && parent.first_block + offset + 1 == record.first_block).then_some(id)
     }
 
-    fn check_free(&self, record: &Record) -> Result<(), NotStored> {
+    fn check_free(&self, record: &ChunkRecord) -> Result<(), NotStored> {
         let mut seen = HashSet::new();
         let is_taken = match record.kind {
-            Kind::Chunk => record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen.insert(hash)),
-            Kind::Checkpoint => self.checkpoints.contains_key(&record.key_block().1),
+            StateKind::Chunk => record.blocks.iter().any(|hash| self.blocks.contains_key(hash) || !seen.insert(hash)),
+            StateKind::Checkpoint => self.checkpoints.contains_key(&record.key_block().1),
         };
         if is_taken { Err(NotStored::Taken) } else { Ok(()) }
     }
 
-    fn link(&mut self, record: Record, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> ChunkId {
+    fn link(&mut self, record: ChunkRecord, parent: Option<ChunkId>, (tenant, now_ms): (Tenant, u64)) -> ChunkId {
         let id = ChunkId(self.next_id);
         self.next_id += 1;
         match record.kind {
-            Kind::Chunk => {
+            StateKind::Chunk => {
                 self.blocks.extend(record.blocks.iter().enumerate().map(|(offset, hash)| (*hash, (id, offset))));
             }
-            Kind::Checkpoint => {
+            StateKind::Checkpoint => {
                 self.checkpoints.insert(record.key_block().1, id);
             }
         }
@@ -315,7 +314,7 @@ impl ChunkIndex {
         id
     }
 
-    /// Evicts chunks until a tier has space, and returns whether it has.
+    /// Evicts chunks until a tier has space; returns whether it has.
     fn make_room(&mut self, room: &NeededSpace) -> bool {
         if let Some(id) = room.spared {
             self.hold(id);
@@ -332,7 +331,7 @@ impl ChunkIndex {
             self.evict(next, room.tier);
         };
         if let Some(id) = room.spared {
-            self.let_go(id);
+            self.release(id);
         }
         has_room
     }
@@ -357,7 +356,7 @@ impl ChunkIndex {
         self.ram.enter(id, stats);
     }
 
-    fn enter_disk(&mut self, id: ChunkId, file: File) {
+    fn enter_disk(&mut self, id: ChunkId, file: ChunkFile) {
         let chunk = self.chunk_mut(id);
         chunk.file = file;
         let stats = chunk.stats();
@@ -365,35 +364,35 @@ impl ChunkIndex {
         self.note_filed_child(id, Filed::Newly);
     }
 
-    /// Removes a chunk from RAM; without a complete file it is forgotten.
+    /// Removes a chunk from RAM, and from the index if it has no complete file.
     fn drop_ram(&mut self, id: ChunkId, reason: Reason) {
         self.chunk_mut(id).in_ram = false;
         let stats = self.ram.leave(id);
         self.log.count(Tier::Ram, reason, &stats);
-        self.orders.push(Order::DropRam(id));
-        if self.chunks[&id].file == File::Writing {
+        self.orders.push(StoreOrder::DropRam(id));
+        if self.chunks[&id].file == ChunkFile::Writing {
             self.drop_file(id, reason);
         } else {
-            self.settle(id);
+            self.update_or_remove(id);
         }
     }
 
-    /// Removes a chunk's file; if the chunk is not in RAM it is forgotten.
+    /// Removes a chunk's file, and the chunk from the index if it is not in RAM.
     fn drop_file(&mut self, id: ChunkId, reason: Reason) {
-        self.chunk_mut(id).file = File::Absent;
+        self.chunk_mut(id).file = ChunkFile::Absent;
         let stats = self.disk.leave(id);
         self.log.count(Tier::Disk, reason, &stats);
-        self.orders.push(Order::DropFile(id, Arc::clone(&self.chunks[&id].record)));
+        self.orders.push(StoreOrder::DropFile(id, Arc::clone(&self.chunks[&id].record)));
         if self.disk_health == (DiskHealth::Failing { probe: Some(id) }) {
             self.disk_health = DiskHealth::Failing { probe: None };
         }
         self.note_filed_child(id, Filed::NoLonger);
-        self.settle(id);
+        self.update_or_remove(id);
     }
 
-    /// Forgets a chunk in all tiers; chunks behind it must be removed before.
+    /// Removes a chunk from all tiers; its children must be removed before.
     fn forget(&mut self, id: ChunkId, reason: Reason) {
-        if self.chunks[&id].file != File::Absent {
+        if self.chunks[&id].file != ChunkFile::Absent {
             self.drop_file(id, reason);
         }
         if self.chunks.contains_key(&id) {
@@ -401,8 +400,8 @@ impl ChunkIndex {
         }
     }
 
-    /// Updates or removes a chunk that has lost a place.
-    fn settle(&mut self, id: ChunkId) {
+    /// Updates a chunk that has left RAM or lost its file, or removes it from the index.
+    fn update_or_remove(&mut self, id: ChunkId) {
         if self.chunks[&id].tier().is_some() {
             self.restand(id);
             self.note_change(id);
@@ -410,15 +409,15 @@ impl ChunkIndex {
         }
         self.forget_use(id);
         let chunk = self.chunks.remove(&id).expect("looked at above");
-        debug_assert!(chunk.children.is_empty(), "a chunk goes after those behind it");
+        debug_assert!(chunk.children.is_empty(), "children are removed before their parent");
         self.unwritten.remove(&(chunk.record.first_block, id));
         match chunk.record.kind {
-            Kind::Chunk => {
+            StateKind::Chunk => {
                 for hash in chunk.record.blocks.iter() {
                     self.blocks.remove(hash);
                 }
             }
-            Kind::Checkpoint => {
+            StateKind::Checkpoint => {
                 self.checkpoints.remove(&chunk.record.key_block().1);
             }
         }
@@ -429,26 +428,26 @@ impl ChunkIndex {
         self.log.note_gone(&chunk);
     }
 
-    /// Marks a chunk, and the chunks before it without a file, as needing a file.
+    /// Marks a chunk, and its ancestors without a file, as needing a file.
     fn want_file(&mut self, id: ChunkId) {
         let mut next = Some(id);
         while let Some(id) = next
             && self.limits.disk_bytes > 0
         {
             let chunk = &self.chunks[&id];
-            if chunk.file != File::Absent || !self.unwritten.insert((chunk.record.first_block, id)) {
+            if chunk.file != ChunkFile::Absent || !self.unwritten.insert((chunk.record.first_block, id)) {
                 return;
             }
             next = chunk.parent;
         }
     }
 
-    /// Orders files to be written, as far as there is space; only one while writing fails.
+    /// Orders writes as far as there is space, and only one write while writing fails.
     fn order_writes(&mut self, now_ms: u64) {
         while let Some((depth, id)) = self.unwritten.first().copied() {
             let chunk = &self.chunks[&id];
             let (n_bytes, tenant, parent) = (chunk.record.n_bytes, chunk.tenant, chunk.parent);
-            let is_reachable = parent.is_none_or(|parent| self.chunks[&parent].file != File::Absent);
+            let is_reachable = parent.is_none_or(|parent| self.chunks[&parent].file != ChunkFile::Absent);
             if !is_reachable || n_bytes > self.limits.disk_bytes {
                 self.unwritten.remove(&(depth, id));
                 continue;
@@ -457,9 +456,9 @@ impl ChunkIndex {
                 return;
             }
             self.unwritten.remove(&(depth, id));
-            self.enter_disk(id, File::Writing);
+            self.enter_disk(id, ChunkFile::Writing);
             self.restand(id);
-            self.orders.push(Order::Write(id));
+            self.orders.push(StoreOrder::Write(id));
             if let DiskHealth::Failing { probe } = &mut self.disk_health {
                 *probe = Some(id);
                 return;
@@ -482,12 +481,12 @@ impl ChunkIndex {
         let Some(chunk) = self.chunks.get(&id) else { return };
         let is_held = self.is_held(id);
         let unless_held = |evictability| if is_held { Evictability::Fixed } else { evictability };
-        self.ram.set_standing(id, unless_held(chunk.evictability_in_ram()));
-        self.disk.set_standing(id, unless_held(chunk.evictability_on_disk()));
+        self.ram.set_evictability(id, unless_held(chunk.evictability_in_ram()));
+        self.disk.set_evictability(id, unless_held(chunk.evictability_on_disk()));
     }
 
     pub(super) fn chunk_mut(&mut self, id: ChunkId) -> &mut Chunk {
-        self.chunks.get_mut(&id).expect("links lead to stored chunks")
+        self.chunks.get_mut(&id).expect("links refer to stored chunks")
     }
 }
 

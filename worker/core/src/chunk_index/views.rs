@@ -1,9 +1,9 @@
-//! Views of the store for others: entries, totals, evictions, and changes for routers.
+//! Views of the store: entries, totals, evictions, and changes for routers.
 //!
 //! The shell shows them in `/cache`, metrics and the summary.
 //!
-//! A change is the state of a chunk at the time of the call, not a step of its history. All changes ever taken, applied
-//! in order to an empty map, give the stored chunks.
+//! A change has the state of a chunk at the time of the call, not the steps in between. All changes since the start,
+//! applied in order to an empty map, give the stored chunks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::summary::Tier;
 
-use super::entry::{Chunk, File, Kind};
+use super::entry::{Chunk, ChunkFile, StateKind};
 use super::tier_queue::EntryStats;
 use super::{ChunkId, ChunkIndex};
 use crate::tenants::TenantId;
@@ -46,7 +46,7 @@ impl Totals {
 pub enum Reason {
     /// Its space was needed.
     Capacity,
-    /// Another tenant needed the space, and its tenant had more than its share.
+    /// Another tenant needed the space, and the chunk's tenant was above its share.
     OverShare,
     /// Its file, or that of a chunk before it, could not be used.
     Lost,
@@ -77,16 +77,16 @@ pub struct Evicted {
     pub totals: Totals,
 }
 
-/// Division of one tier among tenants, not counting the bytes that pins keep.
+/// Division of one tier among tenants, without guarded bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ShareTotals {
-    /// Number of tenants that have a share and hold any bytes.
+    /// Number of tenants that have a share and any bytes.
     pub n_tenants: u64,
-    /// Bytes of the tenant among them that holds most.
+    /// Bytes of the largest of these tenants.
     pub largest_bytes: u64,
 }
 
-/// Bytes of one tenant, not counting those that pins keep.
+/// Bytes of one tenant, without guarded ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShareView {
     /// Identity.
@@ -103,7 +103,7 @@ pub struct EntryView {
     /// Identifier.
     pub chunk: ChunkId,
     /// Kind of state.
-    pub kind: Kind,
+    pub kind: StateKind,
     /// Fastest tier that has it.
     pub tier: Tier,
     /// Whether its file is complete.
@@ -124,11 +124,11 @@ pub struct EntryView {
     pub is_pinned: bool,
 }
 
-/// Tier of a chunk or checkpoint from now on.
+/// Change of a chunk's or checkpoint's tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct News {
+pub struct TierChange {
     /// Kind of state.
-    pub kind: Kind,
+    pub kind: StateKind,
     /// Root of its chain.
     pub root: BlockHash,
     /// Index of its first block in the chain.
@@ -139,7 +139,7 @@ pub struct News {
     pub tier: Option<Tier>,
 }
 
-impl News {
+impl TierChange {
     fn new(chunk: &Chunk, tier: Option<Tier>) -> Self {
         let record = &chunk.record;
         let blocks = Arc::clone(&record.blocks);
@@ -147,7 +147,7 @@ impl News {
     }
 }
 
-/// Changes that were not taken yet, and all evictions.
+/// Changes since the last call, and all evictions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ChangeLog {
     pending: Vec<Pending>,
@@ -160,7 +160,7 @@ enum Pending {
     /// The chunk's tier may differ from the announced one.
     Changed(ChunkId),
     /// An announced chunk was removed.
-    Gone(News),
+    Gone(TierChange),
 }
 
 impl ChangeLog {
@@ -169,8 +169,8 @@ impl ChangeLog {
     }
 
     pub(super) fn note_gone(&mut self, chunk: &Chunk) {
-        if chunk.said.is_some() {
-            self.pending.push(Pending::Gone(News::new(chunk, None)));
+        if chunk.announced.is_some() {
+            self.pending.push(Pending::Gone(TierChange::new(chunk, None)));
         }
     }
 }
@@ -215,14 +215,14 @@ impl ChunkIndex {
         shares.into_values().collect()
     }
 
-    /// Returns how much has left each tier, by reason.
+    /// Returns the evictions from each tier, by reason.
     pub fn evicted(&self) -> Vec<Evicted> {
         let evicted = self.log.evicted.iter();
         evicted.map(|((tier, reason), totals)| Evicted { tier: *tier, reason: *reason, totals: *totals }).collect()
     }
 
-    /// Returns what has changed since the last call, at most one change for each chunk, in order.
-    pub fn take_news(&mut self) -> Vec<News> {
+    /// Returns the changes since the last call, at most one for each chunk, in order.
+    pub fn take_changes(&mut self) -> Vec<TierChange> {
         let pending = std::mem::take(&mut self.log.pending);
         let news = |pending| match pending {
             Pending::Gone(news) => Some(news),
@@ -230,8 +230,8 @@ impl ChunkIndex {
                 let chunk = self.chunks.get_mut(&id)?;
                 chunk.is_dirty = false;
                 let tier = chunk.tier();
-                let was = std::mem::replace(&mut chunk.said, tier);
-                (was != tier).then(|| News::new(chunk, tier))
+                let was = std::mem::replace(&mut chunk.announced, tier);
+                (was != tier).then(|| TierChange::new(chunk, tier))
             }
         };
         pending.into_iter().filter_map(news).collect()
@@ -251,7 +251,7 @@ impl ChunkIndex {
             chunk: id,
             kind: record.kind,
             tier: super::tier_of(chunk),
-            is_on_disk: chunk.file == File::Written,
+            is_on_disk: chunk.file == ChunkFile::Written,
             first_token: record.first_block as u64 * u64::from(self.limits.block_size_tokens),
             n_tokens: record.tokens.len() as u64,
             n_bytes: record.n_bytes,
@@ -262,35 +262,39 @@ impl ChunkIndex {
         }
     }
 
-    /// Checks that all parts agree; for tests. Panics: when they do not.
+    /// Checks that all parts are consistent, for tests. Panics: if they are not.
     pub fn check_invariants(&self) {
         self.ram.check_invariants();
         self.disk.check_invariants();
         self.check_pins();
-        let n_blocks: usize = self.of_kind(Kind::Chunk).map(|(_, chunk)| chunk.record.blocks.len()).sum();
-        assert_eq!(n_blocks, self.blocks.len(), "the blocks of all chunks are not those in the map");
-        assert_eq!(self.of_kind(Kind::Checkpoint).count(), self.checkpoints.len());
+        let n_blocks: usize = self.of_kind(StateKind::Chunk).map(|(_, chunk)| chunk.record.blocks.len()).sum();
+        assert_eq!(n_blocks, self.blocks.len(), "the map of blocks does not match the chunks");
+        assert_eq!(self.of_kind(StateKind::Checkpoint).count(), self.checkpoints.len());
         let in_ram = self.chunks.values().filter(|chunk| chunk.in_ram).count();
         assert_eq!(in_ram as u64, self.ram.totals().n_chunks, "a chunk in RAM is not in its queue");
-        let filed = |chunk: &&Chunk| chunk.file != File::Absent;
+        let filed = |chunk: &&Chunk| chunk.file != ChunkFile::Absent;
         assert_eq!(self.chunks.values().filter(filed).count() as u64, self.disk.totals().n_chunks);
         for (id, chunk) in &self.chunks {
-            assert!(chunk.tier().is_some(), "chunk {} is nowhere", id.0);
-            assert!(chunk.file != File::Writing || chunk.in_ram, "chunk {} is written from nothing", id.0);
+            assert!(chunk.tier().is_some(), "chunk {} is neither in RAM nor on disk", id.0);
+            assert!(
+                chunk.file != ChunkFile::Writing || chunk.in_ram,
+                "chunk {} is being written without bytes in RAM",
+                id.0
+            );
             for child in &chunk.children {
-                assert_eq!(self.chunks[child].parent, Some(*id), "a child knows another parent");
+                assert_eq!(self.chunks[child].parent, Some(*id), "a child has another parent");
             }
             let filed_children = chunk.children.iter().map(|child| &self.chunks[child]).filter(filed);
-            assert_eq!(filed_children.count(), chunk.n_filed_children, "children with files are counted wrong");
+            assert_eq!(filed_children.count(), chunk.n_filed_children, "the number of children with files is wrong");
             self.check_parent(*id, chunk);
         }
         for (depth, id) in &self.unwritten {
             let chunk = &self.chunks[id];
-            assert!(chunk.file == File::Absent && chunk.in_ram && chunk.record.first_block == *depth);
+            assert!(chunk.file == ChunkFile::Absent && chunk.in_ram && chunk.record.first_block == *depth);
         }
     }
 
-    pub(super) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&ChunkId, &Chunk)> {
+    pub(super) fn of_kind(&self, kind: StateKind) -> impl Iterator<Item = (&ChunkId, &Chunk)> {
         self.chunks.iter().filter(move |(_, chunk)| chunk.record.kind == kind)
     }
 
@@ -301,9 +305,9 @@ impl ChunkIndex {
             return;
         };
         let parent = &self.chunks[&parent];
-        assert!(parent.children.contains(&id), "a parent does not know chunk {}", id.0);
+        assert!(parent.children.contains(&id), "the parent lacks its child {}", id.0);
         let offset = record.first_block - parent.record.first_block - 1;
-        assert_eq!(record.parent, Some(parent.record.blocks[offset]), "chunk {} stands behind another block", id.0);
+        assert_eq!(record.parent, Some(parent.record.blocks[offset]), "chunk {} follows another block", id.0);
         assert_eq!(record.root, parent.record.root);
     }
 }

@@ -1,42 +1,41 @@
-//! Acceptance rate of the drafted tokens of one sequence: of those that were found, by the length of the match before
-//! them, and of a draft model's.
+//! Acceptance rates of proposed tokens in one sequence: of found tokens, by the length of the match before them, and of
+//! the draft model's tokens.
 //!
-//! Tokens that were chosen without a draft count as well: a proposal that is not computed shows at no cost whether it
-//! was right. So the drafter notices when drafting begins to pay. Nothing is learnt from other sequences: their texts
-//! may be another tenant's.
+//! Proposals that were not drafted count, too: they show at no cost whether their tokens were right. So the drafter
+//! notices when drafts begin to pay. Other sequences have no influence, because they may belong to another tenant.
 
 use super::ngram_index::GRAM_TOKENS;
 
-/// Classes of matches: the shortest match of each, and the chance of the next token before anything is known.
+/// Classes of matches: the minimum length of a match, and the initial acceptance rate of the next token.
 ///
 /// Source: docs/decisions/0052-drafting.md.
 const CLASSES: [(usize, f64); 4] = [(GRAM_TOKENS, 0.5), (8, 0.75), (16, 0.9), (32, 0.95)];
 
-/// Weight of these chances against observed tokens. Units: tokens. Source: as above.
+/// Weight of the initial rates relative to observed tokens. Units: tokens. Source: as above.
 const PRIOR_TOKENS: f64 = 2.0;
 
-/// Number of tokens of a class at which the counts are halved, so that later tokens weigh more. Source: own choice: a
-/// text that changes its kind is noticed within a paragraph.
+/// Number of tokens of a class at which the counts are halved, so that later tokens weigh more. Source: a paragraph has
+/// about as many tokens, so a change of the text's style is noticed within one.
 const SEEN_MAX: f64 = 64.0;
 
-/// Chance of a draft model's token before anything is known.
+/// Initial acceptance rate of a draft model's tokens.
 ///
 /// Source: rates of 0.5 to 0.9 in "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192).
 const MODEL_CHANCE: f64 = 0.7;
 
-/// Share of what was seen of a draft model that a token without its draft leaves. Source: own choice: a model that was
-/// wrong is tried again within a hundred tokens.
+/// Factor of the draft model's counts for each token without its draft. Source: the counts halve every 34 tokens, so a
+/// draft model that was wrong is tried again within a hundred tokens.
 const FADED: f64 = 0.98;
 
-/// Tokens of one sequence that were proposed, and how many of them were right.
+/// Numbers of found tokens in one sequence and of right ones among them, by class.
 #[derive(Debug, Clone, Default)]
 pub struct Acceptance {
     seen: [ProposedTokens; CLASSES.len()],
 }
 
-/// Tokens of one sequence that a draft model made, and how many of them were right.
+/// Numbers of the draft model's tokens in one sequence and of right ones among them.
 ///
-/// A draft that is not made shows nothing, so what was seen fades, and the model is tried again.
+/// Without a draft there are no observations, so the counts decay and the model is tried again.
 #[derive(Debug, Clone, Default)]
 pub struct ModelAcceptance {
     seen: ProposedTokens,
@@ -45,9 +44,9 @@ pub struct ModelAcceptance {
 /// Outcome of a proposed token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProposalOutcome {
-    /// The sequence has it.
+    /// The sequence has the token.
     Right,
-    /// The sequence has another one.
+    /// The sequence has another token.
     Wrong,
 }
 
@@ -58,7 +57,7 @@ struct ProposedTokens {
 }
 
 impl Acceptance {
-    /// Returns the chance that the token after a match of `n_matched` tokens is the proposed one.
+    /// Returns the probability that the proposed token after a match of `n_matched` tokens is right.
     pub fn chance(&self, n_matched: usize) -> f64 {
         let class = class(n_matched);
         self.seen[class].chance(CLASSES[class].1)
@@ -71,17 +70,17 @@ impl Acceptance {
 }
 
 impl ModelAcceptance {
-    /// Returns the chance that the model's next token is right.
+    /// Returns the probability that the draft model's next token is right.
     pub fn chance(&self) -> f64 {
         self.seen.chance(MODEL_CHANCE)
     }
 
-    /// Records a token that the model made.
+    /// Records a token of the draft model.
     pub fn record(&mut self, outcome: ProposalOutcome) {
         self.seen.record(outcome);
     }
 
-    /// Records a token without a draft of the model.
+    /// Records a token without a draft of the draft model.
     pub fn fade(&mut self) {
         self.seen.n *= FADED;
         self.seen.n_right *= FADED;
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chances_start_with_the_matchs_length_and_follow_what_is_seen() {
+    fn chances_start_with_the_matchs_length_and_follow_observations() {
         let mut acceptance = Acceptance::default();
         let at_first: Vec<f64> = [0, 4, 7, 8, 16, 31, 32, 99].map(|n| acceptance.chance(n)).to_vec();
         assert_eq!(at_first, [0.5, 0.5, 0.5, 0.75, 0.9, 0.9, 0.95, 0.95]);
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_long_ago_counts_little() {
+    fn old_observations_weigh_little() {
         let mut acceptance = Acceptance::default();
         (0..10_000).for_each(|_| acceptance.record(4, ProposalOutcome::Wrong));
         assert!(acceptance.chance(4) < 0.05);

@@ -1,40 +1,40 @@
-//! Budget of a sequence's drafts: the tokens that they have brought or would have brought, and a small share of the
+//! Budget of a sequence's drafts: accepted tokens, tokens that drafts would have predicted, and a small share of the
 //! response.
 //!
-//! Chances are guesses, and on a CPU a wrong draft costs the time of many tokens. So a draft is computed only if its
-//! whole time is covered. Two things cover it: accepted tokens, and right tokens in a row that were proposed and not
-//! computed, which show that drafting would pay. A wrong token ends the row. So after losses the next draft needs a
-//! longer row, and a sequence whose proposals are wrong loses only its share.
+//! Acceptance rates are estimates, and on a CPU a wrong draft costs the time of many tokens. So a draft is computed
+//! only if the budget covers its whole cost. Accepted tokens add to the budget. So do consecutive right proposals that
+//! were not drafted, because they show that drafts would pay; a wrong proposal removes these. So after losses the next
+//! draft needs more right proposals in a row, and a sequence with wrong proposals loses only its share of the response.
 //! Source: docs/decisions/0052-drafting.md.
 
-/// Budget before drafts have brought any token. Source: docs/decisions/0052-drafting.md.
+/// Initial budget. Source: docs/decisions/0052-drafting.md.
 const AT_FIRST: f64 = 0.5;
 
 /// Share of a response's tokens that is added to the budget. Source: as above.
 const SHARE: f64 = 0.01;
 
-/// Maximum of the budget that is kept: about the cost of two long drafts on a CPU. Source: as above.
+/// Maximum of the kept budget, about the cost of two long drafts on a CPU. Source: as above.
 const KEPT_MAX: f64 = 24.0;
 
-/// Tokens that the drafts of one sequence may still cost. Units: tokens that steps without drafts would give.
+/// Remaining budget for the drafts of one sequence. Units: tokens that steps without drafts would generate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftBudget {
-    /// Tokens that drafts brought, and their share of the response, without their cost.
+    /// Accepted tokens plus the share of the response, minus the cost of drafts.
     kept: f64,
-    /// Right tokens in a row that were proposed and not computed.
+    /// Consecutive right proposals that were not drafted.
     foreseen: f64,
 }
 
-/// How the next token of the sequence came.
+/// Relation of the sequence's next token to the proposal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextTokenFrom {
-    /// From a draft that was computed.
+    /// The token was drafted and accepted.
     Accepted,
-    /// As it was proposed, without being computed in advance.
+    /// The token was proposed and not drafted.
     Foreseen,
-    /// Otherwise than it was proposed.
+    /// Another token was proposed.
     Unforeseen,
-    /// Without a proposal.
+    /// No token was proposed.
     Unproposed,
 }
 
@@ -45,12 +45,12 @@ impl Default for DraftBudget {
 }
 
 impl DraftBudget {
-    /// Returns the most that a draft may cost.
+    /// Returns the maximum cost of a draft.
     pub fn cost_max(&self) -> f64 {
         self.kept + self.foreseen
     }
 
-    /// Records that a draft of this cost is computed.
+    /// Charges the cost of a draft.
     pub fn spend(&mut self, cost: f64) {
         self.kept -= cost;
     }
@@ -99,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_brought_long_ago_covers_few_drafts() {
+    fn a_saved_up_budget_covers_few_drafts() {
         assert_eq!(after(&[(NextTokenFrom::Accepted, 500)]).cost_max(), KEPT_MAX);
     }
 
     proptest! {
         #[test]
-        fn what_drafts_cost_is_covered_by_their_tokens_the_row_and_the_share(
+        fn the_cost_of_drafts_is_covered_by_accepted_and_foreseen_tokens_and_the_share(
             steps in prop::collection::vec((0.0..1.0_f64, 0_usize..4, 0_usize..20), 1..200),
         ) {
             let (mut budget, mut spent, mut accepted, mut n, mut row) = (DraftBudget::default(), 0.0, 0.0, 0.0, 0.0);

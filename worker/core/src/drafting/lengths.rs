@@ -1,44 +1,45 @@
-//! Lengths of a step's drafts: as long as their expected tokens repay the time that they add to the step.
+//! Lengths of a step's drafts, chosen by their expected tokens and the time that they add to the step.
 //!
-//! A step without drafts gives each stream a token. A draft adds the tokens that are expected to be accepted, and the
-//! time of its rows for all streams. It gets the length that maximises the step's tokens per second within its
-//! sequence's budget, and is left out if no length raises them. A draft that was found costs nothing to make, so it
-//! goes first; a draft model makes drafts for the other sequences, as far as they repay the time of making them too.
+//! A step without drafts generates one token for each stream. A draft adds the tokens that are expected to be accepted,
+//! and delays all streams by the time of its rows. It gets the length that maximizes the step's tokens per second
+//! within the sequence's budget, and is omitted if no length increases them. Found drafts take no time to make, so
+//! their lengths are chosen first. For the other sequences the draft model makes drafts if these also repay the time of
+//! making them.
 //! Source: SmartSpec (arXiv 2406.14066), which maximises the same *goodput*.
 
 use std::cmp::Reverse;
 
 use super::step_costs::StepCosts;
 
-/// Smallest gain of a draft, as a share of its expected tokens. Source: own choice: the noise of the chances, and the
-/// time to find drafts.
+/// Minimum gain of a draft, as a share of its expected tokens. Source: acceptance rates of some ten tokens are known to
+/// about a tenth.
 const GAIN_MIN: f64 = 0.1;
 
 /// A sequence's possible drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Possible<'a> {
-    /// Chance of each token that was found to be the right one, if those before it are.
+    /// Probability of each found token to be right if those before it are.
     pub chances: &'a [f64],
-    /// Draft that a draft model would make; `None` if it makes none.
+    /// Draft that the draft model can make; `None` if it cannot.
     pub made: Option<MadeDraft>,
-    /// Fewest tokens of a draft.
+    /// Minimum length of a draft.
     pub n_min: usize,
-    /// Most tokens that the draft may cost ([`Length::cost`]).
+    /// Maximum cost of the draft ([`Length::cost`]).
     pub cost_max: f64,
 }
 
-/// A draft that a draft model would make.
+/// A draft that the draft model can make.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MadeDraft {
-    /// Chance of each token to be the right one, if those before it are.
+    /// Probability of each token to be right if those before it are.
     pub chance: f64,
-    /// Most tokens.
+    /// Maximum length.
     pub n_max: usize,
-    /// Time to make it.
+    /// Time of making the draft.
     pub times: MakingTimes,
 }
 
-/// Time to make a draft. Units: those of the step's costs.
+/// Time of making a draft. Units: those of the step's costs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MakingTimes {
     /// Time of the first token.
@@ -47,12 +48,12 @@ pub struct MakingTimes {
     pub further: f64,
 }
 
-/// Length of a draft and what it costs.
+/// Length and cost of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Length {
     /// Number of drafted tokens, 0 for no draft.
     pub n_tokens: usize,
-    /// Tokens that the step would give in the time that the draft adds to it.
+    /// Time that the draft adds to the step. Units: tokens that steps without drafts generate in this time.
     pub cost: f64,
     /// Source of the tokens.
     pub source: DraftSource,
@@ -61,10 +62,10 @@ pub struct Length {
 /// Source of a draft's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DraftSource {
-    /// The texts in which they were found.
+    /// Text in which the tokens were found.
     #[default]
     Found,
-    /// The draft model, which has yet to make them.
+    /// Draft model, which makes the tokens before the step.
     Made,
 }
 
@@ -73,11 +74,11 @@ pub enum DraftSource {
 pub struct StepRoom {
     /// Number of sequences that decode in the step, with and without drafts.
     pub n_streams: u32,
-    /// Most tokens of the step.
+    /// Maximum number of tokens of the step.
     pub tokens_max: u32,
-    /// Most drafts of the step.
+    /// Maximum number of drafts of the step.
     pub drafts_max: u32,
-    /// Mean number of tokens that these sequences hold.
+    /// Mean number of computed tokens of these sequences.
     pub held_tokens: u32,
 }
 
@@ -87,11 +88,11 @@ pub struct StepRoom {
 pub fn lengths(possible: &[Possible<'_>], room: StepRoom, costs: &StepCosts) -> Vec<Length> {
     let mut lengths = vec![Length::default(); possible.len()];
     let mut order: Vec<usize> = (0..possible.len()).collect();
-    // The most promising draft comes first. Floats have no total order, so millionths are compared.
+    // The draft with the most expected tokens comes first. Floats have no total order, so millionths are compared.
     let of_chances = |idx: &usize| (expected(possible[*idx].chances) * 1e6) as u64;
     order.sort_by_key(|idx| Reverse(of_chances(idx)));
-    // Each draft is added only if it raises the rate of the step with the drafts before it.
-    let mut step = Step::of(room, costs);
+    // Each draft is added only if it increases the tokens per second of the step with the drafts before it.
+    let mut step = DraftedStep::of(room, costs);
     for idx in order {
         let found = (DraftSource::Found, MakingTimes::default());
         lengths[idx] = step.add((possible[idx], found), possible[idx].chances.iter().copied(), costs);
@@ -117,20 +118,20 @@ pub(super) fn expected(chances: &[f64]) -> f64 {
 
 /// A step with some drafts.
 #[derive(Debug, Clone)]
-struct Step {
+struct DraftedStep {
     room: StepRoom,
     n_single: u32,
-    /// Tokens of the sequences with drafts.
+    /// Number of tokens of each sequence with a draft.
     drafted: Vec<u32>,
     /// Expected tokens of all streams.
     gained: f64,
-    /// Time to make the drafts.
+    /// Time of making the drafts.
     making: f64,
-    /// Time of the step, with that of making its drafts.
+    /// Time of the step, including that of making its drafts.
     time: f64,
 }
 
-impl Step {
+impl DraftedStep {
     fn of(room: StepRoom, costs: &StepCosts) -> Self {
         let n_single = room.n_streams;
         let time = costs.step((n_single, room.held_tokens), std::iter::empty());
@@ -141,7 +142,7 @@ impl Step {
         self.n_single + self.drafted.iter().sum::<u32>()
     }
 
-    /// Adds a draft of the best length, if it pays and there is room for it, and returns the length.
+    /// Adds a draft of the best length if it pays and fits; returns its length.
     fn add(
         &mut self,
         draft: (Possible<'_>, (DraftSource, MakingTimes)),
@@ -161,7 +162,7 @@ impl Step {
         }
     }
 
-    /// Returns the best length of another draft, with the step that has it; `None` if it does not pay.
+    /// Returns the best length of another draft, and the step with it; `None` if no length pays.
     fn with(
         &self,
         (possible, (source, times)): (Possible<'_>, (DraftSource, MakingTimes)),
@@ -198,16 +199,16 @@ mod tests {
 
     use super::*;
     use crate::batch_plan::Passes;
-    use crate::drafting::step_costs::{Curve, Depth};
+    use crate::drafting::step_costs::{Curve, DepthCost};
 
     /// SmolLM2 Q8_0 on one thread. Source: docs/decisions/0052-drafting.md.
     const CPU: [(u32, f64); 6] = [(1, 10.8), (2, 29.0), (4, 39.0), (8, 54.0), (16, 83.0), (32, 140.0)];
-    /// Weights are read once for all tokens.
+    /// A GPU: the weights are read once for all tokens.
     const GPU: [(u32, f64); 3] = [(1, 10.0), (8, 11.0), (32, 14.0)];
 
     fn costs(points: &[(u32, f64)], passes: Passes) -> StepCosts {
         let tokens = Curve::new(points.iter().copied());
-        StepCosts { streams: tokens.clone(), tokens, passes, depth: Depth::default() }
+        StepCosts { streams: tokens.clone(), tokens, passes, depth: DepthCost::default() }
     }
 
     fn room(n_streams: u32) -> StepRoom {
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_is_as_long_as_it_pays() {
+    fn the_length_of_a_draft_maximizes_the_tokens_per_second() {
         check(&CPU, 0.5, 0);
         check(&CPU, 0.85, 0);
         check(&CPU, 0.95, 13);
@@ -242,17 +243,17 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_beside_other_streams_pays_for_their_time_too() {
+    fn a_draft_must_also_repay_the_time_of_other_streams() {
         let chances = [0.95; 15];
         let possible = [possible(&chances)];
         let lengths_of = |n_streams, passes| n_tokens(&possible, room(n_streams), &costs(&CPU, passes))[0];
-        assert_eq!(lengths_of(4, Passes::Together), 11, "its rows cost less beside others");
-        assert_eq!(lengths_of(64, Passes::Together), 0, "there are enough tokens for a step");
-        assert_eq!(lengths_of(4, Passes::Apart), 15, "a pass of its own takes longer");
+        assert_eq!(lengths_of(4, Passes::Together), 11, "additional rows cost less in a larger step");
+        assert_eq!(lengths_of(64, Passes::Together), 0, "the step is already efficient");
+        assert_eq!(lengths_of(4, Passes::Apart), 15, "a separate pass takes longer");
     }
 
     #[test]
-    fn limits_of_the_step_and_of_the_draft_are_kept() {
+    fn keeps_the_limits_of_the_step_and_of_the_draft() {
         let chances = [1.0; 31];
         let both = [possible(&chances), possible(&chances[..9])];
         let gpu = costs(&GPU, Passes::Together);
@@ -262,12 +263,12 @@ mod tests {
         assert_eq!(with(20, 16), [17, 0]);
         assert_eq!(with(3, 16), [0, 0]);
         let long = |chances: &[f64]| n_tokens(&[Possible { n_min: 10, ..possible(chances) }], room(1), &gpu);
-        assert_eq!(long(&[0.5; 31]), [10], "it is no shorter than asked for, as long as it pays");
+        assert_eq!(long(&[0.5; 31]), [10], "the draft has the minimum length because that still pays");
         assert_eq!(long(&[0.5; 5]), [0]);
     }
 
     #[test]
-    fn a_draft_costs_no_more_than_its_sequence_may_spend() {
+    fn the_cost_of_a_draft_is_within_the_budget() {
         let chances = [0.999; 31];
         let cpu = costs(&CPU, Passes::Together);
         let with = |cost_max| lengths(&[Possible { cost_max, ..possible(&chances) }], room(1), &cpu)[0];
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_is_made_if_it_repays_its_making() {
+    fn the_draft_model_makes_a_draft_only_if_it_repays_the_time() {
         let length = |points: &[(u32, f64)], chance, token_time| {
             let possible = Possible { made: made(chance, token_time), ..possible(&[]) };
             lengths(&[possible], room(1), &costs(points, Passes::Together))[0]
@@ -305,11 +306,11 @@ mod tests {
         let catching_up = MakingTimes { first: 50.0, further: 1.0 };
         let late = made(0.7, 1.0).map(|made| MadeDraft { times: catching_up, ..made });
         let late = lengths(&[Possible { made: late, ..possible(&[]) }], room(1), &costs(&GPU, Passes::Together));
-        assert_eq!(late, [Length::default()], "what it has to compute first costs more than the draft brings");
+        assert_eq!(late, [Length::default()], "the missing tokens cost more than the draft gains");
     }
 
     #[test]
-    fn what_was_found_goes_first_and_what_is_made_adds_to_its_step() {
+    fn found_drafts_come_first_and_made_ones_are_added() {
         let chances = [0.9; 31];
         let found = Possible { made: made(0.9, 0.1), ..possible(&chances) };
         let not_found = Possible { chances: &[], ..found };
@@ -323,21 +324,25 @@ mod tests {
         let one = lengths(&[not_found, found], StepRoom { drafts_max: 1, ..room(2) }, &gpu);
         assert_eq!(one[0], Length::default(), "{one:?}");
         let slow = Possible { made: made(0.9, 1.0), ..not_found };
-        assert_eq!(lengths(&[slow, found], room(2), &gpu)[0], Length::default(), "it holds up what was found");
+        assert_eq!(
+            lengths(&[slow, found], room(2), &gpu)[0],
+            Length::default(),
+            "making it would delay the found draft"
+        );
         let three = lengths(&[not_found; 3], room(3), &gpu);
         let alone = lengths(&[not_found], room(3), &gpu)[0];
         assert!(three.iter().all(|length| (1..=alone.n_tokens).contains(&length.n_tokens)), "{three:?} {alone:?}");
     }
 
     #[test]
-    fn nothing_is_drafted_where_nothing_was_measured() {
+    fn drafts_nothing_without_measurements() {
         let nothing = costs(&[], Passes::Together);
         assert_eq!(n_tokens(&[possible(&[1.0; 9])], room(1), &nothing), [0]);
     }
 
     proptest! {
         #[test]
-        fn the_expected_rate_is_never_below_that_without_drafts(
+        fn drafts_never_lower_the_expected_rate(
             points in prop::collection::vec(1.0..100.0_f64, 6),
             drafts in prop::collection::vec(prop::collection::vec(0.0..1.0_f64, 0..20), 0..6),
             n_others in 0_u32..5,

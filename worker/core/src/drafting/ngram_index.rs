@@ -1,36 +1,38 @@
-//! Index of a growing text's n-grams: where its last tokens occurred before, and what followed there.
+//! Index of a growing text's n-grams, which finds earlier occurrences of the last tokens and the tokens after them.
 //!
-//! Every run of [`GRAM_TOKENS`] tokens leads to its last occurrence, and each occurrence to the one before it. So a
-//! token costs one insertion, and a search walks over at most `OCCURRENCES_MAX` occurrences. Beyond its limit the
-//! index forgets the older half of its text.
+//! The index has the last occurrence of every run of [`GRAM_TOKENS`] tokens, and each occurrence refers to the one
+//! before it. So a token costs one insertion, and a search visits at most `OCCURRENCES_MAX` occurrences. When the text
+//! reaches its limit, the index drops the older half.
 
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
-/// Length of an indexed run, the shortest match.
+/// Length of an indexed run, which is the minimum length of a match.
 ///
-/// Source: docs/decisions/0052-drafting.md: shorter runs match by chance.
+/// Source: docs/decisions/0052-drafting.md: shorter runs often match by chance.
 pub const GRAM_TOKENS: usize = 4;
 
-/// Longest match that is told from longer ones. Source: own choice: nearly every draft behind such a match is right.
+/// Maximum length of a match; longer ones are not distinguished. Source: after a match of 32 tokens, 95 % of the next
+/// tokens are right (docs/decisions/0052-drafting.md).
 pub const MATCH_MAX: usize = 32;
 
-/// Most earlier occurrences of a run that are compared. Source: own choice: some hundred comparisons, a microsecond.
+/// Maximum number of earlier occurrences that are compared. Source: at most 16 x 32 comparisons of tokens, which take a
+/// microsecond.
 const OCCURRENCES_MAX: usize = 16;
 
-/// Mark of a text's end, which is no token of any vocabulary.
+/// Mark of a text's end, which is not a token of any vocabulary.
 const END: Token = Token::MAX;
 
 /// Mark of an occurrence without an earlier one.
 const NONE: u32 = u32::MAX;
 
-/// Texts and the places of their n-grams.
+/// Texts and the positions of their n-grams.
 #[derive(Debug, Clone)]
 pub struct NgramIndex {
     tokens: Vec<Token>,
-    /// Last token of each run's last occurrence.
+    /// Position of the last token of each run's last occurrence.
     last: HashMap<[Token; GRAM_TOKENS], u32>,
-    /// For each token, the last token of the previous occurrence of the run that ends there.
+    /// For each token, the position of the last token of the previous occurrence of the run that ends at the token.
     previous: Vec<u32>,
     tokens_max: usize,
 }
@@ -38,9 +40,9 @@ pub struct NgramIndex {
 /// An earlier occurrence of a text's last tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Occurrence {
-    /// Place after it.
+    /// Position after it.
     next: usize,
-    /// Number of tokens that match, at most [`MATCH_MAX`].
+    /// Number of matching tokens, at most [`MATCH_MAX`].
     pub n_matched: usize,
 }
 
@@ -51,7 +53,7 @@ impl NgramIndex {
         Self { tokens: Vec::new(), last: HashMap::new(), previous: Vec::new(), tokens_max }
     }
 
-    /// Returns the number of tokens in the index, marks of ends included.
+    /// Returns the number of tokens in the index, including the marks of ends.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -61,7 +63,7 @@ impl NgramIndex {
         self.tokens.is_empty()
     }
 
-    /// Returns the last tokens of the text, as many as a match can have.
+    /// Returns the last tokens of the text, at most [`MATCH_MAX`].
     pub fn tail(&self) -> &[Token] {
         self.last(MATCH_MAX)
     }
@@ -76,20 +78,20 @@ impl NgramIndex {
         tokens.iter().for_each(|token| self.push(*token));
     }
 
-    /// Ends the text; further tokens are those of another one.
+    /// Ends the text; further tokens belong to another text.
     pub fn end_text(&mut self) {
         self.push(END);
     }
 
-    /// Forgets the older half of the tokens.
+    /// Drops the older half of the tokens.
     pub fn halve(&mut self) {
         let newer = self.tokens.split_off(self.tokens.len().div_ceil(2));
-        // Maps keep their space when they are cleared.
+        // A new index, because maps keep their memory when they are cleared.
         *self = Self::new(self.tokens_max);
         newer.into_iter().for_each(|token| self.push(token));
     }
 
-    /// Returns the earlier occurrence with the most of the last tokens of `text`; the latest one of several.
+    /// Returns the earlier occurrence with the longest match of the last tokens of `text`. Ties: the latest one.
     ///
     /// `text` is another text, or this index's [`Self::tail`].
     pub fn find(&self, text: &[Token]) -> Option<Occurrence> {
@@ -98,7 +100,7 @@ impl NgramIndex {
         let mut place = *self.last.get(gram)?;
         for _ in 0..=OCCURRENCES_MAX {
             let next = place as usize + 1;
-            // Nothing follows the text's own end, or that of another one.
+            // No token follows the end of a text.
             if self.tokens.get(next).is_some_and(|token| *token != END) {
                 let n_matched = n_common(&self.tokens[..next], text);
                 if best.is_none_or(|best| n_matched > best.n_matched) {
@@ -116,8 +118,8 @@ impl NgramIndex {
         best
     }
 
-    /// Returns up to `n_max` tokens that followed an occurrence. Those that follow the end of the index's own text
-    /// repeat what is between the two.
+    /// Returns up to `n_max` tokens that followed an occurrence. Beyond the end of the index's own text, the tokens
+    /// since the occurrence are repeated.
     pub fn continuation(&self, occurrence: Occurrence, n_max: usize) -> Vec<Token> {
         let rest = &self.tokens[occurrence.next..];
         rest.iter().cycle().take(n_max).copied().take_while(|token| *token != END).collect()
@@ -135,7 +137,7 @@ impl NgramIndex {
     }
 }
 
-/// Returns how many of the last tokens of both are the same, at most [`MATCH_MAX`].
+/// Returns the number of equal tokens at the ends of both texts, at most [`MATCH_MAX`].
 fn n_common(a: &[Token], b: &[Token]) -> usize {
     let pairs = a.iter().rev().zip(b.iter().rev()).take(MATCH_MAX);
     pairs.take_while(|(a, b)| a == b && **a != END).count()
@@ -147,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the occurrence by looking at every place.
+    /// Returns the occurrence by comparing at every position.
     fn naive(tokens: &[Token], text: &[Token]) -> Option<Occurrence> {
         let gram: &[Token; GRAM_TOKENS] = text.last_chunk().filter(|gram| !gram.contains(&END))?;
         let ends_gram = |next: &usize| tokens[..*next].ends_with(gram);
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_followed_the_longest_and_latest_match() {
+    fn finds_the_tokens_after_the_longest_and_latest_match() {
         check(&[], None);
         check(&[1, 2, 3, 4], None);
         check(&[1, 2, 3, 4, 5, 1, 2, 3], None);
@@ -189,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_repeats_itself_goes_on_so() {
+    fn a_repetition_is_continued() {
         check(&[7, 7, 7, 7, 7, 7], Some((5, &[7, 7, 7, 7, 7])));
         check(&[1, 2, 1, 2, 1, 2, 1], Some((5, &[2, 1, 2, 1, 2])));
     }
 
     #[test]
-    fn neither_a_match_nor_what_follows_goes_beyond_a_text() {
+    fn neither_a_match_nor_its_continuation_extends_beyond_a_text() {
         let mut index = index(&[1, 2, 3, 4, 5, 6], 100);
         index.end_text();
         index.extend(&[3, 4, 5, 6]);
@@ -208,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_what_a_search_of_every_place_finds(
+        fn finds_the_same_as_a_search_of_every_position(
             tokens in prop::collection::vec(prop_oneof![9 => 0_u32..3, 1 => Just(END)], 0..120),
             other in prop::collection::vec(0_u32..3, 0..50),
         ) {
@@ -221,7 +223,7 @@ mod tests {
         }
 
         #[test]
-        fn keeps_the_newest_tokens_within_its_limit_and_finds_what_a_new_index_of_them_finds(
+        fn within_its_limit_it_finds_the_same_as_a_new_index_of_the_newest_tokens(
             tokens in prop::collection::vec(0_u32..3, 0..200),
             tokens_max in 8_usize..40,
         ) {

@@ -1,41 +1,41 @@
 //! Time of a step by the number of its tokens, as measured on this machine.
 //!
-//! The self-test of the shell measures it. It cannot be derived, because machines differ: on a CPU two tokens may cost
-//! twice as much as one, on a GPU sixteen may cost as much as one.
+//! The shell's self-test measures it, because machines differ: on a CPU two tokens may take twice as long as one, and
+//! on a GPU sixteen may take no longer than one.
 
 use crate::batch_plan::Passes;
 
-/// Times of steps. Units: any, the same for all.
+/// Times of steps. Units: any, but the same for all times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCosts {
     /// Time of one pass with this many tokens.
     pub tokens: Curve,
-    /// Time of a step with one token of each of this many sequences.
+    /// Time of a step with one token for each of this many sequences.
     pub streams: Curve,
-    /// How tokens of several sequences go through the model.
+    /// Passes of several sequences through the model.
     pub passes: Passes,
-    /// Change of these times with the number of tokens that the sequences hold.
-    pub depth: Depth,
+    /// Change of these times with the number of computed tokens of the sequences.
+    pub depth: DepthCost,
 }
 
-/// Change of a step's time with the tokens that a sequence holds, which each of its new tokens attends to.
+/// Change of a step's time with the number of a sequence's computed tokens, to which each new token attends.
 ///
-/// Deep in a context every token takes long, so a draft adds little. At the start of a context the same draft costs
-/// many times as much as a token.
+/// In a long context every token takes long, so a draft adds relatively little time. In a short context the same draft
+/// takes many times as long as a token.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Depth {
-    /// Tokens that each sequence held when the other times were measured.
+pub struct DepthCost {
+    /// Number of computed tokens of each sequence when the other times were measured.
     pub held_tokens: u32,
-    /// Time that one held token adds to a pass with this many tokens; nothing if it was not measured.
+    /// Time that one computed token adds to a pass with this many tokens; empty if it was not measured.
     pub per_held_token: Curve,
 }
 
-/// Measured values at some numbers, with straight lines between them.
+/// Piecewise linear function through measured values.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Curve(Vec<(u32, f64)>);
 
 impl Curve {
-    /// Returns the curve through these points; those that are no measurement are left out.
+    /// Returns the curve through these points; invalid measurements are omitted.
     pub fn new(points: impl IntoIterator<Item = (u32, f64)>) -> Self {
         let mut points: Vec<_> = points.into_iter().filter(|(n, ms)| *n > 0 && ms.is_finite() && *ms > 0.0).collect();
         points.sort_unstable_by_key(|(n, _)| *n);
@@ -48,7 +48,7 @@ impl Curve {
         self.0.len() > 1 && self.0[0].0 == 1
     }
 
-    /// Returns the value at `n`; beyond the points the curve goes on as between the nearest two, and never falls.
+    /// Returns the value at `n`. Beyond the points the curve continues the nearest line, and never decreases.
     pub fn at(&self, n: u32) -> f64 {
         let Some((&(first, at_first), rest)) = self.0.split_first() else { return 0.0 };
         match (n, rest) {
@@ -70,8 +70,8 @@ impl Curve {
 }
 
 impl StepCosts {
-    /// Returns the time of a step in which `n_streams` sequences compute one token each, and one further sequence
-    /// computes each of the numbers in `others`; every sequence holds `held_tokens`.
+    /// Returns the time of a step in which `n_streams` sequences compute one token each, and further sequences compute
+    /// the numbers of tokens in `others`. Every sequence has `held_tokens` computed tokens.
     pub fn step(&self, (n_streams, held_tokens): (u32, u32), others: impl Iterator<Item = u32> + Clone) -> f64 {
         let tokens = |n: u32| self.tokens_at(held_tokens, n);
         match self.passes {
@@ -81,7 +81,7 @@ impl StepCosts {
         }
     }
 
-    /// Returns the time of one pass with `n` tokens of a sequence that holds `held_tokens`.
+    /// Returns the time of one pass with `n` tokens of a sequence with `held_tokens` computed tokens.
     pub(super) fn tokens_at(&self, held_tokens: u32, n: u32) -> f64 {
         // The estimate for many tokens is never less than the time of one.
         let of = |n: u32| (self.tokens.at(n) + self.depth.change(held_tokens, n)).max(0.0);
@@ -93,8 +93,9 @@ impl StepCosts {
     }
 }
 
-impl Depth {
-    /// Returns the difference from the measured time of a pass with `n` tokens if the sequence holds `held_tokens`.
+impl DepthCost {
+    /// Returns the difference from the measured time of a pass with `n` tokens for a sequence with `held_tokens`
+    /// computed tokens.
     fn change(&self, held_tokens: u32, n: u32) -> f64 {
         (f64::from(held_tokens) - f64::from(self.held_tokens)) * self.per_held_token.at(n)
     }
@@ -105,34 +106,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_lead_from_point_to_point_and_on() {
+    fn curves_are_linear_between_and_beyond_their_points() {
         let curve = Curve::new([(4, 40.0), (1, 10.0), (2, 30.0), (3, f64::NAN), (0, 5.0), (8, 40.0)]);
         let at: Vec<f64> = [0, 1, 2, 3, 4, 6, 8, 100].map(|n| curve.at(n)).to_vec();
         assert_eq!(at, [0.0, 10.0, 30.0, 35.0, 40.0, 40.0, 40.0, 40.0]);
         assert_eq!(Curve::new([(1, 10.0), (2, 30.0)]).at(4), 70.0);
-        assert_eq!(Curve::new([(1, 10.0), (2, 8.0)]).at(4), 8.0, "it never falls beyond what was measured");
+        assert_eq!(Curve::new([(1, 10.0), (2, 8.0)]).at(4), 8.0, "it never decreases beyond the points");
         assert_eq!(Curve::new([(2, 10.0)]).at(4), 20.0);
         assert_eq!(Curve::default().at(4), 0.0);
         assert!(curve.is_measured() && !Curve::new([(1, 1.0)]).is_measured() && !Curve::default().is_measured());
     }
 
     #[test]
-    fn drafts_go_with_other_tokens_or_in_passes_of_their_own() {
+    fn drafts_share_a_pass_or_have_separate_passes() {
         let curve = Curve::new([(1, 10.0), (2, 20.0), (10, 40.0)]);
         let streams = Curve::new([(1, 10.0), (4, 16.0)]);
-        let depth = Depth::default();
+        let depth = DepthCost::default();
         let costs =
             |passes| StepCosts { tokens: curve.clone(), streams: streams.clone(), passes, depth: depth.clone() };
         assert_eq!(costs(Passes::Together).step((4, 0), [].into_iter()), 16.0);
         assert_eq!(costs(Passes::Together).step((4, 0), [3, 3].into_iter()), 40.0);
         assert_eq!(costs(Passes::Apart).step((4, 0), [2, 10].into_iter()), 76.0);
         assert_eq!(costs(Passes::Apart).step((0, 0), [2].into_iter()), 20.0);
-        assert_eq!(costs(Passes::Apart).step((0, 9000), [2].into_iter()), 20.0, "nothing is known of depth");
+        assert_eq!(costs(Passes::Apart).step((0, 9000), [2].into_iter()), 20.0, "depth was not measured");
     }
 
     #[test]
-    fn a_step_takes_longer_the_more_its_sequences_hold() {
-        let depth = Depth { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (16, 0.034)]) };
+    fn a_step_takes_longer_in_a_longer_context() {
+        let depth = DepthCost { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (16, 0.034)]) };
         let tokens = Curve::new([(1, 18.0), (2, 30.0), (16, 130.0)]);
         let streams = Curve::new([(1, 18.0), (2, 30.0)]);
         let costs = StepCosts { tokens, streams, passes: Passes::Apart, depth };
@@ -143,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_measurement_makes_no_step_shorter_than_that_of_one_token() {
-        let depth = Depth { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (4, 0.1)]) };
+    fn no_step_is_shorter_than_one_with_one_token_despite_wrong_measurements() {
+        let depth = DepthCost { held_tokens: 2000, per_held_token: Curve::new([(1, 0.004), (4, 0.1)]) };
         let tokens = Curve::new([(1, 18.0), (4, 30.0)]);
         let costs = StepCosts { streams: tokens.clone(), tokens, passes: Passes::Together, depth };
         assert_eq!(costs.step((0, 0), [4].into_iter()), 10.0);

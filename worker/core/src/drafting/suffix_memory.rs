@@ -1,7 +1,8 @@
-//! Answers of this worker, indexed by their n-grams, from which later answers are drafted.
+//! Earlier responses of this worker, indexed by their n-grams, from which later responses are drafted.
 //!
-//! Each chain root has texts of its own, so no tenant's answers draft or time another's. Beyond the limit the tenant
-//! with the most text loses the older half of the texts that it used least recently.
+//! Each chain root has its own texts, so one tenant's responses influence neither the drafts nor the speed of
+//! another's. When the limit is reached, the tenant with the most text loses the older half of its least recently used
+//! root.
 //! Source: SuffixDecoding (arXiv 2411.04975), whose global tree holds earlier outputs.
 
 use hashbrown::HashMap;
@@ -11,40 +12,41 @@ use warmpath_common::ids::Token;
 use super::ngram_index::{GRAM_TOKENS, MATCH_MAX, NgramIndex};
 use crate::tenants::TenantId;
 
-/// Minimum charge of a root, so that the number of roots is bounded as well. Units: tokens.
+/// Minimum charge of a root, which also limits the number of roots. Units: tokens. Source: the length of a short
+/// response; halving fewer tokens would free little.
 const ROOT_TOKENS_MIN: usize = 256;
 
-/// Answers of a worker.
+/// Earlier responses of a worker.
 #[derive(Debug, Clone)]
 pub struct SuffixMemory {
-    texts: HashMap<BlockHash, Texts>,
+    texts: HashMap<BlockHash, RememberedTexts>,
     tokens_max: usize,
-    /// Tokens of all roots, each counted with [`ROOT_TOKENS_MIN`] at least.
+    /// Tokens of all roots, at least [`ROOT_TOKENS_MIN`] for each.
     n_tokens: usize,
     /// Number of uses so far; orders roots by their last use.
     tick: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Texts {
+struct RememberedTexts {
     index: NgramIndex,
     tenant: TenantId,
     last_used: u64,
 }
 
-impl Texts {
+impl RememberedTexts {
     fn n_tokens(&self) -> usize {
         self.index.len().max(ROOT_TOKENS_MIN)
     }
 }
 
 impl SuffixMemory {
-    /// Returns an empty memory of at most `tokens_max` tokens.
+    /// Returns an empty memory for at most `tokens_max` tokens.
     pub fn new(tokens_max: usize) -> Self {
         Self { texts: HashMap::new(), tokens_max, n_tokens: 0, tick: 0 }
     }
 
-    /// Returns the texts of a root, which count as used; `None` if there are none.
+    /// Returns the texts of a root and records their use; `None` if there are none.
     pub fn of(&mut self, root: &BlockHash) -> Option<&NgramIndex> {
         self.tick += 1;
         let texts = self.texts.get_mut(root)?;
@@ -52,14 +54,14 @@ impl SuffixMemory {
         Some(&texts.index)
     }
 
-    /// Adds an answer to the texts of its root; `before` is the prompt, whose end leads to it.
+    /// Adds a response to the texts of its root, with the end of its prompt, `before`.
     pub fn learn(&mut self, (root, tenant): (&BlockHash, TenantId), before: &[Token], answer: &[Token]) {
         if answer.len() <= GRAM_TOKENS {
             return;
         }
         self.tick += 1;
-        let new = || Texts { index: NgramIndex::new(self.tokens_max / 2), tenant, last_used: 0 };
-        let n_before = self.texts.get(root).map_or(0, Texts::n_tokens);
+        let new = || RememberedTexts { index: NgramIndex::new(self.tokens_max / 2), tenant, last_used: 0 };
+        let n_before = self.texts.get(root).map_or(0, RememberedTexts::n_tokens);
         let texts = self.texts.entry(*root).or_insert_with(new);
         texts.last_used = self.tick;
         texts.tenant = tenant;
@@ -70,7 +72,7 @@ impl SuffixMemory {
         while self.n_tokens > self.tokens_max && self.shed() {}
     }
 
-    /// Forgets everything.
+    /// Removes all texts.
     pub fn clear(&mut self) {
         *self = Self::new(self.tokens_max);
     }
@@ -80,7 +82,7 @@ impl SuffixMemory {
         self.texts.values().map(|texts| texts.index.len()).sum()
     }
 
-    /// Sheds half of a root's texts, or all of them if that would change nothing; returns whether there was a root.
+    /// Drops half of a root's texts, or all of them if they are short; returns whether there was a root.
     fn shed(&mut self) -> bool {
         let mut of_tenants: HashMap<TenantId, usize> = HashMap::new();
         for texts in self.texts.values() {
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_found_by_the_end_of_its_prompt_and_by_its_own_tokens() {
+    fn a_response_is_found_by_the_end_of_its_prompt_and_by_its_own_tokens() {
         let mut memory = SuffixMemory::new(10_000);
         memory.learn((&root(1), tenant(1)), &count_up(0, 100), &count_up(1000, 50));
         assert_eq!(next(&mut memory, 1, &count_up(90, 10)), Some(vec![1000, 1001, 1002]));
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_one_tenant_takes_nothing_of_another() {
+    fn many_responses_of_one_tenant_evict_none_of_another() {
         let mut memory = SuffixMemory::new(4096);
         memory.learn((&root(1), tenant(1)), &[], &count_up(1000, 900));
         for n in 0..200 {
@@ -155,7 +157,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn stays_within_its_limit_and_keeps_the_last_answer(
+        fn stays_within_its_limit_and_keeps_the_last_response(
             answers in prop::collection::vec((0_u8..12, 0_u8..3, 5_usize..400), 1..60),
         ) {
             let mut memory = SuffixMemory::new(2048);
@@ -163,7 +165,7 @@ mod tests {
                 let answer = count_up(idx as u32 * 1000, n);
                 memory.learn((&root(of_root), tenant(of_tenant)), &[], &answer);
                 prop_assert!(memory.n_tokens() <= memory.n_tokens && memory.n_tokens <= 2048);
-                prop_assert_eq!(memory.n_tokens, memory.texts.values().map(Texts::n_tokens).sum::<usize>());
+                prop_assert_eq!(memory.n_tokens, memory.texts.values().map(RememberedTexts::n_tokens).sum::<usize>());
             }
             memory.clear();
             prop_assert_eq!((memory.n_tokens(), memory.n_tokens), (0, 0));

@@ -1,19 +1,19 @@
 //! Runs of tokens that two texts have in common, in the same order in both.
 //!
-//! Windows of the fewest tokens that count are hashed in both texts, and each window of the second is looked up among
-//! the sorted ones of the first. Windows that continue one another make a run. Runs may contradict each other; the
-//! chain of runs that covers the most tokens is chosen.
+//! All windows of the minimum length are hashed in both texts, and each window of the second text is looked up among
+//! the sorted windows of the first. Consecutive matches form a run. Runs may overlap or be in a different order in the
+//! two texts; the chain of compatible runs that covers the most tokens is chosen.
 //!
-//! Repetitive texts cost no more than others: a window is looked up at most twice, whatever the number of its equals.
+//! Repetitive texts cost no more than others, because a window is looked up at most twice even if it has many matches.
 
 use std::cmp::Reverse;
 
 use warmpath_common::ids::Token;
 
-/// Most runs from which the chain is chosen: the longest ones.
+/// Maximum number of runs, the longest ones, among which the chain is chosen.
 ///
-/// Source: own choice: an agent that shortens its history changes some dozens of messages, and the choice takes the
-/// square of this.
+/// Source: an agent that shortens its history changes some dozens of messages; choosing takes time in proportion to the
+/// square.
 pub(super) const RUNS_MAX: usize = 64;
 
 /// Multiplier of the rolling hash. Source: 2^64 divided by the golden ratio, odd, as in Fibonacci hashing.
@@ -21,7 +21,7 @@ const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Consecutive tokens that two texts have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct CommonRun {
     /// Index of the first token in the first text.
     pub from: usize,
     /// Index of the first token in the second text.
@@ -30,8 +30,8 @@ pub(super) struct Run {
     pub n: usize,
 }
 
-impl Run {
-    /// Returns how many of its first tokens are lost if it follows another run.
+impl CommonRun {
+    /// Returns how many of its first tokens overlap another run before it.
     fn n_lost_behind(&self, before: &Self) -> usize {
         let n_lost_to = (before.to + before.n).saturating_sub(self.to);
         n_lost_to.max((before.from + before.n).saturating_sub(self.from))
@@ -42,41 +42,41 @@ impl Run {
     }
 }
 
-/// Returns runs of at least `n_run_min` tokens, at least 1, each behind the one before in both texts.
+/// Returns runs of at least `n_run_min` tokens, each after the previous one in both texts. `n_run_min` is at least 1.
 ///
-/// They cover the most tokens that a chain of the longest [`RUNS_MAX`] runs can. If the first text has a run's
-/// beginning several times, the next one behind the run before counts, or else the first.
+/// They are the chain of the longest [`RUNS_MAX`] runs that covers the most tokens. If the first text has a run's start
+/// several times, the first occurrence after the previous run is used, or else the first one.
 /// Cost: O(n log n) for n tokens in both texts, and `RUNS_MAX` comparisons of a run.
-pub(super) fn in_common(held: &[Token], wanted: &[Token], n_run_min: usize) -> Vec<Run> {
+pub(super) fn in_common(held: &[Token], wanted: &[Token], n_run_min: usize) -> Vec<CommonRun> {
     let mut runs = by_hash(held, wanted, n_run_min);
     runs.sort_by_key(|run| Reverse(run.n));
     runs.truncate(RUNS_MAX);
-    // Other tokens may have the same hash.
+    // Different tokens may have the same hash.
     runs.retain(|run| held[run.from..run.from + run.n] == wanted[run.to..run.to + run.n]);
     runs.sort_by_key(|run| run.to);
     let mut chain = best_chain(&runs, n_run_min);
-    let mut before = Run { from: 0, to: 0, n: 0 };
+    let mut before = CommonRun { from: 0, to: 0, n: 0 };
     for run in &mut chain {
         *run = run.without_first(run.n_lost_behind(&before));
-        // Text that occurs several times may have been taken for another occurrence before the run was found.
+        // A text that occurs several times may have been matched with a wrong occurrence, so the gap is searched again.
         let (held, wanted) = (&held[before.from + before.n..run.from], &wanted[before.to + before.n..run.to]);
         let same = held.iter().rev().zip(wanted.iter().rev()).take_while(|(held, wanted)| held == wanted);
         let n_more = same.count();
-        *run = Run { from: run.from - n_more, to: run.to - n_more, n: run.n + n_more };
+        *run = CommonRun { from: run.from - n_more, to: run.to - n_more, n: run.n + n_more };
         before = *run;
     }
     chain
 }
 
 /// Returns runs of windows with equal hashes, in the order of the second text.
-fn by_hash(held: &[Token], wanted: &[Token], n_window: usize) -> Vec<Run> {
+fn by_hash(held: &[Token], wanted: &[Token], n_window: usize) -> Vec<CommonRun> {
     let mut windows: Vec<(u64, usize)> = hashes(held, n_window).into_iter().zip(0..).collect();
     windows.sort_unstable();
     let next = |hash: u64, behind: usize| {
         let idx = windows.partition_point(|window| *window < (hash, behind));
         windows.get(idx).filter(|(found, _)| *found == hash).map(|(_, from)| *from)
     };
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<CommonRun> = Vec::new();
     for (to, hash) in hashes(wanted, n_window).into_iter().enumerate() {
         let last = to + n_window - 1;
         if let Some(run) = runs.last_mut()
@@ -88,7 +88,7 @@ fn by_hash(held: &[Token], wanted: &[Token], n_window: usize) -> Vec<Run> {
         }
         let behind = runs.last().map_or(0, |run| run.from + run.n);
         if let Some(from) = next(hash, behind).or_else(|| next(hash, 0)) {
-            runs.push(Run { from, to, n: n_window });
+            runs.push(CommonRun { from, to, n: n_window });
         }
     }
     runs
@@ -111,10 +111,10 @@ fn hashes(tokens: &[Token], n: usize) -> Vec<u64> {
     hashes
 }
 
-/// Returns the runs, given in the order of the second text, that cover the most tokens one behind the other; a run may
-/// lose its first tokens to the one before.
-fn best_chain(runs: &[Run], n_run_min: usize) -> Vec<Run> {
-    // For each run the tokens of the best chain that ends with it, and the run before it.
+/// Returns the chain of runs that covers the most tokens; `runs` are in the order of the second text. A run that
+/// overlaps the previous one loses its first tokens.
+fn best_chain(runs: &[CommonRun], n_run_min: usize) -> Vec<CommonRun> {
+    // For each run: the number of tokens of the best chain that ends with it, and the previous run in that chain.
     let mut best: Vec<(usize, Option<usize>)> = Vec::with_capacity(runs.len());
     for (idx, run) in runs.iter().enumerate() {
         let behind = (0..idx).filter_map(|before| {

@@ -1,11 +1,11 @@
-//! Moves and shifts by example, and applied to lists of tokens.
+//! Examples of moves and shifts, and properties of random ones applied to lists of tokens.
 
 use proptest::prelude::*;
 use warmpath_common::block_hash::{BlockHash, ChainRoot, block_chain, block_hash};
 use warmpath_common::model::MemoryKind;
 
 use super::*;
-use crate::slot_table::{Acquire, AfterUse, Shape};
+use crate::slot_table::{Acquire, AfterUse, SlotSizes};
 
 fn check(held: &[Token], prompt: &[Token], n_run_min: usize, expected: &[(u32, u32, u32)]) {
     let n_common = n_common(held, prompt);
@@ -15,7 +15,7 @@ fn check(held: &[Token], prompt: &[Token], n_run_min: usize, expected: &[(u32, u
     assert_are_of_the_prompt(prompt, &applied(held, n_common, &moves));
 }
 
-/// Asserts that all tokens are the prompt's at their positions, and that its last one is not there.
+/// Asserts that all tokens are at their positions in the prompt, without the prompt's last one.
 fn assert_are_of_the_prompt(prompt: &[Token], cells: &[(u32, Token)]) {
     assert!(cells.windows(2).all(|pair| pair[0].0 < pair[1].0), "two tokens at one position: {cells:?}");
     let wanted = &prompt[..prompt.len() - 1];
@@ -27,7 +27,7 @@ fn n_common(held: &[Token], prompt: &[Token]) -> usize {
     n_same.min(prompt.len() - 1)
 }
 
-/// Moves tokens in a list of cells and returns them with their positions, in the order of these.
+/// Moves tokens in a list of cells; returns them with their positions, ascending.
 fn applied(held: &[Token], n_kept: usize, moves: &[Move]) -> Vec<(u32, Token)> {
     let moved = moves.iter().flat_map(|one| {
         let tokens = &held[one.from_token as usize..][..one.n_tokens as usize];
@@ -37,7 +37,7 @@ fn applied(held: &[Token], n_kept: usize, moves: &[Move]) -> Vec<(u32, Token)> {
 }
 
 #[test]
-fn moves_what_the_prompt_has_further_on() {
+fn moves_text_that_the_prompt_has_later() {
     let held = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     check(&held, &[1, 2, 5, 6, 7, 8, 9, 10], 3, &[(4, 2, 5)]);
     check(&held, &[1, 2, 4, 5, 7, 8, 9, 10], 2, &[(3, 2, 2), (6, 4, 3)]);
@@ -47,7 +47,7 @@ fn moves_what_the_prompt_has_further_on() {
 }
 
 #[test]
-fn moves_what_stands_behind_other_tokens_of_the_prompt() {
+fn moves_text_that_follows_new_tokens_of_the_prompt() {
     let held = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     check(&held, &[1, 2, 0, 4, 5, 6, 7, 0], 2, &[(3, 3, 4)]);
     check(&held, &[1, 0, 0, 0, 3, 4, 5, 0], 2, &[(2, 4, 3)]);
@@ -57,14 +57,14 @@ fn moves_what_stands_behind_other_tokens_of_the_prompt() {
 }
 
 #[test]
-fn text_that_is_there_twice_is_moved_from_where_it_continues() {
+fn repeated_text_is_moved_from_the_occurrence_that_continues() {
     let held = [1, 5, 6, 7, 2, 5, 6, 7, 3, 4, 8];
     check(&held, &[0, 1, 5, 6, 7, 9, 5, 6, 7, 3, 4, 0], 2, &[(0, 1, 4), (5, 6, 5)]);
     check(&held, &[0, 5, 6, 7, 3, 4, 0], 3, &[(5, 1, 5)]);
 }
 
 #[test]
-fn tells_which_tokens_are_there_before_any_is_computed() {
+fn returns_the_tokens_before_the_first_gap() {
     let reused = |n_exact, moves: &[(u32, u32, u32)]| {
         let to_move = |&(from_token, to_token, n_tokens): &_| Move { from_token, to_token, n_tokens };
         Reused { slot: SlotId(0), n_exact, moves: moves.iter().map(to_move).collect() }
@@ -78,8 +78,8 @@ fn tells_which_tokens_are_there_before_any_is_computed() {
 }
 
 #[test]
-fn repetitive_text_is_chosen_from_in_bounded_time() {
-    // Each window of either text is in the other one thousands of times.
+fn repetitive_text_takes_bounded_time() {
+    // Each window of either text occurs thousands of times in the other one.
     let held = [vec![7; 20_000], vec![8; 10], vec![7; 20_000]].concat();
     let prompt = [vec![9], vec![7; 15_000], vec![9], vec![7; 15_000], vec![9]].concat();
     let moves = moves(&held, &prompt, (0, 32));
@@ -97,7 +97,7 @@ fn leaves_one_token_to_compute() {
 }
 
 #[test]
-fn drops_half_of_what_is_behind_the_kept_tokens_unless_told_otherwise() {
+fn drops_half_of_the_tokens_after_the_kept_ones_by_default() {
     let dropped = |n_held, n_keep, n_discard| {
         context_shift(n_held, n_keep, n_discard).map(|shift| (shift.from_token, shift.n_dropped))
     };
@@ -105,8 +105,8 @@ fn drops_half_of_what_is_behind_the_kept_tokens_unless_told_otherwise() {
     assert_eq!(dropped(100, 20, None), Some((20, 40)));
     assert_eq!(dropped(100, 20, Some(7)), Some((20, 7)));
     assert_eq!(dropped(100, 20, Some(1000)), Some((20, 79)));
-    assert_eq!(dropped(100, 20, Some(0)), Some((20, 1)), "nothing dropped would be no way on");
-    assert_eq!(dropped(100, 1000, None), Some((96, 2)), "some tokens are always left to drop");
+    assert_eq!(dropped(100, 20, Some(0)), Some((20, 1)), "at least one token is dropped");
+    assert_eq!(dropped(100, 1000, None), Some((96, 2)), "some tokens can always be dropped");
     assert_eq!(dropped(2, 0, None), Some((0, 1)));
     assert_eq!(dropped(1, 0, None), None);
     assert_eq!(dropped(0, 0, None), None);
@@ -118,8 +118,13 @@ fn root(salt: u8) -> BlockHash {
 
 /// Returns a table in which one slot for each of these prompts has computed it.
 fn table(prompts: &[(u8, &[Token], AfterUse)]) -> SlotTable {
-    let shape =
-        Shape { n_slots: 4, context_tokens: 64, block_size_tokens: 2, memory: MemoryKind::Full, hasher: block_hash };
+    let shape = SlotSizes {
+        n_slots: 4,
+        context_tokens: 64,
+        block_size_tokens: 2,
+        memory: MemoryKind::Full,
+        hasher: block_hash,
+    };
     let mut table = SlotTable::new(shape);
     for (slot, (salt, prompt, after_use)) in (0..).map(SlotId).zip(prompts) {
         let prompt_chain = &block_chain(&root(*salt), prompt, 2);
@@ -146,7 +151,7 @@ fn best_for(table: &SlotTable, prompt: &[Token], n_run_min: u32) -> Option<(Slot
 }
 
 #[test]
-fn takes_the_slot_that_covers_most_and_never_another_tenants() {
+fn takes_the_slot_that_covers_most_and_never_another_roots() {
     let long = [1, 2, 3, 4, 5, 6, 7, 8, 9];
     let table = table(&[
         (0, &[1, 2, 9, 9, 9, 9], AfterUse::Keep),
@@ -157,11 +162,11 @@ fn takes_the_slot_that_covers_most_and_never_another_tenants() {
     assert_eq!(best_for(&table, &[1, 4, 5, 6, 7, 8, 9, 3], 2), Some((SlotId(1), 1, 5)));
     assert_eq!(best_for(&table, &[1, 4, 5, 6, 7, 8, 9, 3], 5), None);
     assert_eq!(best_for(&table, &[1, 4, 5, 6, 7, 8, 9, 3], 0), None);
-    assert_eq!(best_for(&table, &[4, 5, 6, 7, 8, 9, 3], 2), None, "the first token is always the prompt's own");
+    assert_eq!(best_for(&table, &[4, 5, 6, 7, 8, 9, 3], 2), None, "the first token must be the prompt's");
 }
 
-/// Returns the most tokens that runs of at least `n_run_min` tokens can cover, each behind the one before in both
-/// texts, by trying everything.
+/// Returns the maximum number of tokens that a chain of runs of at least `n_run_min` tokens can cover, by trying all
+/// chains.
 fn most_covered(held: &[Token], wanted: &[Token], n_run_min: usize) -> usize {
     let mut most = vec![vec![0; wanted.len() + 1]; held.len() + 1];
     for from in (0..held.len()).rev() {
@@ -178,7 +183,7 @@ fn n_moved(moves: &[Move]) -> usize {
     moves.iter().map(|one| one.n_tokens as usize).sum()
 }
 
-/// Returns a prompt that has parts of a slot's text, none of them twice, in any order, with new tokens in between.
+/// Returns a slot's text and a prompt with parts of it, none of them twice, in any order, with new tokens in between.
 fn rearranged() -> impl Strategy<Value = (Vec<Token>, Vec<Token>)> {
     let cuts = prop::collection::vec((1_usize..12, 0_usize..4, any::<bool>(), any::<u16>()), 1..7);
     cuts.prop_map(|cuts| {
@@ -200,7 +205,7 @@ fn rearranged() -> impl Strategy<Value = (Vec<Token>, Vec<Token>)> {
 
 proptest! {
     #[test]
-    fn moved_tokens_are_the_prompts(
+    fn moved_tokens_are_at_their_positions_in_the_prompt(
         held in prop::collection::vec(0_u32..3, 0..40),
         prompt in prop::collection::vec(0_u32..3, 1..40),
         n_run_min in 1_usize..6,
@@ -220,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn as_many_tokens_are_moved_as_can_be_where_none_occurs_twice(
+    fn as_many_tokens_as_possible_are_moved_if_none_occurs_twice(
         (held, prompt) in rearranged(),
         n_run_min in 1_usize..6,
     ) {

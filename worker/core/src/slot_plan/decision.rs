@@ -1,7 +1,6 @@
-//! Decisions on waiting requests and their parts: the slot, the source of its first tokens, and whether its state is
-//! saved before.
+//! Types of decisions on waiting requests: the slot, the source of the first tokens, and whether state is saved first.
 //!
-//! The choice is in `slot_plan`.
+//! `slot_plan` makes the decisions.
 
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
@@ -11,17 +10,17 @@ use crate::slot_table::SlotTable;
 
 use super::to_u32;
 
-/// Source of the first tokens of a prompt in its slot.
+/// Source of a prompt's first tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
-    /// None: the slot is cleared and the whole prompt computed.
+pub enum PrefixSource {
+    /// No source: the slot is cleared and the whole prompt computed.
     Cold,
     /// The slot's own first tokens stay.
     Keep {
         /// Number of tokens, at least 1 and less than the prompt's.
         n_tokens: u32,
     },
-    /// The first tokens of another slot are copied; that slot keeps them.
+    /// Another slot's first tokens are copied; that slot keeps them.
     Copy {
         /// Other slot.
         from: SlotId,
@@ -35,7 +34,7 @@ pub enum Start {
     },
 }
 
-impl Start {
+impl PrefixSource {
     /// Returns the same source, limited to `n_tokens`.
     pub(super) fn shortened(self, n_tokens: u32) -> Self {
         match self {
@@ -63,22 +62,22 @@ pub struct SlotPlan {
     pub slot: SlotId,
     /// Whether the slot's state is exported to the store before it is overwritten.
     pub save: Save,
-    /// Source of its prompt's first tokens.
-    pub start: Start,
-    /// Partial state that is imported on top of them, if the model's memory cannot be rewound to them.
+    /// Source of the prompt's first tokens.
+    pub start: PrefixSource,
+    /// Partial state that is imported in addition, if the model's memory cannot be rewound.
     pub checkpoint: Option<ChunkId>,
 }
 
 impl SlotPlan {
-    /// Returns the smallest number of tokens to which the slot can be cut back afterwards, because the past of a
-    /// sliding window is not stored.
+    /// Returns the smallest number of tokens to which the slot can be cut back after the start. It may be more than 0,
+    /// because cells that a sliding window has passed are not stored.
     pub fn rewinds_to(&self, table: &SlotTable) -> u32 {
         match (table.memory(), self.start) {
-            (MemoryKind::Sliding, Start::Keep { n_tokens }) if self.checkpoint.is_some() => n_tokens,
-            (MemoryKind::Sliding, Start::Keep { .. }) => to_u32(table.slot(self.slot).rewinds_to()),
-            (MemoryKind::Sliding, Start::Copy { from, .. }) => to_u32(table.slot(from).rewinds_to()),
-            (MemoryKind::Sliding, Start::Import { n_tokens }) => n_tokens,
-            (_, Start::Cold) | (MemoryKind::Full | MemoryKind::Recurrent | MemoryKind::Hybrid, _) => 0,
+            (MemoryKind::Sliding, PrefixSource::Keep { n_tokens }) if self.checkpoint.is_some() => n_tokens,
+            (MemoryKind::Sliding, PrefixSource::Keep { .. }) => to_u32(table.slot(self.slot).rewinds_to()),
+            (MemoryKind::Sliding, PrefixSource::Copy { from, .. }) => to_u32(table.slot(from).rewinds_to()),
+            (MemoryKind::Sliding, PrefixSource::Import { n_tokens }) => n_tokens,
+            (_, PrefixSource::Cold) | (MemoryKind::Full | MemoryKind::Recurrent | MemoryKind::Hybrid, _) => 0,
         }
     }
 }
@@ -88,24 +87,24 @@ impl SlotPlan {
 pub enum Save {
     /// The state is exported first.
     First,
-    /// The state is not exported: it is already stored, not worth the export, or not destroyed.
+    /// The state is not exported, because it is stored already, not worth the export, or not destroyed.
     No,
 }
 
 /// Decision on a waiting request.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Decision {
-    /// It starts.
+pub enum SlotDecision {
+    /// The request starts.
     Start(SlotPlan),
-    /// It waits until a running sequence has computed `n_tokens` of their common prefix.
+    /// The request waits until a running sequence has computed `n_tokens` of their common prefix.
     WaitFor {
         /// Slot of the running sequence.
         slot: SlotId,
-        /// Number of the prompt's tokens that will be shared.
+        /// Length of the common prefix.
         n_tokens: u32,
     },
-    /// It waits until these chunks have been read from disk.
+    /// The request waits until these chunks have been read from disk.
     Fetch(Vec<ChunkId>),
-    /// It waits until a slot is idle.
+    /// The request waits until a slot is idle.
     NoSlot,
 }

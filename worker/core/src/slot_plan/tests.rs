@@ -1,11 +1,11 @@
-//! Slot plans by example: the slot, the source of the prompt's tokens, and the slots that are spared.
+//! Examples of slot plans: the slot, the source of the prompt's tokens, and the spared slots.
 
 use warmpath_common::block_hash::{ChainRoot, block_chain, block_hash};
 use warmpath_common::model::MemoryKind;
 
 use super::*;
-use crate::chunk_index::{Limits, NewChunk};
-use crate::slot_table::{Acquire, AfterUse, Shape};
+use crate::chunk_index::{NewChunk, StoreLimits};
+use crate::slot_table::{Acquire, AfterUse, SlotSizes};
 use crate::tenants::Tenant;
 
 const BUSY: bool = true;
@@ -17,7 +17,7 @@ fn root(salt: u8) -> BlockHash {
 }
 
 fn tenant() -> Tenant {
-    Tenant::known(TenantId::of_root(&root(0)))
+    Tenant::with_share(TenantId::of_root(&root(0)))
 }
 
 /// A worker on which moving a token costs a hundredth of computing it.
@@ -30,10 +30,10 @@ struct World {
     images: Vec<Range<u32>>,
 }
 
-/// Returns a worker whose slots were used in this order: the slot, its tokens, whether it is busy.
+/// Returns a worker whose slots were used in this order; `used` has the slot, its tokens, and whether it is busy.
 fn world(memory: MemoryKind, used: &[(u16, Vec<Token>, bool)]) -> World {
-    let shape = Shape { n_slots: 4, context_tokens: 1000, block_size_tokens: BLOCK, memory, hasher: block_hash };
-    let limits = Limits {
+    let shape = SlotSizes { n_slots: 4, context_tokens: 1000, block_size_tokens: BLOCK, memory, hasher: block_hash };
+    let limits = StoreLimits {
         ram_bytes: 1 << 20,
         disk_bytes: 1 << 22,
         min_hold_ms: 0,
@@ -99,11 +99,11 @@ impl World {
         PlanInputs { table: &self.table, index: &self.index, at_hand: &self.at_hand, costs: &self.costs }
     }
 
-    fn decide(&self, prompt: &[Token]) -> Decision {
+    fn decide(&self, prompt: &[Token]) -> SlotDecision {
         self.decide_with(prompt, (Reuse::Allowed, None, 0))
     }
 
-    fn decide_with(&self, prompt: &[Token], (reuse, wanted, salt): (Reuse, Option<u16>, u8)) -> Decision {
+    fn decide_with(&self, prompt: &[Token], (reuse, wanted, salt): (Reuse, Option<u16>, u8)) -> SlotDecision {
         let root = root(salt);
         let chain = block_chain(&root, prompt, BLOCK);
         let (tenant, wanted) = (Some(TenantId::of_root(&root)), wanted.map(SlotId));
@@ -120,23 +120,23 @@ impl World {
     }
 }
 
-/// Returns a list of `shared` tokens, which all such lists have, and `own` tokens that depend on `seed`.
+/// Returns `shared` tokens that are the same for every seed, followed by `own` tokens that depend on `seed`.
 fn tokens(shared: u32, own: u32, seed: u32) -> Vec<Token> {
     (0..shared).chain((0..own).map(|n| 1000 * seed + n)).collect()
 }
 
-fn keep(n_tokens: u32) -> Start {
-    Start::Keep { n_tokens }
+fn keep(n_tokens: u32) -> PrefixSource {
+    PrefixSource::Keep { n_tokens }
 }
 
-fn copy(from: u16, n_tokens: u32) -> Start {
-    Start::Copy { from: SlotId(from), n_tokens }
+fn copy(from: u16, n_tokens: u32) -> PrefixSource {
+    PrefixSource::Copy { from: SlotId(from), n_tokens }
 }
 
-/// Checks the slot and the source with which a prompt starts.
-fn check(world: &World, prompt: &[Token], (slot, start): (u16, Start)) {
+/// Checks the slot and the source of a prompt's start.
+fn check(world: &World, prompt: &[Token], (slot, start): (u16, PrefixSource)) {
     match world.decide(prompt) {
-        Decision::Start(plan) => assert_eq!((plan.slot.0, plan.start), (slot, start)),
+        SlotDecision::Start(plan) => assert_eq!((plan.slot.0, plan.start), (slot, start)),
         other => panic!("{other:?}"),
     }
 }
@@ -151,22 +151,22 @@ fn continues_in_the_slot_of_the_conversation() {
 #[test]
 fn drops_the_short_end_of_a_conversation_and_saves_a_long_one_first() {
     let world = world(MemoryKind::Full, &[(2, tokens(60, 2, 1), IDLE)]);
-    let Decision::Start(plan) = world.decide(&tokens(60, 9, 2)) else { panic!() };
+    let SlotDecision::Start(plan) = world.decide(&tokens(60, 9, 2)) else { panic!() };
     assert_eq!((plan.slot, plan.start, plan.save), (SlotId(2), keep(60), Save::No));
     let world = self::world(MemoryKind::Full, &[(2, tokens(30, 50, 1), IDLE)]);
-    let Decision::Start(plan) = world.decide(&tokens(30, 9, 2)) else { panic!() };
+    let SlotDecision::Start(plan) = world.decide(&tokens(30, 9, 2)) else { panic!() };
     assert_eq!((plan.slot, plan.start, plan.save), (SlotId(2), keep(30), Save::First));
 }
 
 #[test]
-fn an_answer_is_dropped_when_its_prompt_is_sent_again() {
+fn a_response_is_dropped_when_its_prompt_is_sent_again() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(50, 0, 1), 50);
     world.table.extend(SlotId(1), &tokens(0, 40, 7));
     let _ = world.table.release(SlotId(1));
     for prompt in [tokens(50, 0, 1), tokens(50, 3, 8)] {
-        let Decision::Start(plan) = world.decide(&prompt) else { panic!() };
-        assert_eq!((plan.slot, plan.save), (SlotId(1), Save::No), "the answer is not worth an export");
+        let SlotDecision::Start(plan) = world.decide(&prompt) else { panic!() };
+        assert_eq!((plan.slot, plan.save), (SlotId(1), Save::No), "the response is not worth an export");
     }
 }
 
@@ -175,11 +175,11 @@ fn always_computes_one_token() {
     let world = world(MemoryKind::Full, &[(2, tokens(10, 0, 1), IDLE)]);
     check(&world, &tokens(10, 0, 1), (2, keep(9)));
     check(&world, &tokens(6, 0, 1), (2, keep(5)));
-    check(&world, &[0], (0, Start::Cold));
+    check(&world, &[0], (0, PrefixSource::Cold));
 }
 
 #[test]
-fn nothing_resumes_within_an_image_wherever_it_is_held() {
+fn no_prompt_resumes_within_an_image() {
     let prompt = tokens(60, 5, 1);
     let with_images = |mut world: World| {
         world.images = vec![10..20, 24..44];
@@ -194,14 +194,14 @@ fn nothing_resumes_within_an_image_wherever_it_is_held() {
         let n_stored = n_held / BLOCK * BLOCK;
         let n_usable = if (11..20).contains(&n_stored) { 10 } else { n_stored };
         let n_usable = if (25..44).contains(&n_stored) { 24 } else { n_usable };
-        check(&stored, &prompt, (0, Start::Import { n_tokens: n_usable }));
+        check(&stored, &prompt, (0, PrefixSource::Import { n_tokens: n_usable }));
     }
     let mut ends_with_one = world(MemoryKind::Full, &[(2, prompt.clone(), IDLE)]);
     ends_with_one.images.push(50..65);
     check(&ends_with_one, &prompt, (2, keep(50)));
     let mut coming = with_images(world(MemoryKind::Full, &[]));
     coming.run(1, &tokens(30, 9, 2), 4);
-    assert_eq!(coming.decide(&prompt), Decision::WaitFor { slot: SlotId(1), n_tokens: 24 });
+    assert_eq!(coming.decide(&prompt), SlotDecision::WaitFor { slot: SlotId(1), n_tokens: 24 });
 }
 
 #[test]
@@ -211,23 +211,23 @@ fn copies_from_a_busy_slot() {
 }
 
 #[test]
-fn takes_the_slot_used_longest_ago_when_all_hold_something_else() {
+fn takes_the_least_recently_used_slot_if_all_have_other_state() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), IDLE));
     let world = world(MemoryKind::Full, &used);
-    check(&world, &tokens(0, 20, 9), (2, Start::Cold));
-    let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
-    assert_eq!(plan.save, Save::First, "what is worth more than its export is saved");
+    check(&world, &tokens(0, 20, 9), (2, PrefixSource::Cold));
+    let SlotDecision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+    assert_eq!(plan.save, Save::First, "state that is worth more than its export is saved");
 }
 
 #[test]
-fn state_that_was_reused_is_saved_where_an_export_takes_a_third_of_computing() {
+fn reused_state_is_saved_if_an_export_takes_a_third_of_computing() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), IDLE));
     let mut world = world(MemoryKind::Full, &used);
     // As on a GPU: 0.02 to 0.03 ms to export a token, 0.1 ms to compute it.
     world.costs.export_ms_per_token = Some(0.3);
     for (n_reused, save) in [(0, Save::No), (10, Save::No), (48, Save::First)] {
         world.table.lend(SlotId(2), n_reused);
-        let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+        let SlotDecision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
         assert_eq!((plan.slot, plan.save), (SlotId(2), save), "{n_reused} tokens were reused");
     }
 }
@@ -237,7 +237,7 @@ fn does_not_save_state_that_is_already_stored() {
     let used = [2, 0, 3, 1].map(|slot| (slot, tokens(0, 48, u32::from(slot) + 1), IDLE));
     let mut world = world(MemoryKind::Full, &used);
     world.store(&tokens(0, 48, 3));
-    let Decision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
+    let SlotDecision::Start(plan) = world.decide(&tokens(0, 20, 9)) else { panic!() };
     assert_eq!((plan.slot, plan.save), (SlotId(2), Save::No));
 }
 
@@ -245,11 +245,11 @@ fn does_not_save_state_that_is_already_stored() {
 fn a_slot_is_in_use_until_its_sequence_ends() {
     let used = [0, 1, 2, 3].map(|slot| (slot, tokens(0, 50, u32::from(slot) + 1), BUSY));
     let mut world = world(MemoryKind::Full, &used);
-    assert_eq!(world.decide(&tokens(0, 20, 9)), Decision::NoSlot);
+    assert_eq!(world.decide(&tokens(0, 20, 9)), SlotDecision::NoSlot);
     for slot in [3, 0, 2, 1] {
         let _ = world.table.release(SlotId(slot));
     }
-    check(&world, &tokens(0, 20, 9), (3, Start::Cold));
+    check(&world, &tokens(0, 20, 9), (3, PrefixSource::Cold));
 }
 
 #[test]
@@ -262,8 +262,8 @@ fn prefers_a_slot_that_loses_nothing() {
 fn starts_from_the_store_if_it_has_more() {
     let mut world = world(MemoryKind::Full, &[(1, tokens(10, 50, 2), IDLE)]);
     world.store(&tokens(10, 50, 1));
-    check(&world, &tokens(10, 80, 1), (0, Start::Import { n_tokens: 60 }));
-    check(&world, &tokens(10, 50, 1), (0, Start::Import { n_tokens: 59 }));
+    check(&world, &tokens(10, 80, 1), (0, PrefixSource::Import { n_tokens: 60 }));
+    check(&world, &tokens(10, 50, 1), (0, PrefixSource::Import { n_tokens: 59 }));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn among_equal_starts_the_one_with_more_whole_blocks_wins() {
     let mut world = world(MemoryKind::Full, &[(0, tokens(15, 0, 1), IDLE)]);
     world.store(&tokens(16, 0, 1));
     world.costs.import_ms_per_byte = 5.0 / 16.0;
-    check(&world, &tokens(30, 0, 1), (1, Start::Import { n_tokens: 16 }));
+    check(&world, &tokens(30, 0, 1), (1, PrefixSource::Import { n_tokens: 16 }));
     world.costs.import_ms_per_byte = 7.0 / 16.0;
     check(&world, &tokens(30, 0, 1), (0, keep(15)));
 }
@@ -280,7 +280,7 @@ fn among_equal_starts_the_one_with_more_whole_blocks_wins() {
 fn starts_from_the_store_inside_a_block_too() {
     let mut world = world(MemoryKind::Full, &[]);
     world.store(&tokens(40, 0, 1));
-    check(&world, &tokens(22, 20, 2), (0, Start::Import { n_tokens: 22 }));
+    check(&world, &tokens(22, 20, 2), (0, PrefixSource::Import { n_tokens: 22 }));
 }
 
 #[test]
@@ -290,36 +290,36 @@ fn waits_for_the_disk_unless_the_bytes_are_at_hand() {
     let pieces = world.index.find(&Prefix { root: root(0), chain: &[], tokens: &[] }).pieces;
     assert!(pieces.is_empty());
     for order in world.index.take_orders() {
-        if let crate::chunk_index::Order::Write(id) = order {
+        if let crate::chunk_index::StoreOrder::Write(id) = order {
             world.index.written(id, 2);
         }
     }
-    // Something larger evicts the first sequence from memory.
+    // A larger sequence evicts the first one from memory.
     let other = tokens(0, 60, 2);
     let chain = block_chain(&root(0), &other, BLOCK);
     let prefix = Prefix { root: root(0), chain: &chain, tokens: &other };
     let new = NewChunk { prefix, blocks: 0..8, n_bytes: (1 << 20) - 8, priority: 0, tenant: tenant(), now_ms: 3 };
     world.index.insert(&new).unwrap();
     let prompt = tokens(0, 80, 1);
-    let Decision::Fetch(chunks) = world.decide(&prompt) else { panic!("{:?}", world.decide(&prompt)) };
+    let SlotDecision::Fetch(chunks) = world.decide(&prompt) else { panic!("{:?}", world.decide(&prompt)) };
     assert!(!chunks.is_empty());
     world.at_hand.extend(chunks);
-    check(&world, &prompt, (0, Start::Import { n_tokens: 64 }));
+    check(&world, &prompt, (0, PrefixSource::Import { n_tokens: 64 }));
 }
 
 #[test]
-fn does_not_restore_what_is_faster_computed() {
+fn computes_state_if_that_is_faster_than_restoring() {
     let mut world = world(MemoryKind::Full, &[]);
     world.store(&tokens(0, 64, 1));
     world.costs.import_ms_per_byte = 2.0;
-    check(&world, &tokens(0, 80, 1), (0, Start::Cold));
+    check(&world, &tokens(0, 80, 1), (0, PrefixSource::Cold));
 }
 
 #[test]
 fn waits_for_a_prefix_that_another_request_computes() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(80, 10, 1), 20);
-    let waits = Decision::WaitFor { slot: SlotId(1), n_tokens: 80 };
+    let waits = SlotDecision::WaitFor { slot: SlotId(1), n_tokens: 80 };
     assert_eq!(world.decide(&tokens(80, 10, 2)), waits);
     assert_eq!(world.best_usable(&tokens(80, 10, 2), 0), 80);
     world.table.extend(SlotId(1), &tokens(80, 10, 1)[20..78]);
@@ -329,39 +329,39 @@ fn waits_for_a_prefix_that_another_request_computes() {
 }
 
 #[test]
-fn a_follower_replaces_a_leader_that_is_gone() {
+fn a_follower_computes_the_prefix_itself_when_its_leader_is_gone() {
     let mut world = world(MemoryKind::Full, &[]);
     world.run(1, &tokens(80, 10, 1), 20);
     world.table.forget(SlotId(1));
     let _ = world.table.release(SlotId(1));
-    check(&world, &tokens(80, 10, 2), (0, Start::Cold));
+    check(&world, &tokens(80, 10, 2), (0, PrefixSource::Cold));
 }
 
 #[test]
 fn never_reuses_under_another_root() {
     let mut world = world(MemoryKind::Full, &[(1, tokens(50, 0, 1), IDLE)]);
     world.store(&tokens(50, 0, 1));
-    let Decision::Start(plan) = world.decide_with(&tokens(60, 0, 1), (Reuse::Allowed, None, 1)) else { panic!() };
-    assert_eq!((plan.slot, plan.start), (SlotId(0), Start::Cold));
+    let SlotDecision::Start(plan) = world.decide_with(&tokens(60, 0, 1), (Reuse::Allowed, None, 1)) else { panic!() };
+    assert_eq!((plan.slot, plan.start), (SlotId(0), PrefixSource::Cold));
     assert_eq!(world.best_usable(&tokens(60, 0, 1), 1), 0);
 }
 
 #[test]
-fn a_request_without_the_cache_takes_the_least_valuable_slot_cold() {
+fn a_request_without_reuse_takes_the_least_valuable_slot() {
     let mut world = world(MemoryKind::Full, &[(0, tokens(50, 0, 1), IDLE)]);
     world.store(&tokens(50, 0, 1));
     let decision = world.decide_with(&tokens(60, 0, 1), (Reuse::Forbidden, Some(2), 0));
-    let Decision::Start(plan) = decision else { panic!("{decision:?}") };
-    assert_eq!((plan.slot, plan.start), (SlotId(2), Start::Cold));
+    let SlotDecision::Start(plan) = decision else { panic!("{decision:?}") };
+    assert_eq!((plan.slot, plan.start), (SlotId(2), PrefixSource::Cold));
 }
 
 #[test]
-fn a_wanted_slot_decides_between_equals_and_never_lowers_reuse() {
+fn a_requested_slot_decides_between_equal_slots_and_never_lowers_reuse() {
     let used = [(1, tokens(50, 0, 1), IDLE), (2, tokens(50, 0, 1), IDLE), (3, tokens(9, 9, 4), IDLE)];
     let world = world(MemoryKind::Full, &used);
     let prompt = tokens(60, 0, 1);
     for (wanted, expected) in [(1, 1), (2, 2), (3, 1), (0, 1), (99, 1)] {
-        let Decision::Start(plan) = world.decide_with(&prompt, (Reuse::Allowed, Some(wanted), 0)) else { panic!() };
+        let SlotDecision::Start(plan) = world.decide_with(&prompt, (Reuse::Allowed, Some(wanted), 0)) else { panic!() };
         assert_eq!((plan.slot.0, plan.start), (expected, keep(50)));
     }
 }
@@ -372,18 +372,18 @@ fn state_that_cannot_be_rewound_is_extended_or_resumed_from_a_checkpoint() {
         let mut world = world(memory, &[(1, tokens(50, 0, 1), IDLE)]);
         world.costs.copy_ms_per_token = if memory == MemoryKind::Hybrid { Some(0.01) } else { None };
         check(&world, &tokens(51, 0, 1), (1, keep(50)));
-        check(&world, &tokens(50, 0, 1), (0, Start::Cold));
-        check(&world, &tokens(49, 9, 1), (0, Start::Cold));
+        check(&world, &tokens(50, 0, 1), (0, PrefixSource::Cold));
+        check(&world, &tokens(49, 9, 1), (0, PrefixSource::Cold));
         let checkpoint = world.store_checkpoint(&tokens(48, 0, 1));
-        let Decision::Start(plan) = world.decide(&tokens(49, 9, 1)) else { panic!() };
+        let SlotDecision::Start(plan) = world.decide(&tokens(49, 9, 1)) else { panic!() };
         assert_eq!((plan.start.n_tokens(), plan.checkpoint), (48, Some(checkpoint)), "{memory:?}");
-        let Decision::Start(plan) = world.decide(&tokens(51, 0, 1)) else { panic!() };
+        let SlotDecision::Start(plan) = world.decide(&tokens(51, 0, 1)) else { panic!() };
         assert_eq!((plan.start, plan.checkpoint), (keep(50), None), "the exact end needs no checkpoint");
     }
 }
 
 #[test]
-fn estimates_what_a_busy_slot_will_leave() {
+fn estimates_the_tokens_that_a_busy_slot_will_leave() {
     let world = world(MemoryKind::Full, &[(1, tokens(50, 0, 1), BUSY)]);
     assert_eq!(world.best_usable(&tokens(60, 0, 1), 0), 50);
 }

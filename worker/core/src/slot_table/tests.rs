@@ -1,4 +1,4 @@
-//! Random life of a worker against a naive KV model: held, announced and freed state.
+//! Random events of a worker compared with a naive model of KV state: held, announced and freed state.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -8,9 +8,9 @@ use warmpath_common::block_hash::{BlockKey, ChainRoot, block_chain, block_hash};
 use warmpath_common::summary::{Change, RunState};
 
 use super::*;
-use crate::chunk_index::{ChunkIndex, Limits};
+use crate::chunk_index::{ChunkIndex, StoreLimits};
 use crate::restore_costs::Costs;
-use crate::slot_plan::{Decision, PlanInputs, Reuse, Start, Wish, plan};
+use crate::slot_plan::{PlanInputs, PrefixSource, Reuse, SlotDecision, Wish, plan};
 use crate::tenants::TenantId;
 
 const BLOCK: u32 = 2;
@@ -20,18 +20,18 @@ fn root(salt: u8) -> BlockHash {
     ChainRoot { model_fingerprint: &[0; 32], lora: &[], cache_salt: &[salt] }.hash()
 }
 
-fn shape(n_slots: u16, memory: MemoryKind) -> Shape {
-    Shape { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher: block_hash }
+fn shape(n_slots: u16, memory: MemoryKind) -> SlotSizes {
+    SlotSizes { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher: block_hash }
 }
 
 /// One random event.
 #[derive(Debug, Clone)]
 enum Happening {
-    /// A request arrives with a prompt made of the first tokens of a conversation and others.
+    /// A request arrives whose prompt has the first tokens of a conversation and new ones.
     Come { from: usize, n_kept: usize, extra: Vec<Token>, salt: u8, leaves_nothing: bool },
     /// A running sequence computes some of its tokens.
     Compute { which: usize, n: usize },
-    /// A running sequence ends; it makes no difference whether it finished, was cancelled or failed.
+    /// A running sequence ends, whether finished, cancelled or failed.
     End { which: usize },
     /// A running sequence of a model that can be shifted drops tokens from its middle.
     Shift { which: usize, from: usize, n: usize },
@@ -61,11 +61,11 @@ struct Model {
     memory: MemoryKind,
     /// Root and tokens of each slot's KV state.
     kv: Vec<(u8, Vec<Token>)>,
-    /// Number of each slot's first tokens that were computed in place, behind the tokens before them.
+    /// Number of each slot's first tokens whose state is exact.
     n_exact: Vec<usize>,
     /// Prompt of the sequence in each slot, and whether it asked to leave nothing in the cache.
     running: Vec<Option<(Vec<Token>, bool)>>,
-    /// Range of each slot's prompt whose state is moved there once the tokens before it are computed.
+    /// Range of each slot's prompt with moved state that waits until the tokens before it are computed.
     parked: Vec<Option<Range<usize>>>,
     announced: HashMap<BlockKey, (RunState, SlotId, bool)>,
     conversations: Vec<Vec<Token>>,
@@ -145,32 +145,32 @@ impl Model {
         let (index, at_hand, costs) = (empty_index(), HashSet::new(), costs(self.memory));
         let outlook = PlanInputs { table: &self.table, index: &index, at_hand: &at_hand, costs: &costs };
         let plan = match plan(&outlook, &wish) {
-            Decision::Start(plan) => plan,
-            Decision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),
-            Decision::NoSlot => {
-                assert!(self.running.iter().all(Option::is_some), "a request waits beside an idle slot");
+            SlotDecision::Start(plan) => plan,
+            SlotDecision::WaitFor { slot, n_tokens } => return self.check_wait(&prompt, (slot, n_tokens)),
+            SlotDecision::NoSlot => {
+                assert!(self.running.iter().all(Option::is_some), "a request waits although a slot is idle");
                 return;
             }
-            Decision::Fetch(_) => panic!("nothing is stored"),
+            SlotDecision::Fetch(_) => panic!("the model stores no state"),
         };
         let idx = usize::from(plan.slot.0);
         let n_start = plan.start.n_tokens() as usize;
         assert!(self.running[idx].is_none());
-        assert!(n_start < prompt.len(), "nothing is left to compute");
+        assert!(n_start < prompt.len(), "no token remains to be computed");
         assert!(plan.checkpoint.is_none(), "there are no checkpoints");
         let source = match plan.start {
-            Start::Cold => None,
-            Start::Keep { .. } => Some(idx),
-            Start::Copy { from, .. } => Some(usize::from(from.0)),
-            Start::Import { .. } => panic!("nothing is stored"),
+            PrefixSource::Cold => None,
+            PrefixSource::Keep { .. } => Some(idx),
+            PrefixSource::Copy { from, .. } => Some(usize::from(from.0)),
+            PrefixSource::Import { .. } => panic!("the model stores no state"),
         };
         if let Some(source) = source {
             let (kv_salt, kv) = &self.kv[source];
-            assert!(*kv_salt == salt && !leaves_nothing, "KV state crosses a border");
+            assert!(*kv_salt == salt && !leaves_nothing, "KV state is reused across roots or without reuse");
             let secret = self.running[source].as_ref().is_some_and(|(_, secret)| *secret);
-            assert!(!secret, "a request that leaves nothing behind lends its state");
-            assert_eq!(kv[..n_start], prompt[..n_start], "the state is another prompt's");
-            assert!(n_start <= self.n_exact[source], "the state is only nearly the prompt's");
+            assert!(!secret, "state of a request that leaves nothing in the cache is reused");
+            assert_eq!(kv[..n_start], prompt[..n_start], "the state belongs to another prompt");
+            assert!(n_start <= self.n_exact[source], "inexact state is reused");
             let is_whole = source == idx && n_start == kv.len();
             assert!(is_whole || self.memory.rewinds_anywhere(), "the state cannot be cut there");
         }
@@ -185,14 +185,14 @@ impl Model {
             prompt_chain: &chain,
             after_use: if leaves_nothing { AfterUse::Forget } else { AfterUse::Keep },
         });
-        if matches!(plan.start, Start::Keep { .. }) && self.memory == MemoryKind::Full {
+        if matches!(plan.start, PrefixSource::Keep { .. }) && self.memory == MemoryKind::Full {
             self.expect_moved(idx, &prompt);
         }
         self.running[idx] = Some((prompt, leaves_nothing));
     }
 
-    /// Finds some of the prompt's next tokens elsewhere in the slot, at once or behind others: numbers that depend on
-    /// the prompt.
+    /// Assumes that some of the prompt's next tokens are found elsewhere in the slot; their range is derived from the
+    /// prompt.
     fn expect_moved(&mut self, idx: usize, prompt: &[Token]) {
         let n_held = self.kv[idx].1.len();
         let start = n_held + prompt[0] as usize * 3;
@@ -215,15 +215,15 @@ impl Model {
     fn check_wait(&self, prompt: &[Token], (slot, n_tokens): (SlotId, u32)) {
         let (running, secret) = self.running[usize::from(slot.0)].as_ref().unwrap();
         let n_tokens = n_tokens as usize;
-        assert!(!secret && running[..n_tokens] == prompt[..n_tokens], "a request waits for what never comes");
-        let parked = self.parked[usize::from(slot.0)].as_ref();
-        assert!(parked.is_none_or(|range| n_tokens <= range.start), "a request waits for what will be moved");
-        let n_held = self.kv[usize::from(slot.0)].1.len();
-        assert!(n_held < n_tokens, "a request waits for what is there");
         assert!(
-            n_held <= self.n_exact[usize::from(slot.0)],
-            "a request waits for what will only be nearly its prompt's"
+            !secret && running[..n_tokens] == prompt[..n_tokens],
+            "a request waits for a prefix that is never computed"
         );
+        let parked = self.parked[usize::from(slot.0)].as_ref();
+        assert!(parked.is_none_or(|range| n_tokens <= range.start), "a request waits for moved state");
+        let n_held = self.kv[usize::from(slot.0)].1.len();
+        assert!(n_held < n_tokens, "a request waits for a prefix that is computed already");
+        assert!(n_held <= self.n_exact[usize::from(slot.0)], "a request waits for inexact state");
     }
 
     fn compute(&mut self, idx: usize, n: usize) {
@@ -231,7 +231,7 @@ impl Model {
         let kv = &mut self.kv[idx].1;
         let n = self.parked[idx].as_ref().map_or(n, |range| n.min(range.start - kv.len()));
         let next: Vec<Token> = match prompt.len().saturating_sub(kv.len()) {
-            // One token of the answer at a time, as long as there is space.
+            // One token of the response at a time, as long as there is space.
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
             left => prompt[kv.len()..kv.len() + n.min(left)].to_vec(),
         };
@@ -243,7 +243,7 @@ impl Model {
         self.move_parked(idx, &prompt);
     }
 
-    /// Drops tokens of an answer or of a computed prompt, as a context shift does.
+    /// Drops tokens of a response or of a computed prompt, like a context shift.
     fn shift(&mut self, idx: usize, (from, n): (usize, usize)) {
         let kv = &mut self.kv[idx].1;
         let n_prompt = self.running[idx].as_ref().map_or(0, |(prompt, _)| prompt.len());
@@ -253,7 +253,7 @@ impl Model {
         kv.drain(from..from + n);
         self.n_exact[idx] = self.n_exact[idx].min(from);
         self.table.shift(SlotId(idx as u16), Shift { from_token: from as u32, n_dropped: n as u32 });
-        // The remaining tokens are not a prompt that can be continued.
+        // No other request can continue the remaining tokens.
         if let Some((prompt, _)) = &mut self.running[idx] {
             prompt.truncate(from);
         }
@@ -276,7 +276,7 @@ impl Model {
     fn check(&mut self) {
         self.table.check_invariants();
         for (id, slot) in self.table.iter() {
-            assert_eq!(slot.tokens(), self.kv[usize::from(id.0)].1, "slot {id} holds something else");
+            assert_eq!(slot.tokens(), self.kv[usize::from(id.0)].1, "slot {id} has other tokens");
             assert_eq!(slot.is_busy(), self.running[usize::from(id.0)].is_some());
         }
         let n_held: usize = self.kv.iter().map(|(_, kv)| kv.len()).sum();
@@ -299,7 +299,7 @@ impl Model {
             }
             Change::Removed(keys) => {
                 for key in keys {
-                    assert!(self.announced.remove(&key).is_some(), "withdrew what was never announced");
+                    assert!(self.announced.remove(&key).is_some(), "a block was withdrawn that was not announced");
                 }
             }
             Change::Accepted(_) => panic!("the table accepts no requests"),
@@ -330,14 +330,14 @@ impl Model {
                 truth.entry(hash.key()).or_default().push((state, SlotId(idx as u16), resumes));
             }
         }
-        assert_eq!(self.announced.len(), truth.len(), "routers know of other blocks than there are");
+        assert_eq!(self.announced.len(), truth.len(), "the announced blocks differ from the held ones");
         for (key, holders) in truth {
             let announced = &self.announced[&key];
             let any_ready = holders.iter().any(|(state, ..)| *state == RunState::Ready);
             let any_resumes = holders.iter().any(|(.., resumes)| *resumes);
-            assert!(holders.contains(announced), "{key} is announced as {announced:?}, but there is {holders:?}");
-            assert_eq!(announced.0 == RunState::Ready, any_ready, "{key} is announced worse than it is");
-            assert_eq!(announced.2, any_resumes, "{key}'s resume point is announced wrong");
+            assert!(holders.contains(announced), "{key} is announced as {announced:?}, but held as {holders:?}");
+            assert_eq!(announced.0 == RunState::Ready, any_ready, "{key} is ready and not announced so");
+            assert_eq!(announced.2, any_resumes, "{key}'s resume point is announced wrongly");
         }
     }
 }
@@ -359,7 +359,7 @@ proptest! {
 }
 
 fn empty_index() -> ChunkIndex {
-    let limits = Limits {
+    let limits = StoreLimits {
         ram_bytes: 0,
         disk_bytes: 0,
         min_hold_ms: 0,
@@ -402,7 +402,7 @@ fn busy_table() -> SlotTable {
 }
 
 #[test]
-fn what_is_behind_a_shift_is_never_lent_or_announced() {
+fn state_after_a_shift_is_never_shared_or_announced() {
     let mut table = SlotTable::new(shape(1, MemoryKind::Full));
     start(&mut table, 0, &[1, 2, 3, 4, 5, 6, 7, 8]);
     table.extend(SlotId(0), &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -449,7 +449,7 @@ fn run_to_the_end(table: &mut SlotTable, slot: u16, tokens: &[Token]) {
 }
 
 #[test]
-fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
+fn a_resume_point_within_a_longer_chain_stays_while_a_slot_ends_there() {
     let mut table = SlotTable::new(shape(2, MemoryKind::Recurrent));
     let chain = block_chain(&root(0), &[1, 2, 3, 4, 5, 6], BLOCK);
     let keys = |blocks: std::ops::Range<usize>| chain[blocks].iter().map(BlockHash::key).collect::<Vec<_>>();
@@ -468,7 +468,7 @@ fn a_resume_point_inside_a_longer_chain_stays_one_while_someone_ends_there() {
 }
 
 #[test]
-fn what_was_started_from_is_told_once_and_only_while_it_is_there() {
+fn reused_tokens_are_reported_once_and_only_while_they_are_held() {
     let mut table = SlotTable::new(shape(2, MemoryKind::Full));
     let run = |table: &mut SlotTable, prompt: &[Token], n_start_tokens: u32| {
         let root = root(0);

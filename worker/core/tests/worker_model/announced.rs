@@ -1,6 +1,4 @@
-//! Announced state, compared with that of the naive worker.
-//!
-//! The truth comes from `world`.
+//! Announced state, compared with the state of the naive worker in `world`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -9,7 +7,7 @@ use warmpath_common::block_hash::{BlockHash, BlockKey, block_chain};
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::{Change, RunState, Tier};
-use warmpath_worker_core::chunk_index::Kind;
+use warmpath_worker_core::chunk_index::StateKind;
 
 use crate::Keeps;
 use crate::world::{BLOCK, Truth, World, root};
@@ -43,14 +41,14 @@ impl Announced {
             self.apply(change);
         }
         let truth = truth(world);
-        assert_eq!(self.0.len(), truth.len(), "routers know of other blocks than there are");
+        assert_eq!(self.0.len(), truth.len(), "the announced blocks differ from the held ones");
         for (key, holders) in truth {
             let known = self.0[&key];
             let best = holders.iter().max_by_key(|holder| holder.quality()).unwrap();
             let has = |holder: &Known| (holder.slot, holder.tier) == (known.slot, known.tier);
-            assert!(holders.iter().any(has), "{key} is announced as {known:?}, but there is {holders:?}");
+            assert!(holders.iter().any(has), "{key} is announced as {known:?}, but held as {holders:?}");
             assert_eq!((known.state, known.resumes), (best.state, best.resumes), "{key} is announced as {known:?}");
-            assert!(!known.resumes || known.tier == best.tier, "{key} is announced slower or faster than it is");
+            assert!(!known.resumes || known.tier == best.tier, "{key} is announced in another tier than it is");
         }
     }
 
@@ -71,7 +69,7 @@ impl Announced {
             }
             Change::Removed(keys) => {
                 for key in keys {
-                    assert!(self.0.remove(&key).is_some(), "withdrew what was never announced");
+                    assert!(self.0.remove(&key).is_some(), "a block was withdrawn that was not announced");
                 }
             }
             Change::Accepted(_) => panic!("the table accepts no requests"),
@@ -115,7 +113,7 @@ fn truth(world: &World) -> HashMap<BlockKey, Vec<Known>> {
     truth
 }
 
-/// Returns what is stored, with its tier.
+/// Returns the stored state, with its tiers.
 fn stored(world: &World) -> impl Iterator<Item = (&Truth, Tier)> {
     let in_ram =
         world.payloads.iter().filter(|(id, _)| !world.passing.contains(id)).map(|(_, found)| (found, Tier::Ram));
@@ -123,9 +121,9 @@ fn stored(world: &World) -> impl Iterator<Item = (&Truth, Tier)> {
     in_ram.chain(on_disk.map(|(_, found)| (found, Tier::Disk)))
 }
 
-/// Returns the tier of the checkpoint behind a block.
+/// Returns the tier of the checkpoint at the end of a block.
 fn checkpoint(world: &World, key: &BlockKey) -> Option<Tier> {
-    let mut checkpoints = stored(world).filter(|(stored, _)| stored.kind == Kind::Checkpoint);
+    let mut checkpoints = stored(world).filter(|(stored, _)| stored.kind == StateKind::Checkpoint);
     let is_here = |stored: &Truth| {
         block_chain(&root(stored.salt), &stored.tokens, BLOCK).last().is_some_and(|last| last.key() == *key)
     };
@@ -135,16 +133,16 @@ fn checkpoint(world: &World, key: &BlockKey) -> Option<Tier> {
 fn add_stored(world: &World, truth: &mut HashMap<BlockKey, Vec<Known>>) {
     let memory = world.setting.memory;
     for (stored, tier) in stored(world) {
-        if stored.kind == Kind::Checkpoint && memory != MemoryKind::Recurrent {
+        if stored.kind == StateKind::Checkpoint && memory != MemoryKind::Recurrent {
             continue;
         }
         let chain = block_chain(&root(stored.salt), &stored.tokens, BLOCK);
         for (depth, hash) in chain.iter().enumerate().skip(stored.first_block) {
             let alone = match stored.kind {
-                Kind::Chunk => memory == MemoryKind::Full,
-                Kind::Checkpoint => depth + 1 == chain.len(),
+                StateKind::Chunk => memory == MemoryKind::Full,
+                StateKind::Checkpoint => depth + 1 == chain.len(),
             };
-            let laid = checkpoint(world, &hash.key()).filter(|_| !alone && stored.kind == Kind::Chunk);
+            let laid = checkpoint(world, &hash.key()).filter(|_| !alone && stored.kind == StateKind::Chunk);
             let (resumes, tier) = (alone || laid.is_some(), tier.max(laid.unwrap_or(Tier::Resident)));
             truth.entry(hash.key()).or_default().push(Known { state: RunState::Ready, resumes, tier, slot: None });
         }

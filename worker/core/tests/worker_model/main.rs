@@ -1,11 +1,11 @@
-//! Random life of a worker's whole core against naive KV state: slots, store, disk, waiting, checkpoints,
+//! Random events of a worker's whole core, compared with naive KV state: slots, store, disk, waiting, checkpoints,
 //! announcements.
 //!
-//! The tests next to the parts cover each part alone, the worker's tests llama.cpp.
+//! Unit tests cover each part alone, and the worker's tests llama.cpp.
 //!
 //! A payload of the model is the list of tokens from which it was computed. The state that a plan brings to a slot must
-//! be computed from the prompt's own tokens, must be where the plan expects it, and must be of a kind that can be cut
-//! there. At the end everything that runs is finished, and every request must have started.
+//! have been computed from the prompt's tokens, must be where the plan expects it, and must be of a kind that can be
+//! cut there. At the end all running sequences are finished, and every request must have started.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests are tests")]
 
@@ -24,23 +24,23 @@ use world::{Request, Setting, World};
 /// One random event.
 #[derive(Debug, Clone)]
 enum Happening {
-    /// A request arrives with a prompt made of the first tokens of a conversation and others.
+    /// A request arrives whose prompt has the first tokens of a conversation and new ones.
     Come { from: usize, n_kept: usize, extra: Vec<Token>, other_salt: u8, keeps: Keeps },
     /// A running sequence computes some of its tokens.
     Compute { which: usize, n: usize },
-    /// A running sequence ends; it makes no difference whether it finished, was cancelled or failed.
+    /// A running sequence ends, whether finished, cancelled or failed.
     End { which: usize },
     /// A running sequence loses its KV state and fails.
     Lose { which: usize },
     /// A waiting request's client leaves.
     Leave { which: usize },
-    /// An idle slot's state is moved out of the buffer, to the store as far as it has space.
+    /// An idle slot's state is moved from the buffer to the store, as far as it has space.
     MoveOut { which: usize },
     /// A disk operation ends.
     Disk { which: usize, outcome: Outcome },
     /// A conversation is pinned, or a pin is removed.
     Pin { which: usize, name: u64 },
-    /// Everything stored is cleared.
+    /// The store is cleared.
     Clear,
 }
 
@@ -154,7 +154,7 @@ proptest! {
     }
 }
 
-/// Random traffic must use every kind of start, or the test above proves nothing.
+/// Checks that random traffic has every kind of start; otherwise the test above would prove nothing.
 #[test]
 fn random_operations_reach_every_case() {
     use proptest::strategy::ValueTree as _;

@@ -1,4 +1,4 @@
-//! Starts of requests as in the shell, with a check of every plan against the truth.
+//! Starts of requests as in the shell, with a check of every plan against the naive state.
 //!
 //! All other events are in `world`.
 
@@ -6,8 +6,8 @@ use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
-use warmpath_worker_core::chunk_index::{ChunkId, Found, Kind};
-use warmpath_worker_core::slot_plan::{Decision, PlanInputs, Reuse, Save, SlotPlan, Start, Wish, plan};
+use warmpath_worker_core::chunk_index::{ChunkId, StateKind, StoredPrefix};
+use warmpath_worker_core::slot_plan::{PlanInputs, PrefixSource, Reuse, Save, SlotDecision, SlotPlan, Wish, plan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
 use crate::Keeps;
@@ -23,19 +23,19 @@ impl World {
                 continue;
             }
             match self.decide(&self.waiting[idx]) {
-                Decision::NoSlot => {
-                    assert!(self.running.iter().all(Option::is_some), "a request waits beside an idle slot");
+                SlotDecision::NoSlot => {
+                    assert!(self.running.iter().all(Option::is_some), "a request waits although a slot is idle");
                     return;
                 }
-                Decision::WaitFor { slot, n_tokens } => {
+                SlotDecision::WaitFor { slot, n_tokens } => {
                     self.wait_for(idx, (slot, n_tokens));
                     idx += 1;
                 }
-                Decision::Fetch(chunks) => {
+                SlotDecision::Fetch(chunks) => {
                     self.fetch(idx, chunks);
                     idx += 1;
                 }
-                Decision::Start(plan) => {
+                SlotDecision::Start(plan) => {
                     let waiting = self.waiting.remove(idx);
                     self.start(waiting, &plan);
                 }
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    fn decide(&self, waiting: &Waiting) -> Decision {
+    fn decide(&self, waiting: &Waiting) -> SlotDecision {
         plan(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt)))
     }
 
@@ -53,7 +53,7 @@ impl World {
 
     pub fn wish<'a>(&self, waiting: &'a Waiting, root: &'a BlockHash) -> Wish<'a> {
         let request = &waiting.request;
-        let tenant = tenant(root).with_share();
+        let tenant = tenant(root).share_id();
         let reuse = if request.keeps == Keeps::State { Reuse::Allowed } else { Reuse::Forbidden };
         Wish { prompt: &request.prompt, chain: &waiting.chain, root, tenant, reuse, wanted: None, images: &[] }
     }
@@ -64,9 +64,13 @@ impl World {
         let waiting = &self.waiting[idx].request;
         let running = self.running[usize::from(slot.0)].as_mut().expect("a request waits for an idle slot");
         assert!(running.request.keeps == Keeps::State && waiting.keeps == Keeps::State);
-        assert!(running.request.salt == waiting.salt, "a request waits for another tenant's");
-        assert_eq!(running.request.prompt[..n], waiting.prompt[..n], "a request waits for what never comes");
-        assert!(self.kv[usize::from(slot.0)].tokens.len() < n, "a request waits for what is there");
+        assert!(running.request.salt == waiting.salt, "a request waits for another tenant's prefix");
+        assert_eq!(
+            running.request.prompt[..n],
+            waiting.prompt[..n],
+            "a request waits for a prefix that is never computed"
+        );
+        assert!(self.kv[usize::from(slot.0)].tokens.len() < n, "a request waits for a prefix that is computed already");
         if !self.setting.memory.rewinds_anywhere()
             && let Err(idx) = running.stops.binary_search(&n_tokens)
         {
@@ -78,7 +82,7 @@ impl World {
     fn fetch(&mut self, idx: usize, chunks: Vec<ChunkId>) {
         assert!(!chunks.is_empty());
         for id in &chunks {
-            assert_eq!(self.index.tier(*id), Some(Tier::Disk), "what is not on disk is to be read");
+            assert_eq!(self.index.tier(*id), Some(Tier::Disk), "a chunk is read that is not on disk");
             self.index.hold(*id);
             if !self.reading.contains(id) {
                 self.reading.push(*id);
@@ -91,18 +95,18 @@ impl World {
     fn start(&mut self, waiting: Waiting, plan: &SlotPlan) {
         let Waiting { request, chain, fetching } = waiting;
         let idx = usize::from(plan.slot.0);
-        assert!(self.running[idx].is_none(), "a busy slot is given away");
+        assert!(self.running[idx].is_none(), "a plan uses a busy slot");
         let n_start = plan.start.n_tokens();
-        assert!((n_start as usize) < request.prompt.len(), "nothing is left to compute");
+        assert!((n_start as usize) < request.prompt.len(), "no token remains to be computed");
         let waiting = Waiting { request, chain, fetching: Vec::new() };
         let rewinds_to = plan.rewinds_to(&self.table);
         let kv = self.bring(&waiting, plan);
-        assert!(kv.n_fixed <= rewinds_to as usize, "the slot is believed to be cut back further than it can be");
+        assert!(kv.n_fixed <= rewinds_to as usize, "the slot cannot be cut back as far as the table says");
         if !fetching.is_empty() && n_start > 0 {
             self.ways.count("start from disk");
         }
-        self.let_go(&fetching);
-        self.obey();
+        self.release(&fetching);
+        self.execute_orders();
         let Waiting { request, chain, .. } = waiting;
         self.kv[idx] = kv;
         self.table.acquire(Acquire {
@@ -114,7 +118,7 @@ impl World {
             prompt_chain: &chain,
             after_use: if request.keeps == Keeps::State { AfterUse::Keep } else { AfterUse::Forget },
         });
-        self.table.set_tenant(plan.slot, tenant(&root(request.salt)).with_share());
+        self.table.set_tenant(plan.slot, tenant(&root(request.salt)).share_id());
         let stops = match request.keeps {
             Keeps::State => self.rule().stops(n_start..request.prompt.len() as u32, Some(5)),
             Keeps::Nothing => Vec::new(),
@@ -138,8 +142,8 @@ impl World {
         let found = self.index.find(&wish.prefix());
         let n_start = plan.start.n_tokens() as usize;
         let pieces = match plan.start {
-            Start::Import { .. } => self.pieces(&found, n_start),
-            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => Vec::new(),
+            PrefixSource::Import { .. } => self.pieces(&found, n_start),
+            PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => Vec::new(),
         };
         let held: Vec<ChunkId> = pieces.iter().map(|(id, _)| *id).chain(plan.checkpoint).collect();
         held.iter().for_each(|id| self.index.hold(*id));
@@ -149,25 +153,25 @@ impl World {
         }
         let kv = self.brought(waiting, plan, &pieces);
         match plan.start {
-            Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
-            Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
-            Start::Cold | Start::Import { .. } => {}
+            PrefixSource::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
+            PrefixSource::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
+            PrefixSource::Cold | PrefixSource::Import { .. } => {}
         }
         self.index.touch(&pieces, (tenant(&root), self.now_ms));
         if let Some(checkpoint) = plan.checkpoint {
             self.index.touch_checkpoint(checkpoint, (tenant(&root), self.now_ms));
         }
-        self.let_go(&held);
+        self.release(&held);
         self.ways.count(way_name(plan));
         kv
     }
 
     /// Returns the chunks of a prompt's first tokens with the number of blocks taken from each.
-    fn pieces(&self, found: &Found, n_tokens: usize) -> Vec<(ChunkId, usize)> {
+    fn pieces(&self, found: &StoredPrefix, n_tokens: usize) -> Vec<(ChunkId, usize)> {
         if self.setting.memory == MemoryKind::Recurrent {
             return Vec::new();
         }
-        assert!(n_tokens <= found.n_tokens, "more is to be imported than is stored");
+        assert!(n_tokens <= found.n_tokens, "the plan imports more tokens than are stored");
         found.first(n_tokens.div_ceil(BLOCK as usize)).collect()
     }
 
@@ -176,42 +180,48 @@ impl World {
         let n = plan.start.n_tokens() as usize;
         let memory = self.setting.memory;
         if n > 0 {
-            assert!(request.keeps == Keeps::State, "a request that wants no reuse gets some");
+            assert!(request.keeps == Keeps::State, "a request without reuse gets cached state");
         }
         let own = &request.prompt[..n];
         if let Some(checkpoint) = plan.checkpoint {
             let truth = self.payload(checkpoint);
-            assert_eq!((truth.salt, truth.kind), (request.salt, Kind::Checkpoint));
-            assert_eq!(truth.tokens, own, "the partial state is another prompt's");
+            assert_eq!((truth.salt, truth.kind), (request.salt, StateKind::Checkpoint));
+            assert_eq!(truth.tokens, own, "the partial state belongs to another prompt");
         }
         let mut n_fixed = if plan.checkpoint.is_some() && memory == MemoryKind::Sliding { n } else { 0 };
         match plan.start {
-            Start::Cold => assert!(plan.checkpoint.is_none()),
-            Start::Keep { .. } | Start::Copy { .. } => {
-                let source = if let Start::Copy { from, .. } = plan.start { from } else { plan.slot };
-                assert!((source != plan.slot) == matches!(plan.start, Start::Copy { .. }), "a slot copies from itself");
+            PrefixSource::Cold => assert!(plan.checkpoint.is_none()),
+            PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => {
+                let source = if let PrefixSource::Copy { from, .. } = plan.start { from } else { plan.slot };
+                assert!(
+                    (source != plan.slot) == matches!(plan.start, PrefixSource::Copy { .. }),
+                    "a slot copies from itself"
+                );
                 let kv = &self.kv[usize::from(source.0)];
                 let secret = self.running[usize::from(source.0)].as_ref().map(|running| running.request.keeps);
-                assert!(secret != Some(Keeps::Nothing), "a request that leaves nothing behind lends its state");
+                assert!(
+                    secret != Some(Keeps::Nothing),
+                    "state of a request that leaves nothing in the cache is reused"
+                );
                 let is_all_partial = memory == MemoryKind::Recurrent && plan.checkpoint.is_some();
                 if !is_all_partial {
-                    assert_eq!(kv.salt, request.salt, "KV state crosses a border");
-                    assert_eq!(kv.tokens[..n], *own, "the state is another prompt's");
+                    assert_eq!(kv.salt, request.salt, "KV state is reused across roots");
+                    assert_eq!(kv.tokens[..n], *own, "the state belongs to another prompt");
                 }
                 let rewinds = memory.rewinds_anywhere() && n >= kv.n_fixed;
                 assert!(n == kv.tokens.len() || rewinds || plan.checkpoint.is_some(), "the state cannot be cut there");
                 n_fixed = n_fixed.max(if plan.checkpoint.is_none() { kv.n_fixed } else { 0 });
             }
-            Start::Import { .. } => {
+            PrefixSource::Import { .. } => {
                 assert!(memory.stored_state_rewinds() || plan.checkpoint.is_some(), "stored state cannot be cut there");
                 let mut n_blocks = 0;
                 for (id, n) in pieces {
                     let truth = self.payload(*id);
-                    assert_eq!((truth.salt, truth.kind), (request.salt, Kind::Chunk));
-                    assert_eq!(truth.first_block, n_blocks, "a chunk is put in another place");
+                    assert_eq!((truth.salt, truth.kind), (request.salt, StateKind::Chunk));
+                    assert_eq!(truth.first_block, n_blocks, "a chunk is imported at another position");
                     n_blocks += n;
                     let n_tokens = own.len().min(n_blocks * BLOCK as usize);
-                    assert_eq!(truth.tokens[..n_tokens], own[..n_tokens], "a chunk is another prompt's");
+                    assert_eq!(truth.tokens[..n_tokens], own[..n_tokens], "a chunk belongs to another prompt");
                 }
             }
         }
@@ -225,12 +235,12 @@ impl World {
 
 fn way_name(plan: &SlotPlan) -> &'static str {
     match (plan.start, plan.checkpoint) {
-        (Start::Cold, _) => "cold",
-        (Start::Keep { .. }, None) => "keep",
-        (Start::Keep { .. }, Some(_)) => "keep with a checkpoint",
-        (Start::Copy { .. }, None) => "copy",
-        (Start::Copy { .. }, Some(_)) => "copy with a checkpoint",
-        (Start::Import { .. }, None) => "import",
-        (Start::Import { .. }, Some(_)) => "import with a checkpoint",
+        (PrefixSource::Cold, _) => "cold",
+        (PrefixSource::Keep { .. }, None) => "keep",
+        (PrefixSource::Keep { .. }, Some(_)) => "keep with a checkpoint",
+        (PrefixSource::Copy { .. }, None) => "copy",
+        (PrefixSource::Copy { .. }, Some(_)) => "copy with a checkpoint",
+        (PrefixSource::Import { .. }, None) => "import",
+        (PrefixSource::Import { .. }, Some(_)) => "import with a checkpoint",
     }
 }

@@ -1,4 +1,4 @@
-//! The naive worker: slots, payloads, files and clients as plain lists, driven as the shell drives the core.
+//! The naive worker: slots, payloads, files and clients as plain lists, used as the shell uses the core.
 //!
 //! The start of a request is in `starts`, announcements to routers in `announced`.
 
@@ -9,11 +9,13 @@ use warmpath_common::ids::{SlotId, Token};
 use warmpath_common::model::MemoryKind;
 use warmpath_common::summary::Tier;
 use warmpath_worker_core::checkpoints::{CheckpointNeed, CheckpointPolicy};
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Kind, Limits, NewChunk, Order, PinId, Prefix};
+use warmpath_worker_core::chunk_index::{
+    ChunkId, ChunkIndex, NewChunk, PinId, Prefix, StateKind, StoreLimits, StoreOrder,
+};
 use warmpath_worker_core::prefix_tree::BlockHasher;
 use warmpath_worker_core::restore_costs::Costs;
 use warmpath_worker_core::slot_plan::best_usable;
-use warmpath_worker_core::slot_table::{AfterUse, Shape, SlotTable};
+use warmpath_worker_core::slot_table::{AfterUse, SlotSizes, SlotTable};
 use warmpath_worker_core::tenants::{Tenant, TenantId};
 
 use crate::announced::Announced;
@@ -57,12 +59,12 @@ pub struct Running {
     pub stops: Vec<u32>,
 }
 
-/// KV state that a slot really has.
+/// Actual KV state of a slot.
 #[derive(Debug, Clone, Default)]
 pub struct Kv {
     pub salt: u8,
     pub tokens: Vec<Token>,
-    /// Fewest tokens to which a sliding window's state can be cut back.
+    /// Minimum number of tokens to which a sliding window's state can be cut back.
     pub n_fixed: usize,
 }
 
@@ -70,7 +72,7 @@ pub struct Kv {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Truth {
     pub salt: u8,
-    pub kind: Kind,
+    pub kind: StateKind,
     pub first_block: usize,
     pub tokens: Vec<Token>,
 }
@@ -136,15 +138,15 @@ pub fn root(salt: u8) -> BlockHash {
 }
 
 pub fn tenant(root: &BlockHash) -> Tenant {
-    Tenant::known(TenantId::of_root(root))
+    Tenant::with_share(TenantId::of_root(root))
 }
 
 impl World {
     pub fn new(setting: Setting) -> Self {
         let Setting { memory, hasher, n_slots, .. } = setting;
-        let shape = Shape { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher };
+        let shape = SlotSizes { n_slots, context_tokens: CONTEXT, block_size_tokens: BLOCK, memory, hasher };
         let stores = setting.ram_blocks > 0;
-        let limits = Limits {
+        let limits = StoreLimits {
             ram_bytes: setting.ram_blocks * BLOCK_BYTES,
             disk_bytes: if stores { setting.disk_blocks * BLOCK_BYTES } else { 0 },
             min_hold_ms: 4,
@@ -212,7 +214,7 @@ impl World {
         let stop = running.stops.iter().map(|stop| *stop as usize).find(|stop| *stop > kv.len());
         let until = stop.unwrap_or(prompt.len()).min(prompt.len());
         let next: Vec<Token> = match until.saturating_sub(kv.len()) {
-            // One token of the answer at a time, as long as there is space.
+            // One token of the response at a time, as long as there is space.
             0 => std::iter::once(9).take(CONTEXT as usize - kv.len()).collect(),
             left => prompt[kv.len()..kv.len() + n.min(left)].to_vec(),
         };
@@ -254,7 +256,7 @@ impl World {
             return;
         }
         let gone = self.waiting.remove(which % self.waiting.len());
-        self.let_go(&gone.fetching);
+        self.release(&gone.fetching);
     }
 
     pub fn move_out(&mut self, which: usize) {
@@ -281,10 +283,10 @@ impl World {
             let new = NewChunk { prefix, blocks, n_bytes, priority: 0, tenant: tenant(&root), now_ms: self.now_ms };
             let Ok(id) = self.index.insert(&new) else { break };
             let tokens = self.kv[idx].tokens[..n_tokens].to_vec();
-            self.payloads.insert(id, Truth { salt: self.kv[idx].salt, kind: Kind::Chunk, first_block, tokens });
-            self.obey();
+            self.payloads.insert(id, Truth { salt: self.kv[idx].salt, kind: StateKind::Chunk, first_block, tokens });
+            self.execute_orders();
         }
-        self.obey();
+        self.execute_orders();
     }
 
     fn keep_checkpoint(&mut self, idx: usize) {
@@ -301,21 +303,21 @@ impl World {
             now_ms: self.now_ms,
         };
         if let Ok(id) = self.index.insert_checkpoint(&new) {
-            self.payloads.insert(id, Truth { salt, kind: Kind::Checkpoint, first_block: 0, tokens });
+            self.payloads.insert(id, Truth { salt, kind: StateKind::Checkpoint, first_block: 0, tokens });
         }
-        self.obey();
+        self.execute_orders();
     }
 
-    pub fn let_go(&mut self, chunks: &[ChunkId]) {
+    pub fn release(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
-            self.index.let_go(*id);
+            self.index.release(*id);
             if !self.index.is_held(*id) && self.passing.remove(id) {
                 self.payloads.remove(id);
             }
         }
     }
 
-    /// Ends a disk operation: a read if one is under way, otherwise a write.
+    /// Ends a disk operation: a read if one is in progress, otherwise a write.
     pub fn hear_from_disk(&mut self, which: usize, outcome: Outcome) {
         if !self.reading.is_empty() {
             let id = self.reading.remove(which % self.reading.len());
@@ -330,7 +332,7 @@ impl World {
                 Outcome::Bad => self.index.write_failed(id),
             }
         }
-        self.obey();
+        self.execute_orders();
     }
 
     fn hear_of_read(&mut self, id: ChunkId, outcome: Outcome) {
@@ -362,16 +364,18 @@ impl World {
 
     pub fn clear(&mut self) {
         self.index.clear();
-        self.obey();
+        self.execute_orders();
     }
 
     /// Executes the index's orders.
-    pub fn obey(&mut self) {
+    pub fn execute_orders(&mut self) {
         for order in self.index.take_orders() {
             match order {
-                Order::DropRam(id) => assert!(self.payloads.remove(&id).is_some(), "what is dropped is not there"),
-                Order::Write(id) => self.writing.push((id, self.payloads[&id].clone())),
-                Order::DropFile(id, _) => {
+                StoreOrder::DropRam(id) => {
+                    assert!(self.payloads.remove(&id).is_some(), "bytes are dropped that are not in RAM")
+                }
+                StoreOrder::Write(id) => self.writing.push((id, self.payloads[&id].clone())),
+                StoreOrder::DropFile(id, _) => {
                     self.files.remove(&id);
                     self.writing.retain(|(writing, _)| *writing != id);
                 }
@@ -379,7 +383,7 @@ impl World {
         }
     }
 
-    /// Runs until all requests have ended; panics when one never starts.
+    /// Runs until all requests have ended; panics if one never starts.
     pub fn run_out(&mut self) {
         for _ in 0..400 {
             for _ in 0..self.reading.len() + self.writing.len() {
@@ -407,22 +411,22 @@ impl World {
 
     fn check_at_rest(&self) {
         let held: Vec<ChunkId> = self.index.entries().iter().map(|entry| entry.chunk).collect();
-        assert!(held.iter().all(|id| !self.index.is_held(*id)), "a chunk is held by nobody");
-        assert!(self.passing.is_empty(), "a payload stays though nobody waits for it");
+        assert!(held.iter().all(|id| !self.index.is_held(*id)), "a chunk is held although no request needs it");
+        assert!(self.passing.is_empty(), "a payload stays although no request waits for it");
         assert!(self.index.totals(Tier::Ram).n_bytes <= self.setting.ram_blocks * BLOCK_BYTES);
         assert!(self.index.totals(Tier::Disk).n_bytes <= self.setting.disk_blocks * BLOCK_BYTES);
     }
 
-    /// Returns whether blocks may share a hash. Then announcements may be wrong: that can cause a wrong route, never a
-    /// wrong answer.
+    /// Returns whether hashes may collide. Announcements may then be wrong, which can cause a wrong route but never a
+    /// wrong response.
     pub fn collides(&self) -> bool {
         !std::ptr::fn_addr_eq(self.setting.hasher, block_hash as BlockHasher)
     }
 
-    /// Compares all state with the truth.
+    /// Compares the core's state with the naive state.
     pub fn check(&mut self) {
         self.now_ms += 1;
-        for news in self.index.take_news() {
+        for news in self.index.take_changes() {
             self.table.apply(news);
         }
         if !self.collides() {
@@ -431,16 +435,16 @@ impl World {
         self.index.check_invariants();
         for (id, slot) in self.table.iter() {
             let kv = &self.kv[usize::from(id.0)];
-            assert_eq!(slot.tokens(), kv.tokens, "slot {id} holds something else");
+            assert_eq!(slot.tokens(), kv.tokens, "slot {id} has other tokens");
             assert_eq!(slot.is_busy(), self.running[usize::from(id.0)].is_some());
         }
         for entry in self.index.entries() {
             let place = if entry.tier == Tier::Ram { &self.payloads } else { &self.files };
-            assert!(place.contains_key(&entry.chunk), "{entry:?} is not where it is said to be");
+            assert!(place.contains_key(&entry.chunk), "{entry:?} is not in its tier");
             assert!(!entry.is_on_disk || self.files.contains_key(&entry.chunk), "{entry:?} has no file");
         }
         let n_payloads = self.index.totals(Tier::Ram).n_chunks as usize + self.passing.len();
-        assert_eq!(self.payloads.len(), n_payloads, "bytes stay behind");
+        assert_eq!(self.payloads.len(), n_payloads, "payloads without a chunk remain");
         let changes = self.table.take_changes();
         let mut announced = std::mem::take(&mut self.announced);
         announced.check(self, changes);
@@ -450,13 +454,13 @@ impl World {
         }
     }
 
-    /// Compares what a router expects of every request with what the worker can start from.
+    /// Compares the router's expected reuse of every request with the worker's.
     fn check_expected(&self) {
         for waiting in self.waiting.iter().filter(|waiting| waiting.request.keeps == Keeps::State) {
             let usable = best_usable(&self.outlook(), &self.wish(waiting, &root(waiting.request.salt))) / BLOCK;
             let n_most = (waiting.request.prompt.len() - 1) / BLOCK as usize;
             let expected = self.announced.n_expected(&waiting.chain[..n_most.min(waiting.chain.len())]);
-            assert_eq!(expected, usable as usize, "a router expects something else of {:?}", waiting.request);
+            assert_eq!(expected, usable as usize, "a router expects another reuse for {:?}", waiting.request);
         }
     }
 }

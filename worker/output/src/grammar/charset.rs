@@ -8,7 +8,8 @@
 /// Last code point.
 const LAST: u32 = 0x10_FFFF;
 
-/// Code points that a text may contain: without NUL, which llama.cpp's grammars never allow, and the surrogates.
+/// Code points that a text may contain. NUL is excluded, because llama.cpp's grammars never allow it, and so are
+/// surrogates.
 const TEXT: [(u32, u32); 2] = [(1, 0xD7FF), (0xE000, LAST)];
 
 /// Returns whether a text may contain one of the code points in a range.
@@ -83,7 +84,7 @@ impl CharSet {
         size_of::<Self>() + size_of_val(&*self.ranges)
     }
 
-    /// Returns the starts of the set's ranges and the code points behind their ends.
+    /// Returns the starts of the set's ranges and the code points after their ends.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> {
         self.ranges.iter().flat_map(|(from, to)| [*from, to + 1])
     }
@@ -91,7 +92,7 @@ impl CharSet {
 
 /// First bytes of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Partial {
+pub(super) struct PartialChar {
     /// Bits that are known.
     value: u32,
     n_bytes_left: u32,
@@ -105,10 +106,10 @@ pub(super) enum Decoded {
     /// A whole character.
     Whole(u32),
     /// The first bytes of a character.
-    Begun(Partial),
+    Begun(PartialChar),
 }
 
-impl Partial {
+impl PartialChar {
     /// Reads a character's first byte; returns `None` for a byte that cannot start one.
     pub(super) fn begin(byte: u8) -> Option<Decoded> {
         let begun = |bits, n_bytes_left, smallest| {
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_and_its_complement_share_nothing_and_leave_nothing_out() {
+    fn a_set_and_its_complement_are_disjoint_and_cover_all_characters() {
         let ranges = [(0x61, 0x7A), (0x41, 0x4D), (0x4E, 0x5A), (0x5A, 0x30), (0xD700, 0xE001), (0x10_FFF0, u32::MAX)];
         let (set, rest) = (CharSet::of(&ranges), CharSet::without(&ranges));
         for c in (0..=0x200).chain(0xD600..0xE100).chain(0x10_FF00..=0x10_FFFF) {
@@ -160,15 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_read_as_the_standard_library_reads_them() {
+    fn bytes_are_decoded_like_in_the_standard_library() {
         for c in
             (0..0x3000).chain(0xD700..0xE100).chain(0xFF00..0x1_0100).chain(0x10_FF00..=LAST).filter_map(char::from_u32)
         {
             let mut buffer = [0; 4];
             let bytes = c.encode_utf8(&mut buffer).as_bytes();
-            let mut decoded = Partial::begin(bytes[0]);
+            let mut decoded = PartialChar::begin(bytes[0]);
             for byte in &bytes[1..] {
-                let Some(Decoded::Begun(partial)) = decoded else { panic!("{c:?} is over too early") };
+                let Some(Decoded::Begun(partial)) = decoded else { panic!("{c:?} is complete too early") };
                 let (first, last) = partial.range();
                 assert!((first..=last).contains(&u32::from(c)), "{c:?}");
                 decoded = partial.push(*byte);
@@ -176,7 +177,7 @@ mod tests {
             assert_eq!(decoded, Some(Decoded::Whole(u32::from(c))));
         }
         for wrong in [0x80, 0xC0, 0xC1, 0xF5, 0xFF] {
-            assert_eq!(Partial::begin(wrong), None);
+            assert_eq!(PartialChar::begin(wrong), None);
         }
     }
 }

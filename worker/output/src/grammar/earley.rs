@@ -1,11 +1,11 @@
-//! The rows of a grammar: all positions that it may have at one place of a text, and the effect of a character.
+//! The rows of a grammar: all its possible positions at one position of a text, and the effect of a character.
 //!
 //! Rows are completed in `closure`; tokens and their bytes are in `matcher`.
 //!
 //! An item is a dot in an alternative with a set of callers, at which it continues when the alternative ends. Callers
 //! are items themselves. Sets of callers are stored once, and so are rows: the same text in the same context gives the
-//! same row, however long the answer is. The next row for a row and a character is remembered, so a grammar soon runs
-//! like a table.
+//! same row, for responses of any length. The next row for a row and a character is cached, so matching soon becomes a
+//! table look-up.
 //! Source: Earley 1970 and Tomita's graph-structured stack, with Leo's treatment of right recursion as tail calls.
 
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use super::closure::Closure;
 use super::lower::{DONE, Dot, Grammar};
 use super::parser::Symbol;
 
-/// Memory of an answer's rows above which unused ones are dropped. Units: bytes.
+/// Memory of a response's rows above which unused ones are dropped. Units: bytes.
 ///
-/// Source: own choice: with 64 answers at a time, 1 GiB in all.
+/// Source: 64 responses at a time take 1 GiB in total.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Most memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
+/// Maximum memory of the rows in use. Units: bytes. Source: a text nested some 100,000 deep.
 const USED_BYTES_MAX: usize = KEPT_BYTES_MAX / 2;
 
-/// Work of an item during the completion of a row; below, of storing a set of callers, and of storing a row.
+/// Work of an item during the completion of a row. The next two are the work of storing a set of callers, and a row.
 ///
 /// Source: docs/decisions/0032.
 pub(super) const ITEM_COST: u64 = 10;
@@ -46,7 +46,7 @@ pub(super) type CallersId = u32;
 
 /// Position in an alternative, and the callers at which it continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Item {
+pub(super) struct EarleyItem {
     pub(super) dot: Dot,
     pub(super) callers: CallersId,
 }
@@ -54,8 +54,8 @@ pub(super) struct Item {
 /// Callers of the grammar's root: the end of the text.
 const ROOT_CALLERS: CallersId = 0;
 
-/// Marks in a table of next rows: `UNKNOWN` if the row has not been computed, `NONE` if the grammar allows no character
-/// here.
+/// Marks in a table of next rows: `UNKNOWN` if the row has not been computed, `NONE` if the grammar does not allow the
+/// character.
 const UNKNOWN: RowId = RowId::MAX;
 const NONE: RowId = RowId::MAX - 1;
 
@@ -67,24 +67,24 @@ const FIRST_BEYOND_ASCII: u32 = 0x80;
 const N_TABLE: usize = N_ASCII + 1;
 
 #[derive(Debug, Clone)]
-struct Row {
+struct EarleyRow {
     /// Items with which the row begins; they identify it.
-    kernel: Arc<[Item]>,
+    kernel: Arc<[EarleyItem]>,
     /// Items that wait for a character or token.
-    terminals: Box<[Item]>,
+    terminals: Box<[EarleyItem]>,
     accepts: bool,
-    /// Next row by character, once one is known.
+    /// Next row by character; `None` until a row is known.
     next: Option<Box<[RowId; N_TABLE]>>,
 }
 
-/// Rows that an answer has reached.
+/// Rows that a response has reached.
 #[derive(Debug, Clone)]
 pub(super) struct Automaton {
     grammar: Arc<Grammar>,
-    rows: Vec<Row>,
-    row_ids: HashMap<Arc<[Item]>, RowId>,
-    callers: Vec<Arc<[Item]>>,
-    callers_ids: HashMap<Arc<[Item]>, CallersId>,
+    rows: Vec<EarleyRow>,
+    row_ids: HashMap<Arc<[EarleyItem]>, RowId>,
+    callers: Vec<Arc<[EarleyItem]>>,
+    callers_ids: HashMap<Arc<[EarleyItem]>, CallersId>,
     /// Next row by the range between two of the grammar's bounds.
     next: HashMap<(RowId, usize), RowId>,
     n_bytes: usize,
@@ -100,10 +100,10 @@ impl Automaton {
     /// Errors: the first row takes more than `fuel`.
     pub(super) fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<(Self, RowId), Exhausted> {
         let mut automaton = Self::empty(Arc::clone(grammar), fuel);
-        let root = automaton.intern(vec![Item { dot: DONE, callers: ROOT_CALLERS }]);
+        let root = automaton.intern(vec![EarleyItem { dot: DONE, callers: ROOT_CALLERS }]);
         debug_assert_eq!(root, ROOT_CALLERS);
         let starts = grammar.starts(grammar.root).iter();
-        let first = automaton.row(starts.map(|dot| Item { dot: *dot, callers: root }).collect())?;
+        let first = automaton.row(starts.map(|dot| EarleyItem { dot: *dot, callers: root }).collect())?;
         Ok((automaton, first))
     }
 
@@ -122,7 +122,7 @@ impl Automaton {
         }
     }
 
-    /// Sets the work that may be done until the next call. Units: characters of remembered rows, some 5 ns each.
+    /// Sets the limit of work until the next call. Units: characters of cached rows, some 5 ns each.
     pub(super) fn refuel(&mut self, fuel: u64) {
         self.fuel = fuel;
     }
@@ -141,7 +141,7 @@ impl Automaton {
         self.rows[row as usize].accepts
     }
 
-    /// Returns the row behind a character; `None` if the grammar does not allow it.
+    /// Returns the row after a character; `None` if the grammar does not allow it.
     pub(super) fn step(&mut self, row: RowId, c: u32) -> Result<Option<RowId>, Exhausted> {
         self.pay(1)?;
         let slot = match c as usize {
@@ -174,7 +174,7 @@ impl Automaton {
         Ok(next)
     }
 
-    /// Returns the row behind a token that is taken by its name, not by its text.
+    /// Returns the row after a token that is matched by its name, not by its text.
     pub(super) fn step_token(&mut self, row: RowId, token: Token) -> Result<Option<RowId>, Exhausted> {
         self.advance(row, |symbol| match symbol {
             Symbol::Token(wanted) => wanted == token,
@@ -183,13 +183,13 @@ impl Automaton {
         })
     }
 
-    /// Returns whether a character of a range, all beyond ASCII, may come next.
+    /// Returns whether a character of a range beyond ASCII may come next.
     pub(super) fn allows_one_of(&mut self, row: RowId, range: (u32, u32)) -> Result<bool, Exhausted> {
         if self.grammar.is_alike_beyond_ascii {
             return Ok(is_text(range) && self.step(row, FIRST_BEYOND_ASCII)?.is_some());
         }
         let terminals = &self.rows[row as usize].terminals;
-        let meets = |item: &Item| match self.grammar.symbol(item.dot) {
+        let meets = |item: &EarleyItem| match self.grammar.symbol(item.dot) {
             Symbol::Chars(set) => self.grammar.sets[set as usize].meets(range),
             _ => false,
         };
@@ -199,11 +199,11 @@ impl Automaton {
     }
 
     /// Returns the symbols that a row waits for.
-    pub(super) fn wishes(&self, row: RowId) -> impl Iterator<Item = Symbol> {
+    pub(super) fn awaited(&self, row: RowId) -> impl Iterator<Item = Symbol> {
         self.rows[row as usize].terminals.iter().map(|item| self.grammar.symbol(item.dot))
     }
 
-    /// Returns the row of a text that may be in either row.
+    /// Returns the union of two rows.
     pub(super) fn join(&mut self, a: RowId, b: RowId) -> Result<RowId, Exhausted> {
         let kernels = [a, b].map(|row| Arc::clone(&self.rows[row as usize].kernel));
         self.row(kernels.concat())
@@ -213,13 +213,14 @@ impl Automaton {
         let terminals = &self.rows[row as usize].terminals;
         let n_items = terminals.len() as u64;
         let met = terminals.iter().filter(|item| is_met(self.grammar.symbol(item.dot)));
-        let kernel: Vec<Item> = met.map(|item| Item { dot: self.grammar.behind(item.dot), ..*item }).collect();
+        let kernel: Vec<EarleyItem> =
+            met.map(|item| EarleyItem { dot: self.grammar.behind(item.dot), ..*item }).collect();
         self.pay(n_items)?;
         if kernel.is_empty() { Ok(None) } else { self.row(kernel).map(Some) }
     }
 
     /// Returns the row that begins with these items.
-    fn row(&mut self, mut kernel: Vec<Item>) -> Result<RowId, Exhausted> {
+    fn row(&mut self, mut kernel: Vec<EarleyItem>) -> Result<RowId, Exhausted> {
         kernel.sort_unstable();
         kernel.dedup();
         if let Some(row) = self.row_ids.get(kernel.as_slice()) {
@@ -231,41 +232,42 @@ impl Automaton {
         let (terminals, accepts) = closure.take();
         self.closure = closure;
         closed?;
-        let kernel: Arc<[Item]> = kernel.into();
+        let kernel: Arc<[EarleyItem]> = kernel.into();
         let id = RowId::try_from(self.rows.len()).expect("the rows' bytes are limited");
-        self.n_bytes += ROW_BYTES + size_of::<Item>() * (kernel.len() + terminals.len());
+        self.n_bytes += ROW_BYTES + size_of::<EarleyItem>() * (kernel.len() + terminals.len());
         self.row_ids.insert(Arc::clone(&kernel), id);
-        self.rows.push(Row { kernel, terminals, accepts, next: None });
+        self.rows.push(EarleyRow { kernel, terminals, accepts, next: None });
         Ok(id)
     }
 
     /// Returns the id of a set of callers.
-    pub(super) fn intern(&mut self, mut callers: Vec<Item>) -> CallersId {
+    pub(super) fn intern(&mut self, mut callers: Vec<EarleyItem>) -> CallersId {
         callers.sort_unstable();
         callers.dedup();
         if let Some(id) = self.callers_ids.get(callers.as_slice()) {
             return *id;
         }
-        let callers: Arc<[Item]> = callers.into();
+        let callers: Arc<[EarleyItem]> = callers.into();
         let id = CallersId::try_from(self.callers.len()).expect("the rows' bytes are limited");
-        self.n_bytes += 64 + size_of::<Item>() * callers.len();
+        self.n_bytes += 64 + size_of::<EarleyItem>() * callers.len();
         self.callers_ids.insert(Arc::clone(&callers), id);
         self.callers.push(callers);
         id
     }
 
-    pub(super) fn callers(&self, id: CallersId) -> &Arc<[Item]> {
+    pub(super) fn callers(&self, id: CallersId) -> &Arc<[EarleyItem]> {
         &self.callers[id as usize]
     }
 
     /// Drops unused rows if the rows take too much memory: only the rows `in_use` stay, with new numbers.
     ///
-    /// Errors: the rows in use alone take too much.
+    /// Errors: the rows in use take too much memory.
     pub(super) fn trim(&mut self, in_use: &mut [RowId]) -> Result<(), Exhausted> {
         if self.n_bytes <= KEPT_BYTES_MAX {
             return Ok(());
         }
-        let kernels: Vec<Arc<[Item]>> = in_use.iter().map(|row| Arc::clone(&self.rows[*row as usize].kernel)).collect();
+        let kernels: Vec<Arc<[EarleyItem]>> =
+            in_use.iter().map(|row| Arc::clone(&self.rows[*row as usize].kernel)).collect();
         let mut is_used = vec![false; self.callers.len()];
         let mut news: Vec<CallersId> =
             kernels.iter().flat_map(|kernel| kernel.iter()).map(|item| item.callers).collect();
@@ -278,8 +280,8 @@ impl Automaton {
         let old = std::mem::replace(self, Self::empty(Arc::clone(&self.grammar), self.fuel));
         self.n_trimmed = old.n_trimmed + 1;
         let mut numbers = vec![ROOT_CALLERS; old.callers.len()];
-        let moved = |items: &Arc<[Item]>, numbers: &[CallersId]| -> Vec<Item> {
-            items.iter().map(|item| Item { callers: numbers[item.callers as usize], ..*item }).collect()
+        let moved = |items: &Arc<[EarleyItem]>, numbers: &[CallersId]| -> Vec<EarleyItem> {
+            items.iter().map(|item| EarleyItem { callers: numbers[item.callers as usize], ..*item }).collect()
         };
         // A set of callers refers only to sets that were created before it.
         for (id, callers) in old.callers.iter().enumerate().filter(|(id, _)| is_used[*id]) {

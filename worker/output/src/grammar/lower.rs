@@ -2,9 +2,9 @@
 //!
 //! Parsing is in `parser`, matching in `earley`.
 //!
-//! Once every remaining rule matches some text, every allowed token can be completed. A rule's rank is above those of
-//! the rules with which it may begin; left recursion, which llama.cpp rejects too, has no such rank. One exception is
-//! allowed, because it costs nothing: a repetition whose expression may be empty.
+//! Since every remaining rule matches some text, every allowed token can be completed. A rule's rank is above the ranks
+//! of the rules that it may begin with. Left recursion has no such rank and is an error, as in llama.cpp. The only
+//! exception is a repetition whose expression may be empty.
 
 use std::ops::Range;
 
@@ -12,25 +12,25 @@ use hashbrown::HashMap;
 
 use super::charset::CharSet;
 use super::parser::{Drafts, Symbol, read};
-use super::{GrammarError, Tokens};
+use super::{GrammarError, GrammarVocabulary};
 
-/// Position in an alternative: its remaining symbols. Alternatives with the same end share their last positions, since
-/// only the remaining symbols matter.
+/// Position in an alternative, identified by the remaining symbols. Alternatives with the same end share their last
+/// positions.
 pub(super) type Dot = u32;
 
 /// Position at the end of the text. `END` is the position at the end of an alternative.
 pub(super) const DONE: Dot = 0;
 const END: Dot = 1;
 
-/// A compiled grammar; answers that follow the same grammar should share it.
+/// A compiled grammar, which all its responses should share.
 #[derive(Debug)]
 pub struct Grammar {
     /// Symbol at each position, and the next position.
     places: Vec<(Symbol, Dot)>,
-    pub(super) rules: Vec<Rule>,
+    pub(super) rules: Vec<LoweredRule>,
     pub(super) sets: Vec<CharSet>,
     pub(super) root: u32,
-    /// Starts and ends of all sets, ascending: two characters without a bound between them are in the same sets.
+    /// Starts and ends of all sets, ascending. Two characters without a bound between them are in the same sets.
     pub(super) bounds: Vec<u32>,
     /// Whether each set contains all characters beyond ASCII or none.
     pub(super) is_alike_beyond_ascii: bool,
@@ -39,18 +39,18 @@ pub struct Grammar {
 
 /// A rule of a grammar.
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(super) struct LoweredRule {
     starts: Range<usize>,
     pub(super) is_nullable: bool,
-    /// Rank, above that of every rule with which this one may begin.
+    /// Rank, above that of every rule that this one may begin with.
     pub(super) rank: u32,
 }
 
 impl Grammar {
     /// Parses a grammar and compiles it.
     ///
-    /// Cost: milliseconds, some 0.15 s for the largest. Errors: a description of the error, fit for the client.
-    pub fn new(text: &str, tokens: Tokens<'_>) -> Result<Self, GrammarError> {
+    /// Cost: milliseconds, some 0.15 s for the largest. Errors: a description of the error, for the client.
+    pub fn new(text: &str, tokens: GrammarVocabulary<'_>) -> Result<Self, GrammarError> {
         let drafts = read(text, tokens)?;
         compile(drafts).map_err(|reason| GrammarError { line: None, reason })
     }
@@ -66,7 +66,7 @@ impl Grammar {
         self.places[dot as usize].0
     }
 
-    /// Returns the position behind a symbol.
+    /// Returns the position after a symbol.
     pub(super) fn behind(&self, dot: Dot) -> Dot {
         self.places[dot as usize].1
     }
@@ -82,9 +82,9 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     let names_of: HashMap<u32, &str> = names.iter().map(|(name, rule)| (*rule, name.as_str())).collect();
     let name_of = |rule: u32| names_of.get(&drafted[rule as usize].owner).copied().unwrap_or_default();
     if let Some(rule) = (0_u32..).zip(&drafted).find(|(_, draft)| draft.alternatives.is_none()).map(|(rule, _)| rule) {
-        return Err(format!("`{}` is referred to, but not defined", name_of(rule)));
+        return Err(format!("`{}` is not defined", name_of(rule)));
     }
-    let root = *names.get("root").ok_or("there is no rule `root`, with which an answer begins")?;
+    let root = *names.get("root").ok_or("there is no rule `root`")?;
     let mut rules: Vec<Vec<Vec<Symbol>>> = Vec::with_capacity(drafted.len());
     rules.extend(drafted.iter().map(|draft| draft.alternatives.clone().unwrap_or_default()));
     // Alternatives that no text can match are removed, so that every allowed token can be completed.
@@ -94,7 +94,7 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     };
     let is_possible = rules_of(&rules, matches_text);
     if !is_possible[root as usize] {
-        return Err("no text can follow it: every text that it describes is infinite".to_owned());
+        return Err("no text matches it: every text that it describes is infinite".to_owned());
     }
     let can_be = |symbol: &Symbol| match symbol {
         Symbol::Rule(rule) => is_possible[*rule as usize],
@@ -103,7 +103,7 @@ fn compile(drafts: Drafts) -> Result<Grammar, String> {
     for alternatives in &mut rules {
         alternatives.retain(|alternative| alternative.iter().all(can_be));
     }
-    // A rule ranks above the rules with which it may begin; left recursion has no such order.
+    // A rule ranks above the rules that it may begin with; left recursion has no such order.
     let is_nullable = rules_of(&rules, |_| false);
     let ranks = ranks(&rules, &is_nullable).map_err(|rule| {
         let name = name_of(rule);
@@ -137,13 +137,13 @@ fn lay_out(
             starts.push(start);
         }
         let (is_nullable, rank) = props(idx);
-        laid.push(Rule { starts: from..starts.len(), is_nullable, rank });
+        laid.push(LoweredRule { starts: from..starts.len(), is_nullable, rank });
     }
     Grammar { places, rules: laid, sets, root, bounds, is_alike_beyond_ascii, starts }
 }
 
-/// Returns for each rule whether one of its alternatives consists only of symbols that qualify: rules that qualify
-/// themselves, and other symbols for which `is_wished` holds.
+/// Returns for each rule whether it qualifies: one of its alternatives has only qualifying rules, and other symbols for
+/// which `is_wished` is true.
 ///
 /// Cost: O(symbols).
 fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> Vec<bool> {
@@ -185,7 +185,7 @@ fn rules_of(rules: &[Vec<Vec<Symbol>>], is_wished: impl Fn(Symbol) -> bool) -> V
     found
 }
 
-/// Returns the rules' ranks, each above those of the rules with which it may begin. Errors: a rule that may begin with
+/// Returns the rules' ranks, each above those of the rules that it may begin with. Errors: a rule that may begin with
 /// itself.
 fn ranks(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool]) -> Result<Vec<u32>, u32> {
     const OPEN: u32 = u32::MAX;
@@ -220,8 +220,8 @@ fn ranks(rules: &[Vec<Vec<Symbol>>], is_nullable: &[bool]) -> Result<Vec<u32>, u
     Ok(ranks.into_iter().flatten().collect())
 }
 
-/// Returns the rules with which one may begin. The rule itself is left out if it is the last symbol of an alternative,
-/// as when the repeated expression is empty: then it only ends.
+/// Returns the rules that a rule may begin with. The rule itself is excluded if it is the last symbol of an
+/// alternative, because then it only ends: this is a repetition whose expression is empty.
 fn firsts(rule: u32, alternatives: &[Vec<Symbol>], is_nullable: &[bool]) -> Vec<u32> {
     let mut firsts = Vec::new();
     for alternative in alternatives {

@@ -1,35 +1,36 @@
-//! Matcher of one answer against a grammar, token by token: which tokens may come next, and the positions behind them.
+//! Matcher of one response against a grammar, token by token: the tokens that may come next, and the positions after
+//! them.
 //!
 //! The engine has the tokens' bytes and walks over the whole vocabulary.
 //!
 //! A position is a row and possibly the first bytes of a character. Most grammars have one position at a time. A
 //! grammar that names tokens may accept the same token both by its text and by its name. It may then have two
-//! positions, one within a character and one behind a whole character.
+//! positions, one within a character and one after a whole character.
 
 use std::sync::Arc;
 
 use warmpath_common::ids::Token;
 
-use super::charset::{Decoded, Partial};
+use super::charset::{Decoded, PartialChar};
 use super::earley::{Automaton, Exhausted, RowId};
 use super::lower::Grammar;
 use super::parser::Symbol;
 
-/// Position of an answer in its grammar.
+/// Position of a response in its grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GrammarPosition {
     row: RowId,
-    partial: Option<Partial>,
+    partial: Option<PartialChar>,
 }
 
-/// Matcher of one answer.
+/// Matcher of one response.
 #[derive(Debug, Clone)]
 pub struct GrammarMatcher {
     automaton: Automaton,
     places: Vec<GrammarPosition>,
 }
 
-/// Tokens that may come next by their name, whatever their text is.
+/// Tokens that may come next by their name, regardless of their text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByName {
     /// Only this token.
@@ -39,20 +40,20 @@ pub enum ByName {
 }
 
 impl GrammarMatcher {
-    /// Returns a matcher at the start of an answer; its first step may do `fuel` of work.
+    /// Returns a matcher at the start of a response; the work of its first step is limited to `fuel`.
     ///
-    /// Errors: the start alone takes more.
+    /// Errors: the start takes more work.
     pub fn new(grammar: &Arc<Grammar>, fuel: u64) -> Result<Self, Exhausted> {
         let (automaton, row) = Automaton::new(grammar, fuel)?;
         Ok(Self { automaton, places: vec![GrammarPosition { row, partial: None }] })
     }
 
-    /// Sets the work that may be done until the next call. Units: characters of remembered rows, some 5 ns each.
+    /// Sets the limit of work until the next call. Units: characters of cached rows, some 5 ns each.
     pub fn refuel(&mut self, fuel: u64) {
         self.automaton.refuel(fuel);
     }
 
-    /// Returns whether the answer may end.
+    /// Returns whether the response may end.
     pub fn accepts(&self) -> bool {
         self.whole().any(|row| self.automaton.accepts(row))
     }
@@ -63,34 +64,34 @@ impl GrammarMatcher {
         self.automaton.n_trimmed
     }
 
-    /// Returns the positions that the answer may have.
+    /// Returns the possible positions of the response.
     pub fn places(&self) -> &[GrammarPosition] {
         &self.places
     }
 
     /// Returns the tokens that may come next by their name.
     pub fn by_name(&self) -> impl Iterator<Item = ByName> {
-        self.whole().flat_map(|row| self.automaton.wishes(row)).filter_map(|wish| match wish {
+        self.whole().flat_map(|row| self.automaton.awaited(row)).filter_map(|symbol| match symbol {
             Symbol::Token(token) => Some(ByName::Only(token)),
             Symbol::OtherToken(token) => Some(ByName::Except(token)),
             _ => None,
         })
     }
 
-    /// Returns the tokens that the grammar names at a place.
+    /// Returns the tokens that the grammar names at a position.
     pub fn named_at(&self, place: GrammarPosition) -> impl Iterator<Item = Token> {
-        let wishes = place.partial.is_none().then(|| self.automaton.wishes(place.row));
-        wishes.into_iter().flatten().filter_map(|wish| match wish {
+        let symbols = place.partial.is_none().then(|| self.automaton.awaited(place.row));
+        symbols.into_iter().flatten().filter_map(|symbol| match symbol {
             Symbol::Token(token) => Some(token),
             _ => None,
         })
     }
 
-    /// Returns the place behind a byte of text; `None` if the grammar does not allow it.
+    /// Returns the position after a byte of text; `None` if the grammar does not allow it.
     pub fn push(&mut self, place: GrammarPosition, byte: u8) -> Result<Option<GrammarPosition>, Exhausted> {
         let GrammarPosition { row, partial } = place;
         let decoded = match partial {
-            None => Partial::begin(byte),
+            None => PartialChar::begin(byte),
             Some(partial) => partial.push(byte),
         };
         match decoded {
@@ -110,14 +111,13 @@ impl GrammarMatcher {
         Ok(!self.behind(token, bytes)?.is_empty())
     }
 
-    /// Takes a token with these bytes and returns whether the grammar allows it; if not, nothing changes.
+    /// Advances by a token with these bytes if the grammar allows it; returns whether it does.
     pub fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, Exhausted> {
         let behind = self.behind(token, bytes)?;
         self.go_on(&behind)
     }
 
-    /// Takes a text, however it is split into tokens, and returns whether the grammar allows it; if not, nothing
-    /// changes.
+    /// Advances by a text, in any tokenization, if the grammar allows it; returns whether it does.
     pub fn take_text(&mut self, text: &[u8]) -> Result<bool, Exhausted> {
         let mut behind = Vec::new();
         for idx in 0..self.places.len() {
@@ -128,7 +128,7 @@ impl GrammarMatcher {
         self.go_on(&behind)
     }
 
-    /// Continues at these places; returns whether there are any.
+    /// Continues at these positions; returns whether there are any.
     fn go_on(&mut self, behind: &[GrammarPosition]) -> Result<bool, Exhausted> {
         if behind.is_empty() {
             return Ok(false);
@@ -139,12 +139,12 @@ impl GrammarMatcher {
         Ok(true)
     }
 
-    /// Returns the rows of the places at which the last character is complete.
+    /// Returns the rows of the positions at which the last character is complete.
     fn whole(&self) -> impl Iterator<Item = RowId> {
         self.places.iter().filter(|place| place.partial.is_none()).map(|place| place.row)
     }
 
-    /// Returns the places behind a token, at most one for each partial character and one without.
+    /// Returns the positions after a token, at most one for each partial character and one without.
     fn behind(&mut self, token: Token, bytes: &[u8]) -> Result<Vec<GrammarPosition>, Exhausted> {
         let mut behind = Vec::new();
         for idx in 0..self.places.len() {

@@ -2,21 +2,21 @@
 //!
 //! `lower` determines which rules can match.
 //!
-//! Groups and repetitions become rules of their own during parsing, with a list of the open groups instead of
-//! recursion. The repeated expression is a reference, so the size of a repetition depends on the number of repetitions,
-//! not on the expression.
+//! Groups and repetitions become separate rules during parsing, with a list of the open groups instead of recursion.
+//! The repeated expression is a reference, so the size of a repetition depends only on the number of repetitions.
 //! Source: `llama_grammar_parser` in llama.cpp's `llama-grammar.cpp`.
 
 use hashbrown::HashMap;
 use warmpath_common::ids::Token;
 
 use super::charset::CharSet;
-use super::{GrammarError, Tokens};
+use super::{GrammarError, GrammarVocabulary};
 
-/// Largest grammar. Units: bytes. Source: own choice: tool calls have some 300 bytes for each parameter.
+/// Largest grammar. Units: bytes. Source: tool calls have some 300 bytes for each parameter.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Most symbols of all rules, repetitions expanded. Source: docs/decisions/0032; some 25 MB during parsing.
+/// Maximum number of symbols of all rules, with expanded repetitions. Source: docs/decisions/0032; some 25 MB during
+/// parsing.
 const SYMBOLS_MAX: usize = 500_000;
 
 /// Number of repetitions above which a minimum is rejected and a maximum ignored.
@@ -24,7 +24,7 @@ const SYMBOLS_MAX: usize = 500_000;
 /// Source: `MAX_REPETITION_THRESHOLD` in `llama-grammar.cpp`.
 const REPETITIONS_MAX: usize = 2000;
 
-/// Longest piece of a grammar that an error quotes. Units: characters. Source: own choice: half a line.
+/// Longest piece of a grammar that an error quotes. Units: characters. Source: half a line.
 const QUOTED_CHARS_MAX: usize = 40;
 
 /// One symbol of an alternative.
@@ -46,17 +46,17 @@ pub(super) enum Symbol {
 
 /// A parsed rule.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
+pub(super) struct ParsedRule {
     /// Named rule of the grammar: this rule itself, or the rule that it is a part of.
     pub(super) owner: u32,
-    /// Alternatives; absent as long as the rule is only referred to.
+    /// Alternatives; `None` until the rule is defined.
     pub(super) alternatives: Option<Vec<Vec<Symbol>>>,
 }
 
 /// A parsed grammar.
 #[derive(Debug, Default)]
 pub(super) struct Drafts {
-    pub(super) rules: Vec<Draft>,
+    pub(super) rules: Vec<ParsedRule>,
     pub(super) names: HashMap<String, u32>,
     pub(super) sets: Vec<CharSet>,
     numbers: HashMap<CharSet, u32>,
@@ -66,12 +66,12 @@ pub(super) struct Drafts {
 /// Parses a grammar.
 ///
 /// Errors: a description of the error and its line.
-pub(super) fn read(text: &str, tokens: Tokens<'_>) -> Result<Drafts, GrammarError> {
+pub(super) fn read(text: &str, tokens: GrammarVocabulary<'_>) -> Result<Drafts, GrammarError> {
     if text.len() > BYTES_MAX {
         let reason = format!("it has {} bytes; the maximum is {BYTES_MAX}", text.len());
         return Err(GrammarError { line: None, reason });
     }
-    let mut reader = Reader { text, at: 0, tokens, drafts: Drafts::default() };
+    let mut reader = GrammarReader { text, at: 0, tokens, drafts: Drafts::default() };
     reader.grammar().map_err(|reason| GrammarError { line: Some(reader.line()), reason })?;
     Ok(reader.drafts)
 }
@@ -80,13 +80,13 @@ type Read<T> = Result<T, String>;
 
 /// Whether a line break counts as white space.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Lines {
+enum LineBreaks {
     End,
     GoOn,
 }
 
 /// Rule or group that is being parsed.
-struct Open {
+struct OpenRule {
     rule: u32,
     done: Vec<Vec<Symbol>>,
     current: Vec<Symbol>,
@@ -94,25 +94,25 @@ struct Open {
     last: usize,
 }
 
-impl Open {
+impl OpenRule {
     fn new(rule: u32) -> Self {
         Self { rule, done: Vec::new(), current: Vec::new(), last: 0 }
     }
 }
 
-struct Reader<'a> {
+struct GrammarReader<'a> {
     text: &'a str,
     at: usize,
-    tokens: Tokens<'a>,
+    tokens: GrammarVocabulary<'a>,
     drafts: Drafts,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> GrammarReader<'a> {
     fn grammar(&mut self) -> Read<()> {
-        self.space(Lines::GoOn);
+        self.space(LineBreaks::GoOn);
         while self.peek().is_some() {
             self.rule()?;
-            self.space(Lines::GoOn);
+            self.space(LineBreaks::GoOn);
         }
         Ok(())
     }
@@ -123,12 +123,12 @@ impl<'a> Reader<'a> {
             return Err(self.expected("the name of a rule"));
         }
         let rule = self.drafts.named(name);
-        self.space(Lines::End);
+        self.space(LineBreaks::End);
         if !self.skip("::=") {
-            return Err(self.expected(&format!("`::=` behind `{}`", quoted(name))));
+            return Err(self.expected(&format!("`::=` after `{}`", quoted(name))));
         }
-        self.space(Lines::GoOn);
-        let mut open = vec![Open::new(rule)];
+        self.space(LineBreaks::GoOn);
+        let mut open = vec![OpenRule::new(rule)];
         while self.part(&mut open)? {
             if self.drafts.n_symbols > SYMBOLS_MAX {
                 return Err(format!("its repetitions expand to more than {SYMBOLS_MAX} symbols"));
@@ -143,7 +143,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses one part of the innermost group; returns whether there was one.
-    fn part(&mut self, open: &mut Vec<Open>) -> Read<bool> {
+    fn part(&mut self, open: &mut Vec<OpenRule>) -> Read<bool> {
         let Some(c) = self.peek() else { return Ok(false) };
         let n_open = open.len();
         let Some(inner) = open.last_mut() else { return Ok(false) };
@@ -173,15 +173,15 @@ impl<'a> Reader<'a> {
                 inner.done.push(std::mem::take(&mut inner.current));
                 inner.last = 0;
                 self.drafts.n_symbols += 1;
-                self.space(Lines::GoOn);
+                self.space(LineBreaks::GoOn);
                 return Ok(true);
             }
-            // A group becomes a rule of its own, so that nested groups need no recursion here.
+            // A group becomes a separate rule, so that nested groups need no recursion here.
             '(' => {
                 self.at += 1;
                 let rule = self.drafts.part_of(inner.rule);
-                open.push(Open::new(rule));
-                self.space(Lines::GoOn);
+                open.push(OpenRule::new(rule));
+                self.space(LineBreaks::GoOn);
                 return Ok(true);
             }
             ')' if n_open > 1 => {
@@ -295,12 +295,12 @@ impl<'a> Reader<'a> {
             None => (self.tokens.named)(text),
         };
         let token = token.filter(|token| *token < self.tokens.n_vocab);
-        let token = token.ok_or_else(|| format!("`{}` is not one token of the vocabulary", quoted(text)))?;
+        let token = token.ok_or_else(|| format!("`{}` is not a token of the vocabulary", quoted(text)))?;
         self.at += text.len();
         Ok(token)
     }
 
-    /// Parses a repetition: the smallest number, and the largest if there is one.
+    /// Parses a repetition: the minimum, and the maximum if there is one.
     fn repetition(&mut self, c: char, n_open: usize) -> Read<(usize, Option<usize>)> {
         self.at += 1;
         match c {
@@ -329,17 +329,17 @@ impl<'a> Reader<'a> {
         Ok((min, max.filter(|max| *max <= REPETITIONS_MAX)))
     }
 
-    /// Parses the number at this position, if there is one; a number that is too large counts as the largest.
+    /// Parses the number at this position, if there is one; a number that is too large becomes the largest.
     fn number(&mut self) -> Option<usize> {
         let digits = self.while_in(|c| c.is_ascii_digit());
         is_number(digits).then(|| digits.parse().unwrap_or(usize::MAX))
     }
 
-    fn space(&mut self, lines: Lines) {
+    fn space(&mut self, lines: LineBreaks) {
         loop {
             match self.peek() {
                 Some(' ' | '\t') => self.at += 1,
-                Some('\r' | '\n') if lines == Lines::GoOn => self.at += 1,
+                Some('\r' | '\n') if lines == LineBreaks::GoOn => self.at += 1,
                 Some('#') => drop(self.while_in(|c| !matches!(c, '\r' | '\n'))),
                 _ => return,
             }
@@ -401,7 +401,7 @@ impl Drafts {
     fn part_of(&mut self, rule: u32) -> u32 {
         let owner = self.rules.get(rule as usize).map_or(rule, |draft| draft.owner);
         let number = self.n_rules();
-        self.rules.push(Draft { owner, alternatives: None });
+        self.rules.push(ParsedRule { owner, alternatives: None });
         number
     }
 
@@ -409,7 +409,7 @@ impl Drafts {
         u32::try_from(self.rules.len()).expect("there are fewer rules than symbols, which are counted")
     }
 
-    fn close(&mut self, mut open: Open) {
+    fn close(&mut self, mut open: OpenRule) {
         self.n_symbols += 1;
         open.done.push(open.current);
         self.rules[open.rule as usize].alternatives = Some(open.done);
@@ -425,7 +425,7 @@ impl Drafts {
     }
 
     /// Repeats the last expression at least `min` and at most `max` times.
-    fn repeat(&mut self, open: &mut Open, min: usize, max: Option<usize>) -> Read<()> {
+    fn repeat(&mut self, open: &mut OpenRule, min: usize, max: Option<usize>) -> Read<()> {
         let n_turns = max.unwrap_or(min + 1);
         self.n_symbols += 4 * n_turns + 4;
         if self.n_symbols > SYMBOLS_MAX {
@@ -467,8 +467,8 @@ impl Drafts {
 }
 
 /// Returns whether a line break counts as white space: it does within groups.
-fn lines(n_open: usize) -> Lines {
-    if n_open > 1 { Lines::GoOn } else { Lines::End }
+fn lines(n_open: usize) -> LineBreaks {
+    if n_open > 1 { LineBreaks::GoOn } else { LineBreaks::End }
 }
 
 fn is_word(c: char) -> bool {

@@ -1,4 +1,4 @@
-//! What grammars allow, compared with a matcher that tries everything, and the cost of hostile ones.
+//! Texts that grammars allow, compared with a naive matcher, and the cost of hostile grammars.
 
 mod hostile;
 mod naive;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use warmpath_common::ids::Token;
 
-use super::{Exhausted, Grammar, GrammarError, GrammarMatcher, Tokens};
+use super::{Exhausted, Grammar, GrammarError, GrammarMatcher, GrammarVocabulary};
 
 const FUEL: u64 = 1_500_000;
 
@@ -19,12 +19,12 @@ fn compile(text: &str) -> Result<Arc<Grammar>, GrammarError> {
         "</think>" => Some(1001),
         _ => None,
     };
-    Grammar::new(text, Tokens { n_vocab: 2000, named: &named }).map(Arc::new)
+    Grammar::new(text, GrammarVocabulary { n_vocab: 2000, named: &named }).map(Arc::new)
 }
 
 fn follow(grammar: &str) -> GrammarMatcher {
     let grammar = compile(grammar).unwrap_or_else(|error| panic!("{error}: {grammar}"));
-    GrammarMatcher::new(&grammar, FUEL).expect("the start is not too much")
+    GrammarMatcher::new(&grammar, FUEL).expect("the start is within the limit")
 }
 
 /// Feeds a text byte by byte; returns how many bytes were allowed.
@@ -43,7 +43,7 @@ fn feed(follower: &mut GrammarMatcher, text: &str) -> Result<usize, Exhausted> {
 fn check(grammar: &str, right: &[&str], wrong: &[&str]) {
     for text in right {
         let mut follower = follow(grammar);
-        assert_eq!(feed(&mut follower, text), Ok(text.len()), "{text:?} follows {grammar}");
+        assert_eq!(feed(&mut follower, text), Ok(text.len()), "{text:?} matches {grammar}");
         assert!(follower.accepts(), "{text:?} is complete: {grammar}");
     }
     for text in wrong {
@@ -56,7 +56,7 @@ fn check(grammar: &str, right: &[&str], wrong: &[&str]) {
 }
 
 #[test]
-fn every_construct_means_what_it_means_to_llama_cpp() {
+fn every_construct_has_llama_cpps_meaning() {
     check("root ::= \"yes\" | \"no\"", &["yes", "no"], &["", "y", "^x", "yes^s", "n^a"]);
     check("root ::= \"b\" \"cd\" | \"bc\" \"e\"", &["bcd", "bce"], &["bc", "bc^f"]);
     check("root ::= [a-c-] [^a-c\\]]", &["ad", "-é", "c\n"], &["^d", "a^b", "b^]"]);
@@ -92,7 +92,7 @@ fn an_expression_that_may_be_empty_may_be_repeated() {
 }
 
 #[test]
-fn recursion_nests_and_lists_as_deep_and_long_as_it_goes() {
+fn deep_recursion_and_long_lists_are_matched() {
     let (open, close) = ("(".repeat(20_000), ")".repeat(20_000));
     let nested = format!("{open}x{close}");
     let unclosed = format!("{open}x{}^x", &close[1..]);
@@ -113,7 +113,7 @@ fn nesting_beyond_the_memory_limit_is_an_error() {
 }
 
 #[test]
-fn tokens_are_taken_by_name_and_by_text() {
+fn tokens_are_matched_by_name_and_by_text() {
     let mut follower = follow("root ::= <think> !</think>* </think> [a-z]+ <[7]>?");
     assert_eq!(follower.take(1001, b""), Ok(false));
     for (token, text) in [(1000, ""), (5, "é"), (6, "\u{e9}"), (1000, ""), (1001, ""), (7, "ab")] {
@@ -125,8 +125,8 @@ fn tokens_are_taken_by_name_and_by_text() {
     let mut by_name = follower.clone();
     assert_eq!(follower.take(7, b"7"), Ok(true));
     assert_eq!(follower.take(8, b"a"), Ok(false));
-    assert_eq!(by_name.take(7, b"ab"), Ok(true), "it may have come by its text or by its name");
-    assert_eq!(by_name.take(8, b"cd"), Ok(true), "it may have come by its text");
+    assert_eq!(by_name.take(7, b"ab"), Ok(true), "the token matches by its text or by its name");
+    assert_eq!(by_name.take(8, b"cd"), Ok(true), "the token matches by its text");
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn check_refused(grammar: &str, words: &str) {
 }
 
 #[test]
-fn says_what_is_wrong_and_where() {
-    check_refused("root ::= \"a\"\n\nroot = \"b\"", "line 3: `::=` behind `root` is missing before `= \"b\"`");
+fn errors_have_the_reason_and_the_line() {
+    check_refused("root ::= \"a\"\n\nroot = \"b\"", "line 3: `::=` after `root` is missing before `= \"b\"`");
     check_refused("root ::= (\"a\"", "`)` is missing at the end of the line");
     check_refused("root ::= \"a\")", "a new line, or the end is missing before `)`");
     check_refused("root ::= \"a\n", "line 2: a literal or character class is not closed");
@@ -163,10 +163,10 @@ fn says_what_is_wrong_and_where() {
     check_refused("root ::= \"a\"{1,2", "`}` is missing");
     check_refused("root ::= (\"a\" # {\n { 5 # 6\n ,\t2 })", "line 3: something is repeated at least 5 and at most 2");
     check_refused("root ::= \"a\"{99999999999999999999,}", "the maximum is 2000");
-    check_refused("root ::= <nothing>", "`<nothing>` is not one token");
-    check_refused("root ::= <[2000]>", "is not one token");
+    check_refused("root ::= <nothing>", "`<nothing>` is not a token");
+    check_refused("root ::= <[2000]>", "is not a token");
     check_refused("root ::= !x", "a token, as");
-    check_refused("root ::= undefined", "`undefined` is referred to, but not defined");
+    check_refused("root ::= undefined", "`undefined` is not defined");
     check_refused("start ::= \"a\"", "no rule `root`");
     check_refused("| \"a\"", "the name of a rule is missing");
     check_refused("root ::= root \"a\" | \"b\"", "`root` may begin with itself");
@@ -181,7 +181,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn allows_what_a_naive_matcher_does(rules in naive::rules(), texts in prop::collection::vec("[abé]{0,7}", 12)) {
+    fn allows_the_same_texts_as_a_naive_matcher(rules in naive::rules(), texts in prop::collection::vec("[abé]{0,7}", 12)) {
         let text = naive::written(&rules);
         let naive = naive::Naive::new(&rules);
         match compile(&text) {

@@ -1,10 +1,10 @@
-//! Text output, compared with the same rules applied to the whole answer at once.
+//! Text output, compared with the same rules applied to the whole response.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Returns the text of an answer and the stop text that ends it, found in the whole answer at once.
+/// Returns the text of a response and the stop text that ends it, found in the whole response.
 fn naive(bytes: &[u8], stops: &[String]) -> (String, Option<String>) {
     let text = String::from_utf8_lossy(bytes);
     let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
@@ -39,13 +39,13 @@ fn run(pieces: &[&[u8]], stops: &[&str]) -> (Vec<String>, String, Option<String>
 }
 
 #[test]
-fn holds_bytes_back_until_they_make_a_character() {
+fn withholds_bytes_until_they_complete_a_character() {
     let (texts, rest, _) = run(&[b"a\xF0\x9F", b"\x98", b"\x80b"], &[]);
     assert_eq!((texts, rest), (vec!["a".to_owned(), String::new(), "😀b".to_owned()], String::new()));
 }
 
 #[test]
-fn shows_what_never_becomes_a_character() {
+fn invalid_bytes_become_replacement_characters() {
     let (texts, rest, _) = run(&[b"a\xFF", b"b\xF0\x9F"], &[]);
     assert_eq!((texts, rest), (vec!["a\u{FFFD}".to_owned(), "b".to_owned()], "\u{FFFD}".to_owned()));
 }
@@ -93,7 +93,7 @@ fn a_line_that_is_indented_too_little_ends_the_text() {
 }
 
 #[test]
-fn an_empty_stop_text_stops_nothing() {
+fn an_empty_stop_text_has_no_effect() {
     assert_eq!(run(&[b"abc"], &[""]), (vec!["abc".to_owned()], String::new(), None));
 }
 
@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
 
     #[test]
-    fn gives_the_same_as_the_whole_text_at_once(
+    fn gives_the_same_text_as_for_the_whole_response(
         parts in prop::collection::vec(prop::sample::select(vec![
             b"a".as_slice(), b"b", b"ab", b"\n", b" ", "é".as_bytes(), b"\xC3", b"\xA9", b"\xF0\x9F", "😀".as_bytes(), b"\xFF", b"",
         ]), 0..12),
@@ -120,7 +120,7 @@ proptest! {
         }
         text.push_str(&output.finish());
         prop_assert_eq!(output.n_out(), text.len());
-        // One character behind the position shows that a line has too little indentation: the text up to it decides.
+        // The next character shows that a line has too little indentation, so the text up to it decides.
         let whole = String::from_utf8_lossy(&bytes).into_owned();
         let n_left = naive_indented(&whole, n_least as usize);
         let shown = whole.ceil_char_boundary(n_left + 1).min(whole.len());

@@ -11,7 +11,7 @@ use llama_cpp_sys_2 as sys;
 
 use super::reference::Attention;
 
-/// Most tensors of one computation.
+/// Maximum number of tensors of one computation.
 ///
 /// Source: the computations here need at most that many.
 const TENSORS_MAX: usize = 8;
@@ -26,9 +26,9 @@ pub struct Cpu {
 }
 
 /// A kind of memory for weights, in which the backend may reorder them.
-pub struct Memory(sys::ggml_backend_buffer_type_t);
+pub struct WeightMemory(sys::ggml_backend_buffer_type_t);
 
-impl fmt::Display for Memory {
+impl fmt::Display for WeightMemory {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: kinds of memory live as long as the library, which is not unloaded; their names are C strings.
         let name = unsafe { CStr::from_ptr(sys::ggml_backend_buft_name(self.0)) };
@@ -69,9 +69,9 @@ impl Cpu {
     }
 
     /// Returns the kinds of memory for weights: the plain one, then the CPU's own.
-    pub fn memories(&self) -> Vec<Memory> {
+    pub fn memories(&self) -> Vec<WeightMemory> {
         // SAFETY: a device of the registry.
-        let mut memories = vec![Memory(unsafe { sys::ggml_backend_dev_buffer_type(self.device) })];
+        let mut memories = vec![WeightMemory(unsafe { sys::ggml_backend_dev_buffer_type(self.device) })];
         let name = c"ggml_backend_dev_get_extra_bufts";
         if let Some(list) = self.function::<sys::ggml_backend_dev_get_extra_bufts_t>(name).flatten() {
             // SAFETY: the function that ggml documents for this name; its list ends with a null, and nothing after it
@@ -79,7 +79,7 @@ impl Cpu {
             unsafe {
                 let mut next = list(self.device);
                 while !next.is_null() && !(*next).is_null() {
-                    memories.push(Memory(*next));
+                    memories.push(WeightMemory(*next));
                     next = next.add(1);
                 }
             }
@@ -102,11 +102,16 @@ impl Cpu {
     /// Returns weights times inputs; `None` if this kind of memory does not support such weights.
     ///
     /// Shape: `[n_behind, n_tokens, rows]`.
-    pub fn product(&self, memory: &Memory, shape: &Product, (weights, inputs): (&[u8], &[f32])) -> Option<Vec<f32>> {
+    pub fn product(
+        &self,
+        memory: &WeightMemory,
+        shape: &Product,
+        (weights, inputs): (&[u8], &[f32]),
+    ) -> Option<Vec<f32>> {
         let (held, computed) = (Tensors::new(), Tensors::new());
         let size = |n: usize| i64::try_from(n).expect("a size of these tests");
         // SAFETY: both contexts have room for their tensors and live until the end. The weights' buffer belongs to its
-        // own context. For `supports_op` it is set as in llama.cpp: to an empty buffer, which is freed at once.
+        // own context. For `supports_op` it is set as in llama.cpp: to an empty buffer, which is freed immediately.
         unsafe {
             let w = sys::ggml_new_tensor_2d(held.0.as_ptr(), shape.kind, size(shape.width), size(shape.rows));
             let context = computed.0.as_ptr();

@@ -5,8 +5,8 @@ use clap::CommandFactory as _;
 use super::*;
 use crate::config::flags::Flags;
 
-/// Every flag of llama-server, those of one setting in a line. Source: llama.cpp's `common/arg.cpp`, as of
-/// llama-cpp-sys-2 0.1.161.
+/// All flags of llama-server, one setting per line. Source: llama.cpp's `common/arg.cpp`, as of llama-cpp-sys-2
+/// 0.1.161.
 const SERVER_FLAGS: &str = include_str!("server_flags.txt");
 
 fn line(text: &str) -> Vec<OsString> {
@@ -27,7 +27,7 @@ fn check_refused(text: &str, says: &str) {
 }
 
 #[test]
-fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
+fn translates_spellings_and_drops_flags_without_effect() {
     check("w -m a.gguf -c 4096 -np 3 -ngl=7", "w -m a.gguf -c 4096 --slots 3 --n-gpu-layers=7", &[]);
     check(
         "w -m a.gguf -cram 4096 --ctx_size 8 -no-kvu",
@@ -63,21 +63,21 @@ fn flags_have_their_own_spelling_and_those_that_change_nothing_are_dropped() {
 }
 
 #[test]
-fn flags_that_are_not_there_are_refused_with_what_to_do_instead() {
+fn refuses_unsupported_flags_and_names_a_replacement() {
     check_refused("w -dr user/model:Q4", "--hf-repo");
     check_refused("w -m a.gguf -ag", "`-ag` of llama-server");
     check_refused("w -m a.gguf -hfd user/model", "--spec-draft-model FILE");
     check_refused("w -m a.gguf --spec_draft_n_cpu_moe 3", "--spec-draft-ngl");
-    check_refused("w -m a.gguf --rpc a:1", "start a worker there");
+    check_refused("w -m a.gguf --rpc a:1", "start a worker on each machine");
     check_refused("w -m a.gguf --host 0.0.0.0 --port 80", "--listen ADDR:PORT");
     check_refused("w -m a.gguf --api-key=secret", "--api-key-file");
-    check_refused("w -m a.gguf -abc", "`-abc` is no flag");
+    check_refused("w -m a.gguf -abc", "`-abc` is not a flag");
     let error = translate(line("w --api-key=secret")).expect_err("it is refused").to_string();
-    assert!(!error.contains("secret"), "a key is not repeated: {error}");
+    assert!(!error.contains("secret"), "the message must not contain the key: {error}");
 }
 
 #[test]
-fn every_flag_of_llama_server_is_taken_dropped_or_refused_by_its_name() {
+fn every_flag_of_llama_server_is_accepted_ignored_or_refused_by_its_name() {
     let command = Flags::command();
     let own = |name: &str| match name.strip_prefix("--") {
         Some(long) => command.get_arguments().any(|arg| {
@@ -93,7 +93,7 @@ fn every_flag_of_llama_server_is_taken_dropped_or_refused_by_its_name() {
     for row in ROWS {
         if let Same(spelled) = row.fate {
             let name = spelled.split('=').next().unwrap_or_default();
-            assert!(own(name) || is_clap_s(name), "{spelled} is no flag");
+            assert!(own(name) || is_clap_s(name), "{spelled} is not a flag");
         }
         let names: Vec<_> = row.names.split_whitespace().collect();
         assert!(names.iter().all(|name| !own(name)), "the worker has one of {names:?} itself");
@@ -113,7 +113,7 @@ fn the_page_lists_every_row() {
 }
 
 /// Returns a row in the page's format.
-fn described(row: &Row) -> String {
+fn described(row: &FlagRow) -> String {
     let names: Vec<_> = row.names.split_whitespace().map(|name| format!("`{name}`")).collect();
     let fate = match row.fate {
         Same(own) => format!("`{own}`"),

@@ -20,7 +20,7 @@ fn flags(line: &str) -> SourceFlags {
 /// Returns the source of a command line with only these variables.
 fn resolved(line: &str, variables: &[(&str, &str)]) -> Result<ModelSource, ConfigError> {
     let variables: HashMap<_, _> = variables.iter().copied().collect();
-    // Never this machine's own token.
+    // The test must not read this machine's own token.
     let read = |name: &str| match (name, variables.get(name)) {
         ("HF_TOKEN_PATH", None) => Some("/no/such/token".into()),
         (_, value) => value.map(Into::into),
@@ -86,7 +86,7 @@ fn the_token_comes_from_the_flag_or_the_clients_file_and_is_never_shown() {
     let line = "--hf-repo a/b --hf-token hf_from_flag";
     assert!(!format!("{:?}", flags(line)).contains("from_flag"));
     let error = resolved("--hf-repo a/b --hf-token sécret", &[HOME]).expect_err("no token");
-    assert_eq!(error.to_string(), "--hf-token: is no token");
+    assert_eq!(error.to_string(), "--hf-token: is not a valid token");
 }
 
 #[test]
@@ -103,20 +103,17 @@ fn the_endpoint_and_offline_are_those_of_the_clients_variables() {
 #[test]
 fn names_the_flag_that_cannot_be_used() {
     let cases = [
-        ("", "--model: say where the model comes from: by this, --hf-repo or --model-url"),
+        ("", "--model: one of --model, --hf-repo and --model-url is required"),
         ("--hf-repo a", "--hf-repo: must be OWNER/NAME or OWNER/NAME:QUANT, not a"),
         ("--hf-repo ../b", "--hf-repo: must be OWNER/NAME"),
         ("--hf-repo a/b/c", "--hf-repo: must be OWNER/NAME"),
         ("--hf-repo a/b:", "--hf-repo: must be OWNER/NAME"),
         ("--hf-repo a/b --hf-revision ../x", "--hf-revision: must be a branch"),
-        ("--hf-repo a/b --model c.gguf", "--hf-repo: the model comes from one place: leave --model out"),
+        ("--hf-repo a/b --model c.gguf", "--hf-repo: cannot be combined with --model"),
         ("--model c.gguf --hf-file d.gguf", "--hf-file: needs --hf-repo"),
-        ("--model-url ftp://h/a.gguf", "--model-url: must be an http:// or https:// address"),
-        (
-            "--model-url https://me:secret@h/a.gguf",
-            "--model-url: must be an http:// or https:// address, without a user",
-        ),
-        ("--model-url http://h/a", "--model-url: must be the address of a file that ends in .gguf"),
+        ("--model-url ftp://h/a.gguf", "--model-url: must be an http:// or https:// URL"),
+        ("--model-url https://me:secret@h/a.gguf", "--model-url: must be an http:// or https:// URL, without a user"),
+        ("--model-url http://h/a", "--model-url: must be the URL of a file that ends in .gguf"),
     ];
     for (line, expected) in cases {
         let error = resolved(line, &[HOME]).expect_err(line).to_string();

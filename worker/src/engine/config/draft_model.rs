@@ -7,22 +7,22 @@ use std::path::PathBuf;
 use super::placement::Placement;
 use super::{CacheType, EngineConfig, StoreConfig, Switch};
 
-/// Settings of the draft model, as far as they are its own.
+/// Settings that the draft model does not share with the served model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftModelConfig {
     /// Path of the GGUF file.
     pub path: PathBuf,
-    /// Devices of the model, and how its file is read.
+    /// Devices of the model, and the way of reading its file.
     pub placement: Placement,
     /// Threads that compute a pass with one token per sequence; 0 means one per processor.
     pub threads: u16,
-    /// Threads that compute a pass with more; 0 means the same as `threads`.
+    /// Threads that compute a pass with more tokens; 0 means the same as `threads`.
     pub threads_batch: u16,
     /// Type of the keys in its KV cache.
     pub cache_type_k: CacheType,
     /// Type of the values in its KV cache.
     pub cache_type_v: CacheType,
-    /// Probability below which it drafts no token.
+    /// Minimum probability of a drafted token.
     pub p_min: f32,
 }
 
@@ -41,8 +41,8 @@ impl Default for DraftModelConfig {
 }
 
 impl EngineConfig {
-    /// Returns the settings with which a draft model is loaded and gets its context: of as many slots, each with
-    /// `slot_tokens` cells, or as many as the draft model was trained for.
+    /// Returns the settings for loading a draft model and creating its context. The context has the same number of
+    /// slots, each with `slot_tokens` cells or with the draft model's trained context, whichever is smaller.
     pub(crate) fn with_draft_model(&self, draft: &DraftModelConfig, slot_tokens: u32) -> Self {
         let draft = draft.clone();
         Self {
@@ -58,7 +58,7 @@ impl EngineConfig {
             cache_type_k: draft.cache_type_k,
             cache_type_v: draft.cache_type_v,
             flash_attn: if draft.cache_type_v.is_quantized() { Switch::On } else { self.flash_attn },
-            // Slots that do not draft cost a pass nothing.
+            // With separate buffers, slots that do not draft add no time to a pass.
             kv_unified: Switch::Off,
             store: StoreConfig { ram_bytes: 0, ..StoreConfig::default() },
             adapters: Vec::new(),

@@ -1,9 +1,9 @@
-//! The memory that a worker will take, whether it is available, and the size of the context that fits; determined
-//! before anything is loaded.
+//! The memory that a worker will take, and the largest context that fits into the available memory; determined before
+//! the model is loaded.
 //!
-//! llama.cpp itself reports the memory of a context of a given size, without allocating it. Beyond a size that is cheap
-//! to measure, the memory is extrapolated in proportion to the cells. Memory mapped from the model's file is not
-//! counted: the system reclaims it when needed.
+//! llama.cpp reports the memory of a context of a given size without allocating it. For large contexts the memory is
+//! extrapolated linearly from smaller ones, which are cheaper to measure. Memory mapped from the model's file is not
+//! counted, because the system can reclaim it.
 //!
 //! Not here: the machine's memory (`machine`), the calls into llama.cpp (`llama::measure`).
 
@@ -18,18 +18,17 @@ use crate::engine::{images, llama};
 
 /// Largest context that llama.cpp measures; the memory of larger ones is extrapolated. Units: cells.
 ///
-/// Source: own choice: llama.cpp keeps 48 bytes for each cell even if it allocates nothing else, and from here on the
-/// buffers of the computation grow in proportion.
+/// Source: measuring takes 48 bytes per cell, 3 MB at this size, and the compute buffers grow linearly beyond it.
 const ASKED_CELLS_MAX: u64 = 1 << 16;
 
-/// Memory of llama.cpp for each cell, other than keys and values. Units: bytes.
+/// Memory of a cell besides its keys and values. Units: bytes.
 ///
-/// Source: the fields of its `llama_kv_cells`, and a node of the maps of used cells.
+/// Source: the fields of llama.cpp's `llama_kv_cells`, and a node of its map of used cells.
 const CELL_BYTES: u64 = 96;
 
 /// Memory of a context. Units: bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct ContextBytes {
     /// Cells of all slots together.
     pub(crate) n_cells: u64,
     /// KV cache and recurrent state.
@@ -49,13 +48,13 @@ pub(crate) struct ReportedMemory {
     pub(crate) copied: u64,
     /// Memory on each device that is not the CPU, for all wanted cells.
     pub(crate) devices: Vec<DeviceMemory>,
-    /// Report for at most [`ASKED_CELLS_MAX`] cells.
-    pub(crate) large: Taken,
-    /// Report for half as many cells.
-    pub(crate) small: Taken,
+    /// Memory for at most [`ASKED_CELLS_MAX`] cells.
+    pub(crate) large: ContextBytes,
+    /// Memory for half as many cells.
+    pub(crate) small: ContextBytes,
 }
 
-/// How a default context is fitted to the memory.
+/// Settings for fitting a default context to the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fit {
     /// Memory that stays free. Units: bytes.
@@ -79,7 +78,7 @@ pub struct MemoryUse {
     /// Buffers of the computation.
     #[serde(rename = "compute_bytes")]
     pub compute: u64,
-    /// Most memory for state stored beyond the slots.
+    /// Maximum memory for state stored beyond the slots.
     #[serde(rename = "cache_ram_bytes")]
     pub stored: u64,
     /// Draft model, without weights that are mapped from its file.
@@ -115,7 +114,7 @@ impl MemoryUse {
 pub struct MemoryPlan {
     /// Memory that will be taken.
     pub memory: MemoryUse,
-    /// Cells of all slots together, if fewer fit than wanted.
+    /// Cells of all slots together; `None` if the wanted number fits.
     pub fitted_cells: Option<u32>,
 }
 
@@ -124,11 +123,11 @@ pub struct MemoryPlan {
 pub struct Footprint {
     mapped: u64,
     copied: u64,
-    taken: Taken,
+    taken: ContextBytes,
     stored: u64,
     draft_model: u64,
     projector: u64,
-    /// Memory of a further cell, KV and computation together.
+    /// Memory of each additional cell, for KV state and computation.
     cell: u64,
     /// Slots that share the cells.
     n_slots: u64,
@@ -144,7 +143,7 @@ impl Footprint {
         let kept = if context > 0 { CELL_BYTES } else { 0 };
         let n_more = wanted_cells.saturating_sub(large.n_cells);
         let grown = |bytes: u64, cell: u64| bytes.saturating_add(n_more.saturating_mul(cell));
-        let taken = Taken {
+        let taken = ContextBytes {
             n_cells: wanted_cells,
             context: grown(large.context, context).saturating_add(wanted_cells.saturating_mul(kept)),
             compute: grown(large.compute, compute),
@@ -162,7 +161,7 @@ impl Footprint {
         }
     }
 
-    /// Returns it with a draft model, whose weights may be mapped as well.
+    /// Returns the footprint with that of a draft model, whose weights may also be mapped.
     fn with_draft_model(self, draft: &Self) -> Self {
         Self { mapped: self.mapped.saturating_add(draft.mapped), draft_model: draft.needed(), ..self }
     }
@@ -174,13 +173,13 @@ impl Footprint {
 
     /// Returns the memory that cannot be reclaimed.
     fn needed(&self) -> u64 {
-        let Taken { context, compute, .. } = self.taken;
+        let ContextBytes { context, compute, .. } = self.taken;
         let parts = [self.copied, context, compute, self.stored, self.draft_model, self.projector];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Returns the largest context that fits into `available` bytes, a multiple of llama.cpp's step; `None` if none
-    /// does.
+    /// Returns the largest context that fits into `available` bytes, a multiple of llama.cpp's step; `None` if no
+    /// context fits.
     fn cells_that_fit(&self, available: u64) -> Option<u64> {
         let excess = self.needed().saturating_sub(available);
         let step = u64::from(SLOT_CELLS_STEP) * self.n_slots;
@@ -188,8 +187,8 @@ impl Footprint {
         Some(fitting / step * step).filter(|cells| *cells > 0)
     }
 
-    /// Returns the cells of all slots together that leave [`Fit::spare_bytes`] free, mapped weights counted; `None` if
-    /// the wanted cells do. No slot gets fewer than the minimum.
+    /// Returns the number of cells that leaves [`Fit::spare_bytes`] free, counting mapped weights; `None` if the wanted
+    /// number does. Each slot gets at least the minimum.
     fn fitted(&self, available: u64, fit: Fit) -> Option<u64> {
         let room = available.saturating_sub(fit.spare_bytes).saturating_sub(self.mapped);
         if self.needed() <= room {
@@ -202,7 +201,9 @@ impl Footprint {
     }
 
     fn shown(&self, available: u64) -> MemoryUse {
-        let Self { mapped, copied, stored, draft_model, projector, taken: Taken { context, compute, .. }, .. } = *self;
+        let Self {
+            mapped, copied, stored, draft_model, projector, taken: ContextBytes { context, compute, .. }, ..
+        } = *self;
         MemoryUse { mapped, copied, context, compute, stored, draft_model, projector, available }
     }
 
@@ -215,7 +216,7 @@ impl Footprint {
         }
         let fits = match self.cells_that_fit(available) {
             Some(cells) => format!("--ctx-size {cells} would fit"),
-            None => "no --ctx-size would fit: a smaller --cache-ram, --ubatch-size or model may".to_owned(),
+            None => "no --ctx-size would fit; reduce --cache-ram or --ubatch-size, or use a smaller model".to_owned(),
         };
         Err(StartError::Memory {
             needed: Bytes(self.needed()),
@@ -228,7 +229,7 @@ impl Footprint {
 
 impl fmt::Display for Footprint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Taken { n_cells, context, compute } = self.taken;
+        let ContextBytes { n_cells, context, compute } = self.taken;
         write!(
             out,
             "{} for the KV cache of {n_cells} tokens (--ctx-size, --cache-type-k, --cache-type-v)",
@@ -242,7 +243,7 @@ impl fmt::Display for Footprint {
         if self.projector > 0 {
             write!(out, ", {} for images (--mmproj)", Bytes(self.projector))?;
         }
-        write!(out, ", {} for weights that are copied", Bytes(self.copied))?;
+        write!(out, ", {} for copied weights", Bytes(self.copied))?;
         write!(out, "; {} of weights are mapped from their file and not counted", Bytes(self.mapped))
     }
 }
@@ -281,32 +282,28 @@ pub(crate) fn check_devices(devices: &[DeviceMemory]) -> Result<(), StartError> 
 }
 
 /// Returns the memory of a model's weights, context, computation and stored state. A default context that does not fit
-/// is made smaller. `None` if llama.cpp cannot determine it; loading will then report the error.
+/// is reduced. `None` if llama.cpp cannot determine the memory; loading will then report the error.
 ///
-/// Cost: reads the model's metadata, twice if the context is made smaller. Errors: `Memory`, `DeviceMemory` if they
-/// need more memory than is available.
+/// Cost: reads the model's metadata, twice if the context is reduced. Errors: `Memory`, `DeviceMemory` if more memory
+/// is needed than is available.
 pub fn plan(config: &EngineConfig, available: u64) -> Result<Option<MemoryPlan>, StartError> {
     let Some((mut footprint, mut devices)) = ask(config) else { return Ok(None) };
     let wanted_cells = footprint.taken.n_cells;
     let fit = config.fit.filter(|_| config.context_tokens_total == 0);
     let fitted_cells = fit.and_then(|fit| footprint.fitted(available, fit)).and_then(|cells| u32::try_from(cells).ok());
     if let Some(cells) = fitted_cells {
-        // Extrapolation is accurate enough for the choice. The values that are shown and checked are measured again.
+        // The extrapolation is accurate enough for choosing the size. The memory of that size is then measured.
         let smaller = EngineConfig { context_tokens_total: cells, ..config.clone() };
         (footprint, devices) = ask(&smaller).unwrap_or((footprint, devices));
         let (slot_tokens, wanted) = (cells / u32::from(config.n_slots), wanted_cells / u64::from(config.n_slots));
-        tracing::warn!(
-            slot_tokens,
-            wanted,
-            "each slot gets a smaller context, as the memory has no room for more (--fit)"
-        );
+        tracing::warn!(slot_tokens, wanted, "the context of each slot is reduced to fit into memory (--fit)");
     }
     check_devices(&devices)?;
     let memory = footprint.shown(available);
     memory.log();
     if footprint.needed().saturating_add(footprint.mapped) > available && footprint.needed() <= available {
         let (model, left) = (Bytes(footprint.mapped), Bytes(available - footprint.needed()));
-        tracing::warn!(%model, %left, "the model's file does not fit into the remaining memory, so it will be read again and again");
+        tracing::warn!(%model, %left, "the model's file does not fit into the remaining memory and will be read from disk repeatedly");
     }
     footprint.check(available)?;
     Ok(Some(MemoryPlan { memory, fitted_cells }))
@@ -323,9 +320,9 @@ fn ask(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
     let Some(draft) = &config.draft_model else { return Some((footprint, devices)) };
     let slot_tokens = footprint.taken.n_cells / u64::from(config.n_slots).max(1);
     let own = config.with_draft_model(draft, u32::try_from(slot_tokens).unwrap_or(u32::MAX));
-    // If llama.cpp cannot tell, loading will report the error.
+    // If llama.cpp cannot determine it, loading will report the error.
     let Some((own_footprint, own_devices)) = ask_alone(&own) else { return Some((footprint, devices)) };
-    // Layers that are left open are put on devices as far as they fit beside the model.
+    // With `auto`, only as many of the draft model's layers are offloaded as fit beside the model.
     if draft.placement.n_gpu_layers != GpuLayers::Auto {
         own_devices.into_iter().for_each(|own| add_device(&mut devices, own));
     }
@@ -344,7 +341,7 @@ fn add_device(devices: &mut Vec<DeviceMemory>, own: DeviceMemory) {
 }
 
 fn ask_alone(config: &EngineConfig) -> Option<(Footprint, Vec<DeviceMemory>)> {
-    // The second report has half of the cells, so each slot needs at least two steps of them.
+    // The second measurement has half of the cells, so each slot needs at least two steps in the first.
     let asked_cells_max = ASKED_CELLS_MAX.max(u64::from(config.n_slots) * u64::from(SLOT_CELLS_STEP) * 2);
     let asked = llama::measure::ask(config, asked_cells_max)?;
     Some((Footprint::new(&asked, (config.store.ram_bytes, config.n_slots)), asked.devices))
@@ -357,7 +354,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn asked(wanted_cells: u64) -> ReportedMemory {
-        let taken = |n_cells: u64| Taken { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
+        let taken = |n_cells: u64| ContextBytes { n_cells, context: 100 * n_cells, compute: MIB + 4 * n_cells };
         let n_cells = wanted_cells.min(ASKED_CELLS_MAX);
         let (large, small) = (taken(n_cells), taken(n_cells / 2));
         ReportedMemory { wanted_cells, mapped: 500 * MIB, copied: 3 * MIB, devices: Vec::new(), large, small }
@@ -368,19 +365,19 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_the_measured_ones_grow_with_the_cells() {
+    fn memory_of_large_contexts_grows_linearly() {
         for n_cells in [1024, ASKED_CELLS_MAX, 1 << 24, u64::from(u32::MAX)] {
             let expected = 3 * MIB + 2 * MIB + MIB + (100 + CELL_BYTES + 4) * n_cells;
             assert_eq!(footprint(n_cells).needed(), expected, "{n_cells}");
         }
         assert_eq!(
-            Footprint { taken: Taken { context: u64::MAX, ..asked(1024).large }, ..footprint(1024) }.needed(),
+            Footprint { taken: ContextBytes { context: u64::MAX, ..asked(1024).large }, ..footprint(1024) }.needed(),
             u64::MAX
         );
     }
 
     #[test]
-    fn a_context_that_does_not_fit_is_refused_with_numbers_and_a_size_that_fits() {
+    fn refuses_a_context_that_does_not_fit_and_suggests_a_size() {
         let large = footprint(1 << 24);
         assert!(large.check(large.needed()).is_ok());
         let refused = large.check(large.needed() - 1).expect_err("a byte is missing").to_string();
@@ -424,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_not_given_leaves_memory_free_beside_the_weights() {
+    fn a_default_context_leaves_memory_free_beside_the_weights() {
         let fit = Fit { spare_bytes: 64 * MIB, slot_tokens_min: 4096 };
         let large = footprint(1 << 24);
         let all = large.needed() + 500 * MIB + 64 * MIB;
@@ -435,8 +432,7 @@ mod tests {
             assert!(footprint(cells).needed() + 564 * MIB <= available, "{available}");
             assert!(footprint(cells + 1024).needed() + 564 * MIB > available, "{available}");
         }
-        // No slot gets less than the minimum, even if less memory stays free; whether it fits at all is checked
-        // separately.
+        // Each slot gets the minimum even if less memory stays free; another check refuses a context that does not fit.
         assert_eq!(large.fitted(100 * MIB, fit), Some(2 * 4096));
         assert_eq!(footprint(4096).fitted(100 * MIB, fit), None);
         let odd = Fit { slot_tokens_min: 4000, ..fit };
@@ -444,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_room_is_named_with_the_numbers() {
+    fn refuses_a_device_without_enough_memory() {
         let device = |available| DeviceMemory {
             name: "CUDA0".to_owned(),
             available,

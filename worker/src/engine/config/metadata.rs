@@ -1,7 +1,7 @@
 //! The metadata of a model's file, with the replacements of the command line.
 //!
-//! llama.cpp applies replacements while it loads a model, but its metadata functions return the file's own values. So
-//! all code here reads metadata from `Metadata`, which knows both. Not here: flags (`crate::config::rope`).
+//! llama.cpp applies replacements when it loads a model, but its metadata functions return the file's values. So this
+//! worker reads metadata only through `Metadata`, which has both. Not here: flags (`crate::config::rope`).
 
 use crate::engine::config::EngineConfig;
 
@@ -16,7 +16,7 @@ pub const TEXT_BYTES_MAX: usize = 127;
 pub struct MetadataOverride {
     /// Name of the value.
     pub key: String,
-    /// The value.
+    /// New value.
     pub value: MetadataValue,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Display for MetadataValue {
 #[derive(Clone, Copy)]
 pub(crate) struct Metadata<'a> {
     overrides: &'a [MetadataOverride],
-    /// Returns the value of a key of the file.
+    /// Function that returns the value of a key in the file.
     file: &'a dyn Fn(&str) -> Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Metadata<'a> {
         Self { overrides, file }
     }
 
-    /// Returns the value of a key; the first replacement counts, as in llama.cpp.
+    /// Returns the value of a key; the first replacement applies, as in llama.cpp.
     pub(crate) fn text(&self, key: &str) -> Option<String> {
         let replaced = self.overrides.iter().find(|one| one.key == key);
         replaced.map(|one| one.value.to_string()).or_else(|| (self.file)(key))
@@ -68,7 +68,7 @@ impl<'a> Metadata<'a> {
         self.text(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
-    /// Returns the value of a key of the model's architecture if it is a whole number.
+    /// Returns the value of a key of the model's architecture; `None` if it is not a whole number.
     pub(crate) fn number(&self, key: &str) -> Option<u32> {
         self.of_architecture(key)?.parse().ok()
     }

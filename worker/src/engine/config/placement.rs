@@ -1,11 +1,11 @@
-//! Devices of a model and how its file is read: which layers and tensors are on which devices.
+//! Placement of a model: which layers and tensors are on which devices, and the way of reading its file.
 //!
-//! The flags are checked against the existing devices, and completed to llama.cpp's settings, before anything is
-//! loaded. Not here: flags (`crate::config::placement`), the calls into llama.cpp (`llama::params`, `llama::devices`).
+//! The flags are checked against the existing devices and completed to llama.cpp's settings before a model is loaded.
+//! Not here: flags (`crate::config::placement`), the calls into llama.cpp (`llama::params`, `llama::devices`).
 
 use llama_cpp_2::{LlamaBackendDevice, LlamaBackendDeviceType};
 
-/// Buffer of tensors that stay in the machine's memory.
+/// Buffer of tensors in main memory.
 pub const CPU_BUFFER: &str = "CPU";
 
 /// Tensors of a mixture of experts. Source: llama.cpp's `common.h`, `LLM_FFN_EXPS_REGEX`.
@@ -14,16 +14,16 @@ const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 /// Tensors of a feed-forward network without experts. Source: as above, `LLM_FFN_DENSE_REGEX`.
 const DENSE: &str = r"\.ffn_(up|down|gate)\.";
 
-/// Devices of a model and how its file is read.
+/// Devices of a model and the way of reading its file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// Layers in the memory of GPUs.
     pub n_gpu_layers: GpuLayers,
-    /// Names of the devices that may be used, empty for the CPU alone; `None` for every GPU.
+    /// Names of the devices that may be used, empty for only the CPU; `None` for every GPU.
     pub devices: Option<Vec<String>>,
-    /// How the model is split among several devices.
+    /// Split of the model across several devices.
     pub split_mode: SplitMode,
-    /// Device that is used alone, or for everything that is not split. Units: index among the devices in use.
+    /// Index, among the used devices, of the only device or of the device for unsplit data.
     pub main_gpu: u32,
     /// Shares of the devices; empty if llama.cpp chooses them by their free memory.
     pub tensor_split: Vec<f32>,
@@ -31,7 +31,7 @@ pub struct Placement {
     pub overrides: Vec<TensorOverride>,
     /// Whether the KV cache of a layer is on the layer's device.
     pub kv_offload: bool,
-    /// Whether a device computes large products of weights that it does not have.
+    /// Whether devices compute large matrix products with weights in main memory.
     pub op_offload: bool,
     /// Whether weights are repacked for the processor's kernels.
     pub repack: bool,
@@ -39,7 +39,7 @@ pub struct Placement {
     pub no_host: bool,
     /// Whether every tensor is checked for invalid numbers.
     pub check_tensors: bool,
-    /// How the file is read.
+    /// Way of reading the model's file.
     pub load_mode: LoadMode,
     /// Placement of threads on a machine with several NUMA nodes.
     pub numa: Option<Numa>,
@@ -89,10 +89,10 @@ impl std::str::FromStr for GpuLayers {
     }
 }
 
-/// How a model is split among several devices.
+/// Split of a model across several devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SplitMode {
-    /// Not at all: one device is used.
+    /// No split: one device is used.
     None,
     /// Layers and their KV cache.
     Layer,
@@ -102,10 +102,10 @@ pub enum SplitMode {
     Tensor,
 }
 
-/// How a model's file is read.
+/// Way of reading a model's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadMode {
-    /// Mapped, unless a device cannot use that.
+    /// Mapped, unless a device does not support that.
     Auto,
     /// Read into memory.
     None,
@@ -115,12 +115,12 @@ pub enum LoadMode {
     Mlock,
     /// Mapped, and never swapped out.
     MmapMlock,
-    /// Read past the system's page cache.
+    /// Read without the system's page cache.
     DirectIo,
 }
 
 impl LoadMode {
-    /// Returns whether the system can reclaim the memory of weights, because it can read them again.
+    /// Returns whether the system can reclaim the memory of weights and read them again.
     pub(crate) fn gives_back(self) -> bool {
         matches!(self, Self::Auto | Self::Mmap)
     }
@@ -131,7 +131,7 @@ impl LoadMode {
 pub enum Numa {
     /// Spread over all nodes.
     Distribute,
-    /// Only on the node where the program was started.
+    /// Only on the node on which the program was started.
     Isolate,
     /// As set by `numactl`.
     Numactl,
@@ -140,9 +140,9 @@ pub enum Numa {
 /// Tensors on another device than their layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorOverride {
-    /// Regular expression that a part of the tensor's name matches.
+    /// Regular expression that matches a part of the tensor's name.
     pub pattern: String,
-    /// Name of the buffer type, in the device's own terms.
+    /// llama.cpp's name of the buffer type.
     pub buffer: String,
 }
 
@@ -151,24 +151,24 @@ impl TensorOverride {
         Self { pattern, buffer: CPU_BUFFER.to_owned() }
     }
 
-    /// Returns the override that keeps every expert of a model in the machine's memory.
+    /// Returns the override that keeps all experts of a model in main memory.
     pub fn all_experts_on_cpu() -> Self {
         Self::on_cpu(EXPERTS.to_owned())
     }
 
-    /// Returns the overrides that keep the experts of the first layers in the machine's memory.
+    /// Returns the overrides that keep the experts of the first layers in main memory.
     pub fn experts_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
         (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{EXPERTS}")))
     }
 
-    /// Returns the overrides that keep the feed-forward networks of the first layers in the machine's memory.
+    /// Returns the overrides that keep the feed-forward networks of the first layers in main memory.
     pub fn dense_on_cpu(n_layers: u32) -> impl Iterator<Item = Self> {
         (0..n_layers).map(|layer| Self::on_cpu(format!(r"blk\.{layer}{DENSE}")))
     }
 }
 
 impl Placement {
-    /// Returns whether a device computes; valid for a completed placement.
+    /// Returns whether a device other than the CPU computes; valid for a completed placement.
     pub(crate) fn is_offloaded(&self) -> bool {
         match self.n_gpu_layers {
             GpuLayers::Auto => false,
@@ -177,12 +177,12 @@ impl Placement {
         }
     }
 
-    /// Returns whether the KV cache of layers on a device is there, too.
+    /// Returns whether the KV cache of offloaded layers is on their devices.
     pub(crate) fn offloads_kv(&self) -> bool {
         self.is_offloaded() && self.kv_offload
     }
 
-    /// Returns whether a device computes products of weights that it does not have.
+    /// Returns whether devices compute large matrix products with weights in main memory.
     pub(crate) fn offloads_products(&self) -> bool {
         self.is_offloaded() && self.op_offload
     }
@@ -195,7 +195,7 @@ impl Placement {
         let used = match &self.devices {
             Some(names) => names.iter().map(|name| named(name, devices)).collect::<Result<Vec<_>, _>>()?,
             None => match of_kind(LlamaBackendDeviceType::Gpu) {
-                // A device built into the processor is used if there is no better one.
+                // An integrated GPU is used if there is no other one.
                 none if none.is_empty() => of_kind(LlamaBackendDeviceType::IntegratedGpu),
                 gpus => gpus,
             },
@@ -216,7 +216,7 @@ impl Placement {
         })
     }
 
-    /// Returns whether a flag requests something that only a device can do.
+    /// Returns whether a setting needs a device other than the CPU.
     pub(crate) fn asks_for_device(&self) -> bool {
         matches!(self.n_gpu_layers, GpuLayers::All | GpuLayers::Count(1..))
             || self.main_gpu > 0
@@ -228,8 +228,8 @@ fn named<'d>(name: &str, devices: &'d [LlamaBackendDevice]) -> Result<&'d LlamaB
     let found = devices.iter().find(|device| device.name.eq_ignore_ascii_case(name));
     match found {
         Some(device) if device.device_type != LlamaBackendDeviceType::Cpu => Ok(device),
-        Some(_) => Err(format!("--device {name}: the CPU is always used; --device none uses nothing else")),
-        None => Err(format!("--device {name}: this build and machine have {}", described(devices))),
+        Some(_) => Err(format!("--device {name}: the CPU is always used; use --device none for only the CPU")),
+        None => Err(format!("--device {name}: no such device; this build and machine have {}", described(devices))),
     }
 }
 
@@ -281,8 +281,12 @@ mod tests {
         check(&base, &all[3..], Ok(""));
         check(&on(&[]), &all, Ok(""));
         check(&on(&["cuda1", "iGPU"]), &all, Ok("CUDA1 iGPU"));
-        check(&on(&["CUDA0"]), &all[3..], Err("--device CUDA0: this build and machine have CPU (a CPU)"));
-        check(&on(&["CPU"]), &all, Err("--device CPU: the CPU is always used; --device none uses nothing else"));
+        check(
+            &on(&["CUDA0"]),
+            &all[3..],
+            Err("--device CUDA0: no such device; this build and machine have CPU (a CPU)"),
+        );
+        check(&on(&["CPU"]), &all, Err("--device CPU: the CPU is always used; use --device none for only the CPU"));
         let one = Placement { split_mode: SplitMode::None, main_gpu: 1, ..base.clone() };
         check(&one, &all, Ok("CUDA1"));
         let third = Placement { main_gpu: 2, ..base.clone() };

@@ -1,51 +1,51 @@
-//! Rotary position encoding of keys and queries, as far as it differs from the model's file.
+//! Settings of rotary position encoding (RoPE) that differ from the model's file.
 //!
 //! Not here: flags (`crate::config::rope`), the file's values (`llama::layout`).
 
 use super::metadata::Metadata;
 
-/// Rotation that differs from the file's; `None` stands for the file's value.
+/// Settings of RoPE; `None` means the file's value.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RopeSettings {
-    /// Method by which rotation is scaled.
+    /// Method of scaling.
     pub scaling: Option<RopeScaling>,
     /// Base frequency.
     pub freq_base: Option<f32>,
     /// Factor of all frequencies; 0.5 extends the context to twice its length.
     pub freq_scale: Option<f32>,
-    /// YaRN: context before it was extended. Units: tokens.
+    /// YaRN: original context, before the extension. Units: tokens.
     pub yarn_orig_ctx: Option<u32>,
     /// YaRN: share of extrapolation.
     pub yarn_ext_factor: Option<f32>,
     /// YaRN: factor of the attention's magnitude.
     pub yarn_attn_factor: Option<f32>,
-    /// YaRN: dimension from which rotation is scaled in full.
+    /// YaRN: number of rotations below which a dimension is scaled fully.
     pub yarn_beta_slow: Option<f32>,
-    /// YaRN: dimension up to which rotation is not scaled.
+    /// YaRN: number of rotations above which a dimension is not scaled.
     pub yarn_beta_fast: Option<f32>,
 }
 
-/// Method by which rotation is scaled.
+/// Method of scaling RoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeScaling {
     /// No scaling.
     None,
-    /// All frequencies alike.
+    /// All frequencies by the same factor.
     Linear,
-    /// High frequencies less.
+    /// High frequencies less than low ones.
     Yarn,
 }
 
 impl RopeSettings {
-    /// Returns whether keys are scaled besides being rotated, so that rotating them again changes them.
+    /// Returns whether keys are scaled as well as rotated, so that a second rotation by zero would change them.
     pub(crate) fn scales_keys(&self) -> bool {
         self.scaling == Some(RopeScaling::Yarn)
             || self.yarn_ext_factor.is_some_and(|factor| factor != 0.0)
             || self.yarn_attn_factor.is_some_and(|factor| (factor - 1.0).abs() > f32::EPSILON)
     }
 
-    /// Returns the context that a model supports; 0 if its file has no trained context. A smaller frequency factor than
-    /// the file's extends it. Units: tokens.
+    /// Returns the context that a model supports; 0 if its file has no trained context. A frequency factor smaller than
+    /// the file's extends the context. Units: tokens.
     pub(crate) fn extended(&self, metadata: &Metadata<'_>) -> u32 {
         let trained = metadata.number("context_length").unwrap_or(0);
         let is_scaled = self.scaling != Some(RopeScaling::None);

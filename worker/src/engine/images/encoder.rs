@@ -1,7 +1,8 @@
 //! The encoder: a thread that encodes images, one after the other, and keeps their embeddings for a while.
 //!
-//! The engine asks when a sequence starts whose images are not cached as KV state, and looks at each of its steps
-//! whether the embeddings are there. Embeddings that were computed lately are there at once, whichever slot asked.
+//! The engine requests embeddings when a sequence starts whose images are not cached as KV state, and checks at each of
+//! its steps whether they are complete. Embeddings that were computed recently are available immediately, for all
+//! slots.
 //!
 //! Not here: the computation (`projector`).
 
@@ -20,12 +21,13 @@ use super::Projector;
 use crate::engine::config::StartError;
 use crate::engine::publish::counters::Counters;
 
-/// Most memory of embeddings that are kept. Units: bytes.
+/// Maximum memory of embeddings that are kept. Units: bytes.
 ///
 /// Source: 27 images of 576 tokens for a model of width 4096; encoding one again takes a second on a CPU.
 pub(super) const KEPT_BYTES_MAX: u64 = 256 << 20;
 
-/// Memory of kept embeddings besides the floats. Units: bytes.
+/// Memory of cached embeddings besides the floats. Units: bytes. Source: the sizes of the entry and its allocations,
+/// rounded up.
 const ENTRY_BYTES: usize = 256;
 
 /// Embeddings of a run of image tokens. Shape: `[tokens x width]`.
@@ -44,9 +46,9 @@ type Key = (PixelHash, u32);
 type SharedAverage = Arc<Mutex<EncodeAverage>>;
 
 /// Runs of one image to encode.
-struct Job {
+struct EncodeJob {
     image: Arc<Image>,
-    /// Places of the runs; nobody waits for one whose sequence has ended.
+    /// Indexes of the runs, and their outcomes, which are dropped when the sequence ends.
     runs: Vec<(u32, Weak<Outcome>)>,
 }
 
@@ -56,7 +58,7 @@ pub(crate) struct Encoder {
     kept: Cache<Key, Embeddings>,
     average: SharedAverage,
     /// `None` once the thread is to end.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<EncodeJob>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,7 +66,7 @@ impl Drop for Encoder {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has nobody to work for, so it ends with the image that it is encoding.
+            // No sequence needs its results any more, so it ends after the current image.
             let _ = thread.join();
         }
     }
@@ -81,8 +83,12 @@ impl Encoder {
         let kept = Cache::builder().max_capacity(KEPT_BYTES_MAX).weigher(weigh).build();
         let (sender, jobs) = channel();
         let average = SharedAverage::default();
-        let worker =
-            Worker { projector: Arc::clone(&projector), kept: kept.clone(), average: Arc::clone(&average), counters };
+        let worker = EncoderThread {
+            projector: Arc::clone(&projector),
+            kept: kept.clone(),
+            average: Arc::clone(&average),
+            counters,
+        };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || worker.run(&jobs));
         let thread = thread.map_err(|error| StartError::Thread { reason: error.to_string() })?;
         Ok(Self { projector, kept, average, jobs: Some(sender), thread: Some(thread) })
@@ -102,7 +108,7 @@ impl Encoder {
     pub(crate) fn encode(&self, runs: &[ImageRun]) -> Vec<Encoding> {
         let mut encodings = Vec::with_capacity(runs.len());
         for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.image, &b.image)) {
-            let mut job = Job { image: Arc::clone(&runs[0].image), runs: Vec::new() };
+            let mut job = EncodeJob { image: Arc::clone(&runs[0].image), runs: Vec::new() };
             for run in runs {
                 let encoding = Encoding::default();
                 match self.kept.get(&(run.image.hash, run.nth)) {
@@ -124,21 +130,21 @@ impl Encoder {
 }
 
 /// The thread's own part.
-struct Worker {
+struct EncoderThread {
     projector: Arc<Projector>,
     kept: Cache<Key, Embeddings>,
     average: SharedAverage,
     counters: Arc<Counters>,
 }
 
-impl Worker {
-    fn run(&self, jobs: &Receiver<Job>) {
+impl EncoderThread {
+    fn run(&self, jobs: &Receiver<EncodeJob>) {
         while let Ok(job) = jobs.recv() {
             self.work(&job);
         }
     }
 
-    fn work(&self, job: &Job) {
+    fn work(&self, job: &EncodeJob) {
         // Another sequence may have asked for the same image before, or the one that asked may have ended.
         let mut missing = Vec::new();
         for (nth, encoding) in &job.runs {

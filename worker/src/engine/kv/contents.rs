@@ -1,6 +1,6 @@
-//! What the cache holds, for inquiries: totals, tenants, entries, pins.
+//! Contents of the cache for the admin API: totals, tenants, entries, pins.
 //!
-//! Not here: the inquiries (`admin`), a slot's state (`saved_slot`), the store's own work
+//! Not here: the commands of the admin API (`admin`), a slot's state (`saved_slot`), the store's own decisions
 //! (`warmpath_worker_core::chunk_index`).
 
 use std::collections::{BTreeMap, HashSet};
@@ -13,7 +13,9 @@ use warmpath_worker_core::chunk_index::{ChunkId, PinId, PinView, Prefix, ShareVi
 use warmpath_worker_core::tenants::TenantId;
 
 use super::KvState;
-use crate::engine::admin::{CacheError, CacheTotals, CacheView, NamedPin, NewPin, Page, TENANTS_SHOWN_MAX, TenantView};
+use crate::engine::admin::{
+    CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, TENANTS_SHOWN_MAX, TenantView,
+};
 
 /// Names of the pins.
 #[derive(Debug, Default)]
@@ -48,7 +50,7 @@ impl KvState<'_> {
         }
     }
 
-    /// Returns the prefixes that are most worth having, those of slots first.
+    /// Returns the most valuable prefixes, those in slots first.
     pub(crate) fn hot_prefixes(&self, n_tokens_max: usize) -> Vec<HotPrefix> {
         let block_size = self.table.block_size_tokens() as usize;
         let mut slots: Vec<_> = self.table.iter().filter(|(_, held)| held.lends()).collect();
@@ -69,8 +71,8 @@ impl KvState<'_> {
         prefixes
     }
 
-    /// Returns the cache with a page of its entries.
-    pub(crate) fn look(&self, page: Page) -> CacheView {
+    /// Returns a description of the cache with one page of its entries.
+    pub(crate) fn view(&self, page: EntryPage) -> CacheView {
         let index = self.cache.index();
         let mut entries = if page.entries_max > 0 { index.entries() } else { Vec::new() };
         entries.retain(|entry| page.after.is_none_or(|after| entry.chunk > ChunkId(after)));
@@ -109,7 +111,7 @@ impl KvState<'_> {
         tenants
     }
 
-    /// Removes everything that is stored and the state of idle slots, and returns how much that was.
+    /// Removes all stored state and that of idle slots; returns the removed totals.
     pub(crate) fn clear(&mut self) -> CacheTotals {
         let before = self.totals();
         self.cache.clear();
@@ -124,7 +126,7 @@ impl KvState<'_> {
         CacheTotals { resident, evicted: Vec::new(), ..before }
     }
 
-    /// Pins a prefix; one of the same name is replaced.
+    /// Pins a prefix, in place of an earlier pin with the same name.
     pub(crate) fn pin(&mut self, pin: NewPin, chain: &[BlockHash]) -> Result<NamedPin, CacheError> {
         if !self.cache.stores() {
             return Err(CacheError::NoStore);
@@ -137,14 +139,14 @@ impl KvState<'_> {
         Ok(self.pins.show(view))
     }
 
-    /// Ends a pin; returns whether there was one.
+    /// Removes a pin; returns whether it existed.
     pub(crate) fn unpin(&mut self, name: &str) -> bool {
         let Some(id) = self.pins.find(name) else { return false };
         self.pins.names.remove(&id);
         self.cache.index_mut().unpin(id)
     }
 
-    /// Removes the state of an idle slot and returns how many tokens that was.
+    /// Removes the state of an idle slot; returns its number of tokens.
     pub(crate) fn erase(&mut self, slot: SlotId) -> u32 {
         let n_tokens = self.n_held(slot);
         self.clear_slot(slot);

@@ -1,9 +1,9 @@
-//! KV state from another worker: requests that wait for it, and prefixes that are fetched ahead of requests.
+//! KV state from another worker: transfers that requests wait for, and prefetched prefixes.
 //!
 //! When a request arrives, the engine decides which blocks of its prompt to fetch (`transfer_plan` in the core) and
-//! sends the order to the fetching task. The request keeps its place in the queue and blocks no other. Between two
-//! steps received state is stored, as if it came from a slot. At the deadline, or when the task ends, the request
-//! starts from what is there. Requests with the same prefix wait for the same transfer.
+//! sends the order to the fetching task. The request keeps its place in the queue, and later ones may start before it.
+//! Between two steps, received state is stored like that of a slot. At the deadline, or when the task ends, the request
+//! starts with the state that has arrived. Requests with the same prefix wait for the same transfer.
 //!
 //! Not here: the connection and the verification (`crate::kv_transfer`), state for others (`sending`).
 
@@ -20,50 +20,50 @@ use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::prefix_tree::chain_of;
 use warmpath_worker_core::slot_plan::Reuse;
 use warmpath_worker_core::tenants::{Tenant, TenantId};
-use warmpath_worker_core::transfer_plan::{self, Offer, Own};
+use warmpath_worker_core::transfer_plan::{self, Own, StateOffer};
 
 use super::KvState;
-use super::store::Kept;
+use super::store::SequenceState;
 use crate::engine::facts::Exchange;
-use crate::engine::handle::{Admission, Command, EngineHandle};
-use crate::engine::schedule::queue::Waiting;
+use crate::engine::handle::{Admission, EngineCommand, EngineHandle};
+use crate::engine::schedule::queue::QueuedSubmission;
 use crate::store::exchange::{Received, WantedRun};
 
-/// Longest wait of a request for another worker, however slow this one computes.
+/// Longest wait of a request for another worker, whatever the time of computing the blocks.
 ///
-/// Source: own choice: a fetch that takes longer has met a fault.
+/// Source: some 37 GB at 10 Gbit/s, more than the state of a prompt; a longer transfer hangs.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Speed of another worker.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PeerSpeed {
-    /// Time to receive a byte. Units: milliseconds.
+    /// Time per byte. Units: milliseconds.
     pub ms_per_byte: f64,
     /// Time until the first byte. Units: milliseconds.
     pub latency_ms: f64,
 }
 
-/// State that another worker holds for a submission.
+/// State for a submission that another worker offers.
 #[derive(Debug)]
 pub struct PeerOffer {
-    /// Number of the prompt's first blocks.
+    /// Number of blocks, from the prompt's start.
     pub n_blocks: usize,
-    /// Its speed.
+    /// Speed of the other worker.
     pub speed: PeerSpeed,
-    /// Takes the order; dropped if nothing is wanted.
+    /// Channel for the order; dropped if the engine orders nothing.
     pub order: oneshot::Sender<FetchOrder>,
 }
 
-/// Order of the engine to fetch state.
+/// The engine's order to fetch state.
 #[derive(Debug)]
 pub struct FetchOrder {
     /// Wanted blocks.
     pub run: WantedRun,
-    /// Time to compute a block. Units: milliseconds.
+    /// Time in which this worker computes a block. Units: milliseconds.
     pub prefill_ms_per_block: f64,
-    /// Time at which the engine stops waiting.
+    /// Time at which the engine stops waiting for the transfer.
     pub deadline: Instant,
-    /// Takes what has been verified.
+    /// Destination of verified state.
     pub inbox: Arc<Inbox>,
 }
 
@@ -83,12 +83,12 @@ struct InboxState {
 }
 
 impl Inbox {
-    /// Adds state that was verified.
+    /// Adds verified state.
     pub fn push(&self, received: Received) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).received.push(received);
     }
 
-    /// Records that nothing more comes.
+    /// Records that the transfer has ended.
     pub fn end(&self, took: Duration) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).took = Some(took);
     }
@@ -106,7 +106,7 @@ impl Inbox {
 
 /// State that was fetched for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fetched {
+pub struct FetchedState {
     /// Size of the verified state. Units: bytes.
     pub n_bytes: u64,
     /// Time from the order to the end.
@@ -119,7 +119,7 @@ pub(crate) struct TransferId(u64);
 
 /// Reason for a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum TransferPurpose {
     /// A request waits for it.
     Request,
     /// Requests may need it later.
@@ -127,23 +127,23 @@ enum Purpose {
 }
 
 /// Blocks of which the missing ones are ordered.
-struct Wanted<'a> {
+struct WantedBlocks<'a> {
     prefix: Prefix<'a>,
-    /// Tokens of the prompt, of which one is always computed.
+    /// Number of the prompt's tokens, of which the last one is always computed.
     n_prompt: usize,
     n_usable: u32,
     room_bytes: u64,
     tenant: Tenant,
     priority: i32,
-    purpose: Purpose,
+    purpose: TransferPurpose,
 }
 
 /// A prefix to fetch before a request needs it.
-pub(crate) struct Prefetch {
+pub(crate) struct PrefetchOrder {
     root: BlockHash,
     tokens: Vec<Token>,
     chain: Vec<BlockHash>,
-    /// Most bytes to fetch.
+    /// Maximum number of bytes to fetch.
     room_bytes: u64,
     tenant: Tenant,
     offer: PeerOffer,
@@ -152,13 +152,13 @@ pub(crate) struct Prefetch {
 /// A transfer in progress.
 struct Receiving {
     id: TransferId,
-    purpose: Purpose,
+    purpose: TransferPurpose,
     inbox: Arc<Inbox>,
     root: BlockHash,
     /// Hashes of the prompt's first blocks, to the last wanted one.
     chain: Vec<BlockHash>,
     tokens: Vec<Token>,
-    /// Chunks of the prefix that stay in place meanwhile.
+    /// Chunks of the prefix, which are not evicted during the transfer.
     held: Vec<ChunkId>,
     n_bytes: u64,
     ordered: Instant,
@@ -168,54 +168,54 @@ struct Receiving {
 }
 
 /// Transfers from other workers.
-pub(crate) struct Transfers {
+pub(crate) struct IncomingTransfers {
     /// State that can be exchanged with other workers.
     exchange: Option<Exchange>,
-    /// Transfers that requests wait for.
+    /// Transfers in progress.
     receiving: Vec<Receiving>,
     n_ordered: u64,
 }
 
-impl Transfers {
-    /// Returns no transfers of state that can be exchanged, if there is such state.
+impl IncomingTransfers {
+    /// Returns the transfers without any in progress; `exchange` is `None` if state cannot be exchanged.
     pub(crate) fn new(exchange: Option<Exchange>) -> Self {
         Self { exchange, receiving: Vec::new(), n_ordered: 0 }
     }
 }
 
 impl Drop for Receiving {
-    /// Ends the fetching task.
+    /// Ends the fetching task: the inbox is closed.
     fn drop(&mut self) {
         self.inbox.closed.cancel();
     }
 }
 
 impl EngineHandle {
-    /// Makes the engine look at what has been fetched.
+    /// Wakes the engine to take fetched state.
     pub fn wake(&self) {
-        // If the queue is full, the engine takes a step anyway.
-        let _ = self.shared.commands.try_send(Command::Wake);
+        // If the queue is full, the engine is awake anyway.
+        let _ = self.shared.commands.try_send(EngineCommand::Wake);
     }
 
-    /// Orders the missing blocks of a prefix before a request needs them; none if they are here, have more than
-    /// `room_bytes`, or are faster to compute. The offer's order is dropped then.
+    /// Orders the missing blocks of a prefix before a request needs them. Orders nothing, and drops the offer's
+    /// channel, if no block is missing, if they have more than `room_bytes`, or if computing them is faster.
     ///
-    /// Cost: a hash of every block. A queue that is full counts as if nothing were missing.
+    /// Cost: a hash of every block. If the engine's queue is full, nothing is ordered.
     pub fn prefetch(&self, prefix: HotPrefix, room_bytes: u64, offer: PeerOffer) {
         let shared = &self.shared;
         let HotPrefix { root, tokens } = prefix;
         let chain = chain_of(shared.block_hasher, (&root, tokens.as_slice()), shared.facts.block_size_tokens);
-        // It is charged to the tenant that uses it first.
-        let tenant = Tenant::stranger(TenantId::of_root(&root));
-        let prefetch = Box::new(Prefetch { root, tokens, chain, room_bytes, tenant, offer });
-        let _ = shared.commands.try_send(Command::Prefetch(prefetch));
+        // The state is charged to the tenant that uses it first.
+        let tenant = Tenant::without_share(TenantId::of_root(&root));
+        let prefetch = Box::new(PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer });
+        let _ = shared.commands.try_send(EngineCommand::Prefetch(prefetch));
     }
 }
 
 impl KvState<'_> {
-    /// Returns the transfer that a new request waits for, and the number of prompt tokens that it will have then.
+    /// Returns the transfer that a new request waits for, and the number of prompt tokens that are cached after it.
     ///
-    /// It is one in progress that brings the request at least a block, or one that is ordered now.
+    /// This is a transfer in progress that has at least one block for the request, or one that is ordered now.
     pub(crate) fn await_transfer(&mut self, admission: &mut Admission, n_usable: u32) -> Option<(TransferId, u32)> {
         let offer = admission.submission.peer.take();
         if self.reusable(admission) == Reuse::Forbidden {
@@ -227,45 +227,47 @@ impl KvState<'_> {
             let n_common = receiving.chain.iter().zip(&admission.chain).take_while(|(a, b)| a == b).count();
             (receiving.id, (n_common * block_size).min(n_last) as u32)
         };
-        // A request waits for no transfer whose end it does not set.
-        let for_requests = self.transfers.receiving.iter().filter(|receiving| receiving.purpose == Purpose::Request);
+        // A prefetch has no deadline that a request could set, so no request waits for it.
+        let for_requests =
+            self.transfers.receiving.iter().filter(|receiving| receiving.purpose == TransferPurpose::Request);
         let found = for_requests.map(reach).find(|(_, n)| *n as usize >= n_usable as usize + block_size);
         if found.is_some() {
             return found;
         }
         let submission = &admission.submission;
-        let wanted = Wanted {
+        let wanted = WantedBlocks {
             prefix: Prefix { root: submission.chain_root, chain: &admission.chain, tokens: &submission.prompt },
             n_prompt: submission.prompt.len(),
             n_usable,
             room_bytes: self.cache.index().limits().ram_bytes,
             tenant: admission.tenant,
             priority: submission.priority,
-            purpose: Purpose::Request,
+            purpose: TransferPurpose::Request,
         };
         self.order(&wanted, offer?)?;
         self.transfers.receiving.last().map(reach)
     }
 
-    /// Orders what a worker is to fetch before a request needs it, unless it is here.
-    pub(crate) fn prefetch(&mut self, prefetch: Prefetch) {
-        let Prefetch { root, tokens, chain, room_bytes, tenant, offer } = prefetch;
+    /// Orders a prefix before a request needs it, unless it is cached already.
+    pub(crate) fn prefetch(&mut self, prefetch: PrefetchOrder) {
+        let PrefetchOrder { root, tokens, chain, room_bytes, tenant, offer } = prefetch;
         let n_resident = self.table.iter().map(|(_, held)| held.n_common(&tokens, &root)).max();
-        let wanted = Wanted {
+        let wanted = WantedBlocks {
             prefix: Prefix { root, chain: &chain, tokens: &tokens },
-            // There is no last token to compute.
+            // No request computes the last token here, so all blocks may be fetched.
             n_prompt: tokens.len() + 1,
             n_usable: u32::try_from(n_resident.unwrap_or_default()).unwrap_or(u32::MAX),
             room_bytes,
             tenant,
             priority: 0,
-            purpose: Purpose::Ahead,
+            purpose: TransferPurpose::Ahead,
         };
         let _ = self.order(&wanted, offer);
     }
 
-    /// Orders the blocks that are faster to fetch than to compute, if there are any, as the last transfer.
-    fn order(&mut self, wanted: &Wanted<'_>, offer: PeerOffer) -> Option<()> {
+    /// Orders the blocks that are faster to fetch than to compute, and adds the transfer at the end of the list; `None`
+    /// if there are no such blocks.
+    fn order(&mut self, wanted: &WantedBlocks<'_>, offer: PeerOffer) -> Option<()> {
         let exchange = self.transfers.exchange?;
         let Prefix { root, chain, tokens } = wanted.prefix;
         let found = self.cache.index().find(&wanted.prefix);
@@ -280,7 +282,7 @@ impl KvState<'_> {
             room_bytes: wanted.room_bytes,
         };
         let PeerSpeed { ms_per_byte, latency_ms } = offer.speed;
-        let offered = Offer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
+        let offered = StateOffer { n_blocks: offer.n_blocks, ms_per_byte, latency_ms };
         let transfer = transfer_plan::plan(&offered, &own, self.cache.costs())?;
         let (start, end) = (transfer.blocks.start, transfer.blocks.end);
         let tokens = &tokens[..end * block_size as usize];
@@ -294,12 +296,12 @@ impl KvState<'_> {
             block_bytes: own.block_bytes,
         };
         let (wait, prefill_ms_per_block) = match wanted.purpose {
-            Purpose::Request => {
+            TransferPurpose::Request => {
                 let wait = Duration::try_from_secs_f64(transfer.time_max_ms / 1e3).unwrap_or(WAIT_MAX);
                 (wait.min(WAIT_MAX), transfer.prefill_ms_per_block)
             }
-            // Nothing waits for it.
-            Purpose::Ahead => (WAIT_MAX, f64::INFINITY),
+            // No request waits for a prefetch.
+            TransferPurpose::Ahead => (WAIT_MAX, f64::INFINITY),
         };
         let (ordered, inbox) = (Instant::now(), Arc::new(Inbox::default()));
         let deadline = ordered + wait;
@@ -325,10 +327,10 @@ impl KvState<'_> {
         Some(())
     }
 
-    /// Stores what has arrived, and lets the requests go on whose transfer has ended or is late.
-    pub(crate) fn take_received(&mut self, queue: &mut VecDeque<Waiting>) {
+    /// Stores received state, and ends the wait of requests whose transfer has ended or is late.
+    pub(crate) fn take_received(&mut self, queue: &mut VecDeque<QueuedSubmission>) {
         for mut receiving in std::mem::take(&mut self.transfers.receiving) {
-            let is_awaited = receiving.purpose == Purpose::Ahead
+            let is_awaited = receiving.purpose == TransferPurpose::Ahead
                 || queue.iter().any(|waiting| waiting.transfer == Some(receiving.id));
             let (received, took) = receiving.inbox.take();
             for received in received.into_iter().filter(|_| is_awaited) {
@@ -346,27 +348,27 @@ impl KvState<'_> {
         receiving.n_bytes += received.payload.len() as u64;
         let end = received.first_block + received.n_blocks;
         let prefix = Prefix { root: receiving.root, chain: &receiving.chain[..end], tokens: &receiving.tokens };
-        let kept = Kept { prefix, tenant: receiving.tenant, priority: receiving.priority };
+        let kept = SequenceState { prefix, tenant: receiving.tenant, priority: receiving.priority };
         receiving.held.extend(self.cache.store_received(&received, &kept));
     }
 
-    /// Lets the requests go on that wait for a transfer; what it has brought stays in place until they start.
-    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>, queue: &mut VecDeque<Waiting>) {
+    /// Ends the wait of a transfer's requests. Its chunks are not evicted before they start.
+    fn end_transfer(&mut self, receiving: &Receiving, took: Option<Duration>, queue: &mut VecDeque<QueuedSubmission>) {
         let took = took.unwrap_or_else(|| receiving.ordered.elapsed());
-        let mut fetched = Some(Fetched { n_bytes: receiving.n_bytes, took });
+        let mut fetched = Some(FetchedState { n_bytes: receiving.n_bytes, took });
         for waiting in queue.iter_mut().filter(|waiting| waiting.transfer == Some(receiving.id)) {
             waiting.transfer = None;
-            // The first one in the queue reports it.
+            // Only the first request in the queue reports the transfer.
             waiting.fetched = fetched.take();
-            // The cache may have been cleared meanwhile.
+            // The cache may have been cleared in the meantime.
             let stored = receiving.held.iter().filter(|chunk| self.cache.index().record(**chunk).is_some());
             waiting.received = stored.copied().collect();
             waiting.received.iter().for_each(|chunk| self.cache.index_mut().hold(*chunk));
         }
-        self.cache.let_go(&receiving.held);
+        self.cache.release(&receiving.held);
     }
 
-    /// Returns the time until which a request waits for another worker at most; `None` if it does not.
+    /// Returns the deadline of a request's transfer; `None` if the request waits for none.
     pub(crate) fn transfer_deadline(&self, transfer: Option<TransferId>) -> Option<Instant> {
         self.transfers
             .receiving

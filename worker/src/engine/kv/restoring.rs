@@ -1,7 +1,7 @@
-//! The start of a request in a slot, with the part of its prompt that can be reused.
+//! The start of a request in a slot, with the cached part of its prompt.
 //!
-//! A plan is executed step by step and checked at the end: if a slot's state does not end where the plan says, the slot
-//! is cleared and the whole prompt computed.
+//! A plan is executed step by step and checked at the end. If the slot's state does not end where the plan says, the
+//! slot is cleared and the whole prompt computed.
 //!
 //! Not here: the decision (`warmpath_worker_core::slot_plan`), the store (`store`), computing the rest (`step`).
 
@@ -10,29 +10,29 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
-use warmpath_worker_core::chunk_index::{ChunkId, Found};
-use warmpath_worker_core::slot_plan::{Save, SlotPlan, Start};
+use warmpath_worker_core::chunk_index::{ChunkId, StoredPrefix};
+use warmpath_worker_core::slot_plan::{PrefixSource, Save, SlotPlan};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse};
 
-use super::codec::Piece;
+use super::codec::PayloadPart;
 use super::shifts::ParkedRun;
-use super::{KvState, Owner};
+use super::{KvState, SlotOwner};
 use crate::engine::api::{CachedTokens, Started};
 use crate::engine::handle::Admission;
 
-/// Start of a request in its slot, and what happens there while its prompt is computed.
+/// Start of a request in its slot, with the actions that are due while its prompt is computed.
 pub(crate) struct SlotStart {
     pub(crate) started: Started,
-    /// Numbers of prompt tokens after which the partial state is kept, ascending.
+    /// Numbers of prompt tokens after which a checkpoint is made, ascending.
     pub(crate) checkpoints: Vec<u32>,
     /// Moved state that continues the prompt once the tokens before it are computed, in their order.
     pub(crate) parked: VecDeque<ParkedRun>,
 }
 
 impl KvState<'_> {
-    /// Gives a request the slot of its plan, with the state that can be reused.
+    /// Gives a request the slot of its plan, with the reusable state.
     ///
-    /// `fetched` are the chunks that were read from disk for it.
+    /// `fetched` has the chunks that were read from disk for the request.
     pub(crate) fn start(&mut self, admission: &Admission, plan: &SlotPlan, fetched: &[ChunkId]) -> SlotStart {
         let began = Instant::now();
         let submission = &admission.submission;
@@ -61,14 +61,14 @@ impl KvState<'_> {
             self.table.expect_moved(slot, run.positions.start);
         }
         self.unsaved.remove(&slot);
-        self.table.set_tenant(slot, admission.tenant.with_share());
-        let owner = Owner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
+        self.table.set_tenant(slot, admission.tenant.share_id());
+        let owner = SlotOwner { tenant: admission.tenant, priority: submission.priority, since: Instant::now() };
         self.owners[usize::from(slot.0)] = owner;
         let started = Started { slot, cached, left_answer_at, restored, fetched: None };
         SlotStart { started, checkpoints: self.checkpoint_stops(admission, cached.total()), parked }
     }
 
-    /// Returns where a prompt's partial state is kept: nowhere if the request leaves nothing in the cache.
+    /// Returns the positions of a prompt's checkpoints; none if the request leaves nothing in the cache.
     fn checkpoint_stops(&self, admission: &Admission, n_held: u32) -> Vec<u32> {
         if self.leaves_nothing(admission) {
             return Vec::new();
@@ -78,9 +78,9 @@ impl KvState<'_> {
         self.rules.checkpoints.stops(n_held..n_prompt, submission.last_message_token)
     }
 
-    /// Brings the slot's KV state to the start of the plan and returns what was reached.
+    /// Brings the slot's KV state to the start of the plan and returns the cached tokens.
     ///
-    /// Takes the request with the chunks that were read from disk for it.
+    /// `fetched` has the chunks that were read from disk for the request.
     fn prepare(&mut self, (admission, fetched): (&Admission, &[ChunkId]), plan: &SlotPlan) -> CachedTokens {
         let found = self.cache.index().find(&self.wish(admission).prefix());
         let held = self.cache.hold(&found, plan);
@@ -90,10 +90,10 @@ impl KvState<'_> {
         let n_tokens = plan.start.n_tokens();
         let began = Instant::now();
         let brought = n_tokens > 0 && self.bring(plan, &found);
-        self.cache.let_go(&held);
+        self.cache.release(&held);
         if !brought || self.llama.last_position(plan.slot) != n_tokens.checked_sub(1) {
             if n_tokens > 0 {
-                warn!(slot = %plan.slot, start = ?plan.start, "the KV state cannot be brought there; computing the prompt");
+                warn!(slot = %plan.slot, start = ?plan.start, "the KV state cannot be restored; computing the prompt");
                 self.counters.failed_starts.fetch_add(1, Relaxed);
             }
             self.llama.clear(plan.slot);
@@ -109,45 +109,45 @@ impl KvState<'_> {
             self.lend(plan);
         }
         match plan.start {
-            Start::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
-            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => {
+            PrefixSource::Import { .. } => self.cache.origin(&found, (n_tokens, plan.checkpoint), fetched),
+            PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => {
                 CachedTokens { resident: n_tokens, ..CachedTokens::default() }
             }
         }
     }
 
-    /// Records that a plan starts from the state of a slot.
+    /// Records that a plan reuses the state of a slot.
     fn lend(&mut self, plan: &SlotPlan) {
         match plan.start {
-            Start::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
-            Start::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
-            Start::Cold | Start::Import { .. } => {}
+            PrefixSource::Keep { n_tokens } => self.table.lend(plan.slot, n_tokens),
+            PrefixSource::Copy { from, n_tokens } => self.table.lend(from, n_tokens),
+            PrefixSource::Cold | PrefixSource::Import { .. } => {}
         }
     }
 
     /// Moves the state that a plan starts from; returns whether that succeeded.
-    fn bring(&mut self, plan: &SlotPlan, found: &Found) -> bool {
+    fn bring(&mut self, plan: &SlotPlan, found: &StoredPrefix) -> bool {
         let slot = plan.slot;
         let n_tokens = plan.start.n_tokens();
         match plan.start {
-            Start::Cold => false,
-            Start::Keep { .. } => match plan.checkpoint.map(|checkpoint| self.cache.payload(checkpoint)) {
+            PrefixSource::Cold => false,
+            PrefixSource::Keep { .. } => match plan.checkpoint.map(|checkpoint| self.cache.payload(checkpoint)) {
                 None => self.rewind(slot, n_tokens),
                 Some(partial) => partial.is_some_and(|p| self.llama.restore_partial(slot, &p, n_tokens).is_ok()),
             },
-            Start::Copy { from, .. } => match plan.checkpoint {
+            PrefixSource::Copy { from, .. } => match plan.checkpoint {
                 None => self.llama.copy_prefix(from, slot, n_tokens).is_ok(),
                 Some(checkpoint) => {
                     let exported = self.llama.export(from).ok();
                     let payload = exported.and_then(|state| self.cache.first_tokens(state, n_tokens));
                     let written = payload.and_then(|payload| {
-                        let piece = Piece { payload: &payload, n_tokens };
+                        let piece = PayloadPart { payload: &payload, n_tokens };
                         self.cache.state_at(checkpoint, piece, |n_bytes| self.llama.room(n_bytes))
                     });
                     written.is_some_and(|n_bytes| self.llama.import_written(slot, n_bytes, n_tokens).is_ok())
                 }
             },
-            Start::Import { .. } => {
+            PrefixSource::Import { .. } => {
                 let wanted = (n_tokens, plan.checkpoint);
                 let stored = self.cache.state(found, wanted, |n_bytes| self.llama.room(n_bytes));
                 stored.is_some_and(|(n_bytes, n_whole)| self.llama.import_written(slot, n_bytes, n_whole).is_ok())
@@ -157,15 +157,15 @@ impl KvState<'_> {
     }
 
     /// Updates the measured cost of restoring state into a slot.
-    fn learn(&mut self, plan: &SlotPlan, (found, took): (&Found, Duration)) {
+    fn learn(&mut self, plan: &SlotPlan, (found, took): (&StoredPrefix, Duration)) {
         let ms = took.as_secs_f64() * 1e3;
         match plan.start {
-            Start::Cold | Start::Keep { .. } => return,
-            Start::Copy { from, .. } => {
+            PrefixSource::Cold | PrefixSource::Keep { .. } => return,
+            PrefixSource::Copy { from, .. } => {
                 let n_held = self.n_held(from);
                 self.cache.learn(|costs| costs.learn_copy(n_held, ms));
             }
-            Start::Import { n_tokens } => {
+            PrefixSource::Import { n_tokens } => {
                 let n_bytes = self.cache.payload_bytes(found, (n_tokens, plan.checkpoint));
                 self.cache.learn(|costs| costs.learn_import(n_bytes, ms));
             }

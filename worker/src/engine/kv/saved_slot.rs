@@ -1,9 +1,9 @@
-//! Export and import of a slot's state, with the checkpoints before its end.
+//! Export and import of a slot's state, with its checkpoints.
 //!
-//! If memory cannot be cut back, its export serves only the next turn. So the checkpoints of the slot's tokens are
-//! exported with it, and enter the store when it is imported: the same prompt, and one that branches off earlier,
-//! resume there. Those only on disk are read first; meanwhile the slot is free for other requests, because its own
-//! state has been taken.
+//! State that cannot be cut back is only useful for the next turn of the same conversation. So the checkpoints of the
+//! slot's tokens are exported with it, and an import stores them: the same prompt, and one that branches off earlier,
+//! resume there. Checkpoints that are only on disk are read first. The slot may serve other requests in the meantime,
+//! because its own state has been copied.
 //!
 //! Not here: the file (`crate::store::slot_file`), when a slot is idle (`thread`).
 
@@ -14,28 +14,28 @@ use warmpath_worker_core::checkpoints;
 use warmpath_worker_core::chunk_index::{ChunkId, Prefix};
 use warmpath_worker_core::slot_table::{Acquire, AfterUse, Shift};
 
-use super::store::Kept;
-use super::{KvState, Owner};
+use super::store::SequenceState;
+use super::{KvState, SlotOwner};
 use crate::engine::admin::{CacheError, Reply};
 
-/// Most checkpoints exported with a slot's state.
+/// Maximum number of checkpoints exported with a slot's state.
 ///
-/// Source: llama-server's own `--ctx-checkpoints` was 8 at first; for a sliding window each takes as much as the final
-/// state.
+/// Source: the first default of llama-server's `--ctx-checkpoints`; for a sliding window, each checkpoint is as large
+/// as the final state.
 pub const CHECKPOINTS_MAX: usize = 8;
 
-/// The whole state of a slot, for a later import.
+/// Complete state of a slot, for a later import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotState {
     /// Root of the tokens' chain.
     pub root: BlockHash,
     /// Tokens.
     pub tokens: Vec<Token>,
-    /// Number of first tokens whose state is exact; all unless there was a shift.
+    /// Number of tokens, from the first on, whose state is exact; all unless there was a shift.
     pub n_exact: usize,
-    /// Their state as llama.cpp exports it.
+    /// State of the tokens as llama.cpp exports it.
     pub state: Vec<u8>,
-    /// Partial states at the ends of whole blocks of the exact tokens, the first one first; none if the state can be
+    /// Partial states at the ends of whole blocks of the exact tokens, by ascending position; none if the state can be
     /// cut back.
     pub checkpoints: Vec<SlotCheckpoint>,
 }
@@ -49,26 +49,26 @@ pub struct SlotCheckpoint {
     pub partial: Bytes,
 }
 
-/// A slot's state that waits for those of its checkpoints that are only on disk.
-pub(crate) struct Export {
+/// An export of a slot that waits for checkpoints that are only on disk.
+pub(crate) struct WaitingExport {
     taken: SlotState,
-    /// Tokens before each of these checkpoints, and the chunk that is being read.
+    /// Position and chunk of each checkpoint that is being read.
     awaited: Vec<(usize, ChunkId)>,
     reply: Reply<SlotState>,
 }
 
-impl Export {
+impl WaitingExport {
     fn chunks(&self) -> Vec<ChunkId> {
         self.awaited.iter().map(|(_, chunk)| *chunk).collect()
     }
 }
 
 impl KvState<'_> {
-    /// Takes a slot's state and sends it once all of it is in memory.
+    /// Exports a slot's state, and sends it once its checkpoints are in memory.
     pub(crate) fn begin_export(&mut self, slot: SlotId, reply: Reply<SlotState>) {
         match self.export_slot(slot) {
             Ok((taken, awaited)) => {
-                let export = Export { taken, awaited, reply };
+                let export = WaitingExport { taken, awaited, reply };
                 self.cache.fetch(&export.chunks());
                 self.exports.push(export);
                 self.finish_exports();
@@ -77,30 +77,30 @@ impl KvState<'_> {
         }
     }
 
-    /// Returns whether a slot's state waits for the disk.
+    /// Returns whether an export waits for the disk.
     pub(super) fn is_export_reading(&self) -> bool {
         self.exports.iter().any(|export| self.cache.is_reading(&export.chunks()))
     }
 
-    /// Sends the complete exports; a checkpoint that could not be read is left out.
+    /// Sends the complete exports. Checkpoints that could not be read are left out.
     pub(super) fn finish_exports(&mut self) {
         let cache = &self.cache;
-        let is_complete = |export: &mut Export| !cache.is_reading(&export.chunks());
-        let complete: Vec<Export> = self.exports.extract_if(.., is_complete).collect();
-        for Export { mut taken, awaited, reply } in complete {
+        let is_complete = |export: &mut WaitingExport| !cache.is_reading(&export.chunks());
+        let complete: Vec<WaitingExport> = self.exports.extract_if(.., is_complete).collect();
+        for WaitingExport { mut taken, awaited, reply } in complete {
             let read = awaited.iter().filter_map(|(n_tokens, chunk)| {
                 Some(SlotCheckpoint { n_tokens: *n_tokens, partial: self.cache.payload(*chunk)? })
             });
             taken.checkpoints.extend(read);
             taken.checkpoints.sort_by_key(|checkpoint| checkpoint.n_tokens);
             let chunks: Vec<ChunkId> = awaited.iter().map(|(_, chunk)| *chunk).collect();
-            self.cache.let_go(&chunks);
-            // A caller that is gone needs no answer.
+            self.cache.release(&chunks);
+            // The caller may have gone.
             drop(reply.send(Ok(taken)));
         }
     }
 
-    /// Returns a slot's state with the checkpoints in memory, and the further ones to export with it.
+    /// Returns a slot's state with the checkpoints that are in memory, and those that must be read from disk first.
     fn export_slot(&mut self, slot: SlotId) -> Result<(SlotState, Vec<(usize, ChunkId)>), CacheError> {
         let held = self.table.slot(slot);
         let Some(root) = held.root().copied().filter(|_| !held.tokens().is_empty()) else {
@@ -119,8 +119,8 @@ impl KvState<'_> {
         Ok((SlotState { root, tokens, n_exact, state, checkpoints }, awaited))
     }
 
-    /// Returns the checkpoints from which a sequence with these tokens could continue, up to the limit, each with the
-    /// number of tokens before it.
+    /// Returns the checkpoints at which a sequence with these tokens could resume, up to the limit, each with its
+    /// position.
     fn checkpoints_of(&self, root: &BlockHash, tokens: &[Token]) -> Vec<(usize, ChunkId)> {
         if self.table.memory().stored_state_rewinds() {
             return Vec::new();
@@ -137,7 +137,7 @@ impl KvState<'_> {
         let n_tokens = u32::try_from(saved.tokens.len()).unwrap_or(u32::MAX);
         let context_tokens = self.table.context_tokens();
         if n_tokens == 0 || n_tokens > context_tokens || saved.n_exact > saved.tokens.len() {
-            return Err(unfit(format!("it has {n_tokens} tokens, a slot has room for {context_tokens}")));
+            return Err(unfit(format!("it has {n_tokens} tokens, and a slot has room for {context_tokens}")));
         }
         self.save(slot);
         self.clear_slot(slot);
@@ -157,7 +157,7 @@ impl KvState<'_> {
         self.table.shift(slot, Shift { from_token: saved.n_exact as u32, n_dropped: 0 });
         let after_use = self.table.release(slot);
         debug_assert_eq!(after_use, AfterUse::Keep, "as it was acquired");
-        self.owners[usize::from(slot.0)] = Owner::nobody();
+        self.owners[usize::from(slot.0)] = SlotOwner::nobody();
         self.unsaved.insert(slot);
         self.store_checkpoints(saved);
         Ok(n_tokens)
@@ -166,12 +166,12 @@ impl KvState<'_> {
     fn store_checkpoints(&mut self, saved: &SlotState) {
         let tokens = &saved.tokens[..saved.n_exact];
         let chain = self.table.tree().chain_of(&saved.root, tokens);
-        let Owner { tenant, priority, .. } = Owner::nobody();
+        let SlotOwner { tenant, priority, .. } = SlotOwner::nobody();
         for SlotCheckpoint { n_tokens, partial } in &saved.checkpoints {
             let n_blocks = n_tokens / self.table.block_size_tokens() as usize;
             let (Some(tokens), Some(chain)) = (tokens.get(..*n_tokens), chain.get(..n_blocks)) else { continue };
             let prefix = Prefix { root: saved.root, chain, tokens };
-            self.cache.store_checkpoint(partial.clone(), &Kept { prefix, tenant, priority });
+            self.cache.store_checkpoint(partial.clone(), &SequenceState { prefix, tenant, priority });
         }
     }
 }

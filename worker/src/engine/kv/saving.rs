@@ -1,7 +1,8 @@
-//! Keeping sequences' state: in slots, in the store, across a restart.
+//! Keeping sequences' state in slots, in the store and across a restart.
 //!
-//! The state of an idle slot costs nothing until something needs its cells, so it is exported late: when a plan
-//! requires it, when the engine has been idle for long, when it slows running sequences, and before the worker ends.
+//! The state of an idle slot costs nothing until another sequence needs its cells. So it is exported late: when a plan
+//! requires it, when the engine has been idle for some time, when it slows running sequences, and before the worker
+//! ends.
 //!
 //! Not here: starting from it (`restoring`), the store itself (`store`).
 
@@ -15,16 +16,18 @@ use warmpath_common::model::MemoryKind;
 use warmpath_worker_core::chunk_index::Prefix;
 use warmpath_worker_core::slot_shares::SlotShares;
 
-use super::store::Kept;
-use super::{KvState, Owner};
+use super::store::SequenceState;
+use super::{KvState, SlotOwner};
 
-/// Idle time before the engine makes an export on its own, as a multiple of the export's time.
+/// Idle time before the engine exports a slot in the background, as a multiple of the export's time.
 ///
-/// Source: a request that comes during the export waits for it; so it is delayed by at most a twentieth of the time in
-/// which there was none.
+/// Source: a request that arrives during the export waits for it, at most a twentieth of the time that the engine was
+/// idle.
 const IDLE_PER_EXPORT: f64 = 20.0;
 
-/// Shortest idle time before the engine exports anything on its own.
+/// Minimum idle time before the engine exports a slot in the background.
+///
+/// Source: requests of one burst arrive within this time, so no export delays them.
 const IDLE_MIN: Duration = Duration::from_millis(250);
 
 impl KvState<'_> {
@@ -34,10 +37,10 @@ impl KvState<'_> {
         self.save_blocks(slot, (usize::MAX, u32::MAX));
     }
 
-    /// Stores those of a slot's first `n_blocks` blocks that are not stored yet, as many as `n_tokens_max` tokens have
-    /// but at least one chunk, and returns the number of tokens that were stored.
+    /// Stores the missing ones of a slot's first `n_blocks` blocks, at most `n_tokens_max` tokens but at least one
+    /// chunk; returns the number of stored tokens.
     ///
-    /// If every slot has its own buffer, llama.cpp exports the whole sequence whatever is stored of it.
+    /// If every slot has its own buffer, llama.cpp exports the whole sequence even if most of it is stored.
     pub(super) fn save_blocks(&mut self, slot: SlotId, (n_blocks, n_tokens_max): (usize, u32)) -> u32 {
         let held = self.table.slot(slot);
         let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return 0 };
@@ -69,8 +72,8 @@ impl KvState<'_> {
                 return 0;
             }
         };
-        let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
-        let n_stored = self.cache.store(state, &Kept { prefix, tenant, priority });
+        let SlotOwner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+        let n_stored = self.cache.store(state, &SequenceState { prefix, tenant, priority });
         // A prefix that was reused while it was in a slot counts as used in the store.
         let reused = self.cache.index().find(&prefix);
         self.cache.touch(&reused, self.table.take_reused(slot), tenant);
@@ -79,7 +82,7 @@ impl KvState<'_> {
         n_stored
     }
 
-    /// Keeps the partial state of a slot.
+    /// Stores a checkpoint with the partial state of a slot.
     pub(crate) fn keep_checkpoint(&mut self, slot: SlotId) {
         let held = self.table.slot(slot);
         let (Some(root), tokens) = (held.root().copied(), held.exact_tokens()) else { return };
@@ -87,25 +90,24 @@ impl KvState<'_> {
         match self.llama.partial(slot) {
             Ok(partial) => {
                 let prefix = Prefix { root, chain: &chain, tokens };
-                let Owner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
-                self.cache.store_checkpoint(partial.into(), &Kept { prefix, tenant, priority });
+                let SlotOwner { tenant, priority, .. } = self.owners[usize::from(slot.0)];
+                self.cache.store_checkpoint(partial.into(), &SequenceState { prefix, tenant, priority });
                 self.counters.checkpoints_made.fetch_add(1, Relaxed);
             }
             Err(error) => warn!(%slot, %error, "the partial state of a slot cannot be exported"),
         }
     }
 
-    /// Returns the time that the engine must stay idle before it exports something on its own; `None` if there is
-    /// nothing.
-    pub(crate) fn unasked_due_in(&self, idle_since: Instant) -> Option<Duration> {
+    /// Returns the remaining idle time until the engine exports a slot in the background; `None` if no slot needs it.
+    pub(crate) fn background_due_in(&self, idle_since: Instant) -> Option<Duration> {
         let slot = *self.unsaved.first()?;
         let export_ms = self.cache.costs().export_ms(self.n_held(slot) as usize)?;
         let after = Duration::from_secs_f64(export_ms * IDLE_PER_EXPORT / 1e3).max(IDLE_MIN);
         Some(after.saturating_sub(idle_since.elapsed()))
     }
 
-    /// Does one piece of work that no request needs yet.
-    pub(crate) fn work_unasked(&mut self) {
+    /// Exports one idle slot whose state is not stored completely.
+    pub(crate) fn export_in_background(&mut self) {
         if let Some(slot) = self.unsaved.first().copied() {
             self.save(slot);
         }
@@ -113,11 +115,12 @@ impl KvState<'_> {
 
     /// Moves idle slots' state out of the buffer if there is too much of it or it slows running sequences.
     ///
-    /// A step pays for every idle cell of a shared buffer. The cost of a slot's cells since it became idle is added up.
-    /// Once it exceeds the cost of an export and an import, the state leaves: the total is at worst twice that of the
-    /// best choice.
-    pub(crate) fn make_way(&mut self) {
-        // Recurrent state has one size whatever came before, and the part after its last checkpoint is not stored.
+    /// Every idle cell of a shared buffer adds time to a step. That time is summed for each slot since it became idle.
+    /// Once it exceeds the time of an export and an import, the state is moved out. So the total cost is at most twice
+    /// that of the best decision, as in the ski rental problem.
+    pub(crate) fn move_out_costly(&mut self) {
+        // Recurrent state has the same size for any number of tokens, and its end after the last checkpoint would be
+        // lost.
         if self.table.memory() == MemoryKind::Recurrent {
             return;
         }
@@ -140,14 +143,15 @@ impl KvState<'_> {
         }
     }
 
-    /// Moves the idle slot's state out of the buffer that was used longest ago; returns its slot, if there is one.
+    /// Moves the least recently used idle slot's state out of the buffer; returns the slot, or `None` if no slot is
+    /// idle.
     pub(crate) fn move_out_oldest(&mut self) -> Option<SlotId> {
         let slot = self.idle_slots().map(|(slot, _)| slot).min_by_key(|slot| self.table.slot(*slot).last_used())?;
         self.move_out(slot);
         Some(slot)
     }
 
-    /// Returns the least recently used idle slot of those that no tenant keeps as its share of the idle cells.
+    /// Returns the least recently used idle slot that is not within its tenant's fair share of the idle cells.
     fn first_to_move_out(&self) -> Option<SlotId> {
         let idle = self.idle_slots().map(|(slot, n_held)| (self.table.slot(slot).tenant(), n_held));
         let shares = SlotShares::new(self.rules.prefix_tokens_max, idle);
@@ -170,7 +174,7 @@ impl KvState<'_> {
     }
 
     /// Stores the state of the slots and waits until it is on disk, at most until `deadline`.
-    pub(crate) fn leave(&mut self, deadline: Instant) {
+    pub(crate) fn save_all(&mut self, deadline: Instant) {
         if !self.cache.has_disk() {
             return;
         }
@@ -183,7 +187,7 @@ impl KvState<'_> {
         }
         let n_left = self.cache.flush(deadline);
         if n_left > 0 {
-            warn!(n_chunks = n_left, "not everything was written to disk before the worker had to leave");
+            warn!(n_chunks = n_left, "some chunks were not written to disk before the deadline");
         } else {
             info!("stored state is on disk");
         }

@@ -1,8 +1,8 @@
 //! Stored state for another worker: a run of blocks, found by the hash of its last block.
 //!
-//! Stored chunks are sent from memory; those that are only on disk are read first. State that only a slot has is stored
-//! first, busy slots included, in parts: a step exports as much as takes no longer than a micro-batch, so running
-//! responses are delayed as by one more of them.
+//! Stored chunks are sent from memory; those that are only on disk are read first. State that is only in a slot, even a
+//! busy one, is stored first, in parts: each step exports at most as much as takes the time of a micro-batch, so
+//! running responses are delayed by one more micro-batch per step.
 //!
 //! Not here: the endpoint (`crate::http::kv`), the bytes (`crate::store::exchange`), the asking worker
 //! (`receiving`).
@@ -12,16 +12,17 @@ use std::sync::mpsc::TrySendError;
 use tokio::sync::oneshot;
 use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::SlotId;
-use warmpath_worker_core::chunk_index::{ChunkId, Part};
+use warmpath_worker_core::chunk_index::{ChunkId, ChunkPart};
 
 use super::KvState;
 use crate::engine::api::EngineError;
-use crate::engine::handle::{Command, EngineHandle, Place};
+use crate::engine::handle::{EngineCommand, EngineHandle, HeldPlace};
 use crate::store::exchange::SentPart;
 
-/// Most runs that are sent at a time, those that are being looked up included.
+/// Maximum number of runs that are being sent or looked up at a time.
 ///
-/// Source: own choice: each may keep a slot's whole state in memory after it was evicted, and four fill a link.
+/// Source: each of them may keep a slot's whole state in memory although it was evicted, and four of them saturate
+/// a link.
 pub const SENDS_MAX: usize = 4;
 
 /// Reason why no state is sent.
@@ -32,7 +33,7 @@ pub enum SendError {
         "this worker sends no KV state: it was started with --no-kv-transfer, or its state cannot be used elsewhere"
     )]
     Off,
-    /// The caller's state has another identity.
+    /// The caller's model or KV layout differs.
     #[error("this worker's KV state has another layout, or is another model's or another release's")]
     Layout,
     /// The last block is neither stored nor in a slot.
@@ -46,14 +47,14 @@ pub enum SendError {
     Engine(#[from] EngineError),
 }
 
-/// A run of blocks to send; its place is taken until this is dropped.
+/// A run of blocks to send. It counts towards [`SENDS_MAX`] until it is dropped.
 pub struct SentRun {
-    /// Its parts, in the order of the chain.
+    /// Parts, in the order of the chain.
     pub parts: Vec<SentPart>,
-    _place: Place,
+    _place: HeldPlace,
 }
 
-/// End of a run of blocks.
+/// End of a run of blocks, which names the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunEnd {
     /// Hash of its last block.
@@ -63,32 +64,32 @@ pub struct RunEnd {
 }
 
 /// A run that is being looked up.
-pub(crate) struct Sending {
-    /// Runs of which the first one that is held is sent, the longest first.
+pub(crate) struct RunLookup {
+    /// Acceptable runs, the longest first; the first one that is cached is sent.
     ends: Vec<RunEnd>,
-    /// Parts of the run, which stay in place; empty until it is stored.
-    parts: Vec<Part>,
+    /// Parts of the run, which are not evicted; empty until the run is stored.
+    parts: Vec<ChunkPart>,
     reply: oneshot::Sender<Result<SentRun, SendError>>,
-    place: Place,
+    place: HeldPlace,
 }
 
-impl Sending {
+impl RunLookup {
     fn chunks(&self) -> Vec<ChunkId> {
         self.parts.iter().map(|part| part.chunk).collect()
     }
 }
 
 impl EngineHandle {
-    /// Returns the first of these runs of which the last block is held, or fewer of its first blocks if a slot is still
-    /// computing the others.
+    /// Returns the first of these runs whose last block is cached. If a slot is still computing the run, only its
+    /// computed blocks are returned.
     ///
     /// Cost: waits for the step in progress, for reads from the disk, and for exports from a slot.
     /// Errors: `Missing`, `Busy`, `Engine`.
     pub async fn run_to(&self, ends: Vec<RunEnd>) -> Result<SentRun, SendError> {
         let place = self.shared.sends.take().ok_or(SendError::Busy)?;
         let (reply, answer) = oneshot::channel();
-        let sending = Box::new(Sending { ends, parts: Vec::new(), reply, place });
-        self.shared.commands.try_send(Command::Send(sending)).map_err(|error| match error {
+        let sending = Box::new(RunLookup { ends, parts: Vec::new(), reply, place });
+        self.shared.commands.try_send(EngineCommand::Send(sending)).map_err(|error| match error {
             TrySendError::Full(_) => SendError::Busy,
             TrySendError::Disconnected(_) => EngineError::Stopped.into(),
         })?;
@@ -103,7 +104,7 @@ impl EngineHandle {
 
 impl KvState<'_> {
     /// Looks a run up for another worker, from the next step on.
-    pub(crate) fn send(&mut self, sending: Sending) {
+    pub(crate) fn send(&mut self, sending: RunLookup) {
         self.sends.push(sending);
     }
 
@@ -112,9 +113,10 @@ impl KvState<'_> {
         self.sends.iter().any(|sending| self.cache.is_reading(&sending.chunks()))
     }
 
-    /// Looks the runs up, stores a part of what only slots hold, and answers the callers whose runs are in memory.
+    /// Looks the runs up, stores a part of the state that is only in slots, and replies to the callers whose runs are
+    /// in memory.
     pub(super) fn advance_sends(&mut self) {
-        let mut export = Export::Allowed;
+        let mut export = ExportBudget::Allowed;
         for mut sending in std::mem::take(&mut self.sends) {
             let is_wanted = !sending.reply.is_closed();
             if is_wanted && sending.parts.is_empty() && !self.find_run(&mut sending, &mut export) {
@@ -127,17 +129,17 @@ impl KvState<'_> {
                 continue;
             }
             let parts = if is_wanted { self.read_parts(&sending) } else { Vec::new() };
-            self.cache.let_go(&chunks);
-            let Sending { reply, place, .. } = sending;
+            self.cache.release(&chunks);
+            let RunLookup { reply, place, .. } = sending;
             let run = if parts.is_empty() { Err(SendError::Missing) } else { Ok(SentRun { parts, _place: place }) };
-            // A caller that is gone needs no answer.
+            // The caller may have gone.
             let _ = reply.send(run);
         }
     }
 
     /// Finds a run in the store, or stores a part of it from a slot; returns whether it is found or may be in a later
     /// step.
-    fn find_run(&mut self, sending: &mut Sending, export: &mut Export) -> bool {
+    fn find_run(&mut self, sending: &mut RunLookup, export: &mut ExportBudget) -> bool {
         let stored = |end: &RunEnd| self.cache.index().run_to(&end.last, end.n_blocks);
         let held = |end: &RunEnd| match stored(end) {
             run if run.is_empty() => {
@@ -149,9 +151,9 @@ impl KvState<'_> {
         match sending.ends.iter().find_map(held) {
             None => return false,
             Some((run, Some((slot, n_ready)))) if run.is_empty() => {
-                return match std::mem::replace(export, Export::Done) {
-                    Export::Allowed => self.save_blocks(slot, (n_ready, self.export_tokens_max())) > 0,
-                    Export::Done => true,
+                return match std::mem::replace(export, ExportBudget::Done) {
+                    ExportBudget::Allowed => self.save_blocks(slot, (n_ready, self.export_tokens_max())) > 0,
+                    ExportBudget::Done => true,
                 };
             }
             Some((run, _)) => sending.parts = run,
@@ -161,7 +163,7 @@ impl KvState<'_> {
     }
 
     /// Returns the slot with a run's last block, the number of the sequence's computed blocks, and the run without
-    /// blocks that the slot has not computed yet; `None` if no slot has any of the run that it may lend.
+    /// blocks that are not computed yet; `None` if no slot has blocks of the run that may be shared.
     fn slot_with(&self, end: RunEnd) -> Option<(SlotId, usize, RunEnd)> {
         let block_size = self.table.block_size_tokens() as usize;
         let mut slots = self.table.iter().filter(|(_, held)| held.lends());
@@ -174,15 +176,15 @@ impl KvState<'_> {
         })
     }
 
-    /// Returns the most tokens that are exported in one step.
+    /// Returns the maximum number of tokens that are exported in one step.
     fn export_tokens_max(&self) -> u32 {
         let (costs, (_, ubatch_tokens)) = (self.cache.costs(), self.llama.batch_limits());
         costs.exported_within(costs.prefill_ms(ubatch_tokens as usize))
     }
 
     /// Returns a run's parts up to the first one that could not be read.
-    fn read_parts(&self, sending: &Sending) -> Vec<SentPart> {
-        let parts = sending.parts.iter().map_while(|Part { chunk, blocks }| {
+    fn read_parts(&self, sending: &RunLookup) -> Vec<SentPart> {
+        let parts = sending.parts.iter().map_while(|ChunkPart { chunk, blocks }| {
             let (record, payload) = (self.cache.index().record(*chunk)?, self.cache.payload(*chunk)?);
             let block_bytes = payload.len() / record.blocks.len();
             let bytes = blocks.start * block_bytes..blocks.end * block_bytes;
@@ -194,7 +196,7 @@ impl KvState<'_> {
 
 /// Whether this step may still export state for another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Export {
+enum ExportBudget {
     Allowed,
     Done,
 }

@@ -1,10 +1,10 @@
-//! State at other positions: a prompt's tokens found elsewhere in a slot, and a response that outgrows its context.
+//! Context shifts: a prompt's tokens reused from other positions of a slot, and a response that outgrows its context.
 //!
-//! Both happen only on request, because state after a shift is only approximate. Exact state that is about to be lost
-//! is stored before; the slot table offers inexact state to no other request.
+//! Both happen only on request, because state after a shift is approximate. Exact state that a shift would destroy is
+//! stored first. The slot table offers inexact state to no other request.
 //!
-//! llama.cpp computes a token only behind all others of its sequence. So moved state with tokens to compute before it
-//! is *parked*: it leaves the buffer at its new positions, and its slot gets it back once those tokens are computed.
+//! llama.cpp can only append tokens to a sequence. So moved state with tokens to compute before it is *parked*: it is
+//! exported at its new positions, and imported again once those tokens are computed.
 //!
 //! Not here: the moves (`warmpath_worker_core::shift_plan`), llama.cpp's calls (`llama`).
 
@@ -21,19 +21,20 @@ use super::KvState;
 use crate::engine::api::{CachedTokens, ShiftWish};
 use crate::engine::llama::StateError;
 
-/// Moved state that waits for the prompt's tokens before it.
+/// Moved state that waits until the prompt's tokens before it are computed.
 pub(crate) struct ParkedRun {
-    /// Its positions in the prompt.
+    /// Positions in the prompt.
     pub(crate) positions: Range<u32>,
     /// The state as llama.cpp exports it.
     state: Vec<u8>,
 }
 
 impl KvState<'_> {
-    /// Returns how a request starts from moved state, and its slot, if it may and that saves more than its plan does.
+    /// Returns how a request starts from moved state, and in which slot; `None` if it may not, or if its plan reuses
+    /// more.
     ///
-    /// A prompt that only leaves out text of an idle slot takes this slot, since it goes on with the same conversation.
-    /// Another one may be of another conversation, whose state stays where it is.
+    /// A prompt that only omits text of an idle slot continues the same conversation, so it takes that slot. Any other
+    /// prompt may belong to another conversation, so the slot's state is copied.
     pub(super) fn reuse(&self, wish: &Wish<'_>, plan: &SlotPlan, shifts: ShiftWish) -> Option<(Reused, SlotId)> {
         let n_run_min = shifts.cache_reuse_tokens.unwrap_or(self.rules.shifts.cache_reuse_tokens);
         let reused = shift_plan::best(&self.table, wish, n_run_min)?;
@@ -48,7 +49,7 @@ impl KvState<'_> {
         Some((reused, slot))
     }
 
-    /// Moves tokens to their positions in a prompt, in this slot; returns what was reached, or is parked.
+    /// Moves tokens in this slot to their positions in a prompt; returns the cached tokens and the parked state.
     pub(super) fn prepare_moved(&mut self, reused: &Reused, slot: SlotId) -> (CachedTokens, VecDeque<ParkedRun>) {
         self.save(slot);
         match self.move_tokens(reused, slot) {
@@ -78,17 +79,18 @@ impl KvState<'_> {
         Ok(ranges.into_iter().zip(states).map(|(positions, state)| ParkedRun { positions, state }).collect())
     }
 
-    /// Puts parked state behind the tokens of a prompt that have been computed up to it.
+    /// Appends parked state to a slot whose prompt has been computed up to it.
     ///
     /// Errors: a description of the failure; the slot is then empty.
     pub(crate) fn append_parked(&mut self, slot: SlotId, run: &ParkedRun, prompt: &[Token]) -> Result<(), StateError> {
-        let layout = self.cache.layout().expect("state is parked only where it can be cut");
+        let layout = self.cache.layout().expect("state is parked only if it can be cut");
         self.llama.append(slot, (&run.state, run.positions.clone()), layout)?;
         self.table.extend_moved(slot, &prompt[run.positions.start as usize..run.positions.end as usize]);
         Ok(())
     }
 
-    /// Drops tokens from the middle of a full slot and moves those behind them forward; returns whether it did.
+    /// Drops tokens from the middle of a full slot and moves the tokens after them to the front; returns whether the
+    /// slot was shifted.
     ///
     /// Errors: a description of the failure; the slot is then empty.
     pub(crate) fn shift_context(&mut self, slot: SlotId, wish: ShiftWish) -> Result<bool, StateError> {

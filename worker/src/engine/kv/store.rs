@@ -1,10 +1,9 @@
-//! The chunk store of the engine: the stored chunks, their bytes in memory, their files on the disk thread.
+//! The engine's chunk store: the index of chunks, their bytes in memory, and requests to the disk thread.
 //!
-//! The index decides, and this module executes its orders, in order. Nothing here waits for the disk: reads and writes
-//! are requested, and their events are handled between two steps.
+//! This module executes the index's orders in sequence. Steps never wait for the disk: reads and writes are requested,
+//! and their events are handled between two steps.
 //!
-//! Not here: eviction (`warmpath_worker_core::chunk_index`), the files (`crate::store`), cutting and assembling state
-//! (`codec`), the start of a request (`warmpath_worker_core::slot_plan`).
+//! Not here: eviction (the core's `chunk_index`), the files (`crate::store`), the format of state (`codec`).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,12 +14,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use tracing::{debug, info, warn};
 use warmpath_common::model::MemoryKind;
-use warmpath_worker_core::chunk_index::{ChunkId, ChunkIndex, Found, Limits, NewChunk, News, Order, Prefix, Record};
+use warmpath_worker_core::chunk_index::{
+    ChunkId, ChunkIndex, ChunkRecord, NewChunk, Prefix, StoreLimits, StoreOrder, StoredPrefix, TierChange,
+};
 use warmpath_worker_core::restore_costs::Costs;
-use warmpath_worker_core::slot_plan::{SlotPlan, Start};
+use warmpath_worker_core::slot_plan::{PrefixSource, SlotPlan};
 use warmpath_worker_core::tenants::Tenant;
 
-use super::codec::{Frame, Layout, Piece};
+use super::codec::{PayloadPart, StateFrame, StateLayout};
 use crate::engine::api::CachedTokens;
 use crate::engine::config::CostSource;
 use crate::pages::{PagePool, PooledPages};
@@ -30,11 +31,11 @@ use crate::store::{DiskEvent, DiskStore, StoredFile};
 /// Store of one engine.
 pub(crate) struct Cache {
     index: ChunkIndex,
-    /// Payloads of the chunks in RAM, and of those that were read for a request and did not fit there.
+    /// Payloads of the chunks in RAM, and of those that were read for a request and do not fit into the RAM tier.
     payloads: HashMap<ChunkId, Bytes>,
     /// Buffers of evicted payloads.
     pages: PagePool,
-    /// Chunks whose payload is in memory although the index has them on disk only.
+    /// Chunks whose payload is in memory although the index has them only on disk.
     passing: HashSet<ChunkId>,
     reading: HashSet<ChunkId>,
     disk: Option<Disk>,
@@ -42,7 +43,7 @@ pub(crate) struct Cache {
     costs: Costs,
     costs_at_first: Costs,
     cost_source: CostSource,
-    /// Time until which costs above the initial estimate have decayed.
+    /// Time of the last decay of costs above the initial estimate.
     faded_at: Instant,
     clock: Clock,
 }
@@ -53,9 +54,9 @@ pub(crate) struct Disk {
     pub events: Receiver<DiskEvent>,
 }
 
-/// How this context's state is cut and assembled.
+/// Layout by which this context's state is cut and assembled.
 pub(crate) struct Codec {
-    pub layout: Layout,
+    pub layout: StateLayout,
     /// 1 if all slots share one buffer, else the number of sequences.
     pub n_streams: u32,
     pub memory: MemoryKind,
@@ -79,7 +80,7 @@ impl Clock {
 }
 
 /// A sequence whose state is to be stored.
-pub(crate) struct Kept<'a> {
+pub(crate) struct SequenceState<'a> {
     pub prefix: Prefix<'a>,
     pub tenant: Tenant,
     pub priority: i32,
@@ -87,7 +88,7 @@ pub(crate) struct Kept<'a> {
 
 impl Cache {
     /// Returns a store with nothing in memory. Without a codec nothing is ever stored.
-    pub(crate) fn new(limits: Limits, codec: Option<Codec>, (costs, cost_source): (Costs, CostSource)) -> Self {
+    pub(crate) fn new(limits: StoreLimits, codec: Option<Codec>, (costs, cost_source): (Costs, CostSource)) -> Self {
         Self {
             index: ChunkIndex::new(limits),
             payloads: HashMap::new(),
@@ -104,28 +105,28 @@ impl Cache {
         }
     }
 
-    /// Adds the files that an earlier process has left on disk.
+    /// Adds the files that an earlier process left on disk.
     pub(crate) fn adopt(&mut self, disk: Disk, files: Vec<StoredFile>) {
         let used_ms = |file: &StoredFile| to_ms(file.used_at.duration_since(UNIX_EPOCH).unwrap_or_default());
-        let records: Vec<(Record, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
+        let records: Vec<(ChunkRecord, u64)> = files.iter().map(|file| (file.record.clone(), used_ms(file))).collect();
         let n_bytes: u64 = files.iter().map(|file| file.record.n_bytes).sum();
         let mut n_adopted = 0;
         for (file, outcome) in files.into_iter().zip(self.index.adopt(&records)) {
             match outcome {
                 Ok(_) => n_adopted += 1,
                 Err(reason) => {
-                    debug!(%reason, "a stored chunk is of no use");
+                    debug!(%reason, "a stored chunk cannot be used");
                     disk.store.delete(ChunkId(u64::MAX), Arc::new(file.record));
                 }
             }
         }
         info!(n_chunks = n_adopted, mib = n_bytes >> 20, folder = %disk.store.folder().display(), "found stored state");
         self.disk = Some(disk);
-        self.obey();
+        self.execute_orders();
     }
 
     /// Returns the layout of a token's state; `None` if it cannot be cut.
-    pub(crate) fn layout(&self) -> Option<&Layout> {
+    pub(crate) fn layout(&self) -> Option<&StateLayout> {
         self.codec.as_ref().map(|codec| &codec.layout)
     }
 
@@ -160,7 +161,7 @@ impl Cache {
         self.clock.now_ms()
     }
 
-    /// Returns the chunks in memory that the index has on disk only.
+    /// Returns the chunks in memory that the index has only on disk.
     pub(crate) fn passing(&self) -> &HashSet<ChunkId> {
         &self.passing
     }
@@ -171,13 +172,13 @@ impl Cache {
     }
 
     /// Stores the missing part of a sequence whose whole state was exported, and returns its number of tokens.
-    pub(crate) fn store(&mut self, state: &[u8], kept: &Kept<'_>) -> u32 {
+    pub(crate) fn store(&mut self, state: &[u8], kept: &SequenceState<'_>) -> u32 {
         let Some(codec) = &self.codec else { return 0 };
         let missing = self.index.missing(&kept.prefix);
         let export = match codec.layout.parse(state) {
             Ok(export) => export,
             Err(error) => {
-                warn!(%error, "an exported state is not laid out as the first one was; it is not stored");
+                warn!(%error, "the layout of an exported state differs from that of the first one; it is not stored");
                 return 0;
             }
         };
@@ -191,15 +192,15 @@ impl Cache {
                 break;
             }
             n_stored += n_tokens;
-            self.obey();
+            self.execute_orders();
         }
-        self.obey();
+        self.execute_orders();
         n_stored
     }
 
-    /// Stores received state of the last blocks of a sequence whose other blocks are stored; returns the new chunks,
-    /// which stay in place until [`Self::let_go`].
-    pub(crate) fn store_received(&mut self, received: &Received, kept: &Kept<'_>) -> Vec<ChunkId> {
+    /// Stores received state of a sequence's last blocks, whose other blocks are stored already; returns the new
+    /// chunks, which are not evicted before [`Self::release`].
+    pub(crate) fn store_received(&mut self, received: &Received, kept: &SequenceState<'_>) -> Vec<ChunkId> {
         let block_bytes = received.payload.len() / received.n_blocks.max(1);
         let mut stored = Vec::new();
         for blocks in self.index.missing(&kept.prefix) {
@@ -208,20 +209,20 @@ impl Cache {
             let payload = match received.payload.get(bytes) {
                 None => break,
                 Some(all) if all.len() == received.payload.len() => received.payload.clone(),
-                // A slice would keep all of it in memory.
+                // A slice would keep the whole buffer in memory.
                 Some(part) => Bytes::copy_from_slice(part),
             };
             let Some(id) = self.insert(blocks, payload, kept) else { break };
             self.index.hold(id);
             stored.push(id);
-            self.obey();
+            self.execute_orders();
         }
-        self.obey();
+        self.execute_orders();
         stored
     }
 
     /// Adds a chunk with these blocks of a sequence; `None` if the index refuses it.
-    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, kept: &Kept<'_>) -> Option<ChunkId> {
+    fn insert(&mut self, blocks: Range<usize>, payload: Bytes, kept: &SequenceState<'_>) -> Option<ChunkId> {
         let new = NewChunk {
             prefix: kept.prefix,
             blocks,
@@ -243,7 +244,7 @@ impl Cache {
     }
 
     /// Stores the partial state at the end of a sequence of whole blocks.
-    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, kept: &Kept<'_>) {
+    pub(crate) fn store_checkpoint(&mut self, partial: Bytes, kept: &SequenceState<'_>) {
         let new = NewChunk {
             prefix: kept.prefix,
             blocks: 0..kept.prefix.chain.len(),
@@ -256,14 +257,13 @@ impl Cache {
             Ok(id) => drop(self.payloads.insert(id, partial)),
             Err(reason) => debug!(%reason, "a checkpoint is not stored"),
         }
-        self.obey();
+        self.execute_orders();
     }
 
-    /// Assembles the state of a prompt's first tokens from the store in a buffer from `room`; returns its size, and the
-    /// number of its tokens: whole blocks.
+    /// Assembles a prompt's first whole blocks in a buffer from `room`; returns the size and the number of tokens.
     pub(crate) fn state<'b>(
         &self,
-        found: &Found,
+        found: &StoredPrefix,
         (n_tokens, checkpoint): (u32, Option<ChunkId>),
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<(usize, u32)> {
@@ -273,7 +273,7 @@ impl Cache {
             .pieces(found, n_tokens)
             .map(|(id, n_blocks)| Some((self.payload(id)?, u32::try_from(n_blocks).ok()? * block_tokens)));
         let pieces: Vec<(Bytes, u32)> = pieces.collect::<Option<_>>()?;
-        let pieces: Vec<Piece<'_>> = pieces.iter().map(|(payload, n)| Piece { payload, n_tokens: *n }).collect();
+        let pieces: Vec<_> = pieces.iter().map(|(payload, n)| PayloadPart { payload, n_tokens: *n }).collect();
         let n_whole: u32 = pieces.iter().map(|piece| piece.n_tokens).sum();
         let n_bytes = match checkpoint {
             None => codec.assemble((&pieces, None), room)?,
@@ -294,38 +294,38 @@ impl Cache {
     pub(crate) fn state_at<'b>(
         &self,
         checkpoint: ChunkId,
-        piece: Piece<'_>,
+        piece: PayloadPart<'_>,
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<usize> {
         let partial = self.payload(checkpoint)?;
         self.codec.as_ref()?.assemble((&[piece], Some(&*partial)), room)
     }
 
-    /// Returns the bytes of one token's state, without the part that cannot be cut; 0 if nothing can be stored.
+    /// Returns the size of one token's state without the part that cannot be cut; 0 if nothing can be stored.
     pub(crate) fn token_bytes(&self) -> u64 {
         self.codec.as_ref().map_or(0, |codec| codec.layout.token_bytes() as u64)
     }
 
-    /// Returns the bytes of a prompt's first tokens in the store, a checkpoint's included.
-    pub(crate) fn payload_bytes(&self, found: &Found, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
+    /// Returns the size of a prompt's first tokens in the store, including a checkpoint.
+    pub(crate) fn payload_bytes(&self, found: &StoredPrefix, (n_tokens, checkpoint): (u32, Option<ChunkId>)) -> u64 {
         let n_blocks: usize = self.pieces(found, n_tokens).map(|(_, n_blocks)| n_blocks).sum();
         let block_bytes = self.token_bytes() * u64::from(self.index.limits().block_size_tokens);
         n_blocks as u64 * block_bytes
             + checkpoint.and_then(|id| self.payload(id)).map_or(0, |payload| payload.len() as u64)
     }
 
-    /// Returns the chunks with a prompt's first tokens, each with the number of its blocks that are used.
-    fn pieces(&self, found: &Found, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
+    /// Returns the chunks with a prompt's first tokens, each with the number of used blocks.
+    fn pieces(&self, found: &StoredPrefix, n_tokens: u32) -> impl Iterator<Item = (ChunkId, usize)> {
         let needs_tokens = self.codec.as_ref().is_some_and(|codec| codec.memory != MemoryKind::Recurrent);
         let n_blocks = n_tokens.div_ceil(self.index.limits().block_size_tokens) as usize;
         found.first(if needs_tokens { n_blocks } else { 0 })
     }
 
-    /// Keeps the chunks of a plan in place until [`Self::let_go`].
-    pub(crate) fn hold(&mut self, found: &Found, plan: &SlotPlan) -> Vec<ChunkId> {
+    /// Protects the chunks of a plan from eviction until [`Self::release`].
+    pub(crate) fn hold(&mut self, found: &StoredPrefix, plan: &SlotPlan) -> Vec<ChunkId> {
         let n_imported = match plan.start {
-            Start::Import { n_tokens } => n_tokens,
-            Start::Cold | Start::Keep { .. } | Start::Copy { .. } => 0,
+            PrefixSource::Import { n_tokens } => n_tokens,
+            PrefixSource::Cold | PrefixSource::Keep { .. } | PrefixSource::Copy { .. } => 0,
         };
         let pieces = self.pieces(found, n_imported).map(|(id, _)| id);
         let held: Vec<ChunkId> = pieces.chain(plan.checkpoint).collect();
@@ -335,16 +335,16 @@ impl Cache {
         held
     }
 
-    pub(crate) fn let_go(&mut self, held: &[ChunkId]) {
+    pub(crate) fn release(&mut self, held: &[ChunkId]) {
         for id in held {
-            self.index.let_go(*id);
+            self.index.release(*id);
             if !self.index.is_held(*id) && self.passing.remove(id) {
                 self.payloads.remove(id);
             }
         }
     }
 
-    /// Requests chunks from disk and keeps them in place until [`Self::let_go`].
+    /// Requests chunks from disk and protects them from eviction until [`Self::release`].
     pub(crate) fn fetch(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
             self.index.hold(*id);
@@ -365,7 +365,7 @@ impl Cache {
         self.disk.is_some()
     }
 
-    /// Waits for an event of the disk, at most this long, and handles it.
+    /// Waits for an event of the disk thread, at most this long, and handles it.
     pub(crate) fn wait_for_disk(&mut self, at_most: Duration) {
         let event = self.disk.as_ref().and_then(|disk| disk.events.recv_timeout(at_most).ok());
         if let Some(event) = event {
@@ -374,7 +374,7 @@ impl Cache {
     }
 
     /// Records that a tenant's request starts from a prompt's first stored tokens.
-    pub(crate) fn touch(&mut self, found: &Found, n_tokens: u32, tenant: Tenant) {
+    pub(crate) fn touch(&mut self, found: &StoredPrefix, n_tokens: u32, tenant: Tenant) {
         let used: Vec<(ChunkId, usize)> = self.pieces(found, n_tokens).collect();
         self.index.touch(&used, (tenant, self.clock.now_ms()));
     }
@@ -383,16 +383,16 @@ impl Cache {
         self.index.touch_checkpoint(checkpoint, (tenant, self.clock.now_ms()));
     }
 
-    /// Returns the tiers of a prompt's first tokens, given the chunks that were read from disk for it.
+    /// Returns the tiers of a prompt's first tokens; `fetched` has the chunks that were read from disk for it.
     pub(crate) fn origin(
         &self,
-        found: &Found,
+        found: &StoredPrefix,
         (n_tokens, checkpoint): (u32, Option<ChunkId>),
         fetched: &[ChunkId],
     ) -> CachedTokens {
         let mut cached = CachedTokens::default();
         let mut n_left = n_tokens;
-        // Recurrent state has no pieces: its tokens come with the checkpoint.
+        // Recurrent state has no chunks of tokens: all its tokens come with the checkpoint.
         let block_tokens = self.index.limits().block_size_tokens as usize;
         let pieces = self.pieces(found, n_tokens).map(|(id, n_blocks)| (id, n_blocks * block_tokens));
         for (id, n) in pieces.chain(checkpoint.map(|id| (id, n_tokens as usize))) {
@@ -432,39 +432,39 @@ impl Cache {
                 self.payloads.insert(id, payload);
             }
             DiskEvent::ReadFailed { id, reason } => {
-                warn!(%reason, "stored state cannot be read; it will be computed");
+                warn!(%reason, "stored state cannot be read; its tokens will be computed");
                 self.reading.remove(&id);
                 self.index.lost(id);
             }
         }
-        self.obey();
+        self.execute_orders();
     }
 
-    /// Waits until all writes are on disk, at most until `deadline`, and returns the number of chunks that are not.
+    /// Waits until all writes are on disk, at most until `deadline`; returns the number of unwritten chunks.
     pub(crate) fn flush(&mut self, deadline: Instant) -> usize {
         let n_left = self.disk.as_ref().map_or(0, |disk| disk.store.flush(deadline));
         self.take_disk_events();
         n_left
     }
 
-    /// Removes everything that is stored.
+    /// Removes all stored state.
     pub(crate) fn clear(&mut self) {
         self.index.clear();
-        self.obey();
+        self.execute_orders();
     }
 
-    /// Returns the changes for routers since the last call, in order.
-    pub(crate) fn take_news(&mut self) -> Vec<News> {
-        self.index.take_news()
+    /// Returns the changes of stored blocks since the last call, in order, for routers.
+    pub(crate) fn take_changes(&mut self) -> Vec<TierChange> {
+        self.index.take_changes()
     }
 
     /// Executes the orders of the index.
-    pub(crate) fn obey(&mut self) {
+    pub(crate) fn execute_orders(&mut self) {
         for order in self.index.take_orders() {
             match order {
-                Order::DropRam(id) => drop(self.payloads.remove(&id)),
-                Order::Write(id) => self.write(id),
-                Order::DropFile(id, record) => {
+                StoreOrder::DropRam(id) => drop(self.payloads.remove(&id)),
+                StoreOrder::Write(id) => self.write(id),
+                StoreOrder::DropFile(id, record) => {
                     if let Some(disk) = &self.disk {
                         disk.store.delete(id, record);
                     }
@@ -486,12 +486,12 @@ impl Cache {
 impl Codec {
     fn assemble<'b>(
         &self,
-        parts: (&[Piece<'_>], Option<&[u8]>),
+        parts: (&[PayloadPart<'_>], Option<&[u8]>),
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Option<usize> {
-        let frame = Frame { n_streams: self.n_streams, sequence: 0 };
+        let frame = StateFrame { n_streams: self.n_streams, sequence: 0 };
         let assembled = self.layout.assemble(frame, parts, room);
-        assembled.map_err(|error| warn!(%error, "stored state cannot be put together")).ok()
+        assembled.map_err(|error| warn!(%error, "stored state cannot be assembled")).ok()
     }
 }
 

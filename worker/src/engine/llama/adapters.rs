@@ -1,7 +1,7 @@
 //! LoRA adapters in the engine: loading them, and applying one to the context.
 //!
-//! A batch is computed with one adapter. State computed with another one is never mixed with it, because the root of
-//! its chain differs. Before each batch the context only has to apply the batch's adapter.
+//! A batch is computed with one adapter. State of different adapters is never mixed, because their chains have
+//! different roots. So the context only has to apply the batch's adapter before each batch.
 //!
 //! Not here: the adapter of a request (`warmpath_common::lora`), the order of adapters
 //! (`warmpath_worker_core::adapter_schedule`).
@@ -17,11 +17,11 @@ use crate::engine::config::StartError;
 /// An adapter to load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterFile {
-    /// Its name, after the model's.
+    /// Name, which clients append to the model's.
     pub name: String,
     /// Path of the GGUF file.
     pub path: PathBuf,
-    /// Scale at which it is applied to requests that name it.
+    /// Scale for requests that name it.
     pub scale: Scale,
 }
 
@@ -39,18 +39,18 @@ pub(crate) fn check_file(path: &Path) -> Result<(), StartError> {
     let refuse = |reason: String| StartError::Adapter { path: path.to_owned(), reason };
     let header = warmpath_gguf::check(path).map_err(|error| refuse(error.to_string()))?;
     if header.text("adapter.type").as_deref() != Some("lora") {
-        return Err(refuse("it holds no LoRA adapter".to_owned()));
+        return Err(refuse("it is not a LoRA adapter".to_owned()));
     }
     if header.keys().iter().any(|key| key == INVOCATION_TOKENS) {
-        return Err(refuse("it is an activated LoRA, which only some of a prompt's tokens run with".to_owned()));
+        return Err(refuse("it is an activated LoRA, which applies only to some tokens of a prompt".to_owned()));
     }
     Ok(())
 }
 
 impl Adapters {
-    /// Loads adapters for `model`, which keeps them as long as it lives.
+    /// Loads adapters for `model`, which owns them.
     ///
-    /// Errors: `Adapter` if a file is missing, is no adapter, or is one for another model.
+    /// Errors: `Adapter` if a file is missing, is not an adapter, or is for another model.
     pub(crate) fn load(model: &mut LlamaModel, files: &[AdapterFile]) -> Result<(Self, Vec<AdapterInfo>), StartError> {
         let mut loaded = Vec::with_capacity(files.len());
         let mut infos = Vec::with_capacity(files.len());
@@ -67,9 +67,9 @@ impl Adapters {
         Ok((Self { loaded, applied: None }, infos))
     }
 
-    /// Makes the context compute with `wanted` from now on.
+    /// Makes the context use `wanted` from now on.
     ///
-    /// Cost: none if it does so already, otherwise that of planning a batch's graph again. Errors: a description of the
+    /// Cost: none if it does so already, otherwise the time of planning a batch's graph. Errors: a description of the
     /// failure.
     pub(crate) fn apply(&mut self, context: &mut LlamaContext<'_>, wanted: Option<Applied>) -> Result<(), String> {
         if wanted == self.applied {
@@ -81,7 +81,7 @@ impl Adapters {
                 context.lora_adapter_set(adapter, scale.into()).map_err(|error| error.to_string())?;
             }
             None => {
-                // This removes all adapters; it does not matter which one is passed.
+                // Passing any adapter removes all of them.
                 let any = self.loaded.first_mut().ok_or("no adapter is loaded")?;
                 context.lora_adapter_remove(any).map_err(|error| error.to_string())?;
             }

@@ -16,10 +16,11 @@ use super::params::ModelParams;
 use crate::engine::config::placement::{GpuLayers, Numa, Placement, TensorOverride};
 use crate::engine::config::{EngineConfig, StartError};
 
-/// Memory of each device that stays free. Units: bytes. Source: the default of llama-server's `--fit-target`.
+/// Memory that stays free on each device. Units: bytes. Source: the default of llama-server's `--fit-target`.
 const MARGIN_BYTES: usize = 1 << 30;
 
-/// Most devices of a model. Source: llama.cpp's `llama_max_devices` is 16; twice that is room for a later one.
+/// Maximum number of devices of a model. Source: twice llama.cpp's `llama_max_devices`, in case a later release has
+/// more.
 const DEVICES_MAX: usize = 32;
 
 /// Returns the registered devices, the CPU among them.
@@ -29,7 +30,7 @@ pub fn list() -> Vec<LlamaBackendDevice> {
     list_llama_ggml_backend_devices()
 }
 
-/// Returns the most devices of a model.
+/// Returns the maximum number of devices of a model.
 pub(super) fn n_max() -> usize {
     // SAFETY: no arguments.
     unsafe { sys::llama_max_devices() }.min(DEVICES_MAX)
@@ -40,7 +41,7 @@ pub(super) fn n_max() -> usize {
 /// Errors: names the missing device.
 pub(super) fn by_names(names: &[String]) -> Result<Vec<sys::ggml_backend_dev_t>, String> {
     let one = |name: &String| {
-        let text = CString::new(name.as_str()).map_err(|_| format!("--device {name}: a NUL"))?;
+        let text = CString::new(name.as_str()).map_err(|_| format!("--device {name}: contains a NUL"))?;
         // SAFETY: a text that ends with NUL; devices stay registered as long as the program runs.
         let device = unsafe { sys::ggml_backend_dev_by_name(text.as_ptr()) };
         if device.is_null() { Err(format!("--device {name}: no such device")) } else { Ok(device) }
@@ -60,8 +61,8 @@ fn buffers() -> Vec<(String, sys::ggml_backend_buffer_type_t)> {
     (0..n_devices).filter_map(one).collect()
 }
 
-/// Returns the kind of host memory that the first device with a KV cache reads and writes without a copy by the driver;
-/// `None` if the KV cache is on no device, or the device has no such memory.
+/// Returns the buffer type of page-locked host memory of the first device with a KV cache; `None` if the KV cache is
+/// not on a device, or the device has no such memory.
 pub(super) fn host_memory(placement: &Placement) -> Option<sys::ggml_backend_buffer_type_t> {
     if !placement.offloads_kv() {
         return None;
@@ -88,15 +89,15 @@ pub(super) fn buffer(name: &str) -> Result<sys::ggml_backend_buffer_type_t, Stri
     let found = all.iter().find(|(known, _)| known == name).map(|(_, buffer)| *buffer);
     found.ok_or_else(|| {
         let names = all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-        format!("--override-tensor: there is no buffer {name}; there are {names}")
+        format!("--override-tensor: there is no buffer {name}; the buffers are {names}")
     })
 }
 
-/// Returns a configuration that names the device of each part: checked against the existing devices, and with as many
-/// layers on them as fit if the number is not given. A completed configuration stays as it is.
+/// Completes a configuration with the devices of each part: checks the given ones, and determines how many layers fit
+/// if the number is not given. A complete configuration does not change.
 ///
 /// `context` returns the settings of the context, which shares the devices with the layers.
-/// Cost: if something is not given, the model's metadata is read several times.
+/// Cost: for an incomplete configuration, the model's metadata is read several times.
 /// Errors: `Config` for a device, a buffer or an index that does not exist.
 pub(crate) fn settle(
     config: EngineConfig,
@@ -108,7 +109,7 @@ pub(crate) fn settle(
     let used = config.placement.used(&devices).map_err(|reason| StartError::Config { reason })?;
     if used.is_empty() {
         if config.placement.asks_for_device() {
-            warn!("no GPU that llama.cpp can use was found: the model runs on the CPU (docs/accelerators.md)");
+            warn!("llama.cpp found no GPU; the model runs on the CPU (docs/accelerators.md)");
         }
         config.placement.n_gpu_layers = GpuLayers::Count(0);
     }
@@ -125,7 +126,7 @@ pub(crate) fn settle(
     Ok(config)
 }
 
-/// Returns a description of the devices besides the CPU that a completed configuration computes on.
+/// Returns a description of the devices, except the CPU, that a complete configuration uses.
 pub(in crate::engine) fn described(placement: &Placement) -> String {
     let devices = list();
     let used = if placement.is_offloaded() { placement.used(&devices).unwrap_or_default() } else { Vec::new() };
@@ -133,7 +134,7 @@ pub(in crate::engine) fn described(placement: &Placement) -> String {
     used.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Sets the placement of threads once; llama.cpp cannot change it later.
+/// Sets the placement of threads, once per process, because llama.cpp cannot change it later.
 fn set_numa(numa: Option<Numa>) {
     static TOLD: Once = Once::new();
     let Some(numa) = numa else { return };
@@ -148,10 +149,10 @@ fn set_numa(numa: Option<Numa>) {
     });
 }
 
-/// Returns the placement with as many layers, and parts of them, as fit; `None` if llama.cpp finds none, for example
-/// for given shares that do not fit.
+/// Returns the placement with as many layers, or parts of layers, as fit; `None` if llama.cpp finds no placement, for
+/// example because the given shares do not fit.
 fn fit(config: &EngineConfig, mut context: sys::llama_context_params) -> Option<Placement> {
-    /// llama.cpp takes over the process's log while it measures.
+    /// Serializes the calls, because llama.cpp redirects the process's log while it measures.
     static FITTING: Mutex<()> = Mutex::new(());
     let _fitting = FITTING.lock().unwrap_or_else(PoisonError::into_inner);
     let path = CString::new(config.model.as_os_str().as_encoded_bytes()).ok()?;

@@ -1,7 +1,7 @@
-//! A batch of embeddings, which llama.cpp reads in the place of tokens.
+//! A batch of embeddings, which llama.cpp reads instead of tokens.
 //!
-//! llama.cpp takes either tokens or embeddings in a batch, so those of an image are a batch of their own. The bindings
-//! have batches of tokens only.
+//! A llama.cpp batch has either tokens or embeddings, so the embeddings of an image are a separate batch. The bindings
+//! only have batches of tokens.
 
 use std::num::NonZeroI32;
 use std::ops::Range;
@@ -32,7 +32,7 @@ impl EmbeddingBatch {
         self.positions.clear();
     }
 
-    /// Fills the batch and returns the index of its last token, whose logits may be wanted.
+    /// Fills the batch and returns the index of its last token, the only one whose logits may be wanted.
     ///
     /// Shape: `floats` `[positions x width]`.
     pub(super) fn fill(&mut self, (sequence, positions): (i32, Range<i32>), floats: &[f32], logits: Logits) -> i32 {
@@ -71,12 +71,12 @@ impl EmbeddingBatch {
 
 /// Returns the pointer to a context.
 ///
-/// The bindings keep it to themselves but for their debug text, which shows it, and so exposes it.
+/// The bindings do not export it, but their `Debug` text contains it.
 fn raw_context(context: &LlamaContext<'_>) -> NonNull<sys::llama_context> {
     let text = format!("{context:?}");
     let digits = text.split("0x").nth(1).unwrap_or_default();
     let end = digits.find(|digit: char| !digit.is_ascii_hexdigit()).unwrap_or(digits.len());
     let address = usize::from_str_radix(&digits[..end], 16).ok();
     let pointer = address.and_then(|address| NonNull::new(ptr::with_exposed_provenance_mut(address)));
-    pointer.expect("the bindings, whose version is fixed, show the pointer")
+    pointer.expect("the debug text of the bindings, whose version is fixed, contains the pointer")
 }

@@ -1,8 +1,8 @@
-//! The fingerprint of the KV layout: everything other than the model's files that decides the meaning of the bytes of
+//! The fingerprint of the KV layout: all settings, besides the model's files, that decide the meaning of the bytes of
 //! KV state.
 //!
-//! Stored state is found again only under the same fingerprint. Settings that only change rounding (threads, batches,
-//! kernels) are excluded; docs/cache.md has the whole list.
+//! Stored state is used only with the same fingerprint. Settings that only change rounding (threads, batches, kernels)
+//! are excluded; docs/cache.md has the whole list.
 //!
 //! Not here: the fingerprint of the model (`warmpath-gguf`), adapters and salts (the root of a chain).
 
@@ -22,12 +22,12 @@ const ROTATION_OFF: &str = "LLAMA_ATTN_ROT_DISABLE";
 /// Suffix of the names of the tensors with a model's rope factors for long contexts.
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 
-/// Whether keys are rotated differently in a long context, as in models with LongRoPE.
+/// RoPE factors of a model, which may depend on the context, as with LongRoPE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum RopeFactors {
     /// The same factors for every context.
     Alike,
-    /// Other factors if a sequence can have more cells than this.
+    /// Other factors if a sequence can have more than this many cells.
     ByContext { short_cells_max: u64 },
 }
 
@@ -49,7 +49,7 @@ impl RopeFactors {
         Self::ByContext { short_cells_max: short_cells_max.unwrap_or(0).into() }
     }
 
-    /// Returns the name of the factors for a sequence of this many cells; `None` if there is only one set.
+    /// Returns the name of the factors for a sequence with this many cells; `None` if there is only one set.
     pub(in crate::engine) fn chosen(self, sequence_cells: u32) -> Option<&'static str> {
         match self {
             Self::Alike => None,
@@ -105,7 +105,7 @@ mod tests {
     use crate::engine::config::{CacheType, Switch};
 
     #[test]
-    fn every_setting_that_changes_the_state_s_bytes_changes_the_layout_s_name() {
+    fn every_setting_that_changes_the_bytes_of_state_changes_the_fingerprint() {
         let base = EngineConfig { flash_attn: Switch::Off, ..EngineConfig::default() };
         let of = |config: &EngineConfig| name(config, "layers=2", (None, false));
         let rope = |rope: RopeSettings| of(&EngineConfig { rope, ..base.clone() });
@@ -140,11 +140,11 @@ mod tests {
             assert!(!names[..idx].contains(name), "{idx}");
         }
         let rounding = EngineConfig { threads: 7, ubatch_tokens: 32, n_slots: 2, ..base.clone() };
-        assert_eq!(of(&rounding), of(&base), "settings that only change rounding are left out");
+        assert_eq!(of(&rounding), of(&base), "settings that only change rounding are excluded");
     }
 
     #[test]
-    fn long_factors_are_chosen_behind_the_context_that_the_model_began_with() {
+    fn long_factors_are_chosen_beyond_the_original_context() {
         assert_eq!(RopeFactors::Alike.chosen(u32::MAX), None);
         let factors = RopeFactors::ByContext { short_cells_max: 4096 };
         assert_eq!((factors.chosen(4096), factors.chosen(4097)), (Some("short"), Some("long")));

@@ -1,7 +1,7 @@
 //! Memory that a model and its context would take, as llama.cpp reports it without allocating it.
 //!
-//! llama.cpp can load a model's metadata alone and lay out contexts over it, as its own `--fit` does. The context's
-//! settings are those with which it would be created. Not here: the conclusions (`footprint`).
+//! llama.cpp can load only a model's metadata and plan contexts for it, like its own `--fit`. The settings of the
+//! context are those of the real one. Not here: the use of these values (`footprint`).
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -13,13 +13,12 @@ use warmpath_llama_chat::{ContextMemory, DeviceMemory, context_memory, device_me
 use super::context_params;
 use super::params::ModelParams;
 use crate::engine::config::EngineConfig;
-use crate::engine::config::footprint::{ReportedMemory, Taken};
+use crate::engine::config::footprint::{ContextBytes, ReportedMemory};
 
-/// Longest value of the metadata that is read, with the final byte. Source: architectures and types have some twenty
-/// bytes.
+/// Maximum length of a metadata value, including the final NUL. Source: architectures and types have some twenty bytes.
 const META_BYTES_MAX: usize = 128;
 
-/// A model without memory, freed when it is dropped.
+/// A model without weights in memory, freed when it is dropped.
 pub(crate) struct Outline(NonNull<sys::llama_model>);
 
 impl Drop for Outline {
@@ -70,7 +69,7 @@ impl Outline {
         Some(memory)
     }
 
-    /// Returns the memory of a context for generating with at least `n_cells` cells in all.
+    /// Returns the memory of a context for generating, with at most `n_cells` cells in total.
     fn generating(&self, config: &EngineConfig, n_cells: u64) -> Option<(ContextMemory, Vec<DeviceMemory>)> {
         self.context(&context_params(config, u32::try_from(n_cells).ok()?))
     }
@@ -109,7 +108,8 @@ pub(in crate::engine) fn ask(config: &EngineConfig, asked_cells_max: u64) -> Opt
     let (large, large_devices) = model.generating(config, large_cells)?;
     let small_cells = (large_cells / 2).max(1);
     let (small, small_devices) = model.generating(config, small_cells)?;
-    let taken = |n_cells, memory: &ContextMemory| Taken { n_cells, context: memory.context, compute: memory.compute };
+    let taken =
+        |n_cells, memory: &ContextMemory| ContextBytes { n_cells, context: memory.context, compute: memory.compute };
     let adapters = config.adapters.iter().filter_map(|adapter| std::fs::metadata(&adapter.path).ok());
     let copied = adapters.fold(large.weights_repacked, |sum, file| sum.saturating_add(file.len()));
     let (mapped, copied) = match config.placement.load_mode.gives_back() {
@@ -142,7 +142,7 @@ fn wanted_cells(model: &Outline, config: &EngineConfig) -> u64 {
     config.cells_wanted(config.rope.extended(&config.metadata(&file))).into()
 }
 
-/// Returns the settings of the context that a configuration wants; `None` if llama.cpp cannot read the model.
+/// Returns the settings of a configuration's context; `None` if llama.cpp cannot read the model.
 ///
 /// Cost: that of reading the model's metadata.
 pub(in crate::engine) fn wanted_context(config: &EngineConfig) -> Option<LlamaContextParams> {

@@ -1,7 +1,7 @@
 //! llama.cpp's parameters of models and contexts, from a configuration.
 //!
-//! llama.cpp borrows lists and texts by pointers, so the parameters own the data that they point to. Not here: their
-//! cost (`measure`), whether the devices exist (`devices`).
+//! llama.cpp's parameters have pointers to lists and texts, so these types own the data. Not here: the memory that they
+//! need (`measure`), the existence of devices (`devices`).
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{self, NonNull};
@@ -19,7 +19,7 @@ use crate::engine::config::{EngineConfig, StartError};
 /// Parameters of a model, with the data that they point to.
 pub(super) struct ModelParams {
     raw: sys::llama_model_params,
-    /// Devices, ended by a null pointer; the next two lists end with an empty entry.
+    /// Devices, with a null pointer at the end; the next two lists have an empty entry at the end.
     devices: Vec<sys::ggml_backend_dev_t>,
     overrides: Vec<sys::llama_model_tensor_buft_override>,
     metadata: Vec<sys::llama_model_kv_override>,
@@ -38,7 +38,8 @@ impl ModelParams {
         let refuse = |reason: String| StartError::Config { reason };
         let chosen = placement.devices.as_ref().map(|names| devices::by_names(names)).transpose().map_err(refuse)?;
         let named = placement.overrides.iter().map(|one| {
-            let pattern = CString::new(one.pattern.as_str()).map_err(|_| "--override-tensor: a NUL".to_owned())?;
+            let pattern =
+                CString::new(one.pattern.as_str()).map_err(|_| "--override-tensor: contains a NUL".to_owned())?;
             Ok((pattern, devices::buffer(&one.buffer)?))
         });
         let (patterns, buffers): (Vec<CString>, Vec<_>) =
@@ -83,7 +84,7 @@ impl ModelParams {
             LoadMode::MmapMlock => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
             LoadMode::DirectIo => sys::LLAMA_LOAD_MODE_DIRECT_IO,
         };
-        // If nothing is offloaded, there may be no device with this index.
+        // Without offloading, there may be no device with this index.
         raw.main_gpu = if placement.is_offloaded() { i32::try_from(placement.main_gpu).unwrap_or(0) } else { 0 };
         raw.check_tensors = placement.check_tensors;
         raw.use_extra_bufts = placement.repack;
@@ -120,7 +121,7 @@ impl ModelParams {
     }
 }
 
-/// Returns the model behind a pointer, which is freed with it.
+/// Returns the model of a pointer, which is freed when the model is dropped.
 fn owned(model: NonNull<sys::llama_model>) -> LlamaModel {
     const { assert!(size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>()) };
     // SAFETY: `LlamaModel` is transparent over such a pointer, and nothing else owns the model. The bindings, whose
@@ -162,7 +163,7 @@ fn raw_override(one: &MetadataOverride) -> sys::llama_model_kv_override {
     sys::llama_model_kv_override { tag, key: bytes(&one.key, KEY_BYTES_MAX), __bindgen_anon_1: anonymous }
 }
 
-/// Returns a text as a C field; a text that is too long was refused before.
+/// Returns a text as a C field; texts that are too long are refused before.
 fn bytes(text: &str, n_max: usize) -> [std::ffi::c_char; 128] {
     let mut field = [0; 128];
     for (place, byte) in field.iter_mut().zip(text.bytes().take(n_max)) {
@@ -179,7 +180,7 @@ pub(crate) fn with_rope(params: LlamaContextParams, rope: &RopeSettings) -> Llam
         Some(RopeScaling::Linear) => RopeScalingType::Linear,
         Some(RopeScaling::Yarn) => RopeScalingType::Yarn,
     };
-    // Values that llama.cpp takes from the file are 0 or negative.
+    // Zero or a negative value means llama.cpp's value from the file.
     params
         .with_rope_scaling_type(scaling)
         .with_rope_freq_base(rope.freq_base.unwrap_or(0.0))
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_override_is_laid_out_as_llama_cpp_has_it() {
+    fn an_override_has_llama_cpps_memory_layout() {
         let of = |value| raw_override(&MetadataOverride { key: "a.b".to_owned(), value });
         let text = |field: &[std::ffi::c_char]| {
             // SAFETY: every field ends with NUL.

@@ -1,9 +1,9 @@
 //! Moving tokens of a slot to other positions.
 //!
-//! llama.cpp records the new positions at once and rotates the keys at the next decode. It rotates a cell for every
-//! sequence that shares it, so in a shared buffer a slot first gets cells of its own. It also rotates the cells that
-//! were not moved, by zero. If that is not exactly a no-op (keys that are rounded again, or scaled), shifting is
-//! refused, because other slots' state would change.
+//! llama.cpp records the new positions immediately and rotates the keys at the next decode. It rotates a cell for all
+//! sequences that share it, so in a shared buffer a slot first gets its own cells. It also rotates the cells that were
+//! not moved, by zero. If that changes them (keys that are rounded again, or scaled), shifting is refused, because it
+//! would change other slots' state.
 //!
 //! Not here: the new positions (`warmpath_worker_core::shift_plan`).
 
@@ -15,7 +15,7 @@ use warmpath_worker_core::shift_plan::Move;
 use super::{Llama, StateError};
 use crate::engine::config::{CacheType, EngineConfig, ShiftObstacle};
 
-/// Architectures whose memory llama.cpp does not shift. Source: its `get_can_shift`, which the bindings lack.
+/// Architectures whose state llama.cpp cannot shift. Source: its `get_can_shift`, which the bindings lack.
 const UNSHIFTED: [&str; 2] = ["step35", "deepseek4"];
 
 /// Returns why this model's state cannot be shifted; `None` if it can.
@@ -48,11 +48,11 @@ pub(in crate::engine) fn obstacle(
 }
 
 impl Llama<'_> {
-    /// Keeps a slot's first `n_kept` tokens, makes the moves, each of which is behind the one before in the old and the
-    /// new order, and drops all other tokens. The positions have gaps if the new ones of the moves do.
+    /// Keeps a slot's first `n_kept` tokens, makes the moves, and drops all other tokens. The moves are in ascending
+    /// order of both the old and the new positions, which may have gaps.
     ///
-    /// Until the next decode the keys of moved tokens are not those of their new positions.
-    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer perhaps an export and an
+    /// Until the next decode, the keys of moved tokens are not yet rotated to their new positions.
+    /// Cost: one pass over all keys in the buffer at the next decode; in a shared buffer possibly an export and an
     /// import.
     /// Errors: `Export`, `Import`, `Rewind`; the slot is then empty.
     pub(in crate::engine) fn shift(&mut self, slot: SlotId, n_kept: u32, moves: &[Move]) -> Result<(), StateError> {
@@ -68,7 +68,7 @@ impl Llama<'_> {
             n_tokens = one.to_token + one.n_tokens;
         }
         self.drop_tokens(slot, (drop_from, None));
-        // No move may reach the old position of a later one: those to later positions are made from the last on.
+        // A move must not overwrite cells of a pending one, so moves to later positions are made in reverse order.
         let (later, earlier): (Vec<Move>, Vec<Move>) = moves.iter().partition(|one| one.to_token > one.from_token);
         for one in later.iter().rev().chain(&earlier) {
             let by = i32::try_from(i64::from(one.to_token) - i64::from(one.from_token)).expect("positions are i32s");
@@ -84,7 +84,7 @@ impl Llama<'_> {
         debug_assert_eq!(dropped, Ok(true), "full attention can be cut anywhere");
     }
 
-    /// Gives a slot cells that no other slot shares.
+    /// Gives a slot its own cells, which no other slot shares.
     fn own_cells(&mut self, slot: SlotId) -> Result<(), StateError> {
         let n_tokens = self.last_position(slot).map_or(0, |last| last + 1);
         let n_bytes = self.export(slot)?.len();

@@ -1,8 +1,8 @@
-//! The staging buffer: the machine's memory through which KV state leaves llama.cpp and enters it.
+//! The staging buffer: host memory for KV state that is exported from llama.cpp or imported into it.
 //!
-//! The buffer is kept, because pages that were touched before are several times faster than new ones. If the KV cache
-//! is on a device, the buffer is page-locked memory of the device's driver, which the device reads and writes without
-//! another copy.
+//! The buffer is reused, because pages that were touched before are several times faster than new ones. If the KV cache
+//! is on a device, the buffer is page-locked memory of the device's driver, which the device accesses without another
+//! copy.
 //!
 //! Not here: the calls that move state (`state`), stored payloads (`crate::pages`).
 
@@ -12,18 +12,18 @@ use llama_cpp_sys_2 as sys;
 
 use crate::pages::Pages;
 
-/// Buffer that grows with the states that pass through it.
+/// Buffer that grows to the size of the largest state.
 #[derive(Default)]
 pub(super) struct StagingBuffer {
-    /// Page-locked memory of the device with the KV cache; `None` if there is none.
+    /// Buffer type of page-locked memory of the device with the KV cache; `None` if there is none.
     kind: Option<sys::ggml_backend_buffer_type_t>,
-    memory: Memory,
+    memory: StagingMemory,
 }
 
 impl StagingBuffer {
-    /// Returns an empty buffer in a device's page-locked memory, or else in memory of the process.
+    /// Returns an empty buffer in a device's page-locked memory, or else in ordinary memory.
     pub(super) fn new(kind: Option<sys::ggml_backend_buffer_type_t>) -> Self {
-        Self { kind, memory: Memory::default() }
+        Self { kind, memory: StagingMemory::default() }
     }
 
     /// Returns the first `n_bytes`, to be written. Their content does not matter.
@@ -31,10 +31,10 @@ impl StagingBuffer {
     /// Cost: none if the buffer is large enough.
     pub(super) fn room(&mut self, n_bytes: usize) -> &mut [u8] {
         if self.memory.bytes().len() < n_bytes {
-            // The old memory is freed first. The new one has spare room, because a sequence grows by a little each
-            // time.
-            self.memory = Memory::default();
-            self.memory = Memory::new(self.kind, n_bytes + n_bytes / 4);
+            // The old memory is freed first. The new memory has spare room, because sequences grow a little between two
+            // exports.
+            self.memory = StagingMemory::default();
+            self.memory = StagingMemory::new(self.kind, n_bytes + n_bytes / 4);
         }
         &mut self.memory.bytes_mut()[..n_bytes]
     }
@@ -47,18 +47,18 @@ impl StagingBuffer {
     }
 }
 
-enum Memory {
+enum StagingMemory {
     Own(Pages),
     PageLocked(PageLocked),
 }
 
-impl Default for Memory {
+impl Default for StagingMemory {
     fn default() -> Self {
         Self::Own(Pages::default())
     }
 }
 
-impl Memory {
+impl StagingMemory {
     fn new(kind: Option<sys::ggml_backend_buffer_type_t>, n_bytes: usize) -> Self {
         let page_locked = kind.and_then(|kind| PageLocked::new(kind, n_bytes));
         page_locked.map_or_else(|| Self::Own(Pages::zeroed(n_bytes)), Self::PageLocked)
@@ -128,7 +128,7 @@ impl Drop for PageLocked {
 mod tests {
     use super::*;
 
-    /// Kind of memory that every build of llama.cpp has; the driver's own differ in how they allocate.
+    /// Returns a buffer type that every build of llama.cpp has; those of drivers only allocate differently.
     fn kind() -> sys::ggml_backend_buffer_type_t {
         // llama.cpp must be initialised.
         let _ = warmpath_prompt::backend();
@@ -145,7 +145,7 @@ mod tests {
                 buffer.room(n_bytes).fill(7);
                 assert_eq!(buffer.written(n_bytes).len(), n_bytes);
                 assert!(buffer.written(n_bytes).iter().all(|byte| *byte == 7));
-                assert_eq!(matches!(buffer.memory, Memory::PageLocked(_)), kind.is_some());
+                assert_eq!(matches!(buffer.memory, StagingMemory::PageLocked(_)), kind.is_some());
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Moving the state of sequences: export, import, and copies.
 //!
 //! In a shared buffer a prefix is shared by marking its cells, and a range is exported through a spare sequence. If
-//! every slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's own
-//! copy of a buffer is only used for sliding windows, whose past an export lacks, because it copies the unused cells,
-//! too, and only at the next decode.
+//! every slot has its own buffer, a whole sequence is exported and imported, at the speed of memory. llama.cpp's copy
+//! of a whole buffer is only used for sliding windows, because an export lacks the cells that the window has passed.
+//! This copy also includes unused cells, and is made only at the next decode.
 //!
 //! Not here: the meaning of the bytes (`kv::codec`), the choice of state (`warmpath_worker_core`).
 
@@ -22,9 +22,9 @@ use llama_cpp_2::token::LlamaToken;
 use warmpath_common::ids::SlotId;
 
 use super::{Llama, Spare};
-use crate::engine::kv::codec::{CodecError, Frame, Layout, join};
+use crate::engine::kv::codec::{CodecError, StateFrame, StateLayout, join};
 
-/// Reason why a sequence's state could not be moved.
+/// Error of moving a sequence's state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// The slot does not have the tokens.
@@ -72,8 +72,8 @@ pub enum StateError {
 
 impl Llama<'_> {
     /// Returns the context and sequence of a state for this slot.
-    pub(in crate::engine) fn frame(&self, slot: SlotId) -> Frame {
-        Frame { n_streams: self.n_streams(), sequence: u32::from(slot.0) }
+    pub(in crate::engine) fn frame(&self, slot: SlotId) -> StateFrame {
+        StateFrame { n_streams: self.n_streams(), sequence: u32::from(slot.0) }
     }
 
     /// Returns the whole state of a slot's sequence.
@@ -84,9 +84,9 @@ impl Llama<'_> {
         self.export_sequence(slot, LlamaStateSeqFlags::empty())
     }
 
-    /// Returns a state with the slot's tokens at `positions`, and without other tokens if the slots share a buffer.
+    /// Returns a state with the slot's tokens at `positions`; it has no other tokens if the slots share a buffer.
     ///
-    /// Cost: like [`Self::export`], of the range in a shared buffer, of the whole sequence elsewhere.
+    /// Cost: like [`Self::export`]: of the range in a shared buffer, otherwise of the whole sequence.
     /// Errors: `Range`, `Export`.
     pub(in crate::engine) fn export_range(&mut self, slot: SlotId, positions: Range<u32>) -> Result<&[u8], StateError> {
         self.check_held(slot, &positions)?;
@@ -99,7 +99,8 @@ impl Llama<'_> {
         Ok(self.staging.written(n_bytes))
     }
 
-    /// Puts a state of `n_tokens`, from position 0 on, into a slot; the slot's former state is lost in any case.
+    /// Imports a state of `n_tokens`, from position 0 on, into a slot; the slot's former state is lost, even after an
+    /// error.
     ///
     /// Errors: [`StateError::Import`]; the slot is then empty.
     pub(in crate::engine) fn import(&mut self, slot: SlotId, state: &[u8], n_tokens: u32) -> Result<(), StateError> {
@@ -129,19 +130,19 @@ impl Llama<'_> {
         imported
     }
 
-    /// Takes the tokens at these positions, which may have gaps between them, out of a slot, with all others behind its
-    /// first `n_kept`; returns a state of each range, for [`Self::append`].
+    /// Removes all tokens after the first `n_kept` from a slot; returns a state of each of the given ranges, for
+    /// [`Self::append`].
     ///
-    /// Cost: a decode of one token, and an export, of the tokens behind `n_kept` in a shared buffer, of all elsewhere.
+    /// Cost: a decode of one token, and an export: of the removed tokens in a shared buffer, otherwise of all tokens.
     /// Errors: `Decode`, `Rewind`, `Import`, `Range`, `Export`, `Codec`; the slot is then empty.
     pub(in crate::engine) fn take_out(
         &mut self,
         (slot, n_kept): (SlotId, u32),
         ranges: &[Range<u32>],
-        layout: &Layout,
+        layout: &StateLayout,
     ) -> Result<Vec<Vec<u8>>, StateError> {
         let n_held = self.n_held(slot);
-        // The keys of shifted tokens are rotated by then.
+        // This rotates the keys of shifted tokens before the export.
         self.settle(slot, n_held)?;
         let frame = self.frame(slot);
         let taken = self.export_range(slot, n_kept..n_held).and_then(|state| {
@@ -157,15 +158,15 @@ impl Llama<'_> {
         Ok(taken)
     }
 
-    /// Puts a state behind the tokens of a slot, whose positions it continues.
+    /// Appends a state to the tokens of a slot; its positions continue theirs.
     ///
-    /// Cost: an import of the state in a shared buffer, an export and import of the whole sequence elsewhere.
+    /// Cost: an import of the state in a shared buffer, otherwise an export and import of the whole sequence.
     /// Errors: `Export`, `Codec`, `Import`; the slot is then empty.
     pub(in crate::engine) fn append(
         &mut self,
         slot: SlotId,
         (state, positions): (&[u8], Range<u32>),
-        layout: &Layout,
+        layout: &StateLayout,
     ) -> Result<(), StateError> {
         if let Some(spare) = self.spare_slot() {
             self.import_sequence(spare, state, LlamaStateSeqFlags::empty());
@@ -187,8 +188,8 @@ impl Llama<'_> {
     /// Gives a slot the first `n_tokens` of another, which stays unchanged; the slot's former state is lost.
     ///
     /// A recurrent part is always copied as a whole. If the other slot has more than `n_tokens`, a hybrid model's copy
-    /// in a shared buffer is right only after [`Self::restore_partial`], and elsewhere the copy is refused.
-    /// Cost: none in a shared buffer; elsewhere the state is exported and imported.
+    /// in a shared buffer is valid only after [`Self::restore_partial`], and with separate buffers the copy is refused.
+    /// Cost: none in a shared buffer, otherwise an export and an import.
     /// Errors: `Range`, `Export`, `Import`, `Rewind`, `Decode`; the slot is then empty.
     pub(in crate::engine) fn copy_prefix(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
         self.check_held(from, &(0..n_tokens))?;
@@ -213,7 +214,7 @@ impl Llama<'_> {
         self.cut_back(to, n_tokens)
     }
 
-    /// Returns the part of a slot's state that cannot be cut. Not for models with only full attention, which have none.
+    /// Returns the part of a slot's state that cannot be cut; models with only full attention have none.
     ///
     /// Errors: [`StateError::Export`] if the slot is empty.
     pub(in crate::engine) fn partial(&mut self, slot: SlotId) -> Result<Vec<u8>, StateError> {
@@ -246,7 +247,7 @@ impl Llama<'_> {
         }
     }
 
-    /// Marks cells of one sequence as cells of another one, too.
+    /// Marks cells of one sequence as also belonging to another one.
     fn share(&mut self, from: SlotId, to: SlotId, positions: Range<u32>) {
         let (from, to) = (i32::from(from.0), i32::from(to.0));
         let shared = self.context.kv_cache_seq_cp(from, to, Some(positions.start), Some(positions.end));
@@ -255,8 +256,8 @@ impl Llama<'_> {
 
     /// Copies a slot's whole buffer, including the past of a sliding window.
     ///
-    /// llama.cpp only records the copy and makes it at the next decode. An export before that would read the wrong
-    /// bytes, and an import would be overwritten. So one token is decoded at once.
+    /// llama.cpp only records the copy and makes it at the next decode. An export before that would read wrong bytes,
+    /// and an import would be overwritten. So one token is decoded immediately.
     fn copy_stream(&mut self, from: SlotId, to: SlotId, n_tokens: u32) -> Result<(), StateError> {
         let copied = self.context.kv_cache_seq_cp(i32::from(from.0), i32::from(to.0), None, None);
         debug_assert!(copied.is_ok(), "no position was given");
@@ -265,8 +266,8 @@ impl Llama<'_> {
         cut.and(settled)
     }
 
-    /// Makes llama.cpp do what it has only recorded, by a decode of one token after a slot's `n_tokens`, which is then
-    /// dropped.
+    /// Makes llama.cpp execute recorded copies and shifts, by decoding one token after a slot's `n_tokens`, which is
+    /// then dropped.
     ///
     /// Errors: `Decode`, `Rewind`, `Import`; the slot is then empty.
     fn settle(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
@@ -286,7 +287,7 @@ impl Llama<'_> {
     }
 
     /// Checks that a slot has exactly these tokens; with a sliding window, that it has the tokens that the next one
-    /// sees.
+    /// attends to.
     fn expect_tokens(&mut self, slot: SlotId, n_tokens: u32) -> Result<(), StateError> {
         if self.n_held(slot) == n_tokens && self.resumes(slot, n_tokens) {
             return Ok(());

@@ -1,9 +1,9 @@
-//! The arguments of tool calls, which follow their schemas within a response that follows the grammar of calls.
+//! The arguments of tool calls: constrained by the tool's schema, within a response that follows the grammar of calls.
 //!
-//! Where a tool's arguments may begin, the grammar has a token that no vocabulary has. If all arguments are one object,
-//! the schema applies in addition to the grammar, which allows any balanced brackets, from the opening bracket to its
-//! closing one. If each argument is written apart, only its constraint applies, up to the mark that closes it, and the
-//! grammar continues after the special token.
+//! At the start of a tool's arguments, the grammar has a placeholder token beyond the vocabulary. There are two forms.
+//! If the arguments are one object, the grammar allows any balanced brackets, and the schema applies in addition from
+//! the opening bracket to the closing one. If each argument is written separately, only the argument's constraint
+//! applies, up to the argument's closing mark, and then the grammar continues after the placeholder.
 //!
 //! Not here: the grammar around them (`grammar`), the schemas (`constraint`).
 
@@ -15,34 +15,34 @@ use warmpath_common::ids::Token;
 use super::constraint::unfollowed;
 use super::json_schema::{CompiledSchema, Constraint, SchemaCompiler};
 
-/// Schemas of arguments, by the tokens that stand for them in a grammar.
+/// Schemas of arguments, by their placeholder tokens in a grammar.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ArgumentSchemas {
-    /// Token of the first schema; the others follow. It is the size of the vocabulary.
+    /// Placeholder of the first schema, which is the size of the vocabulary; those of the others follow.
     pub first: Token,
     /// Extent of each schema.
     pub extent: ArgumentsExtent,
-    /// The schemas, compiled.
+    /// Compiled schemas.
     pub schemas: Vec<CompiledSchema>,
 }
 
 /// Part of a call's arguments that a schema covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ArgumentsExtent {
-    /// All of them, an object.
+    /// All arguments, as one object.
     #[default]
     Object,
-    /// One of them, with the mark that closes it.
+    /// One argument, with its closing mark.
     Value,
 }
 
 impl ArgumentSchemas {
-    /// Returns the schema of an object, given its token.
+    /// Returns the schema of an object, given its placeholder.
     pub(crate) fn object(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == ArgumentsExtent::Object).then(|| self.of(token)).flatten()
     }
 
-    /// Returns the schema of a single argument, given its token.
+    /// Returns the schema of a single argument, given its placeholder.
     pub(crate) fn value(&self, token: Token) -> Option<&CompiledSchema> {
         (self.extent == ArgumentsExtent::Value).then(|| self.of(token)).flatten()
     }
@@ -57,9 +57,9 @@ pub(crate) struct FollowedArguments {
     pub(crate) schemas: Arc<ArgumentSchemas>,
     /// Tokens with a curly bracket, ascending.
     pub(crate) bracketed: Arc<[Token]>,
-    /// Arguments that the response is within.
-    pub(crate) begun: Option<Begun>,
-    /// Single argument that the response is within, or may begin.
+    /// Arguments that are being written.
+    pub(crate) begun: Option<BegunArguments>,
+    /// Single argument that is being written or may begin.
     pub(crate) value: Option<FollowedValue>,
 }
 
@@ -75,18 +75,18 @@ impl FollowedArguments {
     }
 }
 
-/// Arguments that have begun and are not closed.
-pub(crate) struct Begun {
+/// Arguments that have begun and are not complete.
+pub(crate) struct BegunArguments {
     constraint: Constraint,
     brackets: Brackets,
     /// Tokens that the schema allows next; `None` until they are needed.
     mask: Option<SimpleVob>,
 }
 
-impl Begun {
-    /// Returns arguments that begin with `text`; `None` if it closes them, whatever follows.
+impl BegunArguments {
+    /// Returns arguments that begin with `text`; `None` if the text also closes them.
     ///
-    /// Errors: the schema does not allow it, or that cannot be determined.
+    /// Errors: the schema does not allow the text, or checking it exceeds the limits.
     pub(crate) fn with(schema: &CompiledSchema, text: &[u8]) -> Result<Option<Self>, String> {
         let mut constraint = schema.begin();
         let mut brackets = Brackets::default();
@@ -95,7 +95,7 @@ impl Begun {
         Ok(closed_at.is_none().then_some(Self { constraint, brackets, mask: None }))
     }
 
-    /// Returns whether the schema allows a token next, as far as it belongs to the arguments.
+    /// Returns whether the schema allows a token next; text after the closing bracket is not checked.
     ///
     /// Errors: like [`Constraint::allowed`].
     pub(crate) fn allows(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
@@ -105,8 +105,8 @@ impl Begun {
         }
     }
 
-    /// Returns the tokens that the schema allows next and, of those that continue after the closing bracket, the
-    /// permitted ones.
+    /// Returns the tokens that the schema allows next, including the permitted ones with text after the closing
+    /// bracket.
     ///
     /// Errors: like [`Constraint::allowed`].
     pub(crate) fn allowed(&mut self) -> Result<&mut SimpleVob, String> {
@@ -117,13 +117,14 @@ impl Begun {
         Ok(self.mask.insert(mask))
     }
 
-    /// Returns the first part of a token that closes arguments and has more text after them; `None` for other tokens.
+    /// Returns a token's part up to the bracket that closes the arguments, if more text follows that bracket; `None`
+    /// for other tokens.
     pub(crate) fn own_part<'b>(&self, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let idx = self.brackets.clone().closed_at(bytes).filter(|idx| idx + 1 < bytes.len())?;
         Some(&bytes[..=idx])
     }
 
-    /// Takes an allowed token, and returns whether it closes the arguments.
+    /// Adds an allowed token; returns whether it closes the arguments.
     ///
     /// Errors: like [`Constraint::take`].
     pub(crate) fn take(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
@@ -137,9 +138,9 @@ impl Begun {
     }
 }
 
-/// A single argument: the response is within it, or at a place where it may begin.
+/// A single argument that is being written or may begin.
 pub(crate) struct FollowedValue {
-    /// Its token in the grammar.
+    /// Placeholder token in the grammar.
     pub(crate) named: Token,
     /// Whether it has begun.
     pub(crate) is_begun: bool,
@@ -175,7 +176,7 @@ impl FollowedValue {
         Ok(self.mask.insert(mask))
     }
 
-    /// Takes these bytes, spelled by `token` if that is given, and returns whether the argument is closed.
+    /// Adds bytes, which are the text of `token` if that is given; returns whether the argument is complete.
     ///
     /// Errors: like [`Constraint::take`], or the bytes are not allowed.
     pub(crate) fn take(&mut self, token: Option<Token>, bytes: &[u8]) -> Result<bool, String> {
@@ -194,7 +195,7 @@ impl FollowedValue {
     }
 }
 
-/// Returns the tokens with a curly bracket, ascending: all others neither begin nor close arguments.
+/// Returns the tokens with a curly bracket, ascending. Only these can begin or close arguments.
 pub(crate) fn bracketed(trie: &TokTrie) -> Arc<[Token]> {
     let n_vocab = Token::try_from(trie.vocab_size()).expect("tokens are numbered by a u32");
     (0..n_vocab).filter(|token| trie.token(*token).iter().any(|byte| matches!(byte, b'{' | b'}'))).collect()
@@ -209,7 +210,7 @@ struct Brackets {
 }
 
 impl Brackets {
-    /// Takes further text of an object and returns the index of its closing bracket, if the text contains it.
+    /// Reads further text of an object; returns the index of the object's closing bracket, if the text contains it.
     fn closed_at(&mut self, bytes: &[u8]) -> Option<usize> {
         for (idx, byte) in bytes.iter().enumerate() {
             if std::mem::take(&mut self.is_escaped) {

@@ -1,8 +1,8 @@
-//! The draft model: a second, smaller model whose greedy tokens are the drafts of sequences.
+//! The draft model: a second, smaller model whose most likely tokens are the drafts of sequences.
 //!
-//! Its context has a sequence for each slot. One call brings some of them to the tokens of their slots, as far as one
-//! micro-batch goes, and makes drafts for those that are there, all together. Its state is never stored, lent or
-//! announced, so a mistake in it makes drafts worse and changes no answer.
+//! Its context has a sequence for each slot. One call first computes the tokens that some of these sequences lack, up
+//! to a micro-batch, and then makes drafts for all sequences that are complete. Its state is never stored, shared or
+//! announced, so an error in it makes drafts worse but changes no response.
 //!
 //! Not here: whether a draft pays (`warmpath_worker_core::drafting`), its verification (`speculation`).
 
@@ -13,7 +13,9 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use tracing::info;
 use warmpath_common::ids::{SlotId, Token};
-use warmpath_worker_core::drafting::draft_model::{Distance, DraftModelCosts, Followed, Owner, Target};
+use warmpath_worker_core::drafting::draft_model::{
+    Distance, DraftModelCosts, DraftStateOwner, DraftStateTokens, DraftTarget,
+};
 use warmpath_worker_core::drafting::lengths::MakingTimes;
 use warmpath_worker_core::drafting::step_costs::StepCosts;
 use warmpath_worker_core::slot_table::{Slot, SlotTable};
@@ -24,43 +26,44 @@ use crate::engine::facts::EngineFacts;
 use crate::engine::llama::{self, Llama, Logits};
 use crate::engine::sequence::Sequence;
 
-/// Largest difference of two vocabularies' sizes. Source: llama.cpp's `SPEC_VOCAB_MAX_SIZE_DIFFERENCE`: padding.
+/// Largest difference between the sizes of the two vocabularies, for padding. Source: llama.cpp's
+/// `SPEC_VOCAB_MAX_SIZE_DIFFERENCE`.
 const PADDING_TOKENS_MAX: u32 = 128;
 
-/// First token whose text is compared; those before it are control tokens. Source: llama.cpp's
+/// First token whose text is compared; the tokens before it are control tokens. Source: llama.cpp's
 /// `SPEC_VOCAB_CHECK_START_TOKEN_ID`.
 const FIRST_COMPARED_TOKEN: i32 = 5;
 
-/// Share of the served model's time that is assumed where drafts cost what they cost on a GPU. Source: own choice: a
-/// model with a twentieth of the weights.
+/// Assumed time of a draft model's pass on a GPU, as a share of the served model's. Source: typical draft models have a
+/// twentieth of the weights, and reading the weights takes most of a pass.
 const SHARE_LIKE_GPU: f64 = 0.05;
 
-/// A draft model and what its sequences hold.
+/// A draft model and the tokens in its sequences.
 pub(crate) struct DraftModel<'m> {
     llama: Llama<'m>,
-    followed: Vec<Followed>,
+    followed: Vec<DraftStateTokens>,
     /// Longest sequence.
     context_tokens: u32,
-    /// Tokens that both models have.
+    /// Number of tokens that both vocabularies have.
     n_vocab: usize,
-    /// Most tokens of one pass.
+    /// Maximum number of tokens per pass.
     pass_tokens: u32,
     p_min: f32,
     costs: DraftModelCosts,
 }
 
-/// A sequence as the draft model may draft for it.
+/// A sequence that the draft model can draft for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Following {
-    owner: Owner,
+    owner: DraftStateOwner,
     next: Token,
     n_tokens: u32,
     n_missing: u32,
-    /// Most tokens of a draft.
+    /// Maximum length of a draft.
     pub(crate) n_max: usize,
 }
 
-/// A draft to make: none yet if the sequence is only followed.
+/// A draft to make, or only the preparation for one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedDraft {
     slot: SlotId,
@@ -72,47 +75,51 @@ pub(crate) struct WantedDraft {
 struct Making {
     slot: SlotId,
     n_tokens: usize,
-    /// Place of the logits for its next token; `None` if it gets no more.
+    /// Row of the logits for its next token; `None` if it gets no more tokens.
     row: Option<i32>,
     tokens: Vec<Token>,
 }
 
-/// Checks that the tokens of a draft model mean the same as the served model's.
+/// Checks that the vocabularies of a draft model and the served model are compatible.
 ///
 /// Errors: the difference. Source: llama.cpp's `common_speculative_are_compatible`.
 fn check_vocabulary(served: &LlamaModel, draft: &LlamaModel) -> Result<(), String> {
     let (served, draft) = (served.vocab(), draft.vocab());
     if served.vocab_type() != draft.vocab_type() {
-        return Err(format!("its vocabulary is {:?}, and the model's {:?}", draft.vocab_type(), served.vocab_type()));
+        return Err(format!(
+            "its vocabulary type is {:?}, and that of the model {:?}",
+            draft.vocab_type(),
+            served.vocab_type()
+        ));
     }
     for (name, of_served, of_draft) in [
         ("begin", served.should_add_bos().then(|| served.bos()), draft.should_add_bos().then(|| draft.bos())),
         ("end", served.should_add_eos().then(|| served.eos()), draft.should_add_eos().then(|| draft.eos())),
     ] {
         if of_served != of_draft {
-            return Err(format!("its texts {name} with another token than the model's"));
+            return Err(format!("the token with which its texts {name} differs from the model's"));
         }
     }
     let (n_served, n_draft) = (served.n_tokens().unsigned_abs(), draft.n_tokens().unsigned_abs());
     if n_served.abs_diff(n_draft) > PADDING_TOKENS_MAX {
-        return Err(format!("it has {n_draft} tokens, and the model {n_served}"));
+        return Err(format!("its vocabulary has {n_draft} tokens, and that of the model {n_served}"));
     }
     let differs = |token: &i32| served.text(LlamaToken(*token)) != draft.text(LlamaToken(*token));
     let n_both = i32::try_from(n_served.min(n_draft)).unwrap_or(i32::MAX);
     match (FIRST_COMPARED_TOKEN..n_both).find(differs) {
-        Some(token) => Err(format!("its token {token} is another one than the model's")),
+        Some(token) => Err(format!("its token {token} differs from the model's")),
         None => Ok(()),
     }
 }
 
 impl<'m> DraftModel<'m> {
-    /// Loads the draft model of a configuration into `place` and creates its context; `None` if there is none, or
-    /// nothing is drafted.
+    /// Loads the draft model of a configuration into `place` and creates its context; `None` if none is configured or
+    /// drafting is off.
     ///
-    /// The context of the served model, `llama`, is there and empty, so that layers of the draft model get the memory
-    /// of devices that is left.
-    /// Errors: `DraftModel` if its vocabulary is another one or its memory cannot be rewound, and those of loading a
-    /// model and of creating a context.
+    /// The context of the served model, `llama`, exists already and is empty, so the draft model's layers are placed in
+    /// the remaining memory of the devices.
+    /// Errors: `DraftModel` if the vocabularies are incompatible or its memory cannot be rewound, and the errors of
+    /// loading a model and creating a context.
     pub(crate) fn open(
         place: &'m OnceCell<LlamaModel>,
         (served, llama): (&LlamaModel, &mut Llama<'_>),
@@ -130,15 +137,15 @@ impl<'m> DraftModel<'m> {
             return Err(refuse("its memory cannot be rewound, and rejected tokens must be removed from it".to_owned()));
         }
         let measured = share((&mut opened, llama), config);
-        // Most of a pass is the time to read the weights.
+        // Reading the weights takes most of a pass.
         let share = measured.unwrap_or(model.size() as f64 / served.size().max(1) as f64);
         let context_tokens = opened.slot_tokens(model, &own);
         let path = own.model.display();
-        info!(model = %path, share, context_tokens, "draft model: a pass takes this share of the model's");
+        info!(model = %path, share, context_tokens, "draft model: time of a pass as a share of the model's");
         Ok(Some(Self {
             pass_tokens: opened.batch_limits().1,
             llama: opened,
-            followed: vec![Followed::default(); usize::from(config.n_slots)],
+            followed: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
             context_tokens,
             n_vocab: model.n_vocab().min(served.n_vocab()).unsigned_abs() as usize,
             p_min: draft.p_min,
@@ -147,7 +154,7 @@ impl<'m> DraftModel<'m> {
     }
 }
 
-/// Returns the time of a draft model's pass as a share of the served model's; `None` if it is not measured.
+/// Returns the measured time of a draft model's pass as a share of the served model's; `None` without a measurement.
 fn share((own, served): (&mut Llama<'_>, &mut Llama<'_>), config: &EngineConfig) -> Option<f64> {
     let costs = config.speculation.map(|speculation| speculation.costs).unwrap_or_default();
     match (costs, &config.self_test) {
@@ -160,40 +167,40 @@ fn share((own, served): (&mut Llama<'_>, &mut Llama<'_>), config: &EngineConfig)
 }
 
 impl WantedDraft {
-    /// Returns whether it gets tokens now.
+    /// Returns whether the draft gets tokens in this call.
     pub(crate) fn is_made(self) -> bool {
         self.n_tokens > 0
     }
 }
 
 impl Following {
-    fn target<'a>(&self, held: &'a Slot) -> Target<'a> {
-        Target { owner: self.owner, held: held.tokens(), next: self.next }
+    fn target<'a>(&self, held: &'a Slot) -> DraftTarget<'a> {
+        DraftTarget { owner: self.owner, held: held.tokens(), next: self.next }
     }
 }
 
 impl DraftModel<'_> {
-    /// Returns how the model may follow the sequence in a slot; `None` if the sequence has no next token, or outgrows
-    /// the model's context.
+    /// Returns the sequence in a slot if the draft model can draft for it; `None` if the sequence has no next token, or
+    /// does not fit into the draft model's context.
     pub(crate) fn following(&self, sequence: &Sequence, (slot, held): (SlotId, &Slot)) -> Option<Following> {
         let next = sequence.next_token()?;
         let lent = held.root().filter(|_| held.lends());
-        let owner = lent.map_or(Owner::Sequence(sequence.order), |root| Owner::Root(*root));
+        let owner = lent.map_or(DraftStateOwner::Sequence(sequence.order), |root| DraftStateOwner::Root(*root));
         let n_tokens = u32::try_from(held.tokens().len() + 1).ok()?;
-        // The last token of a draft is not computed.
+        // The draft model does not compute the last token of a draft.
         let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
         let following = Following { owner, next, n_tokens, n_missing: 0, n_max };
         let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(held));
         Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
     }
 
-    /// Returns the time of a draft for a sequence.
+    /// Returns the time of making a draft for a sequence.
     pub(crate) fn times(&self, following: &Following, costs: &StepCosts) -> MakingTimes {
         self.costs.times(costs, following.n_tokens, following.n_missing)
     }
 
-    /// Returns a draft of `n_tokens` as it can be made now: the sequence is first followed if the model is far from it.
-    /// `None` if that is not worth its time.
+    /// Returns a draft of `n_tokens`, or only its preparation if the draft model lacks too many of the sequence's
+    /// tokens; `None` if the preparation is not worth its time.
     pub(crate) fn wanted(
         &self,
         (slot, following): (SlotId, Following),
@@ -209,13 +216,14 @@ impl DraftModel<'_> {
 
     /// Makes drafts, in the order of `wanted`; returns the tokens of each.
     ///
-    /// A sequence is followed as far as the first pass has room, and gets no tokens if that is not far enough.
-    /// Errors: of llama.cpp; the model is of no further use.
+    /// The missing tokens of a sequence are computed up to the room of the first pass; if some are still missing, there
+    /// is no draft.
+    /// Errors: those of llama.cpp; the draft model must not be used any more.
     pub(crate) fn make(&mut self, wanted: &[WantedDraft], table: &SlotTable) -> Result<Vec<Vec<Token>>, DecodeError> {
         self.llama.reset_batch();
         let mut left = self.pass_tokens as usize;
         let mut making: Vec<Making> = wanted.iter().map(|draft| self.follow(draft, table, &mut left)).collect();
-        // Each pass gives every draft in progress a token, and the next one starts from these.
+        // Each pass extends every draft in progress by one token.
         while self.llama.n_pushed() > 0 {
             self.llama.decode()?;
             let tokens: Vec<_> = making.iter().map(|making| self.likeliest(making.row?)).collect();
@@ -232,15 +240,15 @@ impl DraftModel<'_> {
         Ok(making.into_iter().map(|making| making.tokens).collect())
     }
 
-    /// Forgets every sequence.
+    /// Removes the state of all sequences.
     pub(crate) fn clear(&mut self) {
         for (slot, followed) in (0..).map(SlotId).zip(&mut self.followed) {
             self.llama.clear(slot);
-            *followed = Followed::default();
+            *followed = DraftStateTokens::default();
         }
     }
 
-    /// Puts the tokens that the model lacks of a sequence into the batch, up to `left`.
+    /// Puts the sequence's tokens that the draft model lacks into the batch, at most `left`.
     fn follow(&mut self, draft: &WantedDraft, table: &SlotTable, left: &mut usize) -> Making {
         let WantedDraft { slot, following, n_tokens } = *draft;
         let target = following.target(table.slot(slot));
@@ -258,8 +266,8 @@ impl DraftModel<'_> {
         Making { slot, n_tokens, row, tokens: Vec::new() }
     }
 
-    /// Removes what a sequence holds beyond a target's tokens; returns how many of them are left.
-    fn cut(&mut self, slot: SlotId, target: &Target<'_>) -> usize {
+    /// Removes a sequence's tokens that differ from the target's; returns the number of remaining tokens.
+    fn cut(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> usize {
         let followed = &mut self.followed[usize::from(slot.0)];
         let mut n_kept = followed.n_common(target);
         let is_whole = followed.len() == n_kept;
@@ -278,11 +286,11 @@ impl DraftModel<'_> {
         self.llama.push(slot, (position, token), logits)
     }
 
-    /// Returns the likeliest token of a row, unless the model is too unsure of it.
+    /// Returns the most likely token of a row; `None` if its probability is below the minimum.
     fn likeliest(&self, row: i32) -> Option<Token> {
         let logits = self.llama.logits(row).get(..self.n_vocab)?;
         let (token, best) = (0..).zip(logits).max_by(|(_, a), (_, b)| a.total_cmp(b))?;
-        // A logit that is no number counts as the largest, and cannot be drafted.
+        // NaN counts as the largest logit; a draft ends there.
         let is_sure = || self.p_min * logits.iter().map(|logit| (logit - best).exp()).sum::<f32>() <= 1.0;
         (best.is_finite() && (self.p_min <= 0.0 || is_sure())).then_some(token)
     }

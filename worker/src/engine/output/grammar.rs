@@ -1,9 +1,9 @@
-//! Grammars over a model's vocabulary: whether a token may come next, and which ones may.
+//! Grammars over a model's vocabulary: whether a given token may come next, and which tokens may.
 //!
-//! A token that the model would choose anyway is checked alone, which costs as many steps as it has bytes. Only if it
-//! is refused all tokens are checked, by a walk over the trie of the vocabulary. Both have their work limited.
+//! The token that the model would choose is checked alone, which takes one step per byte. Only if it is refused, all
+//! tokens are checked by a walk over the vocabulary's trie. The work of both is limited.
 //!
-//! Not here: the meaning of a grammar (`warmpath_worker_output::grammar`), the choice of a token (`sampler`), when a
+//! Not here: parsing and matching text (`warmpath_worker_output::grammar`), choosing a token (`sampler`), when a
 //! grammar applies (`constraint`).
 
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use llguidance::toktrie::{Recognizer, SimpleVob, TokEnv, TokTrie};
 use warmpath_common::ids::Token;
 use warmpath_worker_output::grammar::{ByName, Exhausted, Grammar, GrammarMatcher, GrammarPosition};
 
-use super::arguments::{ArgumentsExtent, Begun, FollowedArguments, FollowedValue};
+use super::arguments::{ArgumentsExtent, BegunArguments, FollowedArguments, FollowedValue};
 use super::json_schema::CompiledSchema;
 
-/// Most work for taking a token. Source: docs/decisions/0032; some 4 ms.
+/// Maximum work for adding a token. Source: docs/decisions/0032; some 4 ms.
 const TOKEN_FUEL: u64 = 500_000;
 
-/// Most work for checking all tokens. Source: as above; a vocabulary of 150,000 tokens takes a third of it if all of it
-/// is allowed.
+/// Maximum work for checking all tokens. Source: as above; a vocabulary of 150,000 tokens takes a third of it if all
+/// tokens are allowed.
 const MASK_FUEL: u64 = 1_500_000;
 
-/// Number of masks that a response caches. Source: a JSON document returns to as many places; a mask has 19 kB for
-/// 150,000 tokens.
+/// Number of masks that a response caches. Source: the grammar of a JSON document has about as many recurring
+/// positions; a mask for 150,000 tokens takes 19 kB.
 const MASKS_MAX: usize = 8;
 
-/// Control tokens that count by their spelling, with it, ascending: they are part of the response's text.
+/// Control tokens that are part of the response's text, with their spelling, ascending.
 #[derive(Default)]
-pub(crate) struct Spelled(Vec<(Token, Vec<u8>)>);
+pub(crate) struct SpelledTokens(Vec<(Token, Vec<u8>)>);
 
-impl Spelled {
-    /// Returns these tokens with their spelling, without those that are text anyway.
+impl SpelledTokens {
+    /// Returns the control tokens among `tokens`, with their spelling.
     pub(crate) fn new(model: &LlamaModel, tokens: &[Token]) -> Self {
         let vocab = model.vocab();
         let spelled = tokens.iter().map(|token| (*token, LlamaToken(token.cast_signed())));
@@ -48,27 +48,28 @@ impl Spelled {
 }
 
 /// Grammar state of one response.
-pub(crate) struct Followed {
+pub(crate) struct FollowedGrammar {
     follower: GrammarMatcher,
     vocabulary: TokEnv,
-    spelled: Spelled,
+    spelled: SpelledTokens,
     arguments: FollowedArguments,
-    /// Masks of the places that were checked last, the latest at the end.
+    /// Masks of recently checked positions, the latest at the end.
     masks: Vec<(Vec<GrammarPosition>, SimpleVob)>,
-    /// Count of the follower's trims for which these places are valid.
+    /// Number of the matcher's trims at which these positions are valid.
     n_trimmed: u32,
-    /// Mask of a place where a single argument may begin, as it was last computed.
+    /// Last computed mask of a position where a single argument may begin.
     value_mask: Option<SimpleVob>,
 }
 
-impl Followed {
-    /// Returns a grammar at the start of a response; `spelled` has control tokens that it may name by their spelling.
+impl FollowedGrammar {
+    /// Returns a grammar at the start of a response; `spelled` has control tokens that the grammar may name by their
+    /// spelling.
     ///
-    /// Errors: it takes too much work, for the client.
+    /// Errors: the message that the grammar takes too much work, for the client.
     pub(crate) fn begin(
         grammar: &Arc<Grammar>,
         vocabulary: &TokEnv,
-        spelled: Spelled,
+        spelled: SpelledTokens,
         arguments: FollowedArguments,
     ) -> Result<Self, String> {
         let follower = GrammarMatcher::new(grammar, MASK_FUEL).map_err(described)?;
@@ -76,15 +77,15 @@ impl Followed {
         Ok(Self { follower, vocabulary, spelled, arguments, masks: Vec::new(), n_trimmed: 0, value_mask: None })
     }
 
-    /// Takes text that the prompt already has, and returns whether the grammar allows it.
+    /// Advances by text that the prompt already has; returns whether the grammar allows it.
     ///
-    /// Errors: it takes too much work, for the client.
+    /// Errors: the message that the grammar takes too much work, for the client.
     pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<bool, String> {
         self.follower.refuel(MASK_FUEL);
         self.follower.take_text(text).map_err(described)
     }
 
-    /// Takes the part, within the grammar, of a token that was chosen before it applied; returns whether it is allowed.
+    /// Advances by the last part of a token that was chosen before the grammar applied; returns whether it is allowed.
     pub(crate) fn take_part(&mut self, token: Token, bytes: &[u8]) -> bool {
         let is_end = self.vocabulary.tok_trie().eos_tokens().contains(&token);
         !is_end && (bytes.is_empty() || self.go_on(token, bytes) == Ok(true))
@@ -92,7 +93,7 @@ impl Followed {
 
     /// Returns whether a token may come next.
     ///
-    /// Errors: it takes too much work.
+    /// Errors: the grammar takes too much work.
     pub(crate) fn allows(&mut self, token: Token) -> Result<bool, String> {
         let vocabulary = Arc::clone(&self.vocabulary);
         let trie = vocabulary.tok_trie();
@@ -119,7 +120,7 @@ impl Followed {
         }
     }
 
-    /// Records the single argument that may begin here, if one may.
+    /// Records the single argument that may begin here, if any.
     fn look_for_value(&mut self) {
         if self.arguments.value.is_some() || self.arguments.schemas.schemas.is_empty() {
             return;
@@ -130,9 +131,10 @@ impl Followed {
         self.arguments.value = found.map(|(token, schema)| FollowedValue::at_start(token, schema));
     }
 
-    /// Returns the tokens that may come next if a single argument may begin or continue; `None` elsewhere.
+    /// Returns the tokens that may come next at a position where a single argument may begin or continue; `None` at
+    /// other positions.
     ///
-    /// Errors: it takes too much work.
+    /// Errors: the grammar takes too much work.
     fn allowed_of_value(&mut self) -> Result<Option<SimpleVob>, String> {
         self.look_for_value();
         let Some(value) = &mut self.arguments.value else { return Ok(None) };
@@ -146,9 +148,9 @@ impl Followed {
         Ok(Some(mask))
     }
 
-    /// Takes bytes of a single argument that the response is within, or begins one; returns whether they are its bytes.
+    /// Continues or begins a single argument with these bytes; returns whether they belong to one.
     ///
-    /// Errors: it takes too much work, for the client.
+    /// Errors: the message that the grammar takes too much work, for the client.
     fn go_on_in_value(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         self.look_for_value();
         let Some(value) = &mut self.arguments.value else { return Ok(false) };
@@ -170,15 +172,15 @@ impl Followed {
         Ok(true)
     }
 
-    /// Returns whether the arguments that begin in these bytes, if any do, may begin so.
+    /// Returns whether the schema allows the start of arguments in these bytes; true if no arguments begin there.
     ///
-    /// Errors: it takes too much work.
+    /// Errors: the grammar takes too much work.
     fn may_begin(&mut self, bytes: &[u8]) -> Result<bool, String> {
         let Some((start, schema)) = self.beginning(bytes).map_err(described)? else { return Ok(true) };
-        Ok(Begun::with(&schema, &bytes[start..]).is_ok())
+        Ok(BegunArguments::with(&schema, &bytes[start..]).is_ok())
     }
 
-    /// Returns where arguments begin in the next bytes, and their schema; `None` if none do.
+    /// Returns where arguments begin in the next bytes, and their schema; `None` if no arguments begin there.
     fn beginning(&mut self, bytes: &[u8]) -> Result<Option<(usize, CompiledSchema)>, Exhausted> {
         let schemas = &self.arguments.schemas;
         if schemas.schemas.is_empty() || schemas.extent != ArgumentsExtent::Object || !bytes.contains(&b'{') {
@@ -203,15 +205,15 @@ impl Followed {
         Ok(None)
     }
 
-    /// Returns the tokens that may come next; they include those that end a response if it may end.
+    /// Returns the tokens that may come next, including those that end a response if it may end.
     ///
-    /// Errors: it takes too much work.
+    /// Errors: the grammar takes too much work.
     pub(crate) fn allowed(&mut self) -> Result<&SimpleVob, String> {
         if let Some(mask) = self.allowed_of_value()? {
             return Ok(self.value_mask.insert(mask));
         }
         if self.arguments.begun.is_some() {
-            self.permit_what_goes_on_behind()?;
+            self.permit_closing_tokens()?;
             let begun = self.arguments.begun.as_mut().ok_or_else(String::new)?;
             return begun.allowed().map(|mask| &*mask);
         }
@@ -231,8 +233,8 @@ impl Followed {
         self.masks.last().map(|(_, mask)| mask).ok_or_else(|| described(Exhausted))
     }
 
-    /// Adds tokens that close the arguments and continue in the grammar to the tokens that the arguments allow.
-    fn permit_what_goes_on_behind(&mut self) -> Result<(), String> {
+    /// Adds the tokens that close the arguments and continue in the grammar to the mask of the arguments' schema.
+    fn permit_closing_tokens(&mut self) -> Result<(), String> {
         let (vocabulary, bracketed) = (Arc::clone(&self.vocabulary), Arc::clone(&self.arguments.bracketed));
         let Some(begun) = &mut self.arguments.begun else { return Ok(()) };
         self.follower.refuel(MASK_FUEL);
@@ -274,7 +276,7 @@ impl Followed {
         let mut mask = trie.alloc_token_set();
         self.follower.refuel(MASK_FUEL);
         for place in places {
-            let mut walk = Walk { follower: &mut self.follower, places: vec![*place], is_exhausted: false };
+            let mut walk = TrieWalk { follower: &mut self.follower, places: vec![*place], is_exhausted: false };
             trie.add_bias(&mut walk, &mut mask, &[]);
             if walk.is_exhausted {
                 return Err(Exhausted);
@@ -300,9 +302,9 @@ impl Followed {
         Ok(mask)
     }
 
-    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
+    /// Advances by a chosen token that is allowed; one that ends the response changes nothing.
     ///
-    /// Errors: why the response cannot continue, for the client.
+    /// Errors: the reason why the response cannot continue, for the client.
     pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
         let trie = self.vocabulary.tok_trie();
         if trie.eos_tokens().contains(&token) {
@@ -316,9 +318,9 @@ impl Followed {
         }
     }
 
-    /// Takes a token; returns whether the grammar and the arguments' schema allow it.
+    /// Advances by a token; returns whether the grammar and the arguments' schema allow it.
     ///
-    /// Errors: it takes too much work, for the client.
+    /// Errors: the message that the grammar takes too much work, for the client.
     fn go_on(&mut self, token: Token, bytes: &[u8]) -> Result<bool, String> {
         if self.go_on_in_value(token, bytes)? {
             return Ok(true);
@@ -336,7 +338,7 @@ impl Followed {
                 self.arguments.begun = None;
             }
         } else if let Some((start, schema)) = begins {
-            match Begun::with(&schema, &bytes[start..]) {
+            match BegunArguments::with(&schema, &bytes[start..]) {
                 Ok(begun) => self.arguments.begun = begun,
                 Err(_) => return Ok(false),
             }
@@ -345,7 +347,7 @@ impl Followed {
     }
 }
 
-/// Returns the message that a grammar takes too much work, for the client.
+/// Returns the client's message for a grammar that takes too much work.
 pub(crate) fn described(exhausted: Exhausted) -> String {
     exhausted.to_string()
 }
@@ -363,14 +365,14 @@ fn allow(mask: &mut SimpleVob, by_name: ByName, trie: &TokTrie) {
 }
 
 /// A walk over the vocabulary's trie.
-struct Walk<'a> {
+struct TrieWalk<'a> {
     follower: &'a mut GrammarMatcher,
-    /// Places after the bytes from the trie's root to the present node.
+    /// Positions in the grammar after the bytes from the trie's root to the current node.
     places: Vec<GrammarPosition>,
     is_exhausted: bool,
 }
 
-impl Recognizer for Walk<'_> {
+impl Recognizer for TrieWalk<'_> {
     fn pop_bytes(&mut self, num: usize) {
         self.places.truncate(self.places.len() - num);
     }

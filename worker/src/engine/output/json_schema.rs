@@ -1,8 +1,8 @@
-//! JSON schemas as masks over the vocabulary: llguidance's parser, compiled by the caller and stepped by the engine.
+//! JSON schemas as masks over the vocabulary, by llguidance's parser: compiled by the caller, advanced by the engine.
 //!
 //! The vocabulary becomes a trie once per model, in the background. A schema is compiled on a separate thread with a
-//! deep stack; each choice of a response then has a copy of the fresh parser. The cost of a step is limited, and a step
-//! that needs more, or panics, fails only its own response.
+//! deep stack; each choice of a response then starts with a copy of the parser. The work of a step is limited. A step
+//! that exceeds the limits, or panics, fails only its own response.
 //!
 //! Not here: the accepted schemas (`schema`), the choice among the allowed tokens (`sampler`).
 
@@ -25,36 +25,38 @@ use crate::schema::{CallText, ValueGrammar, check_products};
 
 /// White space between the parts of a response: none, a space, or a line break with indentation.
 ///
-/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may continue with blanks for
-/// ever.
+/// Source: `SPACE_RULE` of llama.cpp's json-schema-to-grammar. Without a limit a model may generate blanks forever.
 const WHITESPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Characters that may follow a backslash. `u` is excluded, because its digits could spell a property's name a second
 /// way.
 const ESCAPES: &str = "nrbtf\\\"";
 
-/// Stack on which a schema is compiled. Source: 6 kB for each of the 10,000 schemas that `schema` allows.
+/// Stack size for compiling a schema. Source: 6 kB for each of the 10,000 schemas that `schema` allows, doubled.
 const STACK_BYTES: usize = 128 << 20;
 
-/// Most work of the lexer for one mask. Source: docs/decisions/0023; some 14,000 a millisecond.
+/// Maximum work of the lexer for one mask. Source: docs/decisions/0023; some 14,000 a millisecond.
 const STEP_LEXER_FUEL: u64 = 100_000;
 
-/// Most items of the parser for one mask. Source: as above; some 20,000 a millisecond.
+/// Maximum items of the parser for one mask. Source: as above; some 20,000 a millisecond.
 const STEP_ITEMS_MAX: usize = 30_000;
 
-/// Most items that the parser keeps for one token of a response. Source: an object has four for each optional property.
+/// Maximum items of the parser after one token. Source: an object has four for each optional property, so this allows
+/// some 600 of these.
 const ROW_ITEMS_MAX: usize = 2500;
 
-/// Most states of one response's lexer: a string of a limited length has one for each of its characters.
+/// Maximum states of one response's lexer. Source: a string of limited length has one for each character, so this
+/// allows some 50,000 characters.
 const LEXER_STATES_MAX: usize = 50_000;
 
-/// Most memory of one response's lexer, checked every [`LOOK_TOKENS`]. Units: bytes.
+/// Maximum memory of one response's lexer, checked every [`LOOK_TOKENS`]. Units: bytes. Source: 1 kB for each of
+/// [`LEXER_STATES_MAX`].
 const LEXER_BYTES_MAX: usize = 48 << 20;
 
-/// Most compiled schemas of arguments that are cached. Source: own choice: four for each tool that a request may have.
+/// Maximum number of cached compiled schemas of arguments. Source: four requests with the maximum number of tools.
 const ARGUMENTS_KEPT_MAX: u64 = 1024;
 
-/// Number of tokens between two checks of the lexer's memory.
+/// Number of tokens between two checks of the lexer's memory. Source: so few tokens add little compared with the limit.
 const LOOK_TOKENS: u32 = 32;
 
 /// Compiler of schemas for one model's vocabulary.
@@ -74,7 +76,7 @@ impl SchemaCompiler {
         let vocab = model.vocab();
         let ends: Vec<Token> =
             vocab.tokens().filter(|token| vocab.is_eog(*token)).map(|token| token.0.unsigned_abs()).collect();
-        // Control tokens and those that end a response have no bytes here, so no schema ever allows them by their text.
+        // Control tokens and those that end a response have no bytes here, so no schema can allow them by their text.
         let spelled = |token| match vocab.is_eog(token) || vocab.is_control(token) {
             true => Vec::new(),
             false => Some(vocab.token_to_piece(token, false, None)).filter(|bytes| is_text(bytes)).unwrap_or_default(),
@@ -82,9 +84,9 @@ impl SchemaCompiler {
         Self::of(&vocab.tokens().map(spelled).collect::<Vec<_>>(), &ends)
     }
 
-    /// Builds the trie of tokens by their texts; `ends` are those that end a response.
+    /// Builds the trie of tokens from their texts; `ends` has the tokens that end a response.
     ///
-    /// Errors: there are none of these.
+    /// Errors: `ends` is empty.
     fn of(words: &[Vec<u8>], ends: &[Token]) -> Result<Self, String> {
         let Some(first_end) = ends.first().copied() else {
             return Err("the model's vocabulary has no token that ends an answer".to_owned());
@@ -114,10 +116,10 @@ impl SchemaCompiler {
         self.factory.tok_env()
     }
 
-    /// Returns a normalized schema of arguments, compiled like in [`Self::compile`], and caches it: clients send their
+    /// Compiles a normalized schema of arguments like [`Self::compile`], and caches it, because clients send their
     /// tools with every request.
     ///
-    /// `separators` separate its parts.
+    /// `separators` has the texts between the parts of the JSON.
     pub fn compile_arguments(&self, schema: &Value, separators: Separators) -> Result<CompiledSchema, String> {
         let with_options = with_options(schema, Some(separators));
         let key = blake3::hash(with_options.to_string().as_bytes());
@@ -126,12 +128,16 @@ impl SchemaCompiler {
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns the compiled constraint of a single argument, or the reason for the client; it is cached.
+    /// Compiles the constraint of a single argument, and caches it.
+    ///
+    /// Errors: the reason, for the client.
     pub fn compile_value(&self, value: &ValueGrammar, separators: Separators) -> Result<CompiledSchema, String> {
         self.compile_lark(value.lark(|schema| with_options(schema, Some(separators)).to_string()), &value.schema)
     }
 
-    /// Returns the compiled constraint of all arguments of a call, or the reason for the client; it is cached.
+    /// Compiles the constraint of all arguments of a call, and caches it.
+    ///
+    /// Errors: the reason, for the client.
     pub fn compile_call(&self, call: &CallText, separators: Separators) -> Result<CompiledSchema, String> {
         self.compile_lark(call.lark(|schema| with_options(schema, Some(separators)).to_string()), &call.schema)
     }
@@ -143,14 +149,15 @@ impl SchemaCompiler {
         compiled.map_err(|reason: Arc<String>| String::clone(&reason))
     }
 
-    /// Returns a normalized schema compiled, or the reason why it cannot be, for the client.
+    /// Compiles a normalized schema.
     ///
-    /// Cost: a millisecond, up to half a second for the largest.
+    /// Cost: a millisecond, up to half a second for the largest schemas.
+    /// Errors: the reason, for the client.
     pub fn compile(&self, schema: &Value) -> Result<CompiledSchema, String> {
         self.compile_grammar(TopLevelGrammar::from_json_schema(with_options(schema, None)), schema)
     }
 
-    /// Returns the compiled grammar of a normalized schema.
+    /// Compiles the grammar of a normalized schema.
     fn compile_grammar(&self, grammar: TopLevelGrammar, schema: &Value) -> Result<CompiledSchema, String> {
         let compiled = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(STACK_BYTES);
@@ -159,7 +166,7 @@ impl SchemaCompiler {
                     check_products(schema)?;
                     let mut fresh = self.factory.create_parser(grammar).map_err(described)?;
                     fresh.start_without_prompt();
-                    // The first mask shows whether there is a response at all, and warms the lexer.
+                    // The first mask shows whether any response is possible, and fills the lexer's caches.
                     let mut tried = fresh.deep_clone();
                     tried.compute_mask().map_err(described)?;
                     Ok(fresh)
@@ -176,7 +183,7 @@ impl SchemaCompiler {
     }
 }
 
-/// Returns whether a token's bytes can be part of a text: 0xFF never is, and marks tokens to the trie.
+/// Returns whether a token's bytes can be part of a text. The byte 0xFF cannot: it marks special tokens in the trie.
 fn is_text(bytes: &[u8]) -> bool {
     !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER)
 }
@@ -187,13 +194,13 @@ fn limits() -> ParserLimits {
         max_items_in_row: ROW_ITEMS_MAX,
         step_max_items: STEP_ITEMS_MAX,
         max_lexer_states: LEXER_STATES_MAX,
-        // Errors would otherwise repeat the response so far, and they are logged.
+        // Verbose errors contain the response so far, and errors are logged.
         verbose_errors: false,
         ..ParserLimits::default()
     }
 }
 
-/// Returns the schema with the compiler's own options in it, where it reads them.
+/// Returns the schema with the compiler's options, which it reads from the schema.
 fn with_options(schema: &Value, separators: Option<Separators>) -> Value {
     let options = match separators {
         None => json!({ "whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES }),
@@ -214,23 +221,25 @@ fn described(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs work that may panic on an unexpected schema; the reason is one line, for the client.
+/// Runs work that may panic on an unexpected schema.
+///
+/// Errors: the reason in one line, for the client.
 fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     let error = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(error)) => error,
         Err(_) => String::new(),
     };
-    // Errors of patterns show the pattern in a line of its own, a caret below it, and the reason last.
+    // An error in a pattern has the pattern on one line, a caret below it, and the reason on the last line.
     let is_word = |line: &&str| !line.is_empty() && !line.chars().all(|c| c == '^');
     let line = error.lines().map(str::trim).filter(is_word).collect::<Vec<_>>().join(" ");
     if line.is_empty() || line.starts_with("panic") {
-        return Err("it is beyond what can be computed".to_owned());
+        return Err("it exceeds the limits of the schema compiler".to_owned());
     }
     Err(line.chars().take(REASON_CHARS_MAX).collect())
 }
 
-/// Longest reason for a client; it may repeat a part of the schema.
+/// Longest reason for a client, which may quote the schema. Source: four lines of a terminal.
 const REASON_CHARS_MAX: usize = 300;
 
 /// A schema compiled for a model, ready for any number of responses; cheap to clone.
@@ -256,11 +265,11 @@ impl PartialEq for CompiledSchema {
     }
 }
 
-/// What may come next.
+/// Tokens that may come next.
 pub(crate) enum Allowed {
-    /// Any of these tokens; they include those that end a response if it may end.
+    /// Any of these tokens, including those that end a response if it may end.
     Tokens(SimpleVob),
-    /// Only the end: the response is complete.
+    /// Only the tokens that end a response, because it is complete.
     Ends(SimpleVob),
 }
 
@@ -279,9 +288,9 @@ pub(crate) struct Constraint {
 }
 
 impl Constraint {
-    /// Returns what may come next.
+    /// Returns the tokens that may come next.
     ///
-    /// Errors: why that cannot be determined within the limits, for the client.
+    /// Errors: the reason why they cannot be determined within the limits, for the client.
     pub(crate) fn allowed(&mut self) -> Result<Allowed, String> {
         if self.parser.stopped() {
             return Ok(Allowed::Ends(self.parser.token_env.tok_trie().eos_token_set()));
@@ -289,7 +298,7 @@ impl Constraint {
         guarded(|| self.parser.compute_mask().map_err(described)).map(Allowed::Tokens)
     }
 
-    /// Takes the token that was chosen among those allowed; one that ends the response changes nothing.
+    /// Advances by a chosen token that is allowed; one that ends the response changes nothing.
     ///
     /// Errors: like [`Constraint::allowed`].
     pub(crate) fn take(&mut self, token: Token) -> Result<(), String> {
@@ -308,7 +317,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes text that is already part of the response.
+    /// Advances by text that is already part of the response.
     ///
     /// Errors: like [`Constraint::allowed`], or the schema does not allow it.
     pub(crate) fn take_text(&mut self, text: &[u8]) -> Result<(), String> {
@@ -316,7 +325,7 @@ impl Constraint {
             match self.allowed()? {
                 Allowed::Tokens(mask) if mask.is_allowed(token) => self.take(token)?,
                 Allowed::Tokens(_) | Allowed::Ends(_) => {
-                    return Err("what stands right behind the reasoning does not fit it".to_owned());
+                    return Err("the text right after the reasoning does not match it".to_owned());
                 }
             }
         }
@@ -333,7 +342,7 @@ impl Constraint {
         self.parser.is_accepting()
     }
 
-    /// Returns whether a token is neither a response's end nor white space.
+    /// Returns whether a token has text other than white space.
     pub(crate) fn begins_text(&self, token: Token) -> bool {
         let trie = self.parser.token_env.tok_trie();
         let begins_with_space = trie.token(token).first().is_some_and(u8::is_ascii_whitespace);

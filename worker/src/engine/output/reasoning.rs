@@ -1,33 +1,32 @@
-//! Reasoning before a response that follows a schema or is a tool call: it is free, and the rule applies from its end
-//! on.
+//! Reasoning before a constrained response: it is unconstrained, and the rule applies after its end.
 //!
-//! If the prompt has opened the reasoning, the response begins in it. If the model opens it itself, its opening token
-//! may come first besides the tokens that the rule allows. Text after the end of the reasoning, in the same token,
-//! belongs to the rule.
+//! If the prompt has opened the reasoning, the response starts within it. Otherwise the first token may be the one that
+//! opens the reasoning, in addition to the tokens that the rule allows. If the token that ends the reasoning has more
+//! text, the rule applies to that text.
 //!
 //! Not here: how reasoning is separated from content for the client (`lifecycle::output_parser`).
 
 use warmpath_common::ids::Token;
 use warmpath_worker_output::tool_call_detector::{CallDetection, ReasoningMarks, StartTrigger, ToolCallDetector};
 
-use super::constraint::Rule;
+use super::constraint::ResponseRule;
 use super::schema_or_call::SchemaOrCall;
 
-/// Reasoning that may precede the text that follows a schema.
+/// Marks of reasoning that may precede a constrained text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReasoningFirst {
-    /// Token that opens it; `None` if the prompt has done so.
+    /// Token that opens reasoning; `None` if the prompt has opened it.
     pub opening: Option<Token>,
-    /// Texts that close it.
+    /// Texts that close reasoning.
     pub ends: Vec<String>,
 }
 
-/// A response before its schema applies.
+/// A response before its rule applies.
 pub(crate) struct Reasoning {
-    /// Token that would open reasoning, until the response has begun.
+    /// Token that would open reasoning; `None` once the response has begun.
     pub(crate) opening: Option<Token>,
     ends: Vec<String>,
-    /// Texts that begin a call, and so are part of the constrained text if they close the reasoning.
+    /// Texts that begin a call. If such a text ends the reasoning, it is part of the constrained text.
     calls: Vec<String>,
     watch: ToolCallDetector,
     /// The rule that will apply.
@@ -37,21 +36,21 @@ pub(crate) struct Reasoning {
 /// State after a token.
 pub(crate) enum ReasoningStep {
     GoesOn(Box<Reasoning>),
-    /// The reasoning is over, and this rule applies from now on.
-    IsOver(Rule),
+    /// The reasoning has ended, and this rule applies from now on.
+    IsOver(ResponseRule),
 }
 
 impl Reasoning {
-    /// Returns a response at its start; `calls` has the texts that begin a tool call.
+    /// Returns the state at a response's start; `calls` has the texts that begin a tool call.
     pub(crate) fn new(first: &ReasoningFirst, calls: Vec<String>, then: SchemaOrCall) -> Self {
         let ReasoningFirst { opening, ends } = first.clone();
         let watch = ToolCallDetector::new(StartTrigger::Words(ends.clone()), ReasoningMarks::default(), "");
         Self { opening, ends, calls, watch, then }
     }
 
-    /// Takes the next token of the response, which spells `piece`.
+    /// Advances by the response's next token, whose text is `piece`.
     ///
-    /// Errors: the rule does not allow the text after the end of the reasoning in the same token.
+    /// Errors: the token ends the reasoning, and the rule does not allow the rest of its text.
     pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Result<ReasoningStep, String> {
         let rule = match self.opening.take() {
             Some(opening) if opening == token => return Ok(ReasoningStep::GoesOn(self)),
@@ -67,7 +66,7 @@ impl Reasoning {
         Ok(ReasoningStep::IsOver(rule))
     }
 
-    /// Returns the text after the end of the reasoning with which these tokens begin, without space before it.
+    /// Returns the text after the end of the reasoning, without leading space; `tokens` begin with the end.
     fn behind(&self, tokens: &[(Token, Vec<u8>)]) -> Vec<u8> {
         let text: Vec<u8> = tokens.iter().flat_map(|(_, bytes)| bytes).copied().collect();
         let ends = self.ends.iter().filter(|end| text.starts_with(end.as_bytes()) && !self.calls.contains(end));

@@ -1,10 +1,11 @@
-//! Sampling of one sequence: llama.cpp's samplers in llama-server's order, and the rule that the response must follow.
+//! Sampling of one sequence: llama.cpp's samplers in llama-server's order, and the rule of the response.
 //!
-//! As in llama-server, the chain chooses first and a grammar only judges the choice. If it refuses, the choice is made
-//! again among the tokens that the grammar allows. Under a schema the chain only ever sees allowed tokens. No client
-//! input may end the process: llama.cpp throws or aborts on some input, so every parameter is checked here first.
+//! As in llama-server, the samplers choose first and a grammar checks the choice. If it refuses the token, the samplers
+//! choose again among the allowed tokens. With a schema, the samplers only get the allowed tokens. llama.cpp throws or
+//! aborts on some input, which would end the process, so every parameter is checked here first.
 //!
-//! Not here: the rules (`constraint`), the end of a response (`sequence`), token to text.
+//! Not here: the rules (`constraint`), the end of a response (`sequence`), the text of tokens
+//! (`warmpath_worker_output::stream_decoder`).
 
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::sampling::LlamaSampler;
@@ -18,26 +19,27 @@ use warmpath_common::images::IMAGE_TOKEN_MIN;
 use warmpath_worker_output::infill::{self, KeptCandidates};
 use warmpath_worker_output::logprobs::{self, TokenLogprob, TokenProbabilities};
 
-use super::constraint::{Rule, unfollowed};
-use super::grammar::Followed;
+use super::constraint::{ResponseRule, unfollowed};
+use super::grammar::FollowedGrammar;
 use super::json_schema::Allowed;
 use super::sampler_kind::SamplerKind;
 use crate::engine::api::{
     EngineError, Generation, ProbabilitySource, ProbabilityWish, SampledToken, Sampling, Submission,
 };
 
-/// Most texts that break a repetition for DRY; each costs a walk over the vocabulary.
+/// Maximum number of texts that interrupt a repetition for DRY. Source: llama-server's default has four; each requires
+/// a pass over the vocabulary.
 const DRY_BREAKERS_MAX: usize = 16;
 
-/// Most tokens with a bias; each is looked up for every token of a response.
+/// Maximum number of tokens with a bias. Source: the limit of the API (`request::generation`).
 const LOGIT_BIASES_MAX: usize = 1024;
 
-/// Number of most likely tokens that are checked one by one if checking all of them takes too much work.
+/// Number of most likely tokens that are checked one by one if checking all tokens takes too much work.
 ///
-/// Source: own choice; the chain considers 40 of them by default. One takes some microseconds.
+/// Source: the samplers consider only 40 tokens by default; checking one takes some microseconds.
 const LIKELIEST_MAX: usize = 256;
 
-/// Seed with which llama.cpp seeds itself at random (`LLAMA_DEFAULT_SEED`).
+/// Seed for which llama.cpp uses a random one (`LLAMA_DEFAULT_SEED`).
 const SEED_RANDOM: u32 = u32::MAX;
 
 /// The `m` of mirostat's first version, as llama.cpp sets it.
@@ -45,17 +47,17 @@ const MIROSTAT_M: i32 = 100;
 
 /// Sampler of one response.
 pub(crate) struct TokenSampler {
-    rule: Rule,
+    rule: ResponseRule,
     chooser: Sampler,
 }
 
 impl TokenSampler {
-    /// Builds the sampler of a submission, its penalties knowing the prompt, with the response's rule at its start.
+    /// Builds the sampler of a submission, with the prompt in the penalties' history and the rule in its initial state.
     ///
     /// Errors: `Sampler` for a parameter out of range or parameters that cannot be combined.
     pub(crate) fn build(
         model: &LlamaModel,
-        (submission, rule): (&Submission, Rule),
+        (submission, rule): (&Submission, ResponseRule),
         context_tokens: u32,
     ) -> Result<Self, EngineError> {
         let generation = &submission.generation;
@@ -77,9 +79,10 @@ impl TokenSampler {
         Ok(sampler)
     }
 
-    /// Brings the rule and the random numbers to their state behind the response so far; the penalties know it already.
+    /// Advances the rule and the random numbers past the response so far, which the penalties' history already has.
     ///
-    /// Mirostat's and XTC's own state depends on logits, and begins anew. Errors: `Sampler` if a token breaks the rule.
+    /// The state of Mirostat and XTC depends on logits, so it starts anew. Errors: `Sampler` if a token breaks the
+    /// rule.
     fn replay(&mut self, model: &LlamaModel, submission: &Submission) -> Result<(), EngineError> {
         let draws_once = submission.generation.sampling.mirostat == 0;
         for past in &submission.past {
@@ -94,23 +97,24 @@ impl TokenSampler {
 
     /// Chooses the next token by the logits of the last one and records the choice.
     ///
-    /// Errors: `Sampler` if no token may be chosen: the rule or the biases exclude every token, or determining the
-    /// allowed ones takes too much work.
+    /// Errors: `Sampler` if the rule or the biases exclude every token, or if checking the rule takes too much work.
     pub(crate) fn choose(&mut self, model: &LlamaModel, logits: &[f32]) -> Result<SampledToken, EngineError> {
         let chooser = &mut self.chooser;
         chooser.n_draws = 0;
-        let source = Source { model, logits };
+        let source = ChoiceInput { model, logits };
         let id = match &mut self.rule {
-            Rule::Free | Rule::Waiting(_) => chooser.choose_free(source),
-            Rule::Schema(constraint) => {
+            ResponseRule::Free | ResponseRule::Waiting(_) => chooser.choose_free(source),
+            ResponseRule::Schema(constraint) => {
                 chooser.choose_allowed(constraint.allowed().map_err(|reason| refuse(unfollowed(reason)))?, None, source)
             }
-            Rule::SchemaOrCall(either) => chooser.choose_allowed(either.allowed().map_err(refuse)?, None, source),
-            Rule::Grammar(followed) => chooser.choose_followed(followed, source),
-            Rule::Reasoning(thinking) if thinking.opening.is_some() => {
+            ResponseRule::SchemaOrCall(either) => {
+                chooser.choose_allowed(either.allowed().map_err(refuse)?, None, source)
+            }
+            ResponseRule::Grammar(followed) => chooser.choose_followed(followed, source),
+            ResponseRule::Reasoning(thinking) if thinking.opening.is_some() => {
                 chooser.choose_allowed(thinking.then.allowed().map_err(refuse)?, thinking.opening, source)
             }
-            Rule::Reasoning(thinking) => chooser.choose_unending(thinking.then.ends(), source),
+            ResponseRule::Reasoning(thinking) => chooser.choose_unending(thinking.then.ends(), source),
         }?;
         let token = id.0.unsigned_abs();
         self.rule.take(model, token)?;
@@ -135,44 +139,44 @@ impl TokenSampler {
 
 /// Choice among candidates.
 struct Sampler {
-    /// llama.cpp's samplers in their order; the infill sampler precedes each of them but the first.
+    /// llama.cpp's samplers in their order. The infill sampler runs before each chain except the first.
     chains: Vec<LlamaSampler>,
-    /// Token with which the infill sampler ends a response that may end anywhere; `None` if it may not.
+    /// Token with which the infill sampler ends a response; `None` if the response must not end.
     end: Option<LlamaToken>,
-    /// Added to the logits before the chain.
+    /// Numbers added to the logits before the samplers run.
     biases: Vec<LlamaLogitBias>,
     candidates: LlamaTokenDataArray,
-    /// Number of draws for the present choice.
+    /// Number of random draws for the current choice.
     n_draws: u8,
 }
 
 /// Input of a choice.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct ChoiceInput<'a> {
     model: &'a LlamaModel,
     /// Logits of the last token. Shape: `[n_vocab]`.
     logits: &'a [f32],
 }
 
 impl Sampler {
-    fn choose_free(&mut self, source: Source<'_>) -> Result<LlamaToken, EngineError> {
+    fn choose_free(&mut self, source: ChoiceInput<'_>) -> Result<LlamaToken, EngineError> {
         self.fill_all(source.logits);
         self.draw(source.model, self.end)
     }
 
-    /// Chooses the next token, but none that ends the response.
-    fn choose_unending(&mut self, ends: &[Token], source: Source<'_>) -> Result<LlamaToken, EngineError> {
+    /// Chooses the next token among those that do not end the response.
+    fn choose_unending(&mut self, ends: &[Token], source: ChoiceInput<'_>) -> Result<LlamaToken, EngineError> {
         self.fill_all(source.logits);
         self.candidates.data.retain(|candidate| !ends.contains(&candidate.id().0.unsigned_abs()));
         self.draw(source.model, None)
     }
 
-    /// Chooses the next token among `also` and the allowed ones: the end if the response is complete, and only then.
+    /// Chooses the next token among `also` and the allowed tokens; chooses the end exactly if the response is complete.
     fn choose_allowed(
         &mut self,
         allowed: Allowed,
         also: Option<Token>,
-        source: Source<'_>,
+        source: ChoiceInput<'_>,
     ) -> Result<LlamaToken, EngineError> {
         match allowed {
             Allowed::Tokens(mut mask) => {
@@ -191,8 +195,12 @@ impl Sampler {
         }
     }
 
-    /// Chooses the next token, judges the choice by a grammar and, if refused, chooses again among the allowed tokens.
-    fn choose_followed(&mut self, followed: &mut Followed, source: Source<'_>) -> Result<LlamaToken, EngineError> {
+    /// Chooses the next token, checks it by a grammar and, if it is refused, chooses again among the allowed tokens.
+    fn choose_followed(
+        &mut self,
+        followed: &mut FollowedGrammar,
+        source: ChoiceInput<'_>,
+    ) -> Result<LlamaToken, EngineError> {
         let mut token = self.choose_free(source)?;
         if !followed.allows(token.0.unsigned_abs()).map_err(refuse)? {
             match followed.allowed() {
@@ -212,8 +220,8 @@ impl Sampler {
         Ok(token)
     }
 
-    /// Keeps those of the most likely candidates that a grammar allows.
-    fn keep_likeliest(&mut self, followed: &mut Followed) {
+    /// Keeps the allowed ones of the most likely candidates.
+    fn keep_likeliest(&mut self, followed: &mut FollowedGrammar) {
         let data = &mut self.candidates.data;
         if data.len() > LIKELIEST_MAX {
             data.select_nth_unstable_by(LIKELIEST_MAX, |a, b| b.logit().total_cmp(&a.logit()));
@@ -222,19 +230,19 @@ impl Sampler {
         data.retain(|candidate| followed.allows(candidate.id().0.unsigned_abs()) == Ok(true));
     }
 
-    /// Starts a choice among the tokens of a mask.
+    /// Sets the candidates to the tokens of a mask.
     fn fill_masked(&mut self, logits: &[f32], mask: &SimpleVob) {
         let data = |id: usize| LlamaTokenData::new(LlamaToken(id as i32), logits[id], 0.0);
         self.fill(|candidates| mask.iter_set_entries(|id| candidates.push(data(id))));
     }
 
-    /// Starts a choice among all tokens.
+    /// Sets the candidates to all tokens.
     fn fill_all(&mut self, logits: &[f32]) {
         let all = (0..).zip(logits).map(|(id, logit)| LlamaTokenData::new(LlamaToken(id), *logit, 0.0));
         self.fill(|data| data.extend(all));
     }
 
-    /// Starts a choice among the tokens that `push` adds, by ascending token, the biases added.
+    /// Sets the candidates to the tokens that `push` adds in ascending order, and adds the biases.
     fn fill(&mut self, push: impl FnOnce(&mut Vec<LlamaTokenData>)) {
         let candidates = &mut self.candidates;
         candidates.data.clear();
@@ -249,7 +257,7 @@ impl Sampler {
         }
     }
 
-    /// Takes one random number without a choice: llama.cpp draws one also if there is a single candidate.
+    /// Draws a random number without a choice: llama.cpp draws one even for a single candidate.
     fn skip_draw(&mut self) {
         self.fill(|data| data.push(LlamaTokenData::new(LlamaToken(0), 0.0, 0.0)));
         if let Some(chain) = self.chains.last_mut() {
@@ -257,10 +265,10 @@ impl Sampler {
         }
     }
 
-    /// Runs the samplers on the candidates; the infill sampler may choose `end` instead.
+    /// Runs the samplers on the candidates; the infill sampler may choose `end`.
     fn draw(&mut self, model: &LlamaModel, end: Option<LlamaToken>) -> Result<LlamaToken, EngineError> {
         if self.candidates.data.is_empty() {
-            return Err(refuse("no token is left to choose".to_owned()));
+            return Err(refuse("the samplers left no token to choose".to_owned()));
         }
         self.n_draws += 1;
         let candidates = &mut self.candidates;
@@ -272,7 +280,7 @@ impl Sampler {
         }
         let selected = candidates.selected.and_then(|idx| candidates.data.get(idx));
         let possible = selected.filter(|choice| choice.logit() > f32::NEG_INFINITY);
-        possible.map(LlamaTokenData::id).ok_or_else(|| refuse("no token is left to choose".to_owned()))
+        possible.map(LlamaTokenData::id).ok_or_else(|| refuse("the samplers left no token to choose".to_owned()))
     }
 }
 
@@ -297,18 +305,18 @@ impl Windows {
     }
 }
 
-/// Informs every chain of the chosen token.
+/// Records the chosen token in every chain.
 fn accept(chains: &mut [LlamaSampler], token: LlamaToken) -> Result<(), EngineError> {
     chains.iter_mut().try_for_each(|chain| chain.try_accept(token)).map_err(|error| refuse(error.to_string()))
 }
 
-/// Returns the token with which the infill sampler ends a response: that of a turn, else that of a text.
+/// Returns the token with which the infill sampler ends a response: the end of a turn, or else the end of a text.
 fn infill_end(model: &LlamaModel, generation: &Generation) -> Option<LlamaToken> {
     let vocab = model.vocab();
     [vocab.eot(), vocab.eos()].into_iter().find(|token| token.0 >= 0).filter(|_| !generation.ignore_eos)
 }
 
-/// Keeps the candidates that fill a gap well; `end` alone, or else the most likely one, if none does.
+/// Keeps the candidates that the infill sampler accepts; without any, only `end`, or else the most likely candidate.
 fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Option<LlamaToken>) {
     let vocab = model.vocab();
     let data = &mut candidates.data;
@@ -328,7 +336,7 @@ fn keep_infill(candidates: &mut LlamaTokenDataArray, model: &LlamaModel, end: Op
     }
 }
 
-/// Returns the samplers after the biases, a list for each stretch without the infill sampler, the last with the draw.
+/// Returns the samplers after the biases, split at each infill sampler; the last list ends with the random draw.
 ///
 /// Source: `common_sampler_init` of llama.cpp.
 fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<Vec<LlamaSampler>> {
@@ -349,7 +357,7 @@ fn links(model: &LlamaModel, generation: &Generation, windows: Windows) -> Vec<V
             let link = |kind: &SamplerKind| link(*kind, model, sampling, windows);
             let mut links: Vec<Vec<LlamaSampler>> =
                 stretches.map(|stretch| stretch.iter().filter_map(link).collect()).collect();
-            links.last_mut().expect("split gives at least one part").push(LlamaSampler::dist(seed));
+            links.last_mut().expect("splitting gives at least one part").push(LlamaSampler::dist(seed));
             links
         }
     }
@@ -390,8 +398,8 @@ fn link(kind: SamplerKind, model: &LlamaModel, sampling: &Sampling, windows: Win
     })
 }
 
-/// Returns the client's biases, the tokens that the model itself never generates and, if requested, the ends of
-/// generation.
+/// Returns the client's biases, and biases that exclude tokens which the model never generates and, if requested, the
+/// tokens that end a response.
 fn biases(model: &LlamaModel, generation: &Generation) -> Vec<LlamaLogitBias> {
     let never = |token| LlamaLogitBias::new(token, f32::NEG_INFINITY);
     let vocab = model.vocab();
@@ -446,7 +454,7 @@ fn check_lists(sampling: &Sampling, n_vocab: i32) -> Result<(), EngineError> {
     }
     for (token, bias) in &sampling.logit_bias {
         if i64::from(*token) >= i64::from(n_vocab) {
-            return Err(refuse(format!("logit_bias names token {token}, the vocabulary has {n_vocab}")));
+            return Err(refuse(format!("logit_bias names token {token}, and the vocabulary has {n_vocab} tokens")));
         }
         // Minus infinity excludes the token; plus infinity would make the softmax undefined.
         if bias.is_nan() || *bias == f32::INFINITY {

@@ -1,11 +1,11 @@
-//! The samplers that a request may name, by llama-server's names and letters.
+//! The samplers that a request may list, by llama-server's names and letters.
 //!
 //! Not here: their effect (llama.cpp and `warmpath_worker_output::infill`), their parameters (`Sampling`).
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A sampler, one step of the choice of a token.
+/// A sampler: one step of choosing a token.
 ///
 /// Source: names, letters and other spellings as in `common_sampler_types_from_names` and `_from_chars` of llama.cpp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
@@ -15,29 +15,29 @@ pub enum SamplerKind {
     Penalties,
     /// DRY.
     Dry,
-    /// Logits near the largest.
+    /// Top-nσ: the tokens with logits near the largest one.
     TopNSigma,
     /// The most likely tokens.
     TopK,
     /// Locally typical sampling.
     #[serde(rename = "typ_p")]
     Typical,
-    /// The most likely tokens by the sum of their probabilities.
+    /// The most likely tokens up to a sum of probabilities.
     TopP,
-    /// Tokens by their probability relative to the most likely one's.
+    /// Tokens with a minimum probability relative to the most likely one.
     MinP,
     /// Exclusion of the top choices.
     Xtc,
-    /// Temperature, also dynamic.
+    /// Temperature, fixed or dynamic.
     Temperature,
     /// Fill-in-the-middle sampling.
     Infill,
-    /// Sampling near a target probability, which can only be off: its target must be negative.
+    /// Sampling near a target probability. Not supported: it must be off, by a negative target.
     AdaptiveP,
 }
 
 impl SamplerKind {
-    /// Every sampler; those of a request that names none come first, in their order.
+    /// All samplers, the default ones first in their order.
     ///
     /// Source: `common_params_sampling` of llama.cpp.
     const ALL: [Self; 11] = [
@@ -57,7 +57,7 @@ impl SamplerKind {
     /// Samplers of a request that names none.
     pub const DEFAULT: &[Self] = Self::ALL.split_at(9).0;
 
-    /// Returns the sampler with a name, in any case, with underscores, hyphens or neither.
+    /// Returns the sampler with a name, in upper or lower case, with underscores, hyphens or neither.
     pub fn of_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase();
         let is_meant = |kind: &Self| {
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sampler_is_found_by_its_spellings_and_told_by_its_name() {
+    fn every_sampler_is_found_by_all_spellings_of_its_name() {
         for kind in SamplerKind::ALL {
             let name = kind.name();
             for spelled in [name.to_owned(), name.to_uppercase(), name.replace('_', "-"), name.replace('_', "")] {

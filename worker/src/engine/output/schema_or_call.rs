@@ -1,34 +1,35 @@
-//! A response that follows a schema or is a tool call: both remain possible until the text fits only one of them.
+//! A response that follows a schema or is a tool call: both remain possible until the text matches only one of them.
 //!
-//! A token is allowed if one of the two allows it. In most formats the first token decides. If a call begins like JSON,
-//! as Llama 3.1's, both are followed until they differ.
+//! A token is allowed if the schema or the grammar of calls allows it. In most formats the first token decides. Calls
+//! that begin like JSON, as in Llama 3.1's format, are matched against both until only one matches.
 //!
-//! Not here: reasoning before it (`reasoning`), matching either one (`json_schema`, `grammar`).
+//! Not here: reasoning before the response (`reasoning`), matching a schema or grammar (`json_schema`, `grammar`).
 
 use llguidance::toktrie::SimpleVob;
 use warmpath_common::ids::Token;
 
-use super::constraint::{Rule, unfollowed};
-use super::grammar::Followed;
+use super::constraint::{ResponseRule, unfollowed};
+use super::grammar::FollowedGrammar;
 use super::json_schema::{Allowed, Constraint};
 
-/// A schema, and the grammar of calls if these are possible, too.
+/// A schema, and the grammar of tool calls if these are possible, too.
 pub(crate) struct SchemaOrCall {
     schema: Box<Constraint>,
-    call: Option<Box<Followed>>,
-    /// Whether the response has begun: grammars of optional calls also allow white space, or nothing, instead of one.
+    call: Option<Box<FollowedGrammar>>,
+    /// Whether the response has begun. Before that, a grammar of optional calls also allows white space and an empty
+    /// text.
     is_begun: bool,
 }
 
 impl SchemaOrCall {
     /// Returns the state of a response at its start.
-    pub(crate) fn new(schema: Box<Constraint>, call: Option<Box<Followed>>) -> Self {
+    pub(crate) fn new(schema: Box<Constraint>, call: Option<Box<FollowedGrammar>>) -> Self {
         Self { schema, call, is_begun: false }
     }
 
-    /// Returns the rule that a response follows from now on.
-    pub(crate) fn into_rule(self) -> Rule {
-        if self.call.is_some() { Rule::SchemaOrCall(Box::new(self)) } else { Rule::Schema(self.schema) }
+    /// Returns the rule that the response follows from now on.
+    pub(crate) fn into_rule(self) -> ResponseRule {
+        if self.call.is_some() { ResponseRule::SchemaOrCall(Box::new(self)) } else { ResponseRule::Schema(self.schema) }
     }
 
     /// Returns the tokens that end a response.
@@ -36,9 +37,9 @@ impl SchemaOrCall {
         self.schema.ends()
     }
 
-    /// Returns what may come next.
+    /// Returns the tokens that may come next.
     ///
-    /// Errors: why that cannot be determined within the limits, for the client.
+    /// Errors: the reason why they cannot be determined within the limits, for the client.
     pub(crate) fn allowed(&mut self) -> Result<Allowed, String> {
         let allowed = self.schema.allowed().map_err(unfollowed)?;
         let Some(call) = &mut self.call else { return Ok(allowed) };
@@ -53,10 +54,10 @@ impl SchemaOrCall {
         Ok(Allowed::Tokens(mask))
     }
 
-    /// Takes an allowed token and returns the rule from there on.
+    /// Advances by an allowed token; returns the rule that applies after it.
     ///
     /// Errors: like [`Self::allowed`].
-    pub(crate) fn take(mut self, token: Token) -> Result<Rule, String> {
+    pub(crate) fn take(mut self, token: Token) -> Result<ResponseRule, String> {
         let may_begin = std::mem::replace(&mut self.is_begun, true) || self.schema.begins_text(token);
         if let Some(mut call) = self.call.take()
             && may_begin
@@ -65,7 +66,7 @@ impl SchemaOrCall {
             let is_schema_s = self.schema.allowed().map_err(unfollowed)?.into_mask().is_allowed(token);
             call.take(token)?;
             if !is_schema_s {
-                return Ok(Rule::Grammar(call));
+                return Ok(ResponseRule::Grammar(call));
             }
             self.call = Some(call);
         }
@@ -73,10 +74,10 @@ impl SchemaOrCall {
         Ok(self.into_rule())
     }
 
-    /// Takes text that is already part of the response and returns the rule from there on.
+    /// Advances by text that is already part of the response; returns the rule that applies after it.
     ///
-    /// Errors: like [`Self::allowed`], or neither allows it.
-    pub(crate) fn take_text(mut self, text: &[u8]) -> Result<Rule, String> {
+    /// Errors: like [`Self::allowed`], or neither the schema nor the grammar allows the text.
+    pub(crate) fn take_text(mut self, text: &[u8]) -> Result<ResponseRule, String> {
         self.is_begun = !text.is_empty();
         let mut call = self.call.take();
         if !text.is_empty()
@@ -84,7 +85,7 @@ impl SchemaOrCall {
             && followed.take_text(text)?
         {
             if !self.schema.fits(text) {
-                return Ok(Rule::Grammar(followed));
+                return Ok(ResponseRule::Grammar(followed));
             }
             call = Some(followed);
         }

@@ -1,11 +1,11 @@
-//! Speculative decoding: drafted tokens are computed in one step and kept as far as the sampler chooses them.
+//! Speculative decoding: drafted tokens are computed in one step, and accepted up to the first one that the sampler
+//! does not choose.
 //!
-//! Every row of a draft is sampled with the sequence's own sampler, in order, as if it had been computed alone. The
-//! first choice that differs from the draft is the next token, and the state of the tokens after it is removed before
-//! anything is lent, stored or announced. So the sampler draws what it would draw without drafts, and the distribution
-//! of responses is the same.
+//! Every row of a draft is sampled by the sequence's own sampler, in order, as without a draft. The first choice that
+//! differs from the draft becomes the next token. The state of the rejected tokens is removed before any state is
+//! shared, stored or announced. So drafts do not change the distribution of responses.
 //!
-//! Not here: what is proposed, and how much of it pays (`warmpath_worker_core::drafting`).
+//! Not here: proposing drafts and choosing their lengths (`warmpath_worker_core::drafting`).
 //! Source: sample-and-match, as `common_sampler_sample_and_accept_n` of llama.cpp.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,47 +29,48 @@ use crate::engine::api::{EngineError, FinishReason, Submission};
 use crate::engine::facts::EngineFacts;
 use crate::engine::kv::KvState;
 use crate::engine::publish::counters::{Counters, to_us};
-use crate::engine::schedule::running::Running;
+use crate::engine::schedule::running::RunningSequences;
 use crate::engine::sequence::Sequence;
 
-/// Most tokens of earlier answers that are searched. Source: own choice: some 15 MB.
+/// Maximum number of tokens of earlier responses in the suffix memory. Source: some 15 MB, with 500 responses of 500
+/// tokens each.
 const MEMORY_TOKENS_MAX: usize = 1 << 18;
 
-/// How responses are drafted.
+/// Settings of speculative decoding.
 #[derive(Debug, Clone, Copy)]
 pub struct SpeculationConfig {
     /// Limits of a draft.
     pub limits: DraftLimits,
     /// Origin of the costs of drafts.
     pub costs: DraftCosts,
-    /// Drafts for tests in place of all others; `None` unless a test sets them.
+    /// Drafts that replace all others; `None` unless a test sets them.
     pub forced: Option<ForcedDrafts>,
 }
 
 /// Origin of the costs of drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DraftCosts {
-    /// The self-test measures them, or else they are assumed.
+    /// Measured by the self-test; without a self-test, default values.
     #[default]
     Measured,
-    /// They are assumed to be those of a GPU with a small draft model, for tests that need drafts on every machine.
+    /// Fixed values of a GPU with a small draft model, for tests that need drafts on every machine.
     LikeGpu,
 }
 
 impl Default for SpeculationConfig {
     fn default() -> Self {
-        // With the token before it, the longest draft has the longest step that the self-test measures.
+        // A longest draft and the token before it are the longest step that the self-test measures.
         Self { limits: DraftLimits { n_max: 31, n_min: 0 }, costs: DraftCosts::Measured, forced: None }
     }
 }
 
 impl SpeculationConfig {
-    /// Returns the drafter of a submission's response; `None` if it asks for no drafts.
+    /// Returns the drafter of a submission's response; `None` if the submission turns drafts off.
     pub(crate) fn drafter(self, submission: &Submission) -> Option<Drafter> {
         let wish = &submission.generation.drafts;
         let n_max = wish.n_max.map_or(self.limits.n_max, |n_max| self.limits.n_max.min(n_max as usize));
         let n_min = wish.n_min.map_or(self.limits.n_min, |n_min| n_min as usize);
-        // An image token is never an answer's.
+        // Responses have no image tokens.
         let text_start = submission.runs.last().map_or(0, ImageRun::end);
         let text = &submission.prompt[text_start as usize..];
         let drafter = Drafter::new(text, &wish.predicted, DraftLimits { n_max, n_min });
@@ -84,30 +85,30 @@ impl SpeculationConfig {
 /// State of speculative decoding.
 pub(crate) struct Speculation<'m> {
     memory: SuffixMemory,
-    /// Model that makes drafts where none is found; `None` if there is none, or it has failed.
+    /// Draft model, for sequences whose text suggests no draft; `None` if none is configured, or after a failure.
     model: Option<DraftModel<'m>>,
     costs: StepCosts,
-    /// Most drafts of one step.
+    /// Maximum number of drafts in one step.
     drafts_max: u32,
-    /// Time of the draft model that no step has counted yet.
+    /// Time of the draft model that is not yet counted in a step.
     making_time: Duration,
 }
 
 /// A sequence that may have a draft.
-struct Offer {
+struct DraftCandidate {
     slot: SlotId,
-    /// Place of its share.
+    /// Index of its share.
     share: usize,
-    /// How the draft model may follow it.
+    /// Sequence in the draft model; `None` if the draft model cannot draft for it.
     following: Option<Following>,
-    /// How many tokens can still follow its next one.
+    /// Number of tokens that can still follow the next one.
     rest_tokens: usize,
 }
 
 impl<'m> Speculation<'m> {
     pub(crate) fn new(costs: StepCosts, model: Option<DraftModel<'m>>, facts: &EngineFacts) -> Self {
-        // llama.cpp may cut drafts of several sequences into several passes. A later pass reuses cells that a sliding
-        // window has left behind, and a rejected token moves the window back.
+        // llama.cpp may split the drafts of several sequences into several passes. A later pass reuses cells that a
+        // sliding window has passed, and rejected tokens move the window back to these cells.
         let drafts_max = if facts.memory == MemoryKind::Sliding { 1 } else { u32::from(facts.n_slots) };
         let memory = SuffixMemory::new(MEMORY_TOKENS_MAX);
         Self { memory, model, costs, drafts_max, making_time: Duration::ZERO }
@@ -117,12 +118,12 @@ impl<'m> Speculation<'m> {
     fn offers(
         &mut self,
         shares: &[Share],
-        running: &mut Running,
+        running: &mut RunningSequences,
         (table, room): (&SlotTable, StepRoom),
-    ) -> (Vec<Offer>, Vec<Length>) {
+    ) -> (Vec<DraftCandidate>, Vec<Length>) {
         let (mut offers, mut possible) = (Vec::new(), Vec::new());
         let mut is_forced = false;
-        // Every sequence proposes what its text or earlier answers suggest, within its limits and its context.
+        // Every sequence proposes a draft from its own text or earlier responses, within its limits and its context.
         for (slot, sequence) in running.iter_mut() {
             let Some(share) = shares.iter().position(|share| share.slot == slot) else { continue };
             let held = table.slot(slot);
@@ -138,9 +139,9 @@ impl<'m> Speculation<'m> {
             let memory = root.and_then(|root| self.memory.of(&root));
             is_forced |= drafter.is_forced();
             possible.push(Possible { made, ..drafter.propose(memory, n_max) });
-            offers.push(Offer { slot, share, following, rest_tokens });
+            offers.push(DraftCandidate { slot, share, following, rest_tokens });
         }
-        // The lengths are chosen together, because each draft adds time to the step of all.
+        // The lengths are chosen together, because each draft delays the step of all sequences.
         let lengths = match is_forced {
             true => all_of(&possible, room),
             false => lengths::lengths(&possible, room, &self.costs),
@@ -148,11 +149,11 @@ impl<'m> Speculation<'m> {
         (offers, lengths)
     }
 
-    /// Lets the draft model make the drafts that it is to make, and sets their lengths.
+    /// Makes the draft model's drafts, and sets their lengths.
     fn make(
         &mut self,
-        (offers, lengths): (&[Offer], &mut [Length]),
-        running: &mut Running,
+        (offers, lengths): (&[DraftCandidate], &mut [Length]),
+        running: &mut RunningSequences,
         (table, counters): (&SlotTable, &Counters),
     ) {
         let Some(model) = &mut self.model else { return };
@@ -164,13 +165,13 @@ impl<'m> Speculation<'m> {
             planned.extend(draft.is_some_and(WantedDraft::is_made).then_some((idx, length)));
             wanted.extend(draft);
         }
-        // Those that it is near come first.
+        // Drafts that need no preparation come first.
         wanted.sort_by_key(|draft: &WantedDraft| !draft.is_made());
         let began = Instant::now();
         let made = match model.make(&wanted, table) {
             Ok(made) => made,
             Err(cause) => {
-                error!(%cause, "the draft model failed and is not used any more; the model goes on without it");
+                error!(%cause, "the draft model failed and is no longer used; the worker continues without it");
                 self.model = None;
                 return;
             }
@@ -194,7 +195,7 @@ pub(crate) struct Verified {
 
 /// Reason why no more tokens of a draft are chosen.
 pub(crate) enum DraftEnd {
-    /// The last token differs from the draft, or none was drafted there.
+    /// The last chosen token differs from the draft, or the draft has no more tokens.
     Rejected,
     /// The response is complete.
     Finished(FinishReason),
@@ -202,7 +203,7 @@ pub(crate) enum DraftEnd {
     Failed(EngineError),
 }
 
-/// Returns the lengths of whole drafts, as far as a step has room for them.
+/// Returns the full lengths of the drafts, as far as the step has room for them.
 fn all_of(possible: &[Possible<'_>], room: StepRoom) -> Vec<Length> {
     let mut left = room.tokens_max.saturating_sub(room.n_streams) as usize;
     let whole = |possible: &Possible<'_>| {
@@ -218,7 +219,7 @@ impl Generator<'_> {
     pub(crate) fn draft(
         &mut self,
         mut shares: Vec<Share>,
-        running: &mut Running,
+        running: &mut RunningSequences,
         (table, tokens_max): (&SlotTable, u32),
     ) -> Vec<Share> {
         let Some(speculation) = &mut self.speculation else { return shares };
@@ -235,17 +236,17 @@ impl Generator<'_> {
         shares
     }
 
-    /// Chooses and sends the next tokens of a stream with a draft; `rows` are the places of their logits.
+    /// Chooses and sends the next tokens of a sequence with a draft; `rows` has the indexes of their logits.
     ///
-    /// It goes row by row, up to the first token that differs from the draft. The tokens are sent at once: a batch with
-    /// a draft is computed in one step.
+    /// Rows are sampled in order, up to the first token that differs from the draft. The tokens are sent immediately,
+    /// because a batch with a draft is computed in one step.
     pub(crate) fn verify(
         &self,
         (slot, sequence): (SlotId, &mut Sequence),
         rows: &[i32],
         kv: &mut KvState<'_>,
     ) -> Verified {
-        // The first row's token was chosen before, and its state is held.
+        // The first row's token was chosen before the draft and is always kept.
         let n_drafted = rows.len() as u32 - 1;
         let mut draft = sequence.take_draft();
         draft.truncate(n_drafted as usize);
@@ -270,17 +271,17 @@ impl Generator<'_> {
         Verified { n_chosen: rows.len() as u32, end: DraftEnd::Rejected }
     }
 
-    /// Returns the time of the draft model since the last call.
+    /// Returns the time that the draft model took since the last call.
     pub(crate) fn take_making_time(&mut self) -> Duration {
         self.speculation.as_mut().map_or(Duration::ZERO, |speculation| std::mem::take(&mut speculation.making_time))
     }
 
-    /// Returns whether slots may hold the state of drafted tokens that were not chosen.
+    /// Returns whether slots may have state of rejected draft tokens.
     pub(crate) fn drafts(&self) -> bool {
         self.speculation.is_some()
     }
 
-    /// Adds a response to the answers from which later ones are drafted, unless its slot may not be lent.
+    /// Adds a response to the suffix memory, unless its slot's state must not be shared.
     pub(crate) fn remember(&mut self, sequence: &Sequence, (held, tenant): (&Slot, TenantId)) {
         let Some(speculation) = &mut self.speculation else { return };
         let Some(root) = held.root().filter(|_| held.lends()) else { return };
@@ -289,7 +290,7 @@ impl Generator<'_> {
         speculation.memory.learn((root, tenant), before, answer);
     }
 
-    /// Forgets the answers from which later ones would be drafted, and the draft model's state.
+    /// Clears the suffix memory and the draft model's state.
     pub(crate) fn forget_answers(&mut self) {
         if let Some(speculation) = &mut self.speculation {
             speculation.memory.clear();

@@ -1,7 +1,9 @@
-//! The grammar of tool calls: it applies from a response's start if a call is required, else from where one starts.
+//! The grammar of tool calls: it applies from a response's start if a call is required, otherwise from the start of a
+//! call.
 //!
-//! A grammar that cannot be followed after all, as when a model writes a call in its own way, is dropped: the response
-//! continues without one. Not here: where a call starts (`tool_call_detector`), matching a grammar (`grammar`).
+//! If the text does not match the grammar at a call's start, for example because the model writes calls in its own
+//! format, the grammar is dropped and the response continues without it. Not here: recognizing the start of a call
+//! (`tool_call_detector`), matching a grammar (`grammar`).
 
 use std::sync::Arc;
 
@@ -11,14 +13,14 @@ use warmpath_worker_output::tool_call_detector::{
 };
 
 use super::arguments::ArgumentSchemas;
-use super::grammar::Followed;
+use super::grammar::FollowedGrammar;
 
 /// Constraints of a response's tool calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CallGrammar {
-    /// The grammar in GBNF.
+    /// Grammar in GBNF.
     pub text: Arc<str>,
-    /// Schemas of arguments, if the grammar does not define these.
+    /// Schemas of arguments that the grammar has only placeholders for.
     pub arguments: Arc<ArgumentSchemas>,
     /// When the grammar starts to apply.
     pub begin: Begin,
@@ -27,23 +29,23 @@ pub struct CallGrammar {
 /// When the grammar of tool calls starts to apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Begin {
-    /// At once.
+    /// At the start of the response.
     AtOnce {
-        /// End of the prompt with which the constrained text begins.
+        /// End of the prompt that belongs to the constrained text.
         seen: String,
     },
-    /// Where a call starts.
+    /// At the start of a call.
     AtCall(CallStart),
 }
 
-/// How the start of a call is recognized.
+/// Signs of the start of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallStart {
     /// Texts that start a call.
     pub words: Vec<String>,
-    /// Regular expressions that match where one starts.
+    /// Regular expressions that match the start of a call.
     pub patterns: Vec<String>,
-    /// Texts that open and close reasoning, in which no call starts.
+    /// Texts that open and close reasoning; no call starts within it.
     pub marks: ReasoningMarks,
     /// End of the prompt that belongs to the response.
     pub prefix: String,
@@ -51,23 +53,25 @@ pub struct CallStart {
 
 /// A grammar of tool calls that waits for a call.
 pub(crate) struct WaitingGrammar {
-    followed: Box<Followed>,
+    followed: Box<FollowedGrammar>,
     watch: ToolCallDetector,
 }
 
 /// State of a waiting grammar after a token.
 pub(crate) enum Waited {
-    /// It still waits.
+    /// No call has started yet.
     Waits(Box<WaitingGrammar>),
-    /// A call has started, and the grammar has taken its first part.
-    Counts(Box<Followed>),
-    /// It does not match, or waits no longer.
+    /// A call has started and matches the grammar so far.
+    Counts(Box<FollowedGrammar>),
+    /// The call does not match the grammar, or no call can start any more.
     Dropped,
 }
 
 impl WaitingGrammar {
-    /// Returns a waiting grammar, or why it cannot be used.
-    pub(crate) fn new(followed: Box<Followed>, start: &CallStart) -> Result<Self, String> {
+    /// Returns a waiting grammar.
+    ///
+    /// Errors: the reason why it cannot be used.
+    pub(crate) fn new(followed: Box<FollowedGrammar>, start: &CallStart) -> Result<Self, String> {
         let CallStart { words, patterns, marks, prefix } = start;
         let starts = if patterns.is_empty() {
             StartTrigger::Words(words.clone())
@@ -75,13 +79,13 @@ impl WaitingGrammar {
             let words = words.iter().map(|word| Pattern::of_word(word));
             let patterns: Result<_, _> = words.chain(patterns.iter().map(|pattern| Pattern::new(pattern))).collect();
             StartTrigger::Patterns(
-                patterns.map_err(|error| format!("what starts a tool call cannot be looked for: {error}"))?,
+                patterns.map_err(|error| format!("the pattern for the start of a tool call is invalid: {error}"))?,
             )
         };
         Ok(Self { followed, watch: ToolCallDetector::new(starts, marks.clone(), prefix) })
     }
 
-    /// Takes the next token of the response, which spells `piece`.
+    /// Advances by the response's next token, whose text is `piece`.
     pub(crate) fn push(mut self: Box<Self>, token: Token, piece: &[u8]) -> Waited {
         match self.watch.push(token, piece) {
             CallDetection::Nothing => Waited::Waits(self),

@@ -1,7 +1,7 @@
 //! Early announcements of requests, from their arrival until they start, or end without a start.
 //!
 //! The engine thread reads its commands only between steps, so the submitting thread notifies the publisher itself. An
-//! announcement is a guard, so it ends with its request, however the request ends.
+//! announcement is a guard, so it is always withdrawn when its request ends.
 //!
 //! Not here: the published state (`warmpath_worker_core::pending_prefills`), its stream (`crate::summary`).
 
@@ -14,7 +14,7 @@ use warmpath_worker_core::pending_prefills::AnnouncementId;
 
 use crate::engine::api::EngineUpdate;
 
-/// Maker of early announcements.
+/// Source of early announcements.
 pub(crate) struct ArrivalAnnouncer {
     /// A weak sender, because the publisher's task ends when the thread's own sender is dropped.
     updates: WeakUnboundedSender<EngineUpdate>,
@@ -29,18 +29,18 @@ pub(crate) struct EarlyAnnouncement {
 }
 
 impl ArrivalAnnouncer {
-    /// Returns a maker that sends to the reader of these updates.
+    /// Returns an announcer that sends to the reader of these updates.
     pub(crate) fn new(updates: &UnboundedSender<EngineUpdate>) -> Self {
         Self { updates: updates.downgrade(), n_made: AtomicU64::new(0), is_filling: false }
     }
 
-    /// Returns a maker that announces blocks, too, for models whose running sequences are announced.
+    /// Returns an announcer that also announces blocks, for models whose running sequences are announced.
     pub(crate) fn filling(self) -> Self {
         Self { is_filling: true, ..self }
     }
 
-    /// Announces a request with `n_tokens` of prompts. `chain` has the blocks of the prompt, if it may start from
-    /// cached state.
+    /// Announces a request with `n_tokens` of prompts. `chain` has the blocks of the prompt; it is empty if the request
+    /// may not reuse state.
     pub(crate) fn announce(&self, request: &RequestId, n_tokens: u32, chain: &[BlockHash]) -> EarlyAnnouncement {
         let id = AnnouncementId(self.n_made.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<BlockKey> = chain.iter().map(BlockHash::key).collect();
@@ -55,7 +55,7 @@ impl ArrivalAnnouncer {
 }
 
 impl EarlyAnnouncement {
-    /// Returns its id.
+    /// Returns the identifier.
     pub(crate) fn id(&self) -> AnnouncementId {
         self.id
     }

@@ -1,14 +1,14 @@
 //! Counters of the engine, for metrics and tests.
 //!
-//! The engine thread writes them, and the store's thread those of failed disk operations; any thread reads them. No
-//! value depends on another, so relaxed atomics suffice. Not here: moving averages (`warmpath_worker_core::rates`),
-//! reports to routers (`summary_events`).
+//! The engine thread updates them, and the store's thread updates those of failed disk operations; any thread reads
+//! them. No value depends on another, so relaxed atomics suffice. Not here: moving averages
+//! (`warmpath_worker_core::rates`), reports to routers (`summary_events`).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::engine::api::{CachedTokens, Finished};
-use crate::engine::schedule::queue::Waiting;
+use crate::engine::schedule::queue::QueuedSubmission;
 use crate::store::{DiskEvent, WriteFailure};
 
 /// Defines the counters and their values.
@@ -45,7 +45,7 @@ counters! {
     prompt_us;
     /// Time from the first token to the last, of completed requests. Units: microseconds.
     generation_us;
-    /// Most tokens, prompt and response, of any slot so far.
+    /// Maximum number of tokens of any slot so far, of prompt and response together.
     sequence_tokens_max;
     /// Prompt tokens computed.
     prefill_tokens;
@@ -65,7 +65,7 @@ counters! {
     prompt_tokens;
     /// Prompt tokens of these requests that were reused.
     cached_tokens;
-    /// Most prompt tokens ever computed between two tokens of a stream.
+    /// Maximum number of prompt tokens computed between two tokens of a stream.
     passed_tokens_max;
     /// Batches that llama.cpp failed to decode.
     decode_failures;
@@ -83,15 +83,15 @@ counters! {
     prefix_waits;
     /// Time of these waits when the requests got their slots. Units: microseconds.
     prefix_wait_us;
-    /// Time that requests had waited for state to be read from disk. Units: microseconds.
+    /// Time that requests waited for reads from disk. Units: microseconds.
     disk_wait_us;
-    /// Stored state that could not be read from disk.
+    /// Chunks that could not be read from disk.
     disk_read_failures;
-    /// Stored state that could not be written to disk, or was not written because writing had just failed.
+    /// Chunks that could not be written to disk, or were not written because writing had just failed.
     disk_write_failures;
-    /// Stored state that was not written to disk because too much was waiting already.
+    /// Chunks that were not written to disk because too many were waiting.
     disk_writes_refused;
-    /// Requests whose planned start could not be reached.
+    /// Requests whose planned state could not be restored.
     failed_starts;
     /// Starts with state moved into the slot.
     restores;
@@ -107,7 +107,7 @@ counters! {
     checkpoints_made;
     /// Starts from a checkpoint.
     checkpoint_uses;
-    /// Idle slots whose state left the buffer.
+    /// Idle slots whose state was moved out of the buffer.
     moved_out;
     /// Prompt tokens whose state was moved within a slot.
     shifted_tokens;
@@ -138,7 +138,7 @@ impl Counters {
     }
 
     /// Counts the waits of a request that gets a slot at `now`: for other requests and for the disk.
-    pub(crate) fn waited(&self, waiting: &Waiting, now: Instant) {
+    pub(crate) fn waited(&self, waiting: &QueuedSubmission, now: Instant) {
         let waited = |since: Option<Instant>| since.map_or(0, |since| to_us(now.saturating_duration_since(since)));
         self.prefix_wait_us.fetch_add(waited(waiting.shares_since), Relaxed);
         self.disk_wait_us.fetch_add(waited(waiting.reads_since), Relaxed);

@@ -24,7 +24,7 @@ pub(crate) struct UpdateSender {
     /// Early announcements of submissions that have started since the last update.
     resolved: Vec<EarlyAnnouncement>,
     sent: Option<(Instant, Load)>,
-    /// Whether something happened since the last update.
+    /// Whether a step was taken since the last update.
     is_stale: bool,
 }
 
@@ -39,7 +39,7 @@ impl UpdateSender {
         self.is_stale = true;
     }
 
-    /// Records that a submission has started, so that its blocks are reported from now on.
+    /// Records that a submission has started, so that the changes include its blocks from now on.
     pub(crate) fn resolve(&mut self, announcement: Option<EarlyAnnouncement>) {
         self.resolved.extend(announcement);
     }
@@ -49,13 +49,13 @@ impl UpdateSender {
         self.is_stale = true;
     }
 
-    /// Returns how long the present changes may wait until they are sent; `None` if there are none.
+    /// Returns the time until the pending changes must be sent; `None` if there are none.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let since = |sent: Instant| LOAD_INTERVAL.saturating_sub(now.saturating_duration_since(sent));
         self.is_stale.then(|| self.sent.as_ref().map_or(Duration::ZERO, |(sent, _)| since(*sent)))
     }
 
-    /// Returns whether an update must be sent at once.
+    /// Returns whether an update must be sent immediately.
     pub(crate) fn is_urgent(&self) -> bool {
         !self.counted.is_empty() || !self.resolved.is_empty()
     }

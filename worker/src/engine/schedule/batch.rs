@@ -1,9 +1,9 @@
 //! The next computation: a batch is planned, and its micro-batches are computed one by one.
 //!
-//! A step computes one micro-batch, so a new request waits for at most one. A batch continues over several steps as
-//! long as no sequence has joined those it was planned for; then the rest of it is planned again. Prompts that end
-//! within a batch begin their responses at its end, as planned: otherwise their streams would delay prompts that end
-//! later.
+//! A step computes one micro-batch, so a new request waits for at most one. A batch is computed over several steps.
+//! When another sequence becomes ready, the rest of the batch is dropped and a new batch is planned. A prompt that ends
+//! within a batch starts its response after the batch; otherwise its decode steps would delay the batch's other
+//! prompts.
 //!
 //! Not here: the plan (`warmpath_worker_core::batch_plan`) and its cuts (`micro_batches`), computing them (`step`).
 
@@ -21,39 +21,39 @@ use super::Scheduler;
 use crate::engine::kv::KvState;
 use crate::engine::llama::Logits;
 use crate::engine::output::Generator;
-use crate::engine::sequence::{Purpose, Sequence};
+use crate::engine::sequence::{LogitsUse, Sequence};
 
 /// A batch in progress.
 #[derive(Default)]
-pub(super) struct Planned {
+pub(super) struct PlannedBatch {
     /// Shares not yet computed, in their order.
     rest: Vec<Share>,
-    /// Sequences that could have a share, by the order of their starts.
-    for_whom: BTreeSet<u64>,
+    /// Sequences that were ready when the batch was planned, by the order of their starts.
+    ready: BTreeSet<u64>,
 }
 
 /// A micro-batch: its shares, and the index of each slot's logits.
 pub(crate) struct Batch {
     pub(crate) shares: Vec<Share>,
-    pub(crate) outputs: Vec<(SlotId, Purpose, i32)>,
+    pub(crate) outputs: Vec<(SlotId, LogitsUse, i32)>,
     pub(crate) n_prefill: u32,
-    /// Tokens of streams, drafted ones included.
+    /// Decode tokens, including drafted ones.
     pub(crate) n_decode: u32,
 }
 
 impl Scheduler {
-    /// Returns whether the batch in progress is still the right one: no sequence has joined, and no share goes too far.
-    pub(crate) fn goes_on(&self, table: &SlotTable) -> bool {
-        let has_come = |(_, sequence): (SlotId, &Sequence)| !self.planned.for_whom.contains(&sequence.order);
-        // A checkpoint that another request now waits for ends a share.
+    /// Returns whether the batch in progress is still valid: no other sequence is ready, and no share is too long.
+    pub(crate) fn continues(&self, table: &SlotTable) -> bool {
+        let has_come = |(_, sequence): (SlotId, &Sequence)| !self.planned.ready.contains(&sequence.order);
+        // A share must not go past a checkpoint that another request has started to wait for.
         let is_cut = |share: &Share| match self.running.in_slot(share.slot).work(table.n_held(share.slot)) {
             Work::Decode => true,
             Work::Prefill { n_tokens, .. } => n_tokens < share.n_tokens,
         };
-        !self.is_over() && !self.able(table).any(has_come) && !self.planned.rest.iter().any(is_cut)
+        !self.is_over() && !self.ready(table).any(has_come) && !self.planned.rest.iter().any(is_cut)
     }
 
-    /// Returns whether the batch in progress is computed or dropped.
+    /// Returns whether the batch has been computed completely, or dropped.
     pub(crate) fn is_over(&self) -> bool {
         self.planned.rest.is_empty()
     }
@@ -69,7 +69,7 @@ impl Scheduler {
         self.running.take(slot)
     }
 
-    /// Takes the next micro-batch out of the batch in progress and puts its tokens into llama.cpp's batch.
+    /// Takes the next micro-batch from the batch in progress and puts its tokens into llama.cpp's batch.
     pub(crate) fn fill_batch(&mut self, kv: &mut KvState<'_>) -> Batch {
         let shares = micro_batches::take(&mut self.planned.rest, self.limits.room);
         let mut batch = Batch { shares, outputs: Vec::new(), n_prefill: 0, n_decode: 0 };
@@ -99,12 +99,12 @@ impl Scheduler {
         batch
     }
 
-    /// Returns the adapter, or none, of the last batch's sequences.
+    /// Returns the adapter of the last batch's sequences; `None` if they have none.
     pub(crate) fn adapter(&self) -> Option<Applied> {
         self.last_adapter.flatten()
     }
 
-    /// Counts for each stream the prompt tokens computed since its last token.
+    /// Adds the batch's prefill tokens to the counter of each stream, which starts anew with each of its tokens.
     pub(crate) fn count_passed_tokens(&mut self, batch: &Batch) {
         let is_held_up = |sequence: &&mut Sequence| sequence.is_stream() && !sequence.is_unread();
         for sequence in self.running.iter_mut().map(|(_, sequence)| sequence).filter(is_held_up) {
@@ -113,39 +113,39 @@ impl Scheduler {
         }
     }
 
-    /// Returns the sequences that have something to compute.
-    fn able(&self, table: &SlotTable) -> impl Iterator<Item = (SlotId, &Sequence)> {
+    /// Returns the sequences whose next tokens can be computed now.
+    fn ready(&self, table: &SlotTable) -> impl Iterator<Item = (SlotId, &Sequence)> {
         let waits = |slot: SlotId, sequence: &Sequence| sequence.awaits_encoder(table.n_held(slot));
         self.running.iter().filter(move |(slot, sequence)| !sequence.is_unread() && !waits(*slot, sequence))
     }
 
-    /// Plans the next batch, all of sequences with one adapter, the next in turn.
+    /// Plans the next batch. All its sequences have the same adapter; adapters take turns.
     ///
-    /// It is a micro-batch if other adapters have their turn after it, or if a prompt is in progress beside others: it
-    /// was there before them, so none of them should wait until it ends.
+    /// The batch is a single micro-batch if sequences with other adapters are ready. It is also one if several prompts
+    /// are ready and one of them has already started, so that the new ones need not wait for a long batch.
     pub(crate) fn plan_batch(&mut self, table: &SlotTable, generator: &mut Generator<'_>) {
         let adapter_of = |sequence: &Sequence| sequence.submission.adapter;
-        // Readers read meanwhile, so the plan uses one look at them.
-        let able: Vec<SlotId> = self.able(table).map(|(slot, _)| slot).collect();
-        self.planned = Planned::default();
-        self.planned.for_whom = able.iter().map(|slot| self.running.in_slot(*slot).order).collect();
+        // Clients read their streams at the same time, which changes this set, so it is determined once.
+        let ready: Vec<SlotId> = self.ready(table).map(|(slot, _)| slot).collect();
+        self.planned = PlannedBatch::default();
+        self.planned.ready = ready.iter().map(|slot| self.running.in_slot(*slot).order).collect();
         let is_at_image = |slot: &SlotId| self.running.in_slot(*slot).is_at_image(table.n_held(*slot));
-        let (images, able): (Vec<SlotId>, Vec<SlotId>) = able.into_iter().partition(is_at_image);
-        self.last_was_image = !images.is_empty() && (able.is_empty() || !self.last_was_image);
+        let (images, ready): (Vec<SlotId>, Vec<SlotId>) = ready.into_iter().partition(is_at_image);
+        self.last_was_image = !images.is_empty() && (ready.is_empty() || !self.last_was_image);
         if self.last_was_image {
             return self.plan_image(&images, table);
         }
-        let present = able.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
+        let present = ready.iter().map(|slot| adapter_of(self.running.in_slot(*slot)));
         let Some(adapter) = adapter_schedule::next(present, self.last_adapter) else { return };
         self.last_adapter = Some(adapter);
         let list_max = self.list_max();
-        let able = || able.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot), *slot));
+        let ready = || ready.iter().map(|slot| (self.running.in_slot(*slot), table.n_held(*slot), *slot));
         let is_next = |(sequence, n_held, slot): (&Sequence, u32, SlotId)| {
             (adapter_of(sequence) == adapter).then(|| pending(sequence, (slot, n_held), list_max))
         };
-        let pending: Vec<RunningSequence> = able().filter_map(is_next).collect();
-        let is_short = able().any(|(sequence, ..)| adapter_of(sequence) != adapter)
-            || is_joined(able().map(|(sequence, n_held, _)| (sequence, n_held)));
+        let pending: Vec<RunningSequence> = ready().filter_map(is_next).collect();
+        let is_short = ready().any(|(sequence, ..)| adapter_of(sequence) != adapter)
+            || has_new_prompt(ready().map(|(sequence, n_held, _)| (sequence, n_held)));
         let room = self.limits.room;
         let batch_tokens = if is_short { room.ubatch_tokens } else { room.batch_tokens };
         let shares =
@@ -160,9 +160,10 @@ impl Scheduler {
         };
     }
 
-    /// Plans a batch of one image's next tokens, that of the sequence which runs longest.
+    /// Plans a batch with the next tokens of one image; of several sequences, the one that started first is chosen.
     ///
-    /// It is a micro-batch, and takes turns with batches of tokens, so that no stream waits for a whole image.
+    /// The batch is a single micro-batch and alternates with batches of tokens, so that no stream waits for a whole
+    /// image.
     fn plan_image(&mut self, slots: &[SlotId], table: &SlotTable) {
         let Some(slot) = slots.iter().copied().min_by_key(|slot| self.running.in_slot(*slot).order) else { return };
         let sequence = self.running.in_slot(slot);
@@ -172,17 +173,17 @@ impl Scheduler {
         }
     }
 
-    /// Returns the most tokens of one prompt in a batch whose logits are all wanted.
+    /// Returns the maximum number of tokens per batch of one prompt whose log probabilities are wanted.
     fn list_max(&self) -> u32 {
         let n_listing = self.running.iter().filter(|(_, sequence)| sequence.lists_prompt()).count();
         u32::try_from(self.limits.listed_tokens_max / n_listing.max(1)).unwrap_or(u32::MAX).max(1)
     }
 }
 
-/// Returns whether one of these sequences' prompts has begun and there are others; each comes with the number of tokens
-/// whose state is there.
-fn is_joined<'a>(able: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
-    let begun: Vec<bool> = able
+/// Returns whether there are several prompts to compute and at least one has started. `ready` has each sequence with
+/// the number of its computed tokens.
+fn has_new_prompt<'a>(ready: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
+    let begun: Vec<bool> = ready
         .filter(|(sequence, n_held)| sequence.work(*n_held) != Work::Decode)
         .map(|(sequence, n_held)| sequence.has_begun(n_held))
         .collect();
@@ -192,7 +193,7 @@ fn is_joined<'a>(able: impl Iterator<Item = (&'a Sequence, u32)>) -> bool {
 /// Returns the work of a sequence.
 fn pending(sequence: &Sequence, (slot, n_held): (SlotId, u32), list_max: u32) -> RunningSequence {
     let work = match sequence.work(n_held) {
-        // Each step of such a prompt is a turn, the last one too: its tokens take longer than others'.
+        // Its tokens take longer than others', so the prompt takes turns even for its last part.
         Work::Prefill { n_tokens, .. } if sequence.lists_prompt() => {
             Work::Prefill { n_tokens: n_tokens.min(list_max), ends: false }
         }

@@ -1,7 +1,7 @@
 //! The queue of submissions without a slot.
 //!
-//! It is scanned in order whenever a slot is idle. A request that waits for another's prefix, for the disk or for
-//! another worker keeps its place but blocks no other.
+//! It is scanned in order whenever a slot is idle. A request that waits for another request's prefix, for the disk or
+//! for another worker keeps its place, and later requests may start before it.
 //!
 //! Not here: the decision (`warmpath_worker_core::slot_plan`), the start in a slot (`kv::restoring`).
 
@@ -10,29 +10,29 @@ use std::time::{Duration, Instant};
 
 use warmpath_common::ids::SlotId;
 use warmpath_worker_core::chunk_index::ChunkId;
-use warmpath_worker_core::slot_plan::{self, Decision, Reuse, SlotPlan};
+use warmpath_worker_core::slot_plan::{self, Reuse, SlotDecision, SlotPlan};
 
 use super::Scheduler;
 use crate::engine::handle::Admission;
 use crate::engine::kv::KvState;
-use crate::engine::kv::receiving::{Fetched, TransferId};
+use crate::engine::kv::receiving::{FetchedState, TransferId};
 use crate::engine::kv::store::Cache;
 
-/// Longest wait of a submission for the request that computes the blocks which its sender counts on. Two requests that
-/// a router sends one after the other may arrive in the other order.
+/// Longest wait of a submission for another request that will compute the blocks that the router expects to be cached.
+/// Two requests that a router sends one after the other may arrive in reverse order.
 ///
-/// Source: own choice: requests are sent milliseconds apart, tens on a busy machine; computing the missing blocks costs
-/// more.
+/// Source: such requests arrive within milliseconds of each other, or tens of milliseconds on a busy machine. Computing
+/// the missing blocks twice takes longer.
 const SIBLING_WAIT_MAX: Duration = Duration::from_millis(25);
 
 /// A submission that waits for a slot.
-pub(crate) struct Waiting {
+pub(crate) struct QueuedSubmission {
     pub(crate) admission: Admission,
     /// Prompt tokens to compute, as estimated at its arrival.
     pub(crate) n_uncached: u32,
-    /// Chunks that are being read from disk for it; they stay in place until it has started.
+    /// Chunks that are being read from disk for it; they are not evicted before it has started.
     pub(crate) fetching: Vec<ChunkId>,
-    /// Time until which it waits for the request that computes the blocks its sender counts on; `None` if none are
+    /// Time until which it waits for another request to compute the blocks that the router expects; `None` if none are
     /// missing.
     pub(crate) held_until: Option<Instant>,
     /// Start of its wait for another's prefix; `None` if it never waited.
@@ -41,17 +41,17 @@ pub(crate) struct Waiting {
     pub(crate) reads_since: Option<Instant>,
     /// Transfer from another worker that it waits for.
     pub(crate) transfer: Option<TransferId>,
-    /// Chunks that a transfer has brought, and those before them; they stay in place until it has started.
+    /// Chunks of a finished transfer and those before them; they are not evicted before it has started.
     pub(crate) received: Vec<ChunkId>,
-    /// Report of a transfer that has ended.
-    pub(crate) fetched: Option<Fetched>,
+    /// Report of a finished transfer.
+    pub(crate) fetched: Option<FetchedState>,
 }
 
-impl Waiting {
-    /// Lets the chunks go that stay in place for it.
-    pub(crate) fn let_go(&self, cache: &mut Cache) {
-        cache.let_go(&self.fetching);
-        cache.let_go(&self.received);
+impl QueuedSubmission {
+    /// Releases its chunks, which may then be evicted.
+    pub(crate) fn release_chunks(&self, cache: &mut Cache) {
+        cache.release(&self.fetching);
+        cache.release(&self.received);
     }
 
     /// Returns whether it waits for another submission that has yet to arrive.
@@ -77,7 +77,7 @@ impl Scheduler {
         };
         let held_until = (n_usable < n_expected).then(|| Instant::now() + SIBLING_WAIT_MAX);
         let (transfer, n_reached) = kv.await_transfer(&mut admission, n_usable).unzip();
-        self.queue.push_back(Waiting {
+        self.queue.push_back(QueuedSubmission {
             admission,
             n_uncached: n_prompt - n_reached.unwrap_or(n_usable),
             fetching: Vec::new(),
@@ -90,37 +90,37 @@ impl Scheduler {
         });
     }
 
-    /// Takes the next submission that can start now out of the queue, with its plan; the search begins at `idx`, which
-    /// is advanced.
-    pub(crate) fn next_start(&mut self, idx: &mut usize, kv: &mut KvState<'_>) -> Option<(Waiting, SlotPlan)> {
+    /// Removes the next submission that can start now from the queue, and returns it with its plan. The search starts
+    /// at `idx`, which is advanced.
+    pub(crate) fn next_start(&mut self, idx: &mut usize, kv: &mut KvState<'_>) -> Option<(QueuedSubmission, SlotPlan)> {
         while let Some(waiting) = self.queue.get_mut(*idx) {
             if waiting.transfer.is_some() || kv.cache.is_reading(&waiting.fetching) {
                 *idx += 1;
                 continue;
             }
-            kv.look_at_windows();
+            kv.record_windows();
             kv.end_shares();
             if waiting.is_held(kv) {
                 *idx += 1;
                 continue;
             }
             match slot_plan::plan(&kv.outlook(), &kv.wish(&waiting.admission)) {
-                Decision::NoSlot => return None,
-                Decision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
-                Decision::Fetch(chunks) => {
+                SlotDecision::NoSlot => return None,
+                SlotDecision::WaitFor { slot, n_tokens } => self.wait_for(*idx, (slot, n_tokens), kv),
+                SlotDecision::Fetch(chunks) => {
                     kv.cache.fetch(&chunks);
                     waiting.fetching.extend(chunks);
                     waiting.reads_since.get_or_insert_with(Instant::now);
                 }
-                Decision::Start(plan) => return Some((self.queue.remove(*idx)?, plan)),
+                SlotDecision::Start(plan) => return Some((self.queue.remove(*idx)?, plan)),
             }
             *idx += 1;
         }
         None
     }
 
-    /// Makes a submission wait for a running one's prefix. If a sequence cannot be rewound, the running one makes a
-    /// checkpoint.
+    /// Makes a submission wait for a running sequence's prefix. If the model's state cannot be rewound, the running
+    /// sequence keeps a checkpoint at the prefix's end.
     fn wait_for(&mut self, idx: usize, (slot, n_tokens): (SlotId, u32), kv: &KvState<'_>) {
         let waiting = &mut self.queue[idx];
         if waiting.shares_since.is_none() {

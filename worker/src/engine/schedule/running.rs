@@ -4,10 +4,10 @@ use warmpath_common::ids::SlotId;
 
 use crate::engine::sequence::Sequence;
 
-/// Sequence in each slot, if one runs there.
-pub(crate) struct Running(Vec<Option<Sequence>>);
+/// Sequence that runs in each slot, if any.
+pub(crate) struct RunningSequences(Vec<Option<Sequence>>);
 
-impl Running {
+impl RunningSequences {
     pub(super) fn new(n_slots: u16) -> Self {
         Self((0..n_slots).map(|_| None).collect())
     }
@@ -52,7 +52,7 @@ impl Running {
         (0..).map(SlotId).zip(&mut self.0).filter_map(|(slot, sequence)| Some((slot, sequence.as_mut()?)))
     }
 
-    /// Returns every slot with its sequence, if one runs there.
+    /// Returns every slot with the sequence that runs there, if any.
     pub(crate) fn all(&self) -> impl Iterator<Item = (SlotId, Option<&Sequence>)> {
         (0..).map(SlotId).zip(self.0.iter().map(Option::as_ref))
     }

@@ -1,8 +1,8 @@
 //! Measures one setting in a small separate context.
 //!
-//! Every slot gets a cached state by importing zeros instead of computing it, because the time of attention does not
-//! depend on the values. The largest costs are measured first, so that a slower setting stops early. Not here: the
-//! choice of settings, and the conclusions (`self_test`).
+//! Every slot gets a cached state of zeros, which is faster than computing one and takes the same time in attention.
+//! The largest costs are measured first, so that measuring a slower setting stops early. Not here: the choice among
+//! settings (`self_test`).
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -15,47 +15,48 @@ use super::measurements::{
 };
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
-use crate::engine::kv::codec::{Layout, Piece, Sections};
+use crate::engine::kv::codec::{PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Llama, Logits, StateError};
 
-/// Most cached tokens of each slot.
+/// Maximum number of cached tokens of each slot.
 ///
-/// Source: own choice: a system prompt with tools.
+/// Source: a usual system prompt with tools.
 const CACHED_TOKENS_MAX: u32 = 2048;
-/// Fewest cached tokens of each slot, which are computed if nothing can be imported. Source: own choice: half a
-/// micro-batch, computed in one step.
+/// Minimum number of cached tokens of each slot. They are computed if state cannot be imported. Source: half of a
+/// micro-batch, which one step computes.
 const CACHED_TOKENS_MIN: u32 = 256;
-/// Most bytes of all cached state. Source: own choice: 4,096 tokens of an 8B model.
+/// Maximum size of all cached state. Units: bytes. Source: 4,096 tokens of an 8B model.
 const STATE_BYTES_MAX: u64 = 512 << 20;
-/// Tokens of a slot after the cached ones, if the tokens of a step can be removed again.
+/// Room of a slot after its cached tokens, if the tokens of a step can be removed again. Source: the longest step here,
+/// [`COLD_TOKENS`], and 32 tokens to spare.
 const ROOM_TOKENS: u32 = 160;
-/// The same if they cannot be removed.
+/// Room of a slot after its cached tokens, if tokens cannot be removed. Source: enough for some runs of each step.
 const ROOM_TOKENS_KEPT: u32 = 512;
-/// Length of the stretch of a new prompt that is computed. Source: own choice: a quarter of a micro-batch, which the
-/// kernels for batches compute.
+/// Number of computed tokens of a new prompt. Source: a quarter of a micro-batch, for which the kernels for batches are
+/// used.
 const COLD_TOKENS: u32 = 128;
-/// Tokens of a step with a draft; a longer one is estimated. Source: own choice: powers of two up to the longest usual
-/// draft.
+/// Tokens of a step with a draft; longer ones are extrapolated. Source: powers of two up to the longest usual draft.
 const DRAFT_TOKENS: [u32; 5] = [2, 4, 8, 16, 32];
-/// The same at the beginning of a context; numbers between them are interpolated.
+/// Tokens of a step with a draft in a short context; numbers between these are interpolated. Source: fewer than above,
+/// since only the difference to a long context is needed.
 const SHALLOW_DRAFT_TOKENS: [u32; 3] = [1, 4, 16];
-/// Most measurements of a step, time allowing; the fastest counts. Source: own choice: other work rarely disturbs six
-/// runs in a row.
+/// Maximum number of measurements of a step; the fastest one counts. Source: other work rarely disturbs six consecutive
+/// runs.
 const N_RUNS_MAX: u32 = 6;
-/// Measurements of moving state; the first one touches the buffers, and the fastest counts. Source: own choice: the
-/// first one and two more to choose from.
+/// Number of measurements of moving state; the fastest one counts. Source: the first one touches new pages, and one of
+/// two more is rarely disturbed.
 const N_TRANSFERS: u32 = 3;
-/// Largest difference between the two fastest runs for the fastest to be trusted. Source: own choice: half of the
-/// smallest difference that counts (`ROUNDING_GAIN_MIN`).
+/// Maximum difference between the two fastest runs, relative to the fastest. Source: half of the smallest difference
+/// that changes a decision (`ROUNDING_GAIN_MIN`).
 const SPREAD_MAX: f64 = 0.05;
-/// Share of its threads' time that a step gets on a machine without other work. Source: own choice: below it other
-/// programs have slowed the step down.
+/// Minimum share of processor time that a step's threads get on a machine without other work. Source: on a quiet
+/// machine a step gets more; below it, other programs have slowed the step.
 const OWN_SHARE_MIN: f64 = 0.75;
 
 /// Limit at which measuring stops.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limit {
-    /// Cost of another setting; a setting that costs more is not measured further.
+    /// Cost of another setting, at which measuring stops.
     pub cost_ms: f64,
     /// Time at which repetitions end.
     pub until: Instant,
@@ -82,7 +83,7 @@ impl From<StateError> for Stop {
 }
 
 /// A context with cached slots.
-struct Bench<'m> {
+struct MeasuredContext<'m> {
     model: &'m LlamaModel,
     llama: Llama<'m>,
     n_slots: u16,
@@ -92,10 +93,10 @@ struct Bench<'m> {
     splits: bool,
     /// Whether responses are drafted.
     drafts: bool,
-    /// Whether suffixes shorter than a tile may be slow, so that they are made longer.
+    /// Whether suffixes shorter than a tile may be slow, so that rounding them up is measured.
     rounds_suffixes: bool,
     tile_ms: f64,
-    layout: Option<Layout>,
+    layout: Option<StateLayout>,
     limit: Limit,
     share: OwnShare,
     figures: Figures,
@@ -105,7 +106,7 @@ struct Bench<'m> {
 pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -> TriedSetting {
     let setting = super::expected(config);
     let mut figures = Figures::default();
-    let measured = Bench::open(model, config, limit).and_then(|mut bench| {
+    let measured = MeasuredContext::open(model, config, limit).and_then(|mut bench| {
         let measured = bench.measure();
         figures = bench.figures.clone();
         measured?;
@@ -121,7 +122,7 @@ pub(super) fn measure(model: &LlamaModel, config: &EngineConfig, limit: Limit) -
     TriedSetting { setting, figures, cost_ms, outcome, costs }
 }
 
-/// Returns the number of cached tokens of each slot, and the number of further tokens for which it has room.
+/// Returns the number of cached tokens of each slot, and its room for further tokens.
 ///
 /// Source of the estimate: 16-bit keys and values of every layer.
 fn slot_tokens(model: &LlamaModel, config: &EngineConfig) -> (u32, u32) {
@@ -142,7 +143,7 @@ fn rewinds(model: &LlamaModel) -> bool {
     !model.is_recurrent() && !model.is_hybrid()
 }
 
-impl<'m> Bench<'m> {
+impl<'m> MeasuredContext<'m> {
     fn open(model: &'m LlamaModel, config: &EngineConfig, limit: Limit) -> Result<Self, Stop> {
         let (n_cached, room) = slot_tokens(model, config);
         let small = EngineConfig {
@@ -184,7 +185,7 @@ impl<'m> Bench<'m> {
         let n_bytes = match &self.layout {
             Some(layout) if layout.sections() == Sections::AttentionOnly => {
                 let payload = vec![0; layout.payload_bytes(layout.block_tokens())];
-                let piece = Piece { payload: &payload, n_tokens: layout.block_tokens() };
+                let piece = PayloadPart { payload: &payload, n_tokens: layout.block_tokens() };
                 let pieces = vec![piece; (self.n_cached / layout.block_tokens()) as usize];
                 let frame = self.llama.frame(SlotId(0));
                 let written = layout.assemble(frame, (&pieces, None), |n_bytes| self.llama.room(n_bytes));
@@ -223,10 +224,10 @@ impl<'m> Bench<'m> {
         self.check()
     }
 
-    /// Measures a stretch of a new prompt; leaves the last slot empty.
+    /// Measures a part of a new prompt; leaves the last slot empty.
     ///
-    /// Attention grows with the tokens before, so the stretch is in the middle of the prompt, if cells can be removed:
-    /// its time is the mean of all.
+    /// The time of attention grows with the number of earlier tokens. So the part is in the middle of the prompt, if
+    /// cells can be removed, because its time is the mean of all parts.
     fn measure_cold(&mut self) -> Result<(), Stop> {
         let last = SlotId(self.n_slots - 1);
         let n_before = (PROMPT_TOKENS as u32 / 2).min(self.n_cached);
@@ -242,7 +243,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Measures how long some slots take to decode together, twice as many each time.
+    /// Measures the time in which several slots decode together, for numbers that double each time.
     fn measure_runs(&mut self) -> Result<(), Stop> {
         let mut n = 2;
         while self.splits && n < self.n_slots {
@@ -290,7 +291,7 @@ impl<'m> Bench<'m> {
         if self.share.got().is_some_and(|share| share < OWN_SHARE_MIN) { Err(Stop::Disturbed) } else { Ok(()) }
     }
 
-    /// Measures the cost of moving state; the last slot is empty by now.
+    /// Measures the cost of moving state; the last slot is empty at this point.
     fn costs(&mut self) -> Result<StateCosts, Stop> {
         let first = SlotId(0);
         if self.n_slots == 1 {
@@ -330,7 +331,7 @@ impl<'m> Bench<'m> {
         for _ in 0..N_TRANSFERS {
             let took = self.transfer_once_ms(slot, n_held, &mut payload)?;
             best = (best.0.min(took.0), best.1.min(took.1));
-            // The part that cannot be cut is that of the end, so the state is only good for timing.
+            // The partial state belongs to another position, so this state is only used for timing.
             self.llama.import(slot, &whole, n_held)?;
         }
         Ok(best)
@@ -352,7 +353,7 @@ impl<'m> Bench<'m> {
         let partial = export.partial();
         let export_ms = ms(began);
         let began = Instant::now();
-        let piece = [Piece { payload, n_tokens: n_whole }];
+        let piece = [PayloadPart { payload, n_tokens: n_whole }];
         let pieces = if layout.sections() == Sections::PartialOnly { &[][..] } else { &piece };
         let partial = Some(&partial[..]).filter(|_| layout.sections() != Sections::AttentionOnly);
         let n_tokens = if pieces.is_empty() { n_held } else { n_whole };
@@ -368,7 +369,8 @@ impl<'m> Bench<'m> {
         self.best_ms(&work)
     }
 
-    /// Returns the fastest of some runs of a step: at least two, then until the two fastest agree or the time is over.
+    /// Returns the time of the fastest run of a step. There are at least two runs, and more until the two fastest agree
+    /// or the time is over.
     fn best_ms(&mut self, work: &[(SlotId, u32)]) -> Result<f64, Stop> {
         self.best_of(work, Outputs::Last)
     }

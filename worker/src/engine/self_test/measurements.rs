@@ -1,32 +1,32 @@
 //! The measurements of a setting, and the one cost by which settings are compared.
 //!
-//! The cost is that of one typical request: most of the prompt is cached, a short suffix is new, a response is decoded,
-//! and other conversations stay in the buffer meanwhile. Not here: measuring (`measure`).
+//! The cost is that of one typical request: most of the prompt is cached, a short suffix is computed, a response is
+//! decoded, and other conversations are in the buffer. Not here: measuring (`measure`).
 
 use std::collections::BTreeMap;
 
-/// Tokens of a response. Source: the mean response of public chat logs has one to two hundred tokens.
+/// Tokens of a response. Source: the mean response in public chat logs has one to two hundred tokens.
 const ANSWER_TOKENS: f64 = 128.0;
-/// Share of decode steps in which no other slot runs; in the other steps all slots run. Source: own
-/// choice: between a worker with one user and a busy one.
+/// Share of decode steps in which no other slot runs; in the remaining steps all slots run. Source: the middle between
+/// a worker with one user and a busy one.
 const ALONE: f64 = 0.5;
-/// Share of prompts that are not cached at all. Source: own choice: a fleet with a hit ratio of nine tenths.
+/// Share of prompts without cached tokens. Source: a fleet with a hit ratio of nine tenths.
 const MISSES: f64 = 0.1;
-/// Length of such a prompt. Source: own choice: a system prompt with tools.
+/// Length of such a prompt. Source: a usual system prompt with tools.
 pub(super) const PROMPT_TOKENS: f64 = 2048.0;
 
 /// Tokens after a cached prompt.
 ///
-/// Source: own choice: a short question, and less than a tile.
+/// Source: a short question, shorter than a tile.
 pub(super) const SUFFIX_TOKENS: u32 = 48;
 /// Size from which flash attention on a CPU computes in tiles. Source: llama.cpp's
 /// `ggml_compute_forward_flash_attn_ext_tiled`.
 pub(super) const TILE_TOKENS: u32 = 64;
-/// A suffix that is shorter than a tile.
+/// Length of a suffix that is shorter than a tile. Source: half of a tile.
 pub(super) const SHORT_TOKENS: u32 = 32;
-/// Tokens of a conversation that has just begun.
+/// Cached tokens of a conversation that has just begun. Source: a short question with a chat template.
 pub(super) const SHALLOW_TOKENS: u32 = 64;
-/// Share by which a suffix must get cheaper to be rounded up. Source: own choice: measurements vary that much.
+/// Share by which rounding up must make a suffix cheaper. Source: measurements vary by as much.
 const ROUNDING_GAIN_MIN: f64 = 0.1;
 
 /// Measurements of a setting; `None` if measuring stopped before. Units: milliseconds.
@@ -36,20 +36,20 @@ pub struct Figures {
     pub decode_one_ms: Option<f64>,
     /// A step in which every slot decodes.
     pub decode_all_ms: Option<f64>,
-    /// A step in which this many slots with consecutive numbers decode, for some numbers between one and all.
+    /// A step in which the first slots decode, by their number, for some numbers between one and all.
     #[serde(default)]
     pub decode_some_ms: BTreeMap<u16, f64>,
-    /// A step of this many tokens of one slot, each with its logits; empty if nothing is drafted.
+    /// A step of one slot in a long context, by its number of tokens, all with logits; empty without drafts.
     #[serde(default)]
     pub draft_ms: BTreeMap<u32, f64>,
-    /// A step of this many tokens of a slot that holds 64 tokens; empty if nothing is drafted.
+    /// A step of a slot with 64 cached tokens, by its number of tokens; empty without drafts.
     #[serde(default)]
     pub shallow_ms: BTreeMap<u32, f64>,
     /// Prefill of 48 tokens after cached ones.
     pub suffix_ms: Option<f64>,
     /// Prefill of [`Self::cold_tokens`] in the middle of a new prompt.
     pub cold_ms: Option<f64>,
-    /// Length of that stretch. Units: tokens.
+    /// Number of tokens of that prefill.
     pub cold_tokens: u32,
     /// Cached tokens of each slot. Units: tokens.
     pub cached_tokens: u32,

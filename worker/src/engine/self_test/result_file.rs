@@ -1,9 +1,9 @@
 //! A small file with the results of self-tests, and a lock so that the workers of a machine measure in turn.
 //!
-//! The key contains everything on which a measurement depends, so an entry may be unused but never wrong. An unreadable
-//! file counts as empty; a file that cannot be written costs the next start a second. Workers that start at the same
-//! time would disturb each other, so one measures at a time, and the next worker with the same settings finds its
-//! result. Not here: the result (`self_test`).
+//! The key has everything that a measurement depends on, so an entry may be unused but is never wrong. An unreadable
+//! file counts as empty; if the file cannot be written, the next start takes a second longer. Workers that measured at
+//! the same time would disturb each other, so they take turns, and a worker finds the result of an earlier one with the
+//! same settings. Not here: the result (`self_test`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -15,23 +15,23 @@ use std::time::{Duration, Instant};
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 use warmpath_common::model::Fingerprint;
 
-use super::{Origin, SelfTestReport};
+use super::{FiguresOrigin, SelfTestReport};
 use crate::backends;
 use crate::engine::config::EngineConfig;
 use crate::engine::llama;
 
 /// Name of the file.
 const FILE: &str = "self-test.json";
-/// Name of the file whose lock gives the turn to measure.
+/// Name of the file whose lock a measuring worker holds.
 const LOCK_FILE: &str = "self-test.lock";
-/// Interval between two tries for the lock. Source: own choice: a measurement takes seconds.
+/// Interval between two attempts to take the lock. Source: short, as a measurement takes about a second.
 const LOCK_POLL: Duration = Duration::from_millis(20);
-/// Maximum number of entries; beyond it the oldest is dropped. Source: own choice: the models and setups of one
-/// machine.
+/// Maximum number of entries; beyond it the oldest one is dropped. Source: more models and settings than one machine
+/// has.
 const ENTRIES_MAX: usize = 64;
-/// Largest file that is read. Source: own choice, far above the size of its entries.
+/// Largest file that is read. Units: bytes. Source: 16 kB for each of [`ENTRIES_MAX`], which have some 2 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Version of the measurement; raised when it changes.
+/// Version of the measurement, increased when it changes.
 const VERSION: u32 = 7;
 
 /// Key of a model, a setup and a machine.
@@ -68,7 +68,7 @@ static MACHINE: LazyLock<String> = LazyLock::new(|| {
     format!("{n} x {processor}, {}", backends::cpu_features())
 });
 
-/// The file, if there is a folder for it.
+/// Access to the file; without a folder there is no file.
 #[derive(Debug)]
 pub(super) struct Remembered {
     path: Option<PathBuf>,
@@ -104,7 +104,7 @@ impl Remembered {
 
     pub(super) fn load(&self, key: &ResultKey) -> Option<SelfTestReport> {
         let (_, report) = self.read().entries.remove(&key.0)?;
-        Some(SelfTestReport { origin: Origin::Remembered, ..report })
+        Some(SelfTestReport { origin: FiguresOrigin::Remembered, ..report })
     }
 
     /// Adds a result to the file.
@@ -123,7 +123,7 @@ impl Remembered {
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        // Another worker may write at the same time: each writes its own file, and the last one stays.
+        // Another worker may write at the same time. Each writes its own file, and the last rename wins.
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
         let written = std::fs::write(&unfinished, serde_json::to_vec_pretty(&all)?);
         written.and_then(|()| std::fs::rename(&unfinished, path)).inspect_err(|_| {

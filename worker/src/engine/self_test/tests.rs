@@ -15,8 +15,8 @@ use crate::engine::config::placement::{GpuLayers, Placement};
 use crate::engine::llama::load;
 use crate::engine::output::speculation::SpeculationConfig;
 
-fn setting((flash_attn, kv_unified): (bool, bool)) -> Setting {
-    Setting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
+fn setting((flash_attn, kv_unified): (bool, bool)) -> ContextSetting {
+    ContextSetting { flash_attn, kv_unified, cache_type_k: CacheType::F16, cache_type_v: CacheType::F16 }
 }
 
 fn candidate(switches: (bool, bool), cost_ms: f64, outcome: MeasureOutcome) -> TriedSetting {
@@ -43,14 +43,14 @@ fn takes_the_expected_setting_unless_another_is_clearly_cheaper() {
         [candidate((false, false), 100.0, MeasureOutcome::Whole), candidate((true, true), 1.0, MeasureOutcome::Whole)];
     assert_eq!(choose(&busy), 1);
     busy[0].outcome = MeasureOutcome::Disturbed;
-    assert_eq!(choose(&busy), 0, "figures of a busy machine change nothing");
+    assert_eq!(choose(&busy), 0, "measurements of a busy machine are ignored");
     let behind =
         [candidate((false, false), 100.0, MeasureOutcome::Whole), candidate((true, true), 1.0, MeasureOutcome::Behind)];
     assert_eq!(choose(&behind), 0);
 }
 
 #[test]
-fn a_second_measurement_counts_only_where_it_is_better() {
+fn a_second_measurement_counts_only_if_it_is_better() {
     let mut tried = candidate((false, false), 100.0, MeasureOutcome::Whole);
     tried.keep_better(candidate((false, false), 120.0, MeasureOutcome::Whole));
     tried.keep_better(candidate((false, false), 10.0, MeasureOutcome::Failed("busy".to_owned())));
@@ -66,7 +66,7 @@ fn a_second_measurement_counts_only_where_it_is_better() {
 fn tries_only_settings_that_are_not_given() {
     let base = EngineConfig::default();
     let on_gpu = Placement { n_gpu_layers: GpuLayers::Count(9), ..Placement::default() };
-    let switches = |setting: &Setting| (setting.flash_attn, setting.kv_unified);
+    let switches = |setting: &ContextSetting| (setting.flash_attn, setting.kv_unified);
     let check = |config: &EngineConfig, expected: &[(bool, bool)]| {
         assert_eq!(settings(config, Bf16::Native).iter().map(switches).collect::<Vec<_>>(), expected)
     };
@@ -83,7 +83,7 @@ fn tries_only_settings_that_are_not_given() {
 }
 
 #[test]
-fn tries_bf16_only_where_it_is_asked_for_and_native() {
+fn tries_bf16_only_with_type_auto_and_native_support() {
     use super::Bf16::{Converted, Native};
     use CacheType::{Auto, Bf16 as B16, F16, Q8_0};
     let base = EngineConfig { flash_attn: Switch::Off, n_slots: 1, ..EngineConfig::default() };
@@ -103,11 +103,12 @@ fn tries_bf16_only_where_it_is_asked_for_and_native() {
 }
 
 #[test]
-fn bf16_that_is_measured_is_used() {
+fn bf16_is_used_if_it_is_measured_to_be_faster() {
     let auto =
         EngineConfig { cache_type_k: CacheType::Auto, cache_type_v: CacheType::Auto, ..config(Preset::Tiny, None) };
     let model = load(&auto, Box::new(|_| true)).unwrap();
-    let bf16 = Setting { cache_type_k: CacheType::Bf16, cache_type_v: CacheType::Bf16, ..setting((false, false)) };
+    let bf16 =
+        ContextSetting { cache_type_k: CacheType::Bf16, cache_type_v: CacheType::Bf16, ..setting((false, false)) };
     let tried = measure::measure(&model, &with(&auto, bf16), limit(f64::MAX, EXPECTED_TIME));
     assert_eq!(tried.setting, bf16);
     assert!(matches!(tried.outcome, MeasureOutcome::Whole | MeasureOutcome::Disturbed), "{tried:?}");
@@ -116,7 +117,7 @@ fn bf16_that_is_measured_is_used() {
 }
 
 #[test]
-fn the_measured_machine_of_the_design_chooses_split_without_flash_attention() {
+fn the_machine_of_decision_0000_chooses_separate_buffers_without_flash_attention() {
     // Source: docs/decisions/0000-measured-before.md, eight slots of 2,048 tokens.
     let figures = |one: f64, all: f64, suffix: f64, cold: f64| Figures {
         decode_one_ms: Some(one),
@@ -135,11 +136,11 @@ fn the_measured_machine_of_the_design_chooses_split_without_flash_attention() {
         assert!(split.cost_ms() < 0.5 * other.cost_ms(), "{} {}", split.cost_ms(), other.cost_ms());
     }
     let begun = Figures { decode_one_ms: Some(29.0), ..Figures::default() };
-    assert!(begun.cost_ms() > split.cost_ms(), "the first figure already tells: {}", begun.cost_ms());
+    assert!(begun.cost_ms() > split.cost_ms(), "the first measurement already decides: {}", begun.cost_ms());
 }
 
 #[test]
-fn rounds_suffixes_up_where_a_tile_is_cheaper_than_less() {
+fn rounds_suffixes_up_if_a_whole_tile_is_cheaper() {
     // 154 tokens/s below a tile, 1,110 from it up.
     assert_eq!(rounding(208.0, 58.0), Some(SuffixRounding { from_tokens: 10, to_tokens: 64 }));
     assert_eq!(rounding(35.0, 65.0), None);
@@ -166,7 +167,7 @@ fn a_cached_token_costs_the_difference_between_a_deep_and_a_shallow_step() {
 fn report() -> SelfTestReport {
     SelfTestReport {
         setting: setting((true, false)),
-        origin: Origin::Measured,
+        origin: FiguresOrigin::Measured,
         took_s: 0.5,
         candidates: vec![candidate((true, false), 1.5, MeasureOutcome::Failed("no memory".to_owned()))],
         costs: Some(StateCosts::default()),
@@ -174,7 +175,7 @@ fn report() -> SelfTestReport {
 }
 
 #[test]
-fn many_engines_may_name_the_machine_at_once() {
+fn the_key_can_be_computed_on_many_threads_at_once() {
     let key = || ResultKey::of(MODEL, &EngineConfig::default());
     let first = key();
     std::thread::scope(|scope| {
@@ -190,13 +191,13 @@ fn workers_of_a_machine_take_turns() {
     let remembered = Remembered::new(Some(&folder.path().join("not/there/yet")));
     let moment = Duration::from_millis(50);
     let first = remembered.turn(moment).expect("nobody measures");
-    assert!(remembered.turn(moment).is_none(), "another one does");
+    assert!(remembered.turn(moment).is_none(), "another worker has the turn");
     std::thread::scope(|scope| {
         let next = scope.spawn(|| remembered.turn(TURN_WAIT_MAX));
         drop(first);
-        assert!(next.join().unwrap().is_some(), "it waits until the first is done");
+        assert!(next.join().unwrap().is_some(), "the next worker waits until the first has finished");
     });
-    assert!(Remembered::new(None).turn(moment).is_none(), "there is nothing to wait at");
+    assert!(Remembered::new(None).turn(moment).is_none(), "without a folder there is no lock");
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn remembers_by_key_and_keeps_the_newest() {
     for n in 0..100 {
         remembered.store(&key(n), &report()).unwrap();
     }
-    let expected = SelfTestReport { origin: Origin::Remembered, ..report() };
+    let expected = SelfTestReport { origin: FiguresOrigin::Remembered, ..report() };
     assert_eq!(remembered.load(&key(99)), Some(expected));
     assert_eq!(remembered.load(&ResultKey("another".to_owned())), None);
     assert_eq!((0..100).filter(|&n| remembered.load(&key(n)).is_some()).count(), 64);
@@ -217,7 +218,7 @@ fn remembers_by_key_and_keeps_the_newest() {
 }
 
 #[test]
-fn a_damaged_or_impossible_file_counts_as_none() {
+fn a_damaged_or_unreadable_file_counts_as_empty() {
     let folder = tempfile::tempdir().unwrap();
     let (file, key) = (folder.path().join("self-test.json"), ResultKey("key".to_owned()));
     let remembered = Remembered::new(Some(folder.path()));
@@ -258,13 +259,13 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         let switch = |on| if on { Switch::On } else { Switch::Off };
         let chosen = (switch(report.setting.flash_attn), switch(report.setting.kv_unified));
         assert_eq!((settled.flash_attn, settled.kv_unified), chosen);
-        assert_eq!(report.origin, Origin::Measured);
+        assert_eq!(report.origin, FiguresOrigin::Measured);
         assert!(
             report.candidates.iter().all(|tried| !matches!(tried.outcome, MeasureOutcome::Failed(_))),
             "{preset:?}"
         );
         if !report.is_calm() {
-            // The machine of this test does other work, so the expected setting is chosen.
+            // The machine is busy in this test, so the expected setting is chosen.
             assert_eq!(report.setting, setting((false, false)));
             continue;
         }
@@ -273,13 +274,13 @@ fn settles_every_kind_of_memory_by_measuring_and_remembers_it() {
         assert!(costs.export_ms_per_token > 0.0 && costs.import_ms_per_token > 0.0 && costs.copy_ms_per_token > 0.0);
         let (again, remembered) = settle(&model, &config, MODEL);
         let remembered = remembered.unwrap();
-        assert_eq!(remembered.origin, Origin::Remembered);
+        assert_eq!(remembered.origin, FiguresOrigin::Remembered);
         let outcomes =
             |report: &SelfTestReport| report.candidates.iter().map(|tried| tried.outcome.clone()).collect::<Vec<_>>();
         assert_eq!(outcomes(&remembered), outcomes(&report));
         assert_eq!((again.flash_attn, again.kv_unified), (settled.flash_attn, settled.kv_unified));
         let (_, other) = settle(&model, &EngineConfig { threads: 2, ..config }, MODEL);
-        assert_eq!(other.unwrap().origin, Origin::Measured, "another setup is measured anew");
+        assert_eq!(other.unwrap().origin, FiguresOrigin::Measured, "other settings are measured again");
     }
 }
 
@@ -316,7 +317,7 @@ fn small_and_odd_sizes_are_measured_as_well() {
 fn impossible_settings_are_left_out_and_given_ones_kept() {
     let config = EngineConfig { cache_type_v: CacheType::Q8_0, ..config(Preset::Tiny, None) };
     let model = load(&config, Box::new(|_| true)).unwrap();
-    let off = Setting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
+    let off = ContextSetting { cache_type_v: CacheType::Q8_0, ..setting((false, false)) };
     let tried = measure::measure(&model, &with(&config, off), limit(f64::MAX, EXPECTED_TIME));
     assert!(matches!(tried.outcome, MeasureOutcome::Failed(_)), "quantized values need flash attention: {tried:?}");
     let (settled, _) = settle(&model, &EngineConfig { kv_unified: Switch::On, ..config.clone() }, MODEL);

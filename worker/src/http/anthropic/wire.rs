@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::super::api_adapter::Message as Answered;
-use super::super::content_parts::{Part, PartKind};
+use super::super::api_adapter::CompleteMessage as Answered;
+use super::super::content_parts::{MessagePart, PartKind};
 use crate::engine::FinishReason;
 
 /// Event of a stream.
@@ -132,16 +132,16 @@ pub enum Block<'a> {
 
 impl<'a> Block<'a> {
     /// Returns a part as a block.
-    pub fn whole(part: &'a Part) -> Self {
+    pub fn whole(part: &'a MessagePart) -> Self {
         Self::with(part, &part.text)
     }
 
     /// Returns the empty block of a part.
-    pub fn empty(part: &'a Part) -> Self {
+    pub fn empty(part: &'a MessagePart) -> Self {
         Self::with(part, "")
     }
 
-    fn with(part: &'a Part, text: &'a str) -> Self {
+    fn with(part: &'a MessagePart, text: &'a str) -> Self {
         match &part.kind {
             PartKind::Thought => Self::Thinking { thinking: text, signature: "" },
             PartKind::Text => Self::Text { text },
@@ -186,7 +186,7 @@ pub enum Delta<'a> {
 
 impl<'a> Delta<'a> {
     /// Returns the new part of a block.
-    pub fn of(part: &Part, text: &'a str) -> Self {
+    pub fn of(part: &MessagePart, text: &'a str) -> Self {
         match part.kind {
             PartKind::Thought => Self::Thinking { thinking: text },
             PartKind::Text => Self::Text { text },

@@ -9,7 +9,7 @@ use warmpath_common::ids::SlotId;
 use super::super::anthropic::MessageWriter;
 use super::super::responses::ResponseWriter;
 use super::*;
-use crate::engine::{CachedTokens, Drafted, EngineError, Event, EventSender, Finished, Started};
+use crate::engine::{CachedTokens, Drafted, EngineError, EngineEvent, EventSender, Finished, Started};
 use crate::lifecycle::journal::ResponseIdentity;
 use crate::lifecycle::message_stream::ToolCallDelta;
 use crate::lifecycle::testing::scripted;
@@ -17,14 +17,20 @@ use crate::lifecycle::testing::scripted;
 const PROMPT_TOKENS: usize = 20;
 const CACHED_TOKENS: u32 = 16;
 
-fn started() -> Event {
+fn started() -> EngineEvent {
     let cached = CachedTokens { resident: CACHED_TOKENS, ..CachedTokens::default() };
-    Event::Started(Started { slot: SlotId(0), cached, left_answer_at: None, restored: Duration::ZERO, fetched: None })
+    EngineEvent::Started(Started {
+        slot: SlotId(0),
+        cached,
+        left_answer_at: None,
+        restored: Duration::ZERO,
+        fetched: None,
+    })
 }
 
-fn text(text: &str) -> Event {
+fn text(text: &str) -> EngineEvent {
     let text = text.to_owned();
-    Event::Text { text, token: 5, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
+    EngineEvent::Text { text, token: 5, n_draws: 1, own_probabilities: None, probabilities: Vec::new() }
 }
 
 fn finished(reason: FinishReason) -> Finished {
@@ -39,12 +45,12 @@ fn finished(reason: FinishReason) -> Finished {
     }
 }
 
-fn ended(reason: FinishReason) -> Event {
-    Event::Finished(finished(reason))
+fn ended(reason: FinishReason) -> EngineEvent {
+    EngineEvent::Finished(finished(reason))
 }
 
 /// Returns a response in progress whose engine sends `events` after its start, and the engine's end of the channel.
-async fn writing<W: DialectWriter>(body: Value, events: Vec<Event>) -> (Writing<W>, EventSender) {
+async fn writing<W: DialectWriter>(body: Value, events: Vec<EngineEvent>) -> (DialectStream<W>, EventSender) {
     let (engine, receiver) = crate::engine::events();
     for event in std::iter::once(started()).chain(events) {
         engine.send(event);
@@ -59,18 +65,18 @@ async fn writing<W: DialectWriter>(body: Value, events: Vec<Event>) -> (Writing<
     };
     let writer = W::new(beginning, W::read_repeated(&body).expect("it can be read"));
     let messages = Messages::new(scripted(PROMPT_TOKENS, receiver).await);
-    (Writing { writer, messages, parts: Parts::default(), ending: None }, engine)
+    (DialectStream { writer, messages, parts: MessageParts::default(), ending: None }, engine)
 }
 
-/// Returns the events of a stream: names beside data, ids without their random part, times as 0.
-async fn streamed<W: DialectWriter>(body: Value, events: Vec<Event>) -> Vec<(String, Value)> {
+/// Returns the events of a stream with their names; ids have no random part, and times are 0.
+async fn streamed<W: DialectWriter>(body: Value, events: Vec<EngineEvent>) -> Vec<(String, Value)> {
     let (writing, _engine) = writing::<W>(body, events).await;
     let response = writing.stream();
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     parse(&to_bytes(response.into_body(), 1 << 20).await.expect("a stream"))
 }
 
-async fn whole<W: DialectWriter>(body: Value, events: Vec<Event>) -> Value {
+async fn whole<W: DialectWriter>(body: Value, events: Vec<EngineEvent>) -> Value {
     let response = writing::<W>(body, events).await.0.whole().await.expect("an answer");
     assert_eq!(response.headers()["content-type"], "application/json");
     let bytes = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
@@ -87,7 +93,7 @@ fn parse(bytes: &[u8]) -> Vec<(String, Value)> {
         let mut data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
         settle(&mut data);
         if name != "error" {
-            assert_eq!(data["type"], name, "the data say the same as the name");
+            assert_eq!(data["type"], name, "the type in the data is the event's name");
         }
         (name, data)
     });
@@ -111,7 +117,7 @@ fn settle(value: &mut Value) {
     }
 }
 
-fn hello(reason: FinishReason) -> Vec<Event> {
+fn hello(reason: FinishReason) -> Vec<EngineEvent> {
     vec![text("Hel"), text(""), text("lo"), ended(reason)]
 }
 
@@ -150,7 +156,7 @@ async fn a_message_of_text_gives_these_events() {
 }
 
 #[tokio::test]
-async fn a_whole_message_says_how_it_ended() {
+async fn a_whole_message_has_its_stop_reason() {
     let message = async |reason| whole::<MessageWriter>(json!({}), hello(reason)).await;
     let expected = json!({"id": "msg", "type": "message", "role": "assistant", "model": "tiny",
         "content": [{"type": "text", "text": "Hello"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": message_usage(3)});
@@ -159,13 +165,13 @@ async fn a_whole_message_says_how_it_ended() {
     let stopped = message(FinishReason::StopText).await;
     assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("END")));
     let full = Finished { truncated: true, ..finished(FinishReason::Length) };
-    let full = whole::<MessageWriter>(json!({}), vec![Event::Finished(full)]).await;
+    let full = whole::<MessageWriter>(json!({}), vec![EngineEvent::Finished(full)]).await;
     assert_eq!((&full["stop_reason"], &full["content"]), (&json!("model_context_window_exceeded"), &json!([])));
 }
 
 #[tokio::test]
 async fn a_message_that_fails_midway_ends_with_an_error_event() {
-    let failed = Event::Failed(EngineError::Decode { reason: "scripted".to_owned() });
+    let failed = EngineEvent::Failed(EngineError::Decode { reason: "scripted".to_owned() });
     let events = streamed::<MessageWriter>(json!({}), vec![text("Hel"), failed]).await;
     assert_eq!(names(&events), ["message_start", "ping", "content_block_start", "content_block_delta", "error"]);
     let error = json!({"type": "api_error", "message": "the model failed to decode: scripted"});
@@ -185,13 +191,13 @@ async fn parts_of<W: DialectWriter>(reason: FinishReason) -> Vec<(String, Value)
         call(0, None, ": 1}"),
         call(1, Some(("c2", "go")), "{}"),
     ];
-    let said = [Piece::Thought("Hm."), Piece::Text("I look.")];
+    let said = [MessagePiece::Thought("Hm."), MessagePiece::Text("I look.")];
     let mut out = Vec::new();
-    for piece in said.into_iter().chain(calls.iter().map(Piece::Call)) {
+    for piece in said.into_iter().chain(calls.iter().map(MessagePiece::Call)) {
         writing.write_piece(&mut out, piece);
     }
     let mut end = Vec::new();
-    assert!(!writing.write_next(&mut end).await, "the engine has said all");
+    assert!(!writing.write_next(&mut end).await, "the engine has ended");
     out.append(&mut end);
     parse(&out)
 }
@@ -308,7 +314,7 @@ async fn a_response_that_reaches_its_limit_is_incomplete_and_so_is_its_last_item
 
 #[tokio::test]
 async fn a_response_that_fails_midway_reports_it_with_the_text_so_far() {
-    let failed = Event::Failed(EngineError::Decode { reason: "scripted".to_owned() });
+    let failed = EngineEvent::Failed(EngineError::Decode { reason: "scripted".to_owned() });
     let events = streamed::<ResponseWriter>(json!({}), vec![text("Hel"), failed]).await;
     let (name, data) = events.last().expect("there are events");
     let error = json!({"code": "server_error", "message": "the model failed to decode: scripted"});
@@ -332,7 +338,7 @@ async fn a_response_repeats_its_request() {
         assert_eq!(&answered[name], value, "{name}");
     }
     assert_eq!(answered["text"], json!({"verbosity": "low", "format": {"type": "text"}}));
-    assert_eq!(answered["store"], false, "nothing is stored, whatever the request says");
+    assert_eq!(answered["store"], false, "nothing is stored, even if the request wants it");
 }
 
 #[tokio::test]
@@ -398,7 +404,7 @@ async fn reasoning_and_calls_are_items_of_a_response() {
 }
 
 #[tokio::test]
-async fn calls_have_the_names_and_forms_that_the_client_knows() {
+async fn calls_have_the_clients_names_and_formats() {
     let tools = json!([
         {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
         {"type": "custom", "name": "patch"},
@@ -416,10 +422,10 @@ async fn calls_have_the_names_and_forms_that_the_client_knows() {
         call(1, None, "ut\": \"a\\"),
         call(1, None, "nb\"}"),
     ] {
-        writing.write_piece(&mut out, Piece::Call(&call));
+        writing.write_piece(&mut out, MessagePiece::Call(&call));
     }
     let mut end = Vec::new();
-    assert!(!writing.write_next(&mut end).await, "the engine has said all");
+    assert!(!writing.write_next(&mut end).await, "the engine has ended");
     out.append(&mut end);
     let events = parse(&out);
     let done: Vec<_> =

@@ -1,7 +1,7 @@
 //! The schemas of the dialects' requests: their own fields, and those of a chat with the same meaning.
 //!
 //! Not here: the conversion (`warmpath_common::dialects`), which reads its fields one by one; the test
-//! `the_document_and_the_readers_agree_field_by_field` compares.
+//! `the_document_and_the_parsers_agree_field_by_field` compares.
 
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
@@ -9,7 +9,7 @@ use warmpath_common::openai::schemas::IMAGE_URL;
 
 use crate::tools::function_name_pattern;
 
-/// Fields of a chat that have other names in the two dialects.
+/// Fields of a chat that have other formats in the two dialects.
 const SPELLED_OTHERWISE: &[&str] = &["messages", "tools", "tool_choice", "response_format"];
 
 /// Returns the schema of each request by its name; `chats` has that of a chat.
@@ -75,7 +75,7 @@ fn text_or(parts: &[Value]) -> Value {
 
 fn messages() -> Map<String, Value> {
     let cache = json!({
-        "description": "Makes what the request leaves in the cache stay longer.",
+        "description": "Protects the request's cached state from eviction for longer.",
         "type": ["object", "null"],
         "properties": {"type": {"const": "ephemeral"}, "ttl": {"enum": ["5m", "1h", null]}},
         "required": ["type"],
@@ -117,13 +117,13 @@ fn messages() -> Map<String, Value> {
         },
         "system": contents,
         "max_tokens": {
-            "description": "Most tokens of the response; -1 is no limit.",
+            "description": "Maximum number of tokens of the response; -1 is no limit.",
             "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}],
         },
         "tools": {"type": ["array", "null"], "items": tool(&cache)},
         "tool_choice": tool_choice(),
         "stop_sequences": {
-            "description": "Ends the answer before any of these texts of at most 512 bytes.",
+            "description": "Texts before which the response ends, at most 512 bytes each.",
             "type": ["array", "null"],
             "items": {"type": "string", "maxLength": 512},
             "maxItems": 32,
@@ -139,7 +139,7 @@ fn messages() -> Map<String, Value> {
         },
         "output_format": output_format(),
         "cache_control": cache,
-        "mcp_servers": {"type": ["array", "null"], "description": "Left out: this worker calls no MCP servers."},
+        "mcp_servers": {"type": ["array", "null"], "description": "Ignored: this worker does not call MCP servers."},
         "container": {"type": ["array", "null"], "maxItems": 0},
     }))
 }
@@ -158,7 +158,7 @@ fn of_servers(cache: &Value) -> Value {
     let kinds = LEFT_OUT_KINDS.join("|");
     json!({
         "type": "object",
-        "description": "Left out: a tool that Anthropic's servers executed.",
+        "description": "Ignored: a tool that Anthropic's servers executed.",
         "properties": {
             "type": {
                 "type": "string",
@@ -198,11 +198,11 @@ fn tool(cache: &Value) -> Value {
     json!({"anyOf": [own, known, left_out]})
 }
 
-/// Returns the schema of a tool or an item of a kind that is left out.
+/// Returns the schema of an ignored tool or item.
 fn left_out(kinds: &[&str]) -> Value {
     json!({
         "type": "object",
-        "description": "Left out: this worker does not execute it.",
+        "description": "Ignored: this worker does not execute it.",
         "properties": {"type": {"type": "string", "pattern": format!("^({})(_|$)", kinds.join("|"))}},
         "required": ["type"],
     })
@@ -267,12 +267,12 @@ fn response() -> Map<String, Value> {
         left_out(LEFT_OUT_KINDS),
     ];
     let items = json!({"type": "array", "items": {"anyOf": items}});
-    let stored = json!({"enum": [false, null], "description": "Refused: nothing is stored."});
+    let stored = json!({"enum": [false, null], "description": "Not supported: responses are not stored."});
     fields(json!({
         "input": {"description": "The conversation.", "anyOf": [{"type": "string"}, items]},
-        "instructions": {"type": ["string", "null"], "description": "Stands before the conversation."},
+        "instructions": {"type": ["string", "null"], "description": "Text before the conversation."},
         "max_output_tokens": {
-            "description": "Most tokens of the response; -1 is no limit.",
+            "description": "Maximum number of tokens of the response; -1 is no limit.",
             "anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": i64::MAX}, {"type": "null"}],
         },
         "tools": {"type": ["array", "null"], "items": response_tool()},

@@ -32,8 +32,8 @@ pub(super) fn schemas() -> Map<String, Value> {
 }
 
 /// Returns the schema of an object. A field is a schema, or its type (`"string"`, `"string|null"`), or the name of
-/// another schema (`"#Pin"`), or an array of one of these; all are required but those whose names end with a question
-/// mark.
+/// another schema (`"#Pin"`), or an array of one of these. All fields are required except those whose names end with a
+/// question mark.
 fn object(fields: Value) -> Value {
     let Value::Object(fields) = fields else { return fields };
     let mut properties = Map::new();
@@ -314,7 +314,7 @@ fn requests() -> Map<String, Value> {
     });
     let pin = json!({
         "type": "object",
-        "description": "A chat's fields that decide its prompt, or one `prompt`.",
+        "description": "The fields of a chat's prompt, or one `prompt`.",
         "properties": {
             "name": {"type": ["string", "null"], "pattern": format!("^[A-Za-z0-9_.-]{{1,{}}}$", pins::NAME_BYTES_MAX)},
             "cache_salt": {"type": ["string", "null"], "minLength": 1},

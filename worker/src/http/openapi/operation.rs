@@ -16,7 +16,7 @@ pub struct Operation {
     /// Schema of the body, if there is one.
     pub request: Option<&'static str>,
     pub answer: SuccessBody,
-    /// Statuses of errors, without 405, which every path returns for other methods.
+    /// Statuses of errors, except 405, which every path returns for other methods.
     pub errors: &'static [u16],
     pub parameters: &'static [Parameter],
 }
@@ -66,9 +66,9 @@ pub struct Parameter {
 
 impl Tag {
     const ALL: [(Self, &'static str, &'static str); 7] = [
-        (Self::Generation, "generation", "Chats, completions and responses, as OpenAI and llama-server have them."),
-        (Self::Anthropic, "anthropic", "Messages, as Anthropic has them."),
-        (Self::Models, "models", "What is served."),
+        (Self::Generation, "generation", "Chats, completions and responses, as in OpenAI's and llama-server's APIs."),
+        (Self::Anthropic, "anthropic", "Messages, as in Anthropic's API."),
+        (Self::Models, "models", "The served models."),
         (Self::Tokens, "tokens", "Vocabulary and chat template."),
         (Self::Cache, "cache", "Slots, pins and the cache of a worker."),
         (Self::Health, "health", "For orchestrators and monitoring."),
@@ -118,7 +118,7 @@ impl Operation {
         described
     }
 
-    /// Returns whether it needs no key even if other operations do.
+    /// Returns whether the operation needs no key even if others do.
     fn is_open(&self) -> bool {
         self.tag == Tag::Health
     }
@@ -138,7 +138,7 @@ impl Operation {
             SuccessBody::Never => {}
         }
         if self.path.ends_with("/vocabulary") {
-            add("304", json!({"description": "The router has it."}));
+            add("304", json!({"description": "The router has the file already."}));
         }
         let unauthorized: &[u16] = if self.is_open() { &[] } else { &[401] };
         for status in self.errors.iter().chain(unauthorized).chain(self.errors_of_router(server)) {
@@ -192,13 +192,13 @@ fn with_content(kind: &str, schema: Value) -> Value {
 }
 
 /// Description of the schema of an event.
-const DATA: &str = "Server-sent events; `x-event-schema` is the schema of each one's data.";
+const DATA: &str = "Server-sent events; `x-event-schema` is the schema of the data of each event.";
 
 /// Returns the response of an operation that can be streamed; OpenAPI 3.1 has no keyword for the schema of an event's
 /// `data`.
 fn whole_or_events(whole: &str, event: &str) -> Value {
     json!({
-        "description": "One object, or server-sent events where the request says `stream`.",
+        "description": "One object, or server-sent events if the request has `stream`.",
         "content": {
             "application/json": {"schema": reference(whole)},
             "text/event-stream": {"schema": {"description": DATA}, "x-event-schema": reference(event)},

@@ -6,25 +6,25 @@ use super::operation::{Operation, Parameter, SuccessBody, Tag};
 use super::vectors;
 
 /// Header that separates a tenant's prompts from others.
-const SALT: Parameter = header("x-warmpath-cache-salt", "As `cache_salt`, which counts where both are given.");
+const SALT: Parameter = header("x-warmpath-cache-salt", "Like `cache_salt`, which takes precedence.");
 const NAME: Parameter = header("x-request-id", "Id of the request, up to 128 visible characters.");
 const OF_GENERATION: &[Parameter] = &[SALT, NAME];
 const MODEL: Parameter = path("model", "A name of the model.", r#"{"type": "string", "minLength": 1}"#);
-const VERSION: Parameter = header("anthropic-version", "Asks for Anthropic's shape, errors too.");
+const VERSION: Parameter = header("anthropic-version", "Requests Anthropic's format, also for errors.");
 const LIMIT: Parameter = query(
     "limit",
-    "The models of a page, in Anthropic's shape.",
+    "Number of models per page, in Anthropic's format.",
     r#"{"type": "integer", "minimum": 1, "maximum": 1000, "default": 20}"#,
 );
 const AFTER_MODEL: Parameter = query("after_id", "The model before the page.", r#"{"type": "string"}"#);
-const BEFORE_MODEL: Parameter = query("before_id", "The model behind the page.", r#"{"type": "string"}"#);
-const STORED: Parameter = path("id", "Anything: nothing is stored.", r#"{"type": "string", "minLength": 1}"#);
+const BEFORE_MODEL: Parameter = query("before_id", "The model after the page.", r#"{"type": "string"}"#);
+const STORED: Parameter = path("id", "Any text: responses are not stored.", r#"{"type": "string", "minLength": 1}"#);
 const SLOT: Parameter = path("id", "The slot.", r#"{"type": "integer", "minimum": 0, "maximum": 65535}"#);
 const PIN: Parameter = path("id", "The pin's name.", r#"{"type": "string", "minLength": 1}"#);
 const ACTION: Parameter =
     query("action", "The action; required.", r#"{"type": "string", "enum": ["save", "restore", "erase"]}"#);
 const ENTRIES: Parameter =
-    query("entries", "The entries of a page.", r#"{"type": "integer", "minimum": 0, "maximum": 10000}"#);
+    query("entries", "Number of entries per page.", r#"{"type": "integer", "minimum": 0, "maximum": 10000}"#);
 const AFTER_ENTRY: Parameter = query(
     "after",
     "The entry before the page.",
@@ -36,10 +36,11 @@ const IMAGE_WIDTH: Parameter = query("width", "Width in pixels; required.", r#"{
 const IMAGE_HEIGHT: Parameter = query("height", "Height in pixels; required.", r#"{"type": "integer", "minimum": 1}"#);
 const N_TOKENS: Parameter = query(
     "tokens",
-    "Most tokens of all prefixes; shared ones count once; required.",
+    "Maximum number of tokens of all prefixes; common ones count once; required.",
     r#"{"type": "integer", "minimum": 0}"#,
 );
-const N_BLOCKS: Parameter = query("blocks", "The blocks of the run; required.", r#"{"type": "integer", "minimum": 1}"#);
+const N_BLOCKS: Parameter =
+    query("blocks", "Number of blocks of the run; required.", r#"{"type": "integer", "minimum": 1}"#);
 const STATE_LAYOUT: Parameter = query(
     "layout",
     "Identity of the state that the caller can use; required.",
@@ -47,7 +48,7 @@ const STATE_LAYOUT: Parameter = query(
 );
 const SHORTER_RUNS: Parameter = query(
     "or",
-    "Shorter runs; if the worker does not hold the named run, it sends the first of these that it holds: `HASH.BLOCKS`, separated by commas.",
+    "Shorter runs: `HASH.BLOCKS`, separated by commas. If the worker does not have the named run, it sends the first of these that it has.",
     r#"{"type": "string"}"#,
 );
 const AFTER_STAMP: Parameter = query("after", "The last stamp that the router has.", r#"{"type": "string"}"#);
@@ -86,7 +87,7 @@ fn generation() -> Vec<Operation> {
     let answer = SuccessBody::JsonOrEvents { whole: "OpenAiAnswer", event: "OpenAiAnswer" };
     let native = SuccessBody::JsonOrEvents { whole: "NativeAnswers", event: "NativeEvent" };
     let chat = Operation {
-        summary: "Answers a conversation through the model's chat template.",
+        summary: "Responds to a conversation, with the model's chat template.",
         ..post("/v1/chat/completions", "ChatRequest", answer)
     };
     let completion = Operation {
@@ -94,11 +95,11 @@ fn generation() -> Vec<Operation> {
         ..post("/v1/completions", "CompletionRequest", answer)
     };
     let own = Operation {
-        summary: "Continues raw prompts, in llama-server's shape.",
+        summary: "Continues raw prompts, in llama-server's format.",
         ..post("/completion", "NativeCompletionRequest", native)
     };
     let infill = Operation {
-        summary: "Fills a gap between two texts.",
+        summary: "Generates the text between two texts.",
         errors: &[400, 404, 413, 415, 429, 500, 501, 503],
         ..post("/infill", "InfillRequest", native)
     };
@@ -111,18 +112,18 @@ fn dialects() -> Vec<Operation> {
     let anthropic =
         |operation| Operation { tag: Tag::Anthropic, errors: &[400, 404, 413, 415, 429, 500, 501, 529], ..operation };
     let responses = Operation {
-        summary: "Makes a response, which is not stored.",
+        summary: "Creates a response, which is not stored.",
         ..post("/v1/responses", "ResponsesRequest", response)
     };
     let stored = Operation {
-        summary: "Always fails: no response is stored.",
+        summary: "Always fails, because responses are not stored.",
         tag: Tag::Generation,
         errors: &[404],
         parameters: &[STORED],
         ..get("/v1/responses/{id}", SuccessBody::Never)
     };
     vec![
-        anthropic(Operation { summary: "Makes a message.", ..post("/v1/messages", "MessagesRequest", message) }),
+        anthropic(Operation { summary: "Creates a message.", ..post("/v1/messages", "MessagesRequest", message) }),
         anthropic(Operation {
             summary: "Counts the tokens of a message's prompt.",
             parameters: &[NAME],
@@ -193,7 +194,7 @@ fn cache() -> Vec<Operation> {
             ..get("/slots", SuccessBody::Json("Slots"))
         },
         Operation {
-            summary: "Saves, restores or erases what a slot holds.",
+            summary: "Saves, restores or erases the state of a slot.",
             request: Some("SlotFileRequest"),
             errors: &[400, 404, 413, 415, 429, 500, 501, 503],
             parameters: &[SLOT, ACTION],
@@ -204,7 +205,7 @@ fn cache() -> Vec<Operation> {
             parameters: &[ENTRIES, AFTER_ENTRY],
             ..get("/cache", SuccessBody::Json("Cache"))
         },
-        Operation { summary: "Forgets what is cached.", ..post("/cache/clear", "Cleared") },
+        Operation { summary: "Clears the cache.", ..post("/cache/clear", "Cleared") },
         Operation { summary: "Returns the pins.", ..get("/cache/pin", SuccessBody::Json("Pins")) },
         Operation {
             summary: "Pins a prefix.",
@@ -214,7 +215,7 @@ fn cache() -> Vec<Operation> {
         },
         Operation {
             method: "delete",
-            summary: "Ends a pin.",
+            summary: "Removes a pin.",
             errors: &[400, 404, 429, 500, 501, 503],
             parameters: &[PIN],
             ..get("/cache/pin/{id}", SuccessBody::Json("Unpinned"))
@@ -231,7 +232,7 @@ fn health() -> Vec<Operation> {
         },
         Operation { summary: "Returns whether requests are accepted.", ..get("/readyz", SuccessBody::Json("Status")) },
         Operation {
-            summary: "Returns whether requests are accepted, in llama-server's form.",
+            summary: "Returns whether requests are accepted, in llama-server's format.",
             ..get("/health", SuccessBody::Json("Status"))
         },
         Operation {

@@ -14,7 +14,7 @@ use crate::http::rerank::RerankRequest;
 use crate::http::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::request::{ChatRequest, CompletionRequest, InfillRequest, NativeCompletionRequest};
 
-/// Requests that generate.
+/// Generation requests.
 const GENERATING: [&str; 4] = ["ChatRequest", "CompletionRequest", "NativeCompletionRequest", "InfillRequest"];
 
 /// Returns the schema of each endpoint's request by its name, with those that it refers to.
@@ -37,7 +37,7 @@ pub(super) fn schemas(mut generator: SchemaGenerator) -> Map<String, Value> {
     schemas
 }
 
-/// Adds to the fields of a request that generates their other names, the samplers' descriptions and the defaults.
+/// Adds other names, descriptions of samplers, and defaults to the fields of a generation request.
 fn describe(properties: &mut Value, sampling: &Value) {
     properties["n_cache_reuse"] = properties["cache_reuse"].clone();
     properties["n_cmpl"] = properties["n"].clone();
@@ -54,7 +54,7 @@ fn describe(properties: &mut Value, sampling: &Value) {
     }
 }
 
-/// Returns a default with the digits that a person would write: 0.95, not the nearest float's.
+/// Returns a default in its shortest decimal form: 0.95, not all digits of the nearest float.
 fn shortened(default: &Value) -> Value {
     match default.as_f64() {
         Some(number) if default.is_f64() => {

@@ -1,4 +1,4 @@
-//! Tests of the document by itself; `worker/tests/http/document.rs` compares it with what a worker does.
+//! Tests of the document alone; `worker/tests/http/document.rs` compares it with a worker.
 
 use super::*;
 

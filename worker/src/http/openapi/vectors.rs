@@ -1,4 +1,4 @@
-//! The operations of workers that embed, and those on adapters, with their schemas.
+//! The operations of embedding workers, and those on adapters, with their schemas.
 //!
 //! Not here: the other operations (`paths`), how vectors are made (`embeddings`, `rerank`).
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::operation::{Operation, SuccessBody, Tag};
 use super::paths::{get, post};
 
-/// Errors, including that of a worker that does the other kind of work.
+/// Statuses of errors, including that of a generating worker.
 const ERRORS: &[u16] = &[400, 404, 413, 415, 429, 500, 501, 503];
 
 /// Returns the operations.
@@ -18,12 +18,12 @@ pub(super) fn operations() -> Vec<Operation> {
         ..post("/v1/embeddings", "EmbeddingsRequest", SuccessBody::Json("Embeddings"))
     };
     let own = Operation {
-        summary: "Returns the vectors of texts, in llama-server's shape.",
+        summary: "Returns the vectors of texts, in llama-server's format.",
         errors: ERRORS,
         ..post("/embeddings", "EmbeddingsRequest", SuccessBody::Json("OwnEmbeddings"))
     };
     let rerank = Operation {
-        summary: "Orders documents by how well they answer a query.",
+        summary: "Orders documents by their relevance to a query.",
         errors: ERRORS,
         ..post("/v1/rerank", "RerankRequest", SuccessBody::Json("Ranking"))
     };

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use warmpath_common::dialects::{CallForm, Tool};
 
-use super::super::content_parts::{Part, PartKind};
+use super::super::content_parts::{MessagePart, PartKind};
 use super::super::free_text::FreeText;
 use super::repeated::Repeated;
 use crate::lifecycle::ResponseTotals;
@@ -58,7 +58,7 @@ pub enum Stage {
     Completed,
     /// It reached a limit.
     Incomplete,
-    /// It broke off.
+    /// It failed.
     Failed,
 }
 
@@ -155,7 +155,7 @@ pub enum Item<'a> {
 
 impl<'a> Item<'a> {
     /// Returns a part as an item; it is still empty while it is in progress. `tool` is the tool of a call.
-    pub fn at(stage: Stage, part: &'a Part, id: &'a str, tool: Option<&'a Tool>) -> Self {
+    pub fn at(stage: Stage, part: &'a MessagePart, id: &'a str, tool: Option<&'a Tool>) -> Self {
         let status = stage.word();
         let has_begun_only = stage == Stage::InProgress;
         let content = if has_begun_only { None } else { Content::of(part, &part.text) };
@@ -203,7 +203,7 @@ pub enum Content<'a> {
 
 impl<'a> Content<'a> {
     /// Returns `text` as content of a part's item; a call has none.
-    pub fn of(part: &Part, text: &'a str) -> Option<Self> {
+    pub fn of(part: &MessagePart, text: &'a str) -> Option<Self> {
         match part.kind {
             PartKind::Thought => Some(Self::ReasoningText { text }),
             PartKind::Text => Some(Self::OutputText { text, annotations: [], logprobs: [] }),
@@ -368,7 +368,7 @@ pub enum Event<'a> {
         /// The response.
         response: ResponseObject<'a>,
     },
-    /// The last event of a response that broke off.
+    /// The last event of a response that failed.
     #[serde(rename = "response.failed")]
     Failed {
         /// The response.
@@ -378,7 +378,7 @@ pub enum Event<'a> {
 
 impl<'a> Event<'a> {
     /// Returns the event of a part's new text.
-    pub fn delta(part: &Part, place: PartPosition<'a>, delta: &'a str) -> Self {
+    pub fn delta(part: &MessagePart, place: PartPosition<'a>, delta: &'a str) -> Self {
         let PartPosition { item_id, output_index, .. } = place;
         match part.kind {
             PartKind::Thought => Self::ThoughtDelta { place, delta },
@@ -388,7 +388,7 @@ impl<'a> Event<'a> {
     }
 
     /// Returns the event of a part's whole text. `tool` is the tool of a call.
-    pub fn done(part: &'a Part, place: PartPosition<'a>, tool: Option<&'a Tool>) -> Self {
+    pub fn done(part: &'a MessagePart, place: PartPosition<'a>, tool: Option<&'a Tool>) -> Self {
         let PartPosition { item_id, output_index, .. } = place;
         let text = part.text.as_str();
         match &part.kind {

@@ -11,22 +11,22 @@ use super::within;
 use crate::engine::DraftWish;
 use crate::error::RequestError;
 
-/// Longest prediction that is used; the rest of a longer one is not. Units: bytes.
+/// Maximum size of a prediction; the rest of a longer one is ignored. Units: bytes.
 ///
-/// Source: own choice: the texts of most contexts are shorter.
+/// Source: some 64,000 tokens, more than the responses of most models can have.
 const PREDICTION_BYTES_MAX: usize = 256 << 10;
 
 /// Fields about drafts.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct DraftFields {
-    /// Text that is expected in the response, which then comes sooner if the worker drafts.
+    /// Text that the response is expected to contain. It makes the response faster if the worker drafts.
     prediction: Option<Prediction>,
-    /// Most tokens of a draft; 0 for none.
+    /// Maximum length of a draft; 0 turns drafts off.
     #[serde(rename = "speculative.n_max")]
     #[schemars(range(min = 0, max = 2147483647))]
     n_max: Option<u32>,
-    /// Fewest tokens of a draft.
+    /// Minimum length of a draft.
     #[serde(rename = "speculative.n_min")]
     #[schemars(range(min = 0, max = 2147483647))]
     n_min: Option<u32>,
@@ -61,7 +61,7 @@ struct TextPart {
 }
 
 impl DraftFields {
-    /// Returns what the fields ask for.
+    /// Returns the options that the fields set.
     ///
     /// Errors: `Field`, naming the first field that is out of range.
     pub(super) fn resolve(&self, tokenize: &dyn Fn(&str) -> Vec<Token>) -> Result<DraftWish, RequestError> {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prediction_is_a_text_or_its_parts() {
+    fn a_prediction_is_a_text_or_an_array_of_parts() {
         let predicted = |body: &str| wish(body).map(|wish| wish.predicted);
         let ab = Ok(vec![97, 98]);
         assert_eq!(predicted(r#"{"prediction": {"type": "content", "content": "ab"}}"#), ab);
@@ -107,11 +107,11 @@ mod tests {
         let long = "\u{e4}".repeat(PREDICTION_BYTES_MAX);
         let used =
             predicted(&format!(r#"{{"prediction": {{"type": "content", "content": "x{long}"}}}}"#)).expect("it is cut");
-        assert_eq!(used.len(), PREDICTION_BYTES_MAX - 1, "a character is not cut");
+        assert_eq!(used.len(), PREDICTION_BYTES_MAX - 1, "the text ends between two characters");
     }
 
     #[test]
-    fn lengths_are_numbers_within_their_range() {
+    fn refuses_lengths_out_of_range() {
         let lengths = |body: &str| wish(body).map(|wish| (wish.n_max, wish.n_min));
         assert_eq!(lengths("{}"), Ok((None, None)));
         assert_eq!(lengths(r#"{"speculative.n_max": 0, "speculative.n_min": 5}"#), Ok((Some(0), Some(5))));

@@ -8,10 +8,11 @@ use super::at_most;
 use crate::engine::{SamplerKind, Sampling};
 use crate::error::RequestError;
 
-/// Most samplers of a request, each of which takes time for every token. Source: own choice: llama-server has eleven.
+/// Maximum number of samplers, each of which takes time at every token. Source: llama-server has eleven; this leaves
+/// room to apply each of them twice.
 pub(super) const SAMPLERS_MAX: usize = 32;
 
-/// `samplers` in its two shapes.
+/// `samplers` in its two forms.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged, expecting = "an array of names, or a string of letters")]
 pub(super) enum SamplersField {
@@ -21,7 +22,7 @@ pub(super) enum SamplersField {
 
 /// Returns the samplers that a request names; unknown names are ignored, as in llama-server.
 ///
-/// Errors: `Field` where there are too many.
+/// Errors: `Field` if there are too many.
 pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> Result<Vec<SamplerKind>, RequestError> {
     let named: Vec<Option<SamplerKind>> = match field {
         None => return Ok(default.to_vec()),
@@ -32,13 +33,13 @@ pub(super) fn resolve(field: Option<SamplersField>, default: &[SamplerKind]) -> 
     Ok(named.into_iter().flatten().collect())
 }
 
-/// Refuses sampling near a target probability, which needs both a target and the sampler's name.
+/// Refuses sampling near a target probability, which is on if there are both a target and the sampler's name.
 ///
 /// Errors: `Unsupported`.
 pub(super) fn check_target(target: Option<f32>, sampling: &Sampling) -> Result<(), RequestError> {
     let is_on = target.is_some_and(|target| target >= 0.0) && sampling.mirostat == 0;
     if is_on && sampling.samplers.contains(&SamplerKind::AdaptiveP) {
-        let only = Some("only a negative number, beside the sampler `adaptive_p`");
+        let only = Some("only a negative number together with the sampler `adaptive_p`");
         return Err(RequestError::Unsupported { param: "adaptive_target", only });
     }
     Ok(())

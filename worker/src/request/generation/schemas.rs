@@ -1,7 +1,7 @@
-//! JSON schemas of generation fields that have several shapes or lengths, for the API's document.
+//! JSON schemas of the generation fields that have several forms or limits, for the API's document.
 //!
 //! Not here: plain fields, whose schemas are derived from their types. The test
-//! `the_document_and_the_readers_agree_field_by_field` compares both kinds with the values that a worker accepts.
+//! `the_document_and_the_parsers_agree_field_by_field` compares both kinds with the values that a worker accepts.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
@@ -10,18 +10,18 @@ use super::{DRY_BREAKERS_MAX, GRAMMAR_BYTES_MAX, LOGIT_BIAS_ABS_MAX, LOGIT_BIAS_
 use super::{STOP_TEXT_BYTES_MAX, STOP_TEXTS_MAX, TOP_LOGPROBS_MAX};
 
 pub(super) fn tokens_max(_: &mut SchemaGenerator) -> Schema {
-    tokens_from(0, "0 computes the prompt and no more")
+    tokens_from(0, "0 only computes the prompt")
 }
 
-/// Returns the schema of a chat's longest answer.
+/// Returns the schema of a chat's token limits.
 pub fn tokens_max_of_chat() -> Schema {
     tokens_from(1, "at least 1")
 }
 
 fn tokens_from(least: i64, meaning: &str) -> Schema {
     let description = format!(
-        "Most tokens of the response: {meaning}, -1 is no limit; of `max_completion_tokens`, `max_tokens` and \
-         `n_predict` the first that is given counts."
+        "Maximum number of tokens of the response: {meaning}, -1 is no limit. The first one present of \
+         `max_completion_tokens`, `max_tokens` and `n_predict` applies."
     );
     json_schema!({
         "description": description,
@@ -31,14 +31,14 @@ fn tokens_from(least: i64, meaning: &str) -> Schema {
 
 pub(super) fn seed(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Random seed, a whole number of which the low 32 bits count; -1 is random.",
+        "description": "Random seed: the low 32 bits of a whole number; -1 is a random one.",
         "type": ["integer", "null"],
     })
 }
 
 pub(super) fn n_indent(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Fewest blanks before each line of the response but the first: a line with fewer ends it.",
+        "description": "Minimum indentation: the response ends before a later line that starts with fewer blanks.",
         "type": ["integer", "null"],
         "minimum": 0,
         "maximum": i32::MAX,
@@ -47,7 +47,7 @@ pub(super) fn n_indent(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn t_max_predict_ms(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Ends an answer at its first line break so long after its first token; 0 and -1 are no limit.",
+        "description": "Time after its first token at which the response ends with its next line break; 0 and -1 are no limit.",
         "type": ["integer", "null"],
         "minimum": -1,
         "maximum": i64::MAX,
@@ -56,7 +56,7 @@ pub(super) fn t_max_predict_ms(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn samplers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Samplers in their order, by name or by letter; unknown ones are skipped, an empty list draws from all tokens.",
+        "description": "Samplers in their order, by name or by letter. Unknown ones are skipped; an empty list draws from all tokens.",
         "anyOf": [
             {"type": "array", "items": {"type": "string"}, "maxItems": SAMPLERS_MAX},
             {"type": "string", "maxLength": SAMPLERS_MAX},
@@ -68,14 +68,14 @@ pub(super) fn samplers(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn stop(_: &mut SchemaGenerator) -> Schema {
     let text = json_schema!({"type": "string", "maxLength": STOP_TEXT_BYTES_MAX});
     json_schema!({
-        "description": "Ends the answer before any of these texts; each has at most 512 bytes, empty ones are dropped.",
+        "description": "Texts before which the response ends, at most 512 bytes each; empty ones are ignored.",
         "anyOf": [text, {"type": "array", "items": text, "maxItems": STOP_TEXTS_MAX}, {"type": "null"}],
     })
 }
 
 pub(super) fn breakers(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Texts of at most 64 bytes that break a repetition for DRY.",
+        "description": "Texts of at most 64 bytes that interrupt a repetition for DRY.",
         "type": ["array", "null"],
         "maxItems": DRY_BREAKERS_MAX,
         "items": {"type": "string", "minLength": 1, "maxLength": DRY_BREAKERS_MAX, "pattern": "^[^\\u0000]*$"},
@@ -87,7 +87,7 @@ pub(super) fn logit_bias(_: &mut SchemaGenerator) -> Schema {
     let token = json_schema!({"anyOf": [{"type": "integer", "minimum": 0, "maximum": u32::MAX}, {"type": "string"}]});
     let bias = json_schema!({"anyOf": [add, {"type": "boolean"}]});
     json_schema!({
-        "description": "Adds to the logits of tokens, named by id or by a text that they spell; `false` bans one.",
+        "description": "Numbers to add to the logits of tokens, named by id or by their text; `false` bans a token.",
         "anyOf": [
             {"type": "object", "additionalProperties": add, "maxProperties": LOGIT_BIAS_MAX},
             {
@@ -141,14 +141,14 @@ pub(super) fn response_format(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn json_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "JSON schema that the response must follow, llama-server's name for `response_format`.",
+        "description": "JSON schema that the response must follow: llama-server's form of `response_format`.",
         "type": ["object", "boolean", "null"],
     })
 }
 
 pub(super) fn logprobs(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
-        "description": "Whether log probabilities are returned; a number is that of the most likely tokens beside the chosen one.",
+        "description": "Whether log probabilities are returned; a number also requests those of as many most likely tokens.",
         "anyOf": [
             {"type": "boolean"},
             {"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX},

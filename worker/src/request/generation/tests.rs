@@ -12,7 +12,7 @@ fn resolve(body: &str) -> Result<Generation, RequestError> {
 fn check_refused(body: &str, param: &str, part: &str) {
     let error = resolve(body).expect_err(body);
     assert_eq!(error.param().as_deref(), Some(param), "{body}");
-    assert!(error.to_string().contains(part), "{error} does not say {part}");
+    assert!(error.to_string().contains(part), "{error} does not contain {part}");
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn fills_absent_and_null_fields_with_the_defaults_of_llama_server() {
 }
 
 #[test]
-fn a_seed_or_a_limit_that_is_said_to_be_none_is_none_whatever_the_default() {
+fn an_explicit_minus_one_overrides_the_defaults_of_seed_and_limit() {
     let mut defaults = Generation { max_tokens: Some(7), ..Generation::default() };
     defaults.sampling.seed = Some(42);
     let resolve = |body: &str| {
@@ -37,7 +37,7 @@ fn a_seed_or_a_limit_that_is_said_to_be_none_is_none_whatever_the_default() {
 }
 
 #[test]
-fn takes_the_newest_name_of_the_token_limit_first() {
+fn the_newest_name_of_the_token_limit_takes_precedence() {
     let max_tokens = |body| resolve(body).unwrap().max_tokens;
     assert_eq!(max_tokens(r#"{"max_tokens": 5, "max_completion_tokens": 7, "n_predict": 9}"#), Some(7));
     assert_eq!(max_tokens(r#"{"max_tokens": 5, "n_predict": 9}"#), Some(5));
@@ -46,13 +46,13 @@ fn takes_the_newest_name_of_the_token_limit_first() {
 }
 
 #[test]
-fn takes_stop_as_text_or_array_and_drops_empty_texts() {
+fn accepts_stop_as_text_or_array_and_drops_empty_texts() {
     assert_eq!(resolve(r#"{"stop": "a"}"#).unwrap().stop, ["a"]);
     assert_eq!(resolve(r#"{"stop": ["a", "", "b"]}"#).unwrap().stop, ["a", "b"]);
 }
 
 #[test]
-fn takes_any_integer_as_a_seed() {
+fn accepts_any_integer_as_a_seed() {
     let seed = |body| resolve(body).unwrap().sampling.seed;
     assert_eq!(seed(r#"{"seed": 7}"#), Some(7));
     assert_eq!(seed(r#"{"seed": -1}"#), None);
@@ -68,7 +68,7 @@ fn takes_any_integer_as_a_seed() {
 }
 
 #[test]
-fn takes_the_wish_for_probabilities_as_chats_and_completions_and_llama_server_spell_it() {
+fn accepts_the_probability_fields_of_chats_completions_and_llama_server() {
     let n_top = |body| resolve(body).unwrap().probabilities.map(|wish| wish.n_top);
     assert_eq!(n_top(r#"{"logprobs": true}"#), Some(0));
     assert_eq!(n_top(r#"{"logprobs": true, "top_logprobs": 20}"#), Some(20));
@@ -86,14 +86,14 @@ fn takes_the_wish_for_probabilities_as_chats_and_completions_and_llama_server_sp
 }
 
 #[test]
-fn takes_logit_bias_in_both_shapes() {
+fn accepts_logit_bias_in_both_forms() {
     let bias = |body| resolve(body).unwrap().sampling.logit_bias;
     assert_eq!(bias(r#"{"logit_bias": {"5": -100, "7": 1.5}}"#), [(5, -100.0), (7, 1.5)]);
     assert_eq!(bias(r#"{"logit_bias": [[5, false], ["AB", 2]]}"#), [(5, f32::NEG_INFINITY), (65, 2.0), (66, 2.0)]);
 }
 
 #[test]
-fn refuses_a_value_out_of_range_by_name() {
+fn refuses_a_value_out_of_range_and_names_the_field() {
     check_refused(r#"{"temperature": -0.5}"#, "temperature", "must be 0 to 100; it is -0.5");
     check_refused(r#"{"top_p": 1.01}"#, "top_p", "must be 0 to 1");
     check_refused(r#"{"repeat_penalty": 0}"#, "repeat_penalty", "must be 0.01 to 100");
@@ -125,12 +125,12 @@ fn refuses_more_than_each_limit() {
 
 #[test]
 fn names_the_field_of_a_wrong_type() {
-    let error = serde_json::from_str::<GenerationFields>(r#"{"stop": 5}"#).expect_err("a number is no stop text");
+    let error = serde_json::from_str::<GenerationFields>(r#"{"stop": 5}"#).expect_err("a number is not a stop text");
     assert!(error.to_string().contains("a string or an array of strings"), "{error}");
 }
 
 #[test]
-fn a_seed_that_is_no_whole_number_is_refused() {
+fn refuses_a_seed_that_is_not_a_whole_number() {
     for seed in ["7.5", "\"7\"", "true", "[7]", "1e39"] {
         let error = serde_json::from_str::<GenerationFields>(&format!("{{\"seed\": {seed}}}")).expect_err(seed);
         assert!(error.to_string().contains("a whole number"), "{error}");
@@ -138,7 +138,7 @@ fn a_seed_that_is_no_whole_number_is_refused() {
 }
 
 #[test]
-fn samplers_are_taken_by_name_and_by_letter_and_others_are_skipped() {
+fn accepts_samplers_by_name_and_by_letter_and_skips_unknown_ones() {
     use crate::engine::SamplerKind::{Dry, Infill, MinP, Penalties, Temperature, TopK, TopP, Typical, Xtc};
     let samplers = |body: &str| resolve(body).expect(body).sampling.samplers;
     assert_eq!(samplers(r#"{"samplers": ["top_k", "top_p", "infill"]}"#), [TopK, TopP, Infill]);
@@ -153,7 +153,7 @@ fn samplers_are_taken_by_name_and_by_letter_and_others_are_skipped() {
 }
 
 #[test]
-fn a_target_probability_is_refused_where_it_would_be_sampled_near() {
+fn refuses_a_target_probability_that_would_take_effect() {
     check_refused(r#"{"samplers": ["adaptive_p"], "adaptive_target": 0.5}"#, "adaptive_target", "negative");
     for harmless in [
         r#"{"adaptive_target": 0.5, "adaptive_decay": 0.9}"#,
@@ -165,7 +165,7 @@ fn a_target_probability_is_refused_where_it_would_be_sampled_near() {
 }
 
 #[test]
-fn limits_of_gaps_are_read_as_llama_server_does() {
+fn reads_the_limits_of_infill_responses_like_llama_server() {
     let read = |body: &str| resolve(body).map(|generation| (generation.n_indent, generation.predict_max)).expect(body);
     assert_eq!(read(r#"{"n_indent": 4, "t_max_predict_ms": 250}"#), (4, Some(Duration::from_millis(250))));
     for none in [r#"{"t_max_predict_ms": 0}"#, r#"{"t_max_predict_ms": -1}"#, r#"{"t_max_prompt_ms": 500}"#] {

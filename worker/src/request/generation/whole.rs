@@ -1,17 +1,17 @@
-//! Whole numbers of any size, however JSON spells them: `7`, `7.0`, `18446744073709551615`, `1e20`.
+//! Whole numbers of any size in any JSON form: `7`, `7.0`, `18446744073709551615`, `1e20`.
 //!
 //! Not here: their ranges.
 
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
-/// Largest float that is taken; 128 bits hold it. Source: own choice, far above any number with a meaning here.
+/// Largest accepted float. Source: the largest power of ten that an `i128` can represent.
 const FLOAT_ABS_MAX: f64 = 1e38;
 
 /// A whole number of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Whole(pub(super) i128);
+pub(super) struct WholeNumber(pub(super) i128);
 
-impl<'de> Deserialize<'de> for Whole {
+impl<'de> Deserialize<'de> for WholeNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ReadWhole)
     }
@@ -20,24 +20,24 @@ impl<'de> Deserialize<'de> for Whole {
 struct ReadWhole;
 
 impl Visitor<'_> for ReadWhole {
-    type Value = Whole;
+    type Value = WholeNumber;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a whole number")
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Whole, E> {
-        Ok(Whole(value.into()))
+    fn visit_i64<E>(self, value: i64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(value.into()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Whole, E> {
-        Ok(Whole(value.into()))
+    fn visit_u64<E>(self, value: u64) -> Result<WholeNumber, E> {
+        Ok(WholeNumber(value.into()))
     }
 
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Whole, E> {
+    fn visit_f64<E: Error>(self, value: f64) -> Result<WholeNumber, E> {
         if value.fract() != 0.0 || value.abs() > FLOAT_ABS_MAX {
             return Err(E::invalid_type(serde::de::Unexpected::Float(value), &self));
         }
-        Ok(Whole(value as i128))
+        Ok(WholeNumber(value as i128))
     }
 }

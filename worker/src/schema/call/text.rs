@@ -9,21 +9,20 @@ use serde_json::{Value, json};
 
 use super::super::value::refuse;
 use super::super::{SchemaError, value};
-use super::{GEMMA_MARK, Member};
+use super::{ArgumentProperty, GEMMA_MARK};
 
-/// Most rules of one tool's arguments. Source: own choice: a schema that refers to itself several times grows with each
-/// level.
+/// Maximum number of rules of one tool's arguments. Source: recursive schemas grow with each level and need a limit.
 const RULES_MAX: usize = 2000;
 
-/// Names of properties that a schema does not name. Source: own choice: names that every form can write.
+/// Names of properties that a schema does not name. Source: names that every format can write.
 const ANY_NAME: &str = "/[a-zA-Z0-9_.-]{1,64}/";
 
-/// Minimum number of properties of an object, whatever its schema says.
+/// Minimum number of properties of an object, in addition to its schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Least {
-    /// It may be empty.
+    /// The object may be empty.
     None,
-    /// It has one if its schema names any.
+    /// The object has at least one property if its schema names any.
     One,
 }
 
@@ -37,7 +36,7 @@ pub(super) struct Text {
     /// Rules in the order in which they were written.
     rules: Vec<String>,
     jsons: Vec<(String, Value)>,
-    /// Rules of objects and lists by their place in memory and their type, so that recursive schemas end.
+    /// Rules of objects and lists by their address and their type, so that recursive schemas end.
     places: HashMap<(usize, u8), String>,
 }
 
@@ -53,9 +52,10 @@ impl Text {
     }
 
     /// Returns the expression of properties one after the other.
-    pub fn joined(members: Vec<Member>) -> String {
-        let one =
-            |Member { expression, is_required }| if is_required { expression } else { format!("({expression})?") };
+    pub fn joined(members: Vec<ArgumentProperty>) -> String {
+        let one = |ArgumentProperty { expression, is_required }| {
+            if is_required { expression } else { format!("({expression})?") }
+        };
         members.into_iter().map(one).collect::<Vec<_>>().join(" ")
     }
 
@@ -79,12 +79,12 @@ impl Text {
     }
 
     /// Returns the expression of properties with a separator between each two; `least` is the minimum number of them.
-    pub fn separated(&mut self, members: Vec<Member>, separator: &str, least: Least) -> String {
+    pub fn separated(&mut self, members: Vec<ArgumentProperty>, separator: &str, least: Least) -> String {
         let separator = Self::quoted(separator);
         // From the last property to the first: `rest` may follow a written property, and the list begins with one of
         // `starts`.
         let (mut rest, mut starts, mut may_be_empty) = (String::new(), Vec::new(), true);
-        for Member { expression, is_required } in members.into_iter().rev() {
+        for ArgumentProperty { expression, is_required } in members.into_iter().rev() {
             let member = self.rule(expression);
             if is_required {
                 starts.clear();
@@ -124,7 +124,7 @@ impl Text {
         name
     }
 
-    /// Returns the rule of an object or list by its place, and whether it is still without a body.
+    /// Returns the rule of an object or list by its address, and whether it has no body yet.
     pub fn named(&mut self, place: (usize, u8)) -> (String, bool) {
         let n = self.places.len();
         let mut is_new = false;
@@ -173,7 +173,7 @@ impl Text {
         Ok(())
     }
 
-    /// Returns the grammar, given how a schema becomes the compiler's JSON.
+    /// Returns the grammar; `compiler_s` converts a schema to the compiler's JSON.
     pub fn lark(&self, compiler_s: impl Fn(&Value) -> String) -> String {
         let jsons = self.jsons.iter().map(|(name, schema)| format!("{name}: %json {}\n", compiler_s(schema)));
         format!("start: {}\n{}{}", self.start, self.rules.concat(), jsons.collect::<String>())
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_come_as_often_as_they_may() {
+    fn the_number_of_items_is_within_its_limits() {
         let check = |separator: &str, least, most, expected: &str| {
             assert_eq!(Text::repeated("x", separator, least, most), expected);
         };
@@ -208,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn separators_stand_between_the_properties_that_are_there() {
-        let member = |name: &str, is_required| Member { expression: format!("\"{name}\""), is_required };
-        let separated = |members: Vec<Member>, least| {
+    fn separators_are_between_the_present_properties() {
+        let member = |name: &str, is_required| ArgumentProperty { expression: format!("\"{name}\""), is_required };
+        let separated = |members: Vec<ArgumentProperty>, least| {
             let mut text = Text::default();
             let expression = text.separated(members, ",", least);
             // Rules are replaced by their bodies, so that the result is one expression.

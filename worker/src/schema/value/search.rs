@@ -1,4 +1,4 @@
-//! Conversion of regular expressions of JSON Schema, which match anywhere in a string, to expressions of a whole string
+//! Conversion of JSON Schema's regular expressions, which match anywhere in a string, to expressions for whole strings
 //! in Lark's syntax.
 
 use regex_syntax::Parser;

@@ -4,7 +4,7 @@
 use super::*;
 
 fn lark(schema: Value, typing: Typing) -> Result<String, String> {
-    let schema = crate::schema::normalize(&schema).expect("the schema is one");
+    let schema = crate::schema::normalize(&schema).expect("the schema is valid");
     let grammar = ValueGrammar::new(schema, "\n</p>", typing).map_err(|error| error.path)?;
     Ok(grammar.lark(Value::to_string))
 }
@@ -19,7 +19,7 @@ fn values_other_than_strings_are_json_and_strings_are_text() {
 }
 
 #[test]
-fn a_client_that_guesses_types_gets_no_string_that_looks_like_another_type() {
+fn strings_that_look_like_other_types_are_excluded_if_the_parser_guesses_types() {
     let schema =
         json!({"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": {"type": "integer"}}]});
     let text = lark(schema.clone(), Typing::Text).expect("it is kept");
@@ -30,14 +30,14 @@ fn a_client_that_guesses_types_gets_no_string_that_looks_like_another_type() {
 }
 
 #[test]
-fn constraints_that_text_cannot_keep_are_refused_by_their_keyword() {
+fn refuses_constraints_that_cannot_be_enforced_in_text_and_names_the_keyword() {
     let bounded = json!({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]});
     assert_eq!(lark(bounded, Typing::Text), Err("minimum".to_owned()));
     assert_eq!(lark(json!({"type": "string", "pattern": "a(?:^b|c)d"}), Typing::String), Err("pattern".to_owned()));
 }
 
 #[test]
-fn a_pattern_is_found_anywhere_unless_it_is_anchored() {
+fn a_pattern_matches_anywhere_unless_it_is_anchored() {
     let check = |pattern: &str, expected: &str| assert_eq!(search(pattern).as_deref(), Ok(expected), "{pattern}");
     check("^a$", "(?:a)");
     check("a", "(?s:.*)(?:a)(?s:.*)");

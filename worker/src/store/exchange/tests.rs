@@ -41,11 +41,11 @@ impl Chain {
         }
     }
 
-    fn record(&self, blocks: Range<usize>) -> Record {
+    fn record(&self, blocks: Range<usize>) -> ChunkRecord {
         let WantedRun { root, first_block, parent, blocks, tokens, .. } = self.wanted(blocks);
         let n_bytes = (blocks.len() * BLOCK_BYTES) as u64;
-        let (kind, blocks, tokens) = (Kind::Chunk, blocks.into(), tokens.into());
-        Record { kind, root, first_block, parent, blocks, tokens, n_bytes, priority: 0, tenant: None }
+        let (kind, blocks, tokens) = (StateKind::Chunk, blocks.into(), tokens.into());
+        ChunkRecord { kind, root, first_block, parent, blocks, tokens, n_bytes, priority: 0, tenant: None }
     }
 
     fn payload(&self, blocks: Range<usize>) -> &[u8] {
@@ -79,7 +79,7 @@ fn read(wanted: WantedRun, bytes: &[u8], step: usize) -> Result<(Vec<u8>, usize)
     Ok((state, reader.n_left()))
 }
 
-fn one(record: &Record, payload: &[u8]) -> Vec<u8> {
+fn one(record: &ChunkRecord, payload: &[u8]) -> Vec<u8> {
     [format::encode(IDENTITY, record, payload).expect("it fits together"), payload.to_vec()].concat()
 }
 
@@ -94,17 +94,17 @@ fn a_record_that_differs_is_refused_with_the_difference() {
         assert!(error.to_string().contains(expected), "{error} is not about {expected}");
     };
     assert!(read(chain.wanted(2..8), &one(&good, payload), 7).is_ok());
-    check(&one(&Record { kind: Kind::Checkpoint, ..good.clone() }, payload), "kind");
-    check(&one(&Record { root: BlockHash([8; 32]), ..good.clone() }, payload), "root");
-    check(&one(&Record { first_block: 3, ..good.clone() }, payload), "place");
-    check(&one(&Record { parent: None, ..good.clone() }, payload), "place");
+    check(&one(&ChunkRecord { kind: StateKind::Checkpoint, ..good.clone() }, payload), "kind");
+    check(&one(&ChunkRecord { root: BlockHash([8; 32]), ..good.clone() }, payload), "root");
+    check(&one(&ChunkRecord { first_block: 3, ..good.clone() }, payload), "place");
+    check(&one(&ChunkRecord { parent: None, ..good.clone() }, payload), "place");
     check(&one(&chain.record(3..5), payload), "place");
-    check(&one(&Record { blocks: other.blocks[2..4].into(), ..good.clone() }, payload), "chain");
-    check(&one(&Record { blocks: [].into(), tokens: [].into(), ..good.clone() }, payload), "chain");
+    check(&one(&ChunkRecord { blocks: other.blocks[2..4].into(), ..good.clone() }, payload), "chain");
+    check(&one(&ChunkRecord { blocks: [].into(), tokens: [].into(), ..good.clone() }, payload), "chain");
     // Other tokens with the right hashes, which a peer can send.
-    check(&one(&Record { tokens: other.tokens[8..16].into(), ..good.clone() }, payload), "text");
-    check(&one(&Record { tokens: chain.tokens[8..15].into(), ..good.clone() }, payload), "number of tokens");
-    check(&one(&Record { n_bytes: 40, ..good.clone() }, &payload[..40]), "size");
+    check(&one(&ChunkRecord { tokens: other.tokens[8..16].into(), ..good.clone() }, payload), "text");
+    check(&one(&ChunkRecord { tokens: chain.tokens[8..15].into(), ..good.clone() }, payload), "number of tokens");
+    check(&one(&ChunkRecord { n_bytes: 40, ..good.clone() }, &payload[..40]), "size");
     let long = Chain::new(1, 12);
     check(&one(&long.record(2..9), long.payload(2..9)), "chain");
     let foreign = Identity { kv: Fingerprint([3; 32]), ..IDENTITY };
@@ -180,9 +180,9 @@ proptest! {
 #[test]
 fn a_record_that_is_sent_names_no_tenant() {
     let chain = Chain::new(1, 3);
-    let stored = Record { tenant: Some(TenantId(5)), priority: 3, ..chain.record(0..3) };
+    let stored = ChunkRecord { tenant: Some(TenantId(5)), priority: 3, ..chain.record(0..3) };
     let sent = stored.part(1..3);
-    assert_eq!(sent, Record { n_bytes: 2 * BLOCK_BYTES as u64, ..chain.record(1..3) });
+    assert_eq!(sent, ChunkRecord { n_bytes: 2 * BLOCK_BYTES as u64, ..chain.record(1..3) });
 }
 
 #[test]

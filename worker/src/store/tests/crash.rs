@@ -1,4 +1,4 @@
-//! SIGKILL at random moments: a chunk that was reported as written exists, and every existing chunk is right.
+//! SIGKILL at random times: a chunk that was reported as written exists, and every existing chunk is correct.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -27,7 +27,7 @@ pub(super) fn child(path: &str, folder: &Path) -> Command {
 
 /// Returns the folder for this child process.
 pub(super) fn child_folder() -> PathBuf {
-    std::env::var_os(FOLDER_VARIABLE).expect("a child is told its folder").into()
+    std::env::var_os(FOLDER_VARIABLE).expect("the parent sets the folder").into()
 }
 
 /// Returns the length of the payload of `seed`: from none to some hundred writes of the system.
@@ -80,7 +80,7 @@ fn check_folder(dir: &TempDir, said: &HashSet<u32>) {
 #[test]
 #[ignore = "runs in a process of its own, which is killed"]
 fn writes_until_it_is_killed() {
-    let first: u32 = std::env::var(SEED_VARIABLE).expect("a child is told its seed").parse().unwrap();
+    let first: u32 = std::env::var(SEED_VARIABLE).expect("the parent sets the seed").parse().unwrap();
     let opened = open_at(&child_folder(), IDENTITY, LIMITS);
     for seed in first..first + SEEDS_PER_ROUND {
         opened.write_through(&sized(seed, payload_bytes(seed)));
@@ -88,5 +88,5 @@ fn writes_until_it_is_killed() {
         write!(io::stdout(), "\nwritten {seed}\n").expect("the parent listens until it kills");
         io::stdout().flush().unwrap();
     }
-    panic!("nobody has killed this process");
+    panic!("this process was not killed");
 }

@@ -1,4 +1,4 @@
-//! A file that differs from what was written is never used: truncated, flipped, foreign, misnamed, of another model.
+//! A file that differs from the written one is never used: truncated, flipped, foreign, misnamed, of another model.
 
 use proptest::prelude::*;
 
@@ -8,13 +8,13 @@ use super::*;
 struct Subject {
     _dir: TempDir,
     folder: Folder,
-    record: Record,
+    record: ChunkRecord,
     path: PathBuf,
     bytes: Vec<u8>,
 }
 
 impl Subject {
-    fn new(record: Record) -> Self {
+    fn new(record: ChunkRecord) -> Self {
         let dir = dir();
         let folder = Folder::open(dir.path(), IDENTITY).expect("the folder opens");
         folder.write(&record, &payload(&record)).expect("the chunk is written");
@@ -61,7 +61,7 @@ fn a_bit_flipped_anywhere_is_detected() {
 }
 
 #[test]
-fn the_reason_says_what_is_wrong() {
+fn the_reason_names_the_defect() {
     let subject = Subject::new(chunk(1));
     let check = |change: &dyn Fn(&mut Vec<u8>), expected: Damage| {
         let mut bytes = subject.bytes.clone();
@@ -126,9 +126,9 @@ fn another_chunk_of_the_same_name_is_not_used() {
     assert!(names(opened.store.folder()).is_empty());
 }
 
-fn any_record() -> impl Strategy<Value = Record> {
+fn any_record() -> impl Strategy<Value = ChunkRecord> {
     let hash = || any::<[u8; 32]>().prop_map(BlockHash);
-    let kind = prop_oneof![Just(Kind::Chunk), Just(Kind::Checkpoint)];
+    let kind = prop_oneof![Just(StateKind::Chunk), Just(StateKind::Checkpoint)];
     let blocks = prop::collection::vec(hash(), 1..9);
     let tokens = prop::collection::vec(any::<Token>(), 0..3000);
     let tenant = prop::option::of(any::<u128>().prop_map(TenantId));
@@ -137,7 +137,7 @@ fn any_record() -> impl Strategy<Value = Record> {
         let (first_block, parent, priority, n_bytes, tenant) = rest;
         let (blocks, tokens) = (blocks.into(), tokens.into());
         let first_block = first_block as usize;
-        Record { kind, root, first_block, parent, blocks, tokens, n_bytes, priority, tenant }
+        ChunkRecord { kind, root, first_block, parent, blocks, tokens, n_bytes, priority, tenant }
     })
 }
 
@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_chunk_comes_back_whole_or_not_at_all(
+    fn any_chunk_is_read_completely_or_refused(
         record in any_record(),
         places in prop::collection::vec((any::<prop::sample::Index>(), 1_u8..), 16),
     ) {

@@ -9,7 +9,7 @@ use super::*;
 const FILE_UNITS_MAX: u32 = 128;
 
 /// Creates a folder at the path of the file of `record`, so that writing fails at the very end.
-fn obstruct(opened: &Opened, record: &Record) -> PathBuf {
+fn obstruct(opened: &Opened, record: &ChunkRecord) -> PathBuf {
     let obstacle = opened.store.folder().join(file_name(record));
     fs::create_dir(&obstacle).unwrap();
     obstacle
@@ -18,7 +18,7 @@ fn obstruct(opened: &Opened, record: &Record) -> PathBuf {
 #[test]
 fn a_write_that_fails_leaves_nothing_and_writing_pauses() {
     let dir = dir();
-    let limits = Limits { write_pause: PATIENCE * 60, ..LIMITS };
+    let limits = StoreRequestLimits { write_pause: PATIENCE * 60, ..LIMITS };
     let opened = open_at(dir.path(), IDENTITY, limits);
     opened.write_through(&chunk(1));
     let obstacle = obstruct(&opened, &chunk(2));
@@ -28,13 +28,13 @@ fn a_write_that_fails_leaves_nothing_and_writing_pauses() {
     opened.write(2, 100);
     assert_eq!(said(&opened.event()), "write failed 2: writing pauses after a failure");
     assert_eq!(names(opened.store.folder()), [OsString::from(file_name(&chunk(1)))]);
-    assert_eq!(opened.read_through(&chunk(1)).unwrap(), payload(&chunk(1)), "reading goes on");
+    assert_eq!(opened.read_through(&chunk(1)).unwrap(), payload(&chunk(1)), "reading continues");
 }
 
 #[test]
 fn writing_continues_after_the_pause() {
     let dir = dir();
-    let opened = open_at(dir.path(), IDENTITY, Limits { write_pause: Duration::ZERO, ..LIMITS });
+    let opened = open_at(dir.path(), IDENTITY, StoreRequestLimits { write_pause: Duration::ZERO, ..LIMITS });
     let obstacle = obstruct(&opened, &chunk(1));
     opened.write(1, 100);
     assert_eq!(said(&opened.event()), "write failed 1: the file cannot be written");
@@ -44,7 +44,7 @@ fn writing_continues_after_the_pause() {
 }
 
 #[test]
-fn failures_are_counted_and_warned_of_once_a_minute() {
+fn failures_are_counted_and_logged_once_a_minute() {
     let mut warnings = thread::Warnings::default();
     let started_at = Instant::now();
     let mut count_at = |seconds| warnings.count(started_at + Duration::from_secs(seconds));
@@ -56,7 +56,7 @@ fn failures_are_counted_and_warned_of_once_a_minute() {
 }
 
 #[test]
-fn a_folder_that_is_gone_fails_requests_and_nothing_else() {
+fn without_the_folder_only_its_requests_fail() {
     let dir = dir();
     let opened = open(&dir);
     opened.write_through(&chunk(1));
@@ -84,7 +84,7 @@ fn a_full_disk_fails_the_chunk_that_does_not_fit_and_keeps_the_others() {
 #[test]
 #[ignore = "runs in a process of its own, where files cannot grow; also by hand in a small file system"]
 fn writes_more_than_fits() {
-    let opened = open_at(&child_folder(), IDENTITY, Limits { write_pause: Duration::ZERO, ..LIMITS });
+    let opened = open_at(&child_folder(), IDENTITY, StoreRequestLimits { write_pause: Duration::ZERO, ..LIMITS });
     opened.write_through(&chunk(1));
     opened.write(2, 1_000_000);
     let DiskEvent::WriteFailed { id: ChunkId(2), reason: WriteFailure::Io { source } } = opened.event() else {
@@ -92,7 +92,7 @@ fn writes_more_than_fits() {
     };
     let kind = source.kind();
     assert!(matches!(kind, io::ErrorKind::FileTooLarge | io::ErrorKind::StorageFull), "{kind:?}");
-    assert_eq!(names(opened.store.folder()), [OsString::from(file_name(&chunk(1)))], "nothing partial stays");
+    assert_eq!(names(opened.store.folder()), [OsString::from(file_name(&chunk(1)))], "no partial file stays");
     opened.write_through(&chunk(3));
     for seed in [1, 3] {
         assert_eq!(opened.read_through(&chunk(seed)).unwrap(), payload(&chunk(seed)));

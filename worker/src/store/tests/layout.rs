@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn a_file_has_the_documented_layout() {
-    let record = Record {
-        kind: Kind::Checkpoint,
+    let record = ChunkRecord {
+        kind: StateKind::Checkpoint,
         root: ROOT,
         first_block: 300,
         parent: Some(BlockHash([3; 32])),
@@ -46,7 +46,7 @@ fn a_file_has_the_documented_layout() {
     let name = format!("{}.checkpoint", "05".repeat(32));
     assert_eq!(fs::read(opened.store.folder().join(&name)).expect("the file has its name"), expected);
 
-    let of_tenant = Record { tenant: Some(TenantId(0x0102)), ..record };
+    let of_tenant = ChunkRecord { tenant: Some(TenantId(0x0102)), ..record };
     let bytes = format::encode(IDENTITY, &of_tenant, b"abc").expect("it can be written");
     let tenant = [&[0; 14][..], &[1, 2]].concat();
     let length = u32::try_from(header.len() + 16).unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use super::*;
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_chunks_can_be_read() {
     let dir = dir();
     let opened = open(&dir);
     for (seed, n_bytes) in [(1, 0), (2, 1), (3, 4096), (4, 3_000_000)] {
@@ -19,11 +19,11 @@ fn what_is_written_is_read_back() {
 fn a_restart_finds_everything_with_parents_before_children() {
     let dir = dir();
     let opened = open(&dir);
-    let mut written: Vec<Record> = Vec::new();
+    let mut written: Vec<ChunkRecord> = Vec::new();
     for seed in 0..20 {
         let parent = chunk(seed);
         let child = child_of(&parent);
-        let checkpoint = Record { kind: Kind::Checkpoint, priority: -3, ..parent.clone() };
+        let checkpoint = ChunkRecord { kind: StateKind::Checkpoint, priority: -3, ..parent.clone() };
         for record in [child, parent, checkpoint] {
             opened.store.write(ChunkId(written.len() as u64), record.clone().into(), payload(&record));
             written.push(record);
@@ -105,7 +105,7 @@ fn a_chunk_deleted_and_written_again_is_there() {
 }
 
 #[test]
-fn deleting_what_is_not_there_is_fine() {
+fn deleting_a_missing_chunk_is_not_an_error() {
     let dir = dir();
     let opened = open(&dir);
     opened.store.delete(ChunkId(1), chunk(1).into());
@@ -156,11 +156,11 @@ fn only_their_owner_can_read_files_of_the_store() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn the_error_names_a_folder_that_cannot_be_created() {
     let dir = dir();
     let file = dir.path().join("file");
     fs::write(&file, "not a folder").unwrap();
-    let error = DiskStore::open(&file, IDENTITY, 1 << 20, drop).expect_err("a file is no folder");
+    let error = DiskStore::open(&file, IDENTITY, 1 << 20, drop).expect_err("a file is not a folder");
     assert!(matches!(error, StoreError::Make { .. }), "{error:?}");
     assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The store under random requests, compared with a map in which each request is done at once.
+//! The store under random requests, compared with a map in which each request takes effect immediately.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -28,7 +28,7 @@ fn any_request() -> impl Strategy<Value = Request> {
 struct Model {
     dir: TempDir,
     opened: Option<Opened>,
-    stored: HashMap<u32, (ChunkId, Record)>,
+    stored: HashMap<u32, (ChunkId, ChunkRecord)>,
     expected: VecDeque<Option<Bytes>>,
     next_id: u64,
 }
@@ -80,7 +80,7 @@ impl Model {
         assert!(matches!(opened.read_absent(), ReadFailure::Missing));
         drop(opened);
         let opened = open(&self.dir);
-        let found: HashMap<u32, &Record> =
+        let found: HashMap<u32, &ChunkRecord> =
             opened.files.iter().map(|file| (file.record.tokens[0] / 1000, &file.record)).collect();
         assert_eq!(found, self.stored.iter().map(|(seed, (_, record))| (*seed, record)).collect());
         assert_eq!(names(opened.store.folder()).len(), found.len());
@@ -97,7 +97,7 @@ impl Opened {
                 DiskEvent::ReadFailed { reason, .. } => Some(reason),
                 _ => None,
             })
-            .expect("events come until the answer does")
+            .expect("the event of the read arrives")
     }
 }
 
@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn requests_have_the_effect_of_being_done_at_once(requests in prop::collection::vec(any_request(), 1..40)) {
+    fn requests_have_the_same_effect_as_on_a_map(requests in prop::collection::vec(any_request(), 1..40)) {
         let mut model = Model::new();
         for request in requests {
             model.step(request);

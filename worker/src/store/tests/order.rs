@@ -1,4 +1,4 @@
-//! Order, cancellation and refusal of requests, with a disk that hangs when the test wants it to.
+//! Order, cancellation and refusal of requests, with a simulated disk that hangs.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn a_chunk_deleted_while_it_is_written_is_deleted_after_it() {
 #[test]
 fn writes_beyond_the_queues_limit_are_refused_until_there_is_room() {
     let dir = dir();
-    let limits = Limits { queued_bytes_max: 10_000, ..LIMITS };
+    let limits = StoreRequestLimits { queued_bytes_max: 10_000, ..LIMITS };
     let (opened, release) = open_hanging(&dir, limits);
     opened.write(1, 4_000);
     assert_eq!(said(&opened.event()), "written 1");
@@ -78,7 +78,7 @@ fn writes_beyond_the_queues_limit_are_refused_until_there_is_room() {
 }
 
 #[test]
-fn a_flush_waits_for_all_writes_and_their_answers() {
+fn a_flush_waits_for_all_writes_and_their_events() {
     let dir = dir();
     let (opened, release) = open_hanging(&dir, LIMITS);
     for id in 0..20 {
@@ -108,7 +108,7 @@ fn a_dropped_store_drops_waiting_jobs() {
 #[test]
 fn a_disk_that_hangs_does_not_hang_the_worker() {
     let dir = dir();
-    let (opened, release) = open_hanging(&dir, Limits { end_patience: Duration::ZERO, ..LIMITS });
+    let (opened, release) = open_hanging(&dir, StoreRequestLimits { end_patience: Duration::ZERO, ..LIMITS });
     opened.write(1, 100);
     opened.event();
     let queue = Arc::clone(&opened.store.queue);
@@ -129,7 +129,7 @@ fn a_callback_that_panics_ends_the_store_and_not_the_worker() {
     store.write(ChunkId(2), chunk(2).into(), payload(&chunk(2)));
     let started_at = Instant::now();
     assert_eq!(store.flush(started_at + PATIENCE), 2);
-    assert!(started_at.elapsed() < PATIENCE, "nobody waits for a thread that has ended");
+    assert!(started_at.elapsed() < PATIENCE, "a thread that has ended is not awaited");
     drop(store);
     assert_eq!(open(&dir).files.len(), 1);
 }

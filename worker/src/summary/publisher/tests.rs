@@ -33,10 +33,10 @@ fn model() -> ModelInfo {
     }
 }
 
-fn start() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>) {
+fn start() -> (SummaryPublisher, mpsc::UnboundedSender<EngineUpdate>) {
     let (updates, receiver) = mpsc::unbounded_channel();
     let stamp = Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq: 0 };
-    let (publisher, _) = Publisher::start((stamp, model()), receiver, Arc::new(Metrics::new()));
+    let (publisher, _) = SummaryPublisher::start((stamp, model()), receiver, Arc::new(Metrics::new()));
     (publisher, updates)
 }
 
@@ -55,7 +55,7 @@ fn update(changes: Vec<Change>, n_decoding: u32) -> EngineUpdate {
 }
 
 /// Starts a publisher and returns a stream of it after the two frames of its empty snapshot.
-async fn follow() -> (Publisher, mpsc::UnboundedSender<EngineUpdate>, Subscription) {
+async fn follow() -> (SummaryPublisher, mpsc::UnboundedSender<EngineUpdate>, Subscription) {
     let (publisher, updates) = start();
     let mut subscription = publisher.subscribe(None).await.unwrap();
     next(&mut subscription).await;
@@ -206,7 +206,7 @@ async fn one_subscriber_over_the_limit_is_refused_until_another_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_does_not_keep_up_is_cut_off() {
+async fn a_slow_subscriber_is_disconnected() {
     let (publisher, updates) = start();
     let mut subscription = publisher.subscribe(None).await.unwrap();
     for n in 0..=STREAM_UPDATES_MAX {
@@ -219,7 +219,7 @@ async fn a_subscriber_that_does_not_keep_up_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_comes_back_gets_what_it_missed_as_long_as_that_is_kept() {
+async fn a_reconnecting_subscriber_gets_the_missed_updates_from_the_replay_buffer() {
     let (publisher, updates) = start();
     let at = async |seq: u64| while publisher.snapshot().await.unwrap().stamp.seq < seq {};
     let after = |seq| Some(Stamp { worker_uid: WorkerUid(1), boot_epoch: 2, seq });
@@ -233,7 +233,7 @@ async fn a_subscriber_that_comes_back_gets_what_it_missed_as_long_as_that_is_kep
     let (changes, digest) = (vec![stored(3..5)], Some(Digest::of(&(0..5).map(BlockKey).collect::<Vec<_>>())));
     assert_eq!(missed.body, Body::Update { changes, load: None, digest });
     updates.send(update(Vec::new(), 2)).unwrap();
-    assert_eq!(next(&mut subscription).await.stamp.seq, 3, "and all that follows");
+    assert_eq!(next(&mut subscription).await.stamp.seq, 3, "the later updates follow");
 
     for n in 0..REPLAY_LIMITS.updates_max as u32 {
         updates.send(update(Vec::new(), n % 2)).unwrap();
@@ -246,7 +246,7 @@ async fn a_subscriber_that_comes_back_gets_what_it_missed_as_long_as_that_is_kep
 }
 
 #[test]
-fn cuts_a_large_update_into_frames_below_the_limit() {
+fn splits_a_large_update_into_frames_below_the_limit() {
     let most = KEYS_PER_FRAME_MAX as u64;
     let removed = Change::Removed((0..2 * most + 5).map(BlockKey).collect());
     let batches = batches(vec![stored(0..most + 1), removed, stored(5..7)]);

@@ -1,7 +1,7 @@
-//! Random changes of inputs: JSON by its nodes, grammars by their words, and both by their bytes.
+//! Random changes of inputs: of JSON's nodes, of grammars' words, and of the bytes of both.
 //!
-//! There are a few changes each time, so most of an input keeps its meaning and gets far in the parser. Not here: the
-//! requests (`fuzz`).
+//! Each time there are only a few changes, so that most of an input stays valid and is parsed. Not here: the requests
+//! (`fuzz`).
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
@@ -159,7 +159,7 @@ fn parse(text: &str) -> Value {
     serde_json::from_str(text).expect("the corpus is JSON")
 }
 
-/// Changes one node that is found by chance.
+/// Changes a random node.
 fn change_node(rng: &mut ChaCha8Rng, value: &mut Value, other: &Value) {
     let goes_deeper = rng.random_ratio(3, 4);
     match value {
@@ -210,7 +210,7 @@ fn replace(rng: &mut ChaCha8Rng, value: &mut Value, other: &Value) {
     };
 }
 
-/// Returns a node of a value, found by chance.
+/// Returns a random node of a value.
 fn node_of(rng: &mut ChaCha8Rng, value: &Value) -> Value {
     let inner = match value {
         Value::Object(fields) => fields.values().collect::<Vec<_>>().choose(rng).copied(),
@@ -252,7 +252,7 @@ fn scalar(rng: &mut ChaCha8Rng) -> Value {
     values.choose(rng).cloned().unwrap_or_default()
 }
 
-/// Returns bytes with a few of them changed, put in, or cut off.
+/// Returns bytes of which a few were changed, inserted or removed.
 fn bytes(rng: &mut ChaCha8Rng, mut bytes: Vec<u8>) -> Vec<u8> {
     for _ in 0..rng.random_range(1..=4) {
         let at = rng.random_range(0..=bytes.len());

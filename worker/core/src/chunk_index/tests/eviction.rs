@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns `n` sequences of 4 blocks that share nothing with each other or with sequences of small tokens.
-fn strangers(n: u32) -> impl Iterator<Item = Sequence> {
+/// Returns `n` sequences of 4 blocks without common prefixes with each other or with sequences of small tokens.
+fn other_sequences(n: u32) -> impl Iterator<Item = Sequence> {
     (1..=n).map(|idx| Sequence::new((0..8).map(move |token| idx * 1000 + token)))
 }
 
@@ -16,9 +16,9 @@ fn a_flood_of_one_off_prompts_does_not_evict_state_in_use() {
         for now_ms in 1..=n_uses {
             hot.touch(&mut index, now_ms);
         }
-        for (now_ms, stranger) in (10..).zip(strangers(100)) {
-            stranger.store(&mut index, now_ms);
-            assert_eq!(stranger.n_stored(&index), 4);
+        for (now_ms, other) in (10..).zip(other_sequences(100)) {
+            other.store(&mut index, now_ms);
+            assert_eq!(other.n_stored(&index), 4);
         }
         index.check_invariants();
         assert_eq!(hot.n_stored(&index), n_stays, "used {n_uses} times");
@@ -33,7 +33,7 @@ fn prompts_with_a_common_prefix_only_do_not_evict_state_in_use() {
     let hot = Sequence::new(0..8);
     hot.store(&mut index, 0);
     hot.touch(&mut index, 1);
-    // They begin with one of three blocks, so each of them uses a quarter of another's chunk.
+    // They start with one of three blocks, so each of them uses a quarter of another sequence's chunk.
     for n in 0..100 {
         let own = (0..6).map(|token| 1000 + n * 10 + token);
         let other = Sequence::new([900 + n % 3, 910].into_iter().chain(own));
@@ -47,12 +47,12 @@ fn prompts_with_a_common_prefix_only_do_not_evict_state_in_use() {
 
 #[test]
 fn state_never_used_is_evicted_before_state_used_long_ago() {
-    let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(12, 0) });
+    let mut index = ChunkIndex::new(StoreLimits { min_hold_ms: 100, ..limits(12, 0) });
     let used = Sequence::new(0..8);
     used.store(&mut index, 0);
     used.touch(&mut index, 1);
-    for stranger in strangers(10) {
-        stranger.store(&mut index, 1000);
+    for other in other_sequences(10) {
+        other.store(&mut index, 1000);
     }
     assert_eq!(used.n_stored(&index), 4);
 }
@@ -60,7 +60,7 @@ fn state_never_used_is_evicted_before_state_used_long_ago() {
 #[test]
 fn reused_state_takes_at_most_two_fifths_at_first() {
     let mut index = ChunkIndex::new(limits(20, 0));
-    let sequences: Vec<Sequence> = strangers(3).collect();
+    let sequences: Vec<Sequence> = other_sequences(3).collect();
     for (now_ms, sequence) in (1..).zip(&sequences) {
         sequence.store(&mut index, now_ms);
         sequence.touch(&mut index, 10 + now_ms);
@@ -80,8 +80,8 @@ fn the_least_recently_used_is_evicted_first_and_leaves_before_their_parents() {
     let long = Sequence::new(0..24);
     long.store(&mut index, 1);
     assert_eq!(long.n_stored(&index), 12);
-    for (n_left, stranger) in [8, 4, 0].into_iter().zip(strangers(3)) {
-        stranger.store(&mut index, 2);
+    for (n_left, other) in [8, 4, 0].into_iter().zip(other_sequences(3)) {
+        other.store(&mut index, 2);
         assert_eq!(long.n_stored(&index), n_left);
     }
     index.check_invariants();
@@ -90,7 +90,7 @@ fn the_least_recently_used_is_evicted_first_and_leaves_before_their_parents() {
 #[test]
 fn lower_priority_is_evicted_before_older() {
     let mut index = ChunkIndex::new(limits(12, 0));
-    let sequences: Vec<Sequence> = strangers(4).collect();
+    let sequences: Vec<Sequence> = other_sequences(4).collect();
     for (priority, sequence) in [0, -1, 1].into_iter().zip(&sequences) {
         index.insert(&NewChunk { priority, ..sequence.new_chunk(0..4, 1) }).unwrap();
     }
@@ -102,15 +102,19 @@ fn lower_priority_is_evicted_before_older() {
 
 #[test]
 fn used_state_stays_for_the_minimum_hold_time() {
-    let mut index = ChunkIndex::new(Limits { min_hold_ms: 100, ..limits(10, 0) });
+    let mut index = ChunkIndex::new(StoreLimits { min_hold_ms: 100, ..limits(10, 0) });
     let (used, fresh, other) = (Sequence::new(0..8), Sequence::new(50..58), Sequence::new(100..108));
     used.store(&mut index, 0);
     fresh.store(&mut index, 1);
     used.touch(&mut index, 1000);
     other.store(&mut index, 1001);
-    assert_eq!((used.n_stored(&index), fresh.n_stored(&index)), (4, 0), "the fresh one is past its time");
+    assert_eq!(
+        (used.n_stored(&index), fresh.n_stored(&index)),
+        (4, 0),
+        "the minimum hold time of the fresh one has passed"
+    );
     Sequence::new(150..158).store(&mut index, 1002);
-    assert_eq!(other.n_stored(&index), 0, "one never used goes in its time for want of others");
+    assert_eq!(other.n_stored(&index), 0, "a chunk that was never used is evicted if no other can be");
     index.clear();
     used.store(&mut index, 0);
     used.touch(&mut index, 2000);
@@ -131,22 +135,22 @@ fn held_chunks_stay_until_they_are_released_as_often() {
     let large = Sequence::new(100..108);
     let large = NewChunk { n_bytes: 80, ..large.new_chunk(0..4, 2) };
     assert_eq!(index.insert(&large), Err(NotStored::NoRoom));
-    index.let_go(id);
+    index.release(id);
     assert_eq!((index.insert(&large), index.is_held(id)), (Err(NotStored::NoRoom), true));
-    index.let_go(id);
+    index.release(id);
     assert!(!index.is_held(id));
     assert!(index.insert(&large).is_ok());
     assert_eq!(index.record(id), None);
 }
 
 #[test]
-#[should_panic(expected = "let go but not held")]
+#[should_panic(expected = "released but not held")]
 fn releasing_twice_panics() {
     let mut index = ChunkIndex::new(limits(8, 0));
     let id = Sequence::new(0..8).store(&mut index, 1)[0];
     index.hold(id);
-    index.let_go(id);
-    index.let_go(id);
+    index.release(id);
+    index.release(id);
 }
 
 #[test]
@@ -155,7 +159,7 @@ fn a_held_chunk_may_be_released_after_it_was_cleared() {
     let id = Sequence::new(0..8).store(&mut index, 1)[0];
     index.hold(id);
     index.clear();
-    index.let_go(id);
+    index.release(id);
     index.check_invariants();
 }
 
@@ -166,34 +170,34 @@ fn a_pin_keeps_what_is_stored_before_and_after_it() {
     index.insert(&pinned.new_chunk(0..4, 1)).unwrap();
     let view = index.pin(PinId(7), &pinned.prefix()).unwrap();
     assert_eq!(view, PinView { pin: PinId(7), n_tokens: 16, n_stored_bytes: 40, n_guarded_bytes: 40 });
-    // Behind the pin's first chunk there is another chain, which is not pinned.
+    // Another chain follows the pin's first chunk and is not pinned.
     Sequence::new((0..8).chain(500..508)).store(&mut index, 1);
     index.insert(&pinned.new_chunk(4..8, 1)).unwrap();
     index.insert_checkpoint(&NewChunk { n_bytes: 40, ..pinned.new_chunk(0..7, 1) }).unwrap();
-    for stranger in strangers(20) {
-        stranger.store(&mut index, 2);
+    for other in other_sequences(20) {
+        other.store(&mut index, 2);
     }
     assert_eq!(index.pins(), [PinView { n_stored_bytes: 120, n_guarded_bytes: 120, ..view }]);
     let n_pinned = index.entries().iter().filter(|entry| entry.is_pinned).count();
     assert_eq!((pinned.n_stored(&index), index.checkpoints(&pinned.prefix()).len(), n_pinned), (8, 1, 3));
     index.check_invariants();
     assert!(index.unpin(PinId(7)) && !index.unpin(PinId(7)));
-    for stranger in strangers(20) {
-        stranger.store(&mut index, 3);
+    for other in other_sequences(20) {
+        other.store(&mut index, 3);
     }
     assert_eq!((pinned.n_stored(&index), index.checkpoints(&pinned.prefix()).len()), (0, 0));
     index.check_invariants();
 }
 
 #[test]
-fn pins_keep_at_most_half_and_say_how_much_they_keep() {
+fn pins_keep_at_most_half_and_report_how_much_they_keep() {
     let mut index = ChunkIndex::new(limits(20, 0));
     let pinned = Sequence::new(0..32);
     pinned.store(&mut index, 1);
     let view = index.pin(PinId(1), &pinned.prefix()).unwrap();
     assert_eq!((view.n_stored_bytes, view.n_guarded_bytes), (160, 80));
-    for stranger in strangers(20) {
-        stranger.store(&mut index, 2);
+    for other in other_sequences(20) {
+        other.store(&mut index, 2);
     }
     assert_eq!(pinned.n_stored(&index), 8);
     index.check_invariants();
@@ -223,7 +227,7 @@ fn touch_often(sequence: &Sequence, index: &mut ChunkIndex, n_uses: u64) {
 
 #[test]
 fn the_chains_that_are_used_most_are_pinned() {
-    let mut index = ChunkIndex::new(Limits { pin_top: 1, ..limits(40, 0) });
+    let mut index = ChunkIndex::new(StoreLimits { pin_top: 1, ..limits(40, 0) });
     let (hot, warm) = (Sequence::new(0..16), Sequence::new(50..58));
     let pinned = |index: &ChunkIndex| -> Vec<u64> {
         index.entries().iter().filter(|entry| entry.is_pinned).map(|entry| entry.chunk.0).collect()
@@ -231,11 +235,11 @@ fn the_chains_that_are_used_most_are_pinned() {
     hot.store(&mut index, 1);
     warm.store(&mut index, 1);
     touch_often(&warm, &mut index, 1);
-    assert!(pinned(&index).is_empty(), "one use may be chance");
+    assert!(pinned(&index).is_empty(), "a single use does not pin");
     touch_often(&warm, &mut index, 1);
     assert_eq!(pinned(&index), [2]);
     touch_often(&hot, &mut index, 3);
-    assert_eq!(pinned(&index), [0, 1], "a chain is pinned whole");
+    assert_eq!(pinned(&index), [0, 1], "the whole chain is pinned");
     index.check_invariants();
     // A chain that was popular once loses its pin: after a thousand uses all counts have been halved.
     touch_often(&hot, &mut index, 500);
@@ -248,7 +252,7 @@ fn the_chains_that_are_used_most_are_pinned() {
 
 #[test]
 fn a_named_pin_replaces_automatic_ones() {
-    let mut index = ChunkIndex::new(Limits { pin_top: 4, ..limits(20, 0) });
+    let mut index = ChunkIndex::new(StoreLimits { pin_top: 4, ..limits(20, 0) });
     let (hot, named) = (Sequence::new(0..16), Sequence::new(50..58));
     hot.store(&mut index, 1);
     touch_often(&hot, &mut index, 5);

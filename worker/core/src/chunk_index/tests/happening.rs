@@ -2,7 +2,7 @@
 //!
 //! Their effects are in `model`.
 //!
-//! Prompts grow out of each other from an alphabet of three tokens, so that they share prefixes and diverge everywhere.
+//! Prompts extend earlier ones by tokens of an alphabet of three, so that they share prefixes and diverge everywhere.
 
 use proptest::prelude::*;
 
@@ -25,11 +25,11 @@ pub(super) enum Happening {
     Use {
         which: usize,
     },
-    /// The stored chunks of a prompt are held; `LetGo` ends one of the holds.
+    /// The stored chunks of a prompt are held; `Release` ends one of the holds.
     Hold {
         which: usize,
     },
-    LetGo {
+    Release {
         which: usize,
     },
     /// A write ends, successfully or not.
@@ -59,7 +59,7 @@ pub(super) enum Happening {
     },
 }
 
-/// Prompt made of the first tokens of an earlier one and others.
+/// Prompt with the first tokens of an earlier one and further tokens.
 #[derive(Debug, Clone)]
 pub(super) struct Prompt {
     pub from: usize,
@@ -78,7 +78,7 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
         3 => (which.clone(), 1_usize..8).prop_map(|(which, n_blocks)| Happening::StoreCheckpoint { which, n_blocks }),
         6 => which.clone().prop_map(|which| Happening::Use { which }),
         2 => which.clone().prop_map(|which| Happening::Hold { which }),
-        3 => which.clone().prop_map(|which| Happening::LetGo { which }),
+        3 => which.clone().prop_map(|which| Happening::Release { which }),
         8 => (which.clone(), prop::bool::weighted(0.85)).prop_map(|(which, works)| Happening::Write { which, works }),
         5 => which.clone().prop_map(|which| Happening::Read { which }),
         1 => which.clone().prop_map(|which| Happening::Lose { which }),
@@ -90,10 +90,8 @@ pub(super) fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-pub(super) fn some_limits() -> impl Strategy<Value = Limits> {
-    (4_u64..30, 0_u64..60, 0_usize..3, prop::bool::ANY).prop_map(|(ram_blocks, disk_blocks, pin_top, holds)| Limits {
-        pin_top,
-        min_hold_ms: if holds { 15 } else { 0 },
-        ..limits(ram_blocks, disk_blocks)
+pub(super) fn some_limits() -> impl Strategy<Value = StoreLimits> {
+    (4_u64..30, 0_u64..60, 0_usize..3, prop::bool::ANY).prop_map(|(ram_blocks, disk_blocks, pin_top, holds)| {
+        StoreLimits { pin_top, min_hold_ms: if holds { 15 } else { 0 }, ..limits(ram_blocks, disk_blocks) }
     })
 }

@@ -1,4 +1,4 @@
-//! The list of the most valuable prefixes, compared with what is stored.
+//! The list of the most valuable prefixes, compared with the stored chunks.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ fn listed(index: &ChunkIndex, n_tokens_max: usize) -> Vec<Vec<Token>> {
 }
 
 #[test]
-fn the_list_begins_with_used_prefixes_and_then_the_latest_stored() {
+fn used_prefixes_come_first_and_then_the_latest_stored_ones() {
     let mut index = ChunkIndex::new(limits(100, 0));
     let [first, second, third] = [0, 100, 200].map(|start| Sequence::new(start..start + 8));
     first.store(&mut index, 1);
@@ -32,18 +32,18 @@ fn sequences_that_diverge_within_a_chunk_are_listed_completely_and_shared_blocks
     let other = Sequence::new((0..12).chain(50..58));
     long.store(&mut index, 1);
     other.store(&mut index, 2);
-    // The last block that both have is within a chunk of the first.
+    // The common prefix ends within a chunk of the first sequence.
     let expected = [other.tokens.clone(), long.tokens.clone()];
     assert_eq!(listed(&index, 28), expected);
     assert_eq!(listed(&index, 27), expected[..1]);
     let mut known: HashSet<BlockHash> = other.chain.iter().copied().collect();
     assert_eq!(index.hot_prefixes(8, &mut known), [(root(0), long.tokens.clone())]);
-    assert!(index.hot_prefixes(8, &mut known).is_empty(), "all of it is listed now");
+    assert!(index.hot_prefixes(8, &mut known).is_empty(), "all blocks are listed now");
 }
 
 proptest! {
     #[test]
-    fn the_whole_list_is_all_that_is_stored(
+    fn the_whole_list_has_all_stored_blocks(
         sequences in prop::collection::vec(prop::collection::vec(0u32..2, 2..24), 1..10),
         used in prop::collection::vec(0usize..10, 0..6),
     ) {
@@ -59,7 +59,7 @@ proptest! {
         for tokens in listed(&index, usize::MAX) {
             let sequence = Sequence::new(tokens);
             prop_assert_eq!(sequence.n_stored(&index), sequence.chain.len());
-            prop_assert!(!found.contains(&sequence.chain[sequence.chain.len() - 1]), "it is the start of another");
+            prop_assert!(!found.contains(&sequence.chain[sequence.chain.len() - 1]), "the prefix is the start of another one");
             found.extend(sequence.chain);
         }
         let stored: HashSet<BlockHash> =

@@ -1,9 +1,9 @@
-//! Random life of a store against a naive model: plain lists of chunks, each with all tokens before it.
+//! Random events of a store compared with a naive model: plain lists of chunks, each with all tokens before it.
 //!
 //! The order of eviction is tested in `eviction`.
 //!
-//! The model is a shell without bytes. It executes the orders, checks that each fits the chunk's state, reports back in
-//! any order, and compares the index with its lists. Hashes are cut to a few bits, so that they collide all the time.
+//! The model is a shell without bytes. It executes the orders, checks that each is valid in the chunk's state, reports
+//! back in any order, and compares the index with its lists. Hashes have only a few bits, so that they collide often.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,13 @@ use warmpath_common::block_hash::block_hash;
 
 use super::happening::{Happening, Prompt, happening, some_limits};
 use super::*;
-use crate::chunk_index::News;
+use crate::chunk_index::TierChange;
 
-/// A stored chunk or checkpoint: its places and all tokens up to its end.
+/// A stored chunk or checkpoint: its tiers and all tokens up to its end.
 #[derive(Debug, Clone)]
 struct Stored {
     id: ChunkId,
-    record: Record,
+    record: ChunkRecord,
     lineage: Vec<Token>,
     in_ram: bool,
     file: Option<FileState>,
@@ -31,10 +31,13 @@ enum FileState {
 }
 
 impl Stored {
-    /// Returns whether the chunk has the last block of `tokens`, whole blocks of a sequence, behind all the others.
+    /// Returns whether the chunk has the last of the whole blocks in `tokens`, after all the others.
     fn ends(&self, root: BlockHash, tokens: &[Token]) -> bool {
         let starts_before = self.before().len() < tokens.len();
-        self.record.kind == Kind::Chunk && self.record.root == root && starts_before && self.lineage.starts_with(tokens)
+        self.record.kind == StateKind::Chunk
+            && self.record.root == root
+            && starts_before
+            && self.lineage.starts_with(tokens)
     }
 
     /// Returns the tokens before its first block.
@@ -51,7 +54,7 @@ impl Stored {
 /// Naive model.
 struct Model {
     index: ChunkIndex,
-    limits: Limits,
+    limits: StoreLimits,
     hash_bits: u32,
     now_ms: u64,
     prompts: Vec<Sequence>,
@@ -59,11 +62,11 @@ struct Model {
     held: Vec<ChunkId>,
     writes: Vec<ChunkId>,
     pins: HashMap<u64, (BlockHash, Vec<Token>)>,
-    told: HashMap<(Kind, BlockHash), Tier>,
+    told: HashMap<(StateKind, BlockHash), Tier>,
 }
 
 impl Model {
-    fn new(limits: Limits, hash_bits: u32) -> Self {
+    fn new(limits: StoreLimits, hash_bits: u32) -> Self {
         Self {
             index: ChunkIndex::new(limits),
             limits,
@@ -110,9 +113,9 @@ impl Model {
                     model.held.push(piece.chunk);
                 }
             }),
-            Happening::LetGo { which } if !self.held.is_empty() => {
+            Happening::Release { which } if !self.held.is_empty() => {
                 let id = self.held.swap_remove(which % self.held.len());
-                self.index.let_go(id);
+                self.index.release(id);
             }
             Happening::Write { which, works } if !self.writes.is_empty() => self.end_write(*which, *works),
             Happening::Read { which } => self.read(*which),
@@ -121,14 +124,14 @@ impl Model {
             Happening::Unpin { pin } => {
                 assert_eq!(self.index.unpin(PinId(*pin)), self.pins.remove(pin).is_some());
             }
-            Happening::TakeNews => self.take_news(),
+            Happening::TakeNews => self.take_changes(),
             Happening::Clear => {
                 self.index.clear();
                 self.do_orders(&|_| true);
                 assert_eq!(self.stored.len(), 0);
             }
             Happening::Restart { seed } => return self.restart(*seed),
-            Happening::LetGo { .. } | Happening::Write { .. } => {}
+            Happening::Release { .. } | Happening::Write { .. } => {}
         }
         let held = self.held.clone();
         for dropped in self.do_orders(&|id| !held.contains(&id) && !guarded.contains(&id)) {
@@ -137,7 +140,7 @@ impl Model {
             let is_back = self.stored.iter().filter(has_file).any(|stored| stored.id == dropped.id);
             assert!(
                 is_back || !self.stored.iter().filter(has_file).any(is_cut_off),
-                "a later life cannot reach a file"
+                "a file cannot be reached after a restart"
             );
         }
     }
@@ -175,7 +178,7 @@ impl Model {
     }
 
     fn note_stored(&mut self, id: ChunkId, sequence: &Sequence, n_blocks: usize) {
-        let record = Record::clone(self.index.record(id).expect("just stored"));
+        let record = ChunkRecord::clone(self.index.record(id).expect("just stored"));
         let lineage = sequence.tokens[..n_blocks * BLOCK as usize].to_vec();
         self.stored.push(Stored { id, record, lineage, in_ram: true, file: None });
     }
@@ -184,7 +187,7 @@ impl Model {
         self.for_prompt(which, |model, prompt| {
             let n_blocks = n_blocks.min(prompt.chain.len());
             let new = NewChunk { n_bytes: 17, ..prompt.new_chunk(0..n_blocks, model.now_ms) };
-            let is_taken = n_blocks > 0 && model.has_hash(Kind::Checkpoint, &prompt.chain[n_blocks - 1]);
+            let is_taken = n_blocks > 0 && model.has_hash(StateKind::Checkpoint, &prompt.chain[n_blocks - 1]);
             match model.index.insert_checkpoint(&new) {
                 Ok(id) => model.note_stored(id, prompt, n_blocks),
                 Err(refused) => assert_eq!(refused == NotStored::Taken, is_taken),
@@ -201,7 +204,7 @@ impl Model {
         } else {
             stored.into_iter().for_each(|stored| stored.file = None);
             self.index.write_failed(id);
-            assert_eq!(self.index.take_orders(), [], "writing goes on after a failure");
+            assert_eq!(self.index.take_orders(), [], "writing continues after a failure");
         }
     }
 
@@ -223,7 +226,7 @@ impl Model {
         self.do_orders(&goes);
         let has_gone = |id: &ChunkId| self.stored.iter().all(|stored| stored.id != *id);
         assert_eq!(has_gone(&lost.id), !lost.in_ram);
-        assert!(lost.in_ram || ids.iter().all(has_gone), "something behind a lost chunk is kept");
+        assert!(lost.in_ram || ids.iter().all(has_gone), "a descendant of a lost chunk is kept");
     }
 
     fn pin(&mut self, pin: u64, which: usize, n_blocks: usize) {
@@ -242,8 +245,8 @@ impl Model {
         let is_pinned = |stored: &&Stored| {
             self.pins.values().any(|(root, tokens)| {
                 let n_key = match stored.record.kind {
-                    Kind::Chunk => (stored.record.first_block + 1) * BLOCK as usize,
-                    Kind::Checkpoint => stored.lineage.len(),
+                    StateKind::Chunk => (stored.record.first_block + 1) * BLOCK as usize,
+                    StateKind::Checkpoint => stored.lineage.len(),
                 };
                 stored.record.root == *root && tokens.starts_with(&stored.lineage[..n_key])
             })
@@ -260,23 +263,25 @@ impl Model {
     fn do_orders(&mut self, may_go: &dyn Fn(ChunkId) -> bool) -> Vec<Stored> {
         let mut dropped = Vec::new();
         for order in self.index.take_orders() {
-            let (Order::Write(id) | Order::DropRam(id) | Order::DropFile(id, _)) = order;
-            let stored =
-                self.stored.iter_mut().find(|stored| stored.id == id).expect("orders are about what is stored");
+            let (StoreOrder::Write(id) | StoreOrder::DropRam(id) | StoreOrder::DropFile(id, _)) = order;
+            let stored = self.stored.iter_mut().find(|stored| stored.id == id).expect("orders are about stored chunks");
             match order {
-                Order::Write(_) => {
-                    assert!(stored.in_ram && stored.file.is_none(), "a write of nothing, or the second");
+                StoreOrder::Write(_) => {
+                    assert!(stored.in_ram && stored.file.is_none(), "a write without bytes in RAM, or a second write");
                     stored.file = Some(FileState::Writing);
                     self.writes.push(id);
                 }
-                Order::DropRam(_) => {
+                StoreOrder::DropRam(_) => {
                     assert!(
                         may_go(id) && std::mem::take(&mut stored.in_ram),
-                        "bytes are dropped that stay or are not there"
+                        "bytes are dropped that are held or not in RAM"
                     );
                 }
-                Order::DropFile(_, record) => {
-                    assert!(may_go(id) && stored.file.take().is_some(), "a file is deleted that stays or is not there");
+                StoreOrder::DropFile(_, record) => {
+                    assert!(
+                        may_go(id) && stored.file.take().is_some(),
+                        "a file is deleted that is held or does not exist"
+                    );
                     assert_eq!(*record, stored.record);
                     dropped.push(stored.clone());
                 }
@@ -286,21 +291,21 @@ impl Model {
         dropped
     }
 
-    fn take_news(&mut self) {
-        for News { kind, blocks, tier, .. } in self.index.take_news() {
+    fn take_changes(&mut self) {
+        for TierChange { kind, blocks, tier, .. } in self.index.take_changes() {
             for key in keys(kind, &blocks) {
                 match tier {
                     Some(tier) => drop(self.told.insert(key, tier)),
-                    None => assert!(self.told.remove(&key).is_some(), "what was never told is withdrawn"),
+                    None => assert!(self.told.remove(&key).is_some(), "a chunk is withdrawn that was not announced"),
                 }
             }
         }
         let of = |stored: &Stored| {
-            let tier = stored.tier().expect("only what some tier has is listed");
+            let tier = stored.tier().expect("every listed chunk is in a tier");
             keys(stored.record.kind, &stored.record.blocks).into_iter().map(move |key| (key, tier))
         };
-        let truth: HashMap<(Kind, BlockHash), Tier> = self.stored.iter().flat_map(of).collect();
-        assert_eq!(self.told, truth, "the news does not amount to what is stored");
+        let truth: HashMap<(StateKind, BlockHash), Tier> = self.stored.iter().flat_map(of).collect();
+        assert_eq!(self.told, truth, "the changes do not give the stored chunks");
     }
 
     /// Restarts from the files, in some order; a chunk that is reached only through a missing file is refused.
@@ -310,7 +315,7 @@ impl Model {
         let n_files = files.len();
         files.rotate_left(seed % n_files.max(1));
         files.sort_by_key(|file| file.id.0 as usize * 7 % (seed + 1));
-        let records: Vec<(Record, u64)> = files.iter().map(|file| (file.record.clone(), file.id.0)).collect();
+        let records: Vec<(ChunkRecord, u64)> = files.iter().map(|file| (file.record.clone(), file.id.0)).collect();
         *self = Self {
             prompts: std::mem::take(&mut self.prompts),
             now_ms: self.now_ms,
@@ -330,11 +335,11 @@ impl Model {
         assert_eq!(self.index.take_orders(), [], "the files were within the limit before");
     }
 
-    fn has_hash(&self, kind: Kind, hash: &BlockHash) -> bool {
+    fn has_hash(&self, kind: StateKind, hash: &BlockHash) -> bool {
         let of_kind = self.stored.iter().filter(|stored| stored.record.kind == kind);
         of_kind.map(|stored| &stored.record.blocks).any(|blocks| match kind {
-            Kind::Chunk => blocks.contains(hash),
-            Kind::Checkpoint => blocks.last() == Some(hash),
+            StateKind::Chunk => blocks.contains(hash),
+            StateKind::Checkpoint => blocks.last() == Some(hash),
         })
     }
 
@@ -346,11 +351,11 @@ impl Model {
         (1..=sequence.chain.len()).take_while(is_stored).count()
     }
 
-    /// Returns how many tokens of a sequence are stored, those behind its last whole block in the same chunk included.
-    fn naive_tokens(&self, sequence: &Sequence, found: &Found) -> usize {
+    /// Returns how many tokens of a sequence are stored, including those of the next block in the last chunk.
+    fn naive_tokens(&self, sequence: &Sequence, found: &StoredPrefix) -> usize {
         let n_whole = found.n_blocks * BLOCK as usize;
         let Some(last) = found.pieces.last() else { return n_whole };
-        let chunk = self.stored.iter().find(|stored| stored.id == last.chunk).expect("what is found is stored");
+        let chunk = self.stored.iter().find(|stored| stored.id == last.chunk).expect("found chunks are stored");
         let shared = chunk.lineage.iter().zip(&sequence.tokens).take_while(|(stored, wanted)| stored == wanted);
         shared.count().max(n_whole)
     }
@@ -359,7 +364,7 @@ impl Model {
         let mut ranges: Vec<Range<usize>> = Vec::new();
         for depth in self.naive_prefix(sequence)..sequence.chain.len() {
             let hash = &sequence.chain[depth];
-            if self.has_hash(Kind::Chunk, hash) || sequence.chain[..depth].contains(hash) {
+            if self.has_hash(StateKind::Chunk, hash) || sequence.chain[..depth].contains(hash) {
                 break;
             }
             match ranges.last_mut() {
@@ -404,7 +409,7 @@ impl Model {
             let points: Vec<ChunkId> =
                 self.index.checkpoints(&sequence.prefix()).iter().map(|point| point.chunk).collect();
             let is_point = |stored: &&Stored| {
-                stored.record.kind == Kind::Checkpoint
+                stored.record.kind == StateKind::Checkpoint
                     && stored.record.root == sequence.root
                     && sequence.tokens.starts_with(&stored.lineage)
             };
@@ -416,23 +421,23 @@ impl Model {
 }
 
 /// Returns the keys of a change: every block of a chunk, the last block of a checkpoint.
-fn keys(kind: Kind, blocks: &[BlockHash]) -> Vec<(Kind, BlockHash)> {
-    let n_before = if kind == Kind::Chunk { 0 } else { blocks.len() - 1 };
+fn keys(kind: StateKind, blocks: &[BlockHash]) -> Vec<(StateKind, BlockHash)> {
+    let n_before = if kind == StateKind::Chunk { 0 } else { blocks.len() - 1 };
     blocks[n_before..].iter().map(|hash| (kind, *hash)).collect()
 }
 
-/// Returns whether a chunk is reached through another: it is behind the other's first block.
+/// Returns whether a chunk is a descendant of another one.
 fn is_behind(chunk: &Stored, other: &Stored) -> bool {
     let first_block = other.record.first_block;
     let shared = &other.lineage[..(first_block + 1) * BLOCK as usize];
-    let are_chunks = chunk.record.kind == Kind::Chunk && other.record.kind == Kind::Chunk;
+    let are_chunks = chunk.record.kind == StateKind::Chunk && other.record.kind == StateKind::Chunk;
     let shares = chunk.record.root == other.record.root && chunk.lineage.starts_with(shared);
     are_chunks && shares && chunk.record.first_block > first_block
 }
 
 proptest! {
     #[test]
-    fn agrees_with_plain_lists_whatever_happens(
+    fn agrees_with_plain_lists_after_any_events(
         limits in some_limits(),
         hash_bits in prop::sample::select(vec![2_u32, 5, 8, 8]),
         happenings in prop::collection::vec(happening(), 1..120),

@@ -1,4 +1,4 @@
-//! Runs of blocks by their last one, compared with the chain that was stored.
+//! Look-ups of block runs by their last block, compared with the stored chain.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Fair shares: the state that a tenant keeps whatever others do, and the state that it loses.
+//! Fair shares: the state that a tenant keeps in spite of other tenants, and the state that it loses.
 //!
 //! The order among one tenant's chunks is tested in `eviction`.
 
@@ -10,10 +10,10 @@ use super::*;
 
 /// Returns the tenant of the requests with a salt, which is derived from the root of their chains.
 fn tenant(salt: u8) -> Tenant {
-    Tenant::known(TenantId::of_root(&root(salt)))
+    Tenant::with_share(TenantId::of_root(&root(salt)))
 }
 
-/// Returns the `n`th prompt of a salt: `n_blocks` blocks that start no other prompt.
+/// Returns the `n`th prompt of a salt: `n_blocks` blocks, without a common prefix with other prompts.
 fn prompt(salt: u8, n: u32, n_blocks: usize) -> Sequence {
     let tokens: Vec<Token> = (0..n_blocks as u32 * BLOCK).map(|idx| n * 100 + idx).collect();
     Sequence { root: root(salt), chain: block_chain(&root(salt), &tokens, BLOCK), tokens }
@@ -24,7 +24,7 @@ fn bytes_of(index: &ChunkIndex, salt: u8) -> (u64, u64) {
     index.shares().into_iter().find(its).map_or((0, 0), |share| (share.ram_bytes, share.disk_bytes))
 }
 
-/// Stores a prompt for a tenant as if each file were written at once.
+/// Stores a prompt for a tenant and reports all files as written.
 fn store_as(index: &mut ChunkIndex, sequence: &Sequence, (tenant, priority, now_ms): (Tenant, i32, u64)) {
     for blocks in index.missing(&sequence.prefix()) {
         let new = NewChunk { tenant, priority, ..sequence.new_chunk(blocks, now_ms) };
@@ -37,7 +37,7 @@ fn store_as(index: &mut ChunkIndex, sequence: &Sequence, (tenant, priority, now_
 
 fn write_all(index: &mut ChunkIndex, now_ms: u64) {
     for order in index.take_orders() {
-        if let Order::Write(id) = order {
+        if let StoreOrder::Write(id) = order {
             index.written(id, now_ms);
         }
     }
@@ -50,7 +50,7 @@ enum Flood {
     Plain,
     /// The same at the highest priority.
     Priority,
-    /// Prompts that are each sent twice, within the time for which used chunks stay.
+    /// Prompts that are each sent twice, within the minimum hold time.
     Reused,
     /// A fresh chain root for each prompt.
     FreshRoots,
@@ -66,7 +66,7 @@ fn flood(index: &mut ChunkIndex, kind: Flood, now_ms: u64) {
         };
         let sequence = prompt(salt, 1000 + n, 4);
         let by = match kind {
-            Flood::FreshRoots => Tenant::stranger(TenantId::of_root(&root(salt))),
+            Flood::FreshRoots => Tenant::without_share(TenantId::of_root(&root(salt))),
             Flood::Plain | Flood::Priority | Flood::Reused | Flood::NamedFreshRoots => tenant(9),
         };
         let priority = if kind == Flood::Priority { 100 } else { 0 };
@@ -83,8 +83,8 @@ fn flood(index: &mut ChunkIndex, kind: Flood, now_ms: u64) {
 fn a_tenant_within_its_share_loses_nothing_to_anothers_flood() {
     let kinds = [Flood::Plain, Flood::Priority, Flood::Reused, Flood::FreshRoots, Flood::NamedFreshRoots];
     for kind in kinds {
-        let mut index = ChunkIndex::new(Limits { min_hold_ms: 1000, ..limits(40, 80) });
-        // An earlier flood has taken all space.
+        let mut index = ChunkIndex::new(StoreLimits { min_hold_ms: 1000, ..limits(40, 80) });
+        // An earlier flood has filled the tiers.
         flood(&mut index, kind, 1);
         let innocent: Vec<Sequence> = (0..5).map(|n| prompt(0, n, 4)).collect();
         for sequence in &innocent {
@@ -95,15 +95,15 @@ fn a_tenant_within_its_share_loses_nothing_to_anothers_flood() {
             assert_eq!(sequence.n_stored(&index), 4, "{kind:?}");
         }
         assert_eq!(bytes_of(&index, 0), (200, 200), "{kind:?}");
-        assert_eq!(index.totals(Tier::Ram).n_bytes, 400, "{kind:?}: the rest is the flood's");
+        assert_eq!(index.totals(Tier::Ram).n_bytes, 400, "{kind:?}: the flood has the remaining space");
     }
 }
 
 #[test]
-fn a_tenant_s_unused_share_is_lent_and_returned() {
+fn other_tenants_use_an_unused_share_until_its_tenant_needs_it() {
     let mut index = ChunkIndex::new(limits(40, 0));
     flood(&mut index, Flood::Plain, 1);
-    assert_eq!(bytes_of(&index, 9).0, 400, "one tenant alone has all");
+    assert_eq!(bytes_of(&index, 9).0, 400, "a single tenant has the whole tier");
     assert_eq!(index.share_totals(Tier::Ram), ShareTotals { n_tenants: 1, largest_bytes: 400 });
     for n in 0..20 {
         store_as(&mut index, &prompt(0, n, 4), (tenant(0), 0, 2));
@@ -118,7 +118,7 @@ fn a_tenant_s_unused_share_is_lent_and_returned() {
 }
 
 #[test]
-fn the_share_of_a_tenant_that_was_quiet_for_long_lapses() {
+fn a_tenant_without_recent_requests_loses_its_share() {
     let check = |quiet_ms: u64, expected: u64| {
         let mut index = ChunkIndex::new(limits(40, 0));
         for n in 0..5 {
@@ -139,11 +139,11 @@ fn the_share_of_a_tenant_that_was_quiet_for_long_lapses() {
 }
 
 #[test]
-fn state_of_an_earlier_life_counts_for_the_tenant_that_uses_it() {
+fn state_of_an_earlier_process_is_charged_to_the_tenant_that_uses_it() {
     let mut index = ChunkIndex::new(limits(40, 40));
     let sequence = prompt(0, 1, 4);
-    let record = Record {
-        kind: Kind::Chunk,
+    let record = ChunkRecord {
+        kind: StateKind::Chunk,
         root: root(0),
         first_block: 0,
         parent: None,
@@ -163,12 +163,12 @@ fn state_of_an_earlier_life_counts_for_the_tenant_that_uses_it() {
 }
 
 #[test]
-fn state_of_an_earlier_life_on_disk_counts_for_its_tenant_at_once() {
+fn state_on_disk_of_an_earlier_process_is_charged_to_its_tenant() {
     let mut before = ChunkIndex::new(limits(40, 40));
     for n in 0..3 {
         store_as(&mut before, &prompt(0, n, 4), (tenant(0), 0, 1));
     }
-    let records: Vec<(Record, u64)> = before.chunks.values().map(|chunk| ((*chunk.record).clone(), 1)).collect();
+    let records: Vec<(ChunkRecord, u64)> = before.chunks.values().map(|chunk| ((*chunk.record).clone(), 1)).collect();
     assert!(records.iter().all(|(record, _)| record.tenant == Some(tenant(0).id)));
 
     let mut index = ChunkIndex::new(limits(40, 40));
@@ -176,12 +176,12 @@ fn state_of_an_earlier_life_on_disk_counts_for_its_tenant_at_once() {
     assert_eq!((bytes_of(&index, 0).1, index.share_totals(Tier::Disk).n_tenants), (120, 1));
     flood(&mut index, Flood::Priority, 2);
     for order in index.take_orders() {
-        if let Order::Write(id) = order {
+        if let StoreOrder::Write(id) = order {
             index.written(id, 2);
         }
     }
     flood(&mut index, Flood::Plain, 3);
-    assert_eq!(bytes_of(&index, 0).1, 120, "a flood before its first request takes nothing");
+    assert_eq!(bytes_of(&index, 0).1, 120, "a flood before the tenant's first request evicts none of its state");
     index.check_invariants();
 }
 
@@ -194,7 +194,11 @@ fn a_new_tenant_gets_room_even_if_a_share_is_smaller_than_a_chunk() {
         }
         store_as(&mut index, &prompt(20, 0, n_blocks), (tenant(20), 0, 100));
         assert_eq!(bytes_of(&index, 20).0, n_blocks as u64 * BLOCK_BYTES);
-        assert_eq!([0, 1, 2].map(|salt| bytes_of(&index, salt).0), expected, "those that were quiet longest give");
+        assert_eq!(
+            [0, 1, 2].map(|salt| bytes_of(&index, salt).0),
+            expected,
+            "the least recently active tenants lose state"
+        );
         index.check_invariants();
     };
     check(8, 2, [0, 0, 10]);
@@ -212,21 +216,21 @@ fn one_tenants_pins_leave_room_for_those_of_another() {
     let greedy: Vec<u64> = (0..6).map(|n| pin(&mut index, &prompt(1, n, 4), u64::from(n))).collect();
     assert_eq!(greedy, [40, 40, 40, 40, 40, 0]);
     let modest: Vec<u64> = (0..3).map(|n| pin(&mut index, &prompt(2, n, 4), 10 + u64::from(n))).collect();
-    assert_eq!(modest, [40, 40, 0], "until both keep as much");
+    assert_eq!(modest, [40, 40, 0], "both tenants have the same number of guarded bytes");
     index.check_invariants();
     flood(&mut index, Flood::Plain, 2);
     assert!((0..2).all(|n| prompt(2, n, 4).n_stored(&index) == 4));
     let n_kept: u64 = index.pins().iter().map(|pin| pin.n_guarded_bytes).sum();
     assert_eq!(n_kept, 200);
-    assert!(index.unpin(PinId(0)), "its room goes to the next");
+    assert!(index.unpin(PinId(0)), "the next pin is guarded in its place");
     index.check_invariants();
 }
 
-/// Event in the random life of several tenants.
+/// Random event of several tenants.
 #[derive(Debug, Clone)]
 enum Step {
     Store { salt: u8, n: u32, n_blocks: usize, priority: i32 },
-    StoreAsStranger { n: u8 },
+    StoreWithoutShare { n: u8 },
     Use { salt: u8, n: u32 },
 }
 
@@ -234,7 +238,7 @@ fn step() -> impl Strategy<Value = Step> {
     let store = (0_u8..4, 0_u32..30, 1_usize..5, -1_i32..2);
     prop_oneof![
         6 => store.prop_map(|(salt, n, n_blocks, priority)| Step::Store { salt, n, n_blocks, priority }),
-        1 => (50_u8..250).prop_map(|n| Step::StoreAsStranger { n }),
+        1 => (50_u8..250).prop_map(|n| Step::StoreWithoutShare { n }),
         3 => (0_u8..4, 0_u32..30).prop_map(|(salt, n)| Step::Use { salt, n }),
     ]
 }
@@ -254,25 +258,25 @@ fn check_fair(before: &BTreeMap<TenantId, u64>, index: &ChunkIndex, (taker, n_by
     let (n_before, n_after): (u64, u64) = (before.values().sum(), after.values().sum());
     assert!(n_after <= limit);
     if n_before + n_bytes <= limit {
-        assert_eq!(n_after, n_before + n_bytes, "something leaves although there is room");
+        assert_eq!(n_after, n_before + n_bytes, "a chunk is evicted although there is space");
     } else {
-        assert!(n_after + 4 * BLOCK_BYTES > limit, "more leaves than must");
+        assert!(n_after + 4 * BLOCK_BYTES > limit, "more is evicted than needed");
     }
     let is_known = |id: &TenantId| (0..4).any(|salt| tenant(salt).id == *id);
-    let others = before.keys().filter(|id| !is_known(id)).count() + usize::from(taker.with_share().is_none());
+    let others = before.keys().filter(|id| !is_known(id)).count() + usize::from(taker.share_id().is_none());
     let known = before.keys().filter(|id| is_known(id) && **id != taker.id).count();
-    let n_shares = (known + usize::from(taker.with_share().is_some()) + usize::from(others > 0)) as u64;
+    let n_shares = (known + usize::from(taker.share_id().is_some()) + usize::from(others > 0)) as u64;
     for (id, n_held) in before.iter().filter(|(id, _)| is_known(id) && **id != taker.id) {
         let n_left = after.get(id).copied().unwrap_or(0);
-        assert!(n_left == *n_held || *n_held * n_shares > limit, "a tenant within its share gives");
+        assert!(n_left == *n_held || *n_held * n_shares > limit, "a tenant within its share loses state");
         // A tenant that loses chunks keeps at least an equal share less one chunk.
-        assert!(n_left == *n_held || (n_left + 4 * BLOCK_BYTES) * n_shares > limit, "a tenant gives too much");
+        assert!(n_left == *n_held || (n_left + 4 * BLOCK_BYTES) * n_shares > limit, "a tenant loses too much");
     }
 }
 
 proptest! {
     #[test]
-    fn a_tenant_within_its_share_loses_nothing_whatever_others_do(
+    fn a_tenant_within_its_share_loses_nothing_to_others(
         ram_blocks in 24_u64..60,
         steps in prop::collection::vec(step(), 1..150),
     ) {
@@ -287,12 +291,12 @@ proptest! {
                         check_fair(&before, &index, (tenant(salt), n_blocks as u64 * BLOCK_BYTES));
                     }
                 }
-                Step::StoreAsStranger { n } => {
-                    let stranger = Tenant::stranger(TenantId::of_root(&root(n)));
+                Step::StoreWithoutShare { n } => {
+                    let newcomer = Tenant::without_share(TenantId::of_root(&root(n)));
                     let sequence = prompt(n, 0, 2);
                     if index.find(&sequence.prefix()).n_tokens == 0 {
-                        store_as(&mut index, &sequence, (stranger, 0, now_ms));
-                        check_fair(&before, &index, (stranger, 2 * BLOCK_BYTES));
+                        store_as(&mut index, &sequence, (newcomer, 0, now_ms));
+                        check_fair(&before, &index, (newcomer, 2 * BLOCK_BYTES));
                     }
                 }
                 Step::Use { salt, n } => {

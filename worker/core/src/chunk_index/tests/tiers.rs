@@ -4,7 +4,7 @@ use super::*;
 
 /// Executes the orders, all writes successfully, and returns the written chunks.
 fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
-    let write = |order| if let Order::Write(id) = order { Some(id) } else { None };
+    let write = |order| if let StoreOrder::Write(id) = order { Some(id) } else { None };
     let ids: Vec<ChunkId> = index.take_orders().into_iter().filter_map(write).collect();
     for id in &ids {
         index.written(*id, 0);
@@ -13,9 +13,9 @@ fn write_all(index: &mut ChunkIndex) -> Vec<ChunkId> {
 }
 
 /// Returns the files of an index as a later process finds them.
-fn files(index: &ChunkIndex) -> Vec<(Record, u64)> {
+fn files(index: &ChunkIndex) -> Vec<(ChunkRecord, u64)> {
     let on_disk = index.entries().into_iter().filter(|entry| entry.is_on_disk);
-    on_disk.map(|entry| (Record::clone(index.record(entry.chunk).unwrap()), entry.last_used_ms)).collect()
+    on_disk.map(|entry| (ChunkRecord::clone(index.record(entry.chunk).unwrap()), entry.last_used_ms)).collect()
 }
 
 #[test]
@@ -23,13 +23,13 @@ fn state_on_disk_is_found_and_read_back_into_ram() {
     let mut index = ChunkIndex::new(limits(8, 100));
     let (first, second) = (Sequence::new(0..16), Sequence::new(50..66));
     let ids = first.store(&mut index, 1);
-    assert_eq!(index.take_orders(), [Order::Write(ids[0]), Order::Write(ids[1])]);
+    assert_eq!(index.take_orders(), [StoreOrder::Write(ids[0]), StoreOrder::Write(ids[1])]);
     index.written(ids[0], 2);
     index.written(ids[1], 2);
     second.store(&mut index, 3);
-    let dropped: Vec<Order> =
-        index.take_orders().into_iter().filter(|order| !matches!(order, Order::Write(_))).collect();
-    assert_eq!(dropped, [Order::DropRam(ids[1]), Order::DropRam(ids[0])]);
+    let dropped: Vec<StoreOrder> =
+        index.take_orders().into_iter().filter(|order| !matches!(order, StoreOrder::Write(_))).collect();
+    assert_eq!(dropped, [StoreOrder::DropRam(ids[1]), StoreOrder::DropRam(ids[0])]);
     let tiers = |index: &ChunkIndex| -> Vec<Tier> {
         index.find(&first.prefix()).pieces.iter().map(|piece| piece.tier).collect()
     };
@@ -41,7 +41,7 @@ fn state_on_disk_is_found_and_read_back_into_ram() {
 }
 
 #[test]
-fn a_chain_longer_than_ram_is_stored_as_fast_as_it_is_written() {
+fn a_chain_longer_than_ram_is_stored_while_it_is_written() {
     let mut index = ChunkIndex::new(limits(4, 100));
     let sequence = Sequence::new(0..24);
     for blocks in [0..4, 4..8, 8..12] {
@@ -56,7 +56,7 @@ fn a_chain_longer_than_ram_is_stored_as_fast_as_it_is_written() {
 }
 
 #[test]
-fn bytes_that_come_back_without_room_are_not_kept() {
+fn read_bytes_are_not_kept_without_space() {
     let mut index = ChunkIndex::new(limits(4, 100));
     let (first, second) = (Sequence::new(0..8), Sequence::new(50..58));
     let id = first.store(&mut index, 1)[0];
@@ -65,9 +65,9 @@ fn bytes_that_come_back_without_room_are_not_kept() {
     index.hold(other);
     assert!(!index.read_back(id, 3));
     assert_eq!(index.tier(id), Some(Tier::Disk));
-    index.let_go(other);
+    index.release(other);
     assert!(index.read_back(id, 3));
-    assert!(!index.read_back(ChunkId(99), 3), "a chunk that is gone");
+    assert!(!index.read_back(ChunkId(99), 3), "an unknown chunk");
     index.check_invariants();
 }
 
@@ -82,9 +82,11 @@ fn chunks_being_written_leave_ram_last() {
     assert_eq!((index.tier(old_id), index.tier(new_id)), (Some(Tier::Ram), Some(Tier::Disk)));
     index.take_orders();
     Sequence::new(150..158).store(&mut index, 4);
-    assert_eq!(index.tier(old_id), None, "a disk that hangs does not stop RAM from being used");
+    assert_eq!(index.tier(old_id), None, "RAM can be reused although the disk hangs");
     let orders = index.take_orders();
-    assert!(matches!(orders[..2], [Order::DropRam(ram), Order::DropFile(file, _)] if ram == old_id && file == old_id));
+    assert!(
+        matches!(orders[..2], [StoreOrder::DropRam(ram), StoreOrder::DropFile(file, _)] if ram == old_id && file == old_id)
+    );
     index.written(old_id, 5);
     index.check_invariants();
 }
@@ -130,15 +132,15 @@ fn after_a_failed_write_each_insertion_tries_one_until_it_succeeds() {
     assert_eq!(index.take_orders().len(), 2);
     index.write_failed(ids[0]);
     index.write_failed(ids[1]);
-    assert_eq!(index.take_orders(), [], "a full disk is left alone");
+    assert_eq!(index.take_orders(), [], "nothing is written to a full disk");
     assert_eq!(index.totals(Tier::Disk), Totals::default());
     sequences[2].store(&mut index, 2);
     sequences[3].store(&mut index, 3);
-    assert_eq!(index.take_orders(), [Order::Write(ids[0])]);
+    assert_eq!(index.take_orders(), [StoreOrder::Write(ids[0])]);
     index.write_failed(ids[0]);
     sequences[4].store(&mut index, 4);
     assert_eq!(write_all(&mut index), [ids[0]]);
-    assert_eq!(write_all(&mut index).len(), 4, "when one has worked, all are written");
+    assert_eq!(write_all(&mut index).len(), 4, "after a successful write all chunks are written");
     index.check_invariants();
 }
 
@@ -149,7 +151,7 @@ fn another_chunk_is_tried_when_the_failed_one_is_evicted() {
     index.write_failed(failed);
     index.take_orders();
     let other = Sequence::new(200..208).store(&mut index, 2)[0];
-    assert_eq!(index.take_orders(), [Order::Write(failed)]);
+    assert_eq!(index.take_orders(), [StoreOrder::Write(failed)]);
     index.hold(other);
     Sequence::new(300..308).store(&mut index, 3);
     assert_eq!(index.tier(failed), None);
@@ -158,7 +160,7 @@ fn another_chunk_is_tried_when_the_failed_one_is_evicted() {
 }
 
 #[test]
-fn a_lost_file_is_dropped_with_all_chunks_behind_it() {
+fn a_lost_chunk_is_removed_with_all_its_descendants() {
     let mut index = ChunkIndex::new(limits(16, 100));
     let sequence = Sequence::new(0..24);
     let branch = Sequence::new((0..4).chain(100..104));
@@ -172,7 +174,7 @@ fn a_lost_file_is_dropped_with_all_chunks_behind_it() {
     index.take_orders();
     index.lost(ids[1]);
     assert_eq!((sequence.n_stored(&index), branch.n_stored(&index)), (4, 4));
-    assert_eq!(index.tier(ids[2]), None, "in RAM, but nothing leads to it");
+    assert_eq!(index.tier(ids[2]), None, "the chunk is in RAM but unreachable");
     assert_eq!(index.take_orders().len(), 3, "two files and the bytes of one");
     index.lost(ids[0]);
     assert_eq!(branch.n_stored(&index), 0);
@@ -193,7 +195,7 @@ fn a_chunk_in_ram_survives_the_loss_of_its_file_and_is_written_again() {
 }
 
 #[test]
-fn adopts_the_files_of_an_earlier_life_in_any_order() {
+fn adopts_the_files_of_an_earlier_process_in_any_order() {
     let mut index = ChunkIndex::new(limits(100, 100));
     let (first, second) = (Sequence::new(0..24), Sequence::new((0..12).chain(100..110)));
     first.store(&mut index, 1);
@@ -206,13 +208,13 @@ fn adopts_the_files_of_an_earlier_life_in_any_order() {
     assert!(next.adopt(&files).iter().all(Result::is_ok));
     assert_eq!((first.n_stored(&next), second.n_stored(&next)), (12, 11));
     assert_eq!(next.checkpoints(&first.prefix())[0].tier, Tier::Disk);
-    assert_eq!(next.take_news().len(), files.len());
+    assert_eq!(next.take_changes().len(), files.len());
     assert_eq!(next.take_orders(), []);
     next.check_invariants();
 }
 
 #[test]
-fn refuses_files_whose_parents_are_missing_or_that_make_no_sense() {
+fn refuses_malformed_files_and_files_whose_parents_are_missing() {
     let mut index = ChunkIndex::new(limits(100, 100));
     let sequence = Sequence::new(0..32);
     sequence.store(&mut index, 1);
@@ -221,9 +223,9 @@ fn refuses_files_whose_parents_are_missing_or_that_make_no_sense() {
     let mut files = whole.clone();
     files[1].0.n_bytes = 10_000;
     files.push(whole[0].clone());
-    files.push((Record { tokens: [1, 2, 3].into(), ..whole[0].0.clone() }, 1));
-    files.push((Record { parent: None, ..whole[2].0.clone() }, 1));
-    files.push((Record { root: root(9), ..whole[1].0.clone() }, 1));
+    files.push((ChunkRecord { tokens: [1, 2, 3].into(), ..whole[0].0.clone() }, 1));
+    files.push((ChunkRecord { parent: None, ..whole[2].0.clone() }, 1));
+    files.push((ChunkRecord { root: root(9), ..whole[1].0.clone() }, 1));
     let mut next = ChunkIndex::new(limits(100, 100));
     let outcomes: Vec<Option<NotStored>> = next.adopt(&files).into_iter().map(Result::err).collect();
     let (none, taken) = (Some(NotStored::NoParent), Some(NotStored::Taken));

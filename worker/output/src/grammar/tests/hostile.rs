@@ -1,20 +1,20 @@
-//! Grammars that are made to be expensive: every step stays within its limit of work, and the answer either continues
-//! or fails.
+//! Grammars that are designed to be expensive: every step stays within its limit of work, and the response either
+//! continues or fails.
 //!
-//! A step without that limit would take hours. Work is counted in steps, so that the end is the same on every machine.
+//! Without the limit a step would take hours. Work is counted in steps, so the outcome is the same on every machine.
 
 use super::{FUEL, compile};
 use crate::grammar::GrammarMatcher;
 
-/// Number of tokens of an answer, if the grammar allows that many.
+/// Number of tokens of a response, if the grammar allows that many.
 const ANSWER_TOKENS: usize = 300;
 
-/// What becomes of an answer.
+/// Outcome of a response.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// It goes on.
+    /// The response continues.
     GoesOn,
-    /// The grammar allows no more.
+    /// The grammar allows no further token.
     Over,
     /// A token takes too much work.
     TooMuch,
@@ -22,7 +22,7 @@ enum End {
     TooMuchAtOnce,
 }
 
-/// Returns grammars, each with a text that is repeated again and again, and the end of that.
+/// Returns grammars, each with a text that is repeated, and the outcome.
 fn hostile() -> Vec<(String, &'static str, End)> {
     let chain = |n: usize, op: &str| -> String {
         let rules = (0..n).map(|i| format!("r{i} ::= r{}{op}\n", i + 1));

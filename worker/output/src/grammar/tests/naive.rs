@@ -1,6 +1,6 @@
-//! A matcher of grammars that tries everything, and random grammars for it.
+//! A naive matcher of grammars, and random grammars for it.
 //!
-//! For an expression that begins at a place, the matcher tries all possibilities until it finds no further end of the
+//! For an expression at a position, the matcher tries all possibilities until it finds no further end of the
 //! expression. It uses neither the parser nor the rows.
 
 use proptest::prelude::*;
@@ -80,9 +80,9 @@ pub struct Naive<'a> {
     is_nullable: Vec<bool>,
 }
 
-/// Known facts about each rule at each place of a text.
+/// Intermediate results for each rule at each position of a text.
 struct Known {
-    /// Places where the rule can end.
+    /// Positions at which the rule can end.
     ends: Vec<Vec<Vec<bool>>>,
     /// Whether the rule can continue beyond the text, or end with it.
     outlasts: Vec<Vec<bool>>,
@@ -151,7 +151,7 @@ impl<'a> Naive<'a> {
         }
     }
 
-    /// Returns whether a text follows the root, and whether it is the first part of a text that follows the root.
+    /// Returns whether a text matches the root, and whether it is the start of a text that matches the root.
     pub fn judge(&self, text: &[char]) -> (bool, bool) {
         let n = text.len() + 1;
         let mut known = Known { ends: vec![vec![vec![false; n]; n]; N_RULES], outlasts: vec![vec![false; n]; N_RULES] };

@@ -1,61 +1,61 @@
-//! Assembles payloads to the state of one sequence, in the format that llama.cpp reads.
+//! Assembles payloads into the state of one sequence, in the format that llama.cpp imports.
 //!
-//! The bytes are written once, into a buffer of the exact size; each layer's rows are gathered from the blocks one
-//! after another. Not here: parsing such a state (`export`), putting together parts of such states (`join`).
+//! The bytes are written once, into a buffer of the exact size; the rows of each layer are gathered from all blocks.
+//! Not here: parsing such a state (`export`), joining parts of such states (`join`).
 
-use super::layout::{Layout, Sections, Value};
+use super::layout::{Sections, StateLayout, ValueLayout};
 use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, take, write};
 
 /// Context and sequence of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame {
+pub struct StateFrame {
     /// 1 if all sequences share one buffer, else the number of sequences.
     pub n_streams: u32,
-    /// Sequence that the state is written for; llama.cpp imports it into any.
+    /// Sequence in the state's header; llama.cpp imports the state into any sequence.
     pub sequence: u32,
 }
 
 /// Consecutive blocks of a payload.
 #[derive(Debug, Clone, Copy)]
-pub struct Piece<'a> {
-    /// The payload, which may have more blocks after the wanted ones.
+pub struct PayloadPart<'a> {
+    /// Payload, which may have further blocks after the wanted ones.
     pub payload: &'a [u8],
-    /// Number of wanted tokens, from the payload's first on, in whole blocks.
+    /// Number of wanted tokens, counted from the payload's first one, in whole blocks.
     pub n_tokens: u32,
 }
 
 /// Tokens whose state is written, layer by layer.
-pub(super) trait Source {
+pub(super) trait StateTokens {
     /// Returns the number of tokens.
     fn n_tokens(&self) -> usize;
     /// Writes each token's position, sequence and optional data.
     fn write_cells(&self, out: &mut &mut [u8], sequence: u32);
     /// Writes the keys of a layer.
     fn write_keys(&self, out: &mut &mut [u8], layer: usize);
-    /// Writes the values of a layer that has one row for each token.
+    /// Writes the values of a layer with one row for each token.
     fn write_value_rows(&self, out: &mut &mut [u8], layer: usize);
-    /// Writes the values of a layer that has one column for each element.
+    /// Writes the values of a layer with one column for each element.
     fn write_value_columns(&self, out: &mut &mut [u8], layer: usize);
 }
 
-impl Layout {
-    /// Writes the state of a sequence whose tokens, from position 0 on, are those of the pieces, and returns its size.
+impl StateLayout {
+    /// Writes the state of a sequence with the pieces' tokens, from position 0 on; returns its size.
     ///
-    /// The partial state is the part that cannot be cut, exported alone after the last of these tokens. `room` is asked
-    /// once for a buffer of the state's size, whose content does not matter.
+    /// `partial` is the part that cannot be cut, exported after the last of these tokens. `room` is called once, and
+    /// returns a buffer of the state's size with any content.
     /// Cost: one copy of the state.
-    /// Errors: `Piece` if one is too short or not of whole blocks, `Partial`, `Empty`, `Impossible`.
+    /// Errors: `PayloadPart` if one is too short or not of whole blocks, `Partial`, `Empty`, `Impossible`.
     pub fn assemble<'b>(
         &self,
-        frame: Frame,
-        (pieces, partial): (&[Piece<'_>], Option<&[u8]>),
+        frame: StateFrame,
+        (pieces, partial): (&[PayloadPart<'_>], Option<&[u8]>),
         room: impl FnOnce(usize) -> &'b mut [u8],
     ) -> Result<usize, CodecError> {
         if frame.n_streams == 0 || frame.n_streams > STREAMS_MAX || frame.sequence >= STREAMS_MAX {
             return Err(CodecError::Impossible { what: "sequence or number of streams" });
         }
         let partial = self.partial_section(partial)?;
-        let blocks = Blocks::of(self, pieces)?;
+        let blocks = PayloadBlocks::of(self, pieces)?;
         if blocks.n_tokens() == 0 && self.sections != Sections::PartialOnly {
             return Err(CodecError::Empty);
         }
@@ -63,7 +63,7 @@ impl Layout {
         let out = &mut room(n_bytes);
         self.write_cut(out, frame, &blocks);
         write(out, partial);
-        // The buffer may have another state's bytes.
+        // The buffer may still contain another state.
         assert!(out.is_empty(), "the buffer has the exact size");
         Ok(n_bytes)
     }
@@ -80,8 +80,8 @@ impl Layout {
         }
     }
 
-    /// Returns the bytes of a state without the part that cannot be cut.
-    pub(super) fn cut_bytes(&self, frame: Frame, source: &impl Source) -> Result<usize, CodecError> {
+    /// Returns the size of a state without the part that cannot be cut. Units: bytes.
+    pub(super) fn cut_bytes(&self, frame: StateFrame, source: &impl StateTokens) -> Result<usize, CodecError> {
         if self.sections == Sections::PartialOnly {
             return Ok(HEADER_BYTES);
         }
@@ -89,14 +89,14 @@ impl Layout {
         if i32::try_from(n_tokens).is_err() {
             return Err(CodecError::Impossible { what: "number of tokens" });
         }
-        let headers = |layer: &super::layout::Layer| 12 + if layer.value == Value::None { 0 } else { 12 };
+        let headers = |layer: &super::layout::LayerLayout| 12 + if layer.value == ValueLayout::None { 0 } else { 12 };
         let header_bytes: usize = self.layers.iter().map(headers).sum();
         let cell_bytes = 4 + 4 * frame.n_streams as usize + n_tokens * 12 + 16;
         Ok(HEADER_BYTES + cell_bytes + header_bytes + n_tokens * self.token_bytes())
     }
 
     /// Writes a state without the part that cannot be cut.
-    pub(super) fn write_cut(&self, out: &mut &mut [u8], frame: Frame, source: &impl Source) {
+    pub(super) fn write_cut(&self, out: &mut &mut [u8], frame: StateFrame, source: &impl StateTokens) {
         write_u32(out, MAGIC);
         write_u32(out, frame.sequence);
         if self.sections == Sections::PartialOnly {
@@ -115,7 +115,7 @@ impl Layout {
         }
     }
 
-    fn write_tensors(&self, out: &mut &mut [u8], source: &impl Source) {
+    fn write_tensors(&self, out: &mut &mut [u8], source: &impl StateTokens) {
         write_u32(out, u32::from(self.values_transposed));
         write_u32(out, self.layers.len() as u32);
         write_u32(out, self.n_rot_k);
@@ -127,13 +127,13 @@ impl Layout {
         }
         for (idx, layer) in self.layers.iter().enumerate() {
             match layer.value {
-                Value::None => {}
-                Value::Rows(ref rows) => {
+                ValueLayout::None => {}
+                ValueLayout::Rows(ref rows) => {
                     write_u32(out, rows.kind as u32);
                     write(out, &(rows.row_bytes as u64).to_ne_bytes());
                     source.write_value_rows(out, idx);
                 }
-                Value::Columns { kind, element_bytes, n_elements } => {
+                ValueLayout::Columns { kind, element_bytes, n_elements } => {
                     write_u32(out, kind as u32);
                     write_u32(out, element_bytes as u32);
                     write_u32(out, n_elements as u32);
@@ -145,20 +145,20 @@ impl Layout {
 }
 
 /// Blocks of payloads, at positions from 0 on.
-struct Blocks<'p> {
-    layout: &'p Layout,
+struct PayloadBlocks<'p> {
+    layout: &'p StateLayout,
     blocks: Vec<&'p [u8]>,
     /// Offsets of each layer's keys and values in a block.
     offsets: Vec<(usize, usize)>,
 }
 
-impl<'p> Blocks<'p> {
+impl<'p> PayloadBlocks<'p> {
     /// Returns the pieces' blocks one by one.
-    fn of(layout: &'p Layout, pieces: &[Piece<'p>]) -> Result<Self, CodecError> {
+    fn of(layout: &'p StateLayout, pieces: &[PayloadPart<'p>]) -> Result<Self, CodecError> {
         let block_tokens = layout.block_tokens as usize;
         let block_bytes = layout.payload_bytes(layout.block_tokens);
         let mut blocks = Vec::new();
-        for &Piece { payload, n_tokens } in pieces {
+        for &PayloadPart { payload, n_tokens } in pieces {
             let n_bytes = payload.len();
             let used = payload.get(..layout.payload_bytes(n_tokens));
             let used = used.filter(|_| n_tokens % layout.block_tokens == 0 && block_bytes > 0);
@@ -179,7 +179,7 @@ impl<'p> Blocks<'p> {
     }
 }
 
-impl Source for Blocks<'_> {
+impl StateTokens for PayloadBlocks<'_> {
     fn n_tokens(&self) -> usize {
         self.blocks.len() * self.block_tokens()
     }
@@ -209,7 +209,7 @@ impl Source for Blocks<'_> {
     }
 
     fn write_value_columns(&self, out: &mut &mut [u8], layer: usize) {
-        let Value::Columns { element_bytes, n_elements, .. } = self.layout.layers[layer].value else { return };
+        let ValueLayout::Columns { element_bytes, n_elements, .. } = self.layout.layers[layer].value else { return };
         let part_bytes = element_bytes * self.block_tokens();
         let columns = take(out, n_elements * part_bytes * self.blocks.len());
         write_columns(columns, &self.blocks, (self.offsets[layer].1, part_bytes));
@@ -223,7 +223,7 @@ fn write_parts(out: &mut &mut [u8], blocks: &[&[u8]], (at, n_bytes): (usize, usi
     }
 }
 
-/// Writes columns, whose parts follow each other in a block from `at` on.
+/// Writes columns. A block has the columns' parts one after the other, from offset `at` on.
 ///
 /// Shape: `[n_elements, n_blocks, part_bytes]`.
 fn write_columns(columns: &mut [u8], blocks: &[&[u8]], (at, part_bytes): (usize, usize)) {

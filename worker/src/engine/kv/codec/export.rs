@@ -1,13 +1,13 @@
 //! Parses an export and cuts it into blocks.
 //!
-//! The parser keeps slices, one for each layer's keys and values. Cells are in the buffer's order, which in a shared
-//! buffer may differ from that of the positions; runs of cells map consecutive positions. Not here: the way back
-//! (`assemble`).
+//! The parser keeps slices of each layer's keys and values. Cells are in the buffer's order, which may differ from the
+//! order of positions in a shared buffer; runs map consecutive positions to consecutive cells. Not here: writing a
+//! state (`assemble`).
 
 use std::ops::Range;
 
-use super::layout::{Layer, Layout, Rows, Sections, Value};
-use super::reader::Reader;
+use super::layout::{LayerLayout, Rows, Sections, StateLayout, ValueLayout};
+use super::reader::ByteReader;
 use super::{CodecError, GROUP_BLOCKS, HEADER_BYTES, MAGIC, STREAMS_MAX, write};
 
 /// Size of a cell's optional data besides position and sequence. Source: `llama_kv_cell_ext`.
@@ -19,11 +19,11 @@ const EXTRA_AT: usize = 8;
 
 /// One sequence's state, parsed but not copied.
 #[derive(Debug, Clone)]
-pub struct Export<'a> {
-    layout: Layout,
+pub struct ParsedState<'a> {
+    layout: StateLayout,
     pub(crate) first_position: u32,
     n_tokens: u32,
-    runs: Vec<Run>,
+    runs: Vec<CellRun>,
     pub(super) cells: &'a [u8],
     /// Keys and values of each layer. Shape: `[n_layers]`.
     pub(super) tensors: Vec<(&'a [u8], &'a [u8])>,
@@ -34,14 +34,14 @@ pub struct Export<'a> {
 
 /// Consecutive positions in consecutive cells.
 #[derive(Debug, Clone, Copy)]
-struct Run {
-    /// Position of its first token, from the export's first position.
+struct CellRun {
+    /// Position of its first token, counted from the export's first position.
     token: usize,
     cell: usize,
     n: usize,
 }
 
-/// Differences between the ways in which a model may write its attention.
+/// Variant of the attention's format.
 #[derive(Debug, Clone, Copy)]
 struct Variant {
     extra_bytes: usize,
@@ -55,7 +55,7 @@ const VARIANTS: [Variant; 4] = [
     Variant { extra_bytes: EXTRA_BYTES, has_values: false },
 ];
 
-impl<'a> Export<'a> {
+impl<'a> ParsedState<'a> {
     /// Parses llama.cpp's export of one sequence, to be cut into blocks of `block_tokens`.
     ///
     /// Cost: linear in the cells; no state is copied.
@@ -72,7 +72,7 @@ impl<'a> Export<'a> {
         if block_tokens == 0 {
             return Err(CodecError::Impossible { what: "block size" });
         }
-        let mut reader = Reader::new(bytes);
+        let mut reader = ByteReader::new(bytes);
         if reader.u32()? != MAGIC {
             return Err(CodecError::Magic);
         }
@@ -92,12 +92,12 @@ impl<'a> Export<'a> {
         Err(first_error.unwrap_or(CodecError::Empty))
     }
 
-    /// Returns the layout of its tokens' state.
-    pub fn layout(&self) -> &Layout {
+    /// Returns the layout of the tokens' state.
+    pub fn layout(&self) -> &StateLayout {
         &self.layout
     }
 
-    /// Returns the number of its tokens; 0 if the whole state is one part that cannot be cut.
+    /// Returns the number of tokens; 0 if the whole state is one part that cannot be cut.
     pub fn n_tokens(&self) -> u32 {
         self.n_tokens
     }
@@ -114,10 +114,10 @@ impl<'a> Export<'a> {
         partial
     }
 
-    /// Writes the payload of the whole blocks at these positions, block after block: every byte of `payload`.
+    /// Writes the payload of the blocks at these positions to `payload`, block after block.
     ///
     /// Cost: one copy of the payload.
-    /// Errors: `Range` if the tokens are not all there or not whole blocks, `Piece` if `payload` has another size.
+    /// Errors: `Range` if tokens are missing or not whole blocks, `Piece` if `payload` has another size.
     pub fn cut(&self, positions: Range<u32>, payload: &mut [u8]) -> Result<(), CodecError> {
         let refused = CodecError::Range { start: positions.start, end: positions.end };
         let end = self.first_position.saturating_add(self.n_tokens);
@@ -138,10 +138,10 @@ impl<'a> Export<'a> {
         Ok(())
     }
 
-    /// Writes consecutive blocks, of which `first` is the first token.
+    /// Writes consecutive blocks, which start at token `first`.
     ///
-    /// Each tensor is read once for all of them: a column's bytes of one block are few, those of the group fill cache
-    /// lines.
+    /// Each tensor is read once for the whole group: a column has few bytes of one block, and those of a group fill
+    /// whole cache lines.
     fn cut_group<'p>(&self, first: usize, blocks: impl Iterator<Item = &'p mut [u8]>) {
         let block = self.layout.block_tokens as usize;
         let starts = (first..).step_by(block);
@@ -156,22 +156,22 @@ impl<'a> Export<'a> {
         for (layer, (keys, values)) in self.layout.layers.iter().zip(&self.tensors) {
             blocks.iter_mut().for_each(|block| block.write_rows(keys, layer.key.row_bytes));
             match &layer.value {
-                Value::None => {}
-                Value::Rows(rows) => blocks.iter_mut().for_each(|block| block.write_rows(values, rows.row_bytes)),
-                Value::Columns { element_bytes, .. } => {
+                ValueLayout::None => {}
+                ValueLayout::Rows(rows) => blocks.iter_mut().for_each(|block| block.write_rows(values, rows.row_bytes)),
+                ValueLayout::Columns { element_bytes, .. } => {
                     for column in values.chunks_exact(self.n_tokens as usize * element_bytes) {
                         blocks.iter_mut().for_each(|block| block.write_rows(column, *element_bytes));
                     }
                 }
             }
         }
-        // The buffer may have another prompt's bytes.
+        // The buffer may still contain another prompt's state.
         assert!(blocks.iter().all(|block| block.unwritten.is_empty()), "a block's tokens all have their cells");
     }
 
     /// Returns the cells of the tokens at these positions.
     ///
-    /// Errors: `Range` if they are not all there.
+    /// Errors: `Range` if some are missing.
     pub(super) fn cells_at(&self, positions: &Range<u32>) -> Result<Vec<Range<usize>>, CodecError> {
         let refused = CodecError::Range { start: positions.start, end: positions.end };
         let start = positions.start.checked_sub(self.first_position).ok_or(refused.clone())? as usize;
@@ -197,7 +197,7 @@ impl<'a> Export<'a> {
     }
 
     fn of_partial(partial: &'a [u8], sequence: i32, block_tokens: u32) -> Self {
-        let layout = Layout {
+        let layout = StateLayout {
             sections: Sections::PartialOnly,
             block_tokens,
             extra_bytes: 0,
@@ -228,8 +228,8 @@ impl<'a> Export<'a> {
         Ok(self)
     }
 
-    /// Parses the attention's section, in which one stream has cells.
-    fn attention(reader: &mut Reader<'a>, sequence: i32, variant: Variant) -> Result<Self, CodecError> {
+    /// Parses the attention's section, in which only one stream has cells.
+    fn attention(reader: &mut ByteReader<'a>, sequence: i32, variant: Variant) -> Result<Self, CodecError> {
         let n_streams = reader.u32()?;
         if n_streams == 0 || n_streams > STREAMS_MAX {
             return Err(CodecError::Impossible { what: "number of streams" });
@@ -247,7 +247,11 @@ impl<'a> Export<'a> {
         found.ok_or(CodecError::Empty)
     }
 
-    fn stream(reader: &mut Reader<'a>, (n_cells, sequence): (u32, i32), variant: Variant) -> Result<Self, CodecError> {
+    fn stream(
+        reader: &mut ByteReader<'a>,
+        (n_cells, sequence): (u32, i32),
+        variant: Variant,
+    ) -> Result<Self, CodecError> {
         let n = n_cells as usize;
         let cells = reader.rows(n, CELL_BYTES + variant.extra_bytes)?;
         let (first_position, runs) = runs(&positions(cells, variant.extra_bytes, sequence)?)?;
@@ -262,7 +266,7 @@ impl<'a> Export<'a> {
         let (mut layers, mut tensors) = (Vec::new(), Vec::new());
         for _ in 0..n_layers {
             let (key, keys) = rows(reader, n)?;
-            layers.push(Layer { key, value: Value::None });
+            layers.push(LayerLayout { key, value: ValueLayout::None });
             tensors.push((keys, &[][..]));
         }
         if variant.has_values {
@@ -270,7 +274,7 @@ impl<'a> Export<'a> {
                 (layer.value, *values) = if values_transposed { columns(reader, n)? } else { value_rows(reader, n)? };
             }
         }
-        let layout = Layout {
+        let layout = StateLayout {
             sections: Sections::AttentionOnly,
             block_tokens: 1,
             extra_bytes: variant.extra_bytes,
@@ -283,50 +287,50 @@ impl<'a> Export<'a> {
     }
 }
 
-impl Layout {
+impl StateLayout {
     /// Parses an export that must have this layout.
     ///
-    /// Errors: like [`Export::parse`], and `Changed` if the layout differs.
-    pub fn parse<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
-        self.expect(Export::parse(bytes, self.sections, self.block_tokens)?)
+    /// Errors: like [`ParsedState::parse`], and `Changed` if the layout differs.
+    pub fn parse<'a>(&self, bytes: &'a [u8]) -> Result<ParsedState<'a>, CodecError> {
+        self.expect(ParsedState::parse(bytes, self.sections, self.block_tokens)?)
     }
 
     /// Parses an export that must have this layout and whose positions may have gaps, to be joined.
     ///
     /// Errors: like [`Self::parse`].
-    pub fn parse_with_gaps<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
-        self.expect(Export::parse_with_gaps(bytes, self.sections, self.block_tokens)?)
+    pub fn parse_with_gaps<'a>(&self, bytes: &'a [u8]) -> Result<ParsedState<'a>, CodecError> {
+        self.expect(ParsedState::parse_with_gaps(bytes, self.sections, self.block_tokens)?)
     }
 
-    fn expect<'a>(&self, export: Export<'a>) -> Result<Export<'a>, CodecError> {
+    fn expect<'a>(&self, export: ParsedState<'a>) -> Result<ParsedState<'a>, CodecError> {
         if export.layout == *self { Ok(export) } else { Err(CodecError::Changed { what: "layout" }) }
     }
 }
 
-fn rows<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Rows, &'a [u8]), CodecError> {
+fn rows<'a>(reader: &mut ByteReader<'a>, n: usize) -> Result<(Rows, &'a [u8]), CodecError> {
     let kind = reader.i32()?;
     let row_bytes = usize::try_from(reader.u64()?).map_err(|_| CodecError::Short)?;
     Ok((Rows { kind, row_bytes }, reader.rows(n, row_bytes)?))
 }
 
-fn value_rows<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Value, &'a [u8]), CodecError> {
-    rows(reader, n).map(|(rows, bytes)| (Value::Rows(rows), bytes))
+fn value_rows<'a>(reader: &mut ByteReader<'a>, n: usize) -> Result<(ValueLayout, &'a [u8]), CodecError> {
+    rows(reader, n).map(|(rows, bytes)| (ValueLayout::Rows(rows), bytes))
 }
 
-fn columns<'a>(reader: &mut Reader<'a>, n: usize) -> Result<(Value, &'a [u8]), CodecError> {
+fn columns<'a>(reader: &mut ByteReader<'a>, n: usize) -> Result<(ValueLayout, &'a [u8]), CodecError> {
     let kind = reader.i32()?;
     let (element_bytes, n_elements) = (reader.u32()? as usize, reader.u32()? as usize);
     if element_bytes == 0 {
         return Err(CodecError::Impossible { what: "element size" });
     }
     let token_bytes = element_bytes.checked_mul(n_elements).ok_or(CodecError::Short)?;
-    Ok((Value::Columns { kind, element_bytes, n_elements }, reader.rows(n, token_bytes)?))
+    Ok((ValueLayout::Columns { kind, element_bytes, n_elements }, reader.rows(n, token_bytes)?))
 }
 
 /// Returns the cells' positions.
 fn positions(cells: &[u8], extra_bytes: usize, sequence: i32) -> Result<Vec<u32>, CodecError> {
     let position = |record: &[u8]| {
-        let mut reader = Reader::new(record);
+        let mut reader = ByteReader::new(record);
         let position = u32::try_from(reader.i32()?).map_err(|_| CodecError::Positions)?;
         let n_sequences = reader.u32()?;
         reader.take(extra_bytes)?;
@@ -338,20 +342,20 @@ fn positions(cells: &[u8], extra_bytes: usize, sequence: i32) -> Result<Vec<u32>
     cells.chunks_exact(CELL_BYTES + extra_bytes).map(position).collect()
 }
 
-/// Returns the first position, and the runs of the positions from it on, which may have gaps.
-fn runs(positions: &[u32]) -> Result<(u32, Vec<Run>), CodecError> {
+/// Returns the first position and the runs of all positions, which may have gaps.
+fn runs(positions: &[u32]) -> Result<(u32, Vec<CellRun>), CodecError> {
     let mut order: Vec<usize> = (0..positions.len()).collect();
     if !positions.is_sorted() {
         order.sort_unstable_by_key(|&cell| positions[cell]);
     }
     let first = order.first().map_or(0, |&cell| positions[cell]);
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs: Vec<CellRun> = Vec::new();
     for cell in order {
         let token = (positions[cell] - first) as usize;
         match runs.last_mut() {
             Some(run) if token < run.token + run.n => return Err(CodecError::Positions),
             Some(run) if (run.token + run.n, run.cell + run.n) == (token, cell) => run.n += 1,
-            _ => runs.push(Run { token, cell, n: 1 }),
+            _ => runs.push(CellRun { token, cell, n: 1 }),
         }
     }
     Ok((first, runs))

@@ -1,31 +1,31 @@
-//! Joins parts of exported states to the state of one sequence, in the format that llama.cpp reads.
+//! Joins parts of exported states into the state of one sequence, in the format that llama.cpp imports.
 //!
-//! Other than blocks of payloads, the parts have any lengths and keep their positions, which may have gaps between the
-//! parts. Not here: parsing the exports (`export`), the order of the bytes (`assemble`).
+//! Unlike the blocks of payloads, parts have any length and keep their positions, with possible gaps between them. Not
+//! here: parsing the exports (`export`), the order of the bytes (`assemble`).
 
 use std::ops::Range;
 
-use super::assemble::{Frame, Source, write_u32};
-use super::export::{CELL_BYTES, Export};
-use super::layout::{Sections, Value};
+use super::assemble::{StateFrame, StateTokens, write_u32};
+use super::export::{CELL_BYTES, ParsedState};
+use super::layout::{Sections, ValueLayout};
 use super::{CodecError, write};
 
 /// Tokens of exports.
-struct Joined<'e>(Vec<Part<'e>>);
+struct Joined<'e>(Vec<JoinedPart<'e>>);
 
 /// Tokens of one export.
-struct Part<'e> {
-    export: &'e Export<'e>,
+struct JoinedPart<'e> {
+    export: &'e ParsedState<'e>,
     /// Cells of the tokens, in the order of their positions.
     cells: Vec<Range<usize>>,
 }
 
-/// Returns the state of a sequence that has the tokens at these positions of the exports.
+/// Returns the state of a sequence with the tokens at these positions of the exports.
 ///
 /// Cost: one copy of the state.
 /// Errors: `Range` if an export lacks a token, `Empty` if there is none, `Changed` if the exports have different
 /// layouts, `Partial` if they have a part that cannot be cut, `Impossible` if there are too many tokens.
-pub fn join(frame: Frame, parts: &[(&Export<'_>, Range<u32>)]) -> Result<Vec<u8>, CodecError> {
+pub fn join(frame: StateFrame, parts: &[(&ParsedState<'_>, Range<u32>)]) -> Result<Vec<u8>, CodecError> {
     let (first, _) = parts.first().ok_or(CodecError::Empty)?;
     let layout = first.layout();
     if layout.sections() != Sections::AttentionOnly {
@@ -34,7 +34,7 @@ pub fn join(frame: Frame, parts: &[(&Export<'_>, Range<u32>)]) -> Result<Vec<u8>
     if parts.iter().any(|(export, _)| export.layout() != layout) {
         return Err(CodecError::Changed { what: "layout" });
     }
-    let parts = parts.iter().map(|(export, positions)| Part::of(export, positions));
+    let parts = parts.iter().map(|(export, positions)| JoinedPart::of(export, positions));
     let joined = Joined(parts.collect::<Result<_, _>>()?);
     if joined.n_tokens() == 0 {
         return Err(CodecError::Empty);
@@ -46,19 +46,19 @@ pub fn join(frame: Frame, parts: &[(&Export<'_>, Range<u32>)]) -> Result<Vec<u8>
     Ok(state)
 }
 
-impl<'e> Part<'e> {
-    fn of(export: &'e Export<'e>, positions: &Range<u32>) -> Result<Self, CodecError> {
+impl<'e> JoinedPart<'e> {
+    fn of(export: &'e ParsedState<'e>, positions: &Range<u32>) -> Result<Self, CodecError> {
         Ok(Self { export, cells: export.cells_at(positions)? })
     }
 }
 
-impl Source for Joined<'_> {
+impl StateTokens for Joined<'_> {
     fn n_tokens(&self) -> usize {
         self.0.iter().flat_map(|part| &part.cells).map(ExactSizeIterator::len).sum()
     }
 
     fn write_cells(&self, out: &mut &mut [u8], sequence: u32) {
-        for Part { export, cells } in &self.0 {
+        for JoinedPart { export, cells } in &self.0 {
             let record_bytes = CELL_BYTES + export.layout().extra_bytes;
             for cell in cells.iter().cloned().flatten() {
                 let record = &export.cells[cell * record_bytes..][..record_bytes];
@@ -70,27 +70,27 @@ impl Source for Joined<'_> {
     }
 
     fn write_keys(&self, out: &mut &mut [u8], layer: usize) {
-        for Part { export, cells } in &self.0 {
+        for JoinedPart { export, cells } in &self.0 {
             let (keys, _) = export.tensors[layer];
             write_rows(out, (keys, export.layout().layers[layer].key.row_bytes), cells);
         }
     }
 
     fn write_value_rows(&self, out: &mut &mut [u8], layer: usize) {
-        for Part { export, cells } in &self.0 {
+        for JoinedPart { export, cells } in &self.0 {
             let (_, values) = export.tensors[layer];
             write_rows(out, (values, export.layout().layers[layer].value.token_bytes()), cells);
         }
     }
 
     fn write_value_columns(&self, out: &mut &mut [u8], layer: usize) {
-        let Some(Value::Columns { element_bytes, n_elements, .. }) =
+        let Some(ValueLayout::Columns { element_bytes, n_elements, .. }) =
             self.0.first().map(|part| &part.export.layout().layers[layer].value)
         else {
             return;
         };
         for element in 0..*n_elements {
-            for Part { export, cells } in &self.0 {
+            for JoinedPart { export, cells } in &self.0 {
                 let (_, values) = export.tensors[layer];
                 let column_bytes = export.n_tokens() as usize * element_bytes;
                 let column = &values[element * column_bytes..][..column_bytes];

@@ -1,15 +1,15 @@
 //! The layout of one token's state: its layers, their rows, their sizes.
 //!
-//! In a payload a block's bytes are together: the cells' optional data, then for each layer the keys of its tokens and
-//! their values, as rows or, if llama.cpp keeps them transposed, element by element. Not here: parsing (`export`),
-//! writing (`assemble`).
+//! A payload has the bytes of each block together: the cells' optional data, then for each layer the keys and the
+//! values of the block's tokens. Values are rows or, if llama.cpp keeps them transposed, columns. Not here: parsing
+//! (`export`), writing (`assemble`).
 
 /// Sections of a model's states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Sections {
-    /// Attention over the whole past, and nothing else.
+    /// Only attention over all earlier tokens.
     AttentionOnly,
-    /// Such attention, then a part that cannot be cut: a sliding window or a recurrent state.
+    /// Attention over all earlier tokens, then a part that cannot be cut: a sliding window or a recurrent state.
     AttentionAndPartial,
     /// Only a part that cannot be cut.
     PartialOnly,
@@ -17,7 +17,7 @@ pub enum Sections {
 
 /// Layout of a token's state; equal layouts can exchange payloads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Layout {
+pub struct StateLayout {
     pub(super) sections: Sections,
     pub(super) block_tokens: u32,
     /// Bytes of a cell's optional data besides position and sequence.
@@ -25,17 +25,17 @@ pub struct Layout {
     pub(crate) values_transposed: bool,
     pub(super) n_rot_k: u32,
     pub(super) n_rot_v: u32,
-    pub(super) layers: Vec<Layer>,
+    pub(super) layers: Vec<LayerLayout>,
 }
 
 /// Layout of a token's state in one layer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Layer {
+pub(super) struct LayerLayout {
     pub key: Rows,
-    pub value: Value,
+    pub value: ValueLayout,
 }
 
-/// Rows of one type, one for each token.
+/// Type of a tensor that has one row for each token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Rows {
     /// Ggml's number of the type.
@@ -45,16 +45,16 @@ pub(super) struct Rows {
 
 /// Layout of a layer's values.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) enum Value {
-    /// There are none: they are computed from the keys.
+pub(super) enum ValueLayout {
+    /// No values: they are computed from the keys.
     None,
     /// One row for each token.
     Rows(Rows),
-    /// One column of all tokens for each element.
+    /// One column with all tokens for each element.
     Columns { kind: i32, element_bytes: usize, n_elements: usize },
 }
 
-impl Value {
+impl ValueLayout {
     pub(super) fn token_bytes(&self) -> usize {
         match self {
             Self::None => 0,
@@ -64,13 +64,13 @@ impl Value {
     }
 }
 
-impl Layer {
+impl LayerLayout {
     pub(super) fn token_bytes(&self) -> usize {
         self.key.row_bytes + self.value.token_bytes()
     }
 }
 
-impl Layout {
+impl StateLayout {
     /// Returns the sections of a state with this layout.
     pub fn sections(&self) -> Sections {
         self.sections
@@ -81,12 +81,12 @@ impl Layout {
         self.block_tokens
     }
 
-    /// Returns the bytes of one token's state in a payload.
+    /// Returns the size of one token's state in a payload. Units: bytes.
     pub fn token_bytes(&self) -> usize {
-        self.extra_bytes + self.layers.iter().map(Layer::token_bytes).sum::<usize>()
+        self.extra_bytes + self.layers.iter().map(LayerLayout::token_bytes).sum::<usize>()
     }
 
-    /// Returns the bytes of a payload of `n_tokens`.
+    /// Returns the size of a payload of `n_tokens`. Units: bytes.
     pub fn payload_bytes(&self, n_tokens: u32) -> usize {
         self.token_bytes() * n_tokens as usize
     }

@@ -1,4 +1,4 @@
-//! A cursor over bytes that may end anywhere.
+//! A cursor over possibly truncated bytes.
 //!
 //! Not here: the meaning of the bytes (`export`).
 
@@ -6,11 +6,11 @@ use super::CodecError;
 
 /// Reader of numbers and slices from the front of bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Reader<'a> {
+pub(super) struct ByteReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }

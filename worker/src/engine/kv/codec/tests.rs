@@ -1,7 +1,7 @@
 //! Tests of cutting and assembling against a naive writer of llama.cpp's format.
 //!
-//! Every byte of the naive state identifies its token, layer and row, so a byte in the wrong place is a wrong byte. Not
-//! here: llama.cpp itself (`tests/engine/state.rs`).
+//! Every byte of the naive state depends on its token, layer and row, so the tests notice a misplaced byte. Not here:
+//! llama.cpp itself (`engine::llama::state`).
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use super::*;
 
 const BLOCK: u32 = 4;
 
-/// Content of buffers before they are written, as if an earlier state had been there.
+/// Byte that buffers have before they are written, in place of an earlier state.
 const OLD_BYTE: u8 = 0xA5;
 
-/// A state, written without any of the code under test.
+/// A state, written without the code under test.
 #[derive(Debug, Clone)]
 struct Naive {
     sections: Sections,
@@ -28,7 +28,7 @@ struct Naive {
     layers: Vec<(usize, Option<usize>)>,
     element_bytes: usize,
     partial: Vec<u8>,
-    /// Tokens in the order of their cells; the identity if it is empty.
+    /// Tokens in the order of their cells; ascending if empty.
     order: Vec<u32>,
 }
 
@@ -39,8 +39,8 @@ fn byte(token: u32, layer: usize, part: u8, at: usize) -> u8 {
 }
 
 impl Naive {
-    fn frame(&self) -> Frame {
-        Frame { n_streams: self.n_streams, sequence: self.sequence }
+    fn frame(&self) -> StateFrame {
+        StateFrame { n_streams: self.n_streams, sequence: self.sequence }
     }
 
     fn partial_export(&self) -> Option<Vec<u8>> {
@@ -101,21 +101,21 @@ impl Naive {
         }
     }
 
-    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<Export<'a>, CodecError> {
-        Export::parse(bytes, self.sections, BLOCK)
+    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<ParsedState<'a>, CodecError> {
+        ParsedState::parse(bytes, self.sections, BLOCK)
     }
 }
 
-fn cut(export: &Export<'_>, positions: Range<u32>) -> Result<Vec<u8>, CodecError> {
+fn cut(export: &ParsedState<'_>, positions: Range<u32>) -> Result<Vec<u8>, CodecError> {
     let n_tokens = positions.end.saturating_sub(positions.start).min(export.n_tokens());
     let mut payload = vec![OLD_BYTE; export.layout().payload_bytes(n_tokens)];
     export.cut(positions, &mut payload).map(|()| payload)
 }
 
 fn assemble(
-    layout: &Layout,
-    frame: Frame,
-    (pieces, partial): (&[Piece<'_>], Option<&[u8]>),
+    layout: &StateLayout,
+    frame: StateFrame,
+    (pieces, partial): (&[PayloadPart<'_>], Option<&[u8]>),
 ) -> Result<Vec<u8>, CodecError> {
     let mut state = Vec::new();
     let n_bytes = layout.assemble(frame, (pieces, partial), |n_bytes| {
@@ -180,7 +180,7 @@ proptest! {
         for (payload, n_tokens) in &payloads {
             prop_assert_eq!(payload.len(), export.layout().payload_bytes(*n_tokens));
         }
-        let pieces: Vec<_> = payloads.iter().map(|(payload, n_tokens)| Piece { payload, n_tokens: *n_tokens }).collect();
+        let pieces: Vec<_> = payloads.iter().map(|(payload, n_tokens)| PayloadPart { payload, n_tokens: *n_tokens }).collect();
         let partial = state.partial_export();
         let assembled = assemble(export.layout(), state.frame(), (&pieces, partial.as_deref()));
         if n_blocks == 0 {
@@ -199,7 +199,7 @@ proptest! {
         let n_used = (n_used * BLOCK).min(n_tokens);
         prop_assume!(n_used > 0);
         let payload = cut(&export, state.first..state.first + n_tokens).unwrap();
-        let piece = Piece { payload: &payload, n_tokens: n_used };
+        let piece = PayloadPart { payload: &payload, n_tokens: n_used };
         let partial = state.partial_export();
         let assembled = assemble(export.layout(), state.frame(), (&[piece], partial.as_deref()));
         prop_assert_eq!(assembled, Ok(Naive { first: 0, n_tokens: n_used, order: Vec::new(), ..state }.export()));
@@ -244,13 +244,13 @@ proptest! {
         }
         bytes.truncate(end.index(bytes.len()) + 1);
         for sections in [Sections::AttentionOnly, Sections::AttentionAndPartial, Sections::PartialOnly] {
-            let Ok(export) = Export::parse(&bytes, sections, BLOCK) else { continue };
+            let Ok(export) = ParsedState::parse(&bytes, sections, BLOCK) else { continue };
             let from = export.first_position;
             let n_tokens = export.n_tokens() / BLOCK * BLOCK;
             let payload = cut(&export, from..from + n_tokens).unwrap();
             let partial = export.partial();
             let partial = (sections != Sections::AttentionOnly).then_some(&partial[..]);
-            let _ = assemble(export.layout(), state.frame(), (&[Piece { payload: &payload, n_tokens }], partial));
+            let _ = assemble(export.layout(), state.frame(), (&[PayloadPart { payload: &payload, n_tokens }], partial));
         }
     }
 
@@ -285,14 +285,14 @@ fn plain() -> Naive {
 fn refuses_positions_with_gaps_or_repeats() {
     for order in [vec![0, 1, 3], vec![0, 1, 1], vec![2, 0, 3]] {
         let bytes = Naive { order, n_tokens: 3, ..plain() }.export();
-        assert_eq!(Export::parse(&bytes, Sections::AttentionOnly, BLOCK).unwrap_err(), CodecError::Positions);
+        assert_eq!(ParsedState::parse(&bytes, Sections::AttentionOnly, BLOCK).unwrap_err(), CodecError::Positions);
     }
 }
 
 #[test]
 fn refuses_what_is_not_a_state_of_these_sections() {
     let bytes = plain().export();
-    let refusal = |bytes: &[u8], sections| Export::parse(bytes, sections, BLOCK).unwrap_err();
+    let refusal = |bytes: &[u8], sections| ParsedState::parse(bytes, sections, BLOCK).unwrap_err();
     let with_more = [&bytes[..], &[0; 3]].concat();
     assert_eq!(refusal(&with_more, Sections::AttentionOnly), CodecError::Trailing { n_bytes: 3 });
     assert_eq!(refusal(&[0; 64], Sections::AttentionOnly), CodecError::Magic);
@@ -302,7 +302,7 @@ fn refuses_what_is_not_a_state_of_these_sections() {
     let mut foreign = bytes.clone();
     foreign[4] = 0;
     assert_eq!(refusal(&foreign, Sections::AttentionOnly), CodecError::Cell);
-    assert!(matches!(Export::parse(&bytes, Sections::AttentionOnly, 0), Err(CodecError::Impossible { .. })));
+    assert!(matches!(ParsedState::parse(&bytes, Sections::AttentionOnly, 0), Err(CodecError::Impossible { .. })));
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn cuts_only_whole_blocks_that_are_there() {
         let refused = CodecError::Range { start: range.start, end: range.end };
         assert_eq!(cut(&export, range), Err(refused));
     }
-    #[expect(clippy::reversed_empty_ranges, reason = "it is what is tested")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the test passes such a range on purpose")]
     let backwards = cut(&export, 16..12);
     assert_eq!(backwards, Err(CodecError::Range { start: 16, end: 12 }));
 }
@@ -330,14 +330,14 @@ fn refuses_pieces_and_partial_states_that_do_not_fit() {
     let layout = export.layout();
     let payload = cut(&export, 0..8).unwrap();
     let check = |n_tokens, partial, expected| {
-        let assembled = assemble(layout, state.frame(), (&[Piece { payload: &payload, n_tokens }], partial));
+        let assembled = assemble(layout, state.frame(), (&[PayloadPart { payload: &payload, n_tokens }], partial));
         assert_eq!(assembled.unwrap_err(), expected);
     };
     let n_bytes = payload.len();
     check(12, None, CodecError::Piece { n_bytes, n_tokens: 12 });
     check(6, None, CodecError::Piece { n_bytes, n_tokens: 6 });
     check(8, Some(&[0; 8][..]), CodecError::Partial);
-    let frame = Frame { n_streams: 0, sequence: 0 };
+    let frame = StateFrame { n_streams: 0, sequence: 0 };
     assert!(matches!(assemble(layout, frame, (&[], None)), Err(CodecError::Impossible { .. })));
 }
 

@@ -1,37 +1,35 @@
 //! The start-up check that states can be cut into blocks and assembled from them.
 //!
-//! Two blocks of tokens go through the whole cycle: decoded, exported, cut, assembled, imported into another sequence,
-//! and back again. The result must equal the original byte by byte; this also determines the layout. Not here: the
-//! codec (`engine::kv::codec`).
+//! Two blocks of tokens are decoded, exported, cut, assembled, imported into another sequence, and moved back in the
+//! same way. The result must equal the original byte by byte. This also determines the layout. Not here: the codec
+//! (`engine::kv::codec`).
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
 
 use super::super::{Llama, Logits};
 use super::StateError;
-use crate::engine::kv::codec::{CodecError, Export, Layout, Piece, Sections};
+use crate::engine::kv::codec::{CodecError, ParsedState, PayloadPart, Sections, StateLayout};
 
-/// Length of the check. Units: blocks.
-///
-/// Source: own choice: a boundary between two blocks is enough.
+/// Number of blocks of the check. Source: two have a boundary between them.
 const N_BLOCKS: u32 = 2;
 
 impl Llama<'_> {
     /// Returns the layout of this context's states, cut into blocks of `block_tokens`, after a trial.
     ///
     /// Every slot is empty afterwards. Cost: a prefill of two blocks.
-    /// Errors: the reason why states cannot be cut; states can then only be moved as a whole.
+    /// Errors: the reason why states cannot be cut, so that they can only be moved as a whole.
     pub(in crate::engine) fn check_codec(
         &mut self,
         model: &LlamaModel,
         block_tokens: u32,
-    ) -> Result<Layout, StateError> {
+    ) -> Result<StateLayout, StateError> {
         let layout = self.round_trip(model, block_tokens);
         self.context.clear_kv_cache();
         layout
     }
 
-    /// Returns the layout that a state of this context seems to have, without a trial.
+    /// Returns the layout of this context's states, without the trial.
     ///
     /// Every slot is empty afterwards. Cost: a decode of one token.
     /// Errors: like [`Self::check_codec`].
@@ -39,7 +37,7 @@ impl Llama<'_> {
         &mut self,
         model: &LlamaModel,
         block_tokens: u32,
-    ) -> Result<Layout, StateError> {
+    ) -> Result<StateLayout, StateError> {
         let slot = SlotId(0);
         self.decode_any(model, slot, 1)?;
         let state = self.export(slot)?.to_vec();
@@ -72,9 +70,9 @@ impl Llama<'_> {
         Ok(())
     }
 
-    fn round_trip(&mut self, model: &LlamaModel, block_tokens: u32) -> Result<Layout, StateError> {
+    fn round_trip(&mut self, model: &LlamaModel, block_tokens: u32) -> Result<StateLayout, StateError> {
         let home = SlotId(0);
-        // Without a second sequence the state returns to the same one, which the import empties first.
+        // Without a second sequence the state is imported into the same one, which the import empties first.
         let away = if self.n_slots > 1 { SlotId(1) } else { self.spare_slot().unwrap_or(home) };
         self.decode_any(model, home, block_tokens.saturating_mul(N_BLOCKS))?;
         let state = self.export(home)?.to_vec();
@@ -82,7 +80,7 @@ impl Llama<'_> {
         let layout = read(&state, &partial, block_tokens)?.layout().clone();
         self.pass(home, away, &layout)?;
         self.pass(away, home, &layout)?;
-        // Sections that are not cut contain the number of their sequence, so they are equal only in the same slot.
+        // Partial states contain the number of their sequence, so they are equal only in the same slot.
         if self.export(home)? != state {
             return Err(CodecError::Changed { what: "content" }.into());
         }
@@ -90,13 +88,13 @@ impl Llama<'_> {
     }
 
     /// Moves the state of one slot into another, block by block, as chunks are moved.
-    fn pass(&mut self, from: SlotId, to: SlotId, layout: &Layout) -> Result<(), StateError> {
+    fn pass(&mut self, from: SlotId, to: SlotId, layout: &StateLayout) -> Result<(), StateError> {
         let n_tokens = self.n_held(from);
         let export = layout.parse(self.export(from)?)?;
         let mut payload = vec![0; layout.payload_bytes(export.n_tokens())];
         export.cut(0..export.n_tokens(), &mut payload)?;
         let pieces = payload.chunks(layout.payload_bytes(layout.block_tokens()).max(1));
-        let pieces: Vec<_> = pieces.map(|payload| Piece { payload, n_tokens: layout.block_tokens() }).collect();
+        let pieces: Vec<_> = pieces.map(|payload| PayloadPart { payload, n_tokens: layout.block_tokens() }).collect();
         let partial = match layout.sections() {
             Sections::AttentionOnly => None,
             Sections::AttentionAndPartial | Sections::PartialOnly => Some(self.partial(from)?),
@@ -109,11 +107,11 @@ impl Llama<'_> {
 }
 
 /// Parses a state whose sections are not known yet; `partial` is llama.cpp's export of the part that cannot be cut.
-fn read<'s>(state: &'s [u8], partial: &[u8], block_tokens: u32) -> Result<Export<'s>, CodecError> {
-    let whole = Export::parse(state, Sections::AttentionOnly, block_tokens);
+fn read<'s>(state: &'s [u8], partial: &[u8], block_tokens: u32) -> Result<ParsedState<'s>, CodecError> {
+    let whole = ParsedState::parse(state, Sections::AttentionOnly, block_tokens);
     let Err(error) = whole else { return whole };
     for sections in [Sections::AttentionAndPartial, Sections::PartialOnly] {
-        match Export::parse(state, sections, block_tokens) {
+        match ParsedState::parse(state, sections, block_tokens) {
             Ok(export) if export.partial() == partial => return Ok(export),
             _ => {}
         }

@@ -18,16 +18,16 @@ use warmpath_bench::model::cache::cached_model;
 use warmpath_common::ids::SlotId;
 
 use crate::engine::config::{EngineConfig, Switch};
-use crate::engine::kv::codec::{Layout, Piece};
+use crate::engine::kv::codec::{PayloadPart, StateLayout};
 use crate::engine::llama::{Llama, load};
 use crate::pages::PagePool;
 
 const SLOT: SlotId = SlotId(0);
-/// Tokens of the sequence.
+/// Number of tokens of the sequence.
 const N_TOKENS: u32 = 8192;
 const BLOCK_TOKENS: u32 = 16;
 const CHUNK_TOKENS: u32 = 256;
-/// Measurements of each move; the fastest counts.
+/// Number of measurements of each operation; the fastest counts.
 const N_ROUNDS: u32 = 5;
 
 #[test]
@@ -74,7 +74,8 @@ fn measure(config: &EngineConfig) {
         let state = llama.export(SLOT).unwrap();
         let cut_s = timed(|| store.cut(&layout, state));
         let frame = llama.frame(SLOT);
-        let pieces: Vec<_> = store.payloads.iter().map(|payload| Piece { payload, n_tokens: CHUNK_TOKENS }).collect();
+        let pieces: Vec<_> =
+            store.payloads.iter().map(|payload| PayloadPart { payload, n_tokens: CHUNK_TOKENS }).collect();
         let assemble_s = timed(|| {
             let written = layout.assemble(frame, (&pieces, None), |n_bytes| llama.room(n_bytes)).unwrap();
             assert_eq!(written, n_state_bytes);
@@ -106,9 +107,9 @@ fn measure(config: &EngineConfig) {
 }
 
 /// Gives the slot a state of zeros.
-fn fill(llama: &mut Llama<'_>, layout: &Layout) {
+fn fill(llama: &mut Llama<'_>, layout: &StateLayout) {
     let payload = vec![0; layout.payload_bytes(CHUNK_TOKENS)];
-    let pieces = vec![Piece { payload: &payload, n_tokens: CHUNK_TOKENS }; (N_TOKENS / CHUNK_TOKENS) as usize];
+    let pieces = vec![PayloadPart { payload: &payload, n_tokens: CHUNK_TOKENS }; (N_TOKENS / CHUNK_TOKENS) as usize];
     let frame = llama.frame(SLOT);
     let n_bytes = layout.assemble(frame, (&pieces, None), |n_bytes| llama.room(n_bytes)).unwrap();
     llama.import_written(SLOT, n_bytes, N_TOKENS).unwrap();
@@ -122,7 +123,7 @@ struct Store {
 }
 
 impl Store {
-    fn cut(&mut self, layout: &Layout, state: &[u8]) {
+    fn cut(&mut self, layout: &StateLayout, state: &[u8]) {
         let export = layout.parse(state).unwrap();
         for start in (0..N_TOKENS).step_by(CHUNK_TOKENS as usize) {
             let mut payload = self.pages.take(layout.payload_bytes(CHUNK_TOKENS));

@@ -1,8 +1,8 @@
 //! Tests of moving state, on generated models in llama.cpp itself.
 //!
-//! A slot whose state was moved must continue exactly like one that computed its tokens itself. The digital models
-//! respond with wide margins and reveal a wrong value; the one with ordinary keys reveals a wrong key. Not here: the
-//! bytes alone (`engine::kv::codec`).
+//! A slot whose state was moved must continue exactly like a slot that computed its tokens. The digital models respond
+//! with wide margins, and a wrong value changes their response; in the model with ordinary keys, a wrong key does. Not
+//! here: the bytes alone (`engine::kv::codec`).
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use warmpath_worker_core::shift_plan::Move;
 
 use super::*;
 use crate::engine::config::{CacheType, EngineConfig, Switch};
-use crate::engine::kv::codec::{Export, Layout, Piece, Sections};
+use crate::engine::kv::codec::{ParsedState, PayloadPart, Sections, StateLayout};
 use crate::engine::llama::{Logits, load};
 
 const BLOCK: u32 = 32;
@@ -74,7 +74,7 @@ impl Setting {
         matches!(self.preset, Preset::TinySwa | Preset::TinyHybrid | Preset::TinyRecurrent)
     }
 
-    /// Returns whether a response is the same in other cells: always in digital models, otherwise only without flash
+    /// Returns whether a response does not depend on the cells: always in digital models, otherwise only without flash
     /// attention.
     fn is_exact(self) -> bool {
         self.preset != Preset::TinyKeys || self.flash_attn == Switch::Off
@@ -85,7 +85,7 @@ struct Bed<'m> {
     setting: Setting,
     model: &'m LlamaModel,
     llama: Llama<'m>,
-    layout: Layout,
+    layout: StateLayout,
 }
 
 /// Returns `n` tokens that depend on `seed`.
@@ -93,7 +93,7 @@ fn tokens(seed: u32, n: u32) -> Vec<Token> {
     (0..n).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 9) % 256).collect()
 }
 
-fn cut(export: &Export<'_>, positions: Range<u32>) -> Vec<u8> {
+fn cut(export: &ParsedState<'_>, positions: Range<u32>) -> Vec<u8> {
     let mut payload = vec![0; export.layout().payload_bytes(positions.end - positions.start)];
     export.cut(positions, &mut payload).unwrap();
     payload
@@ -136,7 +136,7 @@ impl Bed<'_> {
         answer
     }
 
-    /// Asserts that a slot continues like one that computed these tokens itself, in a context of its own.
+    /// Asserts that a slot continues like a slot of a separate context that computed these tokens.
     fn assert_answers_as_fresh(&mut self, slot: SlotId, tokens: &[Token]) {
         let n = if self.setting.preset == Preset::TinyRecurrent { 48 } else { 16 };
         assert_eq!(self.llama.n_held(slot), tokens.len() as u32);
@@ -175,8 +175,8 @@ fn state_split_and_joined_continues_as_if_it_had_been_computed() {
             let mut pieces = Vec::new();
             if bed.layout.sections() != Sections::PartialOnly {
                 let (first, second) = payload.split_at(bed.layout.payload_bytes(2 * BLOCK));
-                pieces.push(Piece { payload: first, n_tokens: 2 * BLOCK });
-                pieces.push(Piece { payload: second, n_tokens: 4 * BLOCK });
+                pieces.push(PayloadPart { payload: first, n_tokens: 2 * BLOCK });
+                pieces.push(PayloadPart { payload: second, n_tokens: 4 * BLOCK });
             }
             bed.push(B, &tokens(9, 50));
             let (frame, parts) = (bed.llama.frame(B), (&pieces[..], partial.as_deref()));
@@ -186,14 +186,14 @@ fn state_split_and_joined_continues_as_if_it_had_been_computed() {
             assert_eq!((&again, its_section.len()), (&payload, section.len()), "{setting:?}");
             assert!(its_section == section || setting.preset == Preset::TinySwa, "{setting:?}");
             bed.assert_answers_as_fresh(B, &prompt);
-            assert_eq!(bed.payload(A), (payload, section), "the source is as it was");
+            assert_eq!(bed.payload(A), (payload, section), "the source is unchanged");
             bed.assert_answers_as_fresh(A, &prompt);
         });
     }
 }
 
 #[test]
-fn a_range_is_exported_as_the_whole_is() {
+fn an_exported_range_equals_the_same_part_of_a_whole_export() {
     for setting in settings(&[Preset::Tiny, Preset::TinyKeys]) {
         setting.run(|bed| {
             bed.fill_scattered(A, &tokens(2, 150));
@@ -222,14 +222,14 @@ fn a_copied_prefix_continues_as_if_it_had_been_computed_and_its_source_is_unchan
             let rewinds = !matches!(setting.preset, Preset::TinyHybrid | Preset::TinyRecurrent);
             let n_tokens = if rewinds { 170 } else { 200 };
             bed.llama.copy_prefix(A, B, n_tokens).unwrap();
-            // Read before any decode, which could still have work to do.
+            // The payload is read before any decode, because a decode could complete the copy.
             let (payload, _) = bed.payload(B);
             let (whole, _) = bed.payload(A);
             assert_eq!(payload[..], whole[..payload.len()], "{setting:?}");
             bed.assert_answers_as_fresh(B, &prompt[..n_tokens as usize]);
             bed.assert_answers_as_fresh(A, &prompt);
             if rewinds {
-                assert!(bed.llama.rewind(B, 40), "a copy can be cut back as its source can: {setting:?}");
+                assert!(bed.llama.rewind(B, 40), "a copy can be cut back like its source: {setting:?}");
                 bed.assert_answers_as_fresh(B, &prompt[..40]);
             }
         });
@@ -237,7 +237,7 @@ fn a_copied_prefix_continues_as_if_it_had_been_computed_and_its_source_is_unchan
 }
 
 #[test]
-fn a_copy_is_refused_where_it_would_be_wrong() {
+fn refuses_a_copy_that_would_be_wrong() {
     for setting in settings(&[Preset::Tiny, Preset::TinyHybrid]) {
         setting.run(|bed| {
             bed.fill_scattered(A, &tokens(3, 100));
@@ -254,7 +254,7 @@ fn a_copy_is_refused_where_it_would_be_wrong() {
 }
 
 #[test]
-fn a_slot_goes_back_to_a_checkpoint() {
+fn a_slot_is_cut_back_to_a_checkpoint() {
     for setting in settings(&[Preset::TinySwa, Preset::TinyHybrid, Preset::TinyRecurrent]) {
         setting.run(|bed| {
             let prompt = tokens(4, 400);
@@ -265,7 +265,7 @@ fn a_slot_goes_back_to_a_checkpoint() {
             if setting.kv_unified == Switch::On || is_recurrent {
                 // The recurrent part of a copy is that of the end until the checkpoint is restored.
                 let copied = bed.llama.copy_prefix(A, B, 160);
-                assert_eq!(copied.is_err(), is_recurrent, "nothing else would be left to copy");
+                assert_eq!(copied.is_err(), is_recurrent, "a recurrent state has no other part to copy");
                 bed.llama.restore_partial(B, &partial, 160).unwrap();
                 bed.assert_answers_as_fresh(B, &prompt[..160]);
             }
@@ -316,7 +316,7 @@ fn an_import_without_cells_leaves_the_slot_empty_and_others_alone() {
 }
 
 #[test]
-fn the_check_finds_the_layout_and_leaves_nothing_behind() {
+fn the_check_finds_the_layout_and_leaves_the_slots_empty() {
     for setting in settings(&PRESETS) {
         setting.run(|bed| {
             let expected = match setting.preset {
@@ -335,7 +335,7 @@ fn the_check_finds_the_layout_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_taken_out_and_put_behind_computed_tokens_goes_on_as_if_it_had_been_computed() {
+fn removed_state_that_is_appended_after_computed_tokens_continues_like_computed_state() {
     for setting in settings(&[Preset::Tiny, Preset::TinyKeys]) {
         setting.run(|bed| {
             let prompt = tokens(3, 200);
@@ -373,7 +373,7 @@ fn a_state_that_cannot_be_appended_leaves_the_slot_empty_and_others_alone() {
             bed.fill_scattered(A, &prompt);
             let layout = bed.layout.clone();
             let state = bed.llama.export(A).unwrap().to_vec();
-            // Half of it, and fewer tokens than are expected.
+            // Half of the state, and a state with fewer tokens than expected.
             for (broken, end) in [(&state[..state.len() / 2], 100), (&state[..], 120)] {
                 bed.push(B, &tokens(9, 50));
                 assert!(bed.llama.append(B, (broken, 50..end), &layout).is_err(), "{setting:?}");
@@ -410,11 +410,11 @@ fn a_shift_changes_no_byte_of_other_slots() {
 }
 
 #[test]
-fn a_shift_in_cells_that_are_shared_would_change_both_slots() {
+fn llama_cpp_shifts_shared_cells_for_both_slots() {
     let setting = settings(&[Preset::TinyKeys])[0];
     assert_eq!(setting.kv_unified, Switch::On);
     setting.run(|bed| {
         let (before, after) = lend_and_shift(bed, |llama| llama.n_shared.fill(0));
-        assert!(before != after, "llama.cpp no longer turns shared cells for both, and they need not be copied");
+        assert!(before != after, "llama.cpp no longer shifts shared cells for both slots, so they need not be copied");
     });
 }

@@ -1,7 +1,7 @@
-//! Arguments in a form of a template's own: what their grammar allows is read by llama.cpp's reader of the template as
-//! arguments that their schema allows.
+//! Arguments in a template's own format: llama.cpp's parser must read every text that the grammar allows as arguments
+//! that the schema allows.
 //!
-//! The vocabulary has a token for each byte, and each that is allowed is equally likely. The templates are downloaded
+//! The vocabulary has a token for each byte, and all allowed tokens are equally likely. The templates are downloaded
 //! (`make fixtures`).
 
 use std::sync::LazyLock;
@@ -21,12 +21,12 @@ use crate::tools::{arguments, forms};
 #[path = "../../../../tests/engine/random_schema.rs"]
 mod random_schema;
 
-/// Most bytes of a call.
+/// Maximum length of a call. Units: bytes. Source: longer than the calls of these schemas, except endless ones.
 const CALL_BYTES_MAX: usize = 4000;
 
 const SEPARATORS: Separators = Separators { item: ", ", key: ": " };
 
-/// Template with a form of its own, and what of an answer stands around the arguments of the tool `f`.
+/// Template with its own format, and the text of a response before and after the arguments of the tool `f`.
 struct Case {
     form: ArgumentForm,
     template: &'static str,
@@ -93,13 +93,15 @@ fn format(case: &Case, parameters: &Value) -> ChatFormat {
     templates.format(&inputs.to_json()).expect("there is a format")
 }
 
-/// Returns a text that a constraint allows; `None` if it is too long or takes too much.
+/// Returns a random text that a constraint allows; `None` if it is too long or exceeds the limits.
 fn walk(compiled: &CompiledSchema, random: &mut ChaCha8Rng) -> Option<Vec<u8>> {
     let mut constraint = compiled.begin();
     let mut text = Vec::new();
     while !constraint.is_complete() {
         let tokens: Vec<Token> = constraint.allowed().ok()?.into_mask().iter().collect();
-        let token = *tokens.choose(random).unwrap_or_else(|| panic!("stuck behind {}", String::from_utf8_lossy(&text)));
+        let token = *tokens
+            .choose(random)
+            .unwrap_or_else(|| panic!("no token is allowed after {}", String::from_utf8_lossy(&text)));
         constraint.take(token).ok()?;
         text.push(u8::try_from(token).expect("a byte"));
         if text.len() > CALL_BYTES_MAX {
@@ -109,7 +111,7 @@ fn walk(compiled: &CompiledSchema, random: &mut ChaCha8Rng) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Returns the arguments that llama.cpp reads out of a call whose arguments are these.
+/// Returns the arguments that llama.cpp reads from a call with this text.
 fn read(case: &Case, format: &ChatFormat, text: &str) -> Value {
     let answer = format!("{}{text}{}", case.before, case.behind);
     let answer = if format.generation_prompt.contains("</think>") || case.form != ArgumentForm::MiniCpm5 {
@@ -125,18 +127,18 @@ fn read(case: &Case, format: &ChatFormat, text: &str) -> Value {
     serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments} of {answer}"))
 }
 
-/// Lets a model call with these parameters; returns whether a whole call came of it.
+/// Checks a random call with these parameters; returns whether the call was completed.
 ///
-/// Errors: they are not kept.
+/// Errors: the reason why the schema does not compile.
 fn check(case: &Case, schema: &Value, random: &mut ChaCha8Rng) -> Result<bool, String> {
     let normalized = arguments::schema(schema.as_object().expect("an object")).map_err(|error| error.to_string())?;
     crate::schema::check_apart(normalized.as_object().expect("an object")).map_err(|error| error.to_string())?;
     let call = CallText::new(normalized, case.form).map_err(|error| error.to_string())?;
     let compiled = COMPILER.compile_call(&call, SEPARATORS)?;
     let Some(text) = walk(&compiled, random) else { return Ok(false) };
-    let text = String::from_utf8(text).expect("a grammar allows text alone");
-    let arguments = read(case, &format(case, &call.told), &text);
-    let validator = validator_for(schema).expect("the schema is one");
+    let text = String::from_utf8(text).expect("a grammar only allows text");
+    let arguments = read(case, &format(case, &call.parser_schema), &text);
+    let validator = validator_for(schema).expect("the schema is valid");
     assert!(validator.is_valid(&arguments), "{:?}: {schema}: {arguments} of {text}", case.form);
     Ok(true)
 }
@@ -153,7 +155,7 @@ fn object_of(mut schema: Value, is_required: bool) -> Value {
 }
 
 #[test]
-fn each_template_s_own_form_is_found_in_its_grammar() {
+fn the_format_of_each_template_is_found_in_its_grammar() {
     for case in &CASES {
         let tools = [json!({"type": "function", "function": {"name": "f", "description": "", "parameters": {}}})];
         let format = format(case, &json!({"type": "object", "properties": {}}));
@@ -164,7 +166,7 @@ fn each_template_s_own_form_is_found_in_its_grammar() {
 }
 
 #[test]
-fn what_tools_commonly_have_is_kept_in_every_form() {
+fn common_tool_schemas_are_followed_in_every_format() {
     let place = json!({"type": "object", "properties": {"x": {"type": "number", "minimum": 0, "maximum": 9}, "on": {"type": "boolean"}}, "required": ["x"]});
     let schema = json!({
         "type": "object",
@@ -195,7 +197,7 @@ fn what_tools_commonly_have_is_kept_in_every_form() {
 }
 
 #[test]
-fn texts_may_hold_what_looks_like_a_mark() {
+fn texts_may_contain_something_that_looks_like_a_mark() {
     let texts = ["<", "<|\"", "</param", "]]>", "<![CDATA[", "]<]minimax[>[", "<|close|>argument", "a\"b\\c'd\ne"];
     let schema = json!({"type": "object", "properties": {"a": {"enum": texts}}, "required": ["a"]});
     for case in &CASES {
@@ -208,7 +210,7 @@ fn texts_may_hold_what_looks_like_a_mark() {
 }
 
 #[test]
-fn what_a_form_cannot_write_is_refused_by_its_path() {
+fn refuses_schemas_that_a_format_cannot_express_and_names_the_path() {
     let refused = |form: ArgumentForm, property: Value| {
         let schema = json!({"type": "object", "properties": {"a": property}});
         CallText::new(schema, form).map(|_| ()).map_err(|error| error.path)
@@ -233,7 +235,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn arguments_of_random_schemas_are_read_as_valid_in_every_form(at in 0..CASES.len(), seed in any::<u64>(), is_required in any::<bool>()) {
+    fn arguments_of_random_schemas_are_valid_in_every_format(at in 0..CASES.len(), seed in any::<u64>(), is_required in any::<bool>()) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let schema = random_schema::random_schema(&mut random);
         if schema.is_bounded {
