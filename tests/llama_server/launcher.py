@@ -16,9 +16,13 @@ MODELS = {
     "ggml-org/test-model-stories260K": "stories.gguf",
     "ggml-org/test-model-stories260K-infill": "infill.gguf",
     "ggml-org/stories15M_MOE": "infill.gguf",
+    "ggml-org/tinygemma3-GGUF:Q8_0": "infill.gguf",
     "ggml-org/models/bert-bge-small/ggml-model-f16.gguf": "embed.gguf",
     "ggml-org/models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf": "rank.gguf",
 }
+
+# The projectors of those that read images.
+PROJECTORS = {"ggml-org/tinygemma3-GGUF:Q8_0": "projector.gguf"}
 
 # Flags without a value that mean nothing to a worker: what they ask for is always so, or is about the web page.
 DROPPED = {
@@ -88,6 +92,9 @@ def translate(arguments):
         if name is None:
             refuse(f"the model {repo}")
         given["--model"] = str(Path(os.environ["WARMPATH_TEST_MODELS"]) / name)
+    if repo in PROJECTORS and "--no-mmproj" not in arguments:
+        given["--mmproj"] = str(Path(os.environ["WARMPATH_TEST_MODELS"]) / PROJECTORS[repo])
+        given["--image-url-host"] = os.environ["WARMPATH_TEST_IMAGES"]
     # A worker answers to the names of its model alone; llama-server to every name.
     names = [given.pop("--alias", "tinyllama-2"), *os.environ.get("WARMPATH_TEST_NAMES", "").split(",")]
     has_own = "--chat-template-file" in given or not {"--embedding", "--reranking"}.isdisjoint(out)

@@ -8,7 +8,12 @@ fails because a worker is different must fail, so that the list of differences s
 import inspect
 import json
 import os
+import random
 import re
+import struct
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -55,6 +60,37 @@ make_endless("make_request")
 make_endless("make_stream_request")
 utils.match_regex = some_text
 utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
+def png(seed, side=32):
+    """Returns a picture of random pixels, in place of a truck and a cat of the hub."""
+    rows = b"".join(b"\0" + random.Random(f"{seed} {row}").randbytes(3 * side) for row in range(side))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+class Pictures(BaseHTTPRequestHandler):
+    """Answers every path with a picture of its own."""
+
+    def do_GET(self):
+        picture = png(self.path)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(picture)))
+        self.end_headers()
+        self.wfile.write(picture)
+
+    def log_message(self, *_):
+        pass
+
+
+def pytest_sessionstart():
+    host, port = os.environ["WARMPATH_TEST_IMAGES"].split(":")
+    server = ThreadingHTTPServer((host, int(port)), Pictures)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 def entry_of(nodeid):

@@ -23,6 +23,8 @@ WORK = ROOT / "target/llama-server-tests"
 BIN = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 # The first port that the servers take; nothing else of this repository does.
 PORT = 18500
+# Host and port of the tests' pictures (plugin.py).
+IMAGES = f"127.0.0.1:{PORT - 1}"
 # Seconds after which a test has failed.
 TEST_TIMEOUT_S = 60
 # The version of the package that scripts/llama-cpp-source.sh fetches.
@@ -42,7 +44,7 @@ def extract():
         count = entry.get("count", 1)
         if text.count(entry["old"]) != count:
             sys.exit(f"{entry['file']} does not have {count} times: {entry['old']}")
-        path.write_text(text.replace(entry["old"], entry["new"]))
+        path.write_text(text.replace(entry["old"], entry["new"].replace("{images}", IMAGES)))
     (tests / "tmp").mkdir(exist_ok=True)
     return tests
 
@@ -73,6 +75,7 @@ def make_models():
         vocabulary = arguments.get("vocab")
         more = ["--vocab", ROOT / "target/fixtures/vocab" / vocabulary] if vocabulary else []
         more += ["--adapter", str(arguments["adapter"])] if "adapter" in arguments else []
+        more += ["--projector"] if "projector" in arguments else []
         command = [BIN / "warmpath-bench", "model", "--preset", arguments["preset"], "--out", models / name, *more]
         subprocess.run(command, check=True)
     return models
@@ -87,6 +90,7 @@ def run(python, tests, models, arguments):
         "WARMPATH_TEST_WORKER": str(BIN / "warmpath-worker"),
         "WARMPATH_TEST_MODELS": str(models),
         "WARMPATH_TEST_RESULTS": str(results),
+        "WARMPATH_TEST_IMAGES": IMAGES,
         "PORT": str(PORT),
     }
     command = [python, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=short", "-q", "-rf"]
