@@ -1,7 +1,7 @@
 //! `warmpath-bench chat`: many users of several tenants chat with one OpenAI endpoint at once; reports hit ratio and
 //! latencies.
 //!
-//! A single request is measured in `client` and summed up in `report`; `policies` runs the same load under several
+//! A single request is measured in `client` and summed up in `summary`; `policies` runs the same load under several
 //! policies.
 
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::client::{Answer, ChatClient, Message};
 use crate::prompts::words;
-use crate::report::Report;
+use crate::summary::Summary;
 
 /// Flags of `chat`.
 #[derive(Debug, Clone, Args)]
@@ -67,7 +67,7 @@ pub struct Shape {
 pub struct Outcome {
     /// Hit ratio and latencies.
     #[serde(flatten)]
-    pub report: Report,
+    pub summary: Summary,
     /// Responses per second.
     pub requests_per_s: f64,
 }
@@ -79,15 +79,15 @@ impl Outcome {
 
     /// Returns the figures of a table row.
     pub fn row(&self) -> [String; 7] {
-        let report = &self.report;
+        let summary = &self.summary;
         [
             format!("{:.2}", self.requests_per_s),
-            report.prompt_tokens.to_string(),
-            format!("{:.1} %", report.prefix_hit_ratio * 100.0),
-            format!("{:.0}", report.ttft_ms_p50),
-            format!("{:.0}", report.ttft_ms_p95),
-            format!("{:.0}", report.ttft_ms_p99),
-            format!("{:.1}", report.tpot_ms_p50),
+            summary.prompt_tokens.to_string(),
+            format!("{:.1} %", summary.prefix_hit_ratio * 100.0),
+            format!("{:.0}", summary.ttft_ms_p50),
+            format!("{:.0}", summary.ttft_ms_p95),
+            format!("{:.0}", summary.ttft_ms_p99),
+            format!("{:.1}", summary.tpot_ms_p50),
         ]
     }
 }
@@ -109,7 +109,7 @@ impl Answers {
     /// Returns the result of all of them.
     pub fn outcome(&self) -> Outcome {
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
-        Outcome { report: Report::of(&self.answers), requests_per_s }
+        Outcome { summary: Summary::of(&self.answers), requests_per_s }
     }
 }
 

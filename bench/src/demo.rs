@@ -16,7 +16,7 @@ use self::script::{N_TURNS, N_USERS, TENANTS};
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetSpec, bin_dir};
 use crate::model::real::ModelChoice;
-use crate::report::Report;
+use crate::summary::Summary;
 
 /// Flags of `demo`.
 #[derive(Debug, Args)]
@@ -98,7 +98,7 @@ fn model(wanted: Option<&ModelChoice>) -> anyhow::Result<(String, PathBuf)> {
 }
 
 /// Holds every user's conversation, turn by turn, one request after the other; returns the report of all answers.
-async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Result<Report> {
+async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Result<Summary> {
     let client = ChatClient::new(&fleet.router.base_url(), None)?;
     let users = (0..N_USERS).flat_map(|user| TENANTS.iter().map(move |tenant| (tenant, user)));
     let mut conversations: Vec<_> =
@@ -115,7 +115,7 @@ async fn hold_conversations(fleet: &Fleet, day: &str, show: Show) -> anyhow::Res
             answers.push(turn.answer);
         }
     }
-    Ok(Report::of(&answers))
+    Ok(Summary::of(&answers))
 }
 
 #[expect(clippy::print_stdout, reason = "the conversation is the command's output")]
@@ -149,7 +149,7 @@ fn shown(answer: &str) -> String {
 }
 
 #[expect(clippy::print_stdout, reason = "the result is the command's output")]
-fn print_reports(args: &DemoArgs, warm: &Report, round_robin: &Report) -> anyhow::Result<()> {
+fn print_reports(args: &DemoArgs, warm: &Summary, round_robin: &Summary) -> anyhow::Result<()> {
     if args.json {
         let results = serde_json::json!({"predicted-ttft": warm, "round-robin": round_robin});
         println!("{}", serde_json::to_string_pretty(&results)?);

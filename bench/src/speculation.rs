@@ -18,7 +18,7 @@ use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
 use crate::peers;
-use crate::report::median;
+use crate::summary::median;
 use crate::worker_bench::Peer;
 
 /// Time in which a model must be loaded.
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn rates_of_requests_at_the_same_time_add_up() {
-        let answer = crate::report::tests::answer(10, 0, 5.0);
+        let answer = crate::summary::tests::answer(10, 0, 5.0);
         let answers = [Some(10.0), Some(20.0), None].map(|tpot_ms| Answer { tpot_ms, ..answer.clone() });
         assert_eq!(rate(&answers), 150.0);
     }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
-use crate::report::median;
+use crate::summary::median;
 
 /// Longest time until the router knows that a worker's slots are busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::faults::Fault;
 use super::gauges::{Gauge, Samples};
 use super::load::{Outcome, Record};
-use crate::report::median;
+use crate::summary::median;
 
 /// Most broken requests that are shown in full.
 const SHOWN_MAX: usize = 20;

@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use super::measure::Row;
-use crate::report::median;
+use crate::summary::median;
 
 /// A figure of a row, larger where it is better.
 type Figure = fn(&Row) -> f64;

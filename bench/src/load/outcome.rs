@@ -1,6 +1,6 @@
 //! The outcome of a load's requests: counts, latencies, goodput, errors by kind.
 //!
-//! Not here: measuring one request (`client`), percentiles (`report`). Requests are counted when they end and not kept,
+//! Not here: measuring one request (`client`), percentiles (`summary`). Requests are counted when they end and not kept,
 //! so a long load needs no more memory than a short one.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::client::{Answer, AskError};
-use crate::report::{Distribution, Percentiles, hit_ratio};
+use crate::summary::{Distribution, Percentiles, hit_ratio};
 use crate::worker_bench::tables::{Section, percent};
 
 /// Longest error message that is kept. Units: characters.
@@ -238,7 +238,7 @@ mod tests {
     use reqwest::StatusCode;
 
     use super::*;
-    use crate::report::tests::answer;
+    use crate::summary::tests::answer;
 
     const NO_DELAY: Duration = Duration::ZERO;
 

@@ -17,7 +17,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use super::throughput::{Streamed, decode_rate};
-use crate::report::median;
+use crate::summary::median;
 
 /// Numbers of sequences that run at once.
 pub const SEQUENCES: [u32; 3] = [1, 4, 8];

@@ -13,7 +13,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, goals, reached};
 use crate::client::Answer;
-use crate::report::median;
+use crate::summary::median;
 
 /// Number of slots of the servers.
 const N_SLOTS: u16 = 4;

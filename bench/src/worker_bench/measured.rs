@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::contender::Contender;
 use super::traffic::Pass;
 use crate::client::Answer;
-use crate::report::median;
+use crate::summary::median;
 
 /// Figures of one server in one scenario; all 0 without responses.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -84,10 +84,10 @@ fn computed_tokens(answer: &Answer) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::report;
+    use crate::summary;
 
     pub(in crate::worker_bench) fn answer(prompt_tokens: u64, cached_tokens: u64, ttft_ms: f64) -> Answer {
-        let answer = report::tests::answer(prompt_tokens, cached_tokens, ttft_ms);
+        let answer = summary::tests::answer(prompt_tokens, cached_tokens, ttft_ms);
         Answer { completion_tokens: 8, tpot_ms: Some(5.0), ..answer }
     }
 

@@ -15,7 +15,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use crate::client::Answer;
-use crate::report::median;
+use crate::summary::median;
 
 /// One combination to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -65,7 +65,7 @@ impl Distribution {
 
 /// Summary of a series of responses.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct Summary {
     /// Number of responses.
     pub n_answers: usize,
     /// Prompt tokens of all responses.
@@ -84,7 +84,7 @@ pub struct Report {
     pub tpot_ms_p50: f64,
 }
 
-impl Report {
+impl Summary {
     /// Returns the summary of `answers`; all figures of an empty series are 0.
     pub fn of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Self {
         let (mut ttft, mut tpot) = (Distribution::default(), Distribution::default());
@@ -167,15 +167,15 @@ pub(crate) mod tests {
 
     #[test]
     fn weighs_the_hit_ratio_by_tokens() {
-        let report = Report::of(&[answer(900, 0, 10.0), answer(100, 100, 1.0)]);
-        assert_eq!(report.prefix_hit_ratio, 0.1);
-        assert_eq!(report.n_answers, 2);
-        assert!((report.ttft_ms_p99 - 10.0).abs() < 0.1, "{}", report.ttft_ms_p99);
+        let summary = Summary::of(&[answer(900, 0, 10.0), answer(100, 100, 1.0)]);
+        assert_eq!(summary.prefix_hit_ratio, 0.1);
+        assert_eq!(summary.n_answers, 2);
+        assert!((summary.ttft_ms_p99 - 10.0).abs() < 0.1, "{}", summary.ttft_ms_p99);
     }
 
     #[test]
     fn is_all_zero_for_no_answers() {
-        let report = Report::of(&[]);
-        assert_eq!((report.n_answers, report.prefix_hit_ratio, report.ttft_ms_p50), (0, 0.0, 0.0));
+        let summary = Summary::of(&[]);
+        assert_eq!((summary.n_answers, summary.prefix_hit_ratio, summary.ttft_ms_p50), (0, 0.0, 0.0));
     }
 }
