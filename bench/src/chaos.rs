@@ -33,6 +33,7 @@ use self::load::{Load, Tally};
 use self::network::Network;
 use self::site::{Fleet, Site};
 use self::verdict::{Happened, Observed, Verdict};
+use crate::figures::FiguresArgs;
 use crate::fleet::bin_dir;
 
 /// Flags of `chaos`.
@@ -71,6 +72,8 @@ pub struct ChaosArgs {
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    figures: FiguresArgs,
 }
 
 /// Length of each calm time as a share of the faulty time, and its bounds. Units: seconds.
@@ -102,6 +105,7 @@ pub async fn run(args: &ChaosArgs) -> anyhow::Result<()> {
     };
     let verdict = tokio::task::spawn_blocking(drive).await?;
     let verdict = verdict.map_err(|_| anyhow::anyhow!("the thread of the clients has panicked"))??;
+    args.figures.write(&tables::figures(&setting, &verdict))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&tables::Report { setting: &setting, verdict: &verdict })?);
     } else {

@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::client::{Answer, ChatClient, Message};
+use crate::figures::{Answered, Measure, Unit};
 use crate::prompts::words;
 use crate::summary::Summary;
 
@@ -90,12 +91,26 @@ impl Outcome {
             format!("{:.1}", summary.tpot_ms_p50),
         ]
     }
+
+    /// Returns the figures and their values.
+    pub fn measures(&self) -> [(Measure, f64); 6] {
+        let summary = &self.summary;
+        [
+            (Measure::higher("requests/s", Unit::RequestsPerS), self.requests_per_s),
+            (Measure::higher("prefix hit ratio", Unit::Share), summary.prefix_hit_ratio),
+            (Measure::lower("TTFT p50", Unit::Ms), summary.ttft_ms_p50),
+            (Measure::lower("TTFT p95", Unit::Ms), summary.ttft_ms_p95),
+            (Measure::lower("TTFT p99", Unit::Ms), summary.ttft_ms_p99),
+            (Measure::lower("TPOT p50", Unit::Ms), summary.tpot_ms_p50),
+        ]
+    }
 }
 
 /// Responses of one or several loads, and the time that they took.
 #[derive(Debug, Default)]
 pub struct Answers {
-    answers: Vec<Answer>,
+    /// Responses, each with the time from the start of its load to its end.
+    answers: Vec<(Duration, Answer)>,
     took: Duration,
 }
 
@@ -109,7 +124,19 @@ impl Answers {
     /// Returns the result of all of them.
     pub fn outcome(&self) -> Outcome {
         let requests_per_s = self.answers.len() as f64 / self.took.as_secs_f64();
-        Outcome { summary: Summary::of(&self.answers), requests_per_s }
+        Outcome { summary: Summary::of(self.answers.iter().map(|(_, answer)| answer)), requests_per_s }
+    }
+
+    /// Returns the responses of a fleet with their times.
+    pub fn answered(&self, fleet: &str) -> Vec<Answered> {
+        let answered = |(at, answer): &(Duration, Answer)| Answered {
+            fleet: fleet.to_owned(),
+            at_s: at.as_secs_f64(),
+            ttft_ms: answer.ttft_ms,
+            prompt_tokens: answer.prompt_tokens,
+            cached_tokens: answer.cached_tokens,
+        };
+        self.answers.iter().map(answered).collect()
     }
 }
 
@@ -148,7 +175,7 @@ pub async fn drive_spread(clients: &[ChatClient], shape: &Shape) -> anyhow::Resu
     bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} requests, {elapsed}")?);
     bar.enable_steady_tick(Duration::from_millis(200));
     let answers = stream::iter(0..n_conversations)
-        .map(|conversation_idx| converse(shape, clients, conversation_idx, &bar))
+        .map(|conversation_idx| converse(shape, clients, conversation_idx, (&bar, started)))
         .buffer_unordered(shape.concurrency.max(1))
         .try_collect::<Vec<_>>()
         .await?;
@@ -160,8 +187,8 @@ async fn converse(
     shape: &Shape,
     clients: &[ChatClient],
     conversation_idx: usize,
-    bar: &ProgressBar,
-) -> anyhow::Result<Vec<Answer>> {
+    (bar, started): (&ProgressBar, Instant),
+) -> anyhow::Result<Vec<(Duration, Answer)>> {
     let (user, tenant) = (conversation_idx / shape.tenants, conversation_idx % shape.tenants);
     let seed = shape.seed * 1_000_000_000 + tenant as u64 * 10_000_000;
     let mut messages = vec![Message::new("system", words(seed, shape.system_words))];
@@ -174,7 +201,7 @@ async fn converse(
             .await
             .with_context(|| format!("tenant {tenant}, user {user}, turn {turn}"))?;
         messages.push(Message::new("assistant", answer.text.clone()));
-        answers.push(answer);
+        answers.push((started.elapsed(), answer));
         bar.inc(1);
     }
     Ok(answers)

@@ -13,8 +13,9 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::chat_load::{Outcome, Shape, drive};
+use crate::chat_load::{Answers, Outcome, Shape, drive_spread};
 use crate::client::ChatClient;
+use crate::figures::{self, Answered, Figures, FiguresArgs};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::peers::{self, Gateway};
 
@@ -24,7 +25,8 @@ pub struct FleetsArgs {
     #[command(flatten)]
     fleet: FleetArgs,
     /// Gateways to put before llama-servers; these and llama-server are fetched or built first where they are missing.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Gateway::NginxRoundRobin, Gateway::NginxLeastConn, Gateway::Smg])]
+    /// Without a value only our fleet runs.
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 0.., default_values_t = Gateway::ALL)]
     against: Vec<Gateway>,
     #[command(flatten)]
     shape: Shape,
@@ -34,6 +36,8 @@ pub struct FleetsArgs {
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    figures: FiguresArgs,
 }
 
 /// Result of one fleet in one round.
@@ -43,6 +47,15 @@ struct Row {
     fleet: String,
     #[serde(flatten)]
     outcome: Outcome,
+    #[serde(skip)]
+    answered: Vec<Answered>,
+}
+
+impl Row {
+    fn new(round: u64, fleet: String, answers: &Answers) -> Self {
+        let (outcome, answered) = (answers.outcome(), answers.answered(&fleet));
+        Self { round, fleet, outcome, answered }
+    }
 }
 
 /// Runs the load with every fleet and prints the results.
@@ -50,20 +63,24 @@ struct Row {
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
-    peers::fetch()?;
-    let llama_server = peers::llama_server()?;
-    let mut rows = Vec::new();
+    peers::fetch(&args.against)?;
+    let llama_server = (!args.against.is_empty()).then(peers::llama_server).transpose()?;
+    let (mut rows, mut settings) = (Vec::new(), None);
     for round in 0..args.rounds.max(1) {
         let shape = Shape { seed: args.shape.seed + round, ..args.shape.clone() };
-        let (outcome, best) = ours(args, &shape).await.context("our fleet")?;
-        eprintln!("round {round}: llama-server gets {}", best.join(" "));
-        rows.push(Row { round, fleet: "Warmpath".to_owned(), outcome });
+        let (answers, best) = ours(args, &shape).await.context("our fleet")?;
+        rows.push(Row::new(round, "Warmpath".to_owned(), &answers));
+        let Some(llama_server) = &llama_server else { continue };
+        let best_text = format!("llama-server gets {}", best.join(" "));
+        eprintln!("round {round}: {best_text}");
+        settings = Some(best_text);
         for &gateway in &args.against {
-            let outcome = theirs(args, &shape, (gateway, &llama_server, &best)).await;
-            let outcome = outcome.with_context(|| format!("llama-servers behind {gateway}"))?;
-            rows.push(Row { round, fleet: format!("llama-server behind {gateway}"), outcome });
+            let answers = theirs(args, &shape, (gateway, llama_server, &best)).await;
+            let answers = answers.with_context(|| format!("llama-servers behind {gateway}"))?;
+            rows.push(Row::new(round, format!("llama-server behind {gateway}"), &answers));
         }
     }
+    args.figures.write(&collect(&rows, settings))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
         return Ok(());
@@ -71,25 +88,37 @@ pub async fn run(args: &FleetsArgs) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["round", "fleet"].into_iter().chain(Outcome::HEADER));
-    for Row { round, fleet, outcome } in &rows {
+    for Row { round, fleet, outcome, .. } in &rows {
         table.add_row([round.to_string(), fleet.clone()].into_iter().chain(outcome.row()));
     }
     println!("{table}");
     Ok(())
 }
 
-/// Returns the result of our fleet, and the settings that are best for llama-server.
-async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Outcome, [String; 3])> {
+/// Returns the figures of all rounds, and the answers for the plots.
+fn collect(rows: &[Row], settings: Option<String>) -> Figures {
+    let mut figures = Figures { notes: settings.into_iter().collect(), ..Figures::default() };
+    for row in rows {
+        for (measure, value) in row.outcome.measures() {
+            figures.add(&figures::Row::new("", row.fleet.as_str()), measure, &[value]);
+        }
+        figures.answers.extend(row.answered.iter().cloned());
+    }
+    figures
+}
+
+/// Returns the answers of our fleet, and the settings that are best for llama-server.
+async fn ours(args: &FleetsArgs, shape: &Shape) -> anyhow::Result<(Answers, [String; 3])> {
     let fleet = Fleet::start(args.fleet.spec(Vec::new())?).await?;
-    let outcome = drive(&ChatClient::new(&fleet.router.base_url(), None)?, shape).await?;
-    Ok((outcome, peers::llama_server_best(&fleet.workers[0].log())?))
+    let answers = drive_spread(&[ChatClient::new(&fleet.router.base_url(), None)?], shape).await?;
+    Ok((answers, peers::llama_server_best(&fleet.workers[0].log())?))
 }
 
 async fn theirs(
     args: &FleetsArgs,
     shape: &Shape,
     (gateway, llama_server, best): (Gateway, &PathBuf, &[String]),
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<Answers> {
     let spec = args.fleet.spec(Vec::new())?;
     let flags = [&args.fleet.flags(), best].concat();
     let mut servers = Vec::new();
@@ -99,9 +128,9 @@ async fn theirs(
     let addresses: Vec<_> = servers.iter().map(crate::fleet::Server::address).collect();
     let model = model_name(&servers[0].base_url()).await?;
     let running = gateway.start(&addresses).await?;
-    let outcome = drive(&ChatClient::new(&running.base_url(), Some(model))?, shape).await;
+    let answers = drive_spread(&[ChatClient::new(&running.base_url(), Some(model))?], shape).await;
     running.stop().await?;
-    outcome
+    answers
 }
 
 /// Returns the name of a server's model; SMG rejects requests that name none.
@@ -110,4 +139,52 @@ async fn model_name(base_url: &str) -> anyhow::Result<String> {
     let models: Value = http.get(format!("{base_url}/v1/models")).send().await?.error_for_status()?.json().await?;
     let name = models.pointer("/data/0/id").and_then(Value::as_str);
     Ok(name.with_context(|| format!("{base_url} names no model: {models}"))?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::summary::{Summary, tests::answer};
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: FleetsArgs,
+    }
+
+    #[test]
+    fn gateways_are_all_the_given_ones_or_none() {
+        let against = |flags: &[&str]| {
+            let flags = ["fleets", "--model", "made"].iter().chain(flags);
+            Cli::try_parse_from(flags).expect("the flags are valid").args.against
+        };
+        assert_eq!(against(&[]), Gateway::ALL);
+        assert_eq!(
+            against(&["--against", "smg,nginx-least-conn", "--slots", "2"]),
+            [Gateway::Smg, Gateway::NginxLeastConn]
+        );
+        assert_eq!(against(&["--against", "--slots", "2"]), []);
+    }
+
+    #[test]
+    fn each_fleet_has_a_sample_of_each_figure_for_each_round() {
+        let row = |round, ttft_ms| {
+            let summary = Summary::of(&[answer(100, 50, ttft_ms)]);
+            Row {
+                round,
+                fleet: "Warmpath".to_owned(),
+                outcome: Outcome { summary, requests_per_s: 2.0 },
+                answered: Vec::new(),
+            }
+        };
+        let figures = collect(&[row(0, 10.0), row(1, 30.0)], Some("llama-server gets x".to_owned()));
+        let found: Vec<_> =
+            figures.figures.iter().map(|figure| (figure.measure.name.as_str(), figure.samples.len())).collect();
+        let names = ["requests/s", "prefix hit ratio", "TTFT p50", "TTFT p95", "TTFT p99", "TPOT p50"];
+        assert_eq!(found, names.map(|name| (name, 2)));
+        assert!((figures.figures[2].median - 20.0).abs() < 0.1, "{figures:?}");
+        assert_eq!(figures.notes, ["llama-server gets x"]);
+    }
 }

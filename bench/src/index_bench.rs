@@ -21,6 +21,7 @@ use self::measure::{Row, Size};
 use self::ours::Ours;
 use self::resync::ResyncReport;
 use self::rounds::Lead;
+use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 
 /// Flags of `index`.
 #[derive(Debug, Clone, clap::Args)]
@@ -49,6 +50,9 @@ pub struct IndexArgs {
     /// Prints JSON instead of tables.
     #[arg(long)]
     pub json: bool,
+    /// File for the figures.
+    #[command(flatten)]
+    pub figures: FiguresArgs,
 }
 
 /// Everything that was measured.
@@ -72,22 +76,42 @@ struct Told {
 ///
 /// Errors: a result differs from brute force; another program fails.
 pub fn run(args: &IndexArgs) -> anyhow::Result<()> {
-    let (mut rows, mut leads) = (Vec::new(), Vec::new());
+    let (mut rows, mut leads, mut figures) = (Vec::new(), Vec::new(), Figures::default());
     for &n_workers in &args.workers {
         if args.rounds == 1 && args.against.is_empty() {
-            rows.push(measure(n_workers, args)?);
+            let row = measure(n_workers, args)?;
+            collect(&row, &mut figures);
+            rows.push(row);
             continue;
         }
         let by_index = measure_rounds(n_workers, args)?;
+        by_index.iter().flatten().for_each(|row| collect(row, &mut figures));
         rows.extend(by_index.iter().filter_map(|rounds| rounds::medians(rounds)));
         let (ours, others) = by_index.split_first().context("no round was measured")?;
         leads.extend(rounds::leads(ours, others));
     }
     let resync = (args.resync_blocks > 0).then(|| resync::measure(args.resync_blocks, args.seed));
+    args.figures.write(&figures)?;
     let report = IndexReport { rows, leads, resync };
     let text = if args.json { serde_json::to_string_pretty(&report)? } else { tables(&report) };
     println(&text);
     Ok(())
+}
+
+/// Adds one round's figures of an index with one fleet size.
+fn collect(row: &Row, figures: &mut Figures) {
+    let of = figures::Row::of_size(("worker", row.n_workers as usize), row.index.as_str());
+    let rate = |blocks_per_s: f64| [blocks_per_s / 1e6];
+    figures.add(&of, Measure::lower("look-up p50", Unit::Ns), &[row.lookup_ns_p50 as f64]);
+    figures.add(&of, Measure::lower("look-up p99", Unit::Ns), &[row.lookup_ns_p99 as f64]);
+    for (name, blocks_per_s) in [
+        ("stored", row.stored_blocks_per_s),
+        ("removed", row.removed_blocks_per_s),
+        ("replaced", row.replaced_blocks_per_s),
+    ] {
+        figures.add(&of, Measure::higher(name, Unit::MillionBlocksPerS), &rate(blocks_per_s));
+    }
+    figures.add(&of, Measure::lower("memory of a block", Unit::Bytes), &[row.bytes_per_block]);
 }
 
 /// Measures all indexes with one fleet size; returns the rounds of each, ours first.
@@ -232,6 +256,7 @@ mod tests {
             against: Vec::new(),
             rounds: 1,
             json: false,
+            figures: FiguresArgs::default(),
         }
     }
 
@@ -243,7 +268,11 @@ mod tests {
         assert!(row.bytes_per_block > 8.0, "{row:?}");
         // No chain of dozens of blocks is looked up in less time than a few memory accesses.
         assert!(row.lookup_ns_p50 >= 20 && row.lookup_ns_p99 > row.lookup_ns_p50, "{row:?}");
-        assert!(row_table(&[row]).to_string().contains("look-up p50"));
+        assert!(row_table(std::slice::from_ref(&row)).to_string().contains("look-up p50"));
+        let mut figures = Figures::default();
+        collect(&row, &mut figures);
+        assert_eq!((figures.figures.len(), figures.figures[0].median), (6, row.lookup_ns_p50 as f64));
+        assert_eq!((figures.figures[0].row.case.as_str(), figures.figures[0].row.size), ("3 workers", Some(3.0)));
     }
 
     #[test]

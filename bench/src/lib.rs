@@ -9,6 +9,7 @@ pub mod chat_load;
 pub mod client;
 pub mod demo;
 pub mod fake_worker;
+pub mod figures;
 pub mod fleet;
 pub mod fleets;
 pub mod index_bench;

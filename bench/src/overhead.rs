@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::fake_worker::{FakeWorker, Likeness};
+use crate::figures::{self, Figures, FiguresArgs, Measure, Unit};
 use crate::fleet::{Server, bin_dir};
 use crate::peers::{self, Gateway};
 use crate::prompts::words;
@@ -63,6 +64,8 @@ pub struct OverheadArgs {
     /// Print the results as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    figures: FiguresArgs,
 }
 
 /// Which part of a chat is new in each request.
@@ -106,8 +109,11 @@ struct Measured {
 struct Row {
     #[serde(flatten)]
     case: Case,
+    /// Round with the median of the requests.
     #[serde(flatten)]
     measured: Measured,
+    #[serde(skip)]
+    rounds: Vec<Measured>,
 }
 
 /// Measures and prints.
@@ -115,7 +121,8 @@ struct Row {
 /// Errors: a process that does not start; a gateway that does not respond to every request with 200.
 #[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
-    peers::fetch()?;
+    peers::fetch_wrk()?;
+    peers::fetch(&args.against)?;
     let folder = tempfile::tempdir()?;
     let bin_dir = bin_dir(args.bin_dir.as_deref())?;
     let likeness = Likeness::of(&bin_dir, &args.model).await?;
@@ -145,6 +152,7 @@ pub async fn run(args: &OverheadArgs) -> anyhow::Result<()> {
         running.stop().await?;
     }
     let rows = measured?;
+    args.figures.write(&collect(&rows))?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&rows)?);
     } else {
@@ -190,7 +198,7 @@ async fn measure_all(
             for ((through, _), mut rounds) in targets.iter().zip(rounds) {
                 rounds.sort_by(|a, b| a.requests_per_s.total_cmp(&b.requests_per_s));
                 let measured = rounds[rounds.len() / 2];
-                rows.push(Row { case: Case { through: through.clone(), kib, history }, measured });
+                rows.push(Row { case: Case { through: through.clone(), kib, history }, measured, rounds });
             }
         }
     }
@@ -252,11 +260,24 @@ end
     )
 }
 
+fn collect(rows: &[Row]) -> Figures {
+    let mut figures = Figures::default();
+    for Row { case, rounds, .. } in rows {
+        let row = figures::Row::new(format!("{} KiB, {}", case.kib, case.history), case.through.as_str());
+        let samples = |of: fn(&Measured) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
+        let requests = samples(|round| round.requests_per_s);
+        figures.add(&row, Measure::higher("requests/s", Unit::RequestsPerS), &requests);
+        figures.add(&row, Measure::lower("latency p50", Unit::Ms), &samples(|round| round.latency_us_p50 / 1e3));
+        figures.add(&row, Measure::lower("latency p99", Unit::Ms), &samples(|round| round.latency_us_p99 / 1e3));
+    }
+    figures
+}
+
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["chat", "history", "through", "requests/s", "latency ms p50", "p99"]);
-    for Row { case, measured } in rows {
+    for Row { case, measured, .. } in rows {
         let ms = |us: f64| format!("{:.2}", us / 1e3);
         table.add_row([
             format!("{} KiB", case.kib),
@@ -286,6 +307,18 @@ mod tests {
             assert_eq!(body["messages"].as_array().map(Vec::len), Some(16));
             assert_eq!(body["messages"][15]["role"], "user");
         }
+    }
+
+    #[test]
+    fn every_round_is_a_sample_of_each_figure() {
+        let measured =
+            |requests_per_s| Measured { requests_per_s, latency_us_p50: 500.0, latency_us_p99: 2500.0, n_failed: 0 };
+        let case = Case { through: "nothing".to_owned(), kib: 32, history: Freshness::Seen };
+        let row = Row { case, measured: measured(20.0), rounds: [10.0, 20.0, 40.0].map(measured).to_vec() };
+        let figures = collect(&[row]).figures;
+        let found: Vec<_> = figures.iter().map(|figure| (figure.row.case.as_str(), figure.median)).collect();
+        assert_eq!(found, [("32 KiB, seen", 20.0), ("32 KiB, seen", 0.5), ("32 KiB, seen", 2.5)]);
+        assert_eq!(figures[0].samples, [10.0, 20.0, 40.0]);
     }
 
     #[test]

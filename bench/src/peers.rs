@@ -3,6 +3,7 @@
 //! What is measured is in `overhead` and `fleets`; `scripts/` builds or fetches the programs. Each program gets a free
 //! port, a temporary folder, and the settings that are best for it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 use crate::fleet::Server;
 
 /// Root of the source tree.
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// Time in which a peer must respond for the first time.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time in which a peer must end after SIGTERM.
@@ -35,6 +36,19 @@ pub enum Gateway {
     Smg,
 }
 
+impl Gateway {
+    /// All gateways.
+    pub const ALL: [Self; 3] = [Self::NginxRoundRobin, Self::NginxLeastConn, Self::Smg];
+
+    /// Returns the program that serves as this gateway.
+    pub fn program(self) -> Program {
+        match self {
+            Self::NginxRoundRobin | Self::NginxLeastConn => Program::Nginx,
+            Self::Smg => Program::Smg,
+        }
+    }
+}
+
 impl fmt::Display for Gateway {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -45,18 +59,85 @@ impl fmt::Display for Gateway {
     }
 }
 
-/// Fetches nginx, SMG and wrk where they are missing.
+/// A program that a script fetches or builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Program {
+    /// nginx.
+    Nginx,
+    /// SMG.
+    Smg,
+    /// The load generator wrk.
+    Wrk,
+    /// llama-server.
+    LlamaServer,
+    /// Measurement of other routers' prefix indexes.
+    Indexes,
+}
+
+impl Program {
+    /// Returns the name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nginx => "nginx",
+            Self::Smg => "SMG",
+            Self::Wrk => "wrk",
+            Self::LlamaServer => "llama-server",
+            Self::Indexes => "kv-index and dynamo-kv-router",
+        }
+    }
+
+    /// Returns the command that fetches or builds the program where it is missing or out of date.
+    pub fn script(self) -> Command {
+        let (name, part) = match self {
+            Self::Nginx => ("routing-peers.sh", Some("nginx")),
+            Self::Smg => ("routing-peers.sh", Some("smg")),
+            Self::Wrk => ("routing-peers.sh", Some("wrk")),
+            Self::LlamaServer => ("llama-server.sh", None),
+            Self::Indexes => ("index-peers.sh", None),
+        };
+        let mut command = Command::new(Path::new(ROOT).join("scripts").join(name));
+        command.args(part);
+        command
+    }
+
+    /// Returns the command that prints the version; absent where no program has one for all.
+    pub fn version(self) -> Option<Command> {
+        let (program, args): (&str, &[&str]) = match self {
+            Self::Nginx => ("nginx", &["-v"]),
+            Self::Smg => (
+                "smg/bin/python",
+                &["-c", "import importlib.metadata; print('smg', importlib.metadata.version('smg'))"],
+            ),
+            Self::Wrk => ("wrk", &["-v"]),
+            Self::LlamaServer => ("llama-server/llama-server", &["--version"]),
+            Self::Indexes => return None,
+        };
+        let mut command = Command::new(peer(program));
+        command.args(args).env("LD_LIBRARY_PATH", peer("routing-lib"));
+        Some(command)
+    }
+
+    fn install(self) -> anyhow::Result<()> {
+        let mut script = self.script();
+        let status = script.status().with_context(|| format!("starting {script:?}"))?;
+        anyhow::ensure!(status.success(), "{script:?} ended with {status}");
+        Ok(())
+    }
+}
+
+/// Fetches the programs of these gateways where they are missing.
 ///
 /// Errors: the script fails; its output has been printed.
-pub fn fetch() -> anyhow::Result<()> {
-    script("routing-peers.sh")
+pub fn fetch(gateways: &[Gateway]) -> anyhow::Result<()> {
+    let programs: BTreeSet<Program> = gateways.iter().map(|gateway| gateway.program()).collect();
+    programs.into_iter().try_for_each(Program::install)
 }
 
 /// Returns the path of llama-server, and builds it first where it is missing or out of date.
 ///
 /// Errors: the script fails; its output has been printed.
 pub fn llama_server() -> anyhow::Result<PathBuf> {
-    script("llama-server.sh")?;
+    Program::LlamaServer.install()?;
     Ok(peer("llama-server/llama-server"))
 }
 
@@ -78,18 +159,18 @@ pub fn settled(worker_log: &str) -> Option<String> {
     Some(ready.split_whitespace().filter(wanted).collect::<Vec<_>>().join(" "))
 }
 
+/// Fetches wrk where it is missing.
+///
+/// Errors: the script fails; its output has been printed.
+pub fn fetch_wrk() -> anyhow::Result<()> {
+    Program::Wrk.install()
+}
+
 /// Returns the command of wrk, with its library path.
 pub fn wrk() -> Command {
     let mut command = Command::new(peer("wrk"));
     command.env("LD_LIBRARY_PATH", peer("routing-lib"));
     command
-}
-
-fn script(name: &str) -> anyhow::Result<()> {
-    let path = Path::new(ROOT).join("scripts").join(name);
-    let status = Command::new(&path).status().with_context(|| format!("starting {}", path.display()))?;
-    anyhow::ensure!(status.success(), "{} ended with {status}", path.display());
-    Ok(())
 }
 
 fn peer(name: &str) -> PathBuf {

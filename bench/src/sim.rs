@@ -29,6 +29,7 @@ use self::policy::Policy;
 use self::shapes::TraceShape;
 use self::trace::Trace;
 use self::world::{FleetChange, Presence, Scene};
+use crate::figures::FiguresArgs;
 
 /// Flags of `sim`.
 #[derive(Debug, Clone, clap::Args)]
@@ -112,6 +113,9 @@ pub struct SimArgs {
     /// Prints JSON instead of a table.
     #[arg(long)]
     pub json: bool,
+    /// File for the figures.
+    #[command(flatten)]
+    pub figures: FiguresArgs,
 }
 
 /// Runs `warmpath-bench sim` and prints the results.
@@ -125,6 +129,7 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         _ => vec![args.policy],
     };
     let outcomes = simulate(args, &policies)?;
+    args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
     let text = if args.json { serde_json::to_string_pretty(&outcomes)? } else { outcome::table(&outcomes).to_string() };
     println!("{text}");
     Ok(())

@@ -36,6 +36,7 @@ use self::state::{Footprint, Restart};
 use self::tables::Section;
 use self::traffic::{Pass, Traffic};
 use crate::client::Message;
+use crate::figures::{FiguresArgs, Measure};
 use crate::fleet::bin_dir;
 use crate::model::real::ModelChoice;
 use crate::peers;
@@ -69,6 +70,8 @@ pub struct WorkerArgs {
     /// Seed of all texts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    figures: FiguresArgs,
 }
 
 /// A server to compare with.
@@ -109,6 +112,7 @@ pub async fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         let page = std::fs::read_to_string(out).with_context(|| format!("reading {}", out.display()))?;
         std::fs::write(out, tables::splice(&page, &outcome.page()))?;
     }
+    args.figures.write(&outcome.figures)?;
     let failures = outcome.failures();
     anyhow::ensure!(failures.is_empty(), "not everything could be measured: {}", failures.join("; "));
     Ok(())
@@ -129,6 +133,13 @@ async fn tokens_per_word(programs: &Programs) -> anyhow::Result<(f64, String)> {
     let log = server.log();
     server.stop().await?;
     Ok(((prompt_tokens[1] - prompt_tokens[0]) / (many - few) as f64, log))
+}
+
+/// Result of one server in a scenario that compares a single measurement of each.
+struct Compared {
+    row: Vec<String>,
+    verdicts: Vec<Verdict>,
+    measures: Vec<(Measure, f64)>,
 }
 
 /// State that every scenario needs.
@@ -178,6 +189,11 @@ impl Bench {
                 }
             }
         }
+        for (&contender, passes) in &passes {
+            for pass in passes {
+                outcome.record(scenario, contender, Measured::of(std::slice::from_ref(pass)).measures());
+            }
+        }
         let measured = passes.iter().map(|(&contender, passes)| (contender, Measured::of(passes))).collect();
         if !measured::same_prompts(&measured) {
             eprintln!("  the servers' answers differ, and so do the prompts that contain them");
@@ -214,6 +230,7 @@ impl Bench {
         for load in throughput::LOADS {
             match throughput::measure(&self.programs, self.texts(0), load).await {
                 Ok(rates) => {
+                    throughput::record(load, &rates, &mut outcome.figures);
                     let mut section = throughput::section();
                     let (row, verdicts) = throughput::row(load, &rates);
                     section.rows.push(row);
@@ -229,6 +246,7 @@ impl Bench {
         for n in constrained::SEQUENCES {
             match constrained::measure(&self.programs, self.texts(0), n).await {
                 Ok(rates) => {
+                    constrained::record(n, &rates, &mut outcome.figures);
                     let mut section = constrained::section();
                     let (rows, verdicts) = constrained::rows(n, &rates);
                     section.rows = rows;
@@ -244,7 +262,7 @@ impl Bench {
         let table = (Scenario::LongPrompt, "What waits for a prompt of 3,584 tokens that is alone:", Waits::section());
         let measure = async |contender| {
             let waits = long_prompt::measure(&self.programs, contender, self.texts(0)).await?;
-            Ok((waits.row(contender), waits.verdicts(contender)))
+            Ok(Compared { row: waits.row(contender), verdicts: waits.verdicts(contender), measures: waits.measures() })
         };
         self.compare(outcome, table, measure).await;
     }
@@ -253,7 +271,8 @@ impl Bench {
         let table = (Scenario::Restart, "Restart, the same conversations before and after:", Restart::section());
         let measure = async |contender| {
             let restart = state::restart(&self.programs, contender, self.texts(0)).await?;
-            Ok((restart.row(contender), restart.verdicts(contender)))
+            let (row, verdicts) = (restart.row(contender), restart.verdicts(contender));
+            Ok(Compared { row, verdicts, measures: restart.measures() })
         };
         self.compare(outcome, table, measure).await;
     }
@@ -262,7 +281,8 @@ impl Bench {
         let title = "Memory of 50 conversations that share a prefix of 2,000 tokens:";
         let measure = async |contender| {
             let footprint = state::footprint(&self.programs, contender, self.texts(0)).await?;
-            Ok((footprint.row(contender), footprint.verdicts()))
+            let (row, verdicts) = (footprint.row(contender), footprint.verdicts());
+            Ok(Compared { row, verdicts, measures: footprint.measures() })
         };
         self.compare(outcome, (Scenario::SharedRam50, title, Footprint::section()), measure).await;
     }
@@ -272,12 +292,13 @@ impl Bench {
         &self,
         outcome: &mut Outcome,
         (scenario, title, mut section): (Scenario, &'static str, Section),
-        measure: impl AsyncFn(Contender) -> anyhow::Result<(Vec<String>, Vec<Verdict>)>,
+        measure: impl AsyncFn(Contender) -> anyhow::Result<Compared>,
     ) {
         let mut all = Vec::new();
         for contender in self.contenders(scenario) {
             match measure(contender).await {
-                Ok((row, verdicts)) => {
+                Ok(Compared { row, verdicts, measures }) => {
+                    outcome.record(scenario, contender, measures);
                     section.rows.push(row);
                     all.extend(verdicts);
                 }

@@ -7,6 +7,7 @@ use super::ChaosArgs;
 use super::load::Outcome;
 use super::site::Site;
 use super::verdict::Verdict;
+use crate::figures::{Figures, Measure, Row, Unit};
 
 /// Setting of a run.
 #[derive(Debug, Serialize)]
@@ -79,6 +80,27 @@ pub fn print(setting: &Setting, verdict: &Verdict) {
     broken.iter().for_each(|what| println!("BROKEN: {what}"));
 }
 
+/// Returns the figures of a run, with the broken invariants and the impossible faults as notes.
+pub fn figures(setting: &Setting, verdict: &Verdict) -> Figures {
+    let left_out =
+        setting.left_out.iter().map(|(fault, reason)| format!("The fault `{fault}` was left out: it {reason}."));
+    let broken = verdict.broken.iter().map(|what| format!("Broken: {what}"));
+    let mut figures = Figures { notes: broken.chain(left_out).collect(), ..Figures::default() };
+    let mut add = |case: &str, measure: Measure, value: Option<f64>| {
+        figures.add(&Row::new(case, "Warmpath"), measure, value.as_slice());
+    };
+    let pauses = verdict.pauses.get("all");
+    add("whole run", Measure::higher("requests", Unit::Count), Some(verdict.n_requests as f64));
+    add("whole run", Measure::lower("broken invariants", Unit::Count), Some(verdict.broken.len() as f64));
+    add("whole run", Measure::lower("pause p50", Unit::Ms), pauses.map(|pauses| pauses.ms_p50));
+    add("whole run", Measure::lower("pause p95", Unit::Ms), pauses.map(|pauses| pauses.ms_p95));
+    for (idx, case) in ["before the faults", "during the faults", "after the faults"].into_iter().enumerate() {
+        add(case, Measure::higher("prefix hit ratio", Unit::Share), verdict.hit_ratios[idx]);
+        add(case, Measure::lower("TTFT p50", Unit::Ms), verdict.ttft_ms_p50[idx]);
+    }
+    figures
+}
+
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
@@ -149,4 +171,54 @@ fn processes(verdict: &Verdict) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::verdict::Pauses;
+    use super::*;
+
+    #[test]
+    fn a_run_has_figures_of_all_three_times_and_notes_what_it_broke() {
+        let setting = Setting {
+            network: "loopback",
+            has_small_disk: false,
+            n_workers: 3,
+            n_routers: 2,
+            n_streams: 8,
+            answer_tokens: 200,
+            minutes: 1.0,
+            every_s: 20.0,
+            seed: 1,
+            left_out: vec![("loss".to_owned(), "needs network namespaces")],
+        };
+        let verdict = Verdict {
+            broken: vec!["no request was sent".to_owned()],
+            n_requests: 7,
+            outcomes: BTreeMap::new(),
+            kinds: BTreeMap::new(),
+            n_passed_on: 0,
+            faults: Vec::new(),
+            pauses: [("all".to_owned(), Pauses { n: 1, ms_p50: 5.0, ms_p95: 6.0, ms_max: 7.0 })].into(),
+            hit_ratios: [Some(0.9), Some(0.5), None],
+            ttft_ms_p50: [Some(20.0), Some(40.0), None],
+            processes: BTreeMap::new(),
+        };
+        let figures = figures(&setting, &verdict);
+        let found: Vec<_> = figures.figures.iter().map(|figure| (figure.row.case.as_str(), figure.median)).collect();
+        let whole = [7.0, 1.0, 5.0, 6.0].map(|value| ("whole run", value));
+        let times = [
+            ("before the faults", 0.9),
+            ("before the faults", 20.0),
+            ("during the faults", 0.5),
+            ("during the faults", 40.0),
+        ];
+        assert_eq!(found, [whole, times].concat());
+        assert_eq!(
+            figures.notes,
+            ["Broken: no request was sent", "The fault `loss` was left out: it needs network namespaces."]
+        );
+    }
 }

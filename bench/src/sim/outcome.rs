@@ -11,6 +11,7 @@ use super::lru::LruHits;
 use super::siblings;
 use super::trace::Trace;
 use super::world::{History, Scene, Served};
+use crate::figures::{Figures, Measure, Row, Unit};
 
 /// Outcome of one run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -146,6 +147,25 @@ pub fn table(outcomes: &[Outcome]) -> Table {
     }
     table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     table
+}
+
+/// Returns the figures of several runs with the same number of routers.
+pub fn figures(outcomes: &[Outcome], n_routers: usize) -> Figures {
+    let mut figures = Figures::default();
+    for outcome in outcomes {
+        let row = Row::of_size(("router", n_routers), outcome.policy.as_str());
+        for (measure, value) in [
+            (Measure::higher("prefix hit ratio", Unit::Share), outcome.token_hit_ratio),
+            (Measure::lower("TTFT mean", Unit::Ms), outcome.ttft_ms_mean),
+            (Measure::lower("TTFT p50", Unit::Ms), outcome.ttft_ms_p50),
+            (Measure::lower("TTFT p99", Unit::Ms), outcome.ttft_ms_p99),
+            (Measure::higher("TTFT within limit", Unit::Share), outcome.within_limit),
+            (Measure::lower("computed", Unit::Tokens), outcome.computed_tokens as f64),
+        ] {
+            figures.add(&row, measure, &[value]);
+        }
+    }
+    figures
 }
 
 fn percent(share: f64) -> String {

@@ -119,6 +119,7 @@ fn args(shape: TraceShape) -> SimArgs {
         kv_token_bytes: 131_072,
         ttft_limit_ms: 1000.0,
         json: false,
+        figures: crate::figures::FiguresArgs::default(),
     }
 }
 

@@ -17,6 +17,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use super::throughput::{Streamed, decode_rate};
+use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
 
 /// Numbers of sequences that run at once.
@@ -184,6 +185,16 @@ pub fn rows(n: u32, rates: &BTreeMap<Contender, Rates>) -> (Vec<Vec<String>>, Ve
     (rows, verdicts)
 }
 
+/// Adds the rates of every server, constraint and round to `figures`.
+pub fn record(n: u32, rates: &BTreeMap<Contender, Rates>, figures: &mut Figures) {
+    for (contender, rates) in rates {
+        for (rule, rates) in rates {
+            let row = Row::new(format!("{n} sequences, following {}", rule.name()), contender.name());
+            figures.add(&row, Measure::higher("decode", Unit::TokensPerS), rates);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,5 +211,9 @@ mod tests {
         assert_eq!(passed, [false, true]);
         assert_eq!(rows[1], ["4", "a GBNF grammar", "91, 100", "20, 100", "0.910x: pass"]);
         assert!(rows.iter().all(|row| row.len() == section().header.len()));
+        let mut figures = Figures::default();
+        record(4, &measured, &mut figures);
+        let medians: Vec<f64> = figures.figures.iter().map(|figure| figure.median).collect();
+        assert_eq!(medians, [100.0, 89.0, 91.0, 100.0, 50.0, 20.0]);
     }
 }

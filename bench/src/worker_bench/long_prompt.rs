@@ -13,6 +13,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, goals, reached};
 use crate::client::Answer;
+use crate::figures::{Measure, Unit};
 use crate::summary::median;
 
 /// Number of slots of the servers.
@@ -150,6 +151,17 @@ impl Waits {
             "must reach",
             "reached",
         ])
+    }
+
+    /// Returns the figures and their values.
+    pub fn measures(&self) -> Vec<(Measure, f64)> {
+        let cache = self.cache_ms.map(|ms| ("/cache", ms));
+        let waits = [
+            ("long prompt alone", self.alone_ms),
+            ("short TTFT", self.short_ms),
+            ("cancelled slot free", self.cancelled_ms),
+        ];
+        waits.into_iter().chain(cache).map(|(name, ms)| (Measure::lower(name, Unit::Ms), ms)).collect()
     }
 
     fn micro_batches(&self, ms: f64) -> f64 {

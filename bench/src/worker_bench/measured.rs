@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::contender::Contender;
 use super::traffic::Pass;
 use crate::client::Answer;
+use crate::figures::{Measure, Unit};
 use crate::summary::median;
 
 /// Figures of one server in one scenario; all 0 without responses.
@@ -50,6 +51,14 @@ impl Measured {
             round_ttft_ms: (0..n_rounds).filter_map(|round| median(&ttft_ms(round))).collect(),
             step_ms: median(&steps_ms).unwrap_or(0.0),
         }
+    }
+
+    /// Returns the figures and their values.
+    pub fn measures(&self) -> impl Iterator<Item = (Measure, f64)> {
+        let cold = self.cold_ttft_ms.map(|ms| (Measure::lower("TTFT cold", Unit::Ms), ms));
+        let warm = (Measure::lower("TTFT warm", Unit::Ms), self.warm_ttft_ms);
+        let computed = (Measure::lower("computed", Unit::Tokens), self.computed_tokens as f64);
+        [computed, warm].into_iter().chain(cold)
     }
 
     /// Returns the share of the warm prompts' tokens that was reused.
@@ -104,6 +113,9 @@ pub(super) mod tests {
         assert_eq!(measured.warm_ttft_ms, 20.0);
         assert_eq!(measured.worst_round_to_cold(), Some(0.2));
         assert_eq!(measured.step_ms, 5.0);
+        let values: Vec<_> = measured.measures().map(|(measure, value)| (measure.name, value)).collect();
+        let expected = [("computed", 20.0), ("TTFT warm", 20.0), ("TTFT cold", 100.0)];
+        assert_eq!(values, expected.map(|(name, value)| (name.to_owned(), value)));
         assert!((measured.reused() - 210.0 / 230.0).abs() < 1e-9);
     }
 

@@ -7,6 +7,7 @@ use super::contender::Contender;
 use super::goals::Verdict;
 use super::scenario::Scenario;
 use super::tables::Section;
+use crate::figures::{Figures, Measure, Row};
 
 /// Everything that was measured so far.
 #[derive(Debug, Default)]
@@ -17,6 +18,8 @@ pub struct Outcome {
     verdicts: Vec<(Scenario, Verdict)>,
     /// What could not be measured, with the reason.
     failures: Vec<String>,
+    /// Figures of all scenarios.
+    pub figures: Figures,
 }
 
 impl Outcome {
@@ -36,6 +39,19 @@ impl Outcome {
             eprintln!("  {}: {} ({})", verdict.word(), verdict.reached, verdict.goal);
         }
         self.verdicts.extend(verdicts.into_iter().map(|verdict| (scenario, verdict)));
+    }
+
+    /// Keeps the figures of a server in a scenario, one sample each.
+    pub fn record(
+        &mut self,
+        scenario: Scenario,
+        contender: Contender,
+        measures: impl IntoIterator<Item = (Measure, f64)>,
+    ) {
+        let row = Row::new(scenario.name(), contender.name());
+        for (measure, value) in measures {
+            self.figures.add(&row, measure, &[value]);
+        }
     }
 
     /// Prints and keeps the failure to measure a server.

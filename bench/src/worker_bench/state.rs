@@ -13,6 +13,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, goals, percent, reached};
 use crate::client::{Answer, Message};
+use crate::figures::{Measure, Unit};
 use crate::summary::median;
 
 /// Number of slots of the servers.
@@ -113,6 +114,15 @@ impl Restart {
         self.came_back_tokens as f64 / self.held_tokens.max(1) as f64
     }
 
+    /// Returns the figures and their values.
+    pub fn measures(&self) -> Vec<(Measure, f64)> {
+        vec![
+            (Measure::higher("came back", Unit::Share), self.share()),
+            (Measure::lower("TTFT cold", Unit::Ms), self.cold_ttft_ms),
+            (Measure::lower("TTFT after the restart", Unit::Ms), self.after_ttft_ms),
+        ]
+    }
+
     /// Returns the verdict; none for other servers than the worker.
     pub fn verdicts(&self, contender: Contender) -> Vec<Verdict> {
         let verdict = Verdict::at_least("came back", "95 %", (self.share(), COME_BACK_MIN));
@@ -200,6 +210,14 @@ impl Footprint {
 
     fn distinct_bytes(&self) -> f64 {
         (self.distinct_tokens * self.token_bytes) as f64
+    }
+
+    /// Returns the figures and their values.
+    pub fn measures(&self) -> Vec<(Measure, f64)> {
+        let cache = self.cache_bytes.map(|bytes| ("cache", bytes as f64));
+        let grown = self.rss_growth_bytes.map(|bytes| ("process growth", bytes as f64));
+        let sizes = cache.into_iter().chain(grown).map(|(name, bytes)| (Measure::lower(name, Unit::Bytes), bytes));
+        sizes.chain([(Measure::higher("own tokens kept", Unit::Share), self.own_reused)]).collect()
     }
 
     /// Returns the verdicts on the worker: a small size counts only if the state is used.

@@ -15,6 +15,7 @@ use super::goals::Verdict;
 use super::shapes::Texts;
 use super::tables::{Section, reached};
 use crate::client::Answer;
+use crate::figures::{Figures, Measure, Row, Unit};
 use crate::summary::median;
 
 /// One combination to measure.
@@ -255,6 +256,16 @@ pub fn row(load: Load, rates: &BTreeMap<Contender, Rates>) -> (Vec<String>, Vec<
     (row, verdicts)
 }
 
+/// Adds the rates of every server and round to `figures`.
+pub fn record(load: Load, rates: &BTreeMap<Contender, Rates>, figures: &mut Figures) {
+    for (contender, rates) in rates {
+        let row = Row::new(load.describe(), contender.name());
+        for phase in [Phase::Prefill, Phase::Decode] {
+            figures.add(&row, Measure::higher(phase.name(), Unit::TokensPerS), phase.of(rates));
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Prefill,
@@ -311,6 +322,11 @@ mod tests {
         assert_eq!(row[..4], ["4 x 256 tokens", "best", "97, 100", "99, 100"]);
         assert_eq!(row[4], "0.970x: missed; 0.990x: pass");
         assert_eq!(row.len(), section().header.len());
+        let mut figures = Figures::default();
+        record(LOADS[1], &rates, &mut figures);
+        let found: Vec<_> = figures.figures.iter().map(|figure| (figure.samples.len(), figure.median)).collect();
+        assert_eq!(found, [(1, 97.0), (3, 99.0), (1, 100.0), (3, 100.0)]);
+        assert_eq!(figures.figures[2].row, Row::new("4 x 256 tokens", "llama-server, best"));
     }
 
     #[test]
