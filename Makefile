@@ -8,6 +8,10 @@ CASES ?= 20000
 # How long faults happen in `make chaos`, and its other flags.
 MINUTES ?= 10
 CHAOS_FLAGS ?=
+# `make report`: QUICK=1 shortens it, COMPARE=old.json compares it with earlier results; and its other flags.
+QUICK ?=
+COMPARE ?=
+REPORT_FLAGS ?=
 # Kind of GPU that the worker is built for, in a folder of its own: make build GPU=cuda, metal, vulkan or rocm
 GPU ?=
 WITH_GPU := $(if $(GPU),scripts/gpu.sh $(GPU))
@@ -19,7 +23,7 @@ DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench doc pages picture
+.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +132,11 @@ bench: build fixtures ## Measure everything beside its peers (llama-server is bu
 		--out target/models/tiny-qwen2.gguf
 	@$(STAGE) overhead $(BIN)/warmpath-bench overhead --model target/models/tiny-qwen2.gguf \
 		--against nginx-round-robin,smg
+
+report: export GPU := $(GPU)
+report: build fixtures ## Measure all in turn and write a page with plots (half an hour; QUICK=1: five minutes; COMPARE=old.json)
+	@$(STAGE) report $(BIN)/warmpath-bench report --model $(BENCH_MODEL) $(if $(QUICK),--quick) \
+		$(if $(COMPARE),--compare $(COMPARE)) $(REPORT_FLAGS)
 
 doc: setup ## Build the API documentation
 	@$(STAGE) doc $(CARGO) doc --release --workspace --no-deps

@@ -21,6 +21,7 @@ pub mod pictures;
 pub mod policies;
 pub mod prompts;
 pub mod replicas;
+pub mod report;
 pub mod resync;
 pub mod sim;
 pub mod speculation;

@@ -2,8 +2,8 @@
 
 use clap::{Parser, Subcommand};
 use warmpath_bench::{
-    agents, changes, chaos, chat_load, demo, fleets, index_bench, load, model, overhead, policies, replicas, resync,
-    sim, speculation, transfer, worker_bench,
+    agents, changes, chaos, chat_load, demo, fleets, index_bench, load, model, overhead, policies, replicas, report,
+    resync, sim, speculation, transfer, worker_bench,
 };
 
 /// The router's allocator, so that its prefix index is measured as it is deployed.
@@ -59,6 +59,8 @@ enum Command {
     Agents(agents::AgentsArgs),
     /// Kills, freezes, restarts and cuts off workers and routers under load, and checks every answer.
     Chaos(chaos::ChaosArgs),
+    /// Runs the benchmarks in turn and writes a page with every figure, its command and its spread, and plots.
+    Report(report::ReportArgs),
     /// Starts a router and three workers, holds conversations through them and shows the reuse.
     Demo(demo::DemoArgs),
 }
@@ -83,6 +85,7 @@ async fn main() -> anyhow::Result<()> {
         Command::Speculation(args) => speculation::run(&args).await,
         Command::Agents(args) => agents::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
+        Command::Report(args) => report::run(&args).await,
         Command::Demo(args) => demo::run(&args).await,
     }
 }

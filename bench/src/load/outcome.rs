@@ -1,7 +1,7 @@
 //! The outcome of a load's requests: counts, latencies, goodput, errors by kind.
 //!
-//! Not here: measuring one request (`client`), percentiles (`summary`). Requests are counted when they end and not kept,
-//! so a long load needs no more memory than a short one.
+//! Not here: measuring one request (`client`), percentiles (`summary`). Requests are counted when they end and not
+//! kept, so a long load needs no more memory than a short one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

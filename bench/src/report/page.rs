@@ -1,0 +1,210 @@
+//! The page of a report: for each part its commands, its table, its plots.
+
+use super::compare::Comparison;
+use super::plan::Pace;
+use super::plots::Plot;
+use super::results::{PartResults, Results, Skipped};
+use crate::figures::{Figure, Measure, Row};
+use crate::worker_bench::tables::Section;
+
+/// Longest line of text and of commands. Units: characters.
+const LINE_CHARS_MAX: usize = 120;
+
+/// Returns the page; `link` is the path of the results as seen from it.
+pub fn page(results: &Results, link: &str, plots: &[Plot], comparison: Option<&Comparison>) -> String {
+    let mut parts = vec![introduction(results, link)];
+    parts.extend(comparison.map(|comparison| format!("## Changes\n\n{}", comparison.markdown())));
+    parts.extend(results.parts.iter().map(|part| section(part, plots)));
+    if !results.skipped.is_empty() {
+        parts.push(skipped(&results.skipped));
+    }
+    format!("{}\n", parts.join("\n\n"))
+}
+
+/// Returns the day of a date.
+pub fn day(date: &str) -> &str {
+    date.split('T').next().unwrap_or_default()
+}
+
+/// Returns the median of a figure and, behind it, its spread, if it has one.
+pub fn cell(figure: &Figure) -> String {
+    let show = |value| figure.measure.unit.show(value);
+    let [median, lowest, highest] = [figure.median, figure.spread.lowest, figure.spread.highest].map(show);
+    if lowest == highest { median } else { format!("{median} ({lowest}-{highest})") }
+}
+
+/// Returns a text whose lines end before the limit; tables, and lines that are one word, stay as they are.
+pub fn wrapped(text: &str) -> String {
+    let lines = text.lines().map(|line| if line.starts_with('|') { line.to_owned() } else { wrapped_line(line) });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn wrapped_line(line: &str) -> String {
+    let indent = if line.starts_with("- ") { "  " } else { "" };
+    let (mut wrapped, mut n_chars) = (String::new(), 0);
+    for word in line.split(' ') {
+        let n_word = word.chars().count();
+        if n_chars > 0 && n_chars + 1 + n_word > LINE_CHARS_MAX {
+            wrapped.push('\n');
+            wrapped.push_str(indent);
+            n_chars = indent.len();
+        } else if !wrapped.is_empty() {
+            wrapped.push(' ');
+            n_chars += 1;
+        }
+        wrapped.push_str(word);
+        n_chars += n_word;
+    }
+    wrapped
+}
+
+fn introduction(results: &Results, link: &str) -> String {
+    let make = match results.pace {
+        Pace::Full => "`make report`",
+        Pace::Quick => "`make report QUICK=1`, with small loads and rough figures,",
+    };
+    let text = format!(
+        "Written by {make} on {}; the same figures, with every sample, are in [{link}]({link}). A cell is the median of \
+         the rounds and, in brackets, the lowest and the highest. All programs share one machine, and every round \
+         starts them anew, so compare figures of one table only.",
+        day(&results.date),
+    );
+    let mut section = Section::new(&["", ""]);
+    section.rows.push(vec!["machine".to_owned(), results.machine.line()]);
+    section.rows.extend(results.versions.iter().map(|(name, version)| vec![name.clone(), version.clone()]));
+    format!("# Report\n\n{}\n\n{}", wrapped(&text), section.render())
+}
+
+fn section(part: &PartResults, plots: &[Plot]) -> String {
+    let seeds = match (part.n_rounds, part.has_seeds) {
+        (1, true) => "One round, with `--seed 1`.".to_owned(),
+        (1, false) => "One round.".to_owned(),
+        (n, true) => format!("{n} rounds, with `--seed 1` to `{n}`."),
+        (n, false) => format!("{n} rounds."),
+    };
+    let mut text = format!("## {}\n\n{}\n\n{seeds}", part.part.title(), part.part.about().replace('\n', " "));
+    text = wrapped(&text);
+    text.push_str(&format!(
+        "\n\n```sh\n{}\n```",
+        part.commands.iter().map(|line| command(line)).collect::<Vec<_>>().join("\n")
+    ));
+    if !part.figures.figures.is_empty() {
+        text.push_str(&format!("\n\n{}", table(part).render()));
+    }
+    let remarks = part.failures.iter().map(|failure| format!("- **Failed:** {failure}"));
+    let remarks = remarks.chain(part.figures.notes.iter().map(|note| format!("- {note}")));
+    let remarks: Vec<String> = remarks.map(|remark| wrapped(&remark.replace('\n', " "))).collect();
+    if !remarks.is_empty() {
+        text.push_str(&format!("\n\n{}", remarks.join("\n")));
+    }
+    for plot in plots.iter().filter(|plot| plot.part == part.part) {
+        text.push_str(&format!("\n\n![{}](images/{})", plot.title, plot.file));
+    }
+    text
+}
+
+/// Returns a command in lines that end with a backslash.
+fn command(line: &str) -> String {
+    let (mut lines, mut n_chars) = (String::new(), 0);
+    for (idx, word) in line.split(' ').enumerate() {
+        if n_chars > 0 && n_chars + word.len() + 3 > LINE_CHARS_MAX {
+            lines.push_str(" \\\n ");
+            n_chars = 1;
+        }
+        if idx > 0 {
+            lines.push(' ');
+        }
+        lines.push_str(word);
+        n_chars += word.len() + 1;
+    }
+    lines
+}
+
+/// Returns the table of a part: a row for each case and subject, a column for each measure.
+fn table(part: &PartResults) -> Section {
+    let figures = &part.figures.figures;
+    let mut rows: Vec<&Row> = Vec::new();
+    let mut measures: Vec<&Measure> = Vec::new();
+    for figure in figures {
+        if !rows.iter().any(|row| (&row.case, &row.subject) == (&figure.row.case, &figure.row.subject)) {
+            rows.push(&figure.row);
+        }
+        if !measures.iter().any(|measure| measure.name == figure.measure.name) {
+            measures.push(&figure.measure);
+        }
+    }
+    let has_cases = rows.iter().any(|row| !row.case.is_empty());
+    let (case_title, subject_title) = part.part.row_titles();
+    let titles = has_cases.then_some(case_title).into_iter().chain([subject_title]).map(str::to_owned);
+    let header = titles.chain(measures.iter().map(|measure| title(measure)));
+    let row = |row: &Row| {
+        let found = |name: &str| figures.iter().find(|figure| figure.row == *row && figure.measure.name == name);
+        let cells = measures.iter().map(|measure| found(&measure.name).map(cell).unwrap_or_default());
+        has_cases.then(|| row.case.clone()).into_iter().chain([row.subject.clone()]).chain(cells).collect()
+    };
+    Section { header: header.collect(), rows: rows.into_iter().map(row).collect() }
+}
+
+fn title(measure: &Measure) -> String {
+    let label = measure.unit.label();
+    if measure.name.ends_with(label) { measure.name.clone() } else { format!("{}, {label}", measure.name) }
+}
+
+fn skipped(skipped: &[Skipped]) -> String {
+    let line = |skipped: &Skipped| wrapped(&format!("- {}: {}", skipped.what, skipped.reason.replace('\n', " ")));
+    format!("## Not measured\n\n{}", skipped.iter().map(line).collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plots::plots;
+    use super::super::tests::results;
+    use super::*;
+
+    #[test]
+    fn every_part_has_its_commands_its_table_and_its_plots() {
+        let results = results();
+        let page = page(&results, "../bench/results/r.json", &plots(&results), None);
+        for expected in [
+            "# Report\n\nWritten by `make report` on 2026-11-26; the same figures, with every sample, are in\n[../bench/results/r.json]",
+            "| machine  | Acme CPU 9, 2 cores, 24 GiB, Debian 12, kernel 6.1.0 |",
+            "## Fleets under load\n\nThree servers",
+            "2 rounds, with `--seed 1` to `2`.\n\n```sh\nwarmpath-bench fleets --model made --slots 2\n```",
+            "| fleet    | requests/s       | TTFT p50, ms  |",
+            "| Warmpath | 6.50 (6.00-7.00) | 190 (180-200) |",
+            "| SMG      | 4.00             |               |",
+            "- llama-server gets --flash-attn off",
+            "![TTFT of each fleet](images/report-fleets-ttft.svg)",
+            "- **Failed:** index, round 1 of 1: out of memory",
+            "## Not measured\n\n- wrk: no network",
+        ] {
+            assert!(page.contains(expected), "no {expected:?} in\n{page}");
+        }
+        assert!(!page.contains("## Changes") && !page.contains("routers-"), "{page}");
+        let long = page.lines().find(|line| line.chars().count() > LINE_CHARS_MAX && !line.starts_with(['|', '!']));
+        assert_eq!(long, None);
+    }
+
+    #[test]
+    fn a_comparison_stands_before_the_parts() {
+        let results = results();
+        let comparison = super::super::compare::compare(&results, &results);
+        let page = page(&results, "r.json", &[], Some(&comparison));
+        let [changes, fleets] = ["## Changes", "## Fleets"].map(|heading| page.find(heading).expect("it is there"));
+        assert!(changes < fleets);
+    }
+
+    #[test]
+    fn long_lines_and_commands_are_broken() {
+        let words = "word ".repeat(60);
+        let text = wrapped(&format!("- {}\n| {words} |", words.trim_end()));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert!(lines[1].starts_with("  word") && lines[3].len() > 300);
+        assert_eq!(text.replace("\n  ", " "), format!("- {}\n| {words} |", words.trim_end()));
+        let long = format!("warmpath-bench index {}", "--flag value ".repeat(30).trim_end());
+        let broken = command(&long);
+        assert!(broken.lines().all(|line| line.len() <= LINE_CHARS_MAX), "{broken}");
+        assert_eq!(broken.replace(" \\\n ", ""), long);
+    }
+}

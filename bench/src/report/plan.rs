@@ -1,0 +1,389 @@
+//! The plan of a report: its parts, and the commands of each, in the order in which they run.
+//!
+//! All parts run once before any runs again, so that a machine whose speed changes affects all of them. A command is
+//! shown on the page as it runs, except for its seed, which is the number of its round.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::results::PartResults;
+use crate::figures::Figures;
+use crate::peers::Gateway;
+
+/// Length of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pace {
+    /// Half an hour on two cores.
+    Full,
+    /// Five minutes, for rough figures.
+    Quick,
+}
+
+/// Part of a report: one claim, one table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Fleets under load, ours and llama-servers behind other gateways.
+    Fleets,
+    /// The worker's cache beside llama-server's.
+    Worker,
+    /// Prefill and decode of worker and llama-server; left out of a quick report.
+    Throughput,
+    /// Latency and throughput of router and gateways in front of workers that answer at once.
+    Overhead,
+    /// The router's prefix index beside others.
+    Index,
+    /// Routing policies in a simulated fleet.
+    Policies,
+    /// Several routers in front of a simulated fleet.
+    Routers,
+    /// Faults in a fleet under load.
+    Chaos,
+}
+
+impl Part {
+    /// All parts.
+    pub const ALL: [Self; 8] = [
+        Self::Fleets,
+        Self::Worker,
+        Self::Throughput,
+        Self::Overhead,
+        Self::Index,
+        Self::Policies,
+        Self::Routers,
+        Self::Chaos,
+    ];
+
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fleets => "fleets",
+            Self::Worker => "worker",
+            Self::Throughput => "throughput",
+            Self::Overhead => "overhead",
+            Self::Index => "index",
+            Self::Policies => "policies",
+            Self::Routers => "routers",
+            Self::Chaos => "chaos",
+        }
+    }
+
+    /// Returns the heading on the page.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Fleets => "Fleets under load",
+            Self::Worker => "The worker's cache",
+            Self::Throughput => "Prefill and decode",
+            Self::Overhead => "What the router adds to a request",
+            Self::Index => "The prefix index",
+            Self::Policies => "Routing policies, simulated",
+            Self::Routers => "Several routers, simulated",
+            Self::Chaos => "A fleet under faults",
+        }
+    }
+
+    /// Returns what the part measures, in one line or two.
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Fleets => {
+                "Three servers with one thread each hold the same conversations; llama-server runs at its best setting."
+            }
+            Self::Worker => {
+                "Prompt tokens computed and TTFT of prompts that are known in part (warm) and new (cold); each server\n\
+                 starts anew for each scenario."
+            }
+            Self::Throughput => "Tokens per second of all sequences together.",
+            Self::Overhead => {
+                "Workers that answer at once. In *seen* chats only the last message is new, in *new* chats every one.\n\
+                 nginx and SMG do not tokenize."
+            }
+            Self::Index => "Look-ups and changes of conversations of 16 to 2,048 blocks behind 16 system prompts.",
+            Self::Policies => "One router, eight workers, virtual time; a made trace of chats with many tenants.",
+            Self::Routers => "The same fleet behind several routers, which share nothing.",
+            Self::Chaos => {
+                "Workers and routers are killed, frozen, restarted and cut off; every answer is compared with an\n\
+                 undisturbed worker's."
+            }
+        }
+    }
+
+    /// Returns the titles of the columns with case and subject.
+    pub fn row_titles(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Fleets => ("", "fleet"),
+            Self::Worker => ("scenario", "server"),
+            Self::Throughput => ("sequences", "server"),
+            Self::Overhead => ("chat", "through"),
+            Self::Index => ("fleet", "index"),
+            Self::Policies | Self::Routers => ("routers", "policy"),
+            Self::Chaos => ("time", "fleet"),
+        }
+    }
+
+    fn n_rounds(self, pace: Pace) -> u64 {
+        match (self, pace) {
+            (Self::Throughput | Self::Chaos, Pace::Full) | (_, Pace::Quick) => 1,
+            (Self::Worker, Pace::Full) => 2,
+            (_, Pace::Full) => 3,
+        }
+    }
+
+    fn takes_a_seed(self) -> bool {
+        self != Self::Overhead
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Peers that this machine has, and what was made for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Available {
+    /// Gateways.
+    pub gateways: Vec<Gateway>,
+    /// Whether wrk is there.
+    pub has_wrk: bool,
+    /// Whether llama-server is there.
+    pub has_llama_server: bool,
+    /// Whether the measurements of other indexes are there.
+    pub has_indexes: bool,
+    /// Whether the model of `overhead` is there.
+    pub has_overhead_model: bool,
+}
+
+/// One command to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Part to which its figures belong.
+    pub part: Part,
+    /// Round, from 1.
+    pub round: u64,
+    /// Number of the part's rounds.
+    pub n_rounds: u64,
+    /// Arguments of this program.
+    pub args: Vec<String>,
+}
+
+impl Step {
+    /// Returns part and round for people.
+    pub fn name(&self) -> String {
+        format!("{}, round {} of {}", self.part, self.round, self.n_rounds)
+    }
+}
+
+/// Model of `overhead`, which `peers` makes.
+pub const OVERHEAD_MODEL: &str = "target/models/tiny-qwen2.gguf";
+/// Programs that measure other indexes, with the system's allocator and with ours.
+const INDEX_PROGRAMS: &str = "target/peers/index/release/index-peers,target/peers/index/release/index-peers-mimalloc";
+/// Numbers of routers that are compared, and those of a quick report.
+const ROUTERS: (&[u32], &[u32]) = (&[1, 2, 4, 8, 16], &[1, 4, 16]);
+
+/// Everything that decides about the commands.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Length.
+    pub pace: Pace,
+    /// Peers.
+    pub available: Available,
+    /// Model of workers and fleets.
+    pub model: String,
+}
+
+impl Plan {
+    /// Returns the reason why a part cannot be measured; `None` if it can.
+    pub fn obstacle(&self, part: Part) -> Option<&'static str> {
+        match part {
+            Part::Throughput if self.pace == Pace::Quick => Some("it takes six minutes; a quick report leaves it out"),
+            Part::Overhead if !self.available.has_wrk => Some("it needs wrk"),
+            Part::Overhead if !self.available.has_overhead_model => {
+                Some("its vocabulary is missing: `make fixtures` fetches it")
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns all steps of these parts, round by round.
+    pub fn steps(&self, parts: &[Part]) -> Vec<Step> {
+        let n_rounds_max = parts.iter().map(|part| part.n_rounds(self.pace)).max().unwrap_or(0);
+        let rounds = (1..=n_rounds_max).flat_map(|round| parts.iter().map(move |&part| (part, round)));
+        let of = |(part, round): (Part, u64)| {
+            let n_rounds = part.n_rounds(self.pace);
+            let commands = if round <= n_rounds { self.commands(part) } else { Vec::new() };
+            commands.into_iter().map(move |mut args| {
+                if part.takes_a_seed() {
+                    args.extend(["--seed".to_owned(), round.to_string()]);
+                }
+                Step { part, round, n_rounds, args }
+            })
+        };
+        rounds.flat_map(of).collect()
+    }
+
+    /// Returns the results of a part before anything is measured.
+    pub fn empty_results(&self, part: Part) -> PartResults {
+        let shown = |args: Vec<String>| format!("warmpath-bench {}", args.join(" "));
+        PartResults {
+            part,
+            commands: self.commands(part).into_iter().map(shown).collect(),
+            n_rounds: part.n_rounds(self.pace),
+            has_seeds: part.takes_a_seed(),
+            figures: Figures::default(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Returns the commands of one round of a part, without seeds.
+    fn commands(&self, part: Part) -> Vec<Vec<String>> {
+        let is_quick = self.pace == Pace::Quick;
+        let choose = |full: &'static str, quick: &'static str| if is_quick { quick } else { full };
+        let words = |text: String| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let available = &self.available;
+        let against_llama = if available.has_llama_server { "--against llama-server" } else { "" };
+        match part {
+            Part::Fleets => {
+                let gateways = if available.has_llama_server { names(&available.gateways) } else { String::new() };
+                let shape = choose("", "--users 3 --turns 3");
+                vec![words(format!("fleets --model {} --slots 2 {shape} --against {gateways}", self.model))]
+            }
+            Part::Worker => {
+                let all = "exact-repeat grown-prompt six-turn-chat shared-system-8 interleaved-12 tenants-6x4";
+                let scenarios = choose(all, "six-turn-chat interleaved-12 tenants-6x4");
+                let scenarios: String =
+                    scenarios.split_whitespace().map(|scenario| format!("--scenario {scenario} ")).collect();
+                vec![words(format!("worker --model {} {against_llama} {scenarios}", self.model))]
+            }
+            Part::Throughput => {
+                vec![words(format!("worker --model {} {against_llama} --scenario throughput", self.model))]
+            }
+            Part::Overhead => {
+                // The two settings of nginx add the same.
+                let gateways = available.gateways.iter().copied().filter(|&gateway| gateway != Gateway::NginxLeastConn);
+                let gateways = names(&gateways.collect::<Vec<_>>());
+                let against = if gateways.is_empty() { String::new() } else { format!("--against {gateways}") };
+                let length = choose("--seconds 3", "--sizes 1,32 --seconds 1");
+                vec![words(format!("overhead --model {OVERHEAD_MODEL} {against} {length} --rounds 1"))]
+            }
+            Part::Index => {
+                let against = if available.has_indexes { format!("--against {INDEX_PROGRAMS}") } else { String::new() };
+                let size = choose("--lookups 50000", "--workers 8,64,256 --lookups 20000");
+                vec![words(format!("index {size} --resync-blocks 0 {against}"))]
+            }
+            Part::Policies => {
+                let requests = choose("4000", "1000");
+                vec![words(format!("sim --shape tenants --requests {requests} --all-policies"))]
+            }
+            Part::Routers => {
+                let requests = choose("4000", "1000");
+                let n_routers = if is_quick { ROUTERS.1 } else { ROUTERS.0 };
+                let command = |n| words(format!("sim --shape tenants --requests {requests} --routers {n}"));
+                n_routers.iter().map(command).collect()
+            }
+            Part::Chaos => vec![words(format!("chaos --minutes {}", choose("3", "0.5")))],
+        }
+    }
+}
+
+fn names(gateways: &[Gateway]) -> String {
+    let name = |gateway: &Gateway| gateway.to_possible_value().map(|value| value.get_name().to_owned());
+    gateways.iter().filter_map(name).collect::<Vec<_>>().join(",")
+}
+
+/// Parses the name of a model, which the page's commands contain: one word.
+///
+/// Errors: it has a space.
+pub fn model_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(char::is_whitespace) {
+        return Err("a model's path must be one word".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    pub(in crate::report) fn everything() -> Available {
+        Available {
+            gateways: Gateway::ALL.to_vec(),
+            has_wrk: true,
+            has_llama_server: true,
+            has_indexes: true,
+            has_overhead_model: true,
+        }
+    }
+
+    fn plan(pace: Pace, available: Available) -> Plan {
+        Plan { pace, available, model: "made".to_owned() }
+    }
+
+    fn shown(plan: &Plan, part: Part) -> String {
+        plan.empty_results(part).commands.join("\n")
+    }
+
+    #[test]
+    fn every_part_runs_once_before_any_runs_again() {
+        for pace in [Pace::Full, Pace::Quick] {
+            let plan = plan(pace, everything());
+            let steps = plan.steps(&Part::ALL);
+            assert!(steps.is_sorted_by_key(|step| step.round), "{steps:?}");
+            let mut rounds: BTreeMap<Part, Vec<u64>> = BTreeMap::new();
+            steps.iter().for_each(|step| rounds.entry(step.part).or_default().push(step.round));
+            assert_eq!(rounds.len(), Part::ALL.len());
+            for (part, mut rounds) in rounds {
+                rounds.dedup();
+                assert_eq!(rounds, (1..=plan.empty_results(part).n_rounds).collect::<Vec<_>>());
+            }
+        }
+        let full = plan(Pace::Full, everything()).steps(&[Part::Fleets, Part::Overhead]);
+        let ends: Vec<String> = full.iter().map(|step| step.args[step.args.len() - 2..].join(" ")).collect();
+        assert_eq!(ends, ["--seed 1", "--rounds 1", "--seed 2", "--rounds 1", "--seed 3", "--rounds 1"]);
+    }
+
+    #[test]
+    fn a_missing_peer_is_left_out_of_the_commands() {
+        let all = plan(Pace::Full, everything());
+        assert!(shown(&all, Part::Fleets).ends_with("--against nginx-round-robin,nginx-least-conn,smg"));
+        assert!(shown(&all, Part::Overhead).contains("--against nginx-round-robin,smg "));
+        assert!(shown(&all, Part::Worker).contains("--against llama-server "));
+        assert!(shown(&all, Part::Index).contains("--against target/peers"));
+        assert!(all.obstacle(Part::Overhead).is_none());
+        let no_smg = Available { gateways: vec![Gateway::NginxRoundRobin], ..everything() };
+        let no_smg = plan(Pace::Full, no_smg);
+        assert!(shown(&no_smg, Part::Fleets).ends_with("--against nginx-round-robin"));
+        let none = plan(Pace::Full, Available::default());
+        assert!(shown(&none, Part::Fleets).ends_with("--against"));
+        for part in [Part::Worker, Part::Throughput, Part::Overhead, Part::Index] {
+            assert!(!shown(&none, part).contains("--against"), "{}", shown(&none, part));
+        }
+        assert_eq!(none.obstacle(Part::Overhead), Some("it needs wrk"));
+        let no_llama = plan(Pace::Full, Available { has_llama_server: false, ..everything() });
+        assert!(shown(&no_llama, Part::Fleets).ends_with("--against"), "a gateway needs servers behind it");
+    }
+
+    #[test]
+    fn a_quick_report_leaves_out_what_takes_long() {
+        let quick = plan(Pace::Quick, everything());
+        assert!(quick.obstacle(Part::Throughput).is_some_and(|reason| reason.contains("quick")));
+        assert!(plan(Pace::Full, everything()).obstacle(Part::Throughput).is_none());
+        assert_eq!(quick.empty_results(Part::Routers).commands.len(), 3);
+    }
+
+    #[test]
+    fn parts_have_the_same_names_on_the_command_line_and_in_files() {
+        assert_eq!(Part::value_variants(), Part::ALL);
+        for part in Part::ALL {
+            let value = part.to_possible_value().expect("no part is hidden");
+            assert_eq!(value.get_name(), part.name());
+            assert_eq!(serde_json::to_string(&part).expect("JSON"), format!("\"{part}\""));
+        }
+        assert!(model_name("a b.gguf").is_err() && model_name("made").is_ok());
+    }
+}
