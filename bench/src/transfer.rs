@@ -135,7 +135,7 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
     let busy = occupy(fleet, &holder, seed).await?;
     let (held, computed) = (chat(1, 3), chat(4, 5));
     // In turn, so that neither is always the first on an idle worker.
-    let (held, computed) = if round % 2 == 0 {
+    let (held, computed) = if round.is_multiple_of(2) {
         let held = router.ask(&held, ANSWER_TOKENS).await?;
         (held, router.ask(&computed, ANSWER_TOKENS).await?)
     } else {
