@@ -69,7 +69,7 @@ fn devices_are_listed_without_a_model_and_a_missing_one_is_refused_with_the_avai
     );
     assert!(log.contains("CPU ("), "{log}");
     let (code, log) = run(&["--override-tensor", "blk=Nowhere0"]);
-    assert!(code == Some(1) && log.contains("there is no buffer Nowhere0; there are "), "{log}");
+    assert!(code == Some(1) && log.contains("there is no buffer Nowhere0; the buffers are "), "{log}");
 }
 
 #[test]
