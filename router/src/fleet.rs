@@ -11,6 +11,7 @@ pub mod image_layouts;
 pub mod loss;
 pub mod members;
 pub mod prefetch;
+mod reports;
 pub mod stock;
 pub mod subscriber;
 pub mod tracker;
@@ -28,8 +29,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use warmpath_common::ids::RequestId;
-use warmpath_common::model::{Fingerprint, ModelInfo};
-use warmpath_common::summary::{Change, Digest, Load, Run};
+use warmpath_common::model::ModelInfo;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::{ConnectionState, FleetView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
@@ -37,13 +37,15 @@ use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
 use warmpath_router_core::overload::retry::{Failure, Terms};
 use warmpath_router_core::routing::prefetch::FleetChange;
-use warmpath_router_core::stock::{SentRequest, ServerInfo};
+use warmpath_router_core::stock::SentRequest;
 
 use self::client::Clients;
 use self::image_layouts::WantedLayout;
 use self::members::Member;
+pub use self::reports::{FollowError, FollowErrorKind, TrackerMessage};
 use self::stock::ServerRequest;
 use self::subscriber::FleetEvents;
+use self::tracker::Tracker;
 use self::vocabulary::{Vocabularies, VocabularyKey, VocabularyState};
 use self::vocabulary_files::LoadedVocabulary;
 use crate::config::{FleetConfig, REPORTS_QUEUED_MAX, TrialConfig};
@@ -79,6 +81,12 @@ pub struct Fleet {
     metrics: Arc<Metrics>,
 }
 
+/// Queues that a fleet's tasks read.
+pub struct TaskQueues {
+    fleet_changes: mpsc::Receiver<FleetChange>,
+    layouts_wanted: mpsc::Receiver<WantedLayout>,
+}
+
 impl Fleet {
     /// Returns a fleet without workers, and starts the tasks that add the workers in `found` and follow them.
     pub fn start(
@@ -87,9 +95,29 @@ impl Fleet {
         metrics: Arc<Metrics>,
         tasks: &mut JoinSet<()>,
     ) -> Arc<Self> {
+        let (fleet, tracker, queues) = Self::new(config, (given, clients), metrics, rand::random());
+        let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
+        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
+        tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
+        tasks.spawn(image_layouts::answer(Arc::downgrade(&fleet), queues.layouts_wanted));
+        // Without a sender it ends at once.
+        tasks.spawn(prefetch::follow(Arc::clone(&fleet), queues.fleet_changes));
+        tasks.spawn_blocking(move || tracker::track(tracker, inbox));
+        fleet
+    }
+
+    /// Returns a fleet without workers, its tracker, and the queues of its tasks, none of which has been started.
+    ///
+    /// `seed` keeps workers from choosing block keys that collide in the index.
+    pub fn new(
+        config: &FleetConfig,
+        (given, clients): (Vec<LoadedVocabulary>, Clients),
+        metrics: Arc<Metrics>,
+        seed: u64,
+    ) -> (Arc<Self>, Tracker, TaskQueues) {
         let (fleet_changes, turned) = mpsc::channel(prefetch::FLEET_CHANGES_QUEUED_MAX);
         let (layouts_wanted, wanted) = mpsc::channel(image_layouts::LAYOUTS_WANTED_MAX);
-        let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed: rand::random() });
+        let writer = IndexWriter::new(IndexOptions { bytes_max: config.index_bytes_max, seed });
         let fleet = Arc::new(Self {
             members: ArcSwap::default(),
             given,
@@ -109,15 +137,8 @@ impl Fleet {
             trial: config.trial.clone(),
             metrics,
         });
-        let (reports, inbox) = mpsc::channel(REPORTS_QUEUED_MAX);
-        tasks.spawn(members::keep(Arc::clone(&fleet), found, config.clone(), FleetEvents(reports.clone())));
-        tasks.spawn(vocabulary::fetch(Arc::clone(&fleet), reports));
-        tasks.spawn(image_layouts::answer(Arc::downgrade(&fleet), wanted));
-        // Without a sender it ends at once.
-        tasks.spawn(prefetch::follow(Arc::clone(&fleet), turned));
-        let tracked = Arc::clone(&fleet);
-        tasks.spawn_blocking(move || tracker::track(tracked, writer, inbox));
-        fleet
+        let tracker = Tracker::new(Arc::clone(&fleet), writer);
+        (fleet, tracker, TaskQueues { fleet_changes: turned, layouts_wanted: wanted })
     }
 
     /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
@@ -153,8 +174,8 @@ impl Fleet {
         Arc::clone(&self.members.load()[worker.0 as usize])
     }
 
-    /// Puts a worker at an index. Only the `members` task calls this, and it leaves no index out.
-    fn seat(&self, worker: WorkerIdx, member: &Arc<Member>) {
+    /// Puts a worker at an index. Only the owner of the membership calls this, and it leaves no index out.
+    pub fn seat(&self, worker: WorkerIdx, member: &Arc<Member>) {
         let mut members = (*self.members.load_full()).clone();
         match members.get_mut(worker.0 as usize) {
             Some(place) => *place = Arc::clone(member),
@@ -345,146 +366,6 @@ impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.fleet.ledger().ended(ticket);
-        }
-    }
-}
-
-/// Reason why a worker cannot be followed.
-#[derive(Debug, Clone)]
-pub struct FollowError {
-    /// Kind of the reason.
-    pub kind: FollowErrorKind,
-    /// Text for operators.
-    pub reason: Arc<str>,
-}
-
-/// Kind of reason why a worker cannot be followed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FollowErrorKind {
-    /// The worker responds but does not accept this router.
-    Refusal,
-    /// The worker does not respond, so its open responses will not arrive.
-    Loss,
-    /// The worker responds, and its model is loading.
-    Loading {
-        /// Names under which it will serve.
-        names: Vec<String>,
-    },
-    /// The worker cannot be followed, but may be serving other clients.
-    Other,
-}
-
-/// A message to the tracker from the tasks that follow workers, and from the vocabulary task.
-pub enum TrackerMessage {
-    /// All workers of the first discovery have joined.
-    Surveyed,
-    /// A worker has joined; its member is in place.
-    Joined {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker is no longer found, or is shutting down.
-    Leaving {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker that was leaving stays.
-    Stayed {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker has left; it sends no further report.
-    Left {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker has begun a snapshot: its model and load have arrived.
-    Opened {
-        /// The worker.
-        worker: WorkerIdx,
-        /// The model and load.
-        new: Box<warmpath_router_core::fleet::summary_reader::NewWorker>,
-    },
-    /// A stock server was found, or lists other models than before.
-    Found {
-        /// The worker.
-        worker: WorkerIdx,
-        /// The server's models and limits.
-        declared: ServerInfo,
-    },
-    /// A stock server counts tokens differently from the vocabulary assumed for it.
-    Differs {
-        /// The worker.
-        worker: WorkerIdx,
-        /// The model whose tokens it counts differently.
-        model: Fingerprint,
-    },
-    /// A worker's stream has resumed where it was lost.
-    Resumed {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker's complete list of blocks.
-    Replaced {
-        /// The worker.
-        worker: WorkerIdx,
-        /// Its blocks.
-        runs: Vec<Run>,
-    },
-    /// A change of a worker's blocks or load.
-    Update {
-        /// The worker.
-        worker: WorkerIdx,
-        /// The changes in order.
-        changes: Vec<Change>,
-        /// The load after the changes, if it changed.
-        load: Option<Load>,
-        /// Digest of the worker's blocks after the changes, if the worker sent one.
-        digest: Option<Digest>,
-    },
-    /// A worker's stream has ended; the worker may be healthy.
-    Lost {
-        /// The worker.
-        worker: WorkerIdx,
-    },
-    /// A worker cannot be reached, is not ready, or does not accept this router.
-    Unreachable {
-        /// The worker.
-        worker: WorkerIdx,
-        /// Reason.
-        trouble: FollowError,
-    },
-    /// A vocabulary was fetched and compared with what the workers declare.
-    Vocabulary,
-    /// A worker's vocabulary would harm this router.
-    Refused {
-        /// The worker.
-        worker: WorkerIdx,
-        /// Key of the vocabulary.
-        key: VocabularyKey,
-        /// Reason, for operators.
-        reason: String,
-    },
-}
-
-impl TrackerMessage {
-    /// Returns the worker that the report is about, if there is one.
-    fn worker(&self) -> Option<WorkerIdx> {
-        match self {
-            Self::Surveyed | Self::Vocabulary => None,
-            Self::Joined { worker }
-            | Self::Leaving { worker }
-            | Self::Stayed { worker }
-            | Self::Left { worker }
-            | Self::Opened { worker, .. }
-            | Self::Found { worker, .. }
-            | Self::Differs { worker, .. }
-            | Self::Resumed { worker }
-            | Self::Replaced { worker, .. }
-            | Self::Update { worker, .. }
-            | Self::Lost { worker }
-            | Self::Unreachable { worker, .. }
-            | Self::Refused { worker, .. } => Some(*worker),
         }
     }
 }

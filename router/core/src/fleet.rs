@@ -6,6 +6,7 @@
 pub mod compatibility;
 pub mod membership;
 pub mod summary_reader;
+pub mod summary_stream;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -42,14 +42,15 @@ pub struct Member {
     /// State of the stock server; `None` for a Warmpath worker.
     pub stock: Option<Arc<Stock>>,
     /// Notice that the view of its blocks cannot be trusted.
-    pub(super) stale_reports: StaleReports,
+    pub stale_reports: StaleReports,
     losses: Losses,
     /// Time of its last message, in milliseconds after the fleet's start; 0 means never.
     heard_ms: AtomicU64,
 }
 
 impl Member {
-    pub(super) fn new(worker: WorkerIdx, address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
+    /// Returns the state of a worker that has sent nothing yet.
+    pub fn new(worker: WorkerIdx, address: &WorkerAddress, client: WorkerClient) -> Arc<Self> {
         let kind = if address.api == WorkerApi::OpenAi { "stock" } else { "worker" };
         Arc::new(Self {
             url: address.url.clone(),

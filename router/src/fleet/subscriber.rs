@@ -1,9 +1,10 @@
 //! One subscriber per worker: reads its summary stream, and opens it again whenever it ends.
 //!
-//! Nothing that a worker sends is trusted. Frames are limited in size and rate, silence is limited, and any
-//! inconsistency ends the stream. The next stream resumes after the last valid update, or starts with a new snapshot.
+//! Nothing that a worker sends is trusted: any inconsistency ends the stream. The next stream resumes after the last
+//! valid update, or starts with a new snapshot.
 //!
-//! Not here: the check of frames (the core's `summary_reader`), their effect (`tracker`).
+//! Not here: bytes and limits of a stream (the core's `summary_stream`), the check of frames (the core's
+//! `summary_reader`), their effect (`tracker`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,20 +12,18 @@ use std::time::Duration;
 use axum::body::Body as AxumBody;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Response, StatusCode};
-use futures::{StreamExt, TryStreamExt};
+use bytes::Bytes;
+use futures::{Stream, TryStreamExt};
 use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_util::codec::{FramedRead, LengthDelimitedCodec};
-use tokio_util::io::StreamReader;
 use url::Url;
 use warmpath_common::headers;
-use warmpath_common::summary::{
-    self, AFTER_PARAMETER, Body, DecodeError, FRAME_BYTES_MAX, Frame, Loading, STREAM_PATH, Stamp,
-};
+use warmpath_common::summary::{self, AFTER_PARAMETER, Loading, STREAM_PATH, Stamp};
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::fleet::compatibility::NAME_BYTES_MAX;
-use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader, Violation};
+use warmpath_router_core::fleet::summary_reader::{FrameEffect, SummaryLimits, SummaryReader};
+use warmpath_router_core::fleet::summary_stream::{SilenceWatch, StreamFault, StreamLimits, SummaryStream};
 use warmpath_shell::chain;
 
 use super::client::CallError;
@@ -37,42 +36,57 @@ use crate::config::{
     SUMMARY_BYTES_PER_S_MAX, SUMMARY_FRAMES_PER_S_MAX, SUMMARY_IDLE_MAX, SUMMARY_IDLE_MIN, WORKER_BLOCKS_MAX,
 };
 
+/// Limits on every stream.
+pub const STREAM_LIMITS: StreamLimits = StreamLimits {
+    frames_per_s_max: SUMMARY_FRAMES_PER_S_MAX,
+    update_bytes_per_s_max: SUMMARY_BYTES_PER_S_MAX,
+    snapshot_timeout: SNAPSHOT_TIMEOUT,
+};
+
 /// Reason why a stream ended or could not be opened.
 #[derive(Debug, thiserror::Error)]
-enum StreamError {
+pub enum StreamError {
+    /// The worker did not begin to respond.
     #[error(transparent)]
     Connect(#[from] CallError),
+    /// The worker rejects the fleet token (401).
     #[error("the worker rejects this router: it requires another fleet token (--fleet-token-file)")]
     Refused,
+    /// The worker is not ready (503).
     #[error("the worker answers 503: it is not ready, for example because it loads its model")]
     Unready,
+    /// The worker is loading its model (503).
     #[error("the worker is loading its model ({} %)", .0.percent)]
     Loading(Loading),
+    /// The worker responded with another status.
     #[error("the worker answered {status}")]
-    Status { status: u16 },
+    Status {
+        /// The status.
+        status: u16,
+    },
+    /// The response is no summary stream.
     #[error("the worker answered with another content type")]
     ContentType,
+    /// The connection broke.
     #[error("the stream broke")]
-    Broken(#[source] std::io::Error),
+    Broken(#[source] axum::Error),
+    /// The worker closed the stream.
     #[error("the stream ended")]
     Ended,
+    /// The worker was silent for too long.
     #[error("nothing arrived for {} ms", .0.as_millis())]
     Idle(Duration),
-    #[error("the snapshot did not end within {} s", SNAPSHOT_TIMEOUT.as_secs())]
-    SlowSnapshot,
-    #[error("{what} arrived faster than the limit allows")]
-    Flood { what: &'static str },
-    #[error("a frame could not be read")]
-    Frame(#[from] DecodeError),
+    /// The bytes of the stream are not valid.
     #[error(transparent)]
-    Violation(#[from] Violation),
+    Fault(#[from] StreamFault),
+    /// The index and the worker do not have the same blocks.
     #[error(transparent)]
     StaleReport(#[from] StaleReport),
 }
 
 impl StreamError {
     /// Returns a short name for metrics.
-    fn label(&self) -> &'static str {
+    pub fn label(&self) -> &'static str {
         match self {
             Self::Connect(error) if error.is_tls() => "tls",
             Self::Connect(_) => "connect",
@@ -81,25 +95,19 @@ impl StreamError {
             Self::Loading(_) => "loading",
             Self::Status { .. } => "status",
             Self::ContentType => "content_type",
-            Self::Broken(error) if error.kind() == std::io::ErrorKind::InvalidData => "frame_too_long",
             Self::Broken(_) => "broken",
             Self::Ended => "ended",
             Self::Idle(_) => "idle",
-            Self::SlowSnapshot => "slow_snapshot",
-            Self::Flood { .. } => "flood",
-            Self::Frame(DecodeError::Version { .. }) => "protocol_version",
-            Self::Frame(_) => "malformed",
-            Self::Violation(violation) => violation.label(),
+            Self::Fault(fault) => fault.label(),
             Self::StaleReport(stale_report) => stale_report.label(),
         }
     }
 
-    /// Returns whether everything before the end of the stream was valid. For invalid frames the summary reader decides
-    /// that itself.
+    /// Returns whether everything before the end of the stream was valid.
     fn keeps_view(&self) -> bool {
         match self {
-            Self::Ended | Self::SlowSnapshot | Self::Violation(_) => true,
-            Self::Broken(error) => error.kind() != std::io::ErrorKind::InvalidData,
+            Self::Ended | Self::Broken(_) => true,
+            Self::Fault(fault) => fault.keeps_view(),
             _ => false,
         }
     }
@@ -108,7 +116,8 @@ impl StreamError {
     fn is_unreachable(&self) -> bool {
         let is_answer =
             matches!(self, Self::Refused | Self::Unready | Self::Loading(_) | Self::Status { .. } | Self::ContentType);
-        is_answer || matches!(self, Self::Connect(_) | Self::Idle(_) | Self::Frame(DecodeError::Version { .. }))
+        let is_other_version = matches!(self, Self::Fault(fault) if fault.is_other_version());
+        is_answer || is_other_version || matches!(self, Self::Connect(_) | Self::Idle(_))
     }
 
     /// Returns the reason why this router cannot use the worker.
@@ -121,6 +130,53 @@ impl StreamError {
             _ => FollowErrorKind::Other,
         };
         FollowError { kind, reason: chain(self).into() }
+    }
+
+    /// Returns the report of the stream's end. If its view is not valid, the next stream starts with a snapshot.
+    pub fn report(&self, worker: WorkerIdx, reader: &mut SummaryReader) -> TrackerMessage {
+        if !self.keeps_view() {
+            reader.forget();
+        }
+        if self.is_unreachable() {
+            TrackerMessage::Unreachable { worker, trouble: self.trouble() }
+        } else {
+            TrackerMessage::Lost { worker }
+        }
+    }
+}
+
+/// Returns the report of a frame's effect; `None` if it changes nothing yet.
+pub fn report(worker: WorkerIdx, effect: FrameEffect) -> Option<TrackerMessage> {
+    match effect {
+        FrameEffect::Partial => None,
+        FrameEffect::Opened(new) => Some(TrackerMessage::Opened { worker, new }),
+        FrameEffect::Replace(view) => Some(TrackerMessage::Replaced { worker, runs: view.runs }),
+        FrameEffect::Resumed => Some(TrackerMessage::Resumed { worker }),
+        FrameEffect::Update { changes, load, digest } => Some(TrackerMessage::Update { worker, changes, load, digest }),
+    }
+}
+
+/// Pause before a stream is opened again: it doubles until a stream has lasted.
+#[derive(Debug)]
+pub struct ReconnectPause {
+    next: Duration,
+}
+
+impl Default for ReconnectPause {
+    fn default() -> Self {
+        Self { next: RECONNECT_MIN }
+    }
+}
+
+impl ReconnectPause {
+    /// Returns the pause after a stream that has lasted this long; `jitter` is a random number from 0 to 1.
+    pub fn after(&mut self, lasted: Duration, jitter: f64) -> Duration {
+        if lasted >= STEADY_AFTER {
+            self.next = RECONNECT_MIN;
+        }
+        let pause = self.next.mul_f64((1.0 + jitter) / 2.0);
+        self.next = (self.next * 2).min(RECONNECT_MAX);
+        pause
     }
 }
 
@@ -142,13 +198,13 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
     let stale_reports = member.stale_reports.listen();
-    let follower = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
-    let mut subscriber = Subscriber { fleet, worker, member, client, outbox, stale_reports, follower };
-    let mut pause = RECONNECT_MIN;
+    let reader = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
+    let mut subscriber = Subscriber { fleet, worker, member, client, outbox, stale_reports, reader };
+    let mut pause = ReconnectPause::default();
     let mut last_label = "";
     loop {
         let opened = Instant::now();
-        let after = subscriber.follower.open();
+        let after = subscriber.reader.open();
         let Err(error) = subscriber.read(&behind(&url, after)).await else { return };
         let fleet = &subscriber.fleet;
         fleet.metrics.summary_stream_ends.with_label_values(&[error.label()]).inc();
@@ -157,14 +213,11 @@ pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, 
             tracing::warn!(worker = %subscriber.member.url, reason = %chain(&error), "summary stream ended");
         }
         last_label = error.label();
-        if subscriber.lost(&error).await.is_err() {
+        let report = error.report(worker, &mut subscriber.reader);
+        if subscriber.outbox.tell(report).await.is_err() {
             return;
         }
-        if opened.elapsed() >= STEADY_AFTER {
-            pause = RECONNECT_MIN;
-        }
-        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
-        pause = (pause * 2).min(RECONNECT_MAX);
+        tokio::time::sleep(pause.after(opened.elapsed(), rand::random())).await;
     }
 }
 
@@ -184,23 +237,10 @@ struct Subscriber {
     client: WorkerClient,
     outbox: FleetEvents,
     stale_reports: watch::Receiver<Option<StaleReport>>,
-    follower: SummaryReader,
+    reader: SummaryReader,
 }
 
 impl Subscriber {
-    /// Reports that a stream has ended, and how much of the view is still valid.
-    async fn lost(&mut self, error: &StreamError) -> Result<(), Closed> {
-        let worker = self.worker;
-        if !error.keeps_view() {
-            self.follower.forget();
-        }
-        if error.is_unreachable() {
-            self.outbox.tell(TrackerMessage::Unreachable { worker, trouble: error.trouble() }).await
-        } else {
-            self.outbox.tell(TrackerMessage::Lost { worker }).await
-        }
-    }
-
     /// Reads one stream to its end; `Ok` means that the router is shutting down.
     async fn read(&mut self, url: &Url) -> Result<(), StreamError> {
         let response = tokio::time::timeout(SUMMARY_IDLE_MAX, self.client.get(url)).await;
@@ -219,86 +259,78 @@ impl Subscriber {
         let name = response.headers().get(headers::WORKER).and_then(|name| name.to_str().ok());
         name.into_iter().for_each(|name| self.member.named(name));
         let announced_silence_max = silence_max(response.headers());
-        let bytes = StreamReader::new(response.into_body().into_data_stream().map_err(std::io::Error::other));
-        let codec = LengthDelimitedCodec::builder().max_frame_length(FRAME_BYTES_MAX).new_codec();
-        let mut frames = FramedRead::new(bytes, codec);
-        let mut gate = FloodGate::new();
-        let snapshot_deadline = Instant::now() + SNAPSHOT_TIMEOUT;
+        let mut chunks = response.into_body().into_data_stream();
+        let mut stream = SummaryStream::new(STREAM_LIMITS, now());
         // The frames of a snapshot may be large and the network slow.
         let mut silence_max = SUMMARY_IDLE_MAX;
         loop {
-            let bytes = tokio::select! {
-                next = unless_lost((&self.fleet, self.worker), frames.next(), silence_max) => {
-                    next?.ok_or(StreamError::Ended)?.map_err(StreamError::Broken)?
-                }
+            let next = next_effect(&mut chunks, &mut stream, &mut self.reader);
+            let effect = tokio::select! {
+                next = unless_lost((&self.fleet, self.worker), next, silence_max) => next??,
                 stale_report = stale_report(&mut self.stale_reports) => return Err(stale_report.into()),
             };
-            let frame = Frame::decode(&bytes)?;
             self.fleet.heard(&self.member);
             self.fleet.metrics.summary_frames.inc();
-            // The bytes of a snapshot are limited by its blocks.
-            let is_update = matches!(frame.body, Body::Update { .. });
-            gate.pass(if is_update { bytes.len() } else { 0 })?;
-            let step = self.follower.apply(frame)?;
-            if step == FrameEffect::Partial && Instant::now() > snapshot_deadline {
-                return Err(StreamError::SlowSnapshot);
-            }
-            if step != FrameEffect::Partial {
+            if effect != FrameEffect::Partial {
                 silence_max = announced_silence_max;
             }
-            if self.pass_on(step).await.is_err() {
+            if self.pass_on(effect).await.is_err() {
                 return Ok(());
             }
         }
     }
 
     /// Reports the changes of a frame.
-    async fn pass_on(&self, step: FrameEffect) -> Result<(), Closed> {
-        let worker = self.worker;
-        let started = |start| self.fleet.metrics.summary_streams.with_label_values(&[start]).inc();
-        let report = match step {
-            FrameEffect::Partial => return Ok(()),
-            FrameEffect::Opened(new) => {
-                started("snapshot");
-                TrackerMessage::Opened { worker, new }
-            }
-            FrameEffect::Replace(view) => TrackerMessage::Replaced { worker, runs: view.runs },
-            FrameEffect::Resumed => {
-                started("resumed");
-                TrackerMessage::Resumed { worker }
-            }
-            FrameEffect::Update { changes, load, digest } => TrackerMessage::Update { worker, changes, load, digest },
+    async fn pass_on(&self, effect: FrameEffect) -> Result<(), Closed> {
+        let started = match effect {
+            FrameEffect::Opened(_) => Some("snapshot"),
+            FrameEffect::Resumed => Some("resumed"),
+            _ => None,
         };
-        self.outbox.tell(report).await
+        if let Some(started) = started {
+            self.fleet.metrics.summary_streams.with_label_values(&[started]).inc();
+        }
+        match report(self.worker, effect) {
+            Some(report) => self.outbox.tell(report).await,
+            None => Ok(()),
+        }
     }
 }
 
-/// Returns the next frame of a worker, unless it is lost.
-///
-/// A router that receives nothing from any other worker may itself be cut off, and waits longer. Errors: `Idle`.
+/// Returns the effect of a stream's next frame.
+async fn next_effect(
+    chunks: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
+    stream: &mut SummaryStream,
+    reader: &mut SummaryReader,
+) -> Result<FrameEffect, StreamError> {
+    loop {
+        if let Some(effect) = stream.next(reader, now())? {
+            return Ok(effect);
+        }
+        let bytes = chunks.try_next().await.map_err(StreamError::Broken)?;
+        stream.push(&bytes.ok_or(StreamError::Ended)?);
+    }
+}
+
+/// Returns the current time; a test may pause it.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+/// Returns the next frame of a worker, unless it is lost. Errors: `Idle`.
 async fn unless_lost<T>(
     (fleet, worker): (&Fleet, WorkerIdx),
     next: impl Future<Output = T>,
     silence_max: Duration,
 ) -> Result<T, StreamError> {
     let mut next = std::pin::pin!(next);
-    let start = Instant::now();
-    // The last part is a wait of its own: a router that was stopped for a while finds the frames that arrived
-    // meanwhile.
-    let last_part = silence_max / SILENT_HEARTBEATS_MAX;
-    if let Ok(next) = tokio::time::timeout(silence_max - last_part, &mut next).await {
-        return Ok(next);
-    }
+    let mut watch = SilenceWatch::new((silence_max, SILENT_HEARTBEATS_MAX), SUMMARY_IDLE_MAX, now());
     loop {
-        if let Ok(next) = tokio::time::timeout(last_part, &mut next).await {
+        if let Ok(next) = tokio::time::timeout_at(watch.due().into(), &mut next).await {
             return Ok(next);
         }
-        if start.elapsed() >= SUMMARY_IDLE_MAX {
-            return Err(StreamError::Idle(SUMMARY_IDLE_MAX));
-        }
-        // Had the router been cut off when this worker fell silent, the others would have been silent for as long.
-        if fleet.hears_another(worker, 2 * last_part) {
-            return Err(StreamError::Idle(silence_max));
+        if let Some(silence) = watch.check(now(), |within| fleet.hears_another(worker, within)) {
+            return Err(StreamError::Idle(silence));
         }
     }
 }
@@ -341,33 +373,5 @@ async fn stale_report(stale_reports: &mut watch::Receiver<Option<StaleReport>>) 
         if let Some(stale_report) = *stale_reports.borrow_and_update() {
             return stale_report;
         }
-    }
-}
-
-/// Rate limit on frames, and on the bytes of updates, in windows of one second.
-struct FloodGate {
-    window: Instant,
-    n_frames: u32,
-    n_bytes: usize,
-}
-
-impl FloodGate {
-    fn new() -> Self {
-        Self { window: Instant::now(), n_frames: 0, n_bytes: 0 }
-    }
-
-    fn pass(&mut self, n_bytes: usize) -> Result<(), StreamError> {
-        if self.window.elapsed() >= Duration::from_secs(1) {
-            *self = Self::new();
-        }
-        self.n_frames += 1;
-        self.n_bytes += n_bytes;
-        if self.n_frames > SUMMARY_FRAMES_PER_S_MAX {
-            return Err(StreamError::Flood { what: "frames" });
-        }
-        if self.n_bytes > SUMMARY_BYTES_PER_S_MAX {
-            return Err(StreamError::Flood { what: "bytes" });
-        }
-        Ok(())
     }
 }

@@ -4,6 +4,9 @@
 //! blocks. A burst is applied as a whole and published once. Only workers that changed get a new value. Reports of a
 //! worker that has left are dropped.
 //!
+//! The thread only receives reports; [`Tracker`] applies them, and takes the time from its caller, so that the
+//! simulation drives it in virtual time.
+//!
 //! Not here: reading streams (`subscriber`), the meaning of a view (`warmpath-router-core`).
 
 mod blocks;
@@ -42,18 +45,18 @@ const BATCH_MAX: usize = 256;
 const NAMES_LOGGED_MAX: usize = 16;
 
 /// Applies reports until every sender is gone.
-pub fn track(fleet: Arc<Fleet>, writer: IndexWriter, mut inbox: mpsc::Receiver<TrackerMessage>) {
-    let mut tracker = Tracker::new(fleet, writer);
+pub fn track(mut tracker: Tracker, mut inbox: mpsc::Receiver<TrackerMessage>) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     loop {
-        if tracker.blocks.is_busy() {
+        if tracker.is_busy() {
             batch.extend(std::iter::from_fn(|| inbox.try_recv().ok()).take(BATCH_MAX));
         } else if inbox.blocking_recv_many(&mut batch, BATCH_MAX) == 0 {
             return;
         }
-        batch.drain(..).for_each(|report| tracker.take(report));
-        tracker.take_in_slice();
-        tracker.publish();
+        let now = Instant::now();
+        batch.drain(..).for_each(|report| tracker.take(report, now));
+        tracker.take_in_slice(now);
+        tracker.publish(now);
     }
 }
 
@@ -72,7 +75,8 @@ impl Tracked {
     }
 }
 
-struct Tracker {
+/// Owner of a fleet's view and of its prefix index.
+pub struct Tracker {
     fleet: Arc<Fleet>,
     blocks: Blocks,
     workers: BTreeMap<WorkerIdx, Tracked>,
@@ -88,7 +92,8 @@ struct Tracker {
 }
 
 impl Tracker {
-    fn new(fleet: Arc<Fleet>, writer: IndexWriter) -> Self {
+    /// Returns the tracker of a fleet without workers.
+    pub(super) fn new(fleet: Arc<Fleet>, writer: IndexWriter) -> Self {
         Self {
             stock: StockServers::new(&fleet),
             blocks: Blocks::new(writer, WORKER_BLOCKS_MAX),
@@ -101,15 +106,20 @@ impl Tracker {
         }
     }
 
+    /// Returns whether a view is being inserted.
+    pub fn is_busy(&self) -> bool {
+        self.blocks.is_busy()
+    }
+
     /// Applies a report, at once or when the view that it follows is in the index.
-    fn take(&mut self, report: TrackerMessage) {
+    pub fn take(&mut self, report: TrackerMessage, now: Instant) {
         if let Some(report) = self.blocks.pass(report) {
-            self.apply(report);
+            self.apply(report, now);
         }
     }
 
     /// Inserts a slice of the views that are being inserted.
-    fn take_in_slice(&mut self) {
+    pub fn take_in_slice(&mut self, now: Instant) {
         for Arrived { worker, behind } in self.blocks.take_in_slice() {
             self.fleet.ledger().stale_blocks().forget(worker);
             self.fleet.member(worker).stale_reports.settle();
@@ -119,31 +129,33 @@ impl Tracker {
                 let is_new = view.blocks.n_blocks == 0 && !view.load.draining;
                 self.fleet_changes.extend(is_new.then_some(FleetChange::Joined(worker)));
             }
-            behind.into_iter().for_each(|report| self.take(report));
+            behind.into_iter().for_each(|report| self.take(report, now));
         }
     }
 
-    fn apply(&mut self, report: TrackerMessage) {
+    fn apply(&mut self, report: TrackerMessage, now: Instant) {
         match report {
             TrackerMessage::Surveyed => self.has_surveyed = true,
-            TrackerMessage::Joined { worker } => self.joined(worker),
+            TrackerMessage::Joined { worker } => self.joined(worker, now),
             TrackerMessage::Leaving { worker } => self.leaving(worker),
             TrackerMessage::Stayed { worker } => self.stayed(worker),
             TrackerMessage::Left { worker } => self.left(worker),
-            TrackerMessage::Opened { worker, new } => self.opened(worker, *new),
+            TrackerMessage::Opened { worker, new } => self.opened(worker, *new, now),
             TrackerMessage::Found { worker, declared } => self.found(worker, declared),
             TrackerMessage::Differs { worker, model } => self.differs(worker, model),
             TrackerMessage::Resumed { worker } => self.resumed(worker),
             TrackerMessage::Replaced { worker, runs } => self.blocks.begin(worker, runs),
-            TrackerMessage::Update { worker, changes, load, digest } => self.update(worker, changes, (load, digest)),
-            TrackerMessage::Lost { worker } => self.lost(worker),
-            TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble),
+            TrackerMessage::Update { worker, changes, load, digest } => {
+                self.update(worker, changes, (load, digest), now)
+            }
+            TrackerMessage::Lost { worker } => self.lost(worker, now),
+            TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble, now),
             TrackerMessage::Vocabulary => self.models_changed = true,
             TrackerMessage::Refused { worker, key, reason } => self.refused(worker, key, reason),
         }
     }
 
-    fn joined(&mut self, worker: WorkerIdx) {
+    fn joined(&mut self, worker: WorkerIdx, now: Instant) {
         let member = self.fleet.member(worker);
         let view = Arc::new(WorkerView {
             idx: worker,
@@ -152,9 +164,9 @@ impl Tracker {
             model: None,
             further: Vec::new(),
             awaited: Vec::new(),
-            joined_at: Instant::now(),
+            joined_at: now,
             load: Load::default(),
-            measured_at: Instant::now(),
+            measured_at: now,
             link: ConnectionState::Connecting,
             trouble: None,
             excluded: None,
@@ -195,7 +207,7 @@ impl Tracker {
         }
     }
 
-    fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker) {
+    fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker, now: Instant) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         let was_life = tracked.life.replace(stamp);
         let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
@@ -208,7 +220,7 @@ impl Tracker {
         }
         view.awaited.clear();
         view.uid = Some(stamp.worker_uid);
-        view.hear(opening.load, Instant::now());
+        view.hear(opening.load, now);
         (view.link, view.trouble) = (ConnectionState::Live, None);
         let name = view.name.clone();
         self.models_changed |= !same_model || !same_life || was != ConnectionState::Live;
@@ -222,14 +234,20 @@ impl Tracker {
         self.models_changed = true;
     }
 
-    fn update(&mut self, worker: WorkerIdx, changes: Vec<Change>, (load, digest): (Option<Load>, Option<Digest>)) {
+    fn update(
+        &mut self,
+        worker: WorkerIdx,
+        changes: Vec<Change>,
+        (load, digest): (Option<Load>, Option<Digest>),
+        now: Instant,
+    ) {
         let n_filling = self.blocks.update(worker, &changes);
         let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());
         let block_size_tokens = model.map_or(0, |model| model.block_size_tokens);
         if !changes.is_empty() {
             let mut ledger = self.fleet.ledger();
             ledger.filling(worker, n_filling as u64 * u64::from(block_size_tokens));
-            ledger.heard(worker, &changes, Instant::now());
+            ledger.heard(worker, &changes, now);
         }
         if let Some(stale_report) = self.blocks.check(worker, digest) {
             self.fleet.member(worker).stale_reports.raise(stale_report);
@@ -242,7 +260,7 @@ impl Tracker {
             tracing::info!(worker = %view.name, "worker is draining");
             drains = Some(FleetChange::Drains(worker));
         }
-        view.hear(load, Instant::now());
+        view.hear(load, now);
         self.fleet_changes.extend(drains);
     }
 
@@ -259,10 +277,9 @@ impl Tracker {
         }
     }
 
-    fn lost(&mut self, worker: WorkerIdx) {
+    fn lost(&mut self, worker: WorkerIdx, since: Instant) {
         let Some(view) = self.view_mut(worker) else { return };
         view.blocks.is_current = false;
-        let since = Instant::now();
         match view.link {
             ConnectionState::Live => view.link = ConnectionState::Stale { since },
             // The worker responds, but nothing that it sends can be read.
@@ -276,7 +293,7 @@ impl Tracker {
 
     /// Records that a worker cannot be reached. It has most likely lost its cache, and sends a new list when it
     /// returns.
-    fn unreachable(&mut self, worker: WorkerIdx, trouble: FollowError) {
+    fn unreachable(&mut self, worker: WorkerIdx, trouble: FollowError, since: Instant) {
         self.blocks.remove(worker);
         self.know_blocks(worker);
         let Some(view) = self.workers.get_mut(&worker).map(Tracked::view_mut) else { return };
@@ -285,7 +302,6 @@ impl Tracker {
         if kind == FollowErrorKind::Loss {
             self.lost.push(worker);
         }
-        let since = Instant::now();
         let (link, was) = match &kind {
             FollowErrorKind::Loss | FollowErrorKind::Other => (ConnectionState::Down { since }, view.link),
             FollowErrorKind::Refusal => (ConnectionState::Refused { since }, view.link),
@@ -316,7 +332,8 @@ impl Tracker {
         self.models_changed = true;
     }
 
-    fn publish(&mut self) {
+    /// Publishes the view, and tells requests, tasks and the log what has changed.
+    pub fn publish(&mut self, now: Instant) {
         let models_changed = std::mem::take(&mut self.models_changed);
         if models_changed {
             self.settle();
@@ -341,7 +358,7 @@ impl Tracker {
         let had_looked = *self.fleet.looked.borrow();
         let has_looked = had_looked || self.has_surveyed && !self.workers.values().any(is_connecting);
         if has_looked && !had_looked {
-            self.tell_who_is_awaited();
+            self.tell_who_is_awaited(now);
         }
         if models_changed || has_looked != had_looked {
             self.fleet.looked.send_replace(has_looked);
@@ -349,8 +366,7 @@ impl Tracker {
     }
 
     /// Logs after the first contact which workers cannot take requests yet.
-    fn tell_who_is_awaited(&self) {
-        let now = Instant::now();
+    fn tell_who_is_awaited(&self, now: Instant) {
         for view in self.workers.values().map(|tracked| &tracked.view) {
             if let Some(why) = view.unavailable(now) {
                 tracing::info!(worker = %view.name, state = why.label(), names = ?view.awaited, "worker is awaited");

@@ -1,18 +1,14 @@
 //! Tests of the effects of reports on the tracker's views.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{Notify, watch};
-use warmpath_router_core::index::IndexOptions;
-use warmpath_router_core::ledger::{Ledger, LedgerOptions};
+use warmpath_router_core::fleet::membership::MembershipOptions;
+use warmpath_router_core::ledger::LedgerOptions;
 use warmpath_shell::tls::ClientFiles;
 
 use super::blocks::tests::run;
 use super::*;
-use crate::config::{TrialConfig, WorkerAddress, WorkerApi};
+use crate::config::{FleetConfig, TrialConfig, WorkerAddress, WorkerApi};
 use crate::fleet::client::Clients;
 use crate::fleet::members::Member;
 use crate::metrics::Metrics;
@@ -27,32 +23,25 @@ const RUN_BLOCKS_MAX: usize = 1_000;
 
 /// Returns the tracker of a fleet with one worker.
 fn tracker() -> Tracker {
-    let writer = IndexWriter::new(IndexOptions { bytes_max: 64 << 20, seed: 7 });
     let tls = ClientFiles::default().open().expect("no file is given");
     let clients = Clients::new(Duration::from_secs(1), tls, None);
+    let config = FleetConfig {
+        membership: MembershipOptions { workers_max: 1, linger: Duration::ZERO, vacancy: Duration::ZERO },
+        vocabularies: Vec::new(),
+        index_bytes_max: 64 << 20,
+        dispatch: LedgerOptions::default(),
+        first_look_max: Duration::ZERO,
+        connect_timeout: Duration::from_secs(1),
+        worker_keys: Vec::new(),
+        token_file: None,
+        tls: ClientFiles::default(),
+        trial: TrialConfig::default(),
+    };
+    let (fleet, tracker, _) = Fleet::new(&config, (Vec::new(), clients.clone()), Arc::new(Metrics::new()), 7);
     let url = "http://127.0.0.1:1".parse().expect("a URL");
     let address = WorkerAddress { url, api: WorkerApi::Warmpath, certified: None };
-    let member = Member::new(WORKER, &address, clients.of(&address));
-    let fleet = Arc::new(Fleet {
-        members: ArcSwap::from_pointee(vec![member]),
-        given: Vec::new(),
-        clients,
-        view: ArcSwap::default(),
-        vocabularies: ArcSwap::default(),
-        index: writer.reader(),
-        ledger: Mutex::new(Ledger::new(LedgerOptions::default())),
-        n_shed: AtomicU64::new(0),
-        started: Instant::now(),
-        looked: watch::Sender::new(false),
-        first_look_max: Duration::ZERO,
-        was_ready: AtomicBool::new(false),
-        models_changed: Notify::new(),
-        fleet_changes: None,
-        layouts_wanted: mpsc::channel(1).0,
-        trial: TrialConfig::default(),
-        metrics: Arc::new(Metrics::new()),
-    });
-    Tracker::new(fleet, writer)
+    fleet.seat(WORKER, &Member::new(WORKER, &address, clients.of(&address)));
+    tracker
 }
 
 fn snapshot(n_blocks: u64) -> TrackerMessage {
@@ -68,7 +57,7 @@ fn unreachable(kind: FollowErrorKind) -> TrackerMessage {
 /// Takes in all views that are on their way.
 fn take_in(tracker: &mut Tracker) {
     while tracker.blocks.is_busy() {
-        tracker.take_in_slice();
+        tracker.take_in_slice(Instant::now());
     }
 }
 
@@ -87,7 +76,7 @@ fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost(
         ("it refuses this router", unreachable(FollowErrorKind::Refusal), false, 0),
         ("its stream is lost once more", lost(), false, 0),
     ] {
-        tracker.take(report);
+        tracker.take(report, Instant::now());
         take_in(&mut tracker);
         let known = tracker.workers[&WORKER].view.blocks;
         assert_eq!((known.is_current, known.n_blocks), (is_current, n_blocks), "{what}");
@@ -97,15 +86,15 @@ fn a_worker_s_blocks_are_current_from_a_whole_snapshot_until_its_stream_is_lost(
 #[test]
 fn a_snapshot_s_blocks_are_not_current_before_its_last_one_nor_after_a_loss_behind_it() {
     let mut tracker = tracker();
-    tracker.take(TrackerMessage::Joined { worker: WORKER });
+    tracker.take(TrackerMessage::Joined { worker: WORKER }, Instant::now());
     let is_current = |tracker: &Tracker| tracker.workers[&WORKER].view.blocks.is_current;
-    tracker.take(snapshot(N_BLOCKS_OF_SLICES));
-    tracker.take_in_slice();
+    tracker.take(snapshot(N_BLOCKS_OF_SLICES), Instant::now());
+    tracker.take_in_slice(Instant::now());
     assert!(tracker.blocks.is_busy() && !is_current(&tracker), "a part of it is in the index");
-    tracker.take(TrackerMessage::Lost { worker: WORKER });
+    tracker.take(TrackerMessage::Lost { worker: WORKER }, Instant::now());
     take_in(&mut tracker);
     assert!(!is_current(&tracker), "the stream was lost behind the snapshot");
-    tracker.take(snapshot(1));
+    tracker.take(snapshot(1), Instant::now());
     take_in(&mut tracker);
     assert!(is_current(&tracker));
 }
