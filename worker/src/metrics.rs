@@ -134,6 +134,8 @@ metrics! {
     draft_model_tokens: IntCounter = counter("draft_model_tokens_total");
     /// Time of the draft model.
     draft_model: Counter = total_seconds("draft_model_seconds_total");
+    /// Sequences for which the draft model failed, and which went on without it.
+    draft_model_failures: IntCounter = counter("draft_model_failures_total");
     /// Checkpoints of partial state that were made.
     checkpoints_made: IntCounter = counter("checkpoints_made_total");
     /// Starts from a checkpoint.
@@ -268,6 +270,7 @@ impl Metrics {
             (&self.decode_tokens, values.decode_tokens),
             (&self.drafts, values.drafts),
             (&self.draft_model_tokens, values.made_tokens),
+            (&self.draft_model_failures, values.draft_model_failures),
             (&self.steps, values.steps),
             (&self.decode_failures, values.decode_failures),
             (&self.finished, values.finished),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use futures::future::join_all;
 use warmpath_bench::model::{Preset, write_model};
+use warmpath_common::ids::Token;
 use warmpath_gguf::{Value, Writer};
 use warmpath_worker::engine::{
     AtContextEnd, DraftCosts, DraftModelConfig, Engine, EngineConfig, EngineHandle, FinishReason, ShiftConfig,
@@ -215,20 +216,56 @@ async fn a_draft_model_that_cannot_draft_is_refused_with_the_reason() {
 
 /// Returns a model whose vocabulary has two tokens in each other's place.
 fn with_other_tokens() -> PathBuf {
+    with_changed_tokens("other-tokens", |tokens| tokens.swap(301, 302))
+}
+
+/// Returns a model with changed tokens. Types of tokens are cut to their number.
+fn with_changed_tokens(name: &str, change: impl FnOnce(&mut Vec<String>)) -> PathBuf {
     let header = warmpath_gguf::check(&model(Preset::Tiny, 1)).unwrap();
-    let key = "tokenizer.ggml.tokens";
-    let tokens = header.texts(key).unwrap();
+    let (texts, kinds) = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type");
+    let tokens = header.texts(texts).unwrap();
     let mut tokens: Vec<String> = tokens.iter().map(|token| String::from_utf8(token.clone()).unwrap()).collect();
-    tokens.swap(301, 302);
+    change(&mut tokens);
     let mut writer = Writer::new();
     writer.set("general.architecture", Value::Text("llama")).unwrap();
-    writer.copy_keys(&header, |copied| copied.starts_with("tokenizer.") && copied != key);
-    writer.set(key, Value::Texts(&tokens)).unwrap();
-    let vocabulary = file("other-vocabulary");
+    writer.copy_keys(&header, |copied| copied.starts_with("tokenizer.") && ![texts, kinds].contains(&copied));
+    writer.set(texts, Value::Texts(&tokens)).unwrap();
+    writer.set(kinds, Value::I32s(&header.numbers(kinds).unwrap()[..tokens.len()])).unwrap();
+    let vocabulary = file(&format!("{name}-vocabulary"));
     writer.begin(&vocabulary).unwrap().finish().unwrap();
-    let out = file("other-tokens");
+    let out = file(name);
     write_model(Preset::Tiny, 1, Some(&vocabulary), &out).unwrap();
     out
+}
+
+/// The draft model lacks the last token of the vocabulary, so llama.cpp refuses every batch of it with that token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_draft_model_that_fails_for_one_sequence_goes_on_for_the_others() {
+    let n_tokens = warmpath_gguf::check(&model(Preset::Tiny, 1)).unwrap().list_len("tokenizer.ggml.tokens").unwrap();
+    let draft = with_changed_tokens("fewer-tokens", |tokens| tokens.truncate(n_tokens - 1));
+    // Short prompts, which the draft model computes in one pass, and one that takes it several.
+    let rounds: Vec<[Ask; 2]> = [(1, 30, 60), (2, 120, 60), (3, 20, 90)]
+        .map(|(seed, n_lacking, n_other)| {
+            let mut lacking = tokens(seed, n_lacking);
+            lacking[n_lacking - 9] = n_tokens as Token - 1;
+            [ask(&lacking, 60), ask(&tokens(seed + 50, n_other), 60)]
+        })
+        .to_vec();
+    let small_passes = EngineConfig { ubatch_tokens: 64, batch_tokens: 64, ..slots(2) };
+    let (expected, _, plain) = run(&small_passes, rounds.as_flattened()).await;
+    stop(plain).await;
+    let (engine, _updates) = start(drafting(&small_passes, draft));
+    for ((asks, expected), n_failures) in rounds.iter().zip(expected.chunks(2)).zip(1..) {
+        let before = engine.counters();
+        let found = together(&engine, asks).await;
+        for (found, expected) in found.iter().zip(expected) {
+            assert_eq!(found.tokens, expected.tokens);
+        }
+        let counters = engine.counters();
+        assert_eq!((counters.draft_model_failures, counters.decode_failures), (n_failures, 0), "{counters:?}");
+        assert!(counters.made_tokens > before.made_tokens, "the other sequence has drafts: {counters:?}");
+    }
+    stop(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

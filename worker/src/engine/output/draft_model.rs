@@ -11,7 +11,7 @@ use std::cell::OnceCell;
 use llama_cpp_2::DecodeError;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
-use tracing::info;
+use tracing::{info, warn};
 use warmpath_common::ids::{SlotId, Token};
 use warmpath_worker_core::drafting::draft_model::{
     Distance, DraftModelCosts, DraftStateOwner, DraftStateTokens, DraftTarget,
@@ -42,6 +42,8 @@ const SHARE_LIKE_GPU: f64 = 0.05;
 pub(crate) struct DraftModel<'m> {
     llama: Llama<'m>,
     followed: Vec<DraftStateTokens>,
+    /// For each slot the last sequence, by its order, for which the model failed; it gets no more drafts of it.
+    failed: Vec<Option<u64>>,
     /// Longest sequence.
     context_tokens: u32,
     /// Number of tokens that both vocabularies have.
@@ -56,6 +58,8 @@ pub(crate) struct DraftModel<'m> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Following {
     owner: DraftStateOwner,
+    /// Order of the sequence.
+    order: u64,
     next: Token,
     n_tokens: u32,
     n_missing: u32,
@@ -74,6 +78,8 @@ pub(crate) struct WantedDraft {
 /// A draft in progress.
 struct Making {
     slot: SlotId,
+    /// Number of tokens in the draft model before this draft.
+    n_kept: usize,
     n_tokens: usize,
     /// Row of the logits for its next token; `None` if it gets no more tokens.
     row: Option<i32>,
@@ -146,6 +152,7 @@ impl<'m> DraftModel<'m> {
             pass_tokens: opened.batch_limits().1,
             llama: opened,
             followed: vec![DraftStateTokens::default(); usize::from(config.n_slots)],
+            failed: vec![None; usize::from(config.n_slots)],
             context_tokens,
             n_vocab: model.n_vocab().min(served.n_vocab()).unsigned_abs() as usize,
             p_min: draft.p_min,
@@ -180,16 +187,19 @@ impl Following {
 }
 
 impl DraftModel<'_> {
-    /// Returns the sequence in a slot if the draft model can draft for it; `None` if the sequence has no next token, or
-    /// does not fit into the draft model's context.
+    /// Returns the sequence in a slot if the draft model can draft for it; `None` if the sequence has no next token,
+    /// does not fit into the draft model's context, or is one for which the draft model has failed.
     pub(crate) fn following(&self, sequence: &Sequence, (slot, held): (SlotId, &Slot)) -> Option<Following> {
         let next = sequence.next_token()?;
+        if self.failed[usize::from(slot.0)] == Some(sequence.order) {
+            return None;
+        }
         let lent = held.root().filter(|_| held.lends());
         let owner = lent.map_or(DraftStateOwner::Sequence(sequence.order), |root| DraftStateOwner::Root(*root));
         let n_tokens = u32::try_from(held.tokens().len() + 1).ok()?;
         // The draft model does not compute the last token of a draft.
         let n_max = (self.context_tokens + 1).checked_sub(n_tokens).filter(|n_max| *n_max > 0)? as usize;
-        let following = Following { owner, next, n_tokens, n_missing: 0, n_max };
+        let following = Following { owner, order: sequence.order, next, n_tokens, n_missing: 0, n_max };
         let n_common = self.followed[usize::from(slot.0)].n_common(&following.target(held));
         Some(Following { n_missing: n_tokens - u32::try_from(n_common).unwrap_or(n_tokens), ..following })
     }
@@ -214,15 +224,33 @@ impl DraftModel<'_> {
         }
     }
 
-    /// Makes drafts, in the order of `wanted`; returns the tokens of each.
+    /// Makes drafts, in the order of `wanted`; returns the tokens of each, `None` if the draft model failed for it.
     ///
     /// The missing tokens of a sequence are computed up to the room of the first pass; if some are still missing, there
-    /// is no draft.
-    /// Errors: those of llama.cpp; the draft model must not be used any more.
-    pub(crate) fn make(&mut self, wanted: &[WantedDraft], table: &SlotTable) -> Result<Vec<Vec<Token>>, DecodeError> {
+    /// is no draft. llama.cpp fails for a whole batch, for example because the draft model lacks a token of one
+    /// sequence. So each draft is then made alone, and only the sequence that fails alone gets no more drafts.
+    pub(crate) fn make(&mut self, wanted: &[WantedDraft], table: &SlotTable) -> Vec<Option<Vec<Token>>> {
         self.llama.reset_batch();
         let mut left = self.pass_tokens as usize;
         let mut making: Vec<Making> = wanted.iter().map(|draft| self.follow(draft, table, &mut left)).collect();
+        let Err(cause) = self.run_passes(&mut making) else {
+            return making.into_iter().map(|making| Some(making.tokens)).collect();
+        };
+        for (draft, making) in wanted.iter().zip(&making) {
+            self.cut_back(draft.slot, (draft.following.owner, making.n_kept));
+        }
+        let [failed] = wanted else {
+            return wanted.iter().flat_map(|draft| self.make(std::slice::from_ref(draft), table)).collect();
+        };
+        warn!(slot = %failed.slot, %cause, "the draft model failed for a sequence, which continues without it");
+        self.failed[usize::from(failed.slot.0)] = Some(failed.following.order);
+        vec![None]
+    }
+
+    /// Computes the batch, and then one pass for each further token of the drafts.
+    ///
+    /// Errors: those of llama.cpp.
+    fn run_passes(&mut self, making: &mut [Making]) -> Result<(), DecodeError> {
         // Each pass extends every draft in progress by one token.
         while self.llama.n_pushed() > 0 {
             self.llama.decode()?;
@@ -237,7 +265,7 @@ impl DraftModel<'_> {
                 }
             }
         }
-        Ok(making.into_iter().map(|making| making.tokens).collect())
+        Ok(())
     }
 
     /// Removes the state of all sequences.
@@ -263,19 +291,24 @@ impl DraftModel<'_> {
             let pushed = self.push(slot, token, if is_last { Logits::Wanted } else { Logits::Unwanted });
             row = is_last.then_some(pushed);
         }
-        Making { slot, n_tokens, row, tokens: Vec::new() }
+        Making { slot, n_kept, n_tokens, row, tokens: Vec::new() }
     }
 
     /// Removes a sequence's tokens that differ from the target's; returns the number of remaining tokens.
     fn cut(&mut self, slot: SlotId, target: &DraftTarget<'_>) -> usize {
+        let n_common = self.followed[usize::from(slot.0)].n_common(target);
+        self.cut_back(slot, (target.owner, n_common))
+    }
+
+    /// Keeps the first `n_kept` tokens of a sequence, or none if that is not possible; returns the number of them.
+    fn cut_back(&mut self, slot: SlotId, (owner, mut n_kept): (DraftStateOwner, usize)) -> usize {
         let followed = &mut self.followed[usize::from(slot.0)];
-        let mut n_kept = followed.n_common(target);
         let is_whole = followed.len() == n_kept;
         if !is_whole && !self.llama.rewind(slot, u32::try_from(n_kept).unwrap_or(0)) {
             self.llama.clear(slot);
             n_kept = 0;
         }
-        followed.keep(target.owner, n_kept);
+        followed.keep(owner, n_kept);
         n_kept
     }
 

@@ -11,7 +11,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use tracing::error;
 use warmpath_common::ids::SlotId;
 use warmpath_common::model::MemoryKind;
 use warmpath_prompt::ImageRun;
@@ -168,17 +167,13 @@ impl<'m> Speculation<'m> {
         // Drafts that need no preparation come first.
         wanted.sort_by_key(|draft: &WantedDraft| !draft.is_made());
         let began = Instant::now();
-        let made = match model.make(&wanted, table) {
-            Ok(made) => made,
-            Err(cause) => {
-                error!(%cause, "the draft model failed and is no longer used; the worker continues without it");
-                self.model = None;
-                return;
-            }
-        };
+        let made = model.make(&wanted, table);
         self.making_time += began.elapsed();
         counters.draft_model_us.fetch_add(to_us(began.elapsed()), Relaxed);
+        let n_failed = made.iter().filter(|made| made.is_none()).count();
+        counters.draft_model_failures.fetch_add(n_failed as u64, Relaxed);
         for ((idx, length), tokens) in planned.into_iter().zip(made) {
+            let Some(tokens) = tokens else { continue };
             counters.made_tokens.fetch_add(tokens.len() as u64, Relaxed);
             let drafter = running.get_mut(offers[idx].slot).and_then(|sequence| sequence.drafter.as_mut());
             lengths[idx] = drafter.map_or(Length::default(), |drafter| drafter.take_made(tokens, length));

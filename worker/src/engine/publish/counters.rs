@@ -61,6 +61,8 @@ counters! {
     made_tokens;
     /// Time of the draft model. Units: microseconds.
     draft_model_us;
+    /// Sequences for which the draft model failed.
+    draft_model_failures;
     /// Prompt tokens of requests that got a slot.
     prompt_tokens;
     /// Prompt tokens of these requests that were reused.
