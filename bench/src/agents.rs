@@ -111,6 +111,23 @@ impl ShortSession {
         let body = self.session.body(&self.plan[answers.len()], answers, answer_tokens);
         (self.session.shape.dialect.path(), body)
     }
+
+    /// Holds the session with the server at `url`, one request after the other; returns the rate at which the tokens
+    /// after the first of each answer came.
+    ///
+    /// Units: tokens a second. Errors: a request that fails.
+    pub(crate) async fn hold(&self, url: &str, answer_tokens: u32) -> anyhow::Result<f64> {
+        let api = Api::new(url, self.session.shape.dialect)?;
+        let (mut answers, mut n_tokens, mut took_ms) = (Vec::new(), 0, 0.0);
+        while answers.len() < self.n_requests() {
+            let (_, body) = self.request(&answers, answer_tokens);
+            let asked = api.ask(&body).await?;
+            n_tokens += asked.completion_tokens.saturating_sub(1);
+            took_ms += asked.after_first_ms;
+            answers.push(asked.text);
+        }
+        Ok(if took_ms > 0.0 { n_tokens as f64 * 1e3 / took_ms } else { 0.0 })
+    }
 }
 
 /// Sums of the requests of one kind.
@@ -243,7 +260,7 @@ mod tests {
     fn a_row_tells_the_sums_of_its_requests() {
         let mut sum = Sum::default();
         for (prompt_tokens, cached_tokens, ttft_ms) in [(900, 0, 30.0), (1100, 1000, 10.0)] {
-            let asked = Asked { text: String::new(), prompt_tokens, cached_tokens, ttft_ms };
+            let asked = Asked { prompt_tokens, cached_tokens, ttft_ms, ..Asked::default() };
             sum.add(&asked, cached_tokens);
         }
         let row = sum.row("codex", "w", Step::Tool);

@@ -1,30 +1,35 @@
-//! `warmpath-bench speculation`: the speed of answers with and without drafts, compared with llama-server's.
+//! `warmpath-bench speculation`: the speed of answers with and without drafts, compared with llama-server's, or
+//! simulated with the times of another machine.
 //!
 //! All servers run at the same time and are asked in turn, task by task and round by round, so that a noisy machine
-//! affects all of them; one of them computes at a time. What is asked is in `tasks`.
+//! affects all of them; one of them computes at a time. What is asked is in `tasks` and in `agents`.
 
+mod cost_curve;
+mod mix;
+mod rates;
+mod recording;
+mod replay;
+mod saturation;
+mod sessions;
 mod tasks;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Args;
-use futures::future::try_join_all;
+use clap::{Args, ValueEnum};
 
-use self::tasks::Task;
-use crate::client::{Answer, ChatClient, Message};
+use self::cost_curve::CostCurve;
+use crate::client::{ChatClient, Message};
 use crate::fleet::{Server, bin_dir};
 use crate::model::real::ModelChoice;
 use crate::peers;
-use crate::summary::median;
 use crate::worker_bench::Peer;
 
 /// Time in which a model must be loaded.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 /// Context of a slot. Units: tokens.
-const SLOT_CONTEXT_TOKENS: u32 = 4096;
+const SLOT_CONTEXT_TOKENS: u32 = 8192;
 /// Longest answer. Units: tokens.
 const ANSWER_TOKENS: u32 = 192;
 
@@ -44,7 +49,15 @@ pub struct SpeculationArgs {
     /// llama-server's types of drafts, each a server of its own.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "ngram-simple,ngram-mod")]
     against_types: Vec<String>,
-    /// Numbers of requests at a time.
+    /// Scenario to measure; may be repeated. The default is mix.
+    #[arg(long = "scenario", value_name = "NAME")]
+    scenarios: Vec<Scenario>,
+    /// Times of steps with which the answers of the mix are replayed in virtual time, instead of a measurement: those
+    /// of this machine (self-test), of an RTX 3090 (gpu), or points such as 1:7.9,2:13.8,4:24 in milliseconds. May be
+    /// repeated.
+    #[arg(long = "cost-curve", value_name = "CURVE", conflicts_with_all = ["against", "scenarios", "model_draft"])]
+    cost_curves: Vec<CostCurve>,
+    /// Numbers of requests at a time, and of slots.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4")]
     streams: Vec<u16>,
     /// Rounds of each task; each has texts of its own, and the median counts.
@@ -58,6 +71,17 @@ pub struct SpeculationArgs {
     threads: u16,
 }
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Scenario {
+    /// Twelve tasks, from answers that repeat their prompt to free ones.
+    Mix,
+    /// All tasks in turn, with every slot busy and as many requests waiting.
+    Saturation,
+    /// Sessions of coding agents, each held twice.
+    Sessions,
+}
+
 /// A server that takes part.
 struct Contender {
     name: String,
@@ -65,33 +89,44 @@ struct Contender {
     client: ChatClient,
 }
 
-/// Rates of one server: for each task, one of each round. Units: tokens a second of all requests together.
-type Rates = BTreeMap<Task, Vec<f64>>;
-
-/// Runs every task on every server and prints the tables.
+/// Runs the scenarios, or replays the answers of the mix, and prints the tables.
 ///
 /// Errors: a server that does not start or answer.
 pub async fn run(args: &SpeculationArgs) -> anyhow::Result<()> {
     // An older result of the self-test may be from a busier machine.
     let self_test_cache = tempfile::tempdir()?;
+    let n_rounds = args.rounds.max(1);
     for &n_streams in &args.streams {
-        let contenders = start(args, n_streams.max(1), self_test_cache.path()).await?;
-        let mut rates: Vec<Rates> = contenders.iter().map(|_| Rates::new()).collect();
-        for round in 0..args.rounds.max(1) {
-            for task in Task::ALL {
-                for (contender, rates) in contenders.iter().zip(&mut rates) {
-                    let rate = measure(contender, task, (round, n_streams.max(1))).await?;
-                    rates.entry(task).or_default().push(rate);
+        let n_streams = n_streams.max(1);
+        let contenders = start(args, n_streams, self_test_cache.path()).await?;
+        if args.cost_curves.is_empty() {
+            for scenario in args.scenarios() {
+                match scenario {
+                    Scenario::Mix => mix::run(&contenders, (n_rounds, n_streams)).await?,
+                    Scenario::Saturation => saturation::run(&contenders, (n_rounds, n_streams)).await?,
+                    Scenario::Sessions => sessions::run(&contenders, n_rounds).await?,
                 }
             }
-            eprintln!("{n_streams} at a time: round {} of {}", round + 1, args.rounds.max(1));
+        } else {
+            let model = args.model.file()?;
+            recording::run(&contenders[0], &model, (&args.cost_curves, n_rounds, n_streams)).await?;
         }
-        print_table(n_streams, &contenders, &rates);
         for mut contender in contenders {
             contender.server.terminate(LOAD_TIMEOUT).await?;
         }
     }
     Ok(())
+}
+
+impl SpeculationArgs {
+    fn scenarios(&self) -> &[Scenario] {
+        if self.scenarios.is_empty() { &[Scenario::Mix] } else { &self.scenarios }
+    }
+}
+
+/// Returns the names of servers, as tables have them.
+fn names(contenders: &[Contender]) -> Vec<&str> {
+    contenders.iter().map(|contender| contender.name.as_str()).collect()
 }
 
 async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -> anyhow::Result<Vec<Contender>> {
@@ -109,7 +144,10 @@ async fn start(args: &SpeculationArgs, n_streams: u16, self_test_cache: &Path) -
     let draft: Vec<String> =
         draft.into_iter().flat_map(|file| ["--model-draft".to_owned(), file.display().to_string()]).collect();
     let own = ["--listen", "127.0.0.1:0", "--self-test-cache", &cache, "--spec-type"].map(str::to_owned);
-    let mut kinds: Vec<(&str, &str, &[String])> = vec![("none", "none", &[]), ("auto", "auto", &[])];
+    let mut kinds: Vec<(&str, &str, &[String])> = vec![("auto", "auto", &[])];
+    if args.cost_curves.is_empty() {
+        kinds.insert(0, ("none", "none", &[]));
+    }
     if !draft.is_empty() {
         kinds.push(("draft model", "auto", &draft));
     }
@@ -137,62 +175,5 @@ impl Contender {
         let client = ChatClient::new(&server.base_url(), None)?;
         client.ask_exactly(&[Message::new("user", "ready?")], 2).await.context("asking for a first word")?;
         Ok(Self { name, server, client })
-    }
-}
-
-/// Asks for the answers of a round at the same time and returns their rate.
-async fn measure(contender: &Contender, task: Task, (round, n_streams): (usize, u16)) -> anyhow::Result<f64> {
-    let asked = (0..usize::from(n_streams)).map(|stream| {
-        let messages = task.messages(round * usize::from(n_streams) + stream);
-        async move { contender.client.ask(&messages, ANSWER_TOKENS).await }
-    });
-    let answers = try_join_all(asked).await.with_context(|| format!("{}, {}", contender.name, task.name()))?;
-    Ok(rate(&answers))
-}
-
-/// Returns the tokens a second of answers that ran at the same time.
-fn rate(answers: &[Answer]) -> f64 {
-    answers.iter().filter_map(|answer| answer.tpot_ms).filter(|ms| *ms > 0.0).map(|ms| 1e3 / ms).sum()
-}
-
-/// Returns the rates of the tasks, and last their mean as that of one run of all: a token of each takes its time.
-fn column(rates: &Rates) -> Vec<f64> {
-    let mut medians: Vec<f64> = rates.values().map(|rates| median(rates).unwrap_or(0.0)).collect();
-    let time: f64 = medians.iter().filter(|rate| **rate > 0.0).map(|rate| 1.0 / rate).sum();
-    medians.push(if time > 0.0 { medians.len() as f64 / time } else { 0.0 });
-    medians
-}
-
-#[expect(clippy::print_stdout, reason = "the tables are the command's output")]
-fn print_table(n_streams: u16, contenders: &[Contender], rates: &[Rates]) {
-    let columns: Vec<Vec<f64>> = rates.iter().map(column).collect();
-    println!("\n{n_streams} at a time; tokens/s, and in brackets the ratio to the worker without drafts:\n");
-    println!("| task | {} |", contenders.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(" | "));
-    println!("|---|{}", "---|".repeat(contenders.len()));
-    let names = Task::ALL.iter().map(|task| task.name()).chain(["all"]);
-    for (idx, name) in names.enumerate() {
-        let plain = columns[0][idx];
-        let cell =
-            |column: &Vec<f64>| format!("{:.1} ({:.2})", column[idx], column[idx] / plain.max(f64::MIN_POSITIVE));
-        println!("| {name} | {} |", columns.iter().map(cell).collect::<Vec<_>>().join(" | "));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_mean_is_that_of_the_times_of_the_medians() {
-        let rates: Rates = [(Task::Rewrite, vec![10.0, 90.0, 20.0]), (Task::Chat, vec![60.0])].into();
-        assert_eq!(column(&rates), [20.0, 60.0, 30.0]);
-        assert_eq!(column(&Rates::new()), [0.0]);
-    }
-
-    #[test]
-    fn rates_of_requests_at_the_same_time_add_up() {
-        let answer = crate::summary::tests::answer(10, 0, 5.0);
-        let answers = [Some(10.0), Some(20.0), None].map(|tpot_ms| Answer { tpot_ms, ..answer.clone() });
-        assert_eq!(rate(&answers), 150.0);
     }
 }

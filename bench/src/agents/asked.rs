@@ -21,8 +21,11 @@ pub(super) struct Asked {
     pub(super) text: String,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
+    pub(super) completion_tokens: u64,
     /// Time from sending to the first event with a part of the answer. Units: milliseconds.
     pub(super) ttft_ms: f64,
+    /// Time from then to the last event with a part of the answer. Units: milliseconds.
+    pub(super) after_first_ms: f64,
 }
 
 /// Asks a server in one dialect.
@@ -55,8 +58,12 @@ impl Api {
         while let Some(event) = events.next().await {
             let event = event.context("reading the answer's stream")?;
             let Ok(event) = serde_json::from_str::<Value>(&event.data) else { continue };
-            if asked.take(&event, self.dialect)? && asked.ttft_ms == 0.0 {
-                asked.ttft_ms = sent.elapsed().as_secs_f64() * 1e3;
+            if asked.take(&event, self.dialect)? {
+                let now_ms = sent.elapsed().as_secs_f64() * 1e3;
+                if asked.ttft_ms == 0.0 {
+                    asked.ttft_ms = now_ms;
+                }
+                asked.after_first_ms = now_ms - asked.ttft_ms;
             }
         }
         anyhow::ensure!(asked.prompt_tokens > 0, "the stream ended without a count of its prompt's tokens");
@@ -76,6 +83,7 @@ impl Asked {
             Dialect::Chat => {
                 self.text += text("/choices/0/delta/content");
                 self.count(count("/usage/prompt_tokens"), count("/usage/prompt_tokens_details/cached_tokens"));
+                self.count_answer(count("/usage/completion_tokens"));
                 has_output(&event["choices"][0]["delta"])
             }
             Dialect::Messages => {
@@ -83,6 +91,7 @@ impl Asked {
                 let (fresh, read) = ("/message/usage/input_tokens", "/message/usage/cache_read_input_tokens");
                 let cached = count(read).unwrap_or_default();
                 self.count(count(fresh).map(|fresh| fresh + cached), Some(cached));
+                self.count_answer(count("/usage/output_tokens"));
                 event["type"] == "content_block_delta"
             }
             Dialect::Responses => {
@@ -91,6 +100,7 @@ impl Asked {
                 }
                 let usage = "/response/usage/input_tokens";
                 self.count(count(usage), count(&format!("{usage}_details/cached_tokens")));
+                self.count_answer(count("/response/usage/output_tokens"));
                 event["type"].as_str().is_some_and(|kind| kind.ends_with(".delta"))
             }
         })
@@ -102,6 +112,10 @@ impl Asked {
             self.cached_tokens = cached_tokens.unwrap_or_default();
         }
     }
+
+    fn count_answer(&mut self, completion_tokens: Option<u64>) {
+        self.completion_tokens = completion_tokens.unwrap_or(self.completion_tokens);
+    }
 }
 
 #[cfg(test)]
@@ -111,36 +125,36 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(dialect: Dialect, events: &[(Value, bool)], expected: (&str, u64, u64)) {
+    fn check(dialect: Dialect, events: &[(Value, bool)]) {
         let mut asked = Asked::default();
         for (event, is_content) in events {
             assert_eq!(asked.take(event, dialect).expect("no error"), *is_content, "{event}");
         }
-        assert_eq!((asked.text.as_str(), asked.prompt_tokens, asked.cached_tokens), expected);
+        let counts = [asked.prompt_tokens, asked.cached_tokens, asked.completion_tokens];
+        assert_eq!((asked.text.as_str(), counts), ("a", [9, 4, 3]));
     }
 
     #[test]
     fn each_dialect_s_events_are_read() {
         let delta = |delta: Value| json!({"choices": [{"delta": delta}]});
-        let usage =
-            json!({"choices": [], "usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}});
+        let usage = json!({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens": 3});
         let chat = [
             (delta(json!({"role": "assistant", "content": null})), false),
             (delta(json!({"content": "a"})), true),
             (delta(json!({"tool_calls": [{"index": 0}]})), true),
-            (usage, false),
+            (json!({"choices": [], "usage": usage}), false),
         ];
-        check(Dialect::Chat, &chat, ("a", 9, 4));
+        check(Dialect::Chat, &chat);
         let begin =
             json!({"type": "message_start", "message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}});
         let text = json!({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}});
-        let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}});
-        check(Dialect::Messages, &[(begin, false), (text, true), (end, false)], ("a", 9, 4));
-        let usage = json!({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}});
+        let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}});
+        check(Dialect::Messages, &[(begin, false), (text, true), (end, false)]);
+        let usage = json!({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3});
         let text = json!({"type": "response.output_text.delta", "delta": "a"});
         let call = json!({"type": "response.function_call_arguments.delta", "delta": "{"});
         let end = json!({"type": "response.completed", "response": {"error": null, "usage": usage}});
-        check(Dialect::Responses, &[(text, true), (call, true), (end, false)], ("a", 9, 4));
+        check(Dialect::Responses, &[(text, true), (call, true), (end, false)]);
     }
 
     #[test]

@@ -91,6 +91,12 @@ impl Task {
         }
     }
 
+    /// Returns the conversations of a round's requests, which run at the same time.
+    pub fn of_round(self, (round, n_streams): (usize, u16)) -> impl Iterator<Item = Vec<Message>> {
+        let n_streams = usize::from(n_streams);
+        (round * n_streams..).take(n_streams).map(move |idx| self.messages(idx))
+    }
+
     /// Returns the conversation of the `idx`-th request.
     pub fn messages(self, idx: usize) -> Vec<Message> {
         let (library, bicycles) = (turned(LIBRARY, idx), turned(BICYCLES, idx));

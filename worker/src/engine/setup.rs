@@ -258,10 +258,7 @@ fn speculation<'m>(
         (false, _, false) => (Curve::new(TOKENS_AT_FIRST_CPU), Curve::new(TOKENS_AT_FIRST_CPU)),
         (false, _, true) => (Curve::new(TOKENS_AT_FIRST_GPU), Curve::new(TOKENS_AT_FIRST_GPU)),
     };
-    let depth = figures.map_or(DepthCost::default(), |figures| DepthCost {
-        held_tokens: figures.cached_tokens,
-        per_held_token: Curve::new(figures.per_held_token_ms()),
-    });
+    let depth = figures.map_or(DepthCost::default(), self_test::Figures::depth);
     let passes = if is_like_gpu { Passes::Together } else { passes(facts) };
     Some(Speculation::new(StepCosts { tokens, streams, passes, depth }, draft_model, facts))
 }

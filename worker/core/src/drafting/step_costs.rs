@@ -5,6 +5,10 @@
 
 use crate::batch_plan::Passes;
 
+/// Tokens of a conversation that has just begun, with which steps are measured. Source: a short question with a chat
+/// template.
+pub const SHALLOW_TOKENS: u32 = 64;
+
 /// Times of steps. Units: any, but the same for all times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCosts {
@@ -94,6 +98,17 @@ impl StepCosts {
 }
 
 impl DepthCost {
+    /// Returns the change between steps of a sequence with `held_tokens` computed tokens and of one with
+    /// [`SHALLOW_TOKENS`], for the numbers of tokens that were measured with both.
+    pub fn between(held_tokens: u32, deep: &[(u32, f64)], shallow: &[(u32, f64)]) -> Self {
+        let n_deeper = held_tokens.saturating_sub(SHALLOW_TOKENS);
+        let per_held_token = deep.iter().filter_map(|(n, deep_time)| {
+            let (_, shallow_time) = shallow.iter().find(|(n_shallow, _)| n_shallow == n)?;
+            (n_deeper > 0).then(|| (*n, (deep_time - shallow_time) / f64::from(n_deeper)))
+        });
+        Self { held_tokens, per_held_token: Curve::new(per_held_token) }
+    }
+
     /// Returns the difference from the measured time of a pass with `n` tokens for a sequence with `held_tokens`
     /// computed tokens.
     fn change(&self, held_tokens: u32, n: u32) -> f64 {
@@ -141,6 +156,17 @@ mod tests {
         assert_eq!((at(1, 2000, &[]), at(0, 2000, &[16]), at(2, 2000, &[])), (18.0, 130.0, 30.0));
         assert_eq!((at(1, 0, &[]), at(0, 0, &[16]), at(2, 0, &[])), (10.0, 62.0, 14.0));
         assert_eq!((at(1, 4000, &[]), at(0, 4000, &[16]), at(2, 4000, &[])), (26.0, 198.0, 46.0));
+    }
+
+    #[test]
+    fn a_held_token_costs_the_difference_between_a_deep_and_a_shallow_step() {
+        let deep = [(1, 18.0), (2, 30.0), (4, 42.0), (16, 130.0)];
+        let shallow = [(1, 10.0), (4, 26.0), (16, 131.0)];
+        let per_held_token = |held_tokens, shallow| DepthCost::between(held_tokens, &deep, shallow).per_held_token;
+        // A step that is faster in a longer context was measured wrong.
+        assert_eq!(per_held_token(2064, &shallow), Curve::new([(1, 0.004), (4, 0.008)]));
+        assert_eq!(per_held_token(64, &shallow), Curve::default());
+        assert_eq!(per_held_token(2064, &[]), Curve::default());
     }
 
     #[test]

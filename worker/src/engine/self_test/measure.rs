@@ -9,10 +9,9 @@ use std::time::Instant;
 
 use llama_cpp_2::model::LlamaModel;
 use warmpath_common::ids::SlotId;
+use warmpath_worker_core::drafting::step_costs::SHALLOW_TOKENS;
 
-use super::measurements::{
-    Figures, PROMPT_TOKENS, SHALLOW_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding,
-};
+use super::measurements::{Figures, PROMPT_TOKENS, SHORT_TOKENS, SUFFIX_TOKENS, StateCosts, TILE_TOKENS, rounding};
 use super::{MeasureOutcome, TriedSetting};
 use crate::engine::config::{EngineConfig, StartError};
 use crate::engine::kv::codec::{PayloadPart, Sections, StateLayout};

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use warmpath_worker_core::drafting::step_costs::DepthCost;
+
 /// Tokens of a response. Source: the mean response in public chat logs has one to two hundred tokens.
 const ANSWER_TOKENS: f64 = 128.0;
 /// Share of decode steps in which no other slot runs; in the remaining steps all slots run. Source: the middle between
@@ -24,8 +26,6 @@ pub(super) const SUFFIX_TOKENS: u32 = 48;
 pub(super) const TILE_TOKENS: u32 = 64;
 /// Length of a suffix that is shorter than a tile. Source: half of a tile.
 pub(super) const SHORT_TOKENS: u32 = 32;
-/// Cached tokens of a conversation that has just begun. Source: a short question with a chat template.
-pub(super) const SHALLOW_TOKENS: u32 = 64;
 /// Share by which rounding up must make a suffix cheaper. Source: measurements vary by as much.
 const ROUNDING_GAIN_MIN: f64 = 0.1;
 
@@ -72,15 +72,10 @@ impl Figures {
         one.into_iter().chain(self.draft_ms.iter().map(|(&n, &ms)| (n, ms))).collect()
     }
 
-    /// Returns the time that a cached token adds to a step, by the number of the step's tokens.
-    pub fn per_held_token_ms(&self) -> Vec<(u32, f64)> {
-        let deep = self.tokens_ms();
-        let n_deeper = self.cached_tokens.saturating_sub(SHALLOW_TOKENS);
-        let of = |(n, deep_ms): &(u32, f64)| {
-            let shallow_ms = self.shallow_ms.get(n)?;
-            (n_deeper > 0).then(|| (*n, (deep_ms - shallow_ms) / f64::from(n_deeper)))
-        };
-        deep.iter().filter_map(of).collect()
+    /// Returns the change of these times with the cached tokens of a slot.
+    pub fn depth(&self) -> DepthCost {
+        let shallow: Vec<(u32, f64)> = self.shallow_ms.iter().map(|(&n, &ms)| (n, ms)).collect();
+        DepthCost::between(self.cached_tokens, &self.tokens_ms(), &shallow)
     }
 
     /// Returns the expected cost of a request; missing measurements count as zero.

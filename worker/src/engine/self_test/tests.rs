@@ -150,20 +150,6 @@ fn rounds_suffixes_up_if_a_whole_tile_is_cheaper() {
     assert_eq!(rounding(1000.0, 1.0), Some(SuffixRounding { from_tokens: 2, to_tokens: 64 }));
 }
 
-#[test]
-fn a_cached_token_costs_the_difference_between_a_deep_and_a_shallow_step() {
-    let figures = Figures {
-        decode_one_ms: Some(18.0),
-        draft_ms: [(2, 30.0), (4, 42.0), (16, 130.0)].into(),
-        shallow_ms: [(1, 10.0), (4, 26.0), (16, 131.0)].into(),
-        cached_tokens: 2064,
-        ..Figures::default()
-    };
-    assert_eq!(figures.per_held_token_ms(), [(1, 0.004), (4, 0.008), (16, -0.0005)]);
-    assert!(Figures { cached_tokens: 64, ..figures.clone() }.per_held_token_ms().is_empty());
-    assert!(Figures { shallow_ms: Default::default(), ..figures }.per_held_token_ms().is_empty());
-}
-
 fn report() -> SelfTestReport {
     SelfTestReport {
         setting: setting((true, false)),
