@@ -291,7 +291,9 @@ async fn real_weights_answer_the_same_with_drafts() {
             assert!(counters.accepted_tokens > 0, "{counters:?}");
             uncached.check(&Past::Prompt(prompt.clone()), &drafted);
             let verdict = uncached.verdict();
-            // Most steps compute several tokens, which rounds like another division of the prompt.
+            // Tokens of steps with drafts are computed several at once, as in the uncached computation in pieces. So
+            // they may differ from the one token by token by as much as these two do. 0.89 of it was measured on a Xeon
+            // where most steps had drafts, and 0.26 where few had; wrong state makes 1.15 and more.
             assert_right(name, Verdict { noise_max: 1.0, ..verdict });
             assert!(name != "by its own model" || counters.made_tokens > 0, "{counters:?}");
         }
