@@ -173,7 +173,7 @@ mod tests {
         let one = recorded(&count_up(0, 10), &count_up(100, 4));
         // Steps with 10, 11 and 12 tokens held.
         let one_ms = 3.0 * 10.0 + 0.5 * 33.0;
-        assert_eq!(replay.run(&[one.clone()]), Replayed { rate: 3e3 / one_ms, ..Replayed::default() });
+        assert_eq!(replay.run(std::slice::from_ref(&one)), Replayed { rate: 3e3 / one_ms, ..Replayed::default() });
         let short = recorded(&count_up(0, 10), &count_up(200, 2));
         let (both_ms, rest_ms) = (14.0 + 10.0, 2.0 * 10.0 + 0.5 * 23.0);
         let replayed = replay.run(&[one, short]);
@@ -193,9 +193,9 @@ mod tests {
         let costs = flat();
         let mut replay = Replay::new(&costs, SHORT);
         let said = recorded(&count_up(0, 40), &count_up(100, 49));
-        assert_eq!(replay.run(&[said.clone()]), Replayed { rate: 1e3, ..Replayed::default() });
+        assert_eq!(replay.run(std::slice::from_ref(&said)), Replayed { rate: 1e3, ..Replayed::default() });
         // The prompt's end leads to it, so that each step has seven drafted tokens and one more.
-        assert_eq!(replay.run(&[said.clone()]), Replayed { rate: 8e3, n_drafted: 42, n_accepted: 42 });
+        assert_eq!(replay.run(std::slice::from_ref(&said)), Replayed { rate: 8e3, n_drafted: 42, n_accepted: 42 });
         // Both at the same time take as many steps.
         let both = replay.run(&[said.clone(), said]);
         assert_eq!(both, Replayed { rate: 16e3, n_drafted: 84, n_accepted: 84 });

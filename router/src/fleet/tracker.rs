@@ -146,7 +146,7 @@ impl Tracker {
             TrackerMessage::Resumed { worker } => self.resumed(worker),
             TrackerMessage::Replaced { worker, runs } => self.blocks.begin(worker, runs),
             TrackerMessage::Update { worker, changes, load, digest } => {
-                self.update(worker, changes, (load, digest), now)
+                self.update((worker, now), changes, (load, digest))
             }
             TrackerMessage::Lost { worker } => self.lost(worker, now),
             TrackerMessage::Unreachable { worker, trouble } => self.unreachable(worker, trouble, now),
@@ -236,10 +236,9 @@ impl Tracker {
 
     fn update(
         &mut self,
-        worker: WorkerIdx,
+        (worker, now): (WorkerIdx, Instant),
         changes: Vec<Change>,
         (load, digest): (Option<Load>, Option<Digest>),
-        now: Instant,
     ) {
         let n_filling = self.blocks.update(worker, &changes);
         let model = self.workers.get(&worker).and_then(|tracked| tracked.view.model.as_ref());

@@ -137,7 +137,7 @@ async fn raw_prompts_with_images_are_those_of_llama_cpp_too() {
     let (engine, _updates) = start(seeing());
     let maker = prompts(&engine);
     for (text, seeds) in [
-        ("<__media__>", vec![1]),
+        ("<__media__>?", vec![1]),
         ("What is this: <__media__>\n", vec![2]),
         ("<|im_start|>user\nA<__media__><__media__> B <|im_end|><__media__> end", vec![3, 4, 3]),
     ] {

@@ -170,8 +170,8 @@ impl Shares {
     ///    share, if its chunk is older.
     /// 2. Tenants that are above an equal share and larger than the requesting one lose chunks that the minimum hold
     ///    time protects.
-    /// 3. The requesting tenant loses a chunk of its own. 4. The least recently active tenant loses a chunk although it
-    /// is within its share, but only if the requesting
+    /// 3. The requesting tenant loses a chunk of its own.
+    /// 4. The least recently active tenant loses a chunk although it is within its share, but only if the requesting
     ///    tenant has no bytes and a share is smaller than the bytes to be added.
     ///
     /// Cost: O(log n) for each tenant that is skipped.
