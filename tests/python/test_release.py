@@ -208,7 +208,8 @@ class Packages(unittest.TestCase):
         [tree] = unpacked.iterdir()
         self.check_programs(tree / "bin")
         share = tree / "share"
-        pages = {"warmpath.1", "warmpath-serve.1", "warmpath-status.1", "warmpath-router.1", "warmpath-worker.1"}
+        commands = {f"warmpath-{command}.1" for command in ("serve", "status", "capacity")}
+        pages = commands | {"warmpath.1", "warmpath-router.1", "warmpath-worker.1"}
         self.assertEqual({path.name for path in (share / "man/man1").iterdir()}, pages)
         for completion in ("bash-completion/completions/warmpath", "zsh/site-functions/_warmpath", "fish/vendor_completions.d/warmpath.fish"):
             self.assertIn("serve", (share / completion).read_text())

@@ -126,7 +126,8 @@ fn every_program_has_completions_and_manual_pages() -> anyhow::Result<()> {
     let pages = std::fs::read_dir(dir.path())?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<Vec<_>>>();
     let mut pages = pages?;
     pages.sort();
-    let wanted = ["warmpath-router.1", "warmpath-serve.1", "warmpath-status.1", "warmpath-worker.1", "warmpath.1"];
+    let commands = ["warmpath-capacity.1", "warmpath-router.1", "warmpath-serve.1", "warmpath-status.1"];
+    let wanted = [&commands[..], &["warmpath-worker.1", "warmpath.1"]].concat();
     ensure!(pages == wanted, "{pages:?}");
     Ok(())
 }
