@@ -206,8 +206,8 @@ async fn a_draft_model_that_cannot_draft_is_refused_with_the_reason() {
     assert!(matches!(refused("/nowhere.gguf".into()), StartError::Model { .. }));
     for (draft, says) in [
         (model(Preset::TinyRecurrent, 1), "its memory cannot be rewound"),
-        (model(Preset::TinyEmbed, 1), "its texts begin with another token"),
-        (with_other_tokens(), "its token 301 is another one"),
+        (model(Preset::TinyEmbed, 1), "the token with which its texts begin differs"),
+        (with_other_tokens(), "its token 301 differs"),
     ] {
         let error = refused(draft).to_string();
         assert!(error.contains(says), "{error}");
