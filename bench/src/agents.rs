@@ -25,6 +25,7 @@ use self::session::{Request, Session, Step};
 use self::shape::Shape;
 use crate::fleet::bin_dir;
 use crate::peers;
+use crate::summary::hit_ratio;
 use crate::worker_bench::Peer;
 use crate::worker_bench::contender::{Contender, Programs, Setup};
 use crate::worker_bench::tables::{Section, percent};
@@ -232,7 +233,7 @@ impl Sum {
     }
 
     fn row(&self, agent: &str, server: &str, step: Step) -> Vec<String> {
-        let share = self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64;
+        let share = hit_ratio(self.prompt_tokens, self.cached_tokens);
         vec![
             agent.to_owned(),
             server.to_owned(),

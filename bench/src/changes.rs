@@ -17,6 +17,7 @@ use crate::chat_load::Shape;
 use crate::client::{ChatClient, Message};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
+use crate::summary;
 
 /// Longest time for a worker to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(180);
@@ -175,7 +176,7 @@ async fn measure(args: &ChangesArgs, (transfers, router_args): (&'static str, Ve
 fn hit_ratio<'a>(samples: impl Iterator<Item = &'a Sample>) -> f64 {
     let (cached, prompt) =
         samples.fold((0, 0), |(cached, prompt), sample| (cached + sample.cached_tokens, prompt + sample.prompt_tokens));
-    cached as f64 / (prompt as f64).max(1.0)
+    summary::hit_ratio(prompt, cached)
 }
 
 /// Conversations that run until they are stopped; when one ends, a new one of the same tenant follows.

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::client::{Answer, ChatClient, Message};
 use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
-use crate::summary::median;
+use crate::summary::{hit_ratio, median};
 
 /// Longest time until the router knows that a worker's slots are busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,12 +71,12 @@ struct Round {
 }
 
 impl Round {
-    fn of(holder: Option<&str>, held: &Answer, computed: &Answer) -> Self {
-        let share = held.cached_tokens as f64 / (held.prompt_tokens as f64).max(1.0);
+    fn of(holder: &str, held: &Answer, computed: &Answer) -> Self {
+        let share = hit_ratio(held.prompt_tokens, held.cached_tokens);
         Self {
             prompt_tokens: held.prompt_tokens,
             cached_tokens: held.cached_tokens,
-            fetched: held.worker.as_deref() != holder && share >= FETCHED_SHARE,
+            fetched: held.worker.as_deref() != Some(holder) && share >= FETCHED_SHARE,
             held_ttft_ms: held.ttft_ms,
             computed_ttft_ms: computed.ttft_ms,
         }
@@ -119,7 +119,7 @@ pub async fn run(args: &TransferArgs) -> anyhow::Result<()> {
     }
     let ratios: Vec<f64> = rounds.iter().map(Round::ratio).collect();
     let ratio = median(&ratios).context("no round")?;
-    println!("{table}\nRatio, median of the rounds: {:.3}", ratio);
+    println!("{table}\nRatio, median of the rounds: {ratio:.3}");
     Ok(())
 }
 
@@ -143,7 +143,7 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
         (router.ask(&held, ANSWER_TOKENS).await?, computed)
     };
     drop(busy);
-    Ok(Round::of(Some(&holder), &held, &computed))
+    Ok(Round::of(&holder, &held, &computed))
 }
 
 /// Starts a long answer in each slot of a worker and waits until the router knows of them; they end when the returned
@@ -178,9 +178,10 @@ async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSe
 /// Returns the number of busy slots of a worker as the router knows it, and of all its slots.
 async fn slots(fleet: &Fleet, worker: &str) -> anyhow::Result<(usize, usize)> {
     let url = format!("{}/internal/v1/fleet", fleet.router.admin_url()?);
-    let view: Value = reqwest::get(&url).await?.error_for_status()?.json().await?;
-    let workers = view["workers"].as_array().into_iter().flatten();
-    let found = workers.into_iter().find(|found| found["name"] == worker).context("the router does not know it")?;
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let view: Value = http.get(&url).send().await?.error_for_status()?.json().await?;
+    let mut workers = view["workers"].as_array().into_iter().flatten();
+    let found = workers.find(|found| found["name"] == worker).context("the router does not know it")?;
     let n_busy = found["load"]["busy_slots"].as_array().map_or(0, Vec::len);
     Ok((n_busy, usize::try_from(found["model"]["n_slots"].as_u64().context("a number of slots")?)?))
 }

@@ -5,10 +5,10 @@
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Serialize;
 
-use crate::status::{ADMIN_DEFAULT, Admin, Counted, Fleet};
+use crate::status::{ADMIN_DEFAULT, Admin, Counted, Fleet, align_right, print, table};
 
 /// Loads of the forecast, as multiples of the present one. Source: own choice: growth that is planned for.
 const GROWTH: [f64; 4] = [1.0, 1.5, 2.0, 4.0];
@@ -119,7 +119,6 @@ impl Measured {
     fn of(fleet: &Fleet, counted: &Counted) -> Self {
         let answered = counted.requests - counted.failures;
         let per = |total: f64, n: f64| (n > 0.0 && total > 0.0).then(|| total / n);
-        let ready = || fleet.workers.iter().filter(|worker| worker.state == "ready");
         let mean = |values: &mut dyn Iterator<Item = f64>| {
             let (n, sum) =
                 values.filter(|value| *value > 0.0).fold((0.0, 0.0), |(n, sum), value| (n + 1.0, sum + value));
@@ -128,10 +127,12 @@ impl Measured {
         Self {
             requests_per_s: per(answered, counted.seconds),
             prompt_tokens: per(counted.prompt_tokens, answered),
-            hit_ratio: (counted.prompt_tokens > 0.0).then(|| counted.cached_tokens / counted.prompt_tokens),
-            answer_tokens: mean(&mut ready().filter_map(|worker| worker.load.rates.answer_tokens)),
-            prefill_tokens_per_s: mean(&mut ready().filter_map(|worker| worker.load.rates.prefill_tokens_per_s)),
-            decode_tokens_per_s: mean(&mut ready().filter_map(|worker| {
+            hit_ratio: counted.hit_ratio(),
+            answer_tokens: mean(&mut fleet.ready_workers().filter_map(|worker| worker.load.rates.answer_tokens)),
+            prefill_tokens_per_s: mean(
+                &mut fleet.ready_workers().filter_map(|worker| worker.load.rates.prefill_tokens_per_s),
+            ),
+            decode_tokens_per_s: mean(&mut fleet.ready_workers().filter_map(|worker| {
                 let n_slots = f64::from(worker.model.as_ref()?.n_slots);
                 worker.load.rates.decode_step_ms.filter(|ms| *ms > 0.0).map(|ms| n_slots * 1e3 / ms)
             })),
@@ -197,9 +198,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
         (None, Measured::default(), 0.0)
     };
     let inputs = inputs(settings, &measured)?;
-    let n_ready = fleet.map(|fleet| fleet.workers.iter().filter(|worker| worker.state == "ready").count());
+    let n_ready = fleet.map(|fleet| fleet.ready_workers().count());
     let result = Forecast::of(inputs, settings.utilization, n_ready);
-    crate::status::print(&if settings.json { serde_json::to_string(&result)? } else { result.text(seconds) })
+    print(&if settings.json { serde_json::to_string(&result)? } else { result.text(seconds) })
 }
 
 impl Settings {
@@ -290,7 +291,7 @@ impl Forecast {
         add("answer tokens", self.inputs.answer_tokens, 0, "answer-tokens", workers);
         add("prefill tokens/s", self.inputs.prefill_tokens_per_s, 0, "prefill-rate", workers);
         add("decode tokens/s", self.inputs.decode_tokens_per_s, 0, "decode-rate", "workers, slots / decode step");
-        align(&mut table, 1..2);
+        align_right(&mut table, 1..2);
         table
     }
 
@@ -304,23 +305,8 @@ impl Forecast {
             ];
             table.add_row(row);
         }
-        align(&mut table, 0..3);
+        align_right(&mut table, 0..3);
         table
-    }
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(header);
-    table
-}
-
-fn align(table: &mut Table, columns: std::ops::Range<usize>) {
-    for number in columns {
-        if let Some(column) = table.column_mut(number) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! Not here: the fleet page, which shows the same in a browser (`router/page`).
 
 use std::io::Write as _;
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -42,8 +43,7 @@ pub struct Fleet {
     version: String,
     in_flight: i64,
     waiting: i64,
-    /// Workers, ready or not.
-    pub(crate) workers: Vec<Worker>,
+    workers: Vec<Worker>,
 }
 
 /// A worker as a router sees it.
@@ -51,7 +51,7 @@ pub struct Fleet {
 pub(crate) struct Worker {
     name: String,
     url: String,
-    pub(crate) state: String,
+    state: String,
     trouble: Option<String>,
     excluded: Option<String>,
     pub(crate) model: Option<Model>,
@@ -84,7 +84,12 @@ pub(crate) struct Rates {
 impl Fleet {
     /// Returns whether the router accepts requests and has `n_workers` workers, all of them ready.
     pub fn has_ready(&self, n_workers: usize) -> bool {
-        self.ready && self.workers.len() == n_workers && self.workers.iter().all(|worker| worker.state == "ready")
+        self.ready && self.workers.len() == n_workers && self.ready_workers().count() == n_workers
+    }
+
+    /// Returns the workers that are ready.
+    pub(crate) fn ready_workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| worker.state == "ready")
     }
 
     /// Returns the names of the models that its workers serve, each once.
@@ -104,9 +109,16 @@ pub(crate) struct Counted {
     pub(crate) requests: f64,
     pub(crate) failures: f64,
     pub(crate) prompt_tokens: f64,
-    pub(crate) cached_tokens: f64,
+    cached_tokens: f64,
     ttft_p50_s: Option<f64>,
     ttft_p95_s: Option<f64>,
+}
+
+impl Counted {
+    /// Returns the reused share of the prompt tokens; `None` if there are none.
+    pub(crate) fn hit_ratio(&self) -> Option<f64> {
+        (self.prompt_tokens > 0.0).then(|| self.cached_tokens / self.prompt_tokens)
+    }
 }
 
 /// One decision of a router, and its result.
@@ -192,6 +204,23 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Returns an empty table with these titles.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(header);
+    table
+}
+
+/// Aligns columns of numbers.
+pub(crate) fn align_right(table: &mut Table, columns: Range<usize>) {
+    for number in columns {
+        if let Some(column) = table.column_mut(number) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
 /// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
@@ -221,11 +250,7 @@ fn head(fleet: &Fleet, counted: &Counted) -> String {
         reason => format!("not ready: {}", reason.as_deref().unwrap_or("no reason is reported")),
     };
     let minutes = (counted.seconds / 60.0).ceil();
-    let ratio = if counted.prompt_tokens > 0.0 {
-        format!("{:.1} %", 100.0 * counted.cached_tokens / counted.prompt_tokens)
-    } else {
-        "-".to_owned()
-    };
+    let ratio = counted.hit_ratio().map_or("-".to_owned(), |ratio| format!("{:.1} %", 100.0 * ratio));
     let ms = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |seconds| format!("{:.0} ms", seconds * 1e3));
     format!(
         "Router {}, {state}; {} requests in flight, {} waiting.\nLast {minutes} min: {} requests, {} failed attempts; \
@@ -242,18 +267,8 @@ fn head(fleet: &Fleet, counted: &Counted) -> String {
 }
 
 fn workers(fleet: &Fleet) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header([
-        "worker",
-        "state",
-        "model",
-        "slots busy",
-        "queued",
-        "cached tokens",
-        "prefill tok/s",
-        "ms a step",
-    ]);
+    let header = ["worker", "state", "model", "slots busy", "queued", "cached tokens", "prefill tok/s", "ms a step"];
+    let mut table = table(&header);
     for worker in &fleet.workers {
         let why = worker.excluded.as_ref().or(worker.trouble.as_ref());
         let model = worker.model.as_ref();
@@ -269,11 +284,7 @@ fn workers(fleet: &Fleet) -> Table {
             number(worker.load.rates.decode_step_ms, 1),
         ]);
     }
-    for number in 3..8 {
-        if let Some(column) = table.column_mut(number) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
+    align_right(&mut table, 3..8);
     table
 }
 
@@ -281,9 +292,7 @@ fn latest(decisions: &[Decision]) -> String {
     if decisions.is_empty() {
         return "\nNo request yet.".to_owned();
     }
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN);
-    table.set_header(["at", "worker", "route", "prompt", "predicted", "cached", "TTFT ms", "outcome"]);
+    let mut table = table(&["at", "worker", "route", "prompt", "predicted", "cached", "TTFT ms", "outcome"]);
     let number = |n: Option<u64>| n.map_or("-".to_owned(), |n| n.to_string());
     for decision in decisions {
         let came = decision.failure.clone().or(decision.status.map(|status| status.to_string()));
