@@ -25,9 +25,8 @@ mod thread;
 
 pub use admin::{CacheError, CacheTotals, CacheView, EntryPage, NamedPin, NewPin, TenantView};
 pub use api::{
-    CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, EngineUpdate, FinishReason, Finished, Generation,
-    PastToken, ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started,
-    Submission,
+    CachedTokens, DraftWish, Drafted, EngineError, EngineEvent, FinishReason, Finished, Generation, PastToken,
+    ProbabilitySource, ProbabilityWish, PromptFault, SampledToken, Sampling, ShiftWish, SlotView, Started, Submission,
 };
 pub(crate) use config::footprint::check_devices;
 pub use config::footprint::{Bytes, Fit, MemoryPlan, MemoryUse, plan as plan_memory};
@@ -65,6 +64,7 @@ pub(crate) use publish::summary_events::UpdateSender;
 pub use self_test::{
     ContextSetting, Figures, FiguresOrigin, MeasureOutcome, SelfTestReport, StateCosts, SuffixRounding, TriedSetting,
 };
+pub use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use tokio::sync::mpsc;
 

@@ -1,8 +1,8 @@
 //! The summary for routers: the published view of the worker's KV cache, kept by one task and streamed to subscribers.
 //!
-//! Not here: the protocol's types (`warmpath_common::summary`), the cache (the engine), HTTP (`http::summary`).
+//! Not here: the protocol's types (`warmpath_common::summary`), the view and its frames
+//! (`warmpath_worker_core::summary_writer`), the cache (the engine), HTTP (`http::summary`).
 
-mod published;
 mod publisher;
 
-pub use publisher::{HEARTBEAT, SummaryPublisher};
+pub use publisher::SummaryPublisher;

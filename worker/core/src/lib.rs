@@ -21,6 +21,7 @@ pub mod shift_plan;
 pub mod slot_plan;
 pub mod slot_shares;
 pub mod slot_table;
+pub mod summary_writer;
 pub mod tenants;
 pub mod transfer_plan;
 pub mod unadmitted_requests;

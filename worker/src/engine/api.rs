@@ -1,18 +1,17 @@
-//! Input and output of the engine thread: submissions, events, updates for the summary.
+//! Input and output of the engine thread: submissions and events.
 //!
-//! Not here: running a submission (`thread`), the receivers of events (the HTTP side).
+//! Not here: running a submission (`thread`), the receivers of events (the HTTP side), updates for the summary
+//! (`warmpath_worker_core::summary_writer`).
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-use warmpath_common::block_hash::{BlockHash, BlockKey};
+use warmpath_common::block_hash::BlockHash;
 use warmpath_common::ids::{RequestId, SlotId, Token};
 use warmpath_common::lora::Applied;
-use warmpath_common::summary::{Change, Load};
 use warmpath_prompt::ImageRun;
-use warmpath_worker_core::pending_prefills::AnnouncementId;
 use warmpath_worker_core::tenants::TenantId;
 use warmpath_worker_output::logprobs::{PromptProbabilities, TokenProbabilities};
 
@@ -410,35 +409,6 @@ pub enum EngineError {
     /// The engine thread has ended.
     #[error("the engine has stopped")]
     Stopped,
-}
-
-/// Message to the summary publisher, in the order of the changes.
-#[derive(Debug, Clone, PartialEq)]
-pub enum EngineUpdate {
-    /// The engine has completed a step that changed something.
-    Step {
-        /// Changes of cached blocks, in order.
-        changes: Vec<Change>,
-        /// Load after the step.
-        load: Load,
-        /// Requests that the load includes for the first time.
-        counted: Vec<AnnouncementId>,
-    },
-    /// A request has arrived.
-    Arrived {
-        /// Id of the early announcement.
-        id: AnnouncementId,
-        /// Id of the request; several submissions of one request share it.
-        request: RequestId,
-        /// Prefill tokens if no state can be reused.
-        n_tokens: u32,
-        /// Blocks of the prompt, in the order of their chain; empty if the request may not reuse state.
-        keys: Vec<BlockKey>,
-        /// Whether the request will compute the blocks that are not cached.
-        is_filling: bool,
-    },
-    /// The request of this announcement has started, as an earlier step has reported, or has ended without a start.
-    Resolved(AnnouncementId),
 }
 
 /// Tiers of the prompt tokens that were not computed.

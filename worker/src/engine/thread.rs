@@ -14,9 +14,10 @@ use llama_cpp_2::model::LlamaModel;
 use tokio::sync::{mpsc, watch};
 use warmpath_common::lora::AdapterInfo;
 use warmpath_gguf::GgufError;
+use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use super::admin::{INQUIRIES_MAX, WaitingQuery};
-use super::api::{EngineError, EngineEvent, EngineUpdate};
+use super::api::{EngineError, EngineEvent};
 use super::config::{EngineConfig, PrefixCache, StartError};
 use super::facts::EngineFacts;
 use super::handle::{EngineCommand, EngineHandle, EngineShared, EngineView, Places};

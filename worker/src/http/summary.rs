@@ -12,11 +12,11 @@ use warmpath_common::headers::{HEARTBEAT_MS, MODEL_FINGERPRINT};
 use warmpath_common::images::{ImageLayout, ImageSize};
 use warmpath_common::summary::{CONTENT_TYPE, Loading, Snapshot};
 use warmpath_prompt::{IMAGE_SIDE_MAX, ImageReader as _};
+use warmpath_worker_core::summary_writer::HEARTBEAT;
 
 use super::error::error_body;
 use super::state::App;
 use crate::error::RequestError;
-use crate::summary::HEARTBEAT;
 
 /// Responds with the whole view as JSON.
 pub async fn snapshot(State(app): State<App>) -> Result<Json<Snapshot>, RequestError> {

@@ -11,8 +11,7 @@ use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 use warmpath_common::block_hash::{BlockHash, BlockKey};
 use warmpath_common::ids::RequestId;
 use warmpath_worker_core::pending_prefills::AnnouncementId;
-
-use crate::engine::api::EngineUpdate;
+use warmpath_worker_core::summary_writer::EngineUpdate;
 
 /// Source of early announcements.
 pub(crate) struct ArrivalAnnouncer {

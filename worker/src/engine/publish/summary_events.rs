@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use warmpath_common::summary::{Change, Load};
 use warmpath_worker_core::pending_prefills::AnnouncementId;
+use warmpath_worker_core::summary_writer::EngineUpdate;
 
 use super::arrival_announcer::EarlyAnnouncement;
-use crate::engine::api::EngineUpdate;
 
 /// Shortest time between two updates with only the load.
 ///

@@ -3,8 +3,9 @@
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::ids::{RequestId, SlotId, WorkerUid};
 use warmpath_common::model::{Capability, Fingerprint, MemoryKind};
-use warmpath_common::summary::{FRAME_BYTES_MAX, Resume, Run, RunState, Tier};
+use warmpath_common::summary::{Body, Change, Digest, Frame, Load, Resume, Run, RunState, Tier};
 use warmpath_worker_core::pending_prefills::AnnouncementId;
+use warmpath_worker_core::summary_writer::HEARTBEAT;
 
 use super::*;
 
@@ -243,20 +244,4 @@ async fn a_reconnecting_subscriber_gets_the_missed_updates_from_the_replay_buffe
         let frame = next(&mut publisher.subscribe(after(asked)).await.unwrap()).await;
         assert_eq!(frame.body == Body::Resumed, is_kept, "after {asked}: {frame:?}");
     }
-}
-
-#[test]
-fn splits_a_large_update_into_frames_below_the_limit() {
-    let most = KEYS_PER_FRAME_MAX as u64;
-    let removed = Change::Removed((0..2 * most + 5).map(BlockKey).collect());
-    let batches = batches(vec![stored(0..most + 1), removed, stored(5..7)]);
-    let mut view = Published::default();
-    for changes in batches {
-        changes.iter().for_each(|change| view.apply(change));
-        let stamp = Stamp { worker_uid: WorkerUid(u64::MAX), boot_epoch: u64::MAX, seq: u64::MAX };
-        let frame = Frame { stamp, body: Body::Update { changes, load: Some(Load::default()), digest: None } };
-        assert!(frame.encode().len() < FRAME_BYTES_MAX);
-    }
-    let keys: Vec<u64> = view.runs().iter().flat_map(|run| &run.keys).map(|key| key.0).collect();
-    assert_eq!(keys, [5, 6]);
 }
