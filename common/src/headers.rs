@@ -35,7 +35,9 @@ pub const PRIORITY_MAX: &str = "x-warmpath-priority-max";
 pub const KV_PEER: &str = "x-warmpath-kv-peer";
 /// State that a worker fetched from another for the request, from worker to router: `<bytes>;<milliseconds>`.
 pub const KV_FETCHED: &str = "x-warmpath-kv-fetched";
-/// Fingerprint of the model file whose metadata a vocabulary download carries.
+/// Fingerprint of a model file: of the one whose metadata a vocabulary download carries, and, from router to worker, of
+/// the one that the request is for. A worker that serves another one refuses the request, so that another worker gets
+/// it.
 pub const MODEL_FINGERPRINT: &str = "x-warmpath-model-fingerprint";
 /// Request for more information from the router: `prefix`.
 pub const DEBUG: &str = "x-warmpath-debug";

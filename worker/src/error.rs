@@ -77,6 +77,9 @@ pub enum RequestError {
         /// Names of the served model.
         names: Vec<String>,
     },
+    /// A router chose this worker when another model was at its address.
+    #[error("this worker serves another model than the one that the router chose it for")]
+    OtherModel,
     /// The prompt leaves no room for a response.
     #[error(
         "the prompt of {n_tokens} tokens exceeds the available context size, which is {} tokens, answer included{}",
@@ -269,6 +272,7 @@ impl RequestError {
             | Self::Cache(CacheError::Busy) => Class::Overload,
             Self::Loading { .. }
             | Self::Downloading { .. }
+            | Self::OtherModel
             | Self::SubscribersFull { .. }
             | Self::Send(SendError::Busy)
             | Self::Prefetch(_)
@@ -319,6 +323,7 @@ impl RequestError {
             Self::Dialect(DialectError::Read(ReadError::Json { .. })) => Some("invalid_json"),
             Self::Dialect(DialectError::Unsupported { .. }) | Self::Unsupported { .. } => Some("unsupported_parameter"),
             Self::ModelUnknown { .. } => Some("model_not_found"),
+            Self::OtherModel => Some("other_model"),
             Self::PromptTooLong { .. } | Self::TextTooLong { .. } => Some("context_length_exceeded"),
             Self::Prompt(_) | Self::Engine(EngineError::InvalidPrompt(_)) => Some("invalid_prompt"),
             Self::Engine(EngineError::QueueFull { .. }) | Self::PreparingFull { .. } => Some("queue_full"),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
+use warmpath_common::model::Fingerprint;
 use warmpath_router_core::diagnostics::decision_log::LoggedChoice;
 use warmpath_router_core::index::Match;
 use warmpath_router_core::ledger::{Decision, NoWorker, RouteRequest};
@@ -36,6 +37,8 @@ pub(super) struct AttemptTarget {
     /// Longest match of any worker.
     pub(super) n_matched_blocks: u32,
     pub(super) has_one_prompt: bool,
+    /// Fingerprint of the model for which the worker was chosen; `None` if any worker of the name will do.
+    pub(super) model: Option<Fingerprint>,
     pub(super) block_size_tokens: u32,
 }
 
@@ -136,6 +139,7 @@ pub(super) fn choose(
         predicted_cached_tokens: known.map(|_| decision.cached_tokens),
         n_matched_blocks: matches.first().map_or(0, |longest| longest.blocks),
         has_one_prompt: prepared.has_one_prompt,
+        model: prepared.wanted.map(|_| prepared.model.fingerprint),
         block_size_tokens: prepared.model.block_size_tokens,
     })
 }

@@ -84,8 +84,8 @@ pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
     date(value).map(|until| until.duration_since(its_now).unwrap_or_default())
 }
 
-/// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker salt, tenant and
-/// hints.
+/// Returns the headers for a worker: the client's, then the request's id, and for a Warmpath worker model, salt, tenant
+/// and hints.
 pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past: Option<&Past>) -> HeaderMap {
     let mut headers = of_client(&arrival.headers);
     let is_stock = choice.in_flight.is_server_request();
@@ -101,6 +101,9 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past:
     }
     if is_stock {
         return headers;
+    }
+    if let Some(model) = choice.model {
+        set(&mut headers, headers::MODEL_FINGERPRINT, &model.to_string());
     }
     if let Some(identity) = &arrival.identity {
         set(&mut headers, headers::JOURNAL, identity);

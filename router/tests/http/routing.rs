@@ -35,6 +35,7 @@ async fn a_prompt_goes_to_the_worker_that_holds_its_prefix_with_hints() {
     assert_eq!(seen[0].body, chat_body(&text, false), "the body is unchanged");
     assert_eq!(seen[0].headers["x-warmpath-slot"], "2");
     assert_eq!(seen[0].headers["x-warmpath-expected-block"], keys[keys.len() - 1].to_string());
+    assert_eq!(seen[0].headers["x-warmpath-model-fingerprint"], "07".repeat(32), "its model's");
     assert_eq!(router.metric("warmpath_router_routes_total{reason=\"prefix\"}").await, 1.0);
     assert_eq!(router.metric("warmpath_router_cached_tokens_total").await, 32.0);
     assert_eq!(router.metric("warmpath_router_predicted_cached_tokens_total").await, predicted as f64);

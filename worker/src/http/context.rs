@@ -10,7 +10,7 @@ use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use warmpath_common::dialects::anthropic;
 use warmpath_common::headers;
 use warmpath_common::ids::{RequestId, SlotId};
@@ -136,13 +136,26 @@ impl FromRequestParts<App> for RequestContext {
     }
 }
 
+/// Checks that the worker serves the model for which a router chose it. A router learns of a restart some milliseconds
+/// late, and the new process may serve another model, even under the same name.
+///
+/// Errors: `OtherModel`.
+fn check_model(app: &App, given: &HeaderMap) -> Result<(), RequestError> {
+    let (Some(meant), Ok(served)) = (given.get(headers::MODEL_FINGERPRINT), app.served()) else { return Ok(()) };
+    let own = served.base().model.fingerprint.to_string();
+    if meant.as_bytes() == own.as_bytes() { Ok(()) } else { Err(RequestError::OtherModel) }
+}
+
 /// Reads a request's context, runs the request, and completes and counts the response.
 pub async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let context = RequestContext::read(request.headers());
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     request.extensions_mut().insert(context.clone());
     let is_anthropic = anthropic_models::is_spoken(request.uri().path(), request.headers());
-    let mut response = next.run(request).await;
+    let mut response = match check_model(&app, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
     if is_anthropic {
         response = as_anthropic(response, &context.id);
     }

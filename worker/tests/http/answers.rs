@@ -60,6 +60,24 @@ async fn the_usage_of_a_stream_comes_last_and_only_if_asked_for() {
 }
 
 #[tokio::test]
+async fn a_request_that_a_router_means_for_another_model_is_refused_so_that_it_goes_elsewhere() {
+    let worker = TestWorker::start("").await;
+    let own = worker.get_json("/internal/v1/summary").await["model"]["fingerprint"].clone();
+    let own = own.as_str().expect("a fingerprint is text");
+    let body = json!({"prompt": "Hello", "max_tokens": 1});
+    for (meant, expected) in [(own, 200), (&"07".repeat(32), 503), ("nonsense", 503)] {
+        let request = worker.post(COMPLETIONS, &body).header("x-warmpath-model-fingerprint", meant);
+        let response = request.send().await.expect("a response");
+        assert_eq!(response.status(), expected, "{meant}");
+        if expected == 503 {
+            assert!(response.headers().contains_key("retry-after"));
+            let error: Value = response.json().await.expect("an error object");
+            assert_eq!(error["error"]["code"], "other_model");
+        }
+    }
+}
+
+#[tokio::test]
 async fn headers_show_the_worker_and_the_reuse() {
     let worker = TestWorker::start("--slots 2 --name w-7").await;
     let body = json!({"prompt": "The same prompt, long enough to be worth something.", "max_tokens": 1});
