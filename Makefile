@@ -5,6 +5,8 @@ CARGO ?= cargo
 MODEL ?=
 # How many inputs of each kind `make fuzz` makes.
 CASES ?= 20000
+# How many runs `make simulate` simulates.
+SEEDS ?= 10000
 # How long faults happen in `make chaos`, and its other flags.
 MINUTES ?= 10
 CHAOS_FLAGS ?=
@@ -23,7 +25,7 @@ DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
+.PHONY: help setup build demo test test-gpu test-clients test-k8s test-llama-server fuzz simulate chaos image-files test-image bench-cpu-variants bench-hostile fixtures models venv deploy-tools chromium lint notices fmt bench report doc pages picture
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +66,11 @@ fuzz: setup ## Send hostile bodies, schemas, grammars and templates at random, f
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \
 		PROPTEST_CASES=$(CASES) $(CARGO) test --release --workspace --no-fail-fast -- hostile never_panic no_template_panics
+
+simulate: setup ## Simulate the protocol of workers and routers for SEEDS seeds; SEED=n runs one and prints its log
+	@$(STAGE) build $(CARGO) test --release --workspace --no-run
+	@$(STAGE) simulate env WARMPATH_SIMULATION_SEEDS=$(SEEDS) $(if $(SEED),WARMPATH_SIMULATION_SEED=$(SEED)) \
+		$(CARGO) test --release --workspace --test simulation -- --nocapture
 
 test-k8s: build deploy-tools ## Try chart and discovery on a real API server (the first time builds it: ten minutes); not in CI
 	@$(STAGE) kube-apiserver scripts/kube-apiserver.sh

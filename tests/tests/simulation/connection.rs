@@ -1,0 +1,277 @@
+//! The connection of one summary stream: bytes arrive in order, late, in pieces, and, if the network is hostile, wrong.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use warmpath_common::summary::{Body, Digest, Frame, Load, Stamp};
+use warmpath_router_core::WorkerIdx;
+
+use super::dice::Dice;
+use super::router::FRAMES_PER_S_MAX;
+
+/// Bytes that the network takes before the worker has to wait.
+const WINDOW_BYTES: usize = 2048;
+/// Frames that a worker queues for a subscriber; with more it disconnects it.
+const QUEUE_MAX: usize = 48;
+/// Longest piece in which bytes arrive.
+const PIECE_BYTES_MAX: usize = 500;
+
+/// One end of a subscription: the router's attempt to follow a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Follower {
+    /// Index of the router.
+    pub router: usize,
+    /// Number of the router's life.
+    pub life: u64,
+    /// Index of the worker in that router.
+    pub worker: WorkerIdx,
+    /// Number of the attempt to open a stream.
+    pub attempt: u64,
+}
+
+/// Something that arrives at the router.
+#[derive(Debug)]
+pub enum Arrival {
+    /// The head of the response.
+    Head,
+    /// Bytes of the body.
+    Bytes(Vec<u8>),
+    /// The end of the body.
+    End,
+}
+
+/// Damage that the network or a lying worker does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Damage {
+    /// A bit of a frame changes.
+    Flip,
+    /// Bytes of a frame are missing.
+    Truncate,
+    /// A frame is lost.
+    Drop,
+    /// A frame arrives twice.
+    Double,
+    /// Two frames change places.
+    Swap,
+    /// Random bytes arrive.
+    Garbage,
+    /// An update with an impossible load arrives.
+    Nonsense,
+    /// An update with a wrong digest arrives.
+    WrongDigest,
+    /// More frames arrive than the limit allows.
+    Flood,
+    /// The connection breaks in the middle of a frame.
+    Cut,
+}
+
+impl Damage {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::Flip,
+        Self::Truncate,
+        Self::Drop,
+        Self::Double,
+        Self::Swap,
+        Self::Garbage,
+        Self::Nonsense,
+        Self::WrongDigest,
+        Self::Flood,
+        Self::Cut,
+    ];
+
+    /// Returns whether it can be done where this many frames are queued.
+    fn fits(self, n_queued: usize) -> bool {
+        match self {
+            Self::Flip | Self::Truncate | Self::Drop | Self::Double | Self::Cut => n_queued > 0,
+            Self::Swap => n_queued > 1,
+            Self::Flood => n_queued == 0,
+            Self::Garbage | Self::Nonsense | Self::WrongDigest => true,
+        }
+    }
+}
+
+/// The connection of one stream.
+pub struct Connection {
+    /// The router's end.
+    pub follower: Follower,
+    /// Index of the worker's host.
+    pub host: usize,
+    /// Position at which the stream began; its life is that of the worker's process.
+    pub life: Stamp,
+    /// Whether bytes were damaged, so that what the router reads is not what the worker sent.
+    pub is_damaged: bool,
+    /// Whether an event for its next arrival is scheduled.
+    pub is_scheduled: bool,
+    /// Damage that the next frames suffer.
+    armed: Option<Damage>,
+    /// Frames that the worker has queued.
+    queue: VecDeque<Vec<u8>>,
+    /// What is on its way.
+    wire: VecDeque<Arrival>,
+    has_ended: bool,
+    /// Number of the last update that was queued.
+    last: u64,
+    /// Time of the last arrival.
+    pub arrived: Instant,
+}
+
+impl Connection {
+    /// Returns a connection that begins with these frames.
+    pub fn new(
+        (follower, host): (Follower, usize),
+        life: Stamp,
+        frames: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            follower,
+            host,
+            life,
+            is_damaged: false,
+            is_scheduled: false,
+            armed: None,
+            queue: frames.into_iter().map(|frame| frame.as_ref().to_vec()).collect(),
+            wire: VecDeque::from([Arrival::Head]),
+            has_ended: false,
+            last: life.seq,
+            arrived: now,
+        }
+    }
+
+    /// Queues a frame; a subscriber that lags is disconnected.
+    pub fn send(&mut self, frame: &[u8], dice: &mut Dice) {
+        if self.has_ended {
+            return;
+        }
+        self.queue.push_back(frame.to_vec());
+        self.last += 1;
+        if self.queue.len() > QUEUE_MAX {
+            self.queue.clear();
+            self.end();
+        }
+        self.fill_wire(dice);
+    }
+
+    /// Ends the stream behind what is on its way.
+    pub fn end(&mut self) {
+        if !std::mem::replace(&mut self.has_ended, true) {
+            self.wire.push_back(Arrival::End);
+        }
+    }
+
+    /// Returns whether something is on its way.
+    pub fn is_busy(&self) -> bool {
+        !self.wire.is_empty()
+    }
+
+    /// Returns what arrives next, and sends more.
+    pub fn take(&mut self, dice: &mut Dice) -> Option<Arrival> {
+        let arrival = self.wire.pop_front();
+        self.fill_wire(dice);
+        arrival
+    }
+
+    /// Lets the next frames suffer a damage.
+    pub fn arm(&mut self, damage: Damage) {
+        self.armed = Some(damage);
+    }
+
+    /// Sends queued frames as far as the window allows.
+    pub fn fill_wire(&mut self, dice: &mut Dice) {
+        match self.armed {
+            // The first of the two waits for the second.
+            Some(Damage::Swap) if self.queue.len() < 2 => return,
+            Some(damage) if !self.has_ended && damage.fits(self.queue.len()) => {
+                self.armed = None;
+                self.damage(damage, dice);
+            }
+            _ => {}
+        }
+        let bytes = |arrival: &Arrival| if let Arrival::Bytes(bytes) = arrival { bytes.len() } else { 0 };
+        let mut n_left = WINDOW_BYTES.saturating_sub(self.wire.iter().map(bytes).sum());
+        while n_left > 0
+            && !self.has_ended
+            && let Some(frame) = self.queue.pop_front()
+        {
+            n_left = n_left.saturating_sub(frame.len());
+            let mut rest = &frame[..];
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(rest.len().min(1 + dice.below(PIECE_BYTES_MAX)));
+                self.wire.push_back(Arrival::Bytes(piece.to_vec()));
+                rest = after;
+            }
+        }
+    }
+
+    /// Damages what is queued.
+    fn damage(&mut self, damage: Damage, dice: &mut Dice) {
+        // Frames that are lost, doubled or swapped are those of the worker, and are noticed at once.
+        self.is_damaged |= !matches!(damage, Damage::Drop | Damage::Double | Damage::Swap | Damage::Cut);
+        let n_queued = self.queue.len();
+        let place = if n_queued > 0 { dice.below(n_queued) } else { 0 };
+        match damage {
+            Damage::Flip => self.flip(place, dice),
+            Damage::Truncate => {
+                if let Some(frame) = self.queue.get_mut(place) {
+                    let at = if is_header(frame) { 0 } else { dice.below(frame.len()) };
+                    frame.drain(at..frame.len().min(at + 1 + dice.below(8)));
+                }
+            }
+            Damage::Drop => drop(self.queue.remove(place)),
+            Damage::Double => {
+                if let Some(frame) = self.queue.get(place).cloned() {
+                    self.queue.insert(place, frame);
+                }
+            }
+            Damage::Swap => {
+                let place = dice.below(n_queued - 1);
+                self.queue.swap(place, place + 1);
+            }
+            Damage::Garbage => self.queue.insert(place, (0..dice.below(60)).map(|_| dice.below(256) as u8).collect()),
+            Damage::Nonsense => {
+                let load = Load { n_decoding: u32::MAX, ..Load::default() };
+                let frame = self.forged(Some(load), None);
+                self.queue.push_back(frame);
+            }
+            Damage::WrongDigest => {
+                let frame = self.forged(None, Some(Digest { n_blocks: 3, sum: 7 }));
+                self.queue.push_back(frame);
+            }
+            Damage::Flood => {
+                let frames = (0..=FRAMES_PER_S_MAX).flat_map(|_| self.forged(None, None)).collect();
+                self.wire.push_back(Arrival::Bytes(frames));
+            }
+            Damage::Cut => {
+                if let Some(frame) = self.queue.front() {
+                    let part = frame[..dice.below(frame.len())].to_vec();
+                    self.wire.push_back(Arrival::Bytes(part));
+                }
+                self.end();
+            }
+        }
+    }
+
+    /// Changes a bit of an update or of a part of a snapshot.
+    fn flip(&mut self, place: usize, dice: &mut Dice) {
+        let Some(frame) = self.queue.get_mut(place) else { return };
+        let at = if is_header(frame) { 4 } else { dice.below(frame.len()) };
+        frame[at] ^= 1 << dice.below(8);
+    }
+
+    /// Returns an update that the worker has not made, with the next number.
+    fn forged(&mut self, load: Option<Load>, digest: Option<Digest>) -> Vec<u8> {
+        self.last += 1;
+        let stamp = Stamp { seq: self.last, ..self.life };
+        let content = Frame { stamp, body: Body::Update { changes: Vec::new(), load, digest } }.encode();
+        let length = u32::try_from(content.len()).expect("a frame is short").to_be_bytes();
+        [&length[..], &content].concat()
+    }
+}
+
+/// Returns whether a frame begins a snapshot. It has no checksum: the declaration of a model is as right as TCP
+/// delivers it, so only its length or version is damaged.
+fn is_header(frame: &[u8]) -> bool {
+    let decoded = frame.get(4..).and_then(|content| Frame::decode(content).ok());
+    matches!(decoded, Some(Frame { body: Body::Begin(_), .. }))
+}

@@ -1,0 +1,142 @@
+//! The workers' processes: their starts, their ends, and their steps.
+
+use std::time::Duration;
+
+use super::life::Life;
+use super::model::{Build, Model};
+use super::requests::Reply;
+use super::streams::key;
+use super::worker::Worker;
+use super::world::{Event, Process, World};
+
+/// Time that a worker gets between the begin of its shutdown and its end.
+pub const DRAIN: Duration = Duration::from_millis(700);
+
+impl World {
+    /// Returns a build that a worker may be restarted with.
+    pub fn any_build(&mut self) -> Build {
+        match self.dice.below(12) {
+            0..6 => Build::USUAL,
+            6..8 => Build { model: Model::Beta, ..Build::USUAL },
+            8 => Build { model: Model::OtherAlpha, ..Build::USUAL },
+            9 => Build { block_size_tokens: 8, ..Build::USUAL },
+            10 => Build { kv_layout: 2, ..Build::USUAL },
+            _ => Build { n_slots: 2, ..Build::USUAL },
+        }
+    }
+
+    /// Starts a worker's process, which loads its model first.
+    pub fn start_worker(&mut self, host: usize, build: Build) {
+        let (is_set_back, is_other) = (self.dice.one_in(8), self.dice.one_in(10));
+        let own = &mut self.hosts[host];
+        own.start += 1;
+        own.process = Process::Loading(build);
+        let start = own.start;
+        let mut life = own.life;
+        // The clock may have been set back. No two lives have the same epoch.
+        let epoch = if is_set_back { life.boot_epoch - 500 } else { life.boot_epoch + 1_000_000 };
+        life.boot_epoch = epoch;
+        if is_other {
+            life.worker_uid.0 += 1_000;
+        }
+        while self.lives.contains_key(&key(life)) {
+            life.boot_epoch += 1;
+        }
+        self.hosts[host].life = life;
+        self.note(|| format!("host {host} loads {build:?} as {life}"));
+        self.after(20..600, Event::Loaded { host, start });
+    }
+
+    /// Lets a worker serve.
+    pub fn loaded(&mut self, host: usize, start: u64) {
+        let now = self.now;
+        let own = &mut self.hosts[host];
+        let Process::Loading(build) = own.process else { return };
+        if own.start != start {
+            return;
+        }
+        own.process = Process::Up(Box::new(Worker::new(build, own.life, now)));
+        (own.step, own.tick) = (None, None);
+        let life = own.life;
+        self.lives.insert(key(life), Life::new(build));
+        self.note(|| format!("host {host} serves"));
+        self.worked(host);
+    }
+
+    /// Kills a worker's process.
+    pub fn kill_worker(&mut self, host: usize) {
+        let process = std::mem::replace(&mut self.hosts[host].process, Process::Down);
+        self.note(|| format!("host {host} is killed"));
+        if let Process::Up(worker) = process {
+            for attempt in worker.attempts() {
+                self.send_reply(host, attempt, Reply::Broken);
+            }
+        }
+        let life = self.hosts[host].life;
+        let own: Vec<u64> =
+            self.connections.iter().filter(|(_, of)| of.life.is_same_life(life)).map(|(id, _)| *id).collect();
+        for id in own {
+            self.connections.get_mut(&id).expect("the connection was just found").end();
+            self.pump(id);
+        }
+    }
+
+    /// Returns a worker that serves.
+    pub fn worker_mut(&mut self, host: usize) -> Option<&mut Worker> {
+        match &mut self.hosts[host].process {
+            Process::Up(worker) => Some(worker),
+            Process::Down | Process::Loading(_) => None,
+        }
+    }
+
+    /// Sends what a worker has to tell, and schedules its next step, after anything that it has done.
+    pub fn worked(&mut self, host: usize) {
+        self.broadcast(host);
+        let Some(ends) = self.worker_mut(host).and_then(|worker| worker.step_ends()) else { return };
+        let own = &mut self.hosts[host];
+        if own.step != Some(ends) {
+            own.step = Some(ends);
+            let start = own.start;
+            self.at(ends, Event::Step { host, start });
+        }
+    }
+
+    /// Ends a worker's step.
+    pub fn step_ends(&mut self, host: usize, start: u64) {
+        let now = self.now;
+        if self.hosts[host].start != start || self.hosts[host].step != Some(now) {
+            return;
+        }
+        self.hosts[host].step = None;
+        let Some(worker) = self.worker_mut(host) else { return };
+        for (attempt, progress) in worker.end_step(now) {
+            self.send_reply(host, attempt, Reply::Progress(progress));
+        }
+        self.worked(host);
+    }
+
+    /// Schedules a worker's next frame.
+    pub fn want_tick(&mut self, host: usize) {
+        let Some(due) = self.worker_mut(host).map(|worker| worker.writer.due()) else { return };
+        let own = &mut self.hosts[host];
+        if own.tick.is_none_or(|tick| due < tick) {
+            own.tick = Some(due);
+            let start = own.start;
+            self.at(due, Event::Tick { host, start });
+        }
+    }
+
+    /// Lets a worker send the frame that is due.
+    pub fn tick(&mut self, host: usize, start: u64) {
+        let now = self.now;
+        if self.hosts[host].start != start || self.hosts[host].tick.is_none_or(|tick| tick > now) {
+            return;
+        }
+        self.hosts[host].tick = None;
+        let Some(worker) = self.worker_mut(host) else { return };
+        if worker.writer.due() <= now {
+            worker.writer.tick(now);
+        }
+        self.broadcast(host);
+    }
+}
