@@ -42,7 +42,7 @@ pub const REPORTS_QUEUED_MAX: usize = 1024;
 /// every second; three messages may be late.
 pub const SUMMARY_IDLE_MAX: Duration = Duration::from_millis(3500);
 
-/// Longest silence of the summary stream of a worker that announces its heartbeats, while another worker is heard.
+/// Longest silence of the summary stream of a worker that announces its heartbeats, while other workers still send.
 /// Units: heartbeats. Source: own choice: three messages may be late, as above.
 pub const SILENT_HEARTBEATS_MAX: u32 = 4;
 
@@ -99,8 +99,8 @@ pub const VOCABULARY_TRIAL_TIMEOUT: Duration = Duration::from_secs(120);
 /// reserves 1 GiB at once, and the largest of llama.cpp's vocabularies takes a fifth of the rest.
 pub const TRIAL_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
-/// Most processor time of that process. Source: own choice: twenty times the need of the largest of llama.cpp's
-/// vocabularies.
+/// Most processor time of the process that tries a vocabulary. Source: own choice: twenty times the need of the largest
+/// of llama.cpp's vocabularies.
 pub const TRIAL_PROCESSOR_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Most vocabularies kept at a time; the models beyond this limit are routed by load. Source: own choice: more models
@@ -115,8 +115,8 @@ pub const VOCABULARY_RETRY_MIN: Duration = Duration::from_millis(500);
 /// model are routed by load.
 pub const VOCABULARY_RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Longest non-streaming response that is buffered whole, so that it can be retried. Units: bytes. Source: own choice:
-/// the text of more than a million tokens, or of fewer with their log probabilities.
+/// Longest non-streaming response that is buffered whole, so that the request can be retried. Units: bytes. Source: own
+/// choice: the text of more than a million tokens, or of fewer with their log probabilities.
 pub const WHOLE_ANSWER_BYTES_MAX: usize = 8 << 20;
 
 /// Longest partial event that is buffered until its end arrives; a longer event is passed on in parts. Units: bytes.
@@ -209,7 +209,7 @@ pub const WORKER_PATIENCE: Duration = Duration::from_secs(6);
 /// units and charts add to the drain timeout.
 pub const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Number of recent decisions kept for the fleet page: some 50 KB. Source: own choice: as much as a person reads.
+/// Number of recent decisions kept for the fleet page: some 50 KB. Source: own choice: about as many as a person reads.
 pub const DECISIONS_KEPT: usize = 100;
 
 /// Interval between two samples of the router's counters. Source: own choice: the page shows a change within seconds,
@@ -240,8 +240,8 @@ pub const STOCK_MODELS_MAX: usize = 1024;
 /// llama-server's four and the hundreds of servers on GPUs.
 pub const STOCK_SLOTS_DEFAULT: u16 = 8;
 
-/// Assumed context size of each of them if the server does not report it. Units: tokens. Source: own choice: a small
-/// one, so that reuse is not overestimated.
+/// Assumed context size of each parallel request of a stock server that does not report it. Units: tokens. Source: own
+/// choice: a small one, so that reuse is not overestimated.
 pub const STOCK_CONTEXT_DEFAULT: u32 = 8192;
 
 /// Configuration of a router.
@@ -398,7 +398,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
             membership: MembershipOptions { workers_max: WORKERS_MAX, linger: LINGER, vacancy: VACANCY },
             vocabularies: flags.vocabularies.iter().map(|text| vocabulary_file(text)).collect::<Result<_, _>>()?,
             index_bytes_max: index_bytes_max
-                .ok_or(ConfigError::Range { flag: "--index-max", range: "what a machine may have" })?,
+                .ok_or(ConfigError::Range { flag: "--index-max", range: "a size that a machine can address" })?,
             dispatch: LedgerOptions {
                 policy: flags.policy,
                 admission: Some(admission),

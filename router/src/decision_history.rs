@@ -1,7 +1,7 @@
 //! Recent activity for the fleet page: the last decisions, and samples of the counters over the last hour.
 //!
-//! A request writes one entry and completes it; each time a lock is held for one copy. The history is sampled from the
-//! metrics by a task of its own, and costs requests nothing.
+//! A request writes one entry and later completes it, and holds a lock for one copy each time. A task of its own
+//! samples the history from the metrics, so requests spend no time on it.
 //!
 //! Not here: the page (`http::decisions_api`, `http::pages`), the metrics (`metrics`), traces of single requests.
 

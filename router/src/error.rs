@@ -46,7 +46,7 @@ pub enum RequestError {
         source: Box<RequestError>,
     },
     /// The request has no known API key.
-    #[error("no API key, or one that is not known: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
+    #[error("the API key is missing or unknown: send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`")]
     Unauthorized,
     /// The API key has reached a limit.
     #[error(transparent)]
@@ -87,14 +87,14 @@ pub enum RequestError {
         /// Expected time until a worker can.
         retry_after: Duration,
     },
-    /// Every worker of the model has announced that it takes no requests until after this request's deadline.
+    /// No worker of the model takes requests before this request's deadline, as the workers have announced.
     #[error("the servers of this model take no requests for another {} s", retry_after.as_secs_f64().ceil())]
     Paused {
         /// Time until the first of them takes requests again.
         retry_after: Duration,
     },
     /// The queue is full, and no other tenant has more requests in it.
-    #[error("every worker is busy, and {waiting_max} requests wait already")]
+    #[error("every worker is busy, and {waiting_max} requests are already waiting")]
     QueueFull {
         /// Limit of the queue.
         waiting_max: usize,
@@ -118,7 +118,7 @@ pub enum RequestError {
         last: Failure,
     },
     /// Too many requests are running.
-    #[error("the router answers {requests_max} requests already")]
+    #[error("the router is already serving {requests_max} requests")]
     RequestsFull {
         /// Limit of running requests.
         requests_max: usize,
@@ -128,7 +128,7 @@ pub enum RequestError {
     /// The time for running responses to finish is over.
     #[error("the router is shutting down")]
     ShuttingDown,
-    /// The router is at fault.
+    /// The router failed.
     #[error("the router failed on this request")]
     Internal {
         /// Reason, for the log.
@@ -147,12 +147,12 @@ fn attempts_text(n_attempts: u32) -> String {
 fn failure_text(failure: Failure) -> &'static str {
     match failure {
         Failure::Connect => "the worker could not be reached",
-        Failure::Timeout => "the worker did not answer in time",
+        Failure::Timeout => "the worker did not respond in time",
         Failure::Full => "the worker's queue is full",
         Failure::Unready => "the worker cannot serve at the moment",
         Failure::Refused => "the worker rejects this router's token",
-        Failure::Broken => "the worker broke off its answer, or gave one that cannot be passed on",
-        Failure::Error => "the worker answered with an error",
+        Failure::Broken => "the worker ended its response early, or sent one that cannot be passed on",
+        Failure::Error => "the worker responded with an error",
         Failure::Lost => "the worker was lost",
     }
 }

@@ -123,7 +123,7 @@ pub struct RequestContext {
 
 /// Gives a request its id, has it answered, and completes and counts the response.
 async fn around(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    // An unreadable id is replaced: it only names the request in logs and separates nothing.
+    // An unreadable id is replaced, because it only names the request in logs.
     let given =
         request.headers().get(headers::REQUEST_ID).and_then(|value| value.to_str().ok()).and_then(RequestId::new);
     let context = RequestContext { id: given.unwrap_or_else(fresh_request_id), arrived: Instant::now() };

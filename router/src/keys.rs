@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 /// Highest `priority` of a key's requests if its entry gives none.
 ///
 /// Source: the highest that `cache_control` of the Anthropic API maps to (`warmpath_common::dialects::anthropic`). A
-/// client would need a higher one only to evict state of other clients of its tenant.
+/// higher one would only let a client evict state of other clients of its tenant.
 const PRIORITY_MAX_DEFAULT: i32 = 2;
 
 /// Start of every key that this program makes.
@@ -75,7 +75,7 @@ pub enum KeysError {
     },
     /// A name is not valid.
     #[error(
-        "`{name}` is no name of a key or tenant: it must have 1 to {NAME_BYTES_MAX} letters, digits, or any of - _ . @ /"
+        "`{name}` is not a valid name of a key or tenant: it must have 1 to {NAME_BYTES_MAX} letters, digits, or any of - _ . @ /"
     )]
     Name {
         /// The name.
@@ -312,7 +312,7 @@ mod tests {
         for wrong in ["", "wp-", &key[1..], &key.to_uppercase(), &format!("{key} ")] {
             assert!(keys.find(wrong.as_bytes()).is_none(), "{wrong}");
         }
-        assert!(!first.contains(&key), "the file does not tell the key");
+        assert!(!first.contains(&key), "the file does not contain the key");
     }
 
     #[test]
@@ -355,8 +355,8 @@ mod tests {
         check(&text.repeat(2), "the key `a` is listed twice");
         check(&format!("{text}sha = \"{key}\""), "unknown field `sha`");
         check(&format!("[[key]]\nname = \"b\"\nsha256 = \"{key}\""), "the key `b`: `sha256` must be 64");
-        check("[[key]]\nname = \"\"\nsha256 = \"\"", "is no name");
-        check("[[key]]\nname = \"a:b\"\nsha256 = \"\"", "is no name");
+        check("[[key]]\nname = \"\"\nsha256 = \"\"", "is not a valid name");
+        check("[[key]]\nname = \"a:b\"\nsha256 = \"\"", "is not a valid name");
         check(&format!("[[key]\nname = {key}"), "at byte");
         check(&text.replace("name", "requests_at_once = 0\nname"), "nonzero");
         check(&"#".repeat(KEYS_FILE_BYTES_MAX + 1), "more than");

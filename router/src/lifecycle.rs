@@ -64,7 +64,7 @@ pub struct IncomingRequest {
     pub span: Span,
     /// Time when its head arrived.
     pub at: Instant,
-    /// Start of its time in the queue: its arrival, or the moment when its model was ready.
+    /// Start of its time in the queue: its arrival, or the time at which its model was ready.
     pub queued_from: Instant,
     /// Method.
     pub method: Method,
@@ -191,7 +191,7 @@ struct Attempts<'a> {
 }
 
 impl Attempts<'_> {
-    /// Attempts the request until a worker begins to respond.
+    /// Sends the request to workers until one begins to respond.
     ///
     /// Errors: the response or error that the client gets instead.
     async fn run(
@@ -292,7 +292,7 @@ struct RetryState {
     failures: Vec<(WorkerIdx, Failure)>,
     /// Workers that cannot take it.
     excluded: Vec<WorkerIdx>,
-    /// Response so far, from other workers' journals; `None` if it begins.
+    /// Response so far, from other workers' journals; `None` for a new response.
     past: Option<Past>,
     /// Number of workers that failed after they had sent part of the journal of a response in one piece.
     n_failovers: u32,
@@ -348,7 +348,7 @@ async fn wait_for_capacity(
         place: retry_state.place,
     };
     let start = Instant::now();
-    // Called when the request's turn has come: chooses a worker and records the request there in one step.
+    // Called when the request is at the head of the queue: chooses a worker and records the request there in one step.
     let admitted = app.queue.admit(&queue_request, || {
         let choice = choose(app, arrival, prepared, retry_state)?;
         let service_ms = choice.decision.service_ms;

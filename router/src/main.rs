@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     }
     let checks = flags.config.check;
     let _log = log::start(flags.log_format);
-    // Before the configuration is resolved, because it divides the limit.
+    // Comes before resolving the configuration, which divides the limit.
     let limit = descriptors::raise();
     let config = resolve(flags)?;
     check_file_limit(limit, &config);

@@ -105,15 +105,15 @@ metrics! {
     /// Predictions of reuse by result, in whole blocks: exact, more, unfetched (state was not fetched from another
     /// worker) or less (the worker did not reuse its own).
     predictions: IntCounterVec = counters("predictions_total", &["outcome"]);
-    /// Blocks that a worker announced and twice did not reuse; they are not counted on until it announces them again.
+    /// Blocks that a worker announced and twice did not reuse; they are ignored until it announces them again.
     stale_blocks: IntGauge = gauge("stale_blocks");
     /// Chats by their relation to earlier chats: new, intact (continues a conversation) or broken.
     conversations: IntCounterVec = counters("conversations_total", &["continuity"]);
     /// Conversations that broke their own prefix, by the role of the changed message: system, user, assistant, tool,
-    /// other; template where no message changed; answer where the model's last answer came back otherwise.
+    /// other; template if no message changed; answer if the model's last answer came back changed.
     prefix_breaks: IntCounterVec = counters("prefix_breaks_total", &["role"]);
-    /// Chats with the tools of an earlier chat behind another system text, where they are computed again; workers with
-    /// --tools-first put them in front of it.
+    /// Chats whose tools, known from an earlier chat, were computed again behind a different system text; workers with
+    /// --tools-first render tools before it.
     repeated_tools: IntCounter = counter("repeated_tools_total");
     /// Requests without a valid API key.
     auth_failures: IntCounter = counter("auth_failures_total");

@@ -2,7 +2,7 @@
 //!
 //! New text costs milliseconds, so it is tokenized on threads for long work. Cheap work is done at once, because moving
 //! it there costs more: a long chat with a known history has little new text. Plainly invalid requests are refused. A
-//! prompt that merely cannot be tokenized here is routed by load, and the worker reports what is wrong with it.
+//! prompt that only cannot be tokenized here is routed by load, and the worker reports any error in it.
 //!
 //! Not here: rendering and tokenizing (`warmpath-prompt`), the choice (`warmpath-router-core`).
 
@@ -222,7 +222,7 @@ impl PromptPool {
         Ok(begun.finish(&self.chains))
     }
 
-    /// Runs long work on a thread for it; between two portions of a text other work goes first.
+    /// Runs long work on a thread for it; other work goes first between two portions of a text.
     ///
     /// If too many prompts wait already, this one is left to the worker: tokenizing must not become the bottleneck.
     async fn finish_elsewhere(

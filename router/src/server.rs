@@ -175,7 +175,7 @@ impl Server {
         self.stop.send_replace(true);
         let mut all = std::pin::pin!(async { while self.listeners.join_next().await.is_some() {} });
         if tokio::time::timeout(self.drain_timeout, &mut all).await.is_err() {
-            tracing::warn!(seconds = self.drain_timeout.as_secs_f64(), "answers were cut off by the drain timeout");
+            tracing::warn!(seconds = self.drain_timeout.as_secs_f64(), "the drain timeout cut off responses");
             self.app.cut_off.cancel();
             // An error means that some clients do not read.
             let _ = tokio::time::timeout(CUT_OFF_TIMEOUT, all).await;

@@ -139,7 +139,7 @@ def pytest_runtest_makereport(item, call):
     elif report.when == "call" and report.passed:
         RESULTS.setdefault(item.nodeid, {"outcome": "passed"})
     elif report.skipped and item.nodeid not in RESULTS:
-        RESULTS[item.nodeid] = {"outcome": "not_applicable", "reason": "its authors skip it"}
+        RESULTS[item.nodeid] = {"outcome": "not_applicable", "reason": "skipped by its authors"}
 
 
 def pytest_sessionfinish():

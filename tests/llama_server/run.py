@@ -101,7 +101,7 @@ def run(python, tests, models, arguments):
 
 
 def page(results):
-    """Returns the page that says what came of each test."""
+    """Returns the page with the outcome of each test."""
     files = defaultdict(Counter)
     reasons = {"not_applicable": defaultdict(Counter), "differs": defaultdict(Counter)}
     for nodeid, result in results.items():
@@ -118,7 +118,7 @@ def page(results):
         out.append(f"| `{file}` | {counts['passed']} | {counts['differs']} | {counts['not_applicable']} |\n")
     out.append("\n## What differs, and why\n\n" + listing(reasons["differs"]))
     out.append("\n## What cannot apply, and why\n\n" + listing(reasons["not_applicable"]))
-    out.append("\n## Looks that are replaced\n\n| file | look | why |\n|---|---|---|\n")
+    out.append("\n## Replaced assertions\n\n| file | assertion | why |\n|---|---|---|\n")
     for entry in read("replacements.json"):
         look = entry["old"].strip().split("\n")[0].replace("|", "\\|")
         out.append(f"| `{Path(entry['file']).name}` | `{look}` | {entry['why']} |\n")

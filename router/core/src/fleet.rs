@@ -27,7 +27,7 @@ use crate::stock::TokenizerSource;
 /// below a second.
 pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
 
-/// Time after a worker has joined in which a request may still be for a model that the worker has not declared yet.
+/// Time after a worker has joined for which its models may still be unknown, so that no name is reported as unknown.
 ///
 /// Source: own choice: a worker declares its model's names as soon as it listens, some seconds after its start.
 pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
@@ -46,23 +46,23 @@ pub enum ConnectionState {
     },
     /// The worker cannot be reached.
     Down {
-        /// Time at which that was found.
+        /// Time at which that was noticed.
         since: Instant,
     },
     /// The worker responds but rejects this router's credentials.
     Refused {
-        /// Time at which that was found.
+        /// Time at which that was noticed.
         since: Instant,
     },
     /// The worker responds and is still loading its model.
     Loading {
-        /// Time at which that was found.
+        /// Time at which that was noticed.
         since: Instant,
     },
 }
 
 impl ConnectionState {
-    /// Returns whether the worker is present as far as is known; true also before its first report.
+    /// Returns whether the worker is assumed to be running; true also before its first report.
     pub fn is_there(self) -> bool {
         !matches!(self, Self::Down { .. } | Self::Refused { .. } | Self::Loading { .. })
     }
@@ -113,7 +113,7 @@ pub struct WorkerView {
     pub measured_at: Instant,
     /// State of the connection to the worker.
     pub link: ConnectionState,
-    /// Reason why the last try to open the summary stream failed; absent while the stream is open.
+    /// Reason why the last attempt to open the summary stream failed; absent while the stream is open.
     pub trouble: Option<Arc<str>>,
     /// Reason why the worker is excluded from the fleet; `None` if it is not.
     pub excluded: Option<Mismatch>,
@@ -121,7 +121,7 @@ pub struct WorkerView {
     pub blocks: KnownBlocks,
     /// Source of the token counts of a stock server; absent for a Warmpath worker.
     pub stock: Option<TokenizerSource>,
-    /// Whether discovery has lost the worker, or the worker is terminating.
+    /// Whether discovery no longer finds the worker, or the worker is terminating.
     pub is_leaving: bool,
 }
 
@@ -142,7 +142,7 @@ pub enum Unavailable {
     Excluded,
     /// The worker is shutting down.
     Draining,
-    /// Discovery has lost the worker, or the worker is terminating.
+    /// Discovery no longer finds the worker, or the worker is terminating.
     Leaving,
     /// The worker refused a request a moment ago because its queue was full.
     Full,

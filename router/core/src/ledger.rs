@@ -59,7 +59,7 @@ pub struct LedgerOptions {
     pub policy: Policy,
     /// Settings of each worker's circuit breaker.
     pub breaker: BreakerOptions,
-    /// Longest time that a request may stay unreported before its work is removed.
+    /// Longest time for which a request's work counts although its worker has not reported the request.
     pub unreported_age_max: Duration,
     /// Time for which a worker gets no requests after it refused one because its queue was full or it could not serve.
     pub full_pause: Duration,
@@ -127,7 +127,7 @@ pub struct Decision {
     pub fetched_tokens: u32,
     /// Reason of the choice.
     pub reason: ChoiceReason,
-    /// The cost that decided.
+    /// Cost of the request at the worker.
     pub cost: Cost,
     /// Time that the request takes of the worker: its prefill, and its response's share of the slots. Units:
     /// milliseconds.
@@ -266,7 +266,7 @@ impl Ledger {
         self.choose_by(fleet, request, |candidates, turn| choose(policy, candidates, turn, rng))
     }
 
-    /// As [`Ledger::choose`], with `pick` in place of the policy.
+    /// Chooses as [`Ledger::choose`] does, with `pick` in place of the policy.
     ///
     /// Errors: [`NoWorker`], with the causes, if no worker can take it.
     pub fn choose_by(
@@ -378,7 +378,7 @@ impl Ledger {
         self.worker_ledgers[ticket.worker.0 as usize].n_in_flight -= 1;
     }
 
-    /// Removes a worker that has left; another may get its index soon. No request of this router is there any more.
+    /// Removes a worker that has left; another may get its index soon. It has no request of this router any more.
     pub fn left(&mut self, worker: WorkerIdx) {
         debug_assert_eq!(self.n_in_flight(worker), 0, "a worker with requests does not leave");
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {

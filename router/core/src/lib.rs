@@ -1,8 +1,8 @@
 //! The routing decision, without IO: what each worker holds, what a request would cost there, and which worker gets it.
 //!
-//! HTTP, sockets, clocks and metrics belong to the `warmpath-router` crate, which reads the world and does what is
-//! decided here. Inputs are values (`now`, decoded frames, a random source) and outputs are values that describe an
-//! action, so that the same code decides in production and in the simulation.
+//! HTTP, sockets, clocks and metrics belong to the `warmpath-router` crate, which gathers the inputs and executes the
+//! decisions. Inputs are values (`now`, decoded frames, a random source) and outputs are values that describe an
+//! action, so production and simulation run the same code.
 
 pub mod diagnostics;
 pub mod event_stream;

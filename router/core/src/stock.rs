@@ -3,8 +3,8 @@
 //!
 //! HTTP and polling are in the router's `fleet::stock`. The prefix index receives changes of the assumed blocks as it
 //! does from a summary. What a Warmpath worker reports itself is inferred here from requests and responses: which
-//! blocks the server holds, how busy it is, how fast it is. The result is approximate: other routers' requests show
-//! only where the server counts them, and evictions only afterwards, in what the server reuses.
+//! blocks the server holds, how busy it is, how fast it is. The result is approximate: other routers' requests are
+//! visible only if the server counts them, and an eviction shows only later, when a response reports less reuse.
 
 mod assumed_cache;
 mod model_state;
@@ -116,7 +116,8 @@ pub struct Updates {
     pub changes: Vec<Change>,
     /// Current load.
     pub load: Load,
-    /// Models whose tokens the server counts differently from this router; each is reported once in the server's life.
+    /// Models whose tokens the server counts differently from this router; each is reported once per start of the
+    /// server.
     pub differing: Vec<Fingerprint>,
 }
 
@@ -146,7 +147,7 @@ pub struct StockServer {
     speed: MeasuredRates,
     requests: BTreeMap<ServerRequestId, ServerRequest>,
     next_request: u64,
-    /// Number of the server's life; the state of requests from an earlier life is lost.
+    /// Number of starts of the server that were noticed; the state of requests from before the last start is lost.
     life: u64,
     others: ServerStatus,
     progress: Option<u64>,
@@ -274,7 +275,7 @@ impl StockServer {
 
     /// Records the load that the server reports; returns whether the server has restarted since its last report.
     pub fn observed(&mut self, server_status: ServerStatus) -> bool {
-        // A server that has just started may not have any counter yet.
+        // A server that has just started may have no counter yet.
         let is_new = self.progress.is_some_and(|before| server_status.progress.is_none_or(|now| now < before));
         self.progress = server_status.progress;
         let n_own = u32::try_from(self.requests.len()).unwrap_or(u32::MAX);

@@ -78,8 +78,8 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_POLICY", value_name = "POLICY", default_value_t)]
     pub policy: Policy,
 
-    /// Lets workers fetch KV state from each other, over a network of this bandwidth in Gbit/s, which counts until
-    /// transfers have measured their own. Without it every worker computes what it does not hold.
+    /// Lets workers fetch KV state from each other. The value is the network's bandwidth in Gbit/s, assumed until
+    /// transfers have been measured. Without it, workers compute what they do not hold.
     #[arg(long, env = "WARMPATH_KV_GBITS", value_name = "GBITS")]
     pub kv_gbits: Option<f64>,
 
@@ -99,7 +99,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_ATTEMPTS_MAX", value_name = "N", default_value_t = 3)]
     pub attempts_max: u32,
 
-    /// Seconds after a request's first failure, not counting waits, in which it may be tried on another worker; a
+    /// Seconds after a request's first failure, not counting waits, within which it may be tried on another worker. A
     /// request whose worker was lost is always tried again.
     #[arg(long, env = "WARMPATH_RETRY_TIMEOUT", value_name = "SECONDS", default_value_t = 30.0)]
     pub retry_timeout: f64,
@@ -126,35 +126,35 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_QUEUE_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub queue_timeout: f64,
 
-    /// Seconds after its arrival that a request is held while no worker is ready for its model and one is loading it.
-    /// After that time, or at once if it is 0, the request gets status 503.
+    /// Seconds after its arrival for which a request is held while no worker is ready for its model and one is loading
+    /// it. After that time, or at once if it is 0, the request gets status 503.
     #[arg(long, env = "WARMPATH_WAIT", value_name = "SECONDS", default_value_t = 0.0)]
     pub wait: f64,
 
-    /// Serve requests for any model name if one model is served: the router replaces a name that no worker has by the
-    /// model's own. Without it, such a request gets status 404.
+    /// Accepts any model name if the fleet serves one model: the router replaces an unknown name by the model's own.
+    /// Without it, a request with an unknown name gets status 404.
     #[arg(long, env = "WARMPATH_ANY_MODEL_NAME")]
     pub any_model_name: bool,
 
-    /// Seconds in which a worker must accept a connection.
+    /// Seconds within which a worker must accept a connection.
     #[arg(long, env = "WARMPATH_CONNECT_TIMEOUT", value_name = "SECONDS", default_value_t = 1.0)]
     pub connect_timeout: f64,
 
-    /// Seconds in which a worker must begin its response: its queue, the prompt and, without streaming, the whole
-    /// response.
+    /// Seconds within which a worker must begin its response; this includes its queue, the prompt and, without
+    /// streaming, the whole response.
     #[arg(long, env = "WARMPATH_RESPONSE_TIMEOUT", value_name = "SECONDS", default_value_t = 600.0)]
     pub response_timeout: f64,
 
-    /// Seconds in which a worker must send a further part of a streamed response, comments aside, and its client must
-    /// take something.
+    /// Seconds within which a worker must send the next part of a streamed response (comments do not count), and its
+    /// client must read some of it.
     #[arg(long, env = "WARMPATH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 300.0)]
     pub idle_timeout: f64,
 
-    /// Seconds in which a client must send its whole request.
+    /// Seconds within which a client must send its whole request.
     #[arg(long, env = "WARMPATH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = 60.0)]
     pub body_timeout: f64,
 
-    /// File of the API keys that clients must present, as hashes; read again when it changes. Without it no key is
+    /// File of the API keys that clients must present, as hashes; read again when it changes. Without it, no key is
     /// required.
     #[arg(long, env = "WARMPATH_API_KEYS_FILE", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
@@ -172,11 +172,11 @@ pub struct Flags {
     pub images: ImageUrlFlags,
 
     /// Origin of web pages that may send requests, as http://localhost:3000, or * for all; may be repeated, or a list
-    /// with commas. Without it browsers let no page of another origin read responses.
+    /// with commas. Without it, browsers let no page of another origin read responses.
     #[arg(long = "cors-origin", env = "WARMPATH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
 
-    /// Serve a page for chats at / of --listen. Where API keys are required, its reader types one.
+    /// Serves a chat page at / of --listen. If API keys are required, the user enters one on the page.
     #[arg(long, env = "WARMPATH_UI")]
     pub ui: bool,
 
@@ -197,7 +197,7 @@ pub struct Flags {
     #[arg(long, env = "WARMPATH_WORKER_KEY", value_name = "FILE", requires = "worker_cert")]
     pub worker_key: Option<PathBuf>,
 
-    /// Seconds in which a client must send the head of its next request; then an idle connection is closed.
+    /// Seconds within which a client must send the head of its next request; then an idle connection is closed.
     #[arg(long, env = "WARMPATH_HEAD_TIMEOUT", value_name = "SECONDS", default_value_t = 75.0)]
     pub head_timeout: f64,
 

@@ -46,7 +46,7 @@ pub enum FileError {
         source: WorkerUrlError,
     },
     /// The file contains `none` and lists workers.
-    #[error("it says `{NONE}` and lists workers")]
+    #[error("it contains `{NONE}` and lists workers")]
     Contradiction,
     /// The file listed workers and is now empty without `none`.
     #[error("it lists no worker any more; for a fleet without workers write a line `{NONE}`")]
@@ -130,7 +130,7 @@ pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Work
     let mut followed = Followed { current: first, next: None };
     let look = || {
         if let Some(workers) = followed.see(read(&path)?)? {
-            tracing::info!(path = %path.display(), n_workers = workers.len(), "workers file lists other workers");
+            tracing::info!(path = %path.display(), n_workers = workers.len(), "workers file has changed");
             source.set(workers.iter().cloned().map(staying).collect());
         }
         Ok::<_, FileError>(())
@@ -164,7 +164,7 @@ mod tests {
     fn lists_workers_with_comments_and_empty_lines() {
         let listing = read_text("# ours\nhttp://a:1\n\n  openai+http://b:2  # theirs\n").expect("a good file");
         assert_eq!(urls(&listing.workers), ["http://a:1/", "http://b:2/"]);
-        assert!(read_text("").expect("nobody is there yet").workers.is_empty());
+        assert!(read_text("").expect("an empty list").workers.is_empty());
         assert!(read_text("none # scaled down\n").expect("a good file").says_none);
     }
 
@@ -195,7 +195,7 @@ mod tests {
         let new = "http://a:1\nhttp://c:3\n";
         assert_eq!(follow(&[new, new, new]), ["stands", "http://a:1/ http://c:3/", "stands"]);
         let between = "http://a:1\n";
-        assert_eq!(follow(&[between, new, between, new]), ["stands"; 4], "it is being written");
+        assert_eq!(follow(&[between, new, between, new]), ["stands"; 4], "the file is still being written");
     }
 
     #[test]

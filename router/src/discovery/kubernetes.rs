@@ -2,7 +2,7 @@
 //!
 //! An endpoint that is terminating gets no further request. The readiness of an endpoint is ignored: the worker reports
 //! it on its summary stream, sooner and without the flaps of a probe. If a missed probe removed a worker, the router
-//! would drop its blocks and have to fetch them again.
+//! would drop the worker's blocks and would have to fetch them again.
 //!
 //! Not here: the watch protocol (`kube`).
 

@@ -107,7 +107,7 @@ impl Clients {
 pub struct WorkerClient {
     base: Url,
     client: legacy::Client<Connector, Full<Bytes>>,
-    /// Client that sends a request again that failed on an old connection; `None` for workers that do not close idle
+    /// Client that repeats a request which failed on an old connection; `None` for workers that do not close idle
     /// connections early.
     fresh: Option<legacy::Client<Connector, Full<Bytes>>>,
     /// The fleet's tokens; `None` if the worker gets none.

@@ -43,17 +43,17 @@ enum PrefetchError {
     Call(#[from] CallError),
     #[error("it responded with {0}")]
     Refused(StatusCode),
-    #[error("the list broke or is too long")]
+    #[error("the list broke off or is too long")]
     Broken(#[source] axum::Error),
     #[error("the list cannot be read")]
     Malformed(#[from] serde_json::Error),
     #[error(transparent)]
     Unpackable(#[from] Unpackable),
-    #[error("it did not answer in {} s", ANSWER_TIMEOUT.as_secs())]
+    #[error("it did not respond within {} s", ANSWER_TIMEOUT.as_secs())]
     Late(#[from] tokio::time::error::Elapsed),
 }
 
-/// Handles each event in a task of its own, until no more can come.
+/// Handles each event in a task of its own, until the channel is closed.
 pub async fn follow(fleet: Arc<Fleet>, mut fleet_changes: mpsc::Receiver<FleetChange>) {
     let mut tasks = JoinSet::new();
     while let Some(fleet_change) = fleet_changes.recv().await {

@@ -89,7 +89,7 @@ impl StockServers {
         self.found.insert(worker, Known { declared, differing });
     }
 
-    /// Records that a server was lost: when it returns, its counts are trusted again.
+    /// Records that a server was lost: when it returns, its token counts are trusted again.
     pub(super) fn lost(&mut self, worker: WorkerIdx) {
         if let Some(known) = self.found.get_mut(&worker) {
             known.differing.clear();
@@ -101,7 +101,8 @@ impl StockServers {
         self.found.remove(&worker);
     }
 
-    /// Records that a server counts a model's tokens differently; the vocabulary given for the model is no longer used.
+    /// Records that a server counts a model's tokens differently, so that the vocabulary given for the model is no
+    /// longer used.
     pub(super) fn differs(&mut self, fleet: &Fleet, worker: &WorkerView, model: Fingerprint) {
         let Some(model) = worker.models().find(|own| own.fingerprint == model) else { return };
         if let Some(known) = self.found.get_mut(&worker.idx) {

@@ -53,7 +53,7 @@ pub enum StreamError {
     #[error("the worker rejects this router: it requires another fleet token (--fleet-token-file)")]
     Refused,
     /// The worker is not ready (503).
-    #[error("the worker answers 503: it is not ready, for example because it loads its model")]
+    #[error("the worker answers 503: it is not ready, for example because it is loading its model")]
     Unready,
     /// The worker is loading its model (503).
     #[error("the worker is loading its model ({} %)", .0.percent)]
@@ -366,7 +366,7 @@ async fn unready(response: Response<AxumBody>) -> StreamError {
 /// Waits until the tracker reports that the view cannot be trusted.
 async fn stale_report(stale_reports: &mut watch::Receiver<Option<StaleReport>>) -> StaleReport {
     loop {
-        // The fleet holds the other end as long as this task runs.
+        // The fleet holds the sender as long as this task runs.
         if stale_reports.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

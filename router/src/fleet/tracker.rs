@@ -307,7 +307,7 @@ impl Tracker {
             FollowErrorKind::Loading { .. } => (ConnectionState::Loading { since }, view.link),
         };
         view.trouble = Some(reason);
-        // A worker that stays unreachable is reported at each try; the rest follows only from a new state or new names.
+        // Each failed attempt is reported; only a new state or new names have further effects.
         let is_news = await_names(view, &kind) | (std::mem::discriminant(&was) != std::mem::discriminant(&link));
         if !is_news {
             return;
@@ -325,7 +325,7 @@ impl Tracker {
             }
             FollowErrorKind::Refusal => tracing::error!(worker = %view.name, reason, "worker refuses this router"),
             FollowErrorKind::Loading { names } => {
-                tracing::info!(worker = %view.name, ?names, "worker loads its model")
+                tracing::info!(worker = %view.name, ?names, "worker is loading its model")
             }
         }
         self.models_changed = true;
@@ -425,7 +425,7 @@ impl Tracker {
     fn differs(&mut self, worker: WorkerIdx, model: Fingerprint) {
         let Some(Tracked { view, .. }) = self.workers.get(&worker) else { return };
         self.stock.differs(&self.fleet, view, model);
-        tracing::warn!(worker = %view.name, "stock server counts tokens differently; its vocabulary is not assumed any more");
+        tracing::warn!(worker = %view.name, "stock server counts tokens differently; the vocabulary is no longer used for it");
         self.models_changed = true;
     }
 

@@ -49,7 +49,7 @@ pub enum TrialResult {
     },
 }
 
-/// Reason why a trial gave no result, through no fault of the vocabulary.
+/// Reason why a trial gave no result that concerns the vocabulary.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The process cannot be started.

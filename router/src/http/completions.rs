@@ -112,7 +112,7 @@ pub async fn pass_chat(
 async fn answer(app: App, context: RequestContext, request: Request, shape: Shape) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
     let key = parts.extensions.remove::<Arc<Key>>();
-    // A body that the key's limits refuse is not read. Only requests that have arrived take a place.
+    // If the key's limits refuse a request, its body is not read. Only requests that have arrived whole take a place.
     key.as_deref().map_or(Ok(()), Key::count)?;
     let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());

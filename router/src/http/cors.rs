@@ -14,7 +14,7 @@ use crate::config::Cors;
 
 /// Time for which a browser may cache a preflight's result.
 ///
-/// Source: own choice: saves a round trip for most requests, and a changed flag is seen soon.
+/// Source: own choice: saves a round trip for most requests, and a changed flag takes effect soon.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
 /// Headers of a response that a page may read, besides those that every page may.

@@ -31,7 +31,7 @@ pub fn error_body(error: &RequestError) -> ErrorBody {
 /// Returns the last event of a stream that broke off after `n_events`: it tells the client that the response is
 /// incomplete.
 pub fn broken_stream_event(worker: &str, shape: Shape, n_events: u32) -> String {
-    failed_stream_event((&format!("the worker {worker} broke off its answer"), "worker_failed"), shape, n_events)
+    failed_stream_event((&format!("the worker {worker} ended its response early"), "worker_failed"), shape, n_events)
 }
 
 /// Returns the event that ends a stream after `n_events` with a reason.
@@ -69,7 +69,7 @@ impl IntoResponse for RequestError {
             Class::Upstream | Class::UpstreamLate => tracing::warn!(error = %self, "a request failed"),
             class => tracing::debug!(error = %self, ?class, "a request is refused"),
         }
-        // Whole seconds, rounded up, so that no client comes too early.
+        // Whole seconds, rounded up, so that no client retries too early.
         let seconds = |after: Duration| after.as_secs() + u64::from(after.subsec_nanos() > 0);
         self.class().response(&error_body(&self), self.retry_after().map(seconds))
     }

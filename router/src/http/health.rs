@@ -15,9 +15,9 @@ use crate::fleet::Unready;
 /// Audience of a health endpoint.
 #[derive(Debug, Clone, Copy)]
 pub enum Audience {
-    /// All who can reach the public listener.
+    /// Everyone who can reach the public listener.
     Clients,
-    /// All who can reach the admin listener.
+    /// Everyone who can reach the admin listener.
     Operators,
 }
 

@@ -1,4 +1,4 @@
-//! The state that every handler can access, and the places that limit the number of running requests.
+//! The state that every handler can access, and the limit on running requests.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};

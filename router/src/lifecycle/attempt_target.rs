@@ -88,7 +88,7 @@ pub(super) fn choose(
     if matches!(prepared.prompt, Prompt::Known { .. }) {
         app.metrics.decision.with_label_values(&["match"]).observe(start.elapsed().as_secs_f64());
     }
-    // The choice and its record are one entry into the ledger, so the next request already counts this one.
+    // The choice and its record happen under one lock, so the next request already counts this one.
     let start = Instant::now();
     let view = app.fleet.view();
     let tried: Vec<_> =

@@ -27,8 +27,8 @@ const HOP_BY_HOP: &[&str] = &[
     "upgrade",
 ];
 
-/// Headers of a client that are dropped because the router sets them itself, in addition to all that begin with
-/// [`headers::PREFIX`].
+/// Headers of a client that are dropped because the router sets them itself; all that begin with [`headers::PREFIX`]
+/// are dropped, too.
 const SAID_ANEW: &[&str] = &[
     "host",
     "expect",

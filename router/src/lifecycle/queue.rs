@@ -40,7 +40,7 @@ struct ModelQueue {
     notifiers: HashMap<WaiterId, Arc<Notify>>,
 }
 
-/// When a request may start.
+/// Earliest time of a request's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum AdmitAt {
     /// As soon as a worker has capacity, possibly at once.
@@ -286,7 +286,7 @@ impl QueuedRequest<'_> {
             self.outcome = "evicted";
             return Err(QueueRefusal::Full);
         };
-        debug_assert_eq!(entered.id, self.id, "nobody else is given a number twice");
+        debug_assert_eq!(entered.id, self.id, "no id is given twice");
         entered.displaced.iter().for_each(|id| queue.notify(*id));
         Ok(())
     }

@@ -34,7 +34,7 @@ use warmpath_shell::trace::Span;
 
 /// A response that broke off; the connection to the client ends with it.
 #[derive(Debug, thiserror::Error)]
-#[error("the worker broke off its answer")]
+#[error("the worker ended its response early")]
 pub(super) struct BrokenOff;
 
 /// The relay of one response.
@@ -285,7 +285,7 @@ impl State {
             trace_id = relay.request.trace_id,
             worker = %relay.worker,
             failure = label,
-            "answer broke off"
+            "response broke off"
         );
         // An error event fits only between two events. Within one, and in any other body, the connection must break.
         match &self.rest {

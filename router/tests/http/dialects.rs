@@ -35,7 +35,7 @@ async fn requests_of_every_dialect_go_to_the_worker_that_holds_the_same_chat() {
     workers[1].hold(&text, None, 3);
     let predicted = async || header(&router.chat(&text).await, "x-warmpath-predicted-cached-tokens");
     // The script always reuses 32 tokens: two blocks.
-    eventually("the router knows what is held and reused", || async { predicted().await == "32" }).await;
+    eventually("the router knows the blocks and the reuse", || async { predicted().await == "32" }).await;
     for (path, body) in [(MESSAGES, message(&text)), (RESPONSES, response(&text)), (RESPONSES, json!({"input": text}))]
     {
         let answer = router.post(path, body.to_string()).await;
@@ -43,7 +43,7 @@ async fn requests_of_every_dialect_go_to_the_worker_that_holds_the_same_chat() {
         assert_eq!(header(&answer, "x-warmpath-worker"), "0000000000000002", "{path}");
         assert_eq!(header(&answer, "x-warmpath-predicted-cached-tokens"), "32", "{path}");
         let seen = workers[1].seen().pop().expect("the worker was asked");
-        assert_eq!(seen.body, body.to_string(), "workers get what the client sent");
+        assert_eq!(seen.body, body.to_string(), "workers get the client's body unchanged");
     }
     let dry_run = format!("http://{}/internal/v1/route?path={MESSAGES}", router.server.admin_address);
     let plan = router.client.post(dry_run).body(message(&text).to_string()).send().await.expect("an answer");
@@ -146,7 +146,7 @@ async fn a_stream_that_breaks_off_ends_with_the_dialect_s_error_event() {
         assert_eq!(name, "event: error");
         serde_json::from_str::<Value>(data.strip_prefix("data: ").expect("data")).expect("JSON")
     };
-    let said = "the worker 0000000000000001 broke off its answer";
+    let said = "the worker 0000000000000001 ended its response early";
     let error = json!({"type": "api_error", "message": said});
     assert_eq!(last_event(MESSAGES, message("a")).await, json!({"type": "error", "error": error}));
     // Two events came before.

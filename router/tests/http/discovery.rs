@@ -82,7 +82,7 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
     wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
     eventually("it is ready", || async { router.get("/readyz").await.0 == 200 }).await;
 
-    // The removed one gets nothing more at once; its blocks stay in the index.
+    // The removed worker gets no more requests at once; its blocks stay in the index.
     first.hold("hello", None, 0);
     eventually("its blocks are known", || async { n_blocks_of(&router, first).await != 0 }).await;
     let n_blocks = n_blocks_of(&router, first).await;
@@ -151,7 +151,7 @@ async fn a_worker_that_left_is_removed_and_its_place_is_reused() {
     let line = format!("warmpath_router_worker_breaker_state{{worker=\"{name}\"}}");
     let metrics = format!("http://{}/metrics", router.server.admin_address);
     let text = router.client.get(metrics).send().await.expect("an answer").text().await.expect("text");
-    assert!(!text.contains(&line), "metrics of who has left stay");
+    assert!(!text.contains(&line), "the metrics of a worker that has left stay");
 
     // The free index comes first in the order of workers.
     write(&path, &[second, third]);
@@ -259,7 +259,7 @@ async fn slices(State(cluster): State<Cluster>, Query(asked): Query<Asked>) -> R
         let list = json!({"apiVersion": "discovery.k8s.io/v1", "kind": kind, "metadata": metadata, "items": known});
         return axum::Json(list).into_response();
     }
-    // No longer, because a server that vanishes is noticed only then.
+    // Short, because a server that vanishes is noticed only at the end of a watch.
     assert_eq!(asked.lasts_s, 30);
     if asked.seen != version.to_string() {
         // Changes since then are lost, as after a restart: the client lists again.
@@ -306,7 +306,7 @@ async fn the_endpoints_of_a_kubernetes_service_are_workers_also_while_its_api_se
     cluster.set(&[(first, ready.clone()), (second, unready.clone())]);
     wait_for_states(&router, &[(first, "ready"), (second, "ready")]).await;
 
-    // Readiness flaps cost nothing; a terminating endpoint gets nothing more.
+    // Readiness flaps change nothing; a terminating endpoint gets no more requests.
     first.hold("hello", None, 0);
     eventually("its blocks are known", || async { n_blocks_of(&router, first).await != 0 }).await;
     let terminating = json!({"ready": false, "serving": true, "terminating": true});

@@ -1,4 +1,4 @@
-//! Clients that keep the router waiting, and host names that are not the router's: other clients notice nothing.
+//! Clients that keep the router waiting, and host names that are not the router's: other clients are not affected.
 
 use std::process::{Child, Command, Stdio};
 
@@ -146,7 +146,7 @@ async fn a_prompt_that_fits_no_worker_is_refused_in_each_dialect_and_reaches_non
         }
     }
     assert!(workers.iter().all(|worker| worker.seen().is_empty()));
-    assert_eq!(router.chat(&"long ".repeat(9000)).await.status(), 200, "what may fit is a worker's to refuse");
+    assert_eq!(router.chat(&"long ".repeat(9000)).await.status(), 200, "only a worker refuses a prompt that may fit");
 }
 
 /// A router's process, ended when the test is.

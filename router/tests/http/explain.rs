@@ -52,7 +52,7 @@ async fn a_dry_run_shows_every_worker_s_cost_and_changes_nothing() {
     let after = router.fleet().await;
     for idx in 0..2 {
         assert_eq!(before["workers"][idx]["in_flight"], after["workers"][idx]["in_flight"]);
-        assert_eq!(after["workers"][idx]["unreported"]["requests"], 0, "nothing is booked");
+        assert_eq!(after["workers"][idx]["unreported"]["requests"], 0, "nothing is recorded");
     }
     assert!(workers[..2].iter().all(|worker| worker.seen().is_empty()), "nothing is sent");
 }
@@ -76,7 +76,7 @@ async fn a_dry_run_says_why_a_request_would_wait_or_be_refused() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.update(Vec::new(), Some(full(10_000)));
-    eventually("nobody has room", || async {
+    eventually("no worker has capacity", || async {
         let answer: Value = dry_run(&router, &chat_body("hello", false)).await.json().await.expect("JSON");
         answer["refusal"] == "no worker can take the request: 1 busy" && answer["choice"].is_null()
     })
@@ -108,18 +108,20 @@ async fn a_router_that_knows_of_others_delays_a_long_prompt() {
     assert_eq!(n_listened().await, 1.0);
     let named = |id| vec![Change::Accepted(RequestId::new(id).expect("a request id"))];
     workers[0].update(named("own"), Some(Load { rates: slow, free_cells: 7, ..idle() }));
-    eventually("the frame is heard", || async { planned().await["listen_ms_max"] == 0.0 && is_heard(&router).await })
-        .await;
+    eventually("the frame has arrived", || async {
+        planned().await["listen_ms_max"] == 0.0 && is_heard(&router).await
+    })
+    .await;
 
     workers[0].update(named("another's"), None);
-    eventually("somebody else is there", || async {
+    eventually("there is another router", || async {
         let answer = planned().await;
         let prefills = (0..2).filter_map(|idx| answer["workers"][idx]["cost_ms"]["prefill"].as_f64());
         let expected = (prefills.reduce(f64::min).expect("a cost") / 25.0).min(100.0);
         (answer["listen_ms_max"].as_f64().expect("a number") - expected).abs() < 0.01
     })
     .await;
-    assert_eq!(n_listened().await, 1.0, "a dry run waits for nobody");
+    assert_eq!(n_listened().await, 1.0, "a dry run does not back off");
     assert_eq!(router.post("/v1/chat/completions", body.clone()).await.status(), 200);
     assert_eq!(n_listened().await, 2.0);
     let short = json!({"prompt": "a", "max_tokens": 1}).to_string();

@@ -1,4 +1,4 @@
-//! Streams that continue at another worker when theirs fails in the middle: fake workers that tell a journal.
+//! Streams that continue at another worker when theirs fails in the middle: fake workers that send a journal.
 //!
 //! Not here: what a worker replays (the worker's tests), real processes (`warmpath-tests`).
 
@@ -86,7 +86,7 @@ async fn fill(router: &TestRouter, workers: [&FakeWorker; 2]) {
     .await;
 }
 
-/// Frees one slot of a full worker, without which nobody could start soon.
+/// Frees one slot of a full worker, without which no request could start soon.
 fn free_a_slot(worker: &FakeWorker) {
     let one_slot = Load { busy_slots: (0..3).map(SlotId).collect(), n_decoding: 3, ..full(10_000) };
     worker.update(Vec::new(), Some(one_slot));

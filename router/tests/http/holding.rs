@@ -152,7 +152,7 @@ async fn a_shutdown_ends_held_requests_at_once_with_an_error() {
     let held = ["/v1/chat/completions", "/v1/messages"].map(|path| asked(&router, path, Some("big")));
     router.wait_for_metric(IN_FLIGHT, 2.0).await;
     let stopping = tokio::time::timeout(Duration::from_secs(60), router.server.stop());
-    stopping.await.expect("nothing has to be waited for");
+    stopping.await.expect("the router stops at once");
     let [chat, message] = held;
     assert_eq!(error_of(chat.await.expect("no panic"), 503).await["code"], "draining");
     let message = message.await.expect("no panic");

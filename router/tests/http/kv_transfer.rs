@@ -1,4 +1,4 @@
-//! KV state from other workers: which worker is told of which peer, and what the router learns from the answers.
+//! KV state from other workers: which worker gets a hint to which peer, and what the router learns from the responses.
 
 use crate::support::worker::answers::{End, N_TOKENS};
 use crate::support::worker::{Behaviour, FakeWorker, chat_keys, full, model};
@@ -39,7 +39,7 @@ async fn beside_a_holder_of(keys: Vec<BlockKey>, idle: &FakeWorker, holder: &Fak
     router
 }
 
-/// Sends a chat as a client that says by itself where state is.
+/// Sends a chat as a client that sends a hint of its own.
 async fn ask(router: &TestRouter, text: &str, salt: &str) -> reqwest::Response {
     let mut body = json!({"messages": [{"role": "user", "content": text}]});
     if !salt.is_empty() {
@@ -77,7 +77,7 @@ async fn an_idle_worker_gets_a_hint_to_the_busy_one_that_holds_the_prompt() {
     let response = ask(&router, &text, "").await;
     assert_eq!(header(&response, "x-warmpath-route"), "transfer");
     assert_eq!(header(&response, "x-warmpath-predicted-cached-tokens"), (n_blocks * 16).to_string());
-    assert_eq!(header(&response, "x-warmpath-kv-fetched"), "", "the report is no client's");
+    assert_eq!(header(&response, "x-warmpath-kv-fetched"), "", "clients do not get the report");
     assert_eq!(hints(&idle), [format!("{};blocks={n_blocks}", holder.url())]);
     assert_eq!(router.metric(N_HINTS).await, 1.0);
     let url = format!("http://{}/internal/v1/decisions", router.server.admin_address);

@@ -31,7 +31,7 @@ async fn no_answer_reveals_the_address_of_a_worker_or_a_stock_server() {
     }
     let fleet = router.fleet().await;
     let named = |idx: usize| (fleet["workers"][idx]["name"].clone(), fleet["workers"][idx]["url"].clone());
-    assert_eq!(named(0), (json!("worker-0"), json!(worker.url())), "operators are told who is who");
+    assert_eq!(named(0), (json!("worker-0"), json!(worker.url())), "operators see name and URL");
     assert_eq!(named(1), (json!("stock-1"), json!(stock.url())));
 
     let mut told = Vec::new();
@@ -123,7 +123,7 @@ async fn a_status_that_no_gateway_may_pass_on_is_a_broken_answer() {
     let router = TestRouter::ready(&[&workers[0]], &["--attempts-max", "1"]).await;
     for status in [204, 400, 404, 418, 422, 501] {
         workers[0].with(|script| script.behaviour = Behaviour::Refuse(status));
-        assert_eq!(router.chat("hello").await.status().as_u16(), status, "it is the worker's to say");
+        assert_eq!(router.chat("hello").await.status().as_u16(), status, "the worker decides the status");
     }
     for status in [101, 206, 300, 301, 302, 304, 307, 308, 407, 426, 511, 600, 999] {
         workers[0].with(|script| script.behaviour = Behaviour::Refuse(status));

@@ -48,7 +48,7 @@ async fn a_request_at_a_worker_that_is_lost_goes_elsewhere_at_once() {
     }
     assert_eq!(router.metric(LOST).await, 2.0);
     assert_eq!(router.state_of(0).await, "down");
-    eventually("the lost one has nothing left", || async { workers[0].n_left() == 2 }).await;
+    eventually("the lost worker has no request left", || async { workers[0].n_left() == 2 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

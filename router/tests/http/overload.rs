@@ -88,7 +88,7 @@ async fn a_full_queue_drops_a_request_of_the_longest_line_for_another_key() {
     let third = send(&router, "a").await.expect("no panic");
     assert!(!header(&third, "retry-after").is_empty());
     let error = error_of(third, 429).await;
-    assert_eq!(error["message"], "every worker is busy, and 2 requests wait already");
+    assert_eq!(error["message"], "every worker is busy, and 2 requests are already waiting");
     assert_eq!(router.metric(&outcome("rejected")).await, 1.0);
     let other = send(&router, "b");
     assert_eq!(error_of(second.await.expect("no panic"), 429).await["code"], "queue_full");

@@ -20,7 +20,7 @@ fn worker(uid: u64, texts: &[&str]) -> FakeWorker {
     worker
 }
 
-/// Returns what a worker was told to fetch, each with the peer.
+/// Returns the prefixes that a worker was told to fetch, each with its peer.
 fn told(worker: &FakeWorker) -> Vec<(String, HotPrefix)> {
     let lists = worker.seen().into_iter().filter(|seen| seen.target == "/internal/v1/kv");
     let items = lists.flat_map(|seen| {
@@ -86,7 +86,7 @@ async fn prefixes_of_a_draining_worker_alone_are_divided_among_the_rest() {
         router.wait_for_metric("warmpath_router_kv_prefetches_total{cause=\"drain\"}", 2.0).await;
     }
     let prefix = |text| (leaving.url(), chat_prefix(text, ""));
-    // Both routers tell the same, and the chat's start, which all hold, decides nothing.
+    // Both routers send the same lists, and the chat's start, which all workers hold, decides nothing.
     assert_eq!(told(&other), [prefix(&texts[1]), prefix(&texts[1])]);
     assert_eq!(told(&stays), [prefix(&texts[2]), prefix(&texts[2])]);
     assert!(told(&leaving).is_empty() && told(&foreign).is_empty());

@@ -64,7 +64,7 @@ async fn a_quota_is_of_one_model() {
     assert_eq!(ask("tiny").await, 429);
     server.with(|script| script.refusal = None);
     assert_eq!(ask("other").await, 200);
-    assert_eq!(ask("tiny").await, 429, "the other's answer tells nothing of it");
+    assert_eq!(ask("tiny").await, 429, "the other model's response changes nothing");
     assert_eq!(server.seen().len(), 2);
 }
 

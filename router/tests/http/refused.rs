@@ -117,7 +117,7 @@ async fn a_sound_vocabulary_of_the_same_model_is_taken_from_another_worker() {
 fn program(folder: &Path, script: &str) -> std::path::PathBuf {
     let path = folder.join("trial");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it is written");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it may be run");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can be made executable");
     path
 }
 

@@ -86,7 +86,7 @@ async fn a_long_prompt_is_not_held_back_where_all_of_it_is_held() {
     assert_eq!(router.metric(n_listened).await, 0.0);
     let body = json!({"messages": [{"role": "user", "content": texts[1]}], "cache_salt": "another"});
     assert_eq!(router.post("/v1/chat/completions", body.to_string()).await.status(), 200);
-    assert_eq!(router.metric(n_listened).await, 1.0, "nobody holds this one");
+    assert_eq!(router.metric(n_listened).await, 1.0, "no worker holds this one");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,7 +111,7 @@ async fn the_common_prefix_of_simultaneous_long_prompts_is_known() {
     let seen = workers.iter().map(FakeWorker::seen).find(|seen| !seen.is_empty()).expect("one was asked");
     let predicted: Vec<&str> =
         seen.iter().filter_map(|seen| seen.headers.get("x-warmpath-predicted-cached-tokens")?.to_str().ok()).collect();
-    assert_eq!(predicted, ["0", &(n_shared * 16).to_string()], "both are where the first is being computed");
+    assert_eq!(predicted, ["0", &(n_shared * 16).to_string()], "both go to the worker that computes the first");
     asked.for_each(|asked| asked.abort());
 }
 
@@ -132,7 +132,7 @@ async fn long_prompts_with_a_common_prefix_go_to_one_worker_even_if_placed_at_on
             .await;
         assert!(
             n_seen().iter().zip(before).any(|(now, before)| now - before == 2),
-            "round {round}: each is at another"
+            "round {round}: the requests are at different workers"
         );
         asked.iter().for_each(tokio::task::JoinHandle::abort);
         eventually("the router sees them leave", || async {
@@ -231,7 +231,11 @@ async fn a_failed_attempt_is_repeated_elsewhere_before_the_first_byte() {
         assert_eq!(response.status(), 200, "{behaviour:?}");
         assert_eq!(header(&response, "x-warmpath-route"), "retry");
         assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
-        assert_eq!(response.text().await.expect("text"), "{\"answer\": 42}", "nothing of the first attempt is seen");
+        assert_eq!(
+            response.text().await.expect("text"),
+            "{\"answer\": 42}",
+            "the client sees nothing of the first attempt"
+        );
         assert_eq!((workers[0].seen().len(), workers[1].seen().len()), (1, 1));
         let line = format!("warmpath_router_failed_attempts_total{{failure=\"{failure}\"}}");
         assert_eq!(router.metric(&line).await, 1.0, "{behaviour:?}");
@@ -284,7 +288,7 @@ async fn attempts_are_bounded() {
     let error = error_of(router.chat("hello").await, 502).await;
     assert_eq!(
         error["message"],
-        "the attempt failed: the worker broke off its answer, or gave one that cannot be passed on"
+        "the attempt failed: the worker ended its response early, or sent one that cannot be passed on"
     );
 }
 

@@ -174,7 +174,7 @@ async fn a_killed_server_loses_its_traffic_and_its_assumed_cache() {
     .await;
     servers[home].revive();
     eventually("it is back", || async { worker(&router, home).await["state"] == "ready" }).await;
-    assert_eq!(worker(&router, home).await["blocks"], 0, "it holds nothing of its earlier life");
+    assert_eq!(worker(&router, home).await["blocks"], 0, "it holds nothing from before its restart");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -223,7 +223,7 @@ async fn the_assumed_cache_of_a_server_that_reuses_less_shrinks() {
         let outcome = "warmpath_router_stock_predictions_total{outcome=\"less\"}";
         router.wait_for_metric(outcome, f64::from(n_missed)).await;
     }
-    eventually("little more than the last is remembered", || async {
+    eventually("little more than the last prompt is remembered", || async {
         worker(&router, 0).await["blocks"].as_u64().is_some_and(|blocks| (blocks as usize) < n_blocks * 5 / 4)
     })
     .await;
@@ -384,6 +384,6 @@ async fn a_chat_body_that_cannot_be_read_is_routed_by_load_without_a_vocabulary(
     assert_eq!(
         tokenizing.post("/v1/messages", body).await.status(),
         400,
-        "a vocabulary counts prompts that it can count"
+        "a router with a vocabulary refuses what it cannot read"
     );
 }

@@ -134,7 +134,7 @@ async fn stopping_lets_running_answers_finish_and_takes_no_more() {
         client.get(&admin).send().await.is_ok_and(|response| response.status() == 503)
     })
     .await;
-    eventually("no new client gets in", || async {
+    eventually("no new connection is accepted", || async {
         let fresh = reqwest::Client::builder().no_proxy().build().expect("a client");
         fresh.get(&url).send().await.is_err()
     })

@@ -15,7 +15,8 @@ fn run(keys: Vec<BlockKey>, slot: u16) -> Run {
     Run { keys, tier: Tier::Resident, state: RunState::Ready, resume: Resume::EveryBlock, slot: Some(SlotId(slot)) }
 }
 
-/// Starts a worker and a router, lets `lie` corrupt the stream, and checks that it ends with `reason` and is resynced.
+/// Starts a worker and a router, lets `lie` corrupt the stream, and checks that the stream ends with `reason` and is
+/// resynced.
 async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
@@ -29,7 +30,7 @@ async fn check_cut_off(reason: &str, lie: impl FnOnce(&FakeWorker)) {
     router.wait_for_metric(&format!("warmpath_router_summary_stream_ends_total{{reason=\"{reason}\"}}"), 1.0).await;
     eventually("the stream is opened again", || async { worker.n_streams() > n_streams }).await;
     eventually("the worker is used again", || async { router.state_of(0).await == "ready" }).await;
-    eventually("the view is what the worker says", knows).await;
+    eventually("the view is the worker's", knows).await;
     assert_eq!(router.chat("hello").await.status(), 200);
 }
 
@@ -107,7 +108,7 @@ async fn a_stream_that_was_lost_goes_on_where_it_was_lost() {
     worker.cut();
     worker.update(vec![Change::Stored(run(keys(30), 0))], None);
     router.wait_for_metric("warmpath_router_summary_streams_total{start=\"resumed\"}", 1.0).await;
-    eventually("what was missed is known", || async {
+    eventually("the missed updates are known", || async {
         let worker = &router.fleet().await["workers"][0];
         worker["blocks"] == 30 && worker["blocks_current"] == json!(true) && worker["state"] == "ready"
     })
@@ -169,7 +170,7 @@ async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_bo
     let router = TestRouter::ready(&workers.each_ref(), &[]).await;
     eventually("the second is kept out", || async { router.state_of(1).await == "excluded" }).await;
     let reason = router.fleet().await["workers"][1]["excluded"].clone();
-    assert_eq!(reason, format!("the worker is the process that is in the fleet as {}", workers[0].url()));
+    assert_eq!(reason, format!("the same worker process is already in the fleet as {}", workers[0].url()));
     assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"twin\"}").await, 1.0);
     assert_eq!(router.state_of(2).await, "ready");
     assert_eq!(router.metric("warmpath_router_workers_sharing_uid").await, 1.0);
@@ -206,7 +207,7 @@ async fn a_worker_that_disagrees_is_excluded_loudly() {
     assert_eq!(worker["state"], "excluded");
     assert_eq!(
         worker["excluded"], "the worker serves `tiny` with block_size_tokens = 64, most of the fleet with 16",
-        "the page says what differs"
+        "the page shows the difference"
     );
     assert_eq!(router.metric("warmpath_router_workers{state=\"excluded\"}").await, 1.0);
     assert_eq!(router.metric("warmpath_router_workers_excluded{disagreement=\"model\"}").await, 1.0);
@@ -243,7 +244,7 @@ async fn without_workers_the_router_says_so() {
         let url = format!("http://{}{path}", router.server.admin_address);
         let response = router.client.get(url).send().await.expect("the admin listener answers");
         let told: serde_json::Value = response.json().await.expect("JSON");
-        assert_eq!(told.pointer(field), Some(&json!(expected)), "operators are told where: {told}");
+        assert_eq!(told.pointer(field), Some(&json!(expected)), "operators see the worker's URL: {told}");
     }
     assert_eq!(router.get("/livez").await.0, 200);
     let response = router.chat("hello").await;
@@ -268,7 +269,7 @@ async fn while_workers_load_clients_hear_how_many_and_operators_which() {
     for worker in router.fleet().await["workers"].as_array().expect("a list") {
         assert_eq!(
             worker["trouble"],
-            "the worker answers 503: it is not ready, for example because it loads its model"
+            "the worker answers 503: it is not ready, for example because it is loading its model"
         );
     }
     assert!(router.metric("warmpath_router_summary_stream_ends_total{reason=\"unready\"}").await >= 2.0);
@@ -293,16 +294,16 @@ async fn a_killed_worker_is_replaced_at_once_and_back_within_seconds_of_its_retu
         assert_eq!(header(&response, "x-warmpath-worker"), "0000000000000002");
     }
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
-    eventually("what it held is forgotten", || async { router.fleet().await["index"]["blocks"] == 0 }).await;
+    eventually("its blocks are dropped", || async { router.fleet().await["index"]["blocks"] == 0 }).await;
 
-    // Down for long enough that the pauses between attempts have reached their maximum.
+    // The worker stays down until the pauses between attempts have reached their maximum.
     let connects = "warmpath_router_summary_stream_ends_total{reason=\"connect\"}";
     router.wait_for_metric(connects, router.metric(connects).await + 5.0).await;
     workers[0].revive();
     let returned = std::time::Instant::now();
     eventually("it is back", || async { router.state_of(0).await == "ready" }).await;
     assert!(returned.elapsed().as_secs_f64() < 3.0, "{:?}", returned.elapsed());
-    assert_eq!(router.fleet().await["workers"][0]["blocks"], 0, "a new life holds nothing");
+    assert_eq!(router.fleet().await["workers"][0]["blocks"], 0, "a restarted worker holds nothing");
     workers[1].kill();
     assert_eq!(header(&router.chat(&text).await, "x-warmpath-worker"), "0000000000000001");
 }

@@ -215,7 +215,7 @@ async fn nothing_is_reported_about_another_tenant_s_conversations() {
     turns.extend([message("assistant", "Some."), message("user", "And yeast?")]);
     assert_eq!(prefix_break(&tenants, &router, 0, &first).await, "new");
     assert_eq!(prefix_break(&tenants, &router, 0, &second).await, "intact");
-    // The other tenant must get the same as from a router without requests.
+    // The other tenant must get the same report as from a router without requests.
     for asked in [&changed, &first] {
         assert_eq!(prefix_break(&tenants, &router, 1, asked).await, "new");
     }
@@ -239,8 +239,8 @@ async fn nothing_is_predicted_from_another_tenant_s_requests_in_flight_or_held()
     let mut running = running.bytes_stream();
     running.next().await.expect("an event").expect("bytes");
     let whole = (keys.len() * 16).to_string();
-    assert_eq!(told(0).await.0, whole, "its own is being filled");
-    assert_eq!(told(1).await.0, "0", "the other's is not");
+    assert_eq!(told(0).await.0, whole, "its own prefix is in flight");
+    assert_eq!(told(1).await.0, "0", "the other tenant's prefix is not predicted");
     drop(running);
     worker.with(|script| script.behaviour = Behaviour::Answer);
     worker.hold_keys(keys.clone(), 0);

@@ -50,7 +50,7 @@ pub enum Outcome {
     },
     /// The worker failed before the response began.
     Failed(Failure),
-    /// The client left before the response began.
+    /// The client disconnected before the response began.
     Left,
 }
 

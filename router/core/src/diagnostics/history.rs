@@ -1,8 +1,7 @@
 //! Recent counts of a router: totals that are recorded from time to time, and their differences.
 //!
-//! The shell counts, and decides when to record. Totals only grow, so what happened between two records is the
-//! difference of both, over any period. Records are made outside the requests' path, and a ring of them is all the
-//! memory that is needed.
+//! The shell counts, and decides when to record. Totals only grow, so the counts of any period are the difference of
+//! two records. Records are made outside the requests' path, and a ring of them takes a fixed amount of memory.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -66,12 +65,12 @@ impl HistoryTotals {
     }
 }
 
-/// What was counted in a period.
+/// Counts of one period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stretch {
     /// End of the period, from the router's start.
     pub end: Duration,
-    /// What was counted in the period; `at` is its duration.
+    /// Counts of the period; their `at` is its duration.
     pub counted: HistoryTotals,
 }
 

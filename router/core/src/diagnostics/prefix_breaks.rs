@@ -1,11 +1,11 @@
 //! Recent conversations, kept only to report where one of them broke its own prefix.
 //!
 //! For each conversation's latest prompt, a fingerprint of each message and the keys of its blocks are kept. A new
-//! prompt whose chain contains the end of a known one continues it. So does a prompt whose messages differ only in the
-//! last one, as when a question is asked again: two branches are two conversations. A prompt that differs earlier is
-//! the same conversation with a change only if it continues from the end, after the response; a sub-agent that shares
-//! questions does not. Then the first different block gives the token of the break, and the first different message
-//! gives the place of the client's change. If no message differs, the template made the change.
+//! prompt whose chain contains the end of a known one continues it. A prompt whose messages differ only in the last one
+//! continues it, too, as when a question is asked again: two branches are two conversations. A prompt that differs
+//! earlier is the same conversation with a change only if it continues from the end, after the response; a sub-agent
+//! that shares questions does not. Then the first different block gives the token of the break, and the first different
+//! message gives the place of the client's change. If no message differs, the template made the change.
 //!
 //! Losing this memory costs a report, never a hit. Not here: cached prefixes (`index`).
 
@@ -31,7 +31,7 @@ const KEYS_MAX: usize = 1 << 21;
 /// Source: own choice: a hundred turns with two tool calls each.
 const MESSAGES_MAX: usize = 512;
 
-/// Most conversations with one question that a prompt is compared with, the last ones first.
+/// Most conversations with the same question that a prompt is compared with, the latest first.
 ///
 /// Source: own choice: a main chat and its sub-agents.
 const SAME_QUESTION_MAX: usize = 4;
@@ -90,7 +90,8 @@ impl Role {
 pub struct MessageHash {
     /// Hash of the whole message.
     pub hash: u64,
-    /// Hashes of the text's start and end: if both differ it is another text, not a changed one.
+    /// Hashes of the start and the end of its text: if both differ, the message is a different one, not a changed
+    /// version.
     pub ends: [u64; 2],
     /// Its author.
     pub role: Role,
@@ -396,7 +397,7 @@ mod tests {
             assert_eq!(conversations.observe(same_keys), PrefixContinuity::New, "{asked:?}");
         }
         assert_eq!(conversations.observe(under(1, spoken(&SECOND))), PrefixContinuity::New);
-        assert_eq!(conversations.observe(spoken(&third)), PrefixContinuity::Intact, "each continues separately");
+        assert_eq!(conversations.observe(spoken(&third)), PrefixContinuity::Intact, "both branches continue");
         assert_eq!(conversations.observe(under(1, spoken(&third))), PrefixContinuity::Intact);
     }
 
@@ -434,6 +435,9 @@ mod tests {
             conversations.observe(long(seed << 40));
         }
         assert!(conversations.n_keys <= KEYS_MAX);
-        assert!(conversations.by_question.is_empty(), "too many messages are not kept");
+        assert!(
+            conversations.by_question.is_empty(),
+            "a prompt with too many messages is not indexed by its questions"
+        );
     }
 }

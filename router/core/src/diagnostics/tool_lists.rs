@@ -1,4 +1,4 @@
-//! Recent lists of tools, kept only to report a list that is computed again behind another system text.
+//! Recent lists of tools, kept only to report lists that are computed again behind a different system text.
 //!
 //! Agents write a project's path into the system text. Where the chat template renders tools behind that text,
 //! identical tools are new tokens in every project. Losing this memory costs a report, never a hit.
@@ -103,7 +103,7 @@ mod tests {
         assert!(observe(&mut lists, 0, 0, u64::MAX), "it is still known");
         observe(&mut lists, 0, u64::MAX, 0);
         assert_eq!(lists.recent.len(), LISTS_MAX);
-        assert!(!observe(&mut lists, 0, 1, 1), "it is forgotten");
+        assert!(!observe(&mut lists, 0, 1, 1), "it was dropped");
         assert!(observe(&mut lists, 0, 0, 1), "it is still known");
     }
 }

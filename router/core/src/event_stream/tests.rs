@@ -140,7 +140,7 @@ fn a_stream_without_its_last_event_is_complete_if_its_only_choice_has_a_finish_r
         let events: String = events.iter().map(|data| format!("data: {data}\n\n")).collect();
         let reader = read(mark, &events).1;
         assert_eq!(reader.lacks_only_done(), expected, "{mark:?}: {events}");
-        assert!(!reader.state().is_complete || events.contains("DONE"), "the end must come all the same");
+        assert!(!reader.state().is_complete || events.contains("DONE"), "only `[DONE]` completes this stream");
     };
     let part = r#"{"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}"#;
     let last = r#"{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}"#;

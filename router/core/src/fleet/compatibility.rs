@@ -1,9 +1,9 @@
 //! Compatibility checks: whether router and workers, and all workers of one model name, hash a prompt in the same way.
 //!
-//! A worker that hashes differently would miss forever without an error. So the router excludes such a worker and logs
-//! the reason, which is done elsewhere. If workers of one name differ, the largest group is right; of equal groups, the
-//! one with the worker that is configured first. Workers that generate and workers that embed are compared separately,
-//! since one name may stand for a model of each kind.
+//! Prompts would never match the cache of a worker that hashes differently, and no error would show it. So the router
+//! excludes such a worker and logs the reason. If workers of one name differ, the largest group counts as right; of
+//! groups of equal size, the one with the worker that is configured first. Workers that generate and workers that embed
+//! are compared separately, since one name may stand for a model of each kind.
 
 use std::collections::HashMap;
 
@@ -32,7 +32,7 @@ pub enum Mismatch {
         worker: u16,
     },
     /// The worker declares an impossible value.
-    #[error("the worker declares {field} = {value}, which cannot be")]
+    #[error("the worker declares {field} = {value}, which is impossible")]
     Nonsense {
         /// Name of the field.
         field: &'static str,
@@ -68,7 +68,7 @@ pub enum Mismatch {
         reason: String,
     },
     /// The same process is already in the fleet under another URL, and would be counted twice.
-    #[error("the worker is the process that is in the fleet as {first}")]
+    #[error("the same worker process is already in the fleet as {first}")]
     DuplicateWorker {
         /// URL that was configured first.
         first: String,
@@ -124,9 +124,9 @@ pub fn check_alone(model: &ModelInfo) -> Option<Mismatch> {
     None
 }
 
-/// Returns, for each worker that declares a model, what keeps it out of the fleet.
+/// Returns, for each worker that declares a model, the reason to exclude it from the fleet.
 ///
-/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected, which does not vote.
+/// Shape: `models` `[n]` -> `[n]`; `None` stands for a worker that is not connected and does not count.
 pub fn check_all(models: &[Option<&ModelInfo>]) -> Vec<Option<Mismatch>> {
     let mut verdicts: Vec<_> = models.iter().map(|model| model.and_then(check_alone)).collect();
     let voters: Vec<(usize, &ModelInfo)> = models
@@ -153,7 +153,7 @@ pub fn check_all(models: &[Option<&ModelInfo>]) -> Vec<Option<Mismatch>> {
     verdicts
 }
 
-/// What two entries of the fleet share although each should have its own.
+/// Identity that two entries of the fleet share, although each should have its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DuplicateWorker {
     /// Both are one process under two URLs. Contains the position of the first.
@@ -269,7 +269,11 @@ mod tests {
     fn the_smaller_group_is_excluded_and_the_difference_is_named() {
         let other = ModelInfo { block_size_tokens: 64, ..model() };
         assert_eq!(verdicts(&[other.clone(), model(), model()]), [Some("block_size_tokens"), None, None]);
-        assert_eq!(verdicts(&[other, model()]), [None, Some("block_size_tokens")], "of equals the first is right");
+        assert_eq!(
+            verdicts(&[other, model()]),
+            [None, Some("block_size_tokens")],
+            "of equal groups the first is right"
+        );
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The members of the fleet: which workers were discovered, and the index of each.
 //!
-//! The router's `discovery` finds workers; connecting to them and choosing one happen elsewhere, too. A place is the
-//! index under which all other parts keep their state of a worker. A worker that discovery no longer finds gets no new
-//! requests from that moment, but keeps its place and its state for a while, because most such losses are flaps of the
-//! discovery. Then it leaves, and its place is given to another worker only when no request can refer to it any more.
+//! Not here: finding workers (the router's `discovery`) and connecting to them. A place is the index under which all
+//! other parts keep their state of a worker. A worker that discovery no longer finds gets no new requests from that
+//! moment, but keeps its place and its state for a while, because most such losses are flaps of the discovery. Then it
+//! leaves, and its place is given to another worker only when no request can refer to it any more.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -98,7 +98,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         Self { places: Vec::new(), by_address: HashMap::new(), options }
     }
 
-    /// Takes the workers that discovery finds now. An address that is listed twice is ending only if both entries are.
+    /// Applies a result of discovery. An address that is listed twice is ending only if both entries are.
     ///
     /// `is_idle` returns whether the worker of a place has no requests. Cost: O(places + found).
     pub fn update(

@@ -33,7 +33,7 @@ pub struct NewView {
     pub runs: Vec<Run>,
 }
 
-/// What a frame changes.
+/// Effect of a frame on the view.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FrameEffect {
     /// A snapshot has begun: model and load are known, the blocks are unchanged.
@@ -122,7 +122,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Returns whether only the order of frames is wrong, so that the view before this frame is right.
+    /// Returns whether only the order of the frames is wrong, so that the view before this frame can be trusted.
     fn is_of_order(&self) -> bool {
         matches!(self, Self::Gap { .. } | Self::Duplicate { .. })
     }
@@ -338,8 +338,8 @@ fn check_load(load: &Load, n_slots: u16) -> Result<(), Violation> {
     if load.n_decoding > u32::from(n_slots) {
         return nonsense("n_decoding", &load.n_decoding);
     }
-    // Where nothing is generated, a step takes no time and a response has no tokens; a prefill rate of zero is
-    // impossible.
+    // A worker that generates nothing may report steps of no time and responses of no tokens, but never a prefill rate
+    // of zero.
     let rates = [
         ("prefill_tokens_per_s", load.rates.prefill_tokens_per_s, f32::MIN_POSITIVE),
         ("decode_step_ms", load.rates.decode_step_ms, 0.0),

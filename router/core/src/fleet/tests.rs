@@ -51,7 +51,7 @@ fn a_request_must_name_one_of_several_models_of_a_server() {
     let fleet = fleet(vec![several(0, &["a", "b"])]);
     assert_eq!(fleet.lookup(Some("b"), None, Instant::now()).expect("b is served").names[0], "b");
     let known = vec!["a".to_owned(), "shared".to_owned(), "b".to_owned()];
-    let refused = fleet.lookup(None, Some(Capability::Completion), Instant::now()).expect_err("it does not say which");
+    let refused = fleet.lookup(None, Some(Capability::Completion), Instant::now()).expect_err("it names no model");
     assert_eq!(refused, LookupError::Ambiguous { known });
     let named = |name| fleet.workers[0].model_named(name).map(|model| model.names[0].clone());
     assert_eq!((named("b").as_deref(), named("c")), (Some("b"), None));
@@ -127,7 +127,7 @@ fn a_model_that_is_loading_or_may_exist_is_not_reported_as_unknown() {
     check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, unheard);
     check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
     check(vec![silent(1), silent(2)], Some("c"), None, "no worker is ready: 2 known, 0 connected");
-    // A worker that is silent for long may never report, and one that leaves need not.
+    // A worker that has been silent for long may never report, and a leaving worker need not.
     let late = || WorkerView { joined_at: now.checked_sub(2 * UNHEARD_GRACE).expect("an old clock"), ..silent(1) };
     let leaving = || WorkerView { is_leaving: true, ..silent(1) };
     for quiet in [late(), leaving()] {
@@ -198,7 +198,7 @@ fn the_task_decides_which_model_a_request_means() {
     }
     let refused = first_name(Some("a"), Capability::Embedding).expect_err("it only generates");
     assert_eq!(refused.to_string(), "the model `a` does not serve embedding; models that do: `e`, `shared`");
-    let refused = first_name(None, Capability::Rerank).expect_err("nobody does");
+    let refused = first_name(None, Capability::Rerank).expect_err("no model does");
     assert_eq!(refused.to_string(), "no model here serves rerank; no other model does either");
     let unknown = first_name(Some("c"), Capability::Rerank).expect_err("there is no such model");
     assert!(matches!(unknown, LookupError::Unknown { .. }), "{unknown:?}");

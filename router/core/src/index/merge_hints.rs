@@ -14,10 +14,10 @@ use super::span::SEGMENT_BLOCKS_MAX;
 
 /// Maximum number of hints that wait for the writer.
 ///
-/// Source: own choice: a lost hint is given again by the next look-up.
+/// Source: own choice: the next lookup gives a lost hint again.
 pub(super) const HINTS_MAX: usize = 256;
 /// Maximum number of spans of a joined segment: workers that share a segment soon differ in what they hold of it.
-/// Source: own choice: with more spans a longer search costs what the joined segment saves.
+/// Source: own choice: with more spans the longer search takes as much time as the joined segment saves.
 const SPANS_MAX: usize = 16;
 
 /// Two segments: a prompt's chain continued from the end of the first into the second.

@@ -84,7 +84,7 @@ fn a_new_view_replaces_the_old_one() {
 fn a_digest_is_of_the_reported_blocks_or_absent() {
     let mut writer = IndexWriter::new(IndexOptions { bytes_max: 1 << 16, seed: 7 });
     let worker = WorkerIdx(0);
-    assert_eq!(writer.digest_of(worker), Some(Digest::default()), "of nothing");
+    assert_eq!(writer.digest_of(worker), Some(Digest::default()), "the digest of no blocks");
     let few = run(keys(1, 0..10), Resume::EveryBlock, 0);
     writer.insert(worker, &few);
     writer.insert(worker, &few);
@@ -111,8 +111,8 @@ fn stays_within_its_memory_and_evicts_what_was_not_matched() {
     assert!(writer.reader().bytes() <= options.bytes_max);
     assert!(writer.reader().n_blocks() > 4_000, "{} blocks", writer.reader().n_blocks());
     assert!(writer.n_shed() > 100_000);
-    assert_eq!(lengths(&writer, &hot), [(0, 64)], "what is matched stays");
-    assert_eq!(lengths(&writer, &keys(1, 0..64)), [], "what is not goes");
+    assert_eq!(lengths(&writer, &hot), [(0, 64)], "matched blocks stay");
+    assert_eq!(lengths(&writer, &keys(1, 0..64)), [], "other blocks are evicted");
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn turns_that_prompts_pass_become_one_segment() {
     }
     let bytes = writer.reader().bytes();
     assert_eq!(lengths(&writer, &chain), [(0, 600)]);
-    // Any change processes the notes; one join may allow another.
+    // Any change processes the hints; one join may allow another.
     for _ in 0..8 {
         writer.reader().touch(&chain);
         writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
@@ -172,12 +172,12 @@ fn a_segment_that_is_repeatedly_cut_and_extended_stays_consistent() {
         writer.reader().touch(&chain);
         writer.insert(WorkerIdx(1), &run(keys(2, 0..1), Resume::EveryBlock, 0));
         writer.check_invariants();
-        assert_eq!(search::walk(&writer.reader().heads.load(), &chain).len(), 1, "the turn is put behind the others");
+        assert_eq!(search::walk(&writer.reader().heads.load(), &chain).len(), 1, "the turn is appended to the others");
         writer.remove(WorkerIdx(0), &chain[if n == 51 { 20 } else { n + 1 }..n + 8]);
         writer.check_invariants();
     }
     let bytes = writer.reader().bytes();
-    assert!(bytes < 20_000, "{bytes} bytes: a number that no block has is free again");
+    assert!(bytes < 20_000, "{bytes} bytes: a number without blocks is free again");
 }
 
 #[test]

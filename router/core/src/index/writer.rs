@@ -157,7 +157,8 @@ impl IndexWriter {
         }
     }
 
-    /// Records that `worker` holds the blocks of `run` in the given way; earlier entries for these blocks are replaced.
+    /// Records that `worker` holds the blocks of `run` in the run's tier, state and slot; earlier entries for these
+    /// blocks are replaced.
     pub fn insert(&mut self, worker: WorkerIdx, run: &Run) {
         self.join_walked();
         self.insert_run(worker, run);
@@ -262,7 +263,7 @@ impl IndexWriter {
     /// holds its end, otherwise as a new segment.
     fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
         let own = end_of.filter(|&id| {
-            // The segment may have been evicted to make room for this piece.
+            // The eviction for this piece may have removed the segment.
             let segment = self.numbers.get(id);
             let is_own = |segment: Segment<'_>| segment.spans().all(|span| span.worker() == worker);
             segment.map(Segment::from).is_some_and(|segment| segment.len() < SEGMENT_BLOCKS_MAX && is_own(segment))
@@ -281,7 +282,9 @@ impl IndexWriter {
             }
         } else if own.is_some() {
             let segment = self.numbers.segment(id);
-            let edit = segment.edit(worker, offset..offset + n, &spans).expect("nobody held blocks that were nowhere");
+            let edit = segment
+                .edit(worker, offset..offset + n, &spans)
+                .expect("no worker held blocks that were in no segment");
             let longer = segment.edited(&edit, (offset, keys), &mut self.words);
             self.count(worker, id, &edit);
             self.holdings[worker.0 as usize].gain(keys);
@@ -417,7 +420,7 @@ impl IndexWriter {
             return;
         }
         for MergeHint { numbers, blocks: [last, first] } in self.index.merge_hints.take() {
-            // Both may have changed since, and the first may be a part of an earlier segment now.
+            // Both segments may have changed since the hint, and the first may now be a part of an earlier segment.
             let [one, two] = numbers.map(|number| self.numbers.owner(number));
             let segments = (self.numbers.get(one), self.numbers.get(two));
             let (Some(before), Some(behind)) = segments else { continue };

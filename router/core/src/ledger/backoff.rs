@@ -25,8 +25,8 @@ use crate::routing::cost::Speeds;
 /// of several routers was 19 to 81 % above that of one router.
 const BACKOFF_SHARE: f64 = 0.04;
 
-/// Shortest useful backoff: reports of a request arrive up to this late. Routers with a shorter one see some requests
-/// and miss others, and no longer choose alike.
+/// Shortest useful backoff: reports of a request arrive up to this late. With a shorter one, a router sees only some of
+/// the others' requests, and routers no longer choose alike.
 ///
 /// Source: docs/decisions/0040-backoff.md, with real processes.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
@@ -42,7 +42,7 @@ const BACKOFF_MAX: Duration = Duration::from_millis(100);
 pub const BACKOFF_POLL: Duration = Duration::from_millis(5);
 
 impl Ledger {
-    /// Returns whether a request may need a backoff. Its prompt need not be tokenized yet.
+    /// Returns whether a request may need a backoff, also before its prompt is tokenized.
     pub fn may_back_off(&self, fleet: &FleetView, request: &RouteRequest<'_>) -> bool {
         let is_by_cost = self.options.policy == Policy::PredictedTtft;
         if !is_by_cost || !request.tried.is_empty() || !self.peer_routers.may_be_there(request.now) {

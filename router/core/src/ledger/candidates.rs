@@ -70,7 +70,7 @@ impl Ledger {
             let (candidate, capacity) = self.score(worker, request, (assumed, peers));
             field.push((candidate, capacity, trust));
         }
-        // A failing worker is left out if a sound one serves, or if a full one takes requests again soon.
+        // A failing worker is left out if a healthy worker serves, or if a full worker takes requests again soon.
         let is_back_soon = pause.is_some_and(|pause| pause <= self.options.breaker.open_max);
         let are_others_back = is_back_soon && reasons.contains_key(&Unavailable::Full);
         if are_others_back || field.iter().any(|(_, _, trust)| *trust != Trust::Failing) {

@@ -1,7 +1,7 @@
 //! Prediction of when a full fleet can start a request.
 //!
-//! The first start is as far away as the shortest wait. From then on starts follow each other at the rate at which all
-//! workers together complete requests. Not here: the response to the client (`admission`).
+//! The first start follows after the shortest wait. From then on, requests start at the rate at which all workers
+//! together complete them. Not here: the response to the client (`admission`).
 
 use std::sync::Arc;
 use std::time::Instant;

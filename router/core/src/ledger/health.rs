@@ -2,7 +2,7 @@
 //!
 //! If a request fails at one worker and another completes it, the failure was the first worker's, and only such proof
 //! opens a breaker. A request that fails everywhere proves nothing, however often its client repeats it. Until there is
-//! proof the worker is only suspected: for a moment requests go to other workers that can take them.
+//! proof, the worker is only suspected: for a moment, requests go to other workers if these can take them.
 //!
 //! Not here: the count of failures (`breaker`), which failures count (`retry`), refusals (`pause`).
 
@@ -19,7 +19,7 @@ use crate::overload::retry::{Blame, Failure, Terms};
 pub(super) enum Trust {
     /// It has no recent failure.
     Sound,
-    /// It has failed a request a moment ago. Contains the number of requests that it has failed since its last success.
+    /// It failed a request a moment ago. Contains the number of requests that it has failed since its last success.
     Suspected(u32),
     /// Its breaker is open.
     Failing,

@@ -127,13 +127,17 @@ mod tests {
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0));
         assert_eq!(left_s(&pauses, Some("b"), start), None, "each model has its own quota");
         pauses = pauses.answered(start);
-        assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "an answer of before tells nothing");
+        assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "a request sent before the refusal proves nothing");
         pauses.refused((FULL, Terms { model_name: Some("a"), retry_after: None }), &options, start);
-        assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0), "nor does a refusal that says less");
+        assert_eq!(
+            left_s(&pauses, Some("a"), start),
+            Some(60.0),
+            "a refusal without a time does not shorten the pause"
+        );
         let later = start + Duration::from_secs(60);
         assert_eq!(left_s(&pauses, Some("a"), later), None);
         pauses.sent(Some("a"), &options, later);
-        assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one finds out");
+        assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);
         pauses.refused(told(Some("a"), 60), &options, later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(60.0));

@@ -34,7 +34,7 @@ pub(crate) struct PeerRouters {
 /// Routers whose requests workers have reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Evidence {
-    /// No request was reported, so nothing is known of other routers.
+    /// No request was reported, so there may be other routers.
     #[default]
     Nobody,
     /// Only this router's own requests.
@@ -65,8 +65,8 @@ impl PeerRouters {
         }
     }
 
-    /// Returns whether there may be other routers: a worker has lately reported another router's request, or none at
-    /// all.
+    /// Returns whether there may be other routers: a worker has recently reported another router's request, or no
+    /// worker has reported any request.
     pub(crate) fn may_be_there(&self, now: Instant) -> bool {
         match self.evidence {
             Evidence::Nobody => true,
@@ -91,7 +91,7 @@ mod tests {
         peer_routers.sent(&id(0));
         peer_routers.named(&id(0), now);
         peer_routers.named(&id(0), now);
-        assert!(!peer_routers.may_be_there(now), "a request has a name for each of its choices");
+        assert!(!peer_routers.may_be_there(now), "both reports name the router's own request");
         peer_routers.named(&id(1), now);
         assert!(peer_routers.may_be_there(now));
         assert!(peer_routers.may_be_there(now + ASSUMED_FOR - Duration::from_millis(1)));

@@ -1,4 +1,4 @@
-//! Blocks that this router's requests are prefilling, known before their workers announce them.
+//! Blocks that this router's requests are prefilling, before their workers announce them.
 //!
 //! A request in flight prefills its blocks at its worker, so a later request with the same prefix finds it there. Only
 //! blocks beyond those that the worker already had are kept, and only until the request ends: by then the worker has

@@ -1,4 +1,4 @@
-//! The recent work of each worker: prompt tokens that it was given to compute, decayed.
+//! The recent work of each worker: the prompt tokens sent to it for computing, decayed.
 //!
 //! The work is the tokens that this router sent and, if there may be other routers, the tokens that the worker
 //! announced as prefilling, for any router. So this router's own requests count twice, and routers with the same
@@ -6,9 +6,9 @@
 
 use crate::WorkerIdx;
 
-/// Factor by which all recent work decays each time that a worker gets some.
+/// Factor by which all recent work decays each time a worker gets new work.
 ///
-/// Source: own choice, as in `reuse_ratio`: the last thousand times or so count.
+/// Source: own choice, as in `reuse_ratio`: about the last thousand requests count.
 const FADING: f64 = 0.999;
 
 /// Routers whose requests count.

@@ -163,7 +163,7 @@ mod tests {
 
         /// Gets fewer blocks than predicted, as often as it takes to make one stale.
         fn miss(&mut self, expected: u32, actual: u32) {
-            assert!(!self.observe(expected, actual), "once may be a race");
+            assert!(!self.observe(expected, actual), "a single miss may be a race");
             assert!(self.observe(expected, actual));
             assert!(!self.observe(expected, actual), "it is stale already");
         }
@@ -221,7 +221,7 @@ mod tests {
             world.miss(6, 3);
             world.stale_blocks.announced(WorkerIdx(2), &keys(8));
             world.stale_blocks.announced(WORKER, &keys(3));
-            assert_eq!(world.corrected_matches(), 3, "that was another worker, and other blocks");
+            assert_eq!(world.corrected_matches(), 3, "other workers and other blocks change nothing");
             settle(&mut world);
             assert_eq!(world.corrected_matches(), 8);
             // The first miss is forgotten as well.

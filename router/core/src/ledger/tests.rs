@@ -135,7 +135,7 @@ fn a_router_that_knows_of_others_waits_before_it_places_a_long_prompt() {
     assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40), "no other router is known");
     let (_, _ticket) = world.send("own", &[]).expect("sent");
     world.accepted("own");
-    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "nobody else sends");
+    assert_eq!(world.backoff_max(cold, &[]), Duration::ZERO, "there is no other router");
     world.accepted("another's");
     // A thousand tokens take a second.
     assert_eq!(world.backoff_max(cold, &[]), Duration::from_millis(40));
@@ -216,9 +216,9 @@ fn unavailable_workers_get_nothing_and_the_refusal_says_why() {
     world.change(1, |worker| worker.link = ConnectionState::Down { since: now });
     world.change(2, |worker| worker.link = ConnectionState::Down { since: now });
     world.change(3, |worker| worker.load.draining = true);
-    let (decision, _ticket) = world.send("a", &[]).expect("one is left");
+    let (decision, _ticket) = world.send("a", &[]).expect("one worker is left");
     assert_eq!((decision.worker, decision.reason), (WorkerIdx(4), ChoiceReason::Only));
-    let refused = world.send("b", &[WorkerIdx(4)]).expect_err("it has failed there");
+    let refused = world.send("b", &[WorkerIdx(4)]).expect_err("it has failed at the last one");
     let text = "no worker can take the request: 1 connecting, 2 down, 1 draining, 1 tried";
     assert_eq!(refused.to_string(), text);
     assert!(!refused.is_overload());
@@ -238,7 +238,7 @@ fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
     assert_eq!(worker_of(&mut world), WorkerIdx(1));
     world.now += Duration::from_secs(1);
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
-    assert_eq!(worker_of(&mut world), WorkerIdx(1), "and no more");
+    assert_eq!(worker_of(&mut world), WorkerIdx(1), "only one probe passes");
     world.ledger.reconnected(WorkerIdx(0));
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a worker that is back gets requests");
 }
@@ -372,7 +372,7 @@ fn share(
 
 #[test]
 fn a_worker_that_was_slow_in_a_burst_is_tried_again_when_traffic_is_light() {
-    // The worker of each uncached prompt reports it, the other is silent.
+    // After each uncached prompt its worker reports, and the other worker does not.
     let sent = share(&mut World::new(2), (24, Duration::from_secs(10)), |worker, n, now| {
         let mut load = worker.load.clone();
         // The rate was measured in the burst.
@@ -411,7 +411,11 @@ fn the_capacity_forecast_has_the_shortest_wait_and_the_rate_of_all_workers() {
     assert_eq!((decision.worker, decision.service_ms), (WorkerIdx(1), 350.0), "100 tokens of prompt and an answer");
     assert_eq!(capacity_forecast(&world).interval_ms, 1.0 / (1.0 / 250.0 + 1.0 / 350.0));
     (0..2).for_each(|idx| world.change(idx, |worker| worker.link = ConnectionState::Connecting));
-    assert_eq!(capacity_forecast(&world), CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 }, "nobody is there");
+    assert_eq!(
+        capacity_forecast(&world),
+        CapacityForecast { wait_ms: 2000.0, interval_ms: 0.0 },
+        "no worker can be used"
+    );
 }
 
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! Whether a worker can take one more request, and when a full fleet will be able to.
+//! Whether a worker can take one more request, and when a full fleet can.
 //!
 //! The order of waiting requests is decided in `admission_queue`, the cost of a request in `cost`. A request in a
 //! worker's own queue can neither move to another worker nor let another tenant pass. So a worker gets only what it can
@@ -14,14 +14,14 @@ use crate::routing::cost::WorkerLoad;
 /// Source: `Retry-After` counts whole seconds.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// Longest time after which a client is asked to try again; predictions beyond it are too inaccurate.
+/// Longest time after which a client is asked to try again; longer predictions are too inaccurate.
 ///
-/// Source: own choice: a client that waits longer misses capacity that has become free.
+/// Source: own choice: with a longer one, clients would miss capacity that is free again.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
 /// Time after which an unreachable worker is assumed to be back.
 ///
-/// Source: a worker that returns is noticed within a second, and used again within another.
+/// Source: the router notices a returned worker within a second, and uses it within another.
 pub const RETURN: Duration = Duration::from_secs(2);
 
 /// Limit on the requests that wait at workers.

@@ -4,9 +4,9 @@
 //!
 //! Tenants share the workers' time equally, however many requests each of them sends. Each tenant has a *tag*: the
 //! worker time at which its next request may start. The smallest tag is next. A tenant that starts to wait begins at
-//! the tag of the request that was started last, so no tenant saves up time. When the queue is full, a request of a
-//! tenant with fewer waiting requests takes the place of the newest request of the tenant with the most, so that a
-//! flood evicts its own requests.
+//! the tag of the request that was started last, so an idle tenant gains no advantage. When the queue is full, a
+//! request of a tenant with fewer waiting requests takes the place of the newest request of the tenant with the most,
+//! so that a flood evicts its own requests.
 //!
 //! The rest of a stream whose worker has failed is served before every new request, because its client is already
 //! reading. It takes no place in the queue, since there are no more of these than running streams, and its tenant has
@@ -48,7 +48,7 @@ pub struct Enqueued {
 
 /// Error: the queue is full, and no other tenant has enough waiting requests to give up one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{waiting_max} requests wait already")]
+#[error("{waiting_max} requests are already waiting")]
 pub struct QueueFull {
     /// Maximum number of waiting requests.
     pub waiting_max: usize,

@@ -1,7 +1,7 @@
 //! Whether a failed attempt is repeated at another worker.
 //!
 //! Which worker is next is decided in `ledger`; the router's upstream module notices failures. A response may be
-//! computed twice but never shown twice, so an attempt may be repeated until the first byte has reached the client, and
+//! computed twice but never sent twice. So an attempt may be repeated until the first byte has reached the client, and
 //! never after that. All requests pay their retries from one budget, which grows with the number of requests: when most
 //! attempts fail, the fleet gets a little more work than was requested, not a multiple.
 
@@ -35,7 +35,7 @@ pub enum Blame {
     Worker,
     /// The worker or the request; if another worker completes the request, it was the worker.
     Unproven,
-    /// Neither: the worker is busy or known to be lost, or the request takes long.
+    /// Neither: the worker is busy or known to be lost, or the request takes a long time.
     Nobody,
 }
 
@@ -95,8 +95,8 @@ impl RetryOptions {
     /// Returns what follows the failure of attempt `n_attempts`, `elapsed` after the request's first failure; the
     /// client has received nothing yet.
     ///
-    /// Neither the time before the request's first failure counts as time of retries, nor the time that it took to
-    /// notice the loss of a worker.
+    /// The time before the request's first failure does not count as time of retries, and neither does the time that it
+    /// took to notice the loss of a worker.
     pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> RetryDecision {
         let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
         if n_attempts < self.attempts_max && is_in_time { RetryDecision::TryAnother } else { RetryDecision::GiveUp }
@@ -173,7 +173,7 @@ mod tests {
             });
             asked.filter(|granted| *granted).count()
         };
-        assert_eq!(repeated(5), 5, "what was saved and a half each");
+        assert_eq!(repeated(5), 5, "the reserve and half a retry for each request");
         assert_eq!(repeated(100), 50);
     }
 

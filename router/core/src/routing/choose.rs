@@ -23,10 +23,10 @@ use crate::index::Match;
 use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad, concurrency};
 use crate::routing::transfer::{Gap, Peer, Transfer};
 
-/// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token.
-/// (Not of its cost: the pressure in it is many times larger, so waits that differ by seconds would tie.) Also the
-/// difference in uncached tokens up to which workers hold about as much of a prompt: all chats of a model start with
-/// the same tokens, which a new worker lacks.
+/// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token. The
+/// cost itself is no measure: its pressure is many times larger, so waits that differ by seconds would tie. Also the
+/// difference in uncached tokens up to which workers count as holding the same part of a prompt: all chats of a model
+/// start with the same tokens, which a new worker lacks.
 ///
 /// Source: own choice: prefill rates of one machine differ by a few percent from one request to the next.
 const NEARLY_EQUAL: f64 = 0.05;
@@ -45,7 +45,7 @@ pub enum Policy {
     RoundRobin,
     /// A random worker.
     Random,
-    /// By the conversation: each always goes to the same worker while that worker is available.
+    /// By conversation: all of its requests go to the same worker while that worker is available.
     ConsistentHash,
 }
 
@@ -243,7 +243,7 @@ impl<'a> Candidate<'a> {
         Self { transfer: Some(transfer), work, cost, ..self }
     }
 
-    /// Returns the sort key of ties: recent tokens, then the time of the start, then free cells, then a hash.
+    /// Returns the sort key of ties: recent tokens, then queue delay, then free cells, then a hash.
     fn tie_break(&self, turn: TieBreak) -> (u64, u64, Reverse<u64>, u64) {
         let jitter = mix(turn.first_new_block ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
         (self.recent_tokens as u64, self.load.queue_delay_ms() as u64, Reverse(self.worker.load.free_cells), jitter)

@@ -59,7 +59,7 @@ const CONCURRENCY_MULTIPLE_MAX: f64 = 2.0;
 pub const SPEEDS_DEFAULT: Speeds =
     Speeds { prefill_tokens_per_ms: 1.0, decode_step_ms: 30.0, answer_tokens: 256.0, encode_ms_per_token: 1.0 };
 
-/// Time for which a measured rate counts in full while its worker computes no prompts, or fetches nothing.
+/// Time for which a measured rate counts in full while its worker computes no prompt (or fetches nothing).
 ///
 /// Source: own choice: a worker with traffic computes prompts more often, so its own measurement counts.
 const RATE_FRESH: Duration = Duration::from_secs(30);

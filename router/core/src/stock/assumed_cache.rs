@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// The same, by searching a list: key, last use, depth in its chain.
+    /// Naive assumed cache, a list that is searched: key, last use, depth in its chain.
     #[derive(Default)]
     struct Naive {
         held: Vec<(BlockKey, UseNumber, usize)>,
@@ -246,7 +246,7 @@ mod tests {
                     match change {
                         Change::Stored(run) => run.keys.iter().for_each(|key| assert!(told.insert(*key))),
                         Change::Removed(keys) => keys.iter().for_each(|key| assert!(told.remove(key))),
-                        Change::Accepted(_) => unreachable!("a memory knows no requests"),
+                        Change::Accepted(_) => unreachable!("an assumed cache reports no requests"),
                     }
                 }
                 let held: HashSet<BlockKey> = memory.last_use.keys().copied().collect();

@@ -124,7 +124,7 @@ fn a_miss_of_an_idle_server_shows_that_it_keeps_less() {
         world.ask(chat, if nth == 0 { 0 } else { 2 });
     }
     assert_eq!(world.ask(&chats[0], 5), Some(Ordering::Less));
-    assert_eq!(world.told.len(), 34, "half of it was there, so a sibling may have cut off the rest");
+    assert_eq!(world.told.len(), 34, "half of it was reused, so a sibling may have replaced the rest");
     assert_eq!(world.ask(&chats[1], 2), Some(Ordering::Less));
     let known: Vec<_> = chats.iter().map(|chat| world.known(chat)).collect();
     assert_eq!(known, [10, 10, 5, 10], "34 were held, 24 of them used since: 29 remain");
@@ -170,7 +170,7 @@ fn the_load_is_this_router_s_requests_and_the_server_s_other_ones() {
     let load = world.hear().load;
     assert_eq!((load.running_prefill_tokens, load.n_decoding, load.free_cells), (165, 1, 90 * 16));
     assert!(!world.server.observed(ServerStatus { n_running: 2, n_waiting: 4, progress: None }));
-    assert_eq!(world.hear().load.n_queued, 4, "three of others wait");
+    assert_eq!(world.hear().load.n_queued, 4, "three requests of other clients wait");
     ids.into_iter().for_each(|id| assert_eq!(world.server.ended(id, None), None));
     world.server.observed(ServerStatus { n_running: 1, n_waiting: 0, progress: None });
     let load = world.hear().load;
@@ -198,7 +198,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
     };
     let disturbing = world.send(&[]);
     stream(&mut world, 1);
-    assert_eq!(rates(&world).prefill_tokens_per_s, None, "another one was there");
+    assert_eq!(rates(&world).prefill_tokens_per_s, None, "another request ran beside it");
     assert_eq!(rates(&world).decode_step_ms, Some(10.0));
     world.server.ended(disturbing, None);
     stream(&mut world, 200);
@@ -210,7 +210,7 @@ fn speed_is_learnt_from_timings_or_from_the_first_token_of_an_undisturbed_stream
     world.server.begun(id, world.now);
     let said = Usage { prefill_ms: Some(5.0), decode_step_ms: Some(7.0), completion_tokens: Some(3), ..usage(5, 0) };
     world.end(id, said);
-    assert_eq!(rates(&world).prefill_tokens_per_s, None, "five tokens say little");
+    assert_eq!(rates(&world).prefill_tokens_per_s, None, "five tokens are too few");
     assert_eq!((rates(&world).decode_step_ms, rates(&world).answer_tokens), (Some(7.0), Some(3.0)));
     let id = world.send(&chain(0, 0, 10));
     world.server.begun(id, world.now);
@@ -298,7 +298,7 @@ fn nothing_is_remembered_if_tokens_are_counted_differently() {
         let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
         world.server.begun(id, world.now);
         world.hear();
-        assert!(world.told.is_empty(), "it was made for another model");
+        assert!(world.told.is_empty(), "its tokens are of another model");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Prompts as text, for servers whose vocabulary is not known: blocks of bytes instead of blocks of tokens.
 //!
 //! The hash chain is `warmpath-common`'s, as everywhere. Four bytes of text count as one token, which is about the
-//! length of a token, so lengths and costs keep their unit. Blocks of these tokens are hashed by the same chain, under
-//! a root that no model file has. Prompts of one model match as far as their texts are equal.
+//! length of a token, so lengths and costs stay comparable. Blocks of these tokens are hashed by the same chain, under
+//! a root that no model file has. Two prompts of one model match up to the first difference in their texts.
 
 use warmpath_common::block_hash::{ChainRoot, HASH_VERSION};
 use warmpath_common::ids::Token;
@@ -26,7 +26,7 @@ pub const BLOCK_SIZE_TOKENS: u32 = 32;
 /// Source: English text, by common tokenizers.
 const TOKEN_BYTES: usize = size_of::<Token>();
 
-/// Separator before each message; JSON text never contains it unescaped, and other text rarely.
+/// Separator before each message: JSON text never contains it unescaped, and other text rarely contains it.
 const MESSAGE: u8 = 0x1e;
 /// Separator before each part of a message.
 const PART: u8 = 0x1f;

@@ -1,7 +1,7 @@
 //! Polls of a stock server: its models, its health and its load.
 //!
-//! Only `/v1/models` is required, which every OpenAI-compatible server has. What llama-server and vLLM offer beyond it
-//! (`/health`, `/props`, `/slots`, `/metrics`) is used if it is there. Responses are limited in time and size, and
+//! Only `/v1/models` is required, which every OpenAI-compatible server has. Further endpoints of llama-server and vLLM
+//! (`/health`, `/props`, `/slots`, `/metrics`) are used if they exist. Responses are limited in time and size, and
 //! implausible values count as absent.
 //!
 //! Not here: the conclusions (`stock`, the core's `stock`).

@@ -1,9 +1,9 @@
 //! The tracker's writes to the prefix index, of which it is the only writer.
 //!
-//! Inserting a view of a million blocks takes some hundred milliseconds, and loads of other workers that are that old
-//! are misleading (docs/decisions/0000-measured-before.md). So a view is inserted in slices, with reports of other
-//! workers in between. Reports of the same worker wait for its view, in order. After every update with a digest, worker
-//! and router must have the same blocks.
+//! Inserting a view of a million blocks takes some hundred milliseconds, and loads of other workers that are as old are
+//! misleading (docs/decisions/0000-measured-before.md). So a view is inserted in slices, with reports of other workers
+//! in between. Reports of the same worker wait for its view, in order. After every update with a digest, worker and
+//! router must have the same blocks.
 //!
 //! Not here: the index itself (`warmpath-router-core`), the rest of the view (the module above).
 
@@ -231,7 +231,7 @@ pub(super) mod tests {
         assert_eq!(check(Change::Stored(run(3..4)), Some(0..3)), Some("digest"));
         assert_eq!(check(Change::Stored(run(4..5)), Some(0..3)), None, "it is known");
         stale_reports.settle();
-        assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None, "all is well again");
+        assert_eq!(check(Change::Stored(run(0..5)), Some(0..5)), None, "both agree again");
         assert_eq!(check(Change::Stored(run(5..6)), Some(0..5)), Some("digest"));
     }
 
@@ -243,7 +243,7 @@ pub(super) mod tests {
         assert_eq!(n_filling(filling(0..3)), 3);
         assert_eq!(n_filling(filling(1..5)), 2, "its request starts");
         assert_eq!(n_filling(Change::Stored(run(0..5))), 0, "it is computed");
-        assert_eq!(n_filling(Change::Stored(run(5..6))), 0, "an answer");
+        assert_eq!(n_filling(Change::Stored(run(5..6))), 0, "blocks of a response do not count");
         assert_eq!(n_filling(Change::Removed(run(0..6).keys)), 0);
         assert_eq!(n_filling(filling(0..2)), 2, "it is computed again");
     }
@@ -273,7 +273,9 @@ pub(super) mod tests {
         assert!(blocks.pass(update(OTHER, 0..1)).is_some());
         assert!(blocks.pass(TrackerMessage::Vocabulary).is_some());
         assert!(blocks.take_in_slice().is_empty() && blocks.is_busy());
-        let [Arrived { worker: WORKER, behind }] = &blocks.take_in_slice()[..] else { panic!("all of it is there") };
+        let [Arrived { worker: WORKER, behind }] = &blocks.take_in_slice()[..] else {
+            panic!("one slice completes the view")
+        };
         assert!(matches!(behind[..], [TrackerMessage::Update { .. }, TrackerMessage::Lost { .. }]), "in order");
         assert!(!blocks.is_busy() && blocks.pass(update(WORKER, 0..1)).is_some());
         assert_eq!(blocks.known(WORKER, KnownBlocks::default()).n_blocks, 3 * SLICE_BLOCKS);
@@ -306,7 +308,7 @@ pub(super) mod tests {
         blocks.update(WORKER, &[Change::Stored(run(0..2))]);
         let known = |blocks: &Blocks| {
             let known = blocks.known(WORKER, KnownBlocks { is_current: true, ..KnownBlocks::default() });
-            assert!(known.is_current, "it is said elsewhere");
+            assert!(known.is_current, "another function decides this");
             (known.n_blocks, known.digest)
         };
         assert_eq!(known(&blocks), (2, Some(Digest::of(&run(0..2).keys))));

@@ -34,7 +34,7 @@ async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), Failure>) {
             Some(Ok(passed)) => all.push(passed.bytes),
             Some(Err(failure)) => return (all, Err(failure)),
             None => {
-                assert!(events.next().await.is_none(), "an end stays an end");
+                assert!(events.next().await.is_none(), "nothing follows the end");
                 return (all, Ok(()));
             }
         }
@@ -144,7 +144,7 @@ async fn an_event_that_is_too_long_to_be_held_back_passes_in_parts() {
     for close in [Close::Clean, Close::Broken] {
         let mut events = scripted(pieces("z"), close);
         while let Some(Ok(_)) = events.next().await {}
-        assert!(events.is_within_event(), "nothing can be put behind it");
+        assert!(events.is_within_event(), "no event can follow it");
     }
 }
 

@@ -47,7 +47,11 @@ fn a_worker_that_is_found_again_in_time_keeps_its_place() {
     assert_eq!(changes(&mut fleet, &[], start + LINGER), [MembershipChange::Leaving { worker }]);
     assert_eq!(changes(&mut fleet, &[], start + LINGER * 2), [MembershipChange::Left { worker }]);
     let again = start + LINGER * 2 + SECOND;
-    assert_eq!(changes(&mut fleet, &found(&[7]), again), [joined(1, 7)], "the place is not empty for long enough");
+    assert_eq!(
+        changes(&mut fleet, &found(&[7]), again),
+        [joined(1, 7)],
+        "the place has not been empty for long enough"
+    );
     assert_eq!(changes(&mut fleet, &found(&[7, 8]), start + LINGER * 2 + VACANCY), [joined(0, 8)]);
 }
 
@@ -60,7 +64,7 @@ fn a_terminating_worker_gets_no_requests_and_leaves_when_it_is_gone() {
     assert_eq!(changes(&mut fleet, &ending, start), [], "a terminating worker does not join");
     changes(&mut fleet, &found(&[7]), start);
     assert_eq!(changes(&mut fleet, &ending, start), [MembershipChange::Leaving { worker }]);
-    assert_eq!(changes(&mut fleet, &ending, start + LINGER * 9), [], "it is still there");
+    assert_eq!(changes(&mut fleet, &ending, start + LINGER * 9), [], "it is still listed");
     assert_eq!(changes(&mut fleet, &[], start + LINGER * 9), []);
     assert_eq!(changes(&mut fleet, &[], start + LINGER * 10), [MembershipChange::Left { worker }]);
 }

@@ -2,7 +2,7 @@
 //! had, and it becomes the worker's current state once the streams are undisturbed.
 //!
 //! Single violations are tested in `tests`. The model is a naive worker that remembers all its states, the replay
-//! buffer of real workers, and a wire that loses, doubles, swaps, replays and cuts.
+//! buffer of real workers, and a connection that loses, duplicates, swaps and replays frames and may break.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -212,8 +212,8 @@ proptest! {
                 prop_assert_eq!(&router.view, then, "after {:?} at {}", event, at);
             }
         }
-        // From here on the wire is reliable. A frame in transit may be rejected once more; the heartbeat carries the
-        // digest.
+        // From here on the connection is reliable. A frame in transit may still be rejected once; the heartbeat carries
+        // the digest.
         router.connect(&worker);
         let heartbeat = worker.update(None);
         router.wire.push_back(heartbeat);

@@ -121,7 +121,7 @@ fn another_life_ends_the_stream() {
     let mut follower = known(stamp(1));
     let reborn = Stamp { boot_epoch: 3, ..stamp(2) };
     assert_eq!(follower.apply(frame(reborn, update(Vec::new(), None))), Err(Violation::Identity));
-    assert_eq!(follower.open(), None, "a snapshot says what it holds");
+    assert_eq!(follower.open(), None, "only a snapshot shows its blocks");
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn an_older_state_is_accepted_only_from_a_second_stream() {
         let refused = Err(Violation::OldLife { got: old, newest: stamp(5) });
         assert_eq!(follower.apply(frame(old, begin())), refused);
         assert_eq!(follower.open(), None);
-        assert!(matches!(follower.apply(frame(old, begin())), Ok(FrameEffect::Opened(_))), "its clock was put back");
+        assert!(matches!(follower.apply(frame(old, begin())), Ok(FrameEffect::Opened(_))), "its clock was set back");
     }
     let mut follower = known(stamp(5));
     for (next, is_believed) in [(older_life, false), (stamp(6), true), (older_life, false), (stamp(6), true)] {

@@ -103,7 +103,7 @@ proptest! {
 #[test]
 fn grows_in_place_until_its_bits_distinguish_too_few_blocks() {
     let mut table = BlockTable::new();
-    assert!(!table.grow(64 * size_of::<Line>()), "of nothing comes nothing");
+    assert!(!table.grow(64 * size_of::<Line>()), "an empty table has nothing to copy");
     table.reset(5 * size_of::<Line>());
     let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let known: HashMap<u64, u32> = (0..50).map(|number| (hash(number), number as u32)).collect();
@@ -124,7 +124,7 @@ fn a_line_that_too_many_pass_takes_no_more() {
     let probe = |fine: u32| BlockProbe { home: 0, fine: fine % (1 << FINE_BITS) };
     let n = (0..10_000).take_while(|&id| table.insert(probe(id), id)).count() as u32;
     assert_eq!(n, LINE_SLOTS as u32 + PASSES_MAX);
-    assert!(table.bytes_of_next(0, LOADS_PERCENT_NEW[1]) > Some(table.bytes()), "a larger one is asked for");
+    assert!(table.bytes_of_next(0, LOADS_PERCENT_NEW[1]) > Some(table.bytes()), "a larger table is requested");
     assert!((0..n).all(|id| table.find(probe(id), |other| (other == id).then_some(())).is_some()));
     (0..n).for_each(|id| {
         table.remove(probe(id), |other| other == id);

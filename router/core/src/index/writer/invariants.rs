@@ -12,7 +12,7 @@ impl IndexWriter {
     /// Asserts the invariants.
     pub(in super::super) fn check_invariants(&self) {
         assert!(self.bytes() <= self.options.bytes_max, "{} bytes, limit {}", self.bytes(), self.options.bytes_max);
-        assert_eq!(self.index.bytes(), self.bytes(), "readers are told the memory in use");
+        assert_eq!(self.index.bytes(), self.bytes(), "readers see the memory in use");
         let mut digests = HashMap::new();
         let (mut n_segments, mut n_blocks, mut bytes) = (0, 0, 0);
         self.numbers.check();
@@ -26,12 +26,12 @@ impl IndexWriter {
         assert_eq!(self.list_bytes, list_bytes, "the lists' bytes are counted");
         assert_eq!(self.segment_bytes, bytes, "the segments' bytes are counted");
         assert_eq!((self.locator.n_blocks(), self.index.n_blocks()), (n_blocks, n_blocks), "blocks are counted");
-        assert_eq!(self.heads.n_live(), n_segments, "no head leads nowhere");
+        assert_eq!(self.heads.n_live(), n_segments, "every head has a segment");
         for (idx, holdings) in (0..).zip(&self.holdings) {
             let counted = (holdings.counted(), holdings.n_segments());
             assert_eq!(counted, digests.remove(&idx).unwrap_or_default(), "blocks and segments of worker {idx}");
         }
-        assert!(digests.is_empty(), "no worker goes uncounted");
+        assert!(digests.is_empty(), "every worker is counted");
     }
 
     fn check_segment(&self, id: u32, segment: Segment<'_>, digests: &mut HashMap<u32, (Digest, usize)>) {
@@ -42,7 +42,7 @@ impl IndexWriter {
         };
         assert!(spans.is_sorted_by(follows), "spans are ordered and as few as can be: {spans:?}");
         let end = spans.iter().map(|span| span.to()).max();
-        assert_eq!(end, Some(segment.len()), "somebody holds a segment's last block, nobody more");
+        assert_eq!(end, Some(segment.len()), "a worker holds the segment's last block, and none holds more");
         assert!(segment.len() <= SEGMENT_BLOCKS_MAX);
         let bytes_needed = Segment::bytes_of(spans.len(), segment.len());
         assert!(segment.bytes() < 2 * bytes_needed, "{} bytes where {bytes_needed} would do", segment.bytes());
@@ -64,7 +64,7 @@ impl IndexWriter {
         let table = self.index.heads.load();
         let head = table.find(segment.first());
         let head = head.as_ref().and_then(|held| held.as_ref()).expect("a reader finds every segment");
-        let present = self.numbers.get(id).expect("it is checked");
-        assert_eq!(head.ptr(), present.ptr(), "and finds the present one");
+        let present = self.numbers.get(id).expect("the segment was found above");
+        assert_eq!(head.ptr(), present.ptr(), "the readers' segment is the current one");
     }
 }

@@ -87,7 +87,7 @@ impl SegmentIds {
 
     /// Returns the segment of a number that is known to have one.
     pub(super) fn segment(&self, id: u32) -> Segment<'_> {
-        self.get(id).expect("callers pass only numbers of segments").into()
+        self.get(id).expect("callers pass numbers of segments only").into()
     }
 
     /// Returns the number of the segment that now contains the blocks with this number.
@@ -208,9 +208,12 @@ impl SegmentIds {
             assert_eq!(parts.len(), 1 + self.n_parts(id), "the parts of {id} are counted");
             seen.extend(parts);
         }
-        assert!(self.free.iter().all(|&id| self.owner(id) == id && self.get(id).is_none()), "what is free is nobody's");
+        assert!(
+            self.free.iter().all(|&id| self.owner(id) == id && self.get(id).is_none()),
+            "a free number has no segment"
+        );
         seen.sort_unstable();
         assert!(seen.into_iter().eq(0..self.numbers.len() as u32), "every number is one of these, once");
-        assert!(self.free.capacity() >= self.numbers.len(), "every number has a place where it is free");
+        assert!(self.free.capacity() >= self.numbers.len(), "the free list has room for every number");
     }
 }

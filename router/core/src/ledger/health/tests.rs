@@ -1,4 +1,4 @@
-//! Tests of faults: requests that fail everywhere harm nobody, failing workers are detected and avoided.
+//! Tests of faults: requests that fail everywhere harm no worker, failing workers are detected and avoided.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ fn a_worker_whose_failed_requests_succeed_elsewhere_is_suspected_and_opens_its_b
     assert_eq!(world.breakers(), [BreakerState::Open, BreakerState::Closed]);
     world.sick[0] = false;
     world.now += Duration::from_secs(8);
-    // Half open, it gets a request in its turn, and is as good as the other from then on.
+    // With a half-open breaker it gets one request, and from then on counts as healthy.
     (0..2).for_each(|_| assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 }));
     assert_eq!(world.breakers(), [BreakerState::Closed; 2]);
 }
@@ -112,7 +112,7 @@ fn a_worker_whose_failed_requests_succeed_elsewhere_is_suspected_and_opens_its_b
 #[test]
 fn a_worker_that_fails_is_the_last_resort() {
     let mut world = World::new(&[false, false]);
-    world.choose(&[]).expect("both are sound");
+    world.choose(&[]).expect("both are healthy");
     for _ in 0..3 {
         world.ledger.failed(WorkerIdx(0), Failure::Connect, world.now);
     }
@@ -128,7 +128,7 @@ fn a_worker_that_fails_is_the_last_resort() {
 #[test]
 fn failures_without_a_culprit_change_nothing() {
     let mut world = World::new(&[false]);
-    world.choose(&[]).expect("it is sound");
+    world.choose(&[]).expect("it is healthy");
     for failure in [Failure::Timeout, Failure::Lost, Failure::Full, Failure::Unready] {
         (0..10).for_each(|_| world.ledger.failed(WorkerIdx(0), failure, world.now));
     }

@@ -42,8 +42,8 @@ fn an_idle_worker_fetches_what_a_busy_one_holds_and_siblings_find_it_there() {
     let (decision, _ticket) = choose_for(&mut world, "a");
     assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), ChoiceReason::Transfer));
     assert_eq!((decision.cached_tokens, decision.fetched_tokens), (1984, 1984));
-    assert_eq!((decision.slot, decision.expected_block), (None, None), "nothing is there yet");
-    let transfer = decision.transfer.expect("it is fetched");
+    assert_eq!((decision.slot, decision.expected_block), (None, None), "the worker holds nothing yet");
+    let transfer = decision.transfer.expect("the state is fetched");
     assert_eq!((transfer.peer, transfer.blocks), (WorkerIdx(1), N_BLOCKS));
     assert_eq!((decision.cost.transfer_ms, decision.cost.prefill_ms), (5.0 + 198.4, 16.0));
     assert_eq!(decision.cost.encode_ms, 0.0, "the image comes with the rest");

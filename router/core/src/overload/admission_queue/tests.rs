@@ -135,7 +135,7 @@ impl Pair {
                 let late = self.naive.waiting.iter().filter(|(_, waiter)| waiter.deadline <= now);
                 let mut expected: Vec<_> = late.map(|(id, _)| *id).collect();
                 expected.sort_unstable();
-                prop_assert_eq!(&expired, &expected, "exactly those whose time has come");
+                prop_assert_eq!(&expired, &expected, "exactly the requests whose deadline has passed");
                 self.naive.waiting.retain(|(id, _)| !expected.contains(id));
                 self.n_gone += expired.len();
             }
@@ -161,7 +161,7 @@ impl Pair {
             }
             Err(QueueFull { waiting_max }) => {
                 prop_assert_eq!(waiting_max, PLACES);
-                prop_assert!(is_full && victim.is_none(), "only who has most waits is refused");
+                prop_assert!(is_full && victim.is_none(), "only the tenant with the most waiting requests is refused");
             }
         }
         Ok(())
@@ -182,10 +182,10 @@ impl Pair {
         prop_assert_eq!(self.queue.head(), self.naive.head());
         prop_assert_eq!(self.queue.len(), self.naive.waiting.len());
         prop_assert!(self.naive.new_ones().count() <= PLACES, "the bound");
-        prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "nobody is lost");
+        prop_assert_eq!(self.n_entered, self.n_gone + self.queue.len(), "no request is lost");
         prop_assert!(self.naive.waiting.iter().all(|(id, _)| self.queue.contains(*id)));
         prop_assert_eq!(self.queue.deadlines.len(), self.queue.len());
-        prop_assert!(self.queue.tenants.len() <= 2 * PLACES, "what is remembered is bounded");
+        prop_assert!(self.queue.tenants.len() <= 2 * PLACES, "the record of tenants is bounded");
         Ok(())
     }
 }
@@ -216,7 +216,7 @@ proptest! {
             }
         }
         for service_us in services_us {
-            let id = queue.head().expect("everybody keeps waiting");
+            let id = queue.head().expect("every tenant keeps waiting");
             let tenant = owner[&id];
             prop_assert!(queue.start(id, service_us));
             given_us[tenant.0 as usize] += service_us;
@@ -239,7 +239,7 @@ fn the_rest_of_a_stream_precedes_new_requests_and_takes_no_place() {
     let rests: Vec<_> = (0..2).map(|_| queue.enter(rest).expect("it needs none")).collect();
     assert!(rests.iter().all(|rest| rest.displaced.is_none()) && queue.len() == 3);
     assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 1 }));
-    assert!(!queue.start(new, 10), "it is not its turn");
+    assert!(!queue.start(new, 10), "it is not at the head");
     assert!(queue.start(rests[0].id, 1000) && queue.leave(rests[1].id));
     assert_eq!(queue.head(), Some(new));
     assert_eq!(queue.served_us, 0, "it was charged for when it began");
@@ -251,9 +251,9 @@ fn a_flood_displaces_itself_and_not_the_others() {
     let flood: Vec<_> = (0..4).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert_eq!(queue.enter(waiter(0)), Err(QueueFull { waiting_max: 4 }));
     let other = queue.enter(waiter(1)).expect("a place of the flood's");
-    assert_eq!(other.displaced, Some(flood[3]), "the newest of the longest line");
+    assert_eq!(other.displaced, Some(flood[3]), "the newest request of the tenant with the most");
     assert_eq!(queue.enter(waiter(1)).expect("another").displaced, Some(flood[2]));
-    assert!(queue.enter(waiter(1)).is_err(), "two each: nobody has more");
+    assert!(queue.enter(waiter(1)).is_err(), "two each: no tenant has more");
 }
 
 #[test]
@@ -263,9 +263,9 @@ fn a_tenant_that_arrives_later_has_saved_no_turns() {
     assert!(queue.start(first[0], 100));
     assert!(queue.start(first[1], 100));
     let late: Vec<_> = (0..2).map(|_| queue.enter(waiter(1)).expect("a place").id).collect();
-    assert_eq!(queue.head(), Some(late[0]), "it has been given less");
+    assert_eq!(queue.head(), Some(late[0]), "its tenant has used less time");
     assert!(queue.start(late[0], 150));
-    assert_eq!(queue.head(), Some(first[2]), "it began at the others' time, not at zero");
+    assert_eq!(queue.head(), Some(first[2]), "its tenant began at the others' tag, not at zero");
 }
 
 #[test]

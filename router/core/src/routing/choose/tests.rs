@@ -247,8 +247,12 @@ fn the_tolerance_is_a_prefill_in_an_idle_fleet_and_small_in_a_busy_one() {
         of_recent(counts.map(load), recent)
     };
     assert_eq!(chosen([0, 0, 0, 0], [9.0, 8.0, 7.0, 8.0]), 2);
-    assert_eq!(chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]), 2, "a wait and a delay of 1.4 prefills are more than one");
-    assert_eq!(chosen([4, 5, 4, 4], [9.0, 1.0, 9.0, 9.0]), 0, "in a crowd of four one more is too many");
+    assert_eq!(
+        chosen([0, 1, 0, 0], [9.0, 1.0, 7.0, 8.0]),
+        2,
+        "a wait and a delay of 1.4 prefills exceed the tolerance of one"
+    );
+    assert_eq!(chosen([4, 5, 4, 4], [9.0, 1.0, 9.0, 9.0]), 0, "beside four prompts, one more exceeds the tolerance");
     assert_eq!(chosen([4, 4, 4, 4], [9.0, 1.0, 9.0, 9.0]), 1);
 }
 

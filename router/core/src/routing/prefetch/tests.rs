@@ -77,7 +77,7 @@ fn a_prefix_goes_to_the_worker_that_holds_most_of_it_unless_one_holds_it_whole()
     check(&[found(1, 2, RunState::Ready), found(0, 1, RunState::Ready)], Some(1));
     check(&[found(1, 4, RunState::Ready)], None);
     check(&[found(1, 4, RunState::Filling)], Some(0));
-    // The leaving worker itself and strangers do not count.
+    // The leaving worker itself and workers that are no receivers do not count.
     check(&[found(9, 4, RunState::Ready)], Some(0));
     assert!(divide(vec![prefix(0..8)], (&[], BLOCK), |_| Vec::new()).is_empty());
 }

@@ -101,8 +101,8 @@ pub(super) fn journaled_whole(shared: Arc<Shared>, asked: &Seen, part: (usize, E
     })
 }
 
-/// Returns a response of so many writes after those in the request, and of what stands at its end, which is in order
-/// behind the last write.
+/// Returns a response of up to `n_writes` writes after those in the request, followed by `end`; the response is
+/// complete after its last write.
 fn behind_journal(
     (shared, asked): (Arc<Shared>, &Seen),
     (n_writes, end): (usize, End),
