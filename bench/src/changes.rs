@@ -68,7 +68,7 @@ struct Row {
     others_hit_ratio: f64,
     /// Hit ratio of the new worker in its first ten seconds.
     new_hit_ratio: f64,
-    /// Time after which a new worker's hit ratio is 0.9 of the others'; absent if it never was.
+    /// Time after which a new worker's hit ratio is 0.9 of the others'; absent if it never is.
     warm_after_s: Option<f64>,
     /// Hit ratio before the restarts.
     before_hit_ratio: f64,
@@ -83,7 +83,7 @@ struct Row {
 /// Errors: a process that does not start or end.
 #[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &ChangesArgs) -> anyhow::Result<()> {
-    ensure!(args.fleet.n_workers() > 1, "a fleet of one worker has no others");
+    ensure!(args.fleet.n_workers() > 1, "the fleet needs at least two workers");
     let with = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
     let mut rows = Vec::new();
     for (transfers, router_args) in [("off", Vec::new()), ("on", with)] {

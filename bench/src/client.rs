@@ -86,7 +86,7 @@ pub enum AskError {
     #[error("reading the answer's stream")]
     Stream(#[source] EventStreamError<reqwest::Error>),
     /// The response ended before its `[DONE]`.
-    #[error("the stream ended before the answer did")]
+    #[error("the stream ended before the answer")]
     Incomplete,
     /// An event is not JSON.
     #[error("reading a chunk")]
@@ -140,7 +140,7 @@ pub struct ChatClient {
 impl ChatClient {
     /// Returns a client of the server at `base_url` (`http://host:port`), for `model`, or for the server's only model.
     ///
-    /// Errors: when the HTTP client cannot be built.
+    /// Errors: the HTTP client cannot be built.
     pub fn new(base_url: &str, model: Option<String>) -> anyhow::Result<Self> {
         // One connection per request: llama-server closes a connection after 100 requests or 5 s, and a request on a
         // connection that is being closed fails.

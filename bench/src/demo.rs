@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_an_answer_a_sentence_is_shown_or_the_words_that_fit() {
+    fn an_answer_is_shown_by_its_first_sentence_or_the_words_that_fit() {
         assert_eq!(shown("We open\n at 9.  Not on Sunday."), "We open at 9.");
         assert_eq!(shown("At 9"), "At 9");
         assert_eq!(shown(&"words ".repeat(40)), format!("{} ...", ["words"; 15].join(" ")));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_days_system_prompts_differ_from_their_first_words_on() {
+    fn system_prompts_of_different_days_differ_from_the_first_words_on() {
         for tenant in &TENANTS {
             assert!(tenant.system("Monday").starts_with("Today is Monday. You are"));
             assert!(tenant.system("Monday").split_whitespace().count() > 300);

@@ -1,6 +1,6 @@
 //! A local fleet: workers and routers as child processes on loopback, which are ended when their owner is dropped.
 //!
-//! The requests to them are made elsewhere.
+//! Not here: requests to them (the benchmarks).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -403,10 +403,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_asked_to_end_may_say_how_it_ended() {
+    async fn a_program_that_gets_sigterm_ends_with_its_own_status() {
         let script = "trap 'exit 7' TERM; echo listening on http://127.0.0.1:9 >&2; while :; do sleep 0.01; done";
         let args = ["-c".to_owned(), script.to_owned()];
-        let mut server = Server::start("worker", Path::new("/bin/sh"), &args).await.expect("it says where it listens");
+        let mut server = Server::start("worker", Path::new("/bin/sh"), &args).await.expect("it logs its address");
         let status = server.terminate(Duration::from_secs(30)).await.expect("it ends");
         assert_eq!(status.code(), Some(7));
     }

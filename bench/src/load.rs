@@ -142,7 +142,7 @@ pub async fn run(args: &LoadArgs) -> anyhow::Result<()> {
 /// Returns an explanation of the latencies' start.
 fn explanation(args: &LoadArgs) -> &'static str {
     match args.concurrency {
-        None => "Open loop: latencies count from the time at which a request was to start, whether it could or not.",
+        None => "Open loop: latencies count from the time at which a request should have started.",
         Some(_) => {
             "Closed loop: latencies count from the start of a request. A slow endpoint gets fewer requests, so a rate \
              (--rate) shows better how long users would wait."

@@ -1,9 +1,8 @@
 //! `warmpath-bench policies`: runs the same chats through a router under each of its policies, and compares them in one
 //! table.
 //!
-//! The load itself is in `chat_load`. Every policy gets a fleet of its own, so that none reuses what another left
-//! behind; all run on the same machine one after the other. A round runs all policies once; the rounds are shown one by
-//! one.
+//! The load itself is in `chat_load`. Every policy gets a new fleet, so that none reuses another one's state; all run
+//! on the same machine one after the other. A round runs all policies once; the rounds are shown one by one.
 
 use anyhow::Context as _;
 use clap::Args;

@@ -1,9 +1,9 @@
-//! `warmpath-bench replicas`: what is lost when many routers, which share no state, serve one fleet.
+//! `warmpath-bench replicas`: the reuse that is lost when many routers, which share no state, serve one fleet.
 //!
 //! The load itself is in `chat_load`, the same question in virtual time in `sim`. The same conversations run through
 //! many routers, each turn through another one, and through a single router. Then come bursts of siblings: requests
-//! with one new prefix that arrive within 50 ms, before any worker can have computed it. The slowest of few requests is
-//! one of the first that a fleet gets, and mostly chance, so several rounds, each with a new fleet, can be combined.
+//! with one new prefix that arrive within 50 ms, before any worker can have computed it. The slowest of a few requests
+//! is mostly chance, so several rounds, each with a new fleet, can be combined.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::prompts::words;
 
 /// Number of requests in a burst of siblings.
 ///
-/// Source: the goal that routers are measured against.
+/// Source: the goal for several routers (`docs/benchmarks.md`).
 pub const SIBLINGS: usize = 16;
 /// Time within which the requests of a burst arrive. Source: as [`SIBLINGS`].
 pub const BURST: Duration = Duration::from_millis(50);
@@ -37,8 +37,7 @@ pub struct ReplicasArgs {
     /// Routers in front of it; each number is a run with a fleet of its own.
     #[arg(long, value_delimiter = ',', default_values_t = [8, 1])]
     routers: Vec<usize>,
-    /// Runs of each number of routers, in turn with the others and with texts of their own; what came of them is put
-    /// together.
+    /// Runs of each number of routers, in turn with the others and with texts of their own; their results are combined.
     #[arg(long, default_value_t = 1)]
     rounds: u64,
     /// Bursts of siblings in each run.

@@ -1,4 +1,4 @@
-//! `warmpath-bench resync`: how long a router takes to take in the whole view of a large worker, and how this affects
+//! `warmpath-bench resync`: the time in which a router receives the whole view of a large worker, and its effect on
 //! requests.
 //!
 //! The index alone is measured in `index_bench`; the workers are in `fake_worker`. Two fake workers that answer
@@ -98,7 +98,7 @@ pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
         table.add_row([(*name).to_owned(), felt.len().to_string()].into_iter().chain(figures));
     }
     println!("{table}");
-    println!("looks at /readyz that were not answered with 200: {}", felt.n_unready.load(Ordering::SeqCst));
+    println!("requests of /readyz that got another status than 200: {}", felt.n_unready.load(Ordering::SeqCst));
     Ok(())
 }
 
@@ -125,7 +125,7 @@ async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<D
     let started = Instant::now();
     large.renew();
     while large.n_streams() == n_streams {
-        ensure!(started.elapsed() < RESYNC_TIMEOUT, "the router has not come back");
+        ensure!(started.elapsed() < RESYNC_TIMEOUT, "the router has not opened another stream");
         tokio::time::sleep(POLL).await;
     }
     known(page).await?;
@@ -149,7 +149,7 @@ async fn known(page: &str) -> anyhow::Result<()> {
 }
 
 async fn ask_again_and_again(router: String, seed: u64, felt: Arc<Felt>) {
-    let http = reqwest::Client::builder().no_proxy().build().expect("a client without TLS has nothing to fail on");
+    let http = reqwest::Client::builder().no_proxy().build().expect("a client without TLS can always be built");
     let body = json!({"messages": [{"role": "user", "content": words(seed, 1_000)}]}).to_string();
     loop {
         let is_resyncing = felt.is_resyncing.load(Ordering::SeqCst);
@@ -165,7 +165,7 @@ async fn ask_again_and_again(router: String, seed: u64, felt: Arc<Felt>) {
 }
 
 async fn look_again_and_again(url: String, felt: Arc<Felt>) {
-    let http = reqwest::Client::builder().no_proxy().build().expect("a client without TLS has nothing to fail on");
+    let http = reqwest::Client::builder().no_proxy().build().expect("a client without TLS can always be built");
     loop {
         let is_ready = http.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);
         felt.n_unready.fetch_add(usize::from(!is_ready), Ordering::SeqCst);

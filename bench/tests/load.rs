@@ -70,8 +70,8 @@ fn streamed(events: Vec<String>) -> Response {
 }
 
 #[tokio::test]
-async fn an_open_loop_sends_on_while_the_server_stalls() {
-    // No request is answered before the third has come, so a loop that waits would never end.
+async fn an_open_loop_continues_to_send_while_the_server_stalls() {
+    // No request is answered before the third has arrived, so a loop that waits would never end.
     let all_here = Arc::new(Barrier::new(3));
     let stall = async |State(all_here): State<Arc<Barrier>>| {
         all_here.wait().await;
@@ -83,7 +83,7 @@ async fn an_open_loop_sends_on_while_the_server_stalls() {
 }
 
 #[tokio::test]
-async fn a_closed_loop_has_so_many_requests_at_a_time_and_no_more() {
+async fn a_closed_loop_has_a_fixed_number_of_requests_at_a_time() {
     #[derive(Default)]
     struct Seen {
         now: AtomicUsize,
@@ -139,7 +139,7 @@ async fn answers_and_each_kind_of_error_are_counted() {
     assert!(outcome.failures["status 429"].first.contains("too many"));
     assert_eq!((outcome.n_answers, outcome.n_failed), (1, 6));
     assert_eq!((outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens), (10, 4, 3));
-    // Three pieces have two gaps; the end and the usage are no pieces.
+    // Three pieces have two gaps; the end and the usage do not count as pieces.
     assert_eq!((outcome.itl_ms.unwrap().n, outcome.tpot_ms.unwrap().n, outcome.ttft_ms.unwrap().n), (2, 1, 1));
     assert_eq!(outcome.goodput.unwrap().share, 1.0 / 7.0);
 
@@ -151,7 +151,7 @@ async fn answers_and_each_kind_of_error_are_counted() {
 }
 
 #[tokio::test]
-async fn the_only_model_is_asked_for_with_the_key_and_the_report_is_written() {
+async fn requests_name_the_only_model_and_carry_the_key_and_the_report_is_written() {
     let (sent, mut bodies) = mpsc::unbounded_channel();
     let has_key = |headers: &HeaderMap| headers.get(AUTHORIZATION).is_some_and(|key| key == "Bearer secret");
     let models = async move |headers: HeaderMap| match has_key(&headers) {

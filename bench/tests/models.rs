@@ -53,7 +53,7 @@ fn survives_noise(preset: Preset, lengths: &[u32], n: usize) {
     }
     for setting in OTHERS {
         if setting.cells == Cells::Shared && (model.is_recurrent() || model.is_hybrid()) {
-            continue; // A recurrent state cannot be shared at a position where it was not kept.
+            continue; // A recurrent state can only be shared at a position where it was saved.
         }
         let force = |(prompt, answer): (&Vec<_>, &Answer)| prober.forced(setting, prompt, &answer.tokens).unwrap();
         let other: Vec<_> = prompts.iter().zip(&plain).map(force).collect();
@@ -129,7 +129,7 @@ fn a_model_with_random_weights_notices_every_token_and_gives_various_answers() {
 }
 
 #[test]
-fn a_half_kept_recurrent_state_is_noticed() {
+fn a_partly_restored_recurrent_state_changes_the_answer() {
     let model = load(&cached(Preset::TinyHybrid));
     let prober = Prober { backend: backend(), model: &model };
     let prompt = prompt(40, &model);
@@ -155,13 +155,13 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
 }
 
 #[test]
-fn a_kept_model_is_what_would_be_made() {
+fn a_cached_model_equals_a_new_one() {
     let folder = TempDir::new().unwrap();
     for preset in Preset::SMALL {
         let fresh = folder.path().join(preset.name());
         write_model(preset, 1, None, &fresh).unwrap();
         let same = std::fs::read(cached(preset)).unwrap() == std::fs::read(&fresh).unwrap();
-        assert!(same, "{} is kept from other weights: raise `cache::VERSION`", preset.name());
+        assert!(same, "the cached {} has other weights: raise `cache::VERSION`", preset.name());
     }
 }
 
@@ -190,7 +190,7 @@ fn one_answer_token_in_64_ends_the_answer() {
 }
 
 #[test]
-fn another_files_vocabulary_is_taken_whole() {
+fn another_file_s_vocabulary_is_copied_completely() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("other.gguf");
     write_model(Preset::Tiny, 2, Some(&cached(Preset::TinySwa)), &path).unwrap();

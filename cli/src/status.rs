@@ -168,9 +168,9 @@ impl Admin {
     async fn get(&self, what: &str) -> anyhow::Result<Value> {
         let url = format!("{}/internal/v1/{what}", self.url);
         let asked = self.http.get(&url).send().await;
-        let answer = asked.with_context(|| format!("no router answers at {}: --admin names its address", self.url))?;
+        let answer = asked.with_context(|| format!("no router responds at {}: --admin names its address", self.url))?;
         let status = answer.status();
-        ensure!(status.is_success(), "{url} answers {status}: is it a router's --admin-listen?");
+        ensure!(status.is_success(), "{url} responds with {status}: is it a router's --admin-listen?");
         answer.json().await.with_context(|| format!("{url} is not a router's admin listener"))
     }
 }
@@ -179,7 +179,7 @@ fn read<T: for<'de> Deserialize<'de>>(value: Value) -> anyhow::Result<T> {
     serde_json::from_value(value).context("the router has another version")
 }
 
-/// Prints the state of a fleet, once or again and again.
+/// Prints the state of a fleet, once or repeatedly.
 ///
 /// Errors: no router responds; with `--watch` only the first time.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {

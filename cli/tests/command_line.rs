@@ -18,10 +18,10 @@ fn check_refused(flags: &[&str], code: i32, said: &str) {
 fn wrong_command_lines_are_refused_with_advice() {
     check_refused(&[], 2, "Usage: warmpath [OPTIONS] <COMMAND>");
     check_refused(&["serve", "--workers", "none"], 2, "--workers <N>");
-    check_refused(&["serve", "--workers", "0"], 1, "--workers is at least 1");
-    check_refused(&["serve", "--bin-dir", "/nowhere"], 1, "/nowhere/warmpath-worker is not there");
-    check_refused(&["status", "--admin", "http://127.0.0.1:1"], 1, "no router answers at http://127.0.0.1:1");
-    check_refused(&["capacity", "--admin", "http://127.0.0.1:1"], 1, "no router answers at http://127.0.0.1:1");
+    check_refused(&["serve", "--workers", "0"], 1, "--workers must be at least 1");
+    check_refused(&["serve", "--bin-dir", "/nowhere"], 1, "/nowhere/warmpath-worker does not exist");
+    check_refused(&["status", "--admin", "http://127.0.0.1:1"], 1, "no router responds at http://127.0.0.1:1");
+    check_refused(&["capacity", "--admin", "http://127.0.0.1:1"], 1, "no router responds at http://127.0.0.1:1");
     check_refused(&["capacity", "--hit-ratio", "80"], 2, "must be from 0 to 1");
 }
 

@@ -3,7 +3,7 @@
 //!
 //! The worker runs the chat and writes the responses. A conversion is a pure function from bytes to bytes that router
 //! and worker both call. So the router hashes exactly the prompt that the worker runs, and the rest of both programs
-//! handles chats only. A [`Spelling`] turns the field names in error messages back into those that the client wrote.
+//! handles chats only. A [`Spelling`] maps the field names in error messages back to those that the client wrote.
 
 pub mod anthropic;
 mod conversation;

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_that_cannot_be_embedded_is_named() {
+    fn errors_name_the_input_that_cannot_be_embedded() {
         let refused = |field: Value| Inputs::read(field, "input").expect_err("it cannot be embedded");
         let param = |field: Value| refused(field).param().to_owned();
         assert_eq!(refused(json!([])).to_string(), "`input` must not be empty");

@@ -1,7 +1,7 @@
 //! Reads the known fields of a JSON body; errors name the wrong field.
 //!
-//! Meanings and status codes are decided elsewhere. Every reader deserializes only its own fields from the same bytes;
-//! unknown fields are ignored.
+//! Not here: the meaning of the fields, and status codes. Every reader deserializes only its own fields from the same
+//! bytes; unknown fields are ignored.
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, IgnoredAny};
 

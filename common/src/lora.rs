@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_answers_to_each_name_that_is_listed() {
+    fn the_model_has_every_name_that_is_listed() {
         let model = model();
         let names: Vec<String> = model.all_names().collect();
         assert_eq!(names.len(), 2 + 3 * 2);

@@ -174,9 +174,9 @@ pub struct ModelInfo {
 /// Kinds of input besides text, as llama-server shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Modalities {
-    /// Whether the model reads images.
+    /// Whether the model takes images.
     pub vision: bool,
-    /// Whether the model hears sound; no model here does.
+    /// Whether the model takes sound; no worker supports that yet.
     pub audio: bool,
 }
 

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_names_and_the_closest_one_counts() {
+    fn patterns_stand_for_names_and_the_most_specific_one_counts() {
         let model = model(&["qwen", "claude-*", "claude-*-haiku-*", "gpt-4*mini"]);
         let check = |name: &str, expected: Option<(&str, Option<u16>)>| {
             assert_eq!(model.meant(name).map(|meant| (meant.own, meant.adapter)), expected, "{name}");

@@ -1,8 +1,8 @@
 //! The cache salt of a request in headers and bodies: which bytes are a salt, and which are rejected.
 //!
-//! Not here: who may set it (the router's `salt`), and its effect (`block_hash::ChainRoot`). A salt that cannot be read
-//! must never count as no salt, since two tenants would then share their prefixes. So reading gives a salt, its absence
-//! or an error, in router and worker alike.
+//! Not here: which clients may set it (the router's `salt`), and its effect (`block_hash::ChainRoot`). A salt that
+//! cannot be read must never count as no salt, since two tenants would then share their prefixes. So reading it returns
+//! a salt, its absence or an error, in router and worker alike.
 
 use serde::{Deserialize, Deserializer};
 
@@ -53,7 +53,7 @@ mod tests {
     use crate::openai::ChatPrompt;
 
     #[test]
-    fn a_header_s_salt_is_a_text_or_an_error_and_never_lost() {
+    fn a_salt_in_a_header_is_read_or_refused_and_never_lost() {
         let check = |lines: &[&[u8]], expected| assert_eq!(of_header(lines.iter().copied()), expected, "{lines:?}");
         check(&[], Ok(None));
         for text in ["a", "z\u{fc}rich", "\u{65e5}\u{672c}", "a b"] {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_s_salt_is_a_text_or_absent() {
+    fn a_salt_in_a_body_is_a_text_or_absent() {
         let read =
             |salt: &str| fields::read::<ChatPrompt>(format!("{{\"messages\": [], \"cache_salt\": {salt}}}").as_bytes());
         assert_eq!(read("\"z\\u00fcrich\"").expect("a salt").cache_salt.as_deref(), Some("z\u{fc}rich"));

@@ -3,8 +3,8 @@
 //! Sending and receiving belong to the worker and the router; the router's view is kept in `warmpath-router-core`. A
 //! stream is one snapshot (`Begin`, `Runs`..., `End`) followed by `Update`s, each stamped with `(worker_uid,
 //! boot_epoch, seq)`. All frames of a snapshot carry the `seq` of its state; the first update after it carries `seq +
-//! 1`. A receiver that sees anything else drops the stream and opens another one, asking for the updates after the last
-//! stamp that it has. The worker then sends `Resumed` and the missed updates, or a snapshot.
+//! 1`. If anything else arrives, the receiver drops the stream and opens another one, in which it requests the updates
+//! after the last stamp that it has. The worker then sends `Resumed` and the missed updates, or a snapshot.
 
 mod digest;
 mod replay_buffer;
@@ -61,20 +61,21 @@ impl Loading {
     pub const FIELD: &str = "loading";
 }
 
-/// Position of a frame in one life of one worker.
+/// Position of a frame among those of one worker since its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     /// Id of the worker.
     pub worker_uid: WorkerUid,
-    /// Start time of this life of the worker's process; a later start has a larger one. Units: nanoseconds since 1970.
+    /// Start time of the worker's process: one of its *boots*. A later boot has a larger one. Units: nanoseconds since
+    /// 1970.
     pub boot_epoch: u64,
-    /// Number of the update within this life.
+    /// Number of the update since that start.
     pub seq: u64,
 }
 
 impl Stamp {
-    /// Returns whether both stamps are of one life of one worker.
-    pub fn is_same_life(self, other: Self) -> bool {
+    /// Returns whether both stamps are of one boot of one worker.
+    pub fn is_same_boot(self, other: Self) -> bool {
         (self.worker_uid, self.boot_epoch) == (other.worker_uid, other.boot_epoch)
     }
 }

@@ -95,6 +95,6 @@ class Installed(unittest.TestCase):
 if __name__ == "__main__":
     missing = [name for name in ("helm", "etcd", "kube-apiserver") if not program(name)]
     if missing:
-        print(f"test_chart_installed.py is skipped: {', '.join(missing)} cannot be had here")
+        print(f"test_chart_installed.py is skipped: {', '.join(missing)} cannot be installed here")
         sys.exit(0)
     unittest.main()

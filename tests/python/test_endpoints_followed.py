@@ -110,7 +110,7 @@ class Followed(unittest.TestCase):
         deadline = time.monotonic() + WAIT_S
         while not question():
             if time.monotonic() > deadline:
-                self.fail(f"waited in vain: {what}\n{self.fleet()}\n" + "\n".join(map(Process.log, self.processes.values())))
+                self.fail(f"not true in time: {what}\n{self.fleet()}\n" + "\n".join(map(Process.log, self.processes.values())))
             time.sleep(0.02)
 
     def fleet(self):
@@ -256,7 +256,7 @@ def enter_network():
     """Runs this program again where the addresses are its own; says why if that cannot be."""
     missing = [name for name in ("helm", "etcd", "kube-apiserver", "curl", "ip", "unshare") if not program(name)]
     if missing:
-        skip(f"{', '.join(missing)} cannot be had here")
+        skip(f"{', '.join(missing)} cannot be installed here")
     command = ["unshare", "--user", "--map-root-user", "--net"]
     tried = subprocess.run([*command, "true"], capture_output=True, text=True)
     if tried.returncode:

@@ -1,5 +1,5 @@
-//! Shared code of the whole-system tests: the tree's own lints, tools that are downloaded for tests, and the rig that
-//! runs real binaries.
+//! Shared code of the whole-system tests: the tree's own lints, programs that are downloaded for tests, and the rig
+//! that runs real binaries.
 //!
 //! The tests are in `tests/tests`; processes are started by `warmpath_bench::fleet`.
 

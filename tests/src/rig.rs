@@ -260,7 +260,7 @@ impl Rig {
         F: Future<Output = Option<T>>,
     {
         poll_until(DEADLINE, async || question().await).await.with_context(|| {
-            format!("waited {DEADLINE:?} in vain: {what}; the router's log:\n{}", self.fleet.router.log())
+            format!("after {DEADLINE:?} still not true: {what}; the router's log:\n{}", self.fleet.router.log())
         })
     }
 
@@ -283,7 +283,7 @@ impl Rig {
     ///
     /// Errors: the deadline passes.
     pub async fn settled(&self) -> anyhow::Result<()> {
-        self.wait_for("the router knows what every worker holds", || async {
+        self.wait_for("the router knows every worker's blocks", || async {
             let page = self.fleet_page().await.ok()?;
             for worker in page["workers"].as_array()? {
                 let snapshot = self.snapshot(worker["url"].as_str()?).await.ok()?;

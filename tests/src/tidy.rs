@@ -1,6 +1,6 @@
-//! The lints that enforce the rules of CONTRIBUTING.md: they read every file and return what breaks a rule.
+//! The lints that enforce the rules of CONTRIBUTING.md: they read every file and return each broken rule.
 //!
-//! What rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already is left to them.
+//! Not here: rules that rustfmt, clippy, rustdoc, shellcheck and cargo-deny check already.
 //!
 //! Each rule is a function from a file's text to findings, so that a test with a bad sample shows that it can fail.
 

@@ -35,14 +35,14 @@ pub fn find(program: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// Returns a Chromium, installed if that is possible, for the pages that Python tests look at.
+/// Returns a Chromium, installed if that is possible, for the pages that Python tests check.
 ///
 /// Errors: a script fails.
 pub fn chromium() -> anyhow::Result<Option<PathBuf>> {
     make(&[&["scripts/python-venv.sh"], &["scripts/chromium.sh"]])?;
     let found = ["chromium-headless-shell", "chromium"].iter().find_map(|program| find(program));
     if found.is_none() {
-        eprintln!("skipped: no Chromium can be had here, so nobody looks at the pages");
+        eprintln!("skipped: Chromium cannot be installed here, so the pages are not checked");
     }
     Ok(found)
 }

@@ -12,7 +12,7 @@ const MODELS: [&str; 3] = ["tiny", "tiny:poet", "tiny:clerk"];
 const N_TURNS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn adapters_are_models_whose_prefixes_the_router_tells_apart() -> anyhow::Result<()> {
+async fn adapters_are_models_with_separate_prefixes() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut flags = vec!["--lora-init-without-apply".to_owned()];
     for (name, seed) in [("poet", 31), ("clerk", 32)] {

@@ -66,7 +66,7 @@ async fn wrong_requests_get_typed_errors() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn limits_are_named_in_the_refusal() -> anyhow::Result<()> {
+async fn refusals_name_the_limit() -> anyhow::Result<()> {
     let rig = Rig::start_with(1, &["--queue-max", "1"], &["--body-max", "100000", "--queue-max", "0"]).await?;
     let reply = rig.chat(&json!({"messages": user(&words(1, 5_000))})).await?;
     let message = check(&reply, 400, "context_length_exceeded");
@@ -92,7 +92,7 @@ async fn limits_are_named_in_the_refusal() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_template_that_refuses_is_heard() -> anyhow::Result<()> {
+async fn a_template_s_refusal_reaches_the_client() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let template = folder.path().join("strict.jinja");
     std::fs::write(&template, "{{ raise_exception('this template takes no messages') }}")?;

@@ -10,7 +10,7 @@ use warmpath_tests::tools;
 const HOSTILE: &str = "<img src=x onerror=window.harm=1>";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_of_the_chat_page_ask_stop_and_see_what_was_reused() -> anyhow::Result<()> {
+async fn users_of_the_chat_page_ask_stop_and_see_the_reuse() -> anyhow::Result<()> {
     let Some(chromium) = tools::chromium()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let keys = folder.path().join("keys.toml");

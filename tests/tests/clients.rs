@@ -173,7 +173,7 @@ async fn check_document(rig: &Rig, url: &str, selected: &str) -> anyhow::Result<
 
 #[tokio::test]
 #[ignore = "installs from PyPI: make test-clients"]
-async fn a_router_answers_what_its_document_says() -> anyhow::Result<()> {
+async fn a_router_s_responses_fit_its_document() -> anyhow::Result<()> {
     let generates = format!("--alias {MODEL_NAME} --slots 4 --ctx-size 8192");
     let workers: [WorkerLine<'_>; 3] = [
         ("chat", Preset::Tiny, 1, &generates),
@@ -186,7 +186,7 @@ async fn a_router_answers_what_its_document_says() -> anyhow::Result<()> {
 
 #[tokio::test]
 #[ignore = "installs from PyPI: make test-clients"]
-async fn a_worker_answers_what_its_document_says() -> anyhow::Result<()> {
+async fn a_worker_s_responses_fit_its_document() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let rig = Rig::start_with(1, &["--slot-save-path", &folder.path().display().to_string()], &[]).await?;
     let worker = rig.fleet.workers.first().context("there is one")?;

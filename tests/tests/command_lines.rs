@@ -1,6 +1,6 @@
 //! Configuration files, checks, versions, completions and manual pages of the real programs.
 //!
-//! Not here: what a file may hold (`common/shell/src/command_line/tests.rs`), the flags of a fleet (`serve`).
+//! Not here: the settings of a file (`common/shell/src/command_line/tests.rs`), the flags of a fleet (`serve`).
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn text(path: &Path) -> anyhow::Result<&str> {
 }
 
 #[test]
-fn flags_win_over_variables_and_these_over_the_file() -> anyhow::Result<()> {
+fn flags_override_variables_and_these_override_the_file() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("router.toml");
     let file = text(&file)?;

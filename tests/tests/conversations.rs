@@ -1,4 +1,4 @@
-//! The fleet's purpose: conversations reuse the state of earlier requests, and their answers do not change.
+//! The main promise of a fleet: conversations reuse the state of earlier requests, and their answers do not change.
 //!
 //! Failures are in `failures`, invalid requests in `bad_requests`.
 
@@ -23,7 +23,7 @@ async fn a_second_turn_reuses_the_whole_first_turn() -> anyhow::Result<()> {
     for seed in [100, 200, 300] {
         let mut messages = opening(seed);
         let first = rig.ask(&messages, ANSWER_TOKENS).await?;
-        assert_eq!(first.cached_tokens, 0, "nothing like it was asked before");
+        assert_eq!(first.cached_tokens, 0, "the prompt is new");
         rig.settled().await?;
 
         messages.push(Message::new("assistant", first.text.clone()));
@@ -55,16 +55,23 @@ async fn tenants_with_different_salts_share_nothing() -> anyhow::Result<()> {
     };
     let (cached, _, answer) = ask(Some("tenant-a")).await?;
     assert_eq!(cached, 0);
-    assert_eq!(ask(Some("tenant-b")).await?, (0, "0".to_owned(), answer.clone()), "another salt finds nothing");
-    assert_eq!(ask(None).await?, (0, "0".to_owned(), answer.clone()), "no salt finds nothing either");
+    assert_eq!(
+        ask(Some("tenant-b")).await?,
+        (0, "0".to_owned(), answer.clone()),
+        "requests with another salt reuse nothing"
+    );
+    assert_eq!(ask(None).await?, (0, "0".to_owned(), answer.clone()), "requests without a salt reuse nothing either");
     let (cached, predicted, again) = ask(Some("tenant-a")).await?;
-    assert!(cached > 100 && predicted != "0", "the same salt finds its own: {cached} cached, {predicted} predicted");
+    assert!(
+        cached > 100 && predicted != "0",
+        "the same salt reuses its own state: {cached} cached, {predicted} predicted"
+    );
     assert_eq!(again, answer);
     Ok(())
 }
 
 #[tokio::test]
-async fn prompts_that_are_no_chats_find_what_they_left_behind() -> anyhow::Result<()> {
+async fn completions_reuse_their_own_state() -> anyhow::Result<()> {
     let rig = Rig::start(2, &[]).await?;
     let (before, behind) = (words(1, 120), words(2, 20));
     let bodies = [
@@ -104,7 +111,7 @@ fn body(conversation: u64, turn: u64, cache_prompt: bool) -> Value {
 }
 
 #[tokio::test]
-async fn answers_do_not_depend_on_the_worker_or_on_what_is_reused() -> anyhow::Result<()> {
+async fn answers_do_not_depend_on_the_worker_or_on_reuse() -> anyhow::Result<()> {
     let rig = Rig::start(2, &[]).await?;
     let requests: Vec<(u64, u64)> = (0..3).flat_map(|turn| (1..=6).map(move |id| (id, turn))).collect();
     let ask = async |url: String, id: u64, turn: u64, cache: bool| -> anyhow::Result<Value> {

@@ -19,7 +19,7 @@ async fn every_expression_of_every_dashboard_and_alert_returns_data() -> anyhow:
     // Debian's Prometheus is unpacked if none is installed.
     tools::make(&[&["scripts/python-venv.sh"], &["scripts/debian-package.sh", "prometheus=prometheus"]])?;
     let Some(prometheus) = tools::find("prometheus") else {
-        eprintln!("skipped: prometheus cannot be had here");
+        eprintln!("skipped: prometheus cannot be installed here");
         return Ok(());
     };
     let disk = tempfile::tempdir()?;

@@ -15,7 +15,7 @@ use warmpath_tests::tools;
 fn check(script: &str, needs: &str) -> anyhow::Result<()> {
     tools::make(&[&["scripts/python-venv.sh"], &["scripts/deploy-tools.sh"]])?;
     if tools::find(needs).is_none() {
-        eprintln!("{script} is skipped: {needs} cannot be had here");
+        eprintln!("{script} is skipped: {needs} cannot be installed here");
         return Ok(());
     }
     let output = Command::new(root().join("target/venv/bin/python")).arg("-B").arg(root().join(script)).output()?;
@@ -25,7 +25,7 @@ fn check(script: &str, needs: &str) -> anyhow::Result<()> {
 }
 
 #[test]
-fn the_chart_renders_what_its_values_say_with_every_feature_on_and_off() -> anyhow::Result<()> {
+fn the_chart_renders_its_values_with_every_feature_on_and_off() -> anyhow::Result<()> {
     check("tests/python/test_chart.py", "helm")
 }
 
@@ -35,18 +35,18 @@ fn a_model_is_downloaded_whole_or_not_at_all() -> anyhow::Result<()> {
 }
 
 #[test]
-fn alerts_and_dashboards_ask_for_what_is_exported() -> anyhow::Result<()> {
+fn alerts_and_dashboards_query_exported_metrics() -> anyhow::Result<()> {
     check("tests/python/test_monitoring.py", "promtool")
 }
 
 #[test]
-fn releases_install_where_they_fit_and_have_what_belongs_to_them() -> anyhow::Result<()> {
+fn releases_are_complete_and_install_on_their_platforms() -> anyhow::Result<()> {
     // The archive has the programs.
     bin_dir()?;
     check("tests/python/test_release.py", "python3")
 }
 
 #[test]
-fn units_compose_and_images_name_what_programs_know() -> anyhow::Result<()> {
+fn units_compose_and_images_use_known_flags_and_variables() -> anyhow::Result<()> {
     check("tests/python/test_units.py", "python3")
 }

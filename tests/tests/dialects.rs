@@ -55,8 +55,7 @@ impl Session {
 }
 
 #[tokio::test]
-async fn a_conversation_that_changes_its_dialect_keeps_its_prefix_and_its_predictions_are_right() -> anyhow::Result<()>
-{
+async fn a_conversation_that_changes_its_dialect_is_reused_as_predicted() -> anyhow::Result<()> {
     let rig = Rig::start(N_WORKERS, &[]).await?;
     let mut sessions: Vec<_> = (0..N_SESSIONS).map(|id| Session { texts: vec![words(1000 + id, 120)] }).collect();
     let mut wrong = Vec::new();
@@ -75,13 +74,13 @@ async fn a_conversation_that_changes_its_dialect_keeps_its_prefix_and_its_predic
             n_reused += u64::from(turn > 0 && actual > 100 / BLOCK_SIZE_TOKENS);
         }
     }
-    assert_eq!(n_reused, N_SESSIONS * (N_TURNS - 1), "every later turn starts from the one before");
+    assert_eq!(n_reused, N_SESSIONS * (N_TURNS - 1), "every later turn reuses the previous one");
     assert!(wrong.is_empty(), "session, turn, predicted, actual blocks: {wrong:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::Result<()> {
+async fn an_agent_s_tools_give_the_same_prompt_in_router_and_worker() -> anyhow::Result<()> {
     let rig = Rig::start(N_WORKERS, &[]).await?;
     let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}});
     let function =
@@ -103,7 +102,7 @@ async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::
         "messages": [{"role": "system", "content": words(8, 80)}, {"role": "user", "content": words(9, 20)},
             {"role": "assistant", "content": null, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "done"}]});
-    // Which tools may be called is nothing of the prompt, so another choice finds what the first one left.
+    // The tool choice is not part of the prompt, so a request with another choice reuses the first one's state.
     let allowed = |tools: Value| json!({"type": "allowed_tools", "mode": "auto", "tools": tools});
     let of_responses = [
         json!("auto"),
@@ -135,7 +134,7 @@ async fn an_agent_s_tools_are_the_same_prompt_to_router_and_worker() -> anyhow::
 }
 
 #[tokio::test]
-async fn tools_and_a_schema_go_through_the_router_together_and_the_answer_is_one_of_both() -> anyhow::Result<()> {
+async fn tools_and_a_schema_in_one_request_give_a_call_or_an_answer_by_the_schema() -> anyhow::Result<()> {
     let rig = Rig::start(1, &[]).await?;
     let object = |name: &str, values: Value| json!({"type": "object", "properties": {name: {"enum": values}}, "required": [name], "additionalProperties": false});
     let url = format!("{}/v1/responses", rig.router_url());

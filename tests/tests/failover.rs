@@ -1,6 +1,7 @@
-//! Answers whose worker is killed, frozen or told to stop in the middle: each ends as if nothing had happened.
+//! Answers whose worker is killed, frozen or stopped in the middle: each continues at another worker without a
+//! difference.
 //!
-//! Every answer is compared with that of a worker that was left alone.
+//! Every answer is compared with that of an undisturbed worker.
 
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;

@@ -33,7 +33,7 @@ async fn events(response: reqwest::Response) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
+async fn a_killed_worker_breaks_only_its_own_streams() -> anyhow::Result<()> {
     let mut rig = Rig::start(3, &["--failover-max", "0"]).await?;
     // Long streams on several workers: the worker with the block that starts every chat may get the first ones, up to
     // its slots.
@@ -65,7 +65,11 @@ async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
     }
     assert!(!spared.is_empty(), "the streams are spread over the workers");
     for (_, response) in spared {
-        assert_eq!(events(response).await.last().map(String::as_str), Some("[DONE]"), "streams of other workers go on");
+        assert_eq!(
+            events(response).await.last().map(String::as_str),
+            Some("[DONE]"),
+            "streams of other workers continue"
+        );
     }
 
     rig.fleet.restart_worker(victim).await?;
@@ -91,7 +95,7 @@ async fn a_killed_worker_costs_only_its_own_streams() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_worker_that_hangs_costs_no_request_that_waits_for_it() -> anyhow::Result<()> {
+async fn a_request_that_waits_for_a_frozen_worker_is_sent_to_another() -> anyhow::Result<()> {
     let rig = Rig::start(2, &[]).await?;
     let url = format!("{}/v1/chat/completions", rig.router_url());
     let body = json!({"messages": messages(1), "temperature": 0, "ignore_eos": true, "max_tokens": 3900});
@@ -110,13 +114,13 @@ async fn a_worker_that_hangs_costs_no_request_that_waits_for_it() -> anyhow::Res
     assert!(signal("-CONT").await?.success());
     assert_eq!(response.status(), 200);
     let worker = response.headers()["x-warmpath-worker"].to_str()?.to_owned();
-    assert_eq!(rig.worker_idx(&worker), Some(1 - victim), "the other one has answered");
+    assert_eq!(rig.worker_idx(&worker), Some(1 - victim), "the other worker has answered");
     println!("answered {} ms after the worker had stopped", stopped.elapsed().as_millis());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_router_without_workers_says_so() -> anyhow::Result<()> {
+async fn errors_of_a_router_without_workers_say_so() -> anyhow::Result<()> {
     // Port 1 of loopback: nothing listens there.
     let args = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--worker", "http://127.0.0.1:1"];
     let router = Server::start("router", &bin_dir()?.join("warmpath-router"), &args.map(str::to_owned)).await?;
@@ -161,7 +165,7 @@ fn f64_model() -> Vec<u8> {
 }
 
 #[test]
-fn a_worker_refuses_models_that_it_cannot_run_and_says_why() -> anyhow::Result<()> {
+fn a_worker_refuses_models_that_it_cannot_run_with_the_reason() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let whole = std::fs::read(tiny_model()?)?;
     let truncated = folder.path().join("truncated.gguf");

@@ -26,7 +26,7 @@ const PICTURED: &[WorkerLine<'_>] = &[
     ("two", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
     ("three", Preset::Bench, 1, "--alias bench --slots 4 --ctx-size 16384"),
 ];
-/// Time for which the fleet of the picture has worked: the page's default range.
+/// Time under load before the picture of the fleet is taken: the page's default range.
 const PICTURED_FOR: Duration = Duration::from_secs(300);
 
 fn shape(seed: u64) -> Shape {
@@ -34,7 +34,7 @@ fn shape(seed: u64) -> Shape {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_shows_the_fleet_to_readers_of_all_kinds() -> anyhow::Result<()> {
+async fn the_page_shows_the_fleet_and_is_accessible() -> anyhow::Result<()> {
     let Some(chromium) = tools::chromium()? else { return Ok(()) };
     let rig = Rig::start_models(WORKERS).await?;
     drive(&ChatClient::new(&rig.router_url(), Some("tiny".to_owned()))?, &shape(1)).await?;

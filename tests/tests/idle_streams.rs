@@ -92,7 +92,7 @@ async fn chat(State(mut worker): State<Scripted>) -> Response {
 /// Returns the resident memory of a process. Units: MiB.
 fn memory_mib(pid: u32) -> anyhow::Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel says nothing")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("the kernel reports no memory")?;
     let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib / 1024.0)
 }

@@ -36,7 +36,7 @@ async fn occupy(rig: &Rig, worker: usize) -> anyhow::Result<Vec<impl futures::St
 }
 
 #[tokio::test]
-async fn a_free_worker_fetches_what_a_busy_one_holds_and_answers_the_same() -> anyhow::Result<()> {
+async fn a_free_worker_fetches_the_state_of_a_busy_one_and_gives_the_same_answer() -> anyhow::Result<()> {
     let rig = Rig::start(2, &["--kv-gbits", "10"]).await?;
     let text = words(7, 700);
     let first = rig.chat(&chat(&text, 1)).await?;
@@ -90,8 +90,7 @@ async fn all_are_warm(rig: &Rig, worker: usize, texts: &[String], question: u64)
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_hands_its_state_over_and_one_that_joins_starts_with_that_of_others() -> anyhow::Result<()>
-{
+async fn a_leaving_worker_s_state_moves_to_others_and_a_joining_one_fetches_theirs() -> anyhow::Result<()> {
     let mut rig = Rig::start(2, &["--kv-gbits", "10"]).await?;
     let texts: Vec<String> = (0..4).map(|seed| words(50 + seed, 700)).collect();
     for text in &texts {
@@ -108,7 +107,7 @@ async fn a_worker_that_leaves_hands_its_state_over_and_one_that_joins_starts_wit
     all_are_warm(&rig, 1, &texts, 2).await?;
 
     rig.fleet.restart_worker(0).await?;
-    rig.wait_for("the new worker holds what the other one does", || async {
+    rig.wait_for("the new worker holds the blocks of the other one", || async {
         of_first.is_subset(&held(&rig, 0).await.ok()?).then_some(())
     })
     .await?;

@@ -119,7 +119,7 @@ fn borrowed_metrics(source: &str) -> Vec<Metric> {
 }
 
 #[test]
-fn reads_metrics_off_their_declarations() {
+fn reads_metrics_from_their_declarations() {
     let source = "metrics! {\n    /// Requests,\n    /// all of them.\n    requests: IntCounterVec = counters(\"requests_total\", &[\"a\", \"b\"]);\n}\n";
     let metric = Metric {
         name: "requests_total".to_owned(),
@@ -159,7 +159,7 @@ fn metrics_are_documented() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_reason_why_a_test_of_llama_server_is_left_out_is_on_its_page() -> anyhow::Result<()> {
+fn the_page_of_llama_server_s_tests_lists_every_exception() -> anyhow::Result<()> {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned());
     let page = read("docs/llama-server-tests.md")?;
     let mut reasons = Vec::new();
@@ -176,7 +176,7 @@ fn every_reason_why_a_test_of_llama_server_is_left_out_is_on_its_page() -> anyho
 }
 
 #[test]
-fn the_router_s_openapi_document_is_that_of_the_worker_s_types() -> anyhow::Result<()> {
+fn the_router_s_openapi_document_matches_the_worker_s_types() -> anyhow::Result<()> {
     let document = document(DescribedServer::Router);
     check("router/openapi/clients.json", &format!("{}\n", serde_json::to_string_pretty(&document)?))
 }
@@ -211,7 +211,7 @@ fn described_fields() -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn the_api_page_and_the_document_know_the_same_fields_and_defaults() -> anyhow::Result<()> {
+fn the_api_page_and_the_document_have_the_same_fields_and_defaults() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root().join("docs/api.md"))?;
     let described = described_fields();
     let honoured = between(&page, "**Honoured.**", "**Refused**");
@@ -251,7 +251,7 @@ fn the_api_page_and_the_document_know_the_same_fields_and_defaults() -> anyhow::
 }
 
 #[test]
-fn the_api_page_and_the_document_know_the_same_paths() -> anyhow::Result<()> {
+fn the_api_page_and_the_document_have_the_same_paths() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root().join("docs/api.md"))?;
     let plain = |path: &str| path.split(['{', '?']).next().unwrap_or_default().replace("NAME", "").replace("ID", "");
     let cells = rows(between(&page, "## Paths", "## Fields"));

@@ -48,7 +48,7 @@ fn chat(model: Option<&str>, text: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_name_has_its_pool_and_every_task_its_models() -> anyhow::Result<()> {
+async fn each_name_has_its_pool_and_each_task_its_models() -> anyhow::Result<()> {
     let rig = Rig::start_models(WORKERS).await?;
     let ask = Asking(&rig);
 
@@ -117,7 +117,7 @@ async fn models_say_what_they_can(rig: &Rig) -> anyhow::Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<()> {
+async fn texts_are_embedded_by_the_least_loaded_worker() -> anyhow::Result<()> {
     let mut rig = Rig::start_models(WORKERS).await?;
     let texts: Vec<String> = (0..300).map(|idx| format!("text {idx} of a river and a stone")).collect();
     let asked = texts.chunks(10).map(|texts| json!({"input": texts, "model": "embed"}));
@@ -136,7 +136,7 @@ async fn texts_are_embedded_by_whoever_has_the_least_to_do() -> anyhow::Result<(
             reply.text
         );
         assert!(!reply.header("x-warmpath-route").is_empty() && !reply.header("x-request-id").is_empty());
-        assert_eq!(reply.header("x-warmpath-predicted-cached-tokens"), "", "nothing of a text is cached");
+        assert_eq!(reply.header("x-warmpath-predicted-cached-tokens"), "", "an embedded text leaves no cached state");
     }
 
     // The only model that embeds needs no name, on any path, and the result is the same as from its worker.

@@ -86,7 +86,7 @@ async fn check(rig: &Rig, n_requests: u64, misses: &[Miss]) -> anyhow::Result<()
     let n_right = n_requests - misses.len() as u64;
     assert!(misses.len() <= MISSES_MAX, "{} of {n_requests}: {misses:#?}", misses.len());
     for miss in misses {
-        assert!(miss.actual_blocks + 1 >= miss.predicted_blocks, "more than a block less: {miss:#?}");
+        assert!(miss.actual_blocks + 1 >= miss.predicted_blocks, "more than one block fewer than predicted: {miss:#?}");
     }
     let counted = rig.router_metric("warmpath_router_predictions_total{outcome=\"exact\"}").await?;
     assert_eq!(counted, n_right as f64);
@@ -153,7 +153,7 @@ async fn predictions_are_right_with_recurrent_layers_alone() -> anyhow::Result<(
 
 /// New documents, longer than what is tokenized at once, with several questions that arrive together.
 #[tokio::test]
-async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyhow::Result<()> {
+async fn predictions_are_right_for_questions_about_new_documents() -> anyhow::Result<()> {
     const N_DOCUMENTS: u64 = 10;
     let rig = Rig::start(N_WORKERS, &[]).await?;
     let mut misses = Vec::new();
@@ -170,7 +170,7 @@ async fn predictions_are_right_for_questions_on_documents_that_are_new() -> anyh
 }
 
 #[tokio::test]
-async fn the_tools_of_a_second_project_are_predicted_where_they_come_first() -> anyhow::Result<()> {
+async fn the_tools_of_a_second_project_are_reused_if_they_come_first() -> anyhow::Result<()> {
     let rig = Rig::start_with(N_WORKERS, &["--tools-first"], &[]).await?;
     let tool = |idx: u64| {
         let function = json!({"name": format!("tool_{idx}"), "description": words(3000 + idx, 40), "parameters": {}});

@@ -53,6 +53,6 @@ async fn the_official_anthropic_client_works_through_the_router() -> anyhow::Res
 }
 
 #[tokio::test]
-async fn the_published_vectors_are_what_their_script_makes() -> anyhow::Result<()> {
+async fn the_published_vectors_match_their_script() -> anyhow::Result<()> {
     run("common/tests/vectors/make.py", &["--check".to_owned()]).await.map(drop)
 }

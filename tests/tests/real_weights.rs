@@ -1,8 +1,8 @@
-//! The closed loop on real weights: what the router counts on is what workers reuse, with SmolLM2-135M-Instruct and
-//! with Gemma 3 270M, whose layers look back a window.
+//! The closed loop on real weights: the reuse that the router predicts is what workers reuse, with
+//! SmolLM2-135M-Instruct and with Gemma 3 270M, which has a sliding window.
 //!
-//! Not here: the same with a model made by code, of which many more requests are answered in the time (`predictions`),
-//! answers (the worker's `real_weights`). `make models` fetches the models.
+//! Not here: the same with a model made by code, which answers many more requests in the time (`predictions`), the
+//! answers themselves (the worker's `real_weights`). `make models` fetches the models.
 
 use anyhow::Context as _;
 use futures::future::try_join_all;
@@ -17,7 +17,7 @@ const N_SESSIONS: u64 = 9;
 const N_AT_ONCE: usize = 3;
 const N_TURNS: u64 = 5;
 
-/// Texts of one model's sessions.
+/// Lengths of the texts of one model's sessions.
 #[derive(Debug, Clone, Copy)]
 struct Lengths {
     system_words: usize,
@@ -37,7 +37,7 @@ impl Session {
         Self { id, text: words(tenant, lengths.system_words) }
     }
 
-    /// Asks once more; returns what was predicted and what was reused where they differ. Units: blocks.
+    /// Asks the next question; returns predicted and reused blocks if they differ. Units: blocks.
     async fn ask(&mut self, rig: &Rig, turn: u64, lengths: Lengths) -> anyhow::Result<Option<(u64, u64)>> {
         let question = words(10_000 + self.id * 100 + turn, lengths.question_words + (self.id + turn) as usize % 9);
         self.text.push_str(&format!("\nQuestion: {question}\nAnswer:"));

@@ -66,7 +66,7 @@ async fn eight_routers_reuse_as_much_as_one() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn siblings_of_a_new_prefix_through_eight_routers_land_on_at_most_two_workers() -> anyhow::Result<()> {
+async fn siblings_of_a_new_prefix_through_eight_routers_reach_at_most_two_workers() -> anyhow::Result<()> {
     let rig = Rig::start(4, &[]).await?;
     let replicas = Replicas::start(&rig, N_ROUTERS).await?;
     // Twelve processes share a machine here. Their one-time work, and the first prompt's, must not be part of the
@@ -133,7 +133,7 @@ async fn pass(
 }
 
 #[tokio::test]
-async fn a_router_whose_streams_are_cut_again_and_again_knows_what_its_workers_hold() -> anyhow::Result<()> {
+async fn a_router_whose_streams_are_cut_repeatedly_knows_its_workers_blocks() -> anyhow::Result<()> {
     let mut rig = Rig::start(2, &[]).await?;
     let mut proxies = Vec::new();
     for worker in &rig.fleet.workers {
@@ -165,6 +165,6 @@ async fn a_router_whose_streams_are_cut_again_and_again_knows_what_its_workers_h
     assert_eq!(streams("snapshot").await, 2.0, "one for each worker, when the router started");
     assert!(streams("resumed").await >= 12.0, "{}", streams("resumed").await);
     let distrusts = rig.router_metric("warmpath_router_summary_stream_ends_total{reason=\"digest\"}").await;
-    assert!(distrusts.is_err(), "both sides always agreed: {distrusts:?}");
+    assert!(distrusts.is_err(), "no digest ever differed: {distrusts:?}");
     Ok(())
 }

@@ -13,12 +13,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use warmpath_tests::rig::{bin_dir, poll_until, tiny_model};
 
-/// How long a fleet may take to do what a test waits for.
+/// Longest time until a fleet reaches the state for which a test waits.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Workers of each fleet here.
 const N_WORKERS: usize = 2;
 
-/// `warmpath serve` and where it serves.
+/// A running `warmpath serve` and its addresses.
 struct Serving {
     child: Child,
     stdout: Lines<BufReader<ChildStdout>>,
@@ -27,7 +27,7 @@ struct Serving {
     http: reqwest::Client,
 }
 
-/// Returns ports in a row that nobody listens on now.
+/// Returns the first of `n` consecutive ports that are free now.
 fn free_ports(n: u16) -> anyhow::Result<u16> {
     for _ in 0..100 {
         let first = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -37,7 +37,7 @@ fn free_ports(n: u16) -> anyhow::Result<u16> {
             return Ok(first);
         }
     }
-    bail!("no {n} free ports in a row")
+    bail!("there are no {n} consecutive free ports")
 }
 
 fn warmpath() -> anyhow::Result<Command> {
@@ -61,7 +61,7 @@ impl Serving {
         Ok(Self { child, stdout: BufReader::new(stdout).lines(), base, admin, http })
     }
 
-    /// Reads what it says until it has said that it is ready.
+    /// Reads its output until it reports that it is ready.
     async fn greeting(&mut self) -> anyhow::Result<String> {
         let mut text = String::new();
         let reading = async {
@@ -71,7 +71,7 @@ impl Serving {
             }
             anyhow::Ok(())
         };
-        tokio::time::timeout(DEADLINE, reading).await.context("it never said that it is ready")??;
+        tokio::time::timeout(DEADLINE, reading).await.context("it never reported that it is ready")??;
         Ok(text)
     }
 
@@ -92,7 +92,7 @@ impl Serving {
         pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
     }
 
-    /// Returns how many workers the router calls ready.
+    /// Returns the number of workers that the router reports as ready.
     async fn n_ready(&self) -> anyhow::Result<usize> {
         let fleet: Value = self.http.get(format!("{}/internal/v1/fleet", self.admin)).send().await?.json().await?;
         let workers = fleet["workers"].as_array().context("workers")?;
@@ -103,7 +103,7 @@ impl Serving {
 /// Calls `look` until it returns a value.
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
     let found = poll_until(DEADLINE, async || look().await.transpose()).await;
-    found.with_context(|| format!("{what} never came"))?
+    found.with_context(|| format!("{what} never happened"))?
 }
 
 async fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
@@ -112,14 +112,14 @@ async fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether a process is there that has not ended.
+/// Returns whether a process exists that has not ended.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 #[tokio::test]
-async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() -> anyhow::Result<()> {
+async fn a_fleet_starts_by_one_command_restarts_dead_processes_and_ends_completely() -> anyhow::Result<()> {
     let mut serving = Serving::start(&tiny_model()?, &[]).await?;
     let greeting = serving.greeting().await?;
     ensure!(greeting.contains(&format!("curl {}/v1/chat/completions", serving.base)), "{greeting}");
@@ -150,20 +150,20 @@ async fn a_fleet_starts_by_one_command_restarts_what_dies_and_ends_as_a_whole() 
         Ok(is_back.then_some(now))
     };
     let after = until("the child that was killed", replaced).await?;
-    ensure!(serving.chat().await?.is_success(), "the fleet goes on");
+    ensure!(serving.chat().await?.is_success(), "the fleet still works");
 
     signal(serving.child.id().context("a process")?, "TERM").await?;
     let status = tokio::time::timeout(DEADLINE, serving.child.wait()).await??;
     ensure!(status.success(), "it ended with {status}");
-    ensure!(!after.iter().any(|pid| is_alive(*pid)), "a child of {after:?} is left");
+    ensure!(!after.iter().any(|pid| is_alive(*pid)), "a child of {after:?} still runs");
     let nobody = serving.status(&[]).await?;
     let said = String::from_utf8(nobody.stderr)?;
-    ensure!(!nobody.status.success() && said.contains("no router answers") && said.contains("--admin"), "{said}");
+    ensure!(!nobody.status.success() && said.contains("no router responds") && said.contains("--admin"), "{said}");
     Ok(())
 }
 
 #[tokio::test]
-async fn workers_of_a_configuration_file_have_a_folder_each() -> anyhow::Result<()> {
+async fn each_worker_of_a_configuration_file_has_its_own_folder() -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (file, disk) = (dir.path().join("worker.toml"), dir.path().join("kv"));
     std::fs::write(&file, format!("cache-disk = {disk:?}\nthreads = 1\nslots = 1\n"))?;
@@ -190,7 +190,7 @@ async fn flags_that_a_program_refuses_start_nothing() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_fleet_that_cannot_start_ends_and_says_why() -> anyhow::Result<()> {
+async fn a_fleet_that_cannot_start_ends_with_the_reason() -> anyhow::Result<()> {
     let mut serving = Serving::start(Path::new("/nowhere/model.gguf"), &[]).await?;
     let mut said = String::new();
     serving.child.stderr.take().context("a stderr")?.read_to_string(&mut said).await?;

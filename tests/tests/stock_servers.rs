@@ -95,7 +95,7 @@ impl Fleet {
                 return Ok(());
             }
             if started.elapsed() > DEADLINE {
-                bail!("nothing of it is remembered: {plan}");
+                bail!("no block of the prompt is remembered: {plan}");
             }
             tokio::time::sleep(POLL).await;
         }
@@ -137,7 +137,7 @@ struct Turn {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_chat_stays_on_its_llama_server_and_its_siblings_follow_until_that_is_killed() -> anyhow::Result<()> {
+async fn a_chat_and_its_siblings_stay_on_one_llama_server_until_it_is_killed() -> anyhow::Result<()> {
     let Some(program) = llama_server() else { return Ok(()) };
     let model = tiny_model()?.display().to_string();
     for (mode, flags) in [("text", &[][..]), ("vocabulary", &["--vocab", &model][..])] {
@@ -238,7 +238,7 @@ async fn dialects_stay_on_their_llama_server_and_their_answers_are_counted() -> 
     let count = async |outcome: &str| {
         fleet.metric(&format!("warmpath_router_stock_predictions_total{{outcome=\"{outcome}\"}}")).await
     };
-    assert_eq!((count("unchecked").await?, count("less").await?), (0.0, 0.0), "every answer said what was reused");
+    assert_eq!((count("unchecked").await?, count("less").await?), (0.0, 0.0), "every answer reported its reuse");
     assert_eq!(count("exact").await? + count("more").await?, n_asked);
     assert_eq!(fleet.metric("warmpath_router_stock_vocabulary_mismatches_total").await?, 0.0);
     Ok(())

@@ -81,7 +81,7 @@ impl Crowded {
 }
 
 #[tokio::test]
-async fn a_flood_of_one_key_leaves_another_s_conversations_alone() -> anyhow::Result<()> {
+async fn a_flood_of_one_key_does_not_evict_another_key_s_conversations() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let alone = Crowded::start(folder.path()).await?.reuse(None).await?;
     let fleet = Crowded::start(folder.path()).await?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use warmpath_tests::tidy::Tree;
 
 #[test]
-fn the_tree_keeps_its_rules() {
+fn the_tree_follows_its_rules() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let root = root.canonicalize().expect("the workspace's root");
     let tree = Tree::read(&root).expect("every file of the tree can be read");

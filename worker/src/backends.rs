@@ -108,7 +108,7 @@ pub async fn load(config: &BackendConfig) -> Result<String, BackendError> {
         }
         return Ok(BUILT_IN.to_owned());
     }
-    warmpath_prompt::hear_logs();
+    warmpath_prompt::forward_logs();
     let program = std::env::current_exe().map_err(BackendError::Program)?;
     let beside = || program.parent().unwrap_or(Path::new(".")).join(FOLDER_FROM_PROGRAM);
     let folder = config.folder.clone().unwrap_or_else(beside);

@@ -1,6 +1,6 @@
 //! The longest common prefix of a prompt with earlier ones, in the model's tokens.
 //!
-//! Prompts are made as router and worker make them, so the count is exact. Not here: the actual reuse of a server.
+//! Prompts are made as router and worker make them, so the count is exact. Not here: the reuse that a server achieves.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! A session of an agent as request bodies: two projects, the user's questions, a call and its result for each.
 //!
 //! The model's answer to a question is sent back unchanged. Calls are scripted, because a model of a few megabytes
-//! makes none. So the text of a call is new to the server, as if the template rendered a call differently from the
-//! model's own text. Not here: lengths (`shape`).
+//! writes none. So the text of a call is new to the server, as if the template rendered a call differently from the
+//! text that the model generated. Not here: lengths (`shape`).
 
 use serde_json::{Map, Value, json};
 
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_goes_on_where_it_was_and_another_project_differs() {
+    fn a_conversation_continues_and_another_project_differs() {
         for &agent in Agent::value_variants() {
             let session = session(agent);
             let plan = session.plan();
@@ -343,7 +343,7 @@ mod tests {
             assert_ne!(list(&bodies[first]), list(&bodies[last]), "{agent:?}");
             assert_eq!(bodies[first].get("tools"), bodies[last].get("tools"), "{agent:?}");
             let told = list(&bodies[last - 1]).to_string();
-            assert!(told.contains("said-"), "what was said goes back: {agent:?}");
+            assert!(told.contains("said-"), "earlier messages are sent again: {agent:?}");
         }
     }
 }

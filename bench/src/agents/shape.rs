@@ -73,14 +73,14 @@ pub(super) struct Shape {
     pub(super) openings: Vec<Opening>,
     /// Text that stands before the first question in its message.
     pub(super) before_question: Vec<Piece>,
-    /// A message of the system behind the first question.
+    /// A system message after the first question.
     pub(super) behind_question: Option<Piece>,
-    /// Text behind the last question, which moves with the conversation.
+    /// Text after the last question, which moves with the conversation.
     pub(super) reminder: Option<Piece>,
     pub(super) question_chars: u32,
     pub(super) arguments_chars: u32,
     pub(super) result_chars: u32,
-    /// System text of a request beside the conversation, for its title; the agent sends it first.
+    /// System text of a separate request for the conversation's title; the agent sends it first.
     pub(super) title_system: Option<Piece>,
 }
 

@@ -260,7 +260,7 @@ async fn case(
     let (status, text) = (response.status(), response.text().await?);
     ensure!(status.is_success(), "the reference answered {status} to {}: {text}", kind.name());
     let expected = Said::of_whole(path, &serde_json::from_str(&text)?);
-    ensure!(expected.output_tokens > 0, "the reference said nothing to {}: {text}", kind.name());
+    ensure!(expected.output_tokens > 0, "the reference generated no token for {}: {text}", kind.name());
     if kind == Kind::Schema {
         serde_json::from_str::<Value>(&expected.texts.concat()).with_context(|| format!("reading {text}"))?;
     }

@@ -1,4 +1,4 @@
-//! The faults of a chaos run, which are caused one after the other.
+//! The faults of a chaos run, which are injected one after the other.
 //!
 //! Not here: their choice and times (`chaos`). At most one worker or router, or one link, is faulty at a time, so every
 //! request always has candidates.
@@ -31,7 +31,7 @@ pub enum Fault {
     OtherModel,
     /// A worker computes at a tenth of its speed.
     Slow,
-    /// A worker's summary announces the blocks of another worker, too.
+    /// A worker's summary also announces the blocks of another worker.
     Lie,
     /// A worker gets little more memory than it needs to start; only with control groups.
     LowMemory,
@@ -47,7 +47,7 @@ pub enum Fault {
     Loss,
 }
 
-/// Time that a killed worker or router is away.
+/// Time before a killed worker or router is started again.
 const DOWN: Duration = Duration::from_secs(3);
 /// Duration of a fault that ends by itself: longer than the 3.5 s after which a router counts a worker as lost.
 const LASTS: Duration = Duration::from_secs(7);
@@ -76,7 +76,7 @@ impl Fault {
         }
     }
 
-    /// Causes the fault, and returns its target once it is over.
+    /// Injects the fault, and returns its target once it is over.
     ///
     /// Errors: a process does not end or does not come back.
     pub async fn strike(self, fleet: &mut Fleet, rng: &mut ChaCha8Rng) -> anyhow::Result<String> {

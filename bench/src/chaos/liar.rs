@@ -46,7 +46,7 @@ impl Liar {
     pub async fn new(honest: String, victim: &str) -> anyhow::Result<Self> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         let view = http.get(format!("{victim}{SNAPSHOT_PATH}")).send().await?.error_for_status()?;
-        let view: Snapshot = view.json().await.with_context(|| format!("reading what {victim} holds"))?;
+        let view: Snapshot = view.json().await.with_context(|| format!("reading the blocks of {victim}"))?;
         Ok(Self { http, honest, stolen: stolen(view.runs) })
     }
 
@@ -269,7 +269,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_router_believes_every_lie_and_takes_the_stolen_blocks_for_held(
+        fn a_router_accepts_every_wrong_frame_and_counts_the_stolen_blocks(
             held in prop::collection::hash_set(0_u64..20, 0..10),
             stolen_keys in prop::collection::hash_set(0_u64..20, 1..10),
             changes in prop::collection::vec((0_u64..20, any::<bool>()), 0..30),

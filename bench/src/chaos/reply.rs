@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_says_what_the_whole_response_says() {
+    fn a_stream_has_the_text_of_the_whole_response() {
         let stream = "data: {\"id\":\"a\",\"choices\":[{\"index\":1,\"delta\":{\"content\":\"b\"}}]}\n\n\
             : x-warmpath-failovers: 2; exact\n\n\
             data: {\"id\":\"a\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\

@@ -321,7 +321,7 @@ impl Fleet {
 pub struct Standing {
     /// URLs of the routers.
     pub routers: Vec<String>,
-    /// Their lives. The lock is held for one entry.
+    /// State of each router. The lock is held for one entry.
     lives: Mutex<Vec<RouterLife>>,
     /// Names and ids of the running processes. The lock is held for one copy.
     pids: Mutex<Vec<(String, u32)>>,

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_fault_of_ours_breaks_nothing() {
+    fn a_run_without_failures_breaks_no_invariant() {
         let verdict = Verdict::of(&observed());
         assert_eq!((verdict.broken.len(), verdict.n_requests), (0, 140), "{:?}", verdict.broken);
         assert_eq!((verdict.pauses["all"].n, verdict.pauses["kill"].ms_p50), (1, 7.0));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_started_again_may_have_as_much_as_before() {
+    fn a_restarted_process_may_use_as_much_memory_as_before() {
         let mut observed = observed();
         let samples = observed.samples.get_mut("router-0").expect("it was sampled");
         samples[70..95].iter_mut().for_each(|(_, gauge)| gauge.rss_bytes = 50 << 20);

@@ -1,9 +1,9 @@
 //! The loop that starts requests, open or closed.
 //!
-//! Not here: the requests and their results, which are the caller's. Time is tokio's, so tests need not wait. In an
-//! open loop each request has its intended start, whatever the server does, and latencies count from it: if a request
-//! starts late because a stalled server occupies every place, it has waited like its user. Otherwise a stall would
-//! delay the requests that would show it (coordinated omission).
+//! Not here: the requests and their results (the callers). Time is tokio's, so tests need not wait. In an open loop
+//! each request has its intended start, whatever the server does, and latencies count from it: if a request starts late
+//! because a stalled server occupies every place, it has waited like its user. Otherwise a stall would delay the
+//! requests that would show it (coordinated omission).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,7 @@ where
         if let Some(at) = at {
             sleep_until(start + at.min(limits.duration)).await;
         }
-        let place = Arc::clone(&places).acquire_owned().await.context("nobody closes the semaphore")?;
+        let place = Arc::clone(&places).acquire_owned().await.context("the semaphore is never closed")?;
         let at = at.unwrap_or_else(|| start.elapsed());
         if at >= limits.duration {
             break;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_finds_no_place_counts_from_its_intended_start() {
+    async fn latency_of_a_delayed_request_counts_from_its_intended_start() {
         let limits = Limits { places: 1, duration: ENDLESS };
         let at_ms = [Some(0), Some(10), Some(20), Some(4000)];
         let expected = [(0, 0, 1000), (10, 1000, 2000), (20, 2000, 3000), (4000, 4000, 5000)];

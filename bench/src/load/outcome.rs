@@ -243,7 +243,7 @@ mod tests {
     const NO_DELAY: Duration = Duration::ZERO;
 
     #[test]
-    fn goodput_is_the_share_of_all_requests_that_keeps_to_every_objective() {
+    fn goodput_is_the_share_of_all_requests_that_meet_every_objective() {
         let slo = Slo { ttft_ms: Some(50.0), tpot_ms: Some(10.0) };
         let mut tally = Tally::new(slo);
         for (ttft_ms, tpot_ms) in [(50.0, Some(10.0)), (51.0, Some(9.0)), (40.0, Some(11.0)), (40.0, None)] {

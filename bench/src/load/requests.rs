@@ -171,7 +171,7 @@ mod tests {
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let deviation = (gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
         assert!((mean * 50.0 - 1.0).abs() < 0.03, "mean {mean}");
-        // That of an exponential distribution is its mean.
+        // The standard deviation of an exponential distribution is its mean.
         assert!((deviation / mean - 1.0).abs() < 0.05, "deviation {deviation}, mean {mean}");
     }
 }

@@ -45,11 +45,11 @@ impl Permutation {
 pub(crate) struct Round {
     /// Distances and permutations.
     pub taps: Vec<(usize, Permutation)>,
-    /// What replaces a state before the first token.
+    /// Replacement of a state before the first token.
     pub missing: Missing,
 }
 
-/// What a layer fetches where its distance reaches before the first token.
+/// Operand of a layer whose distance reaches before the first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// The position's own state, to which attention falls back.

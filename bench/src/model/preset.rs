@@ -1,6 +1,6 @@
 //! The presets: which architecture, how large, which layers.
 //!
-//! The weights are in `weights`. The presets are one table, so that sizes and distances can be compared.
+//! The weights are in `weights`. The presets form one table, so that sizes and distances can be compared.
 
 use warmpath_gguf::TensorType;
 

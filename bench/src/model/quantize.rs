@@ -70,9 +70,9 @@ pub fn quantize(from: &Path, weight_type: WeightType, out: &Path) -> anyhow::Res
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let unfinished = tempfile::NamedTempFile::new_in(folder)?.into_temp_path();
-    let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).context("a path holds a zero byte");
+    let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).context("a path contains a zero byte");
     let (from_path, out_path) = (c_path(from)?, c_path(&unfinished)?);
-    // A line for each of some hundred tensors; nobody listens to `tracing` here.
+    // llama.cpp logs a line for each of some hundred tensors; this program has no subscriber of `tracing`.
     send_logs_to_tracing(LogOptions::default());
     // SAFETY: it may be called more than once, from any thread.
     unsafe { llama_cpp_sys_2::llama_backend_init() };
@@ -96,13 +96,13 @@ mod tests {
     use crate::model::{Preset, write_model};
 
     #[test]
-    fn writes_whole_models_and_nothing_where_it_cannot() {
+    fn writes_complete_models_and_no_file_if_it_fails() {
         let folder = tempfile::tempdir().expect("a folder");
         let (made, out) = (folder.path().join("made.gguf"), folder.path().join("q4_0.gguf"));
         write_model(Preset::Tiny, 1, None, &made).expect("the model is made");
         quantize(&made, WeightType::Q4_0, &out).expect("llama.cpp quantizes it");
         warmpath_gguf::check(&out).expect("it is a GGUF file");
-        let size = |path: &Path| path.metadata().expect("the file is there").len();
+        let size = |path: &Path| path.metadata().expect("the file exists").len();
         assert!(size(&out) < size(&made), "{} of {}", size(&out), size(&made));
         let nothing = folder.path().join("nothing.gguf");
         assert!(quantize(&folder.path().join("absent.gguf"), WeightType::Q4_0, &nothing).is_err());

@@ -22,7 +22,8 @@ const SMOLLM2_FETCHED: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Gemma 3 270M as it is fetched.
 const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 
-/// Serializes fetching and converting, so that several tests of one process do it once; held for as long as that takes.
+/// Lock that serializes fetching and converting, so that several tests of one process do it once; held for as long as
+/// that takes.
 static FETCHING: Mutex<()> = Mutex::new(());
 
 fn models() -> PathBuf {
@@ -40,7 +41,7 @@ pub fn smollm2() -> anyhow::Result<PathBuf> {
 
 /// Returns the path of SmolLM2-135M-Instruct with weights of a type, after fetching it where it is missing.
 ///
-/// Errors: it cannot be fetched or written; what the script says has been printed.
+/// Errors: it cannot be fetched or written; the script's output has been printed.
 pub fn smollm2_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
     let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let file = models().join(format!("SmolLM2-135M-Instruct.{weight_type:?}.gguf"));
@@ -53,17 +54,17 @@ pub fn smollm2_as(weight_type: WeightType) -> anyhow::Result<PathBuf> {
 
 /// Returns the path of Gemma 3 270M, a base model with a sliding window, after fetching it where it is missing.
 ///
-/// Errors: it cannot be fetched; what the script says has been printed.
+/// Errors: it cannot be fetched; the script's output has been printed.
 pub fn gemma3() -> anyhow::Result<PathBuf> {
     let _fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let file = models().join(GEMMA3);
-    // The script checks the whole file, which takes a second; it puts none there that is not right.
+    // The script checks the whole file, which takes a second, and never leaves a wrong one.
     if file.exists() { Ok(file) } else { fetch("gemma3", GEMMA3) }
 }
 
 /// Returns the path of the `bench` model, which the first call of a process makes.
 fn made() -> anyhow::Result<PathBuf> {
-    // Whether it is made; held while it is, for a second.
+    // Whether it is made; held while it is made, for a second.
     static IS_MADE: Mutex<bool> = Mutex::new(false);
     let mut is_made = IS_MADE.lock().unwrap_or_else(PoisonError::into_inner);
     let file = models().join("bench.gguf");
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_for_models_and_all_else_for_files() {
+    fn names_stand_for_models_and_other_texts_for_files() {
         let choice = |text: &str| text.parse::<ModelChoice>().expect("every text is a choice");
         assert_eq!(choice("smollm2"), ModelChoice::Smollm2);
         assert_eq!(choice("made"), ModelChoice::Made);

@@ -107,7 +107,7 @@ pub struct Prober<'a> {
 impl Prober<'_> {
     /// Returns the greedy answer of `n` tokens to `prompt`.
     /// Errors: llama.cpp cannot create a context or decode.
-    /// Errors: where llama.cpp cannot make a context or decode.
+    /// Errors: llama.cpp cannot create a context or decode.
     pub fn answer(&self, setting: Setting, prompt: &[Token], n: usize) -> anyhow::Result<Answer> {
         self.run(setting, prompt, Choice::Greedy(n))
     }

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_named_once_and_words_are_whole() {
+    fn every_token_occurs_once_and_words_are_whole() {
         let vocabulary = train();
         let distinct: std::collections::HashSet<_> = vocabulary.tokens.iter().collect();
         assert_eq!(distinct.len(), vocabulary.tokens.len());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_has_a_stand_in_of_its_own() {
+    fn every_byte_has_its_own_stand_in() {
         let distinct: std::collections::HashSet<_> = byte_stand_ins().into_iter().collect();
         assert_eq!(distinct.len(), 256);
         assert_eq!(byte_stand_ins()[b' ' as usize], 'Ġ');

@@ -15,7 +15,7 @@ use crate::model::weights::{Tensor, recurrent, tensors};
 /// Writes the model of `preset` and `seed` to `out`, with the tokenizer of `vocab` or our own.
 ///
 /// The same arguments give the same bytes. A file at `out` is replaced once the new one is complete.
-/// Errors: where `vocab` cannot be used or `out` cannot be written.
+/// Errors: `vocab` cannot be used or `out` cannot be written.
 pub fn write_model(preset: Preset, seed: u64, vocab: Option<&Path>, out: &Path) -> anyhow::Result<()> {
     let (writer, tensors) = made(preset, seed, vocab)?;
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

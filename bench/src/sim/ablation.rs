@@ -1,6 +1,6 @@
 //! Our policy without one of its terms, run by the production code.
 //!
-//! Each term stands for itself: what is left out of the cost or of the ties is the only difference from the whole
+//! Terms are independent: the one that is left out of the cost or of the ties is the only difference from the whole
 //! policy. The formula is in `docs/routing-cost.md`.
 
 use std::sync::Arc;

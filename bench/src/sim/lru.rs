@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deepest_block_leaves_before_those_it_stands_on() {
+    fn the_deepest_block_is_evicted_before_its_predecessors() {
         let mut lru = Lru::new(3);
         assert_eq!(lru.ask(&[1, 2, 3]), 0);
         assert_eq!(lru.ask(&[4]), 0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Time of a transfer besides that of its bytes.
 ///
-/// Source: own choice: the peer's engine looks at the request when its step ends, some milliseconds later.
+/// Source: own choice: the peer's engine handles the request when its step ends, some milliseconds later.
 const LATENCY: Duration = Duration::from_millis(5);
 
 /// Bandwidth of the links, and the state that they carry.
@@ -54,7 +54,7 @@ mod tests {
         let (mut a, mut b, mut c) = (Links::default(), Links::default(), Links::default());
         assert_eq!(network.transfer((&mut a, &mut b), network.bytes(1000), ms(5)), ms(20));
         assert_eq!(network.transfer((&mut c, &mut b), 10_000, ms(6)), ms(30), "b is sending");
-        assert_eq!(network.transfer((&mut b, &mut a), 10_000, ms(6)), ms(21), "the way back is free");
+        assert_eq!(network.transfer((&mut b, &mut a), 10_000, ms(6)), ms(21), "the other direction is free");
         assert_eq!(network.transfer((&mut a, &mut c), 10_000, ms(100)), ms(115));
     }
 }

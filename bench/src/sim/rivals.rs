@@ -76,7 +76,7 @@ const QUEUE_WEIGHT: f64 = 0.1;
 /// Source: in Mooncake's conversation trace every request starts with the same block.
 const COMMON_BLOCKS: usize = 1;
 
-/// What a rule sees.
+/// Input of a rule.
 pub struct Seen<'a> {
     /// State of the workers.
     pub fleet: &'a FleetView,

@@ -1,7 +1,7 @@
 //! A simulated router: the production code for state, index and choice, fed with the workers' announcements.
 //!
-//! When announcements arrive is decided in `world`; policies that the router does not offer are in `ablation` and
-//! `rivals`. Each router has its own view of the fleet, like one of several processes, and learns of other routers'
+//! Not here: the times at which announcements arrive (`world`), policies that the router does not offer (`ablation`,
+//! `rivals`). Each router has its own view of the fleet, like one of several processes, and learns of other routers'
 //! requests only from the workers.
 
 use std::sync::Arc;
@@ -194,7 +194,7 @@ impl Router {
         match (&mut self.books, receipt) {
             (Books::Own { dispatch, .. }, Receipt::Own(ticket)) => dispatch.ended(ticket),
             (Books::Rival(rival), Receipt::Rival(worker)) => rival.ended(worker, id),
-            _ => unreachable!("a receipt goes back to the router that gave it"),
+            _ => unreachable!("a receipt is returned to the router that issued it"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A simulated worker: takes requests, runs steps of virtual time, returns first tokens and announcements.
 //!
-//! Virtual time is in `world`, routing in `router`. Production code makes the decisions: the slot plan chooses a
+//! Not here: virtual time (`world`), routing (`router`). Production code makes the decisions: the slot plan chooses a
 //! request's slot and the request that it waits for, the batch plan divides each step, the chunk index finds, keeps and
 //! evicts state, and the averages give the reported speed. Modelled instead: a step takes the time of its prompt tokens
 //! at the worker's rate, plus that of one decoding step if anything decodes; generated tokens are not kept. As in the
@@ -242,7 +242,7 @@ impl Worker {
         (events, self.begin_step(trace, now))
     }
 
-    /// Ends the worker's life; returns the requests that it had.
+    /// Ends the worker; returns the requests that it had.
     pub fn die(&mut self) -> Vec<usize> {
         let running = self.running.iter().map(|running| running.request);
         let waiting =
@@ -252,7 +252,7 @@ impl Worker {
         lost
     }
 
-    /// Returns whether there are changes that were not taken yet.
+    /// Returns whether there are changes that have not been taken yet.
     pub fn has_changes(&mut self) -> bool {
         self.pass_changes();
         !self.changes.is_empty() || !self.accepted.is_empty()

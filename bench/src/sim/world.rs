@@ -165,7 +165,7 @@ struct Post {
     /// Prefixes to fetch before requests need them, each with the worker that holds it.
     ahead: VecDeque<(WorkerIdx, HotPrefix)>,
     is_there: bool,
-    /// Number of the worker's life, so that announcements from an earlier life are ignored.
+    /// Number of the worker's boot, so that announcements from an earlier boot are ignored.
     life: u64,
     pushed: Option<Duration>,
     is_push_due: bool,
@@ -185,7 +185,7 @@ struct World<'t> {
     rng: ChaCha8Rng,
 }
 
-/// Runs the whole trace and returns what happened.
+/// Runs the whole trace and returns its history.
 pub fn run(trace: &Trace, scene: &Scene) -> History {
     let shape = FleetShape {
         n_workers: scene.workers.len() as u32,

@@ -1,7 +1,7 @@
 //! The goals of each scenario, and whether they were reached.
 //!
-//! Measuring is done elsewhere. Shares and ratios are fixed goals. Counts of tokens depend on the texts, so they are
-//! compared with the better of llama-server's settings in the same run.
+//! Not here: measuring (the scenarios' modules). Shares and ratios are fixed goals. Counts of tokens depend on the
+//! texts, so they are compared with the better of llama-server's settings in the same run.
 //! Source: the table of goals that the prompt-state cache was built for.
 
 use std::collections::BTreeMap;

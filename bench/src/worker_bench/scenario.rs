@@ -33,7 +33,8 @@ pub enum Scenario {
     Throughput,
     /// Decode of 1, 4 and 8 answers that follow a JSON schema, beside free ones.
     Constrained,
-    /// What waits for a prompt of 3,584 tokens that is alone: a short request, a cancelled request's slot, `/cache`.
+    /// Waiting times beside a prompt of 3,584 tokens that runs alone: of a short request, a cancelled request's slot,
+    /// `/cache`.
     LongPrompt,
     /// The same traffic before and after a restart.
     Restart,

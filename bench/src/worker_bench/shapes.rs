@@ -77,14 +77,14 @@ mod tests {
     }
 
     #[test]
-    fn each_index_and_each_seed_has_texts_of_its_own() {
+    fn each_index_and_each_seed_has_its_own_texts() {
         assert_eq!(TEXTS.text(1, 100), TEXTS.text(1, 100));
         assert_ne!(TEXTS.text(1, 100), TEXTS.text(2, 100));
         assert_ne!(TEXTS.text(1, 100), Texts { seed: 4, ..TEXTS }.text(1, 100));
     }
 
     #[test]
-    fn a_grown_prompt_begins_with_all_of_the_one_before() {
+    fn a_grown_prompt_begins_with_the_whole_previous_one() {
         let conversations = TEXTS.grown(10, 40, Growth { n_rounds: 4, n_words: 3 });
         assert_eq!(conversations.len(), 5);
         for pair in conversations.windows(2) {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_of_the_same_items_and_repeats_for_a_seed() {
+    fn a_shuffled_order_has_the_same_items_and_repeats_for_a_seed() {
         let order = TEXTS.shuffled(0..24);
         assert_eq!(order, TEXTS.shuffled(0..24));
         assert_ne!(order, Texts { seed: 4, ..TEXTS }.shuffled(0..24));

@@ -1,7 +1,7 @@
 //! The reuse scenarios: which requests are sent, in which order, and how many at once.
 //!
 //! Texts are in `shapes`, summaries of the responses in `measured`. A pass is one run of a scenario on one new server.
-//! Prompts that the server sees for the first time are cold; the others are warm and come in rounds, where the order
+//! Prompts that the server sees for the first time are cold; the others are warm and sent in rounds, whose order
 //! matters.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};

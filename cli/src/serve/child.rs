@@ -1,4 +1,4 @@
-//! One child process: started, restarted when it ends, its log is passed on line by line.
+//! One child process: it is started, restarted when it ends, and its log is passed on line by line.
 //!
 //! Not here: the list of children (`plan`).
 

@@ -1,6 +1,7 @@
 //! The settings of worker and router: flags, variables and configuration files.
 //!
-//! The programs themselves print them (`--print-config`): they know the spellings of their flags and the precedence.
+//! The programs themselves print them (`--print-config`), because they know the spellings of their flags and the
+//! precedence.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -25,7 +25,7 @@ const CACHE_PART: u64 = 4;
 /// Flags of `warmpath serve` itself.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
-    /// Workers to start. One uses a machine without GPUs best; several suit several GPUs
+    /// Workers to start. One is best on a machine without GPUs, several on one with several GPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: u16,
     /// Address for clients
@@ -47,7 +47,7 @@ impl Settings {
     ///
     /// Errors: no worker, flags that this program sets itself.
     pub fn check(&self, flags: &Flags) -> anyhow::Result<()> {
-        ensure!(self.workers > 0, "--workers is at least 1");
+        ensure!(self.workers > 0, "--workers must be at least 1");
         for flag in ["--name", "--worker-id"] {
             ensure!(
                 !has(&flags.workers, flag),
@@ -139,7 +139,7 @@ impl Programs {
         };
         let programs = Self { worker: bin_dir.join("warmpath-worker"), router: bin_dir.join("warmpath-router") };
         for program in [&programs.worker, &programs.router] {
-            ensure!(program.is_file(), "{} is not there: --bin-dir names its folder", program.display());
+            ensure!(program.is_file(), "{} does not exist: --bin-dir names its folder", program.display());
         }
         Ok(programs)
     }
@@ -228,8 +228,7 @@ impl Plan {
 /// Returns the address of the `n`-th worker.
 fn address(first: SocketAddr, n: u16) -> anyhow::Result<SocketAddr> {
     ensure!(first.port() > 0, "--worker-listen needs a port: workers keep their ports when they are restarted");
-    let port =
-        first.port().checked_add(n).with_context(|| format!("there is no port for worker {n} behind {first}"))?;
+    let port = first.port().checked_add(n).with_context(|| format!("there is no port for worker {n} after {first}"))?;
     Ok(SocketAddr::new(first.ip(), port))
 }
 
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_of_workers_and_router_shows_in_their_urls() {
+    fn urls_of_workers_and_router_show_whether_they_use_tls() {
         let given = ("tls-cert = 'a.pem'", "tls-cert = 'b.pem'");
         let plan = plan(settings(1), ("", ""), given).expect("a fleet");
         assert!(text(&plan.router.args).contains("--worker https://127.0.0.1:8081"), "{:?}", plan.router);
@@ -355,7 +354,7 @@ mod tests {
             let planned = settings.check(&flags).and_then(|()| plan(settings, (workers, router), ("", "")));
             planned.expect_err("no fleet").to_string()
         };
-        assert!(refused(settings(0), "", "").contains("--workers is at least 1"));
+        assert!(refused(settings(0), "", "").contains("--workers must be at least 1"));
         assert!(refused(settings(1), "--name=a", "").contains("names its workers"));
         assert!(refused(settings(1), "", "--listen 127.0.0.1:1").contains("give it before `--`"));
         assert!(refused(settings(2000), "", "").contains("--worker-listen"));

@@ -38,7 +38,7 @@ pub(crate) fn check(header: &Header) -> Result<(), String> {
     let Some(table) = header.context.raw_bytes(KEY) else { return Ok(()) };
     let size = table.first_chunk().map(|size| u32::from_le_bytes(*size) as usize);
     let Some((nodes, replacements)) = size.and_then(|size| table[4..].split_at_checked(size)) else {
-        return Err(format!("{KEY} is shorter than its header says"));
+        return Err(format!("{KEY} is shorter than its header declares"));
     };
     let nodes: Vec<Node> =
         nodes.chunks_exact(4).map(|node| Node(u32::from_le_bytes([node[0], node[1], node[2], node[3]]))).collect();
@@ -47,7 +47,7 @@ pub(crate) fn check(header: &Header) -> Result<(), String> {
         return Err(format!("{KEY} ends in the middle of a replacement"));
     }
     let Some(root) = nodes.first() else { return Ok(()) };
-    let outside = || format!("{KEY} refers to places beyond its end");
+    let outside = || format!("{KEY} refers to positions beyond its end");
     let mut is_seen = vec![false; nodes.len()];
     let mut unseen = vec![root.base()];
     while let Some(children) = unseen.pop() {

@@ -100,7 +100,7 @@ impl Model {
         }
         let expected = self.header().unsigned(N_TENSORS_KEY);
         if expected.is_some_and(|expected| expected != seen.len() as u64) {
-            let reason = format!("all files together have {} tensors, {N_TENSORS_KEY} says otherwise", seen.len());
+            let reason = format!("all files together have {} tensors, which contradicts {N_TENSORS_KEY}", seen.len());
             return Err(self.foreign(&self.files[0].0, reason));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Checks of files: good, cut off, of other formats and hostile.
+//! Checks of files: valid, cut off, of other formats and hostile.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn a_missing_file_and_a_folder_are_named() {
+fn errors_name_a_missing_file_and_a_folder() {
     let folder = TempDir::new().unwrap();
     let missing = folder.path().join("none.gguf");
     let error = check(&missing).unwrap_err();
@@ -108,7 +108,7 @@ fn weights_without_kernels_are_refused() {
 }
 
 #[test]
-fn a_fingerprint_names_header_size_and_weights() {
+fn a_fingerprint_covers_header_size_and_weights() {
     let folder = TempDir::new().unwrap();
     let path = model(&folder, TensorType::F32);
     let whole = std::fs::read(&path).unwrap();
@@ -170,7 +170,7 @@ fn a_writer_refuses_what_gguf_cannot_hold() {
     assert!(writer.declare("x", TensorType::F32, &[2]).is_err());
     let mut sink = writer.begin(&folder.path().join("model.gguf")).unwrap();
     assert!(sink.write(&[1.0]).is_err());
-    assert!(sink.write(&[1.0, 2.0]).is_err(), "the one declared tensor is spent");
+    assert!(sink.write(&[1.0, 2.0]).is_err(), "the one declared tensor is written already");
 }
 
 proptest! {

@@ -1,6 +1,6 @@
 //! Vocabulary of a model: its metadata as a GGUF file without tensors, enough to render and tokenize.
 //!
-//! The worker serves it, and `warmpath-prompt` tokenizes with it.
+//! The worker serves it to routers, and `warmpath-prompt` tokenizes with it.
 
 use std::ffi::{CStr, CString};
 use std::path::Path;

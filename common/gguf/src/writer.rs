@@ -100,7 +100,7 @@ impl Writer {
     pub fn set(&mut self, key: &str, value: Value<'_>) -> Result<(), GgufError> {
         let name = c_text(key, key)?;
         if key.is_empty() || key == "general.alignment" {
-            let reason = "the key is empty or the writer's own".to_owned();
+            let reason = "the key is empty, or only the writer may set it".to_owned();
             return Err(GgufError::Unwritable { what: format!("key {key:?}"), reason });
         }
         let (raw, name) = (self.context.raw(), name.as_ptr());

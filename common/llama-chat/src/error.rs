@@ -9,13 +9,14 @@ pub enum ChatError {
         /// Text of the exception.
         reason: String,
     },
-    /// The output of llama.cpp does not have the expected form: this crate and llama.cpp do not fit together.
+    /// The output of llama.cpp does not have the expected form: this crate was written for another version of
+    /// llama.cpp.
     #[error("llama.cpp's chat code gave an unexpected result: {reason}")]
     Strange {
         /// Description of the difference.
         reason: String,
     },
     /// A text is nested deeper than the limit.
-    #[error("it is nested too deep")]
+    #[error("it is nested too deeply")]
     TooDeep,
 }

@@ -1,6 +1,6 @@
 //! The shim's functions and the texts that pass through them.
 //!
-//! What the texts mean is in the other modules.
+//! Not here: the meaning of the texts (the other modules).
 //!
 //! Each call returns a value or an error; memory of the C++ side is freed here.
 

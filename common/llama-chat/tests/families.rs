@@ -202,7 +202,7 @@ fn an_answer_cut_off_anywhere_gives_a_prefix_of_its_call() {
 }
 
 #[test]
-fn text_that_is_no_call_is_content_and_a_broken_call_is_an_error() {
+fn text_without_a_call_is_content_and_an_invalid_call_is_an_error() {
     let format = format(&FAMILIES[1]);
     assert_eq!(whole(&format, "Just text, {\"a\": 1}.").content, "Just text, {\"a\": 1}.");
     let refused = format.reader(&format.generation_prompt).unwrap().finish("<tool_call>\nnonsense</tool_call>", "id");
@@ -210,7 +210,7 @@ fn text_that_is_no_call_is_content_and_a_broken_call_is_an_error() {
 }
 
 #[test]
-fn answers_that_nest_deep_are_read_up_to_the_limit_and_refused_beyond() {
+fn deeply_nested_answers_are_read_up_to_the_limit_and_refused_beyond() {
     let format = format(&FAMILIES[1]);
     let deep = |n: usize| {
         let text = format!("<tool_call>\n{{\"name\": \"get_weather\", \"arguments\": {{\"city\": \"{}", "[".repeat(n));
@@ -236,7 +236,7 @@ fn answers_that_nest_deep_are_read_up_to_the_limit_and_refused_beyond() {
 }
 
 #[test]
-fn what_llama_cpp_refuses_is_an_error_with_its_reason() {
+fn errors_of_llama_cpp_keep_their_reason() {
     assert!(matches!(ChatTemplates::compile("", ("", "")), Err(ChatError::Refused { .. })));
     assert!(matches!(ChatTemplates::compile("{% if %}", ("", "")), Err(ChatError::Refused { .. })));
     assert!(matches!(ChatTemplates::compile("a\0b", ("", "")), Err(ChatError::Refused { .. })));

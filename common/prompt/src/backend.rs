@@ -8,7 +8,7 @@ use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::{LogOptions, send_logs_to_tracing};
 
 /// Sends llama.cpp's log to `tracing` from now on.
-pub fn hear_logs() {
+pub fn forward_logs() {
     static HEARD: Once = Once::new();
     HEARD.call_once(|| send_logs_to_tracing(LogOptions::default()));
 }
@@ -21,7 +21,7 @@ pub fn hear_logs() {
 pub fn backend() -> &'static LlamaBackend {
     static BACKEND: OnceLock<LlamaBackend> = OnceLock::new();
     BACKEND.get_or_init(|| {
-        hear_logs();
+        forward_logs();
         LlamaBackend::init().expect("nothing but this function initialises llama.cpp")
     })
 }

@@ -1,8 +1,8 @@
 //! Cancellation of work whose result is no longer needed; it ends between two portions.
 //!
-//! A text is tokenized in portions, deep below many callers, none of which has a result for half a text. So the caller
-//! that starts the work passes a function that returns whether the work was cancelled. Cancelled work unwinds to that
-//! caller, like a panic but without its message. Not here: the callers.
+//! A text is tokenized in portions, below many layers of callers, none of which could return a result for half a text.
+//! So the caller that starts the work passes a function that returns whether the work was cancelled. Cancelled work
+//! unwinds to that caller, like a panic but without its message. Not here: the callers.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_no_cancellation_and_leaves_nothing_behind() {
+    fn a_panic_is_not_a_cancellation_and_leaves_no_state_behind() {
         let panicked = catch_unwind(|| unless_cancelled(|| true, || panic!("a test's panic")));
         assert!(panicked.is_err());
         end_if_cancelled();

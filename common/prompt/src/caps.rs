@@ -1,6 +1,6 @@
 //! Capabilities of a chat template: content as text or as parts, tool arguments as objects or as text.
 //!
-//! They are found like in llama.cpp: small conversations are rendered and the output is examined. A request is then
+//! They are determined as in llama.cpp: small conversations are rendered and the output is examined. A request is then
 //! passed in a form that the template supports, whichever form the client has chosen. Not here: the conversion of
 //! messages (`messages`).
 
@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use crate::messages::to_template_value;
 use crate::template::ChatTemplate;
 
-/// Forms of content that a template shows for messages of one role.
+/// Forms of content that a template renders for messages of one role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContentShapes {
     pub text: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Caps {
     pub developer_role: bool,
     /// Whether the template reads reasoning as `thinking`, as gpt-oss does; others read `reasoning_content`.
     pub thinking_key: bool,
-    /// Positions at which the template shows system messages.
+    /// Positions at which the template renders system messages.
     pub system_places: SystemPlaces,
     /// Separators between the parts of a call's arguments; `None` if the template writes them in another way.
     pub separators: Option<Separators>,
@@ -51,12 +51,12 @@ const SEPARATED: [(Separators, &str); 2] = [
     (Separators { item: ",", key: ":" }, r#"{"a":1,"b":[1,2]}"#),
 ];
 
-/// Positions at which a template shows system messages.
+/// Positions at which a template renders system messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SystemPlaces {
-    /// If several system messages stand at the beginning, all of them are shown.
+    /// Whether all system messages at the beginning are rendered if there are several.
     pub several_first: bool,
-    /// A system message after a user's message is shown.
+    /// Whether a system message after a user's message is rendered.
     pub later: bool,
 }
 
@@ -100,7 +100,7 @@ impl Caps {
 fn content_shapes(template: &ChatTemplate, role: &str) -> ContentShapes {
     let shown = |content: Json| {
         let text = render(template, &conversation(role, content), None)?;
-        // A template that prints the list itself shows it as Python or JSON spells it.
+        // A template that prints the list itself writes it like Python or JSON.
         let printed = ["'type'", "\"type\"", "\\\"type"].iter().any(|spelling| text.contains(spelling));
         Some(text.contains(MARKER) && !printed)
     };
@@ -116,8 +116,8 @@ fn shows_developer(template: &ChatTemplate) -> bool {
     template.source().contains("developer") && (shapes.text || shapes.parts)
 }
 
-/// Determines where system messages are shown. A template that shows none counts as one that shows all, so that no
-/// message is moved.
+/// Determines where system messages are rendered. A template that renders none counts as one that renders all, so that
+/// no message is moved.
 fn system_places(template: &ChatTemplate) -> SystemPlaces {
     let message = |role: &str, text: &str| {
         let shapes = content_shapes(template, role);

@@ -1,4 +1,4 @@
-//! Errors between a model file or a request and a prompt.
+//! Errors on the way from a model file and a request to a prompt.
 //!
 //! The variant shows whether the client or the model is at fault. Not here: HTTP status codes.
 
@@ -100,7 +100,7 @@ pub enum PromptError {
     },
 }
 
-/// Number of a prompt's tokens, exact or at least a lower bound.
+/// Number of a prompt's tokens, exact or as a lower bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCount {
     /// The exact number.

@@ -21,8 +21,8 @@ const RAW_PRETOKENIZERS: [&str; 3] = ["gemma4", "granite-embed-multi-311m", "sar
 
 /// Assumed bytes of text per token, white space aside, for a vocabulary of any other kind.
 ///
-/// Source: own choice, twice the longest token of RWKV's vocabulary and ten times that of others. An unknown word is
-/// one token in such a vocabulary, and no language has words of that length.
+/// Source: own choice, twice the longest token of RWKV's vocabulary and ten times that of others. In such a vocabulary
+/// an unknown word is one token, and no language has words of that length.
 const ASSUMED_TOKEN_BYTES: usize = 256;
 
 /// Character for a space in vocabularies that escape it.
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_has_a_character_of_its_own_and_comes_back() {
+    fn every_byte_is_mapped_to_its_own_character_and_back() {
         let characters: HashSet<char> = (0..=u8::MAX).map(spelled).collect();
         assert_eq!(characters.len(), 256);
         assert!((0..=u8::MAX).all(|byte| byte_of(spelled(byte)) == Some(byte)));
@@ -196,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_as_long_as_the_longest_token_that_begins_alike() {
+    fn steps_are_as_long_as_the_longest_token_with_the_same_beginning() {
         let least = bound(&["....", "abc", "Ġx"]);
         assert_eq!(least.count(&[b'.'; 401], usize::MAX), 101);
         assert_eq!(least.count(b"abcabcabcabc", usize::MAX), 4);
         // The first token may begin before the text.
         assert_eq!(least.count(b"zzzzzzzz", usize::MAX), 5);
         assert_eq!(least.count(b"", usize::MAX), 0);
-        assert_eq!(least.count(&[b'.'; 1 << 20], 1000), 1000, "more need not be counted");
+        assert_eq!(least.count(&[b'.'; 1 << 20], 1000), 1000, "counting stops at the limit");
     }
 
     #[test]

@@ -29,7 +29,7 @@ mod vocabulary;
 mod words;
 
 pub use answers::{AnswerFormat, AnswerGrammar, FormatWish, GrammarFrom};
-pub use backend::{backend, hear_logs};
+pub use backend::{backend, forward_logs};
 pub use builtin::{builtin_chat_template, builtin_chat_template_names};
 pub use cancel::unless_cancelled;
 pub use caps::Separators;

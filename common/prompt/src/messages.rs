@@ -1,7 +1,7 @@
 //! Converts a request's messages to the form that a chat template accepts, and JSON to the template's values.
 //!
 //! Messages are passed unchanged, except where OpenAI's format and Hugging Face's templates are known to differ. A
-//! message that no template can show is refused with its index. Not here: rendering.
+//! message that no template can render is refused with its index. Not here: rendering.
 
 use std::borrow::Cow;
 
@@ -122,7 +122,7 @@ pub(crate) fn continued(request: &ChatPrompt) -> Result<Option<Continued<'_>>, P
     Ok(Some(Continued { reasoning, content }))
 }
 
-/// Returns the messages with their indexes. System messages that the template does not show are joined to other
+/// Returns the messages with their indexes. System messages that the template does not render are joined to other
 /// messages: those at the beginning to the first one, later ones to the user's turn that they are in.
 ///
 /// A later system message stays in its place, so that the prompt still begins with the prompts of earlier turns.
@@ -161,7 +161,7 @@ fn has_role(message: &Map<String, Json>, roles: &[&str]) -> bool {
 
 /// Appends the content of `other` to a message; returns whether both are text, which can be joined.
 ///
-/// Every template shows a single text, whereas some show only the first of several parts.
+/// Every template renders a single text, whereas some render only the first of several parts.
 fn join(message: &mut Map<String, Json>, other: &Map<String, Json>) -> bool {
     let texts = |message: &Map<String, Json>| match message.get("content") {
         Some(Json::String(text)) => Some(text.clone()),
@@ -220,7 +220,7 @@ fn role<'m>(message: &'m Map<String, Json>, caps: &Caps) -> Result<&'m str, Stri
     Ok(if role == "developer" && !caps.developer_role { "system" } else { role })
 }
 
-/// Returns the parts of a content in a form that the template shows.
+/// Returns the parts of a content in a form that the template renders.
 ///
 /// Texts are joined by a newline, and an image by nothing, as llama.cpp's `concat_content_parts` does.
 fn fit_parts(parts: &[Json], shapes: ContentShapes, n_images: &mut usize) -> Result<Json, String> {
@@ -244,7 +244,7 @@ fn fit_parts(parts: &[Json], shapes: ContentShapes, n_images: &mut usize) -> Res
     Ok(if shapes.parts { Json::Array(fitted) } else { Json::String(joined) })
 }
 
-/// Returns content without parts in a form that the template shows for `role`.
+/// Returns content without parts in a form that the template renders for `role`.
 fn fit_content(content: Option<&Json>, role: &str, caps: &Caps) -> Result<Json, String> {
     let shapes = caps.content(role);
     match content {

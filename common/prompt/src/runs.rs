@@ -101,7 +101,7 @@ mod tests {
         let prose = "It is a word, 12345 and (more)\n\n    ".repeat(1000);
         assert_eq!(pieces(&prose), [prose.as_str()]);
         let encoded = "aGVsbG8x/9+".repeat(1000);
-        assert_eq!(pieces(&encoded), [encoded.as_str()], "letters and digits take turns");
+        assert_eq!(pieces(&encoded), [encoded.as_str()], "letters and digits alternate");
         assert_eq!(pieces(""), [""]);
         for run in ["a", "0", " ", ".", "é", "語", "e\u{301}", "\u{1F600}"] {
             let long = run.repeat(10_000);

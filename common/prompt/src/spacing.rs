@@ -32,7 +32,7 @@ const SPACE_EXPRESSION: &str = "(\n{1,2}[ \t]{0,20}|[ ]|)";
 
 /// A rendered call, and the names of the tools, which select the part of the grammar that it may match.
 pub(crate) struct Written<'a> {
-    /// Rendered text from the place where the grammar applies.
+    /// Rendered text from the position where the grammar applies.
     pub text: &'a str,
     /// Whether the grammar applies from the text's start; otherwise it applies from a later place.
     pub from_start: bool,
@@ -322,7 +322,7 @@ space ::= | " " | "\n"{1,2} [ \t]{0,20}"#;
     #[test]
     fn white_space_is_that_of_the_template_for_every_tool() {
         let text = "\n<call>\n{\"name\": \"f\", {\"a\": 1}}\n<end>";
-        let spaced = spaced(GRAMMAR, &written(text, &["f", "g"])).expect("they go together");
+        let spaced = spaced(GRAMMAR, &written(text, &["f", "g"])).expect("the call matches the grammar");
         assert!(
             spaced.starts_with("root ::= \"\\n\" \"<call>\" \"\\n\" tool-call \"\\n\" \"<end>\" \"\"\n"),
             "{spaced}"

@@ -167,7 +167,7 @@ mod tests {
         let text = "ab cd  ef gh";
         assert_eq!(beginning(text, 0), Some("ab"));
         assert_eq!(beginning(text, 3), Some("ab cd  ef"));
-        assert_eq!(beginning(text, 10), None, "the text itself is no beginning of it");
+        assert_eq!(beginning(text, 10), None, "the whole text does not count");
         assert_eq!(beginning("", 0), None);
         assert_eq!(beginning_before_space(text, 6), Some("ab cd "));
         assert_eq!(beginning_before_space("é é", 1), Some("é"));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn old_words_are_forgotten_and_words_in_use_are_not() {
+    fn old_words_are_evicted_and_words_in_use_are_not() {
         let cache = Words::default();
         let length = |word: &str| vec![word.len() as Token];
         for n in 0..3 * WORDS_MAX {

@@ -26,7 +26,7 @@ const OTHER_PROMPTS: &[(&str, &[&str])] = &[
     ("fireworks-ai-llama-3-firefunction-v2", &["question", "question with tools", "result", "goes on"]),
     // It refuses tool results.
     ("google-gemma-2-2b-it", &["result"]),
-    // llama.cpp rewrites tool results for this old template; the newer one needs no such help.
+    // llama.cpp rewrites tool results for this old template; the newer one does not need that.
     ("google-gemma-4-31B-it-interleaved", &["result"]),
     // They have a default date; llama.cpp passes today's.
     ("meta-llama-Llama-3.1-8B-Instruct", &["question", "question with tools", "result", "goes on"]),

@@ -93,9 +93,9 @@ fn every_template_renders_what_python_renders() {
             let known = KNOWN_DIFFERENCES.contains(&(name, conversation_name));
             match difference(&template, &conversations[conversation_name], golden) {
                 Some(difference) if !known => wrong.push(format!("{name} / {conversation_name}: {difference}")),
-                None if known => {
-                    wrong.push(format!("{name} / {conversation_name}: is a known difference, but is none"))
-                }
+                None if known => wrong.push(format!(
+                    "{name} / {conversation_name}: the texts are equal, but it is listed as a known difference"
+                )),
                 _ => {}
             }
         }

@@ -1,7 +1,7 @@
 //! `/v1/models` in Anthropic's dialect: the model object and the pages of the list.
 //!
-//! OpenAI and Anthropic use the same path. The header that Anthropic's clients must send shows which of the two formats
-//! the client wants. Not here: the models themselves (`http::models` of router and worker).
+//! OpenAI and Anthropic use the same path. The header that Anthropic's clients must send distinguishes the two formats.
+//! Not here: the models themselves (`http::models` of router and worker).
 //! Source: Anthropic's API reference, "List Models" and "Get a Model".
 
 use axum::extract::Query;
@@ -42,7 +42,7 @@ struct Page {
     before_id: Option<String>,
 }
 
-/// Reason why there is no such page.
+/// Reason why a page cannot be returned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{param}` {reason}")]
 pub struct PageError {
@@ -51,7 +51,7 @@ pub struct PageError {
     reason: String,
 }
 
-/// Returns whether a request speaks Anthropic's dialect: by its path, or at the path of models by its header.
+/// Returns whether a request is in Anthropic's dialect: by its path, or at the path of models by its header.
 pub fn is_spoken(path: &str, headers: &HeaderMap) -> bool {
     let is_models = ["/v1/models", "/models"]
         .iter()

@@ -1,6 +1,6 @@
 //! The key that a client presents, in each dialect.
 //!
-//! Whether a key is known is decided by the caller.
+//! Not here: whether a key is valid (the callers).
 
 use axum::http::{HeaderMap, header};
 

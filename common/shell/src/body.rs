@@ -3,8 +3,8 @@
 //!
 //! Decoding is in `coding`. Not here: the content of bodies, and requests that have arrived completely.
 //!
-//! Memory is reserved as bytes arrive, not as they are announced. A client may use half as much memory as is free. So
-//! the more clients there are, the less each may use, and some is always left for the next one.
+//! Memory is reserved when bytes arrive, not when a header announces them. A client may use half as much memory as is
+//! free. So the more clients there are, the less each may use, and some is always left for the next one.
 
 pub mod coding;
 

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_find_out_that_a_host_has_vanished() {
+    async fn connections_detect_that_a_host_has_vanished() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("port 0 is free");
         let address = listener.local_addr().expect("it is bound");
         let patience = Duration::from_secs(6);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_host_that_reads_late_is_waited_for_however_long_the_request_is() {
+    async fn a_host_that_reads_late_keeps_its_connection_however_long_the_request_is() {
         use hyper::rt::ReadBuf;
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

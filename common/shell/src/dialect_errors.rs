@@ -11,7 +11,7 @@ use warmpath_common::openai;
 /// Mark of a response that is one of our errors, with its message for other dialects.
 #[derive(Debug, Clone)]
 pub struct ErrorMark {
-    /// Message; in Anthropic's words if Anthropic's clients search for them.
+    /// Message; in Anthropic's wording if Anthropic's clients search for it.
     message: String,
 }
 

@@ -44,10 +44,10 @@ pub enum TokenError {
     #[error("it has more than {FILE_BYTES_MAX} bytes")]
     FileTooLong,
     /// It has no token.
-    #[error("it holds no token")]
+    #[error("it contains no token")]
     Empty,
     /// It has too many tokens.
-    #[error("it holds more than {TOKENS_MAX} tokens")]
+    #[error("it contains more than {TOKENS_MAX} tokens")]
     TooMany,
     /// A token is too short or too long.
     #[error("line {line}: a token must have {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes")]
@@ -189,8 +189,8 @@ mod tests {
             assert!(error.contains(expected), "{error}");
             assert!(!error.contains(&good[1..]), "{error}");
         };
-        check("", "it holds no token");
-        check("# nothing\n\n", "it holds no token");
+        check("", "it contains no token");
+        check("# nothing\n\n", "it contains no token");
         check(&format!("{good}\n{}", &good[1..]), "line 2: a token must have 32 to 1024 bytes");
         check(&"a".repeat(TOKEN_BYTES_MAX + 1), "line 1: a token must have");
         check(&format!("#\n{good} {good}"), "line 2: a token must be of letters");

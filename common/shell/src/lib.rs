@@ -1,7 +1,7 @@
 //! Code that router and worker share around their cores: the listener, TLS, the fleet's token, images by URL, watched
 //! files, the log, errors in other dialects, traces, command lines.
 //!
-//! Not here: everything that is served, decided or computed.
+//! Not here: requests and responses themselves.
 //!
 //! A listener's protection is implemented once, so that both programs behave alike.
 

@@ -1,6 +1,6 @@
 //! The log on stderr.
 //!
-//! The callers decide what is logged.
+//! Not here: the choice of what is logged (the callers).
 //!
 //! Logging must never fail or block its caller. A thread of its own writes; a line that cannot be written, or for which
 //! the queue is full, is dropped and counted.

@@ -90,7 +90,7 @@ pub enum TlsError {
         source: rustls::pki_types::pem::Error,
     },
     /// A file has no certificate.
-    #[error("{path} holds no certificate", path = .path.display())]
+    #[error("{path} contains no certificate", path = .path.display())]
     NoCertificate {
         /// File.
         path: PathBuf,
@@ -102,7 +102,7 @@ pub enum TlsError {
     #[error("the certificates for clients cannot be used")]
     Clients(#[source] rustls::server::VerifierBuilderError),
     /// A root cannot be used.
-    #[error("{path} holds no certificate that can be a root", path = .path.display())]
+    #[error("{path} contains no certificate that can be a root", path = .path.display())]
     Root {
         /// File.
         path: PathBuf,

@@ -17,7 +17,7 @@ fn drops_a_partial_last_block() {
 }
 
 #[test]
-fn separates_salts_and_adapters_whose_bytes_run_together() {
+fn separates_salts_and_adapters_whose_concatenated_bytes_are_equal() {
     let with = |lora: &[u8], salt: &[u8]| ChainRoot { model_fingerprint: &[7; 32], lora, cache_salt: salt }.hash();
     assert_ne!(with(b"ab", b"c"), with(b"a", b"bc"));
     assert_ne!(with(b"", b"abc"), with(b"abc", b""));
@@ -49,6 +49,6 @@ proptest! {
         let equal = chain(&a).iter().zip(&chain(&b)).take_while(|(x, y)| x == y).count();
         prop_assert_eq!(equal, agreeing / block_size_tokens as usize);
         let later = chain(&a).iter().zip(&chain(&b)).skip(equal).any(|(x, y)| x == y);
-        prop_assert!(!later, "chains that parted never meet again");
+        prop_assert!(!later, "chains that have diverged stay different");
     }
 }

@@ -19,7 +19,7 @@ use super::tools::{Listing, left_out_kind};
 use super::{Converted, DialectError, Spelling, drop_meaningless, read_object, write};
 use tools::{read_tool, read_tool_choice};
 
-/// Priority that `cache_control` adds to the KV state which a request leaves in the cache.
+/// Priority that `cache_control` gives to the KV state that a request leaves in the cache.
 ///
 /// Source: own choice: above the usual 0, so that it outlives state without `cache_control`, and far below what an
 /// operator's own requests can ask for with `priority`. Nothing is pinned: pins are few and reserved for operators.
@@ -128,7 +128,7 @@ fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
 struct Reader {
     talk: Conversation,
     tools: Listing,
-    /// Priority that the request's `cache_control` fields ask for.
+    /// Priority that the request's `cache_control` fields request.
     priority: Option<i32>,
 }
 

@@ -1,7 +1,7 @@
-//! The messages of a chat while a dialect's are read: all parts of one turn become one message.
+//! The messages of a chat while those of a dialect are read: all parts of one turn become one message.
 //!
-//! The shapes of the dialects are read elsewhere. Both dialects split a turn into blocks or items: text, images,
-//! reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
+//! Not here: reading the dialects' own forms (their modules). Both dialects split a turn into blocks or items: text,
+//! images, reasoning, calls. Chat templates expect one message per turn, with several texts as parts.
 
 use serde_json::{Map, Value, json};
 

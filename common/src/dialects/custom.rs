@@ -1,9 +1,9 @@
 //! Conversion of custom tools, which take one free text, to functions of a chat: the tools, their calls, and those in a
 //! chat.
 //!
-//! Chat templates and llama.cpp's chat formats know functions alone. Router and worker convert a chat when they read
-//! it, so both render the same prompt. A tool or call that does not have OpenAI's shape stays as it is, and the
-//! worker's checks refuse it.
+//! Chat templates and llama.cpp's chat formats know only functions. Router and worker convert a chat when they read it,
+//! so both render the same prompt. A tool or call that does not have OpenAI's shape stays as it is, and the worker's
+//! checks refuse it.
 
 use serde_json::{Map, Value, json};
 

@@ -68,14 +68,14 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     Ok(Converted { body: write(&rest), spelling: Spelling::new(RENAMED, "parameters", origins), tools })
 }
 
-/// Refuses fields that need a stored response, or one that is made in the background.
+/// Refuses fields that need a stored response, or one that is generated in the background.
 fn refuse_stored(fields: &mut Object) -> Result<(), DialectError> {
     let stored = "responses are not stored here; send the whole conversation in `input`";
     let refused = [
         ("previous_response_id", stored),
         ("conversation", stored),
         ("prompt", "prompts are not stored here; send `instructions` and `input`"),
-        ("background", "a response is made while its client waits; leave it out or say false"),
+        ("background", "responses are generated while their client waits; leave it out or set it to false"),
     ];
     for (name, reason) in refused {
         if let Some(field) = fields.take(name).filter(|field| field.value != Value::Bool(false)) {

@@ -1,4 +1,4 @@
-//! The way back from the field names of a chat to those that the client wrote.
+//! Map from the field names of a chat back to those that the client wrote.
 //!
 //! The conversions in the parent module changed the names. The checks of a chat know no dialects; their messages are
 //! rewritten with the client's field names, so each check is written once.

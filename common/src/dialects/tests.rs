@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn any_json_is_converted_to_a_chat_or_refused_by_name(body in some_json(), messages in some_json()) {
+    fn any_json_is_converted_to_a_chat_or_refused_with_the_field(body in some_json(), messages in some_json()) {
         let mut body = body;
         if let Value::Object(fields) = &mut body {
             // Without these fields most random bodies would fail at the first missing one.
@@ -83,7 +83,7 @@ fn lookup<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
 }
 
 #[test]
-fn what_is_not_json_or_no_object_is_said_so() {
+fn errors_say_whether_a_body_is_not_json_or_not_an_object() {
     for convert in CONVERSIONS {
         for body in ["", "{", "{} {}"] {
             let error = convert(body.as_bytes()).expect_err(body);
@@ -95,7 +95,7 @@ fn what_is_not_json_or_no_object_is_said_so() {
 }
 
 #[test]
-fn a_chat_reads_what_was_converted() {
+fn a_converted_body_is_read_as_a_chat() {
     let body =
         json!({"max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}], "model": "m", "cache_salt": "s"});
     let converted = anthropic::messages(body.to_string().as_bytes()).expect("it can be converted");
@@ -105,7 +105,7 @@ fn a_chat_reads_what_was_converted() {
 }
 
 #[test]
-fn the_names_in_errors_are_the_client_s() {
+fn errors_have_the_client_s_field_names() {
     let body = json!({"max_tokens": 1, "system": "Be brief.", "messages": [
         {"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"}]});
     let spelling = anthropic::messages(body.to_string().as_bytes()).expect("it can be converted").spelling;

@@ -1,9 +1,9 @@
-//! The tools of a dialect as functions of a chat, and the way back from a function's name to the tool that the client
+//! The tools of a dialect as functions of a chat, and the map from a function's name back to the tool that the client
 //! knows.
 //!
-//! The fields of a tool in each dialect are read elsewhere. Each tool that the client runs becomes a function with a
-//! unique name. A tool that only the API's owner runs is left out by its kind, because agents list such tools in every
-//! request.
+//! Not here: reading the fields of a tool (each dialect's `tools`). Each tool that the client runs becomes a function
+//! with a unique name. A tool that only the API's owner runs is left out by its kind, because agents list such tools in
+//! every request.
 
 use std::collections::HashMap;
 
@@ -138,7 +138,7 @@ impl Listing {
     /// Errors: `Unsupported`.
     pub fn check_any(&self, path: &str) -> Result<(), DialectError> {
         if self.functions.is_empty() && !self.names.left_out.is_empty() {
-            return Err(unsupported(path, format!("asks for a call, but {}", self.absence())));
+            return Err(unsupported(path, format!("requires a call, but {}", self.absence())));
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Listing {
     /// Errors: `Unsupported`.
     pub fn check_named(&self, tool: &Tool, path: &str) -> Result<(), DialectError> {
         if !self.function_names.contains_key(tool) && !self.names.left_out.is_empty() {
-            return Err(unsupported(path, format!("names a tool that is not there: {}", self.absence())));
+            return Err(unsupported(path, format!("names a tool that is not listed: {}", self.absence())));
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn each_tool_has_a_name_of_its_own_and_is_found_by_it() {
+    fn each_tool_has_a_unique_name_and_is_found_by_it() {
         let tools = [
             tool(None, "a__b"),
             tool(Some("a"), "b"),

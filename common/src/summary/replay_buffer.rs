@@ -3,7 +3,7 @@
 //!
 //! Not here: sending the updates (the worker's publisher) and asking for them (the router's `subscriber`). Updates are
 //! numbered without gaps, so one stamp identifies what a receiver has missed. A receiver gets a snapshot instead if its
-//! stamp is of another life, of the future, or older than the oldest kept update.
+//! stamp is of another boot, in the future, or older than the oldest kept update.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ pub struct ReplayLimits {
     pub bytes_max: usize,
 }
 
-/// Recent updates of one life of a worker's process.
+/// Recent updates of one boot of a worker.
 #[derive(Debug, Clone)]
 pub struct ReplayBuffer<T> {
     limits: ReplayLimits,
@@ -30,7 +30,7 @@ pub struct ReplayBuffer<T> {
 }
 
 impl<T: Clone> ReplayBuffer<T> {
-    /// Returns an empty buffer of a life whose last update was `last`.
+    /// Returns an empty buffer of a boot whose last update was `last`.
     pub fn new(limits: ReplayLimits, last: Stamp) -> Self {
         Self { limits, last, updates: VecDeque::new(), n_bytes: 0 }
     }
@@ -55,7 +55,7 @@ impl<T: Clone> ReplayBuffer<T> {
 
     /// Returns the updates after `after`, or `None` if a snapshot is needed.
     pub fn since(&self, after: Stamp) -> Option<Vec<T>> {
-        if !after.is_same_life(self.last) {
+        if !after.is_same_boot(self.last) {
             return None;
         }
         let n_missed = usize::try_from(self.last.seq.checked_sub(after.seq)?).ok()?;
@@ -99,7 +99,7 @@ mod tests {
         check(&replay_buffer, 11, Some(&[12, 13, 14]));
         check(&replay_buffer, 10, None);
         check(&replay_buffer, 15, None);
-        assert_eq!(replay_buffer.since(Stamp { boot_epoch: 8, ..stamp(13) }), None, "another life");
+        assert_eq!(replay_buffer.since(Stamp { boot_epoch: 8, ..stamp(13) }), None, "another boot");
         assert_eq!(replay_buffer.since(Stamp { worker_uid: WorkerUid(2), ..stamp(13) }), None, "another worker");
     }
 

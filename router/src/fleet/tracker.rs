@@ -210,7 +210,7 @@ impl Tracker {
     fn opened(&mut self, worker: WorkerIdx, NewWorker { stamp, opening }: NewWorker, now: Instant) {
         let Some(tracked) = self.workers.get_mut(&worker) else { return };
         let was_life = tracked.life.replace(stamp);
-        let same_life = was_life.is_some_and(|was| was.is_same_life(stamp));
+        let same_life = was_life.is_some_and(|was| was.is_same_boot(stamp));
         tracked.refused.take_if(|_| !same_life);
         let view = tracked.view_mut();
         let was = view.link;

@@ -218,7 +218,7 @@ fn refuses_long_entries_of_the_changelog() {
 }
 
 #[test]
-fn refuses_headers_that_send_a_reader_nowhere() {
+fn refuses_headers_that_refer_to_modules_that_do_not_exist() {
     let files =
         tree(&[("a/src/cost.rs", "//! Costs.\nfn score() {}\n"), ("Cargo.toml", "[dependencies]\nkube = \"1\"\n")]);
     let known = files.known_names();
@@ -258,7 +258,7 @@ fn refuses_invariants_whose_test_does_not_exist() {
 }
 
 #[test]
-fn refuses_mentions_of_pages_that_were_never_written() {
+fn refuses_references_to_pages_that_do_not_exist() {
     let pages = tree(&[("docs/decisions/0001-build.md", "# Build\n")]);
     // The folder is split from the rest, so that the lint does not find this file.
     let check = |name: &str| {

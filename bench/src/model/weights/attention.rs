@@ -15,7 +15,7 @@ use crate::model::weights::{FETCHED, STATE};
 const SELF_WEIGHT: f64 = 0.70;
 /// Attention score that the wanted distance adds, in nats; other scores are at least a fifth of it lower.
 const SCORE: f64 = 120.0;
-/// Score of a head's sink, in architectures that have one: too low to take anything.
+/// Score of a head's sink, in architectures that have one: so low that the sink gets no attention.
 pub(super) const SINK_SCORE: f32 = -10_000.0;
 
 const N_PAIRS: usize = HEAD_SIZE / 2;

@@ -1,9 +1,9 @@
 //! The KV state of a simulated worker: the production slot table, slot plan and chunk index, with one token per block
 //! of the trace.
 //!
-//! When blocks are computed is decided in `worker`. Production code makes all decisions: where a prompt starts, which
-//! request waits for which, what is kept, evicted and announced. A payload is a number of bytes, one per block.
-//! Computed blocks of a running sequence are in its slot, from which other sequences can start as well. When the
+//! Not here: the times at which blocks are computed (`worker`). Production code makes all decisions: where a prompt
+//! starts, which request waits for which, what is kept, evicted and announced. A payload is a number of bytes, one per
+//! block. Computed blocks of a running sequence are in its slot, from which other sequences can start as well. When the
 //! sequence ends, they move to the store immediately, as in a worker with `--prefix-cache-max-tokens 0`, so the state
 //! of ended sequences is limited in blocks.
 
@@ -41,7 +41,7 @@ const ROOT: BlockHash = BlockHash([0; 32]);
 /// Tenant of every request.
 const TENANT: Tenant = Tenant::with_share(TenantId(0));
 
-/// What one worker holds, and the changes that it must announce.
+/// State that one worker holds, and the changes that it must announce.
 #[derive(Debug)]
 pub(super) struct Cache {
     table: SlotTable,
@@ -172,7 +172,7 @@ impl Cache {
         }
     }
 
-    /// Takes what the store has kept and evicted.
+    /// Applies the store's decisions on kept and evicted chunks.
     fn hear(&mut self) {
         for order in self.index.take_orders() {
             debug_assert!(matches!(order, StoreOrder::DropRam(_)), "there is no disk");

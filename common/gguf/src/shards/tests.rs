@@ -48,7 +48,7 @@ fn model(folder: &Path) -> [PathBuf; N_FILES as usize] {
 }
 
 #[test]
-fn a_split_model_is_read_and_named_by_all_its_files() {
+fn the_fingerprint_of_a_split_model_covers_all_its_files() {
     let folder = TempDir::new().unwrap();
     let paths = model(folder.path());
     assert_eq!(paths[1].file_name().unwrap(), "m-00002-of-00003.gguf");
@@ -72,7 +72,7 @@ fn a_split_model_is_read_and_named_by_all_its_files() {
 }
 
 #[test]
-fn the_vocabulary_of_a_split_model_stands_alone() {
+fn the_vocabulary_of_a_split_model_is_one_file() {
     let folder = TempDir::new().unwrap();
     let paths = model(folder.path());
     let alone = folder.path().join("vocabulary.gguf");
@@ -99,7 +99,7 @@ fn files_are_searched_next_to_the_given_link() {
 }
 
 #[test]
-fn a_later_file_is_refused_and_the_first_one_is_named() {
+fn a_later_file_is_refused_with_the_name_of_the_first() {
     let folder = TempDir::new().unwrap();
     let paths = model(folder.path());
     let error = Model::open(&paths[1]).unwrap_err().to_string();

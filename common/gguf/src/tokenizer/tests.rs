@@ -50,7 +50,7 @@ fn escaped_bytes() -> Vec<String> {
 }
 
 #[test]
-fn sound_vocabularies_of_every_kind_pass() {
+fn valid_vocabularies_of_every_kind_pass() {
     for kind in ["gpt2", "gemma4", "bert", "t5", "whitespace", "hybriddna"] {
         assert_eq!(Vocabulary::new(kind, words(&["a", "", "bc", ""])).checked(), Ok(()), "{kind}");
     }
@@ -61,7 +61,7 @@ fn sound_vocabularies_of_every_kind_pass() {
 }
 
 #[test]
-fn a_kind_that_is_not_known_is_refused() {
+fn an_unknown_kind_is_refused() {
     for kind in ["", "none", "no_vocab", "test", "replit"] {
         let error = Vocabulary::new(kind, words(&["a"])).checked().unwrap_err();
         assert!(matches!(&error, TokenizerError::Kind { kind: Some(found) } if found == kind), "{error}");
@@ -69,10 +69,10 @@ fn a_kind_that_is_not_known_is_refused() {
 }
 
 #[test]
-fn tokens_that_are_alike_too_long_or_too_few_are_refused() {
+fn duplicate_too_long_or_too_few_tokens_are_refused() {
     let check = |tokens: Vec<String>| Vocabulary::new("gpt2", tokens).checked().unwrap_err();
     assert!(matches!(check(words(&["a"; 300])), TokenizerError::Alike { first: 0, second: 1, .. }));
-    assert!(matches!(check(words(&["", "[EMPTY_0]"])), TokenizerError::Alike { .. }), "llama.cpp's own stand-in");
+    assert!(matches!(check(words(&["", "[EMPTY_0]"])), TokenizerError::Alike { .. }), "llama.cpp's own placeholder");
     assert!(matches!(check(Vec::new()), TokenizerError::Count { n_tokens: 0 } | TokenizerError::Shape { .. }));
     assert!(matches!(check(vec!["a".repeat(TOKEN_BYTES_MAX + 1)]), TokenizerError::Long { token: 0, .. }));
 }
@@ -115,7 +115,7 @@ fn charsmap(root_base: u32, value: u32, replacements: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_normalizing_table_with_places_beyond_its_end_is_refused() {
+fn a_normalizing_table_with_positions_beyond_its_end_is_refused() {
     let check = |charsmap: Vec<u8>| {
         Vocabulary { charsmap: Some(charsmap), ..Vocabulary::new("t5", words(&["a"])) }.checked().is_ok()
     };

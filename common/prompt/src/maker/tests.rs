@@ -119,7 +119,7 @@ fn an_empty_text_is_what_the_vocabulary_adds() {
 }
 
 #[test]
-fn bos_is_never_doubled() {
+fn bos_is_never_written_twice() {
     for (name, maker) in MAKERS.iter() {
         let tokens = maker.chat(&chat(&["Hi"])).unwrap().tokens;
         let Some(bos) = maker.vocabulary().bos.filter(|_| maker.vocabulary().add_bos) else { continue };
@@ -193,7 +193,7 @@ fn keys_arguments_and_variables_of_the_client_are_text_too() {
 }
 
 #[test]
-fn turn_twenty_tokenizes_only_what_is_new() {
+fn turn_twenty_tokenizes_only_new_text() {
     let maker = open("qwen2", &fixture_template("Qwen-Qwen2.5-7B-Instruct"));
     let question = |turn: usize| format!("Question {turn}: {}", "why is it so? ".repeat(50));
     let texts: Vec<String> = (0..39).map(question).collect();
@@ -249,7 +249,7 @@ fn an_encoder_s_vocabulary_of_word_pieces_is_read() {
 }
 
 #[test]
-fn a_file_that_is_no_model_is_refused() {
+fn a_file_that_is_not_a_model_is_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"GGUF no more").unwrap();
     let opened = PromptMaker::open(file.path(), PromptOptions::default());
@@ -259,7 +259,7 @@ fn a_file_that_is_no_model_is_refused() {
 }
 
 #[test]
-fn the_fingerprint_names_the_template() {
+fn the_fingerprint_depends_on_the_template() {
     let [a, b, none] = [open("qwen2", "a"), open("qwen2", "b"), {
         PromptMaker::open(&fixtures().join("vocab/gpt-2.gguf"), PromptOptions::default()).unwrap()
     }]
@@ -286,7 +286,7 @@ fn the_tokens_before_the_last_user_message_do_not_depend_on_it() {
         let first = maker.chat(&chat(&["Hello"])).unwrap().tokens;
         assert!(before.len() + 4 > first.len(), "{name}: the first turn and its answer are before the last message");
         let (before, _) = start(&chat(&["0", "Hi"]));
-        assert!(before.len() <= first.len(), "{name}: a message that begins as the probe does is told apart");
+        assert!(before.len() <= first.len(), "{name}: a message that begins like the probe is distinguished from it");
     }
     let maker = &MAKERS[0].1;
     let none = request(json!({"messages": [{"role": "assistant", "content": "a"}]}));
@@ -432,7 +432,7 @@ fn text_around_a_gap_never_becomes_a_control_token() {
 }
 
 #[test]
-fn a_long_prefix_keeps_its_end_and_its_beginning_moves_seldom() {
+fn a_long_prefix_keeps_its_end_and_its_beginning_moves_rarely() {
     let maker = &*CODE;
     let prompt = |n_words: usize| {
         let prefix: String = (0..n_words).map(|n| format!(" word{n}")).collect();
@@ -460,7 +460,7 @@ fn extra_texts_take_what_the_context_leaves_the_last_ones_first() {
 }
 
 #[test]
-fn a_model_without_the_tokens_fills_no_gap() {
+fn a_model_without_fill_in_the_middle_tokens_fills_no_gap() {
     let request = infill_request(json!({"input_prefix": "a", "input_suffix": "b"}));
     assert_eq!(maker("phi-3").raw(&request, 4096, Scope::default()), Err(RawError::NoFim));
 }

@@ -50,7 +50,7 @@ fn absent_content_is_empty() {
 }
 
 #[test]
-fn developer_is_system_where_the_template_knows_no_developer() {
+fn developer_becomes_system_if_the_template_knows_no_developer() {
     check(TEXT_ONLY, json!([{"role": "developer", "content": "x"}]), "system:x;");
     let knows = format!("{TEXT_ONLY}{{# developer #}}");
     check(&knows, json!([{"role": "developer", "content": "x"}]), "developer:x;");
@@ -69,7 +69,7 @@ fn arguments_become_objects_unless_the_template_prints_them() {
 }
 
 #[test]
-fn wrong_messages_are_refused_with_their_place() {
+fn wrong_messages_are_refused_with_their_field() {
     check_refused(json!({"content": "x"}), "role must be a string");
     check_refused(json!({"role": 7, "content": "x"}), "role must be a string");
     check_refused(json!({"role": "", "content": "x"}), "role must be 1 to 64");
@@ -108,17 +108,17 @@ fn template_variables_come_through_but_not_messages() {
     }
 }
 
-/// A template that shows only the first system message and refuses others.
+/// A template that renders only the first system message and refuses others.
 const ONE_SYSTEM: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
-/// A template that shows only the first system message and drops others.
+/// A template that renders only the first system message and drops others.
 const DROPS_SYSTEM: &str = "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}";
-/// A template that shows the last system message instead of the first.
+/// A template that renders the last system message instead of the first.
 const KEEPS_LAST: &str = "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}{% endif %}{% endfor %}system:{{ ns.s }};{% for m in messages if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endfor %}";
 /// A template that requires alternating turns of user and assistant after the system message.
 const ALTERNATES: &str = "{% if messages[0].role == 'system' %}system:{{ messages[0].content }};{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}";
 
 #[test]
-fn system_messages_are_joined_if_the_template_shows_only_the_first() {
+fn system_messages_are_joined_if_the_template_renders_only_the_first() {
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
     let first = json!([say("system", "a"), say("developer", "b"), say("system", "c"), say("user", "d")]);
     let later =

@@ -33,7 +33,7 @@ fn tokens_at_both_ends_leave_no_empty_text() {
 }
 
 #[test]
-fn stripping_tokens_swallow_the_space_beside_them() {
+fn tokens_with_a_strip_flag_absorb_the_space_beside_them() {
     let strip = Special { lstrip: true, rstrip: true, ..special(1, "<m>") };
     assert_eq!(shown(vec![strip.clone(), special(2, "<s>")], "a \n<m>\t <s> b"), ["a", "<1>", "<2>", " b"]);
     assert_eq!(shown(vec![strip], "  <m>  "), ["<1>"]);

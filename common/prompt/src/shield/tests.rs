@@ -32,7 +32,7 @@ fn literals_of_the_template_stay_unless_they_could_join_a_control_token() {
 }
 
 #[test]
-fn a_literal_inside_a_control_token_is_no_exemption() {
+fn a_literal_inside_a_control_token_is_not_exempt() {
     let shield = Shield::new([b"<x</think>y>".as_slice()].into_iter(), "{{ '</think>' }}");
     assert!(shield.literals.is_none());
 }

@@ -96,19 +96,19 @@ fn check_fails(source: &str, reason: &str) {
 }
 
 #[test]
-fn a_wrong_template_says_where() {
+fn an_error_of_a_template_names_the_line() {
     check_fails("{% if %}", "chat_template:1");
     check_fails("\n\n{{ nothing.at.all }}", "chat_template:3");
 }
 
 #[test]
-fn a_loop_without_end_runs_out_of_fuel() {
+fn an_endless_loop_runs_out_of_fuel() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
     check_fails(nested, "more than 50000000 instructions");
 }
 
 #[test]
-fn a_template_may_not_render_without_end() {
+fn a_template_may_not_render_endlessly() {
     let doubling = "{% set ns = namespace(t='xxxxxxxx') %}{% for i in range(30) %}{% set ns.t = ns.t ~ ns.t %}{{ ns.t }}{% endfor %}";
     check_fails(doubling, "the rendered prompt is longer than 16777216 bytes");
     let long = "x".repeat(TEMPLATE_BYTES_MAX + 1);
@@ -229,11 +229,11 @@ proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: cases(), ..Default::default() })]
 
     #[test]
-    fn no_template_panics_or_runs_or_writes_without_end(
+    fn no_template_panics_or_runs_or_writes_endlessly(
         words in proptest::collection::vec(proptest::sample::select(WORDS), 0..40),
         is_whole in proptest::bool::ANY,
     ) {
-        // Half of them begin with a valid loop that takes in what follows.
+        // Half of them begin with a valid loop around the rest.
         let (start, end) = if is_whole { ("{% for m in messages %}{{ m.role }}", "{% endfor %}") } else { ("", "") };
         let source = format!("{start}{}{end}", words.concat());
         let variables = json!({"messages": [{"role": "user", "content": " hi "}, {}], "x": "a"});

@@ -172,7 +172,7 @@ mod tests {
     type Case<'a> = (&'a str, &'a dyn Fn(u32) -> State, Option<u32>);
 
     #[test]
-    fn a_host_is_gone_after_its_patience_and_three_unanswered_questions_and_not_before() {
+    fn a_host_is_gone_after_the_patience_and_three_unanswered_probes_and_not_before() {
         // Retransmissions after 0.2, 0.6, 1.4, 3, 6.2, ... seconds.
         let resent = |second: u32| if second == 0 { 0 } else { 2 + second.ilog2() };
         let cases: [Case<'_>; 11] = [

@@ -149,7 +149,8 @@ pub(super) struct Seat {
     number: u64,
     address: IpAddr,
     displaced: Arc<Notify>,
-    /// Time at which a sign of life was last recorded. The lock is held for one comparison, never across `.await`.
+    /// Last time at which bytes from the client were recorded. The lock is held for one comparison, never across
+    /// `.await`.
     told_at: Mutex<Instant>,
     has_answered: AtomicBool,
 }

@@ -110,7 +110,7 @@ fn tls(folder: &Path) -> (CurrentServer, TlsConnector) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_lets_the_server_wait_is_closed_after_the_head_timeout() {
+async fn a_client_that_makes_the_server_wait_is_closed_after_the_head_timeout() {
     let listener = Listener::start(100, None).await;
     let waits: [&[u8]; 5] =
         [b"", b"GET /n", b"GET /now HTTP/1.1\r\nhost: local", b"\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"];
@@ -158,7 +158,7 @@ async fn http_2_is_not_spoken_to_a_client_that_begins_with_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_connections_lock_nobody_out() {
+async fn silent_connections_lock_no_client_out() {
     let listener = Listener::start(4, None).await;
     let mut silent = Vec::new();
     for n in 0..20 {

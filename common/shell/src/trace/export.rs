@@ -175,9 +175,9 @@ impl Exporter {
                 self.is_failing = false;
                 return;
             }
-            Ok(Ok(response)) => format!("it answered {}", response.status()),
+            Ok(Ok(response)) => format!("it responded with {}", response.status()),
             Ok(Err(error)) => crate::chain(&error),
-            Err(_) => "it did not answer in time".to_owned(),
+            Err(_) => "it did not respond in time".to_owned(),
         };
         self.recorder.n_lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
         if !std::mem::replace(&mut self.is_failing, true) {

@@ -1,6 +1,6 @@
 //! Anthropic's error object, with its types and statuses.
 //!
-//! The causes of failures are decided elsewhere. Source: Anthropic's API reference, "Errors".
+//! Not here: the causes of failures. Source: Anthropic's API reference, "Errors".
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -58,7 +58,7 @@ impl<'a> ErrorBody<'a> {
     }
 }
 
-/// Returns Anthropic's message for a prompt that leaves no room for output, in the words that its clients look for.
+/// Returns Anthropic's message for a prompt that leaves no room for output, in the wording that its clients look for.
 ///
 /// Units: `context_tokens` is the context's size, which also has room for the first output token.
 pub fn prompt_too_long(n_tokens: usize, context_tokens: u32) -> String {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dialect_s_paths_are_known() {
+    fn the_dialect_s_paths_are_recognized() {
         assert!(is_path("/v1/messages") && is_path("/v1/messages/count_tokens") && is_path("/v1/messages/batches/x"));
         assert!(!is_path("/v1/messagesx") && !is_path("/v1/responses") && !is_path("/"));
     }

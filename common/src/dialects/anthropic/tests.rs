@@ -68,7 +68,7 @@ fn images_are_parts_of_a_chat_also_in_results() {
 }
 
 #[test]
-fn neighbours_of_one_role_are_one_turn() {
+fn consecutive_messages_of_one_role_are_one_turn() {
     let messages = json!([
         {"role": "user", "content": "a"}, {"role": "user", "content": "b"},
         {"role": "assistant", "content": "c"}, {"role": "assistant", "content": "d"},
@@ -100,7 +100,7 @@ fn the_system_prompt_is_the_first_message_without_the_line_of_claude_code() {
 }
 
 #[test]
-fn calls_results_and_thoughts_are_those_of_a_chat() {
+fn calls_results_and_reasoning_are_those_of_a_chat() {
     let messages = json!([
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": [
@@ -133,7 +133,7 @@ fn calls_results_and_thoughts_are_those_of_a_chat() {
 }
 
 #[test]
-fn tools_are_functions_and_choices_have_openai_s_words() {
+fn tools_are_functions_and_choices_are_openai_s() {
     let schema = json!({"type": "object", "properties": {"b": {}, "a": {}}});
     let tools =
         json!([{"name": "f", "description": "d", "input_schema": schema, "cache_control": {"type": "ephemeral"}}]);
@@ -178,7 +178,7 @@ fn fields_have_a_chat_s_names_and_the_others_stay() {
 }
 
 #[test]
-fn cache_control_raises_the_priority_that_the_request_does_not_set_itself() {
+fn cache_control_raises_the_priority_if_the_request_sets_none() {
     let control = |ttl: Value| json!({"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": ttl}});
     let priority = |body: Value| convert(body)["priority"].clone();
     assert_eq!(priority(user(json!([control(Value::Null)]))), 1);
@@ -195,7 +195,7 @@ fn cache_control_raises_the_priority_that_the_request_does_not_set_itself() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named() {
+fn missing_and_wrong_fields_are_named() {
     let error = messages(user(json!("a")).to_string().as_bytes()).expect_err("an answer needs max_tokens");
     assert_eq!((error.param(), error.to_string().as_str()), (Some("max_tokens"), "`max_tokens` is missing"));
     check_refused(json!({}), "messages", "missing");
@@ -237,7 +237,7 @@ fn what_is_missing_or_wrong_is_named() {
 }
 
 #[test]
-fn what_only_anthropic_s_servers_do_is_refused() {
+fn features_of_anthropic_s_servers_are_refused() {
     let image = json!({"type": "image", "source": {"type": "url", "url": "u"}});
     check_unsupported(user(json!([image])), "messages[0].content[0].source.type", "`url`");
     for kind in ["document", "search_result", "container_upload", "server_tool_use", "web_search_tool_result"] {
@@ -294,7 +294,7 @@ fn tools_that_anthropic_s_servers_run_are_left_out_and_those_that_clients_run_ha
 }
 
 #[test]
-fn what_anthropic_s_servers_did_before_is_left_out_of_the_assistant_s_turns() {
+fn results_of_anthropic_s_server_tools_are_left_out_of_the_assistant_s_turns() {
     let messages = json!([
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": [

@@ -93,7 +93,7 @@ fn items_of_one_answer_are_one_message() {
 }
 
 #[test]
-fn a_thought_behind_an_answer_begins_another() {
+fn reasoning_after_an_answer_begins_another_message() {
     let thought =
         |text: &str| json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]});
     let answer = json!({"role": "assistant", "content": "a"});
@@ -142,7 +142,7 @@ fn tools_are_functions() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named() {
+fn missing_and_wrong_fields_are_named() {
     check_refused(json!({}), "input", "missing");
     check_refused(json!({"input": []}), "input", "empty");
     check_refused(json!({"input": [{"type": "web_search_call", "id": "ws_1"}]}), "input", "empty");
@@ -171,7 +171,7 @@ fn what_is_missing_or_wrong_is_named() {
 }
 
 #[test]
-fn what_is_not_done_here_is_refused() {
+fn unsupported_features_are_refused() {
     check_unsupported(with("previous_response_id", json!("resp_1")), "previous_response_id", "not stored");
     check_unsupported(with("conversation", json!("conv_1")), "conversation", "not stored");
     check_unsupported(with("prompt", json!({"id": "p"})), "prompt", "not stored");
@@ -276,7 +276,7 @@ fn a_later_turn_repeats_calls_by_the_names_that_the_client_knows() {
 }
 
 #[test]
-fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_demand_one_that_is_left_out() {
+fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_require_one_that_is_left_out() {
     let with_choice = |choice: Value| {
         let mut body = codex(json!("Hi"));
         body["tool_choice"] = choice;
@@ -308,7 +308,7 @@ fn a_choice_names_a_tool_as_the_client_knows_it_and_cannot_demand_one_that_is_le
     check_unsupported(allowed("required", search), "tool_choice.tools", "web_search");
     check_unsupported(allowed("auto", json!([{"type": "unheard_of"}])), "tool_choice.tools[0].type", "unheard_of");
     let gone = json!([{"type": "function", "name": "gone"}]);
-    check_unsupported(allowed("auto", gone), "tool_choice.tools[0].name", "not there");
+    check_unsupported(allowed("auto", gone), "tool_choice.tools[0].name", "not listed");
     check_refused(with_choice(json!({"type": "allowed_tools", "tools": []})), "tool_choice.mode", "missing");
     check_unsupported(with_choice(json!({"type": "function", "name": "web_search"})), "tool_choice.name", "web_search");
     let nested =

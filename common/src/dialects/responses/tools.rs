@@ -120,7 +120,7 @@ fn read_chosen(mut choice: Object, tools: &Listing) -> Result<Value, DialectErro
             return read_allowed(choice, tools);
         }
         let reason = if left_out_kind(&kind).is_some() {
-            format!("tools of type `{kind}` are not run here, so none can be demanded")
+            format!("tools of type `{kind}` are not run here, so a choice cannot require one")
         } else {
             format!("choices of type `{kind}` are not supported; name a function")
         };
@@ -152,7 +152,7 @@ fn read_allowed(mut choice: Object, tools: &Listing) -> Result<Value, DialectErr
     }
     match left_out.filter(|_| allowed.is_empty()) {
         Some(kind) if mode == "required" => {
-            Err(unsupported(&path, format!("asks for a call, but tools of type `{kind}` are not run here")))
+            Err(unsupported(&path, format!("requires a call, but tools of type `{kind}` are not run here")))
         }
         Some(_) => Ok("none".into()),
         None => Ok(json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}})),

@@ -269,7 +269,7 @@ impl SummaryReader {
         let is_older = |than: Stamp| {
             stamp.worker_uid == than.worker_uid && (stamp.boot_epoch, stamp.seq) < (than.boot_epoch, than.seq)
         };
-        let is_shown_again = |refused: Stamp| stamp.is_same_life(refused) && !is_older(refused);
+        let is_shown_again = |refused: Stamp| stamp.is_same_boot(refused) && !is_older(refused);
         match self.newest.filter(|newest| is_older(*newest)) {
             Some(newest) if !self.refused.is_some_and(is_shown_again) => {
                 self.refused = Some(stamp);

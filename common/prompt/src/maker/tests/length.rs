@@ -91,8 +91,12 @@ fn work_that_was_cancelled_ends_at_the_next_portion() {
         let other = text.to_uppercase();
         let tokenized_before = maker.cache_counters().tokenized_bytes;
         assert_eq!(tokenized_until(&maker, &other, 3), (None, 4), "{vocab}");
-        assert_eq!(maker.cache_counters().tokenized_bytes, tokenized_before, "{vocab}: half a text is no fragment");
-        assert_eq!(maker.text(&other), whole(&maker, &other), "{vocab}: the next request finds all as it was");
+        assert_eq!(
+            maker.cache_counters().tokenized_bytes,
+            tokenized_before,
+            "{vocab}: half a text is not cached as a fragment"
+        );
+        assert_eq!(maker.text(&other), whole(&maker, &other), "{vocab}: the next request is not affected");
     }
 }
 
@@ -107,7 +111,7 @@ fn texts_far_too_long_for_an_encoder_are_not_tokenized() {
     }
     assert_eq!(maker.cache_counters().tokenized_bytes, 0);
     let spaced = format!("a{}b", " ".repeat(1 << 20));
-    assert_eq!(maker.text(&spaced), whole(&maker, &spaced), "white space is no token");
+    assert_eq!(maker.text(&spaced), whole(&maker, &spaced), "white space has no tokens");
 }
 
 proptest! {

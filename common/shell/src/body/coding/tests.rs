@@ -88,7 +88,7 @@ async fn a_body_is_refused_at_the_limit_both_compressed_and_decoded() {
 }
 
 #[tokio::test]
-async fn a_zstd_body_cannot_ask_for_a_large_window() {
+async fn a_zstd_body_with_a_large_window_is_refused() {
     let text = b"a".repeat(5000);
     for (window_log, is_taken) in [(ZSTD_WINDOW_LOG_MAX, true), (27, false)] {
         let parameters = [CParameter::window_log(window_log), CParameter::content_size_flag(false)];
