@@ -1,13 +1,13 @@
 # Everything a developer runs. Each target works from a fresh clone on a machine with Rust; `make help` lists them.
 
 CARGO ?= cargo
-# What `make demo` serves and `make bench` measures: a GGUF file, smollm2 (fetched once) or made (made by code).
+# Model that `make demo` serves and `make bench` measures: a GGUF file, smollm2 (fetched once) or made (made by code).
 MODEL ?=
-# How many inputs of each kind `make fuzz` makes.
+# Number of inputs of each kind that `make fuzz` makes.
 CASES ?= 20000
-# How many runs `make simulate` simulates.
+# Number of runs of `make simulate`.
 SEEDS ?= 10000
-# How long faults happen in `make chaos`, and its other flags.
+# Minutes of faults in `make chaos`, and its other flags.
 MINUTES ?= 10
 CHAOS_FLAGS ?=
 # `make report`: QUICK=1 shortens it, COMPARE=old.json compares it with earlier results; and its other flags.
@@ -20,7 +20,7 @@ WITH_GPU := $(if $(GPU),scripts/gpu.sh $(GPU))
 FEATURES := $(if $(GPU),--features warmpath-worker/$(GPU))
 BIN := target/$(if $(GPU),gpu-$(GPU)/)release
 STAGE := scripts/stage.sh
-# The model, if one is named, and what leaves the demo's fleet up: make demo KEEP=1
+# The model, if one is named, and the flag that keeps the demo's fleet running: make demo KEEP=1
 DEMO_FLAGS := $(if $(MODEL),--model $(MODEL)) $(if $(KEEP),--keep)
 BENCH_MODEL := $(or $(MODEL),made)
 CARGO_DENY_VERSION := 0.20.2
@@ -61,7 +61,7 @@ test-clients: setup ## Run clients that are fetched for it: LangChain, openai-ag
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) clients $(CARGO) test --release --workspace --test clients -- --ignored
 
-# A new place to look at each time; WARMPATH_FUZZ_SEED goes back to one.
+# Each run has a new seed; WARMPATH_FUZZ_SEED repeats one.
 fuzz: setup ## Send hostile bodies, schemas, grammars and templates at random, for CASES of each kind
 	@$(STAGE) build $(CARGO) test --release --workspace --no-run
 	@$(STAGE) fuzz env WARMPATH_FUZZ_CASES=$(CASES) WARMPATH_FUZZ_SEED=$(or $(WARMPATH_FUZZ_SEED),$(shell date +%s)) \

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Says which accelerator this machine has, and how a worker is built for it; after a build for one, how the worker is started on it.
-# Usage: scripts/accelerator.sh [KIND], KIND being what was built for.
+# Prints which accelerator this machine has, and how a worker is built for it; after a build for one, how the worker is
+# started on it.
+# Usage: scripts/accelerator.sh [KIND], KIND being the kind of the build.
 set -eu
 
 have() { command -v "$1" >/dev/null 2>&1; }

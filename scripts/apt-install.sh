@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs Debian packages with apt-get, as root or by sudo: scripts/apt-install.sh STAGE PACKAGE...
-# Ends with 2 where they cannot be had: no apt-get, neither root nor sudo, a package that this system does not know.
+# Installs Debian packages with apt-get, as root or by sudo: scripts/apt-install.sh STAGE PACKAGE... Ends with 2 if they
+# cannot be installed: no apt-get, neither root nor sudo, a package that this system does not know.
 set -eu
 
 stage=$1

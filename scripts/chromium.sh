@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs a Chromium without windows, and a font, which look at the pages in tests: Debian's packages, 100 MB to fetch with what
-# they need. Does nothing where a Chromium is installed; where none can be had it says so, and the test is skipped.
+# Installs a Chromium without windows, and a font, for the tests of pages: Debian's packages, 100 MB with their
+# dependencies. Does nothing if a Chromium is installed; if none can be installed, it says so and the test is skipped.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ fi
 status=0
 scripts/apt-install.sh chromium chromium-headless-shell fonts-dejavu-core || status=$?
 if [ "$status" -eq 2 ]; then
-    echo "chromium: please install chromium; the pages are not looked at" >&2
+    echo "chromium: please install chromium; the pages are not tested" >&2
     exit 0
 fi
 exit "$status"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Unpacks Debian packages into target/tools/debian, without root and without starting what they hold:
-# scripts/debian-package.sh PROGRAM=PACKAGE... Does nothing for a program that is installed or unpacked; elsewhere than on Debian and
-# Ubuntu it says that the program is missing, and the tests that need it are skipped.
+# Unpacks Debian packages into target/tools/debian, without root and without starting their services:
+# scripts/debian-package.sh PROGRAM=PACKAGE... Does nothing for a program that is installed or unpacked; elsewhere than
+# on Debian and Ubuntu it says that the program is missing, and the tests that need it are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ for pair in "$@"; do
         continue
     fi
     if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg >/dev/null 2>&1; then
-        echo "debian-package: $program is missing; what it checks is not checked" >&2
+        echo "debian-package: $program is missing; tests that need it are skipped" >&2
         continue
     fi
     mkdir -p target/tools/debian

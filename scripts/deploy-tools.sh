@@ -1,7 +1,8 @@
 #!/bin/sh
-# Builds from their Go modules what checks helm/, deploy/ and .github/: helm, helm-docs, kubeconform and actionlint in target/tools/bin,
-# and the schemas of Kubernetes' and its extensions' kinds in target/tools/schemas; promtool comes from Debian. Does nothing where all is
-# up to date. Without Go it says so; the tests that need what is missing are skipped then. Called by `make test` and by them.
+# Builds from their Go modules the programs that check helm/, deploy/ and .github/: helm, helm-docs, kubeconform and
+# actionlint in target/tools/bin, and the schemas of Kubernetes' and its extensions' kinds in target/tools/schemas;
+# promtool comes from Debian. Does nothing if all is up to date. Without Go it says so, and the tests that need a
+# missing program are skipped. Called by `make test` and by these tests.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -35,7 +36,7 @@ fi
 scripts/python-venv.sh
 mkdir -p $tools/bin
 root=$PWD
-# Outside of every Go module, so that nothing here changes what is built.
+# Outside of every Go module, so that no module here changes the build.
 cd $tools
 GOBIN=$root/$tools/bin
 GOFLAGS=-buildvcs=false

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs a command with what a worker for GPUs is compiled and run with, and says what is missing: scripts/gpu.sh KIND COMMAND..., KIND being
-# cuda, metal, vulkan or rocm. What it builds goes into a folder of its own, target/gpu-KIND. See docs/accelerators.md.
+# Runs a command in the environment in which a worker for GPUs is compiled and run, and says what is missing:
+# scripts/gpu.sh KIND COMMAND..., KIND being cuda, metal, vulkan or rocm. Builds go into a folder of their own,
+# target/gpu-KIND. See docs/accelerators.md.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -17,10 +18,10 @@ case $kind in
 cuda)
     PATH="$PATH:${CUDA_PATH:-/usr/local/cuda}/bin"
     export PATH
-    have nvcc || missing 'nvcc is missing: install the CUDA toolkit, or say where it is by CUDA_PATH'
+    have nvcc || missing 'nvcc is missing: install the CUDA toolkit, or set CUDA_PATH to its folder'
     ;;
 metal)
-    [ "$(uname -s)" = Darwin ] || missing 'Metal is there on macOS only'
+    [ "$(uname -s)" = Darwin ] || missing 'Metal is only available on macOS'
     ;;
 vulkan)
     settings=$(scripts/vulkan.sh)
@@ -29,7 +30,7 @@ vulkan)
     ;;
 rocm)
     PATH="$PATH:${ROCM_PATH:-/opt/rocm}/bin"
-    have hipconfig || missing 'hipconfig is missing: install ROCm with its HIP SDK, or say where it is by ROCM_PATH'
+    have hipconfig || missing 'hipconfig is missing: install ROCm with its HIP SDK, or set ROCM_PATH to its folder'
     HIPCXX=$(hipconfig -l)/clang
     HIP_PATH=$(hipconfig -R)
     export PATH HIPCXX HIP_PATH

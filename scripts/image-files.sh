@@ -1,7 +1,9 @@
 #!/bin/sh
-# Builds the programs as images and releases have them and lays them out below a folder that runs wherever it is put: bin/, lib/, and lib/warmpath/
-# with llama.cpp's backends, among them a set of CPU kernels for each generation of processors (docs/decisions/0034-cpu-variants.md).
-# Usage: scripts/image-files.sh DEST [CARGO_FLAG...], as --features warmpath-worker/cuda. CARGO_TARGET_DIR says where to build [target/image].
+# Builds the programs as images and releases have them and lays them out in a folder that can be moved anywhere: bin/,
+# lib/, and lib/warmpath/ with llama.cpp's backends, among them a set of CPU kernels for each generation of processors
+# (docs/decisions/0034-cpu-variants.md).
+# Usage: scripts/image-files.sh DEST [CARGO_FLAG...], as --features warmpath-worker/cuda.
+# CARGO_TARGET_DIR is the folder of the build [target/image].
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,7 +14,7 @@ target=${CARGO_TARGET_DIR:-target/image}
 for folder in "$target/dist" "$target/dist/deps" "$target/dist/examples"; do
     rm -f "$folder"/libllama*.so* "$folder"/libggml*.so*
 done
-# llama.cpp would fetch models by OpenSSL where it finds that; nothing here asks it to, and images have none.
+# llama.cpp would download models with OpenSSL if it found that; Warmpath does not use this, and images have no OpenSSL.
 export CMAKE_DISABLE_FIND_PACKAGE_OpenSSL=TRUE
 # Takes the place of the project's target-cpu=native: no processor is named, so that Rust and the rest of C++ run on any. The path (not the
 # newer kind, which libraries of libraries do not inherit) lets the folder be put anywhere.

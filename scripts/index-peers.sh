@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds the programs that measure other projects' prefix indexes for `warmpath-bench index --against`, with the system's
-# allocator and with ours: their 140 crates are no part of our own build. About two minutes on two idle cores, once.
+# Builds the programs that measure other projects' prefix indexes for `warmpath-bench index --against`, with the
+# system's allocator and with ours: their 140 crates are not part of our own build. About two minutes on two idle cores,
+# once.
 #
 # Usage: scripts/index-peers.sh      target/peers/index/release/index-peers and index-peers-mimalloc result.
 set -eu

@@ -28,11 +28,11 @@ platform() {
     case $system-$machine in
     Linux-x86_64 | Linux-aarch64) linux "$machine" ;;
     Darwin-aarch64) echo macos-arm64 ;;
-    *) fail "there is no archive for $system on $machine: build it, docs/operations.md tells how" ;;
+    *) fail "there is no archive for $system on $machine: build it as docs/operations.md shows" ;;
     esac
 }
 
-# Prints the name of a Linux machine, with what computes.
+# Prints the name of a Linux machine, with its kind of processor or GPU.
 linux() {
     variant=${WARMPATH_VARIANT:-}
     if [ -z "$variant" ]; then
@@ -46,10 +46,10 @@ linux() {
     cpu) name=linux-$1 needed=2.35 ;;
     cuda) name=linux-$1-cuda needed=2.35 ;;
     vulkan) name=linux-$1-vulkan needed=2.36 ;;
-    *) fail "WARMPATH_VARIANT is cpu, cuda or vulkan, not $variant" ;;
+    *) fail "WARMPATH_VARIANT must be cpu, cuda or vulkan, not $variant" ;;
     esac
     glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/^glibc //')
-    [ -n "$glibc" ] || fail 'the archives need the C library glibc: build it here, docs/operations.md tells how'
+    [ -n "$glibc" ] || fail 'the archives need the C library glibc: build Warmpath here as docs/operations.md shows'
     oldest=$(printf '%s\n%s\n' "$needed" "$glibc" | sort -V | head -n 1)
     [ "$oldest" = "$needed" ] || fail "$name needs glibc $needed or newer, and this machine has $glibc"
     echo "$name"
@@ -77,7 +77,7 @@ sha256() {
     fi | cut -d ' ' -f 1
 }
 
-# Puts the unpacked programs in the place of those of an earlier release.
+# Replaces the programs of an earlier release by the unpacked ones.
 place() {
     mkdir -p "$2/bin" "$2/lib" "$2/share/man/man1"
     rm -rf "$2/lib/warmpath.old"
@@ -95,7 +95,7 @@ place() {
 # The whole script has arrived when this is called.
 main() {
     case $url in
-    @*) fail 'this script belongs to no release: WARMPATH_URL=URL says where the archives are' ;;
+    @*) fail 'this script belongs to no release: set WARMPATH_URL to the URL of the archives' ;;
     esac
     prefix=${WARMPATH_PREFIX:-$HOME/.local}
     name=warmpath-$version-$(platform)

@@ -14,7 +14,7 @@ if [ "$(cat $built/version 2>/dev/null)" = "$version" ] && [ -x target/tools/bin
     exit 0
 fi
 if ! command -v go >/dev/null 2>&1; then
-    echo "kube-apiserver: Go is missing: the chart is not tried on an API server" >&2
+    echo "kube-apiserver: Go is missing: the chart is not tested on an API server" >&2
     exit 0
 fi
 mkdir -p $built target/tools/bin

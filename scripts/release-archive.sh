@@ -26,7 +26,7 @@ for program in warmpath warmpath-router warmpath-worker; do
     "$tree/bin/$program" --completions fish >"$share/fish/vendor_completions.d/$program.fish"
 done
 cp LICENSE THIRD-PARTY.txt README.md CHANGELOG.md "$share/doc/warmpath/"
-# The conditions of the one library that comes from the system of the build.
+# The licence of the one library that comes from the build's system.
 if [ -e "$tree/lib/libgomp.so.1" ]; then
     cp /usr/share/doc/libgomp1/copyright "$share/doc/warmpath/libgomp1.copyright"
 fi

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the build needs beside Rust: a C++ compiler, CMake, libclang (for bindgen) and Python's venv.
-# Says nothing where all of it is there; only Debian's and Ubuntu's apt-get is known here.
+# Installs the packages that the build needs besides Rust: a C++ compiler, CMake, libclang (for bindgen) and Python's
+# venv. Prints nothing if all of them are installed; only Debian's and Ubuntu's apt-get is supported.
 set -eu
 cd "$(dirname "$0")/.."
 

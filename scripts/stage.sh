@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs a command as a named stage: scripts/stage.sh NAME COMMAND...; says what starts and how many seconds it took.
+# Runs a command as a named stage: scripts/stage.sh NAME COMMAND...; prints its name at the start and the seconds that
+# it took.
 name=$1
 shift
 echo "== $name: $*" >&2

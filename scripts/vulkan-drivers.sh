@@ -4,7 +4,7 @@
 set -eu
 
 dest=$1
-# What distroless's image for C++ has.
+# Libraries of distroless's image for C++.
 base='libc\.so\|libm\.so\|libdl\.so\|libpthread\.so\|librt\.so\|libgcc_s\.so\|libstdc++\.so\|ld-linux'
 
 # Below /usr/lib also what lies in /lib, which is a link to that.

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Prepares what a worker with the Vulkan backend is compiled with, and a Vulkan device that needs no GPU (Mesa's llvmpipe), on Debian and
-# Ubuntu. Prints the variables to build and run with, one a line: env $(scripts/vulkan.sh) cargo build ... Elsewhere it says what is missing.
-# Debian 12's Vulkan headers are too old for llama.cpp: those of Debian 13 are unpacked into target/vulkan, headers only.
+# Installs the packages with which a worker with the Vulkan backend is compiled, and a Vulkan device that needs no GPU
+# (Mesa's llvmpipe), on Debian and Ubuntu. Prints the variables to build and run with, one a line: env
+# $(scripts/vulkan.sh) cargo build ... Elsewhere it says what is missing. Debian 12's Vulkan headers are too old for
+# llama.cpp: those of Debian 13 are unpacked into target/vulkan, headers only.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -11,7 +12,7 @@ headers_release=trixie
 sdk=$PWD/target/vulkan
 
 have() { command -v "$1" >/dev/null 2>&1; }
-# Says whether version $1 is at least $2.
+# Succeeds if version $1 is at least $2.
 at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -1)" = "$2" ]; }
 
 missing=''

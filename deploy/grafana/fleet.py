@@ -11,25 +11,25 @@ FLEET = page(
         [
             number(
                 "Prefix hit ratio",
-                "Prompt tokens that were reused, of all prompt tokens: the last rate.",
+                "Reused prompt tokens as a share of all prompt tokens: the latest rate.",
                 "percentunit",
                 share(R + "cached_tokens_total", R + "prompt_tokens_total"),
             ),
             number(
                 "Predicted",
-                "What routers counted on, in whole blocks. Far above the hit ratio: see the runbook of prediction errors.",
+                "Reuse that the routers predicted, in whole blocks. If it is far above the hit ratio, see the runbook of prediction errors.",
                 "percentunit",
                 share(R + "predicted_cached_tokens_total", R + "prompt_tokens_total"),
             ),
             number(
                 "Ceiling",
-                "What the worker held that held most of each prompt: the hit ratio of routing that thinks of nothing else.",
+                "Share of each prompt that the worker with the most of it held: the hit ratio if routing followed nothing but the cache.",
                 "percentunit",
                 share(R + "cacheable_tokens_total", R + "prompt_tokens_total"),
             ),
             number(
                 "Tokens saved",
-                "Prompt tokens that workers reused in the range shown, and did not compute.",
+                "Prompt tokens that workers reused instead of computing them, in the range shown.",
                 "short",
                 f"sum(increase({W}prefix_cache_tokens_total{{}}[$__range]))",
             ),
@@ -41,7 +41,7 @@ FLEET = page(
             ),
             number(
                 "Time to first byte",
-                "Of 95 of 100 answers, at the routers.",
+                "95th percentile of all answers, at the routers.",
                 "s",
                 f"histogram_quantile(0.95, sum by (le) (rate({R}ttfb_seconds_bucket{{}}[])))",
             ),
@@ -55,7 +55,7 @@ FLEET = page(
             ),
             lines(
                 "Prefill spent and saved",
-                "Seconds of prefill that requests spent, and that reuse saved them, a second, all workers.",
+                "Seconds of prefill that requests took, and seconds that reuse saved, per second, of all workers.",
                 "s",
                 (f"sum(rate({W}prefill_seconds_total{{}}[]))", "spent"),
                 (f"sum(rate({W}saved_prefill_seconds_total{{}}[]))", "saved"),
@@ -88,7 +88,7 @@ FLEET = page(
             ),
             lines(
                 "Evicted tokens",
-                "Tokens whose state left a tier. `capacity`: something else needed the room; `over_share`: another tenant did.",
+                "Tokens whose state was evicted from a tier. `capacity`: other state needed the room; `over_share`: another tenant's did.",
                 "short",
                 (
                     f"sum by (tier, reason) (rate({W}cache_evicted_tokens_total{{}}[]))",
@@ -97,7 +97,7 @@ FLEET = page(
             ),
             lines(
                 "Broken prefixes",
-                "Chats that changed what was said before, by whose message changed, a second. No fleet can reuse these.",
+                "Chats that changed earlier messages, by the role of the changed message, per second. No fleet can reuse what follows.",
                 "cps",
                 (f"sum by (role) (rate({R}prefix_breaks_total{{}}[]))", "{{role}}"),
             ),
@@ -113,16 +113,16 @@ FLEET = page(
                 *quantiles(R + "ttfb_seconds"),
             ),
             lines("Time to first token, at the workers", "The same without the router.", "s", *quantiles(W + "ttft_seconds")),
-            lines("Time per output token", "Of answers after their first token.", "s", *quantiles(W + "tpot_seconds")),
+            lines("Time per output token", "Time per token of an answer after the first.", "s", *quantiles(W + "tpot_seconds")),
             lines(
                 "Time to first byte by reuse, median",
-                "At the routers, by how much of the prompt was reused: none, some, half or more, most (nine tenths).",
+                "At the routers, by the reused share of the prompt: none, some, half or more, most (nine tenths).",
                 "s",
                 percentile_by(0.5, R + "ttfb_seconds", "cached"),
             ),
             lines(
                 "Time to first byte by reuse, 95%",
-                "The same: 95 of 100 answers began within this time.",
+                "The same, the 95th percentile.",
                 "s",
                 percentile_by(0.95, R + "ttfb_seconds", "cached"),
             ),
@@ -134,7 +134,7 @@ FLEET = page(
             ),
             lines(
                 "Time in workers' queues",
-                "From a prompt that is ready to its slot: places, waits for a prefix, reads from disk.",
+                "From the tokenized prompt to its slot: waits for a slot, for a prefix, for reads from disk.",
                 "s",
                 *quantiles(W + "queue_seconds"),
             ),
@@ -152,7 +152,7 @@ FLEET = page(
             ),
             lines(
                 "Waiting",
-                "Requests in routers because no worker can start them soon, and sequences in workers that wait for a slot.",
+                "Requests that wait in routers because no worker can start them soon, and sequences that wait in workers for a slot.",
                 "short",
                 (f"sum({R}queue_requests{{}})", "in routers"),
                 (f"sum({W}queue_sequences{{}})", "in workers"),
@@ -165,13 +165,13 @@ FLEET = page(
             ),
             lines(
                 "Route reasons",
-                "Decisions by reason, a second.",
+                "Decisions by reason, per second.",
                 "cps",
                 (f"sum by (reason) (rate({R}routes_total{{}}[]))", "{{reason}}"),
             ),
             lines(
                 "Refused and failed",
-                "Requests refused after waiting, attempts that failed, answers that broke off or went on at another worker, a second.",
+                "Requests refused after waiting, failed attempts, answers that broke off or continued at another worker, per second.",
                 "cps",
                 (
                     f'sum by (outcome) (rate({R}queue_outcomes_total{{outcome=~"timed_out|evicted|rejected|no_worker"}}[]))',
@@ -188,7 +188,7 @@ FLEET = page(
         [
             lines(
                 "Predictions",
-                "Share of predictions by what came of them. `less`: the worker did not reuse its own state. `unfetched`: it did not fetch state from another worker.",
+                "Share of predictions by outcome. `less`: the worker did not reuse its own state. `unfetched`: it did not fetch state from another worker.",
                 "percentunit",
                 (
                     f"sum by (outcome) (rate({R}predictions_total{{}}[])) / on () group_left () sum(rate({R}predictions_total{{}}[]))",
@@ -197,13 +197,13 @@ FLEET = page(
             ),
             lines(
                 "Age of summaries",
-                "Time since the last word of each worker, the oldest of all routers.",
+                "Time since the last summary frame of each worker, the longest of all routers.",
                 "s",
                 (f"max by (worker) ({R}summary_age_seconds{{}})", "{{worker}}"),
             ),
             lines(
                 "Workers",
-                "Workers by state, as the router sees them that sees fewest so.",
+                "Workers by state, the most of all routers.",
                 "short",
                 (f"max by (state) ({R}workers{{}})", "{{state}}"),
             ),

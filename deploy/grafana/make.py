@@ -1,6 +1,6 @@
 """Writes the dashboards beside it, and the chart's copies of them and of the alerts: make.py [--check]. Needs tests/python/requirements.txt; `make pages` runs it.
 
-Not here: what is on them (fleet.py, router.py, worker.py).
+Not here: the panels (fleet.py, router.py, worker.py).
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""What the dashboards' panels are made of.
+"""Functions that make the dashboards' panels.
 
 In an expression `{}` stands for the dashboard's own selection of jobs and instances, `{tier="x"}` for that and more, and `[]` for the
 interval of a rate.

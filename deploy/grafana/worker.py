@@ -1,36 +1,36 @@
-"""The dashboard of the workers: what they compute, hold, restore and give up."""
+"""The dashboard of the workers: what they compute, hold, restore and evict."""
 
 from panels import W, average, lines, page, percentile_by, quantiles
 
 WORKER = page(
     "warmpath-worker",
     "Warmpath: workers",
-    "What workers compute, hold, restore and give up.",
+    "What workers compute, hold, restore and evict.",
     (
         "Work",
         [
             lines(
                 "Prompt tokens",
-                "Prompt tokens that are computed and reused, a second.",
+                "Prompt tokens that are computed and reused, per second.",
                 "short",
                 (f"sum(rate({W}prefill_tokens_total{{}}[]))", "computed"),
                 (f"sum(rate({W}prefix_cache_tokens_total{{}}[]))", "reused"),
             ),
             lines(
                 "Answer tokens",
-                "Answer tokens that each worker computes, a second.",
+                "Answer tokens that each worker computes per second.",
                 "short",
                 (f"sum by (instance) (rate({W}decode_tokens_total{{}}[]))", "{{instance}}"),
             ),
             lines(
                 "Drafted tokens",
-                "Drafted tokens that are accepted and rejected, a second; none without --spec-type.",
+                "Drafted tokens that are accepted and rejected, per second; none without --spec-type.",
                 "short",
                 (f"sum by (outcome) (rate({W}draft_tokens_total{{}}[]))", "{{outcome}}"),
             ),
             lines(
                 "Sequences",
-                "How sequences ended, a second.",
+                "Ended sequences by outcome, per second.",
                 "cps",
                 (f"sum(rate({W}sequences_finished_total{{}}[]))", "answered"),
                 (f"sum(rate({W}sequences_cancelled_total{{}}[]))", "client left"),
@@ -38,14 +38,14 @@ WORKER = page(
             ),
             lines(
                 "Steps",
-                "Batches that llama.cpp computes, and those that it fails to, a second.",
+                "Batches that llama.cpp computes, and those that fail, per second.",
                 "ops",
                 (f"sum by (instance) (rate({W}steps_total{{}}[]))", "{{instance}}"),
                 (f"sum by (instance) (rate({W}decode_failures_total{{}}[]))", "{{instance}}: failed"),
             ),
             lines(
                 "Time to first token by reuse, median",
-                "By how much of the prompt was reused: none, some, half or more, most (nine tenths).",
+                "By the reused share of the prompt: none, some, half or more, most (nine tenths).",
                 "s",
                 percentile_by(0.5, W + "ttft_seconds", "cached"),
             ),
@@ -57,13 +57,13 @@ WORKER = page(
             ),
             lines(
                 "Prefill rate",
-                "Prompt tokens that each worker computes in a second, as it measures itself.",
+                "Prompt tokens that each worker computes per second, by its own measurement.",
                 "short",
                 (f"{W}prefill_rate_tokens_per_second{{}}", "{{instance}}"),
             ),
             lines(
                 "Seconds saved",
-                "Prefill that reuse saves, in seconds, a second, by worker.",
+                "Seconds of prefill that reuse saves per second, by worker.",
                 "s",
                 (f"sum by (instance) (rate({W}saved_prefill_seconds_total{{}}[]))", "{{instance}}"),
             ),
@@ -75,8 +75,8 @@ WORKER = page(
                 (f"sum by (status) (rate({W}requests_total{{}}[]))", "{{status}}"),
             ),
             lines("Whole request", "From arrival to the end of the answer.", "s", *quantiles(W + "request_seconds")),
-            lines("Rendering and tokenizing", "Time that prompts take before they are computed.", "s", *quantiles(W + "prompt_seconds")),
-            lines("Loading the model", "Time that it took.", "s", (f"{W}model_load_seconds{{}}", "{{instance}}")),
+            lines("Rendering and tokenizing", "Time that a prompt takes before it is queued.", "s", *quantiles(W + "prompt_seconds")),
+            lines("Loading the model", "Time that loading took.", "s", (f"{W}model_load_seconds{{}}", "{{instance}}")),
         ],
     ),
     (
@@ -84,7 +84,7 @@ WORKER = page(
         [
             lines(
                 "Share of a prompt that is reused",
-                "Of each sequence: the 10th, 50th and 90th percentile.",
+                "Reused share of each sequence's prompt: the 10th, 50th and 90th percentile.",
                 "percentunit",
                 *(
                     (f"histogram_quantile({q}, sum by (le) (rate({W}prefix_cache_ratio_bucket{{}}[])))", f"p{q * 100:g}")
@@ -93,7 +93,7 @@ WORKER = page(
             ),
             lines(
                 "Reused tokens by tier",
-                "Prompt tokens by the tier that they came from, a second.",
+                "Prompt tokens by the tier from which they were reused, per second.",
                 "short",
                 (f"sum by (tier) (rate({W}prefix_cache_tokens_total{{}}[]))", "{{tier}}"),
             ),
@@ -106,13 +106,13 @@ WORKER = page(
             lines("Bytes held", "Bytes of held state, by tier.", "bytes", (f"sum by (tier) ({W}cache_bytes{{}})", "{{tier}}")),
             lines(
                 "Evictions",
-                "Chunks and checkpoints that leave a tier, a second.",
+                "Chunks and checkpoints that leave a tier, per second.",
                 "cps",
                 (f"sum by (tier, reason) (rate({W}cache_evictions_total{{}}[]))", "{{tier}}: {{reason}}"),
             ),
             lines(
                 "Restores and saves",
-                "Starts for which state was moved into the slot, exports into the store, moves out of the KV buffer, a second.",
+                "Starts for which state was moved into the slot, exports into the store, moves out of the KV buffer, per second.",
                 "ops",
                 (f"sum(rate({W}restores_total{{}}[]))", "restored"),
                 (f"sum(rate({W}saves_total{{}}[]))", "saved"),
@@ -127,33 +127,33 @@ WORKER = page(
             ),
             lines(
                 "Time that restores take",
-                "Of each second, the part in which state was moved into slots.",
+                "Share of the time in which state was moved into slots.",
                 "percentunit",
                 (f"sum by (instance) (rate({W}restore_seconds_total{{}}[]))", "{{instance}}"),
             ),
             lines(
                 "Disk failures",
-                "Stored state that the disk did not take or give back, a second. See the runbook of the disk tier.",
+                "Failed writes and reads of stored state, per second. See the runbook of the disk tier.",
                 "cps",
                 (f"sum by (instance, operation) (rate({W}disk_failures_total{{}}[]))", "{{instance}}: {{operation}}"),
             ),
             lines(
                 "Waits for a prefix",
-                "Sequences that waited for a prefix that another was computing, and those whose kept state was of no use, a second.",
+                "Sequences that waited for a prefix that another was computing, and those whose stored state could not be used, per second.",
                 "ops",
                 (f"sum(rate({W}prefix_waits_total{{}}[]))", "waited"),
-                (f"sum(rate({W}restore_failures_total{{}}[]))", "of no use"),
+                (f"sum(rate({W}restore_failures_total{{}}[]))", "not usable"),
             ),
             lines(
                 "Time of such waits",
-                "Of each second, the part in which sequences waited for a prefix that another computed, or for the disk; more than one may wait.",
+                "Waiting time of all sequences per second, for a prefix that another computed and for the disk.",
                 "percentunit",
                 (f"sum(rate({W}prefix_wait_seconds_total{{}}[]))", "for a prefix"),
                 (f"sum(rate({W}disk_wait_seconds_total{{}}[]))", "for the disk"),
             ),
             lines(
                 "Checkpoints and shifts",
-                "For models that cannot be rewound, and answers that filled their context, a second.",
+                "Checkpoints of models that cannot be rewound, and shifts of full contexts, per second.",
                 "ops",
                 (f"sum(rate({W}checkpoints_made_total{{}}[]))", "checkpoints made"),
                 (f"sum(rate({W}checkpoint_uses_total{{}}[]))", "checkpoints used"),
@@ -167,19 +167,19 @@ WORKER = page(
             ),
             lines(
                 "Tokens stored",
-                "Tokens whose state is stored, a second.",
+                "Tokens whose state is stored, per second.",
                 "short",
                 (f"sum by (instance) (rate({W}saved_tokens_total{{}}[]))", "{{instance}}"),
             ),
             lines(
                 "Transfers",
-                "Runs of KV state that workers sent each other and fetched from each other, by result, a second.",
+                "Transfers of KV state between workers, by direction and result, per second.",
                 "ops",
                 (f"sum by (direction, result) (rate({W}kv_transfers_total{{}}[]))", "{{direction}}: {{result}}"),
             ),
             lines(
                 "Bytes of transfers",
-                "Bytes of KV state that each worker sends and receives, a second.",
+                "Bytes of KV state that each worker sends and receives per second.",
                 "Bps",
                 (f"sum by (instance, direction) (rate({W}kv_transfer_bytes_total{{}}[]))", "{{instance}}: {{direction}}"),
             ),
@@ -193,19 +193,19 @@ WORKER = page(
         [
             lines(
                 "Updates",
-                "Updates of the summary, a second.",
+                "Updates of the summary, per second.",
                 "ops",
                 (f"sum by (instance) (rate({W}summary_updates_total{{}}[]))", "{{instance}}"),
             ),
             lines(
                 "Frames",
-                "Frames that were handed to routers, a second.",
+                "Frames that were sent to routers, per second.",
                 "ops",
                 (f"sum by (instance) (rate({W}summary_frames_total{{}}[]))", "{{instance}}"),
             ),
             lines(
                 "Subscribers",
-                "Routers that follow each worker; those that were cut off because they did not keep up, a second.",
+                "Routers that follow each worker; those that were disconnected because they did not keep up, per second.",
                 "short",
                 (f"{W}summary_subscribers{{}}", "{{instance}}"),
                 (f"sum by (instance) (rate({W}summary_cut_off_total{{}}[]))", "{{instance}}: cut off"),

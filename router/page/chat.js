@@ -1,4 +1,5 @@
-// The chat page: a conversation with a model of this router, streamed, with what of each prompt was reused and where.
+// The chat page: a streamed conversation with a model of this router, which shows the reuse of each prompt and the
+// worker.
 //
 // What a model writes goes into the page as text (textContent), never as markup. The API key is kept in sessionStorage, which ends
 // with the tab; messages are kept in this script only.
@@ -151,7 +152,7 @@ class Shown {
   }
 }
 
-// Returns what is known of an answer, in words.
+// Returns a description of an answer's figures.
 function figures({ response, usage, sent, first, ended, failovers, end }) {
   const header = (name) => response.headers.get(`x-warmpath-${name}`);
   const number = (text) => (text === null ? undefined : Number(text));
@@ -198,7 +199,7 @@ async function ask(text) {
     seen.end = control.signal.aborted ? "stopped" : "broken off";
     if (control.signal.aborted) say("The answer was stopped.");
     else complain(error.message);
-    // What still comes of a broken answer is not read.
+    // The rest of a broken answer is not read.
     control.abort();
   }
   seen.ended = performance.now();
@@ -229,7 +230,7 @@ function begin(control) {
   page.stop.hidden = false;
 }
 
-// What has arrived of an answer stays in the conversation; a question without one goes back into the field.
+// A partial answer stays in the conversation; a question without an answer returns to the input field.
 function finish(question, answer) {
   running = null;
   page.messages.removeAttribute("aria-busy");
@@ -255,7 +256,7 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function command() {
   const text = page.prompt.value.trim();
   const request = body(text ? [{ role: "user", content: text }] : []);
-  // Without a new message: the last request, which the last answer came to.
+  // Without a new message: the request of the last answer.
   if (!text && request.messages.at(-1)?.role === "assistant") request.messages.pop();
   const key = page.key.value.trim() ? ' \\\n  -H "authorization: Bearer $WARMPATH_API_KEY"' : "";
   const target = quoted(url("v1/chat/completions").href);

@@ -1,13 +1,14 @@
-// The fleet page: asks its router every few seconds and draws what it says.
+// The fleet page: polls its router every few seconds and draws the state of the fleet.
 //
-// Names of workers and models come from elsewhere: whatever is shown goes into the page as text (textContent), never as markup.
-// The idea: the page is built once; afterwards only what has changed is changed, so that focus and selection stay where they are.
+// Names of workers and models come from other machines: all texts go into the page as text (textContent), never as
+// markup. The page is built once; afterwards only changed parts are updated, so that focus and selection stay where
+// they are.
 "use strict";
 
-const LOOK_MS = 2000;
+const POLL_MS = 2000;
 const PATIENCE_MS = 8000;
-// Every so many looks the history is asked for, too.
-const LOOKS_PER_HISTORY = 3;
+// Number of polls after which the history is requested, too.
+const POLLS_PER_HISTORY = 3;
 const SLOTS_DRAWN_MAX = 32;
 const DECISIONS_AT_FIRST = 20;
 
@@ -375,7 +376,7 @@ const decisions = new Rows("decisions", DECISION_COLUMNS, (decision) => `${decis
 const charts = CHARTS.map((spec, idx) => new Chart(spec, idx));
 byId("charts").append(...charts.map((chart) => chart.figure));
 
-const page = { isPaused: false, nLooks: 0, nDecisions: DECISIONS_AT_FIRST, states: null, names: new Map(), lastHeard: null };
+const page = { isPaused: false, nPolls: 0, nDecisions: DECISIONS_AT_FIRST, states: null, names: new Map(), lastUpdate: null };
 
 function showFleet(fleet, nowMs) {
   const badgeKind = fleet.ready ? "ready" : "unready";
@@ -396,7 +397,7 @@ function showFleet(fleet, nowMs) {
   tellNews(fleet);
 }
 
-// Says aloud what has changed since the last look, and nothing else.
+// Announces changes since the last poll to screen readers, and nothing else.
 function tellNews(fleet) {
   const states = new Map(fleet.workers.map((worker) => [worker.url, worker.state]));
   if (page.states) {
@@ -427,7 +428,7 @@ function showHistory(history, window_s) {
   say("ttft50", seconds(sum.ttft_p50_s ?? NaN));
   say("ttft95", seconds(sum.ttft_p95_s ?? NaN));
   say("rate", sum.seconds > 0 ? `${asRate(sum.requests / sum.seconds)} answered` : "");
-  // What has only begun says little of a rate.
+  // A rate over a short time means little.
   const points = history.points.filter((point, idx) => idx === 0 || point.seconds >= history.pause_s / 2);
   charts.forEach((chart) => chart.draw(points, window_s));
 }
@@ -438,7 +439,7 @@ async function ask(path) {
   return response.json();
 }
 
-async function look(wantsHistory) {
+async function poll(wantsHistory) {
   const window_s = Number(byId("window").value);
   try {
     const asked = [ask("internal/v1/fleet"), ask("internal/v1/decisions"), wantsHistory ? ask(`internal/v1/history?window_s=${window_s}`) : null];
@@ -446,22 +447,22 @@ async function look(wantsHistory) {
     showFleet(fleet, recent.now_ms);
     showDecisions(recent.decisions);
     if (history) showHistory(history, window_s);
-    page.lastHeard = Date.now();
+    page.lastUpdate = Date.now();
     byId("trouble").hidden = true;
   } catch (error) {
-    const since = page.lastHeard ? ` What is shown is from ${clock(page.lastHeard)}.` : "";
+    const since = page.lastUpdate ? ` What is shown is from ${clock(page.lastUpdate)}.` : "";
     say("trouble", `The router does not answer: ${error.message}.${since}`);
     byId("trouble").hidden = false;
   }
-  if (page.lastHeard) say("updated", `${page.isPaused ? "Paused; as" : "As"} of ${clock(page.lastHeard)}.`);
+  if (page.lastUpdate) say("updated", `${page.isPaused ? "Paused; as" : "As"} of ${clock(page.lastUpdate)}.`);
 }
 
-async function lookOn() {
+async function pollRepeatedly() {
   if (!page.isPaused && !document.hidden) {
-    await look(page.nLooks % LOOKS_PER_HISTORY === 0);
-    page.nLooks += 1;
+    await poll(page.nPolls % POLLS_PER_HISTORY === 0);
+    page.nPolls += 1;
   }
-  setTimeout(lookOn, LOOK_MS);
+  setTimeout(pollRepeatedly, POLL_MS);
 }
 
 byId("pause").addEventListener("click", () => {
@@ -469,15 +470,15 @@ byId("pause").addEventListener("click", () => {
   byId("pause").setAttribute("aria-pressed", String(page.isPaused));
   say("pause", page.isPaused ? "Resume" : "Pause");
   say("news", page.isPaused ? "Paused" : "Resumed");
-  look(true);
+  poll(true);
 });
 byId("all").addEventListener("click", () => {
   page.nDecisions = Infinity;
   showDecisions(page.decisions);
   byId("decisions-title").focus();
 });
-byId("window").addEventListener("change", () => look(true));
+byId("window").addEventListener("change", () => poll(true));
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && !page.isPaused) look(true);
+  if (!document.hidden && !page.isPaused) poll(true);
 });
-lookOn();
+pollRepeatedly();

@@ -1,7 +1,7 @@
 """Agents of openai-agents and pydantic-ai against a fleet: test_agents.py ROUTER_URL.
 
 tests/tests/clients.rs starts the fleet: two workers with the tiny model behind a router. The tiny model calls a tool only where it must, so
-the first turn demands a call and the second brings its result.
+the first turn requires a call and the second sends its result.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class OpenAiAgents(unittest.TestCase):
         )
         return agent, asked
 
-    def test_a_tool_is_called_and_its_result_goes_back(self):
+    def test_a_tool_is_called_and_its_result_is_sent_back(self):
         for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
             agent, asked = self.agent(kind("tiny", client()))
             result = agents.Runner.run_sync(agent, "Is it raining?", max_turns=3)
@@ -80,7 +80,7 @@ class OpenAiAgents(unittest.TestCase):
             second = result.raw_responses[1].usage
             self.assertGreater(second.input_tokens_details.cached_tokens, 0, kind)
 
-    def test_a_streamed_run_comes_to_the_same(self):
+    def test_a_streamed_run_has_the_same_result(self):
         for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
             agent, asked = self.agent(kind("tiny", client()))
 
@@ -107,7 +107,7 @@ class OpenAiAgents(unittest.TestCase):
 class PydanticAi(unittest.TestCase):
     SETTINGS = {"temperature": 0, "max_tokens": 100, "parallel_tool_calls": False}
 
-    def test_a_tool_is_called_and_its_result_goes_back(self):
+    def test_a_tool_is_called_and_its_result_is_sent_back(self):
         schema = {
             "type": "object",
             "properties": {"city": {"type": "string", "enum": ["Berlin", "Oslo"]}},
@@ -117,7 +117,7 @@ class PydanticAi(unittest.TestCase):
         tool = ToolDefinition(name="get_weather", description="Tells the weather.", parameters_json_schema=schema)
         for kind in (OpenAIChatModel, OpenAIResponsesModel):
             model = kind("tiny", provider=OpenAIProvider(openai_client=client()))
-            # Without a text as the way out a call is demanded.
+            # A call is required because text is not allowed as output.
             demands = ModelRequestParameters(function_tools=[tool], allow_text_output=False)
             history = [ModelRequest(parts=[UserPromptPart("Is it raining?")])]
             first = model_request_sync(

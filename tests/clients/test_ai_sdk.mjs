@@ -94,7 +94,7 @@ for (const [name, model] of Object.entries(models)) {
   });
 }
 
-test("a reference to something stored says what to set", async () => {
+test("the error for a reference to a stored item names the setting", async () => {
   const ask = (messages) => generateText({ model: openai("tiny"), messages, maxRetries: 0, maxOutputTokens: 8 });
   const messages = [{ role: "user", content: "Hello" }];
   const first = await ask(messages);

@@ -1,7 +1,7 @@
 """aider against a fleet: test_aider.py ROUTER_URL.
 
 tests/tests/clients.rs starts the fleet: two workers with the tiny model behind a router. aider has no tools: it finds edits in the text of an
-answer. The tiny model writes one only where a grammar demands it, so both turns are answered by the same edit. aider runs in a repository and a
+answer. The tiny model writes one only if a grammar requires it, so both turns are answered by the same edit. aider runs in a repository and a
 home of its own, and reaches nothing but the router.
 """
 
@@ -34,7 +34,7 @@ class Aider(unittest.TestCase):
     def test_two_turns_edit_a_file(self):
         grammar = {"extra_body": {"grammar": f"root ::= {json.dumps(EDIT)}"}}
         settings = [{"name": "openai/tiny", "edit_format": "whole", "extra_params": grammar}]
-        # Or it looks for the model on the internet.
+        # Otherwise aider looks for the model on the internet.
         limits = {"openai/tiny": {"max_input_tokens": 4096, "max_output_tokens": 1024, "litellm_provider": "openai", "mode": "chat"}}
         with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as project:
             notes, history = pathlib.Path(project, "notes.txt"), pathlib.Path(project, ".aider.chat.history.md")

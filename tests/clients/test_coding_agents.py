@@ -1,7 +1,7 @@
 """One coding agent against a fleet: test_coding_agents.py AGENT FOLDER ROUTER_URL, where FOLDER holds the agent's program.
 
 tests/tests/clients.rs starts the fleet: workers with a tiny model, which calls a tool only where it must, behind a router. So a proxy of ours
-stands between agent and router. It demands a harmless tool in the agent's first turn and none in the next, and records what was answered.
+stands between agent and router. It requires a harmless tool in the agent's first turn and none in the next, and records the answers.
 The agent runs in a folder and a home of its own, and reaches nothing but the proxy.
 """
 
@@ -100,7 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             seen["demanded"] = not seen["result"]
             none = {"type": "none"} if "/messages" in self.path else "none"
             body["tool_choice"] = demand(self.path, self.server.tool) if seen["demanded"] else none
-            # Anthropic's API takes no forced call together with thoughts.
+            # Anthropic's API allows no forced call together with reasoning.
             body.pop("thinking", None)
         return json.dumps(body).encode()
 
@@ -148,7 +148,7 @@ def qwen_code(url, home):
     return ["qwen", "-p", "What is in notes.txt?", "--auth-type", "openai"], own
 
 
-# How each agent is started, and a tool of it that does no harm, whatever it is called with.
+# Command line of each agent, and one of its tools that is harmless with any arguments.
 AGENTS = {
     "claude-code": (claude_code, "Read"),
     "codex": (codex, "get_goal"),
@@ -158,7 +158,7 @@ AGENTS = {
 
 
 class CodingAgent(unittest.TestCase):
-    def test_a_tool_is_called_and_its_result_goes_back(self):
+    def test_a_tool_is_called_and_its_result_is_sent_back(self):
         start, tool = AGENTS[PROGRAM]
         proxy = Proxy(tool)
         with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as project:

@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "Which animal is it?"}]
 class Animal(pydantic.BaseModel):
     """An animal."""
 
-    # Or the tiny model goes on with properties of its own.
+    # Otherwise the tiny model adds properties of its own.
     model_config = pydantic.ConfigDict(extra="forbid")
 
     kind: typing.Literal["cat", "dog"]
@@ -40,7 +40,7 @@ class Instructor(unittest.TestCase):
         for mode in (modes.TOOLS, modes.TOOLS_STRICT, modes.JSON_SCHEMA, modes.RESPONSES_TOOLS):
             self.assertIsInstance(self.ask(mode, max_retries=0), Animal, mode)
 
-    def test_what_is_not_taken_goes_back_and_the_next_answer_counts(self):
+    def test_a_rejected_answer_is_sent_back_and_the_next_one_counts(self):
         rejected = []
 
         class Second(Animal):
@@ -69,7 +69,7 @@ class LlamaIndex(unittest.TestCase):
             context_window=8192, max_retries=0, temperature=0, max_tokens=100, **more,
         )
 
-    def test_a_tool_is_called_and_its_result_goes_back(self):
+    def test_a_tool_is_called_and_its_result_is_sent_back(self):
         model, tool = self.model(), FunctionTool.from_defaults(get_weather)
         history = [ChatMessage(role="user", content="Is it raining?")]
         first = model.chat_with_tools([tool], chat_history=history, tool_required=True)

@@ -34,7 +34,7 @@ def get_weather(city: typing.Literal["Berlin", "Oslo"]) -> str:
 class Animal(pydantic.BaseModel):
     """An animal."""
 
-    # Or the tiny model goes on with properties of its own.
+    # Otherwise the tiny model adds properties of its own.
     model_config = pydantic.ConfigDict(extra="forbid")
 
     kind: typing.Literal["cat", "dog"]
@@ -52,7 +52,7 @@ class LangChain(unittest.TestCase):
         usage = [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata]
         self.assertEqual(usage[-1]["output_tokens"], 16)
 
-    def test_a_tool_is_called_and_its_result_goes_back(self):
+    def test_a_tool_is_called_and_its_result_is_sent_back(self):
         bound = model(max_tokens=200).bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
         asked = bound.invoke(CHAT)
         [call] = asked.tool_calls
@@ -61,7 +61,7 @@ class LangChain(unittest.TestCase):
         self.assertIsInstance(result, ToolMessage)
         self.assertTrue(model().bind_tools([get_weather]).invoke(CHAT + [asked, result]).content)
 
-    def test_a_streamed_call_is_put_together(self):
+    def test_a_streamed_call_is_assembled(self):
         bound = model(max_tokens=200).bind_tools([get_weather], tool_choice="get_weather")
         whole = None
         for chunk in bound.stream(CHAT):
@@ -86,7 +86,7 @@ class LangChain(unittest.TestCase):
         self.assertEqual(len({answer.content for answer in answers}), 1)
         self.assertIsInstance(asyncio.run(model(max_tokens=4).ainvoke(CHAT)), AIMessage)
 
-    def test_the_responses_api_is_used_where_it_is_asked_for(self):
+    def test_the_responses_api_is_used_if_requested(self):
         answer = model(use_responses_api=True).invoke(CHAT)
         self.assertTrue(answer.text)
 
@@ -97,7 +97,7 @@ class LangChain(unittest.TestCase):
         with self.assertRaises(openai.APITimeoutError):
             model(timeout=0.001, max_tokens=4000, extra_body={"ignore_eos": True}).invoke(CHAT)
 
-    def test_a_stream_that_is_left_frees_its_slot(self):
+    def test_an_abandoned_stream_frees_its_slot(self):
         for _ in range(12):
             for chunk in model(max_tokens=4000, extra_body={"ignore_eos": True}).stream(CHAT):
                 if chunk.content:

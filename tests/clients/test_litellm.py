@@ -9,7 +9,7 @@ import os
 import sys
 import unittest
 
-# Or it fetches a list of prices.
+# Otherwise LiteLLM fetches a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
@@ -89,12 +89,12 @@ class LiteLlm(unittest.TestCase):
         with self.assertRaises(litellm.ContextWindowExceededError):
             chat(messages=[{"role": "user", "content": "word " * 6000}])
 
-    def test_a_timeout_is_the_client_s_error_and_the_fleet_goes_on(self):
+    def test_a_timeout_is_the_client_s_error_and_the_fleet_still_works(self):
         with self.assertRaises(litellm.Timeout):
             chat(timeout=0.01, max_tokens=4000, extra_body={"ignore_eos": True})
         self.assertEqual(chat(max_tokens=2).usage.completion_tokens, 2)
 
-    def test_a_stream_that_is_left_frees_its_slot(self):
+    def test_an_abandoned_stream_frees_its_slot(self):
         for _ in range(12):
             stream = chat(stream=True, max_tokens=4000, extra_body={"ignore_eos": True})
             while not next(stream).choices[0].delta.content:

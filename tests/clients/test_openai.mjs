@@ -101,7 +101,7 @@ test("a client that leaves a stream frees its slot for the next", async () => {
   assert.equal((await chat({ max_tokens: 2 })).usage.completion_tokens, 2);
 });
 
-test("a client that aborts hears its own error, and the fleet goes on", async () => {
+test("a client that aborts gets its own error, and the fleet still works", async () => {
   const controller = new AbortController();
   const asked = chat(endless, { signal: controller.signal });
   controller.abort();
@@ -109,7 +109,7 @@ test("a client that aborts hears its own error, and the fleet goes on", async ()
   assert.equal((await chat({ max_tokens: 2 })).usage.completion_tokens, 2);
 });
 
-test("a client's own timeout is its error, and the fleet goes on", async () => {
+test("a client's own timeout is its error, and the fleet still works", async () => {
   await assert.rejects(chat(endless, { timeout: 1 }), OpenAI.APIConnectionTimeoutError);
   assert.equal((await chat({ max_tokens: 2 })).usage.completion_tokens, 2);
 });

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for the binary `llama-server` when its own tests run: starts warmpath-worker with what its flags mean.
+"""Replacement of the binary `llama-server` in its own tests: starts warmpath-worker with the equivalent flags.
 
 Not here: which tests run (plugin.py). The idea: a flag is translated, or has no meaning for a worker and is dropped, or
 asks for something that a worker does not do; then the launcher ends with status 64 and says so.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The models of this repository that stand in for those of the hub, by what is asked for there.
+# The models of this repository that replace those of the hub, by the requested name.
 MODELS = {
     "ggml-org/test-model-stories260K": "stories.gguf",
     "ggml-org/test-model-stories260K-infill": "infill.gguf",
@@ -31,7 +31,7 @@ DROPPED = {
 }  # fmt: skip
 # Flags with a value that mean nothing to a worker.
 DROPPED_WITH_VALUE = {"--tags", "--n-gpu-layers", "--media-path", "--reasoning"}
-# Flags with a value that a worker has, too, and what they are called there.
+# Flags with a value that a worker has, too, and their names there.
 RENAMED = {
     "--parallel": "--slots", "--n-predict": "--predict", "-ctk": "--cache-type-k", "-ctv": "--cache-type-v",
     "-fa": "--flash-attn",
@@ -105,7 +105,7 @@ def translate(arguments):
         # llama-server gives a slot of its own 256 tokens at least, whatever it was told; a worker refuses less.
         least = 256 * int(given.get("--slots", 1))
         given["--ctx-size"] = str(max(int(given["--ctx-size"]), least))
-    # What the self-test chooses differs from machine to machine.
+    # The self-test's choice differs from machine to machine.
     fixed = {"--kv-unified": "off", "--flash-attn": "off", "--threads": "1"}
     for flag, value in (fixed | given).items():
         if flag not in DROPPED_WITH_VALUE:

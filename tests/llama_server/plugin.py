@@ -1,8 +1,8 @@
-"""A pytest plugin for llama-server's own tests: makes them run against a worker and says what came of each.
+"""A pytest plugin for llama-server's own tests: runs them against a worker and records the outcome of each.
 
-Not here: the worker's flags (launcher.py), the page that is made of the results (run.py). The idea: of a test that looks at
-the text of one trained model only that look is replaced; a test that cannot apply is skipped with its reason; one that
-fails because a worker is different must fail, so that the list of differences stays true.
+Not here: the worker's flags (launcher.py), the page that is made of the results (run.py). In a test
+that checks the text of one trained model, only that assertion is replaced. A test that cannot apply is skipped with its
+reason. One that fails because a worker is different must fail, so that the list of differences stays true.
 """
 
 import inspect
@@ -34,7 +34,7 @@ class Count(int):
 
 
 def some_text(_regex, text):
-    """Stands in for the look at what a trained model says."""
+    """Replacement of an assertion about a trained model's text."""
     return isinstance(text, str) and len(text) > 0
 
 

@@ -31,7 +31,7 @@ exec env -i PATH="$PATH" setpriv --no-new-privs chroot --userspec={user}:{user} 
 
 
 def obstacle():
-    """Says why no image can be made here, or nothing."""
+    """Returns why no image can be made here, or nothing."""
     if os.geteuid() != 0:
         return "mounts and another user's id want root"
     missing = [program for program in ("apt-get", "dpkg", "unshare", "setpriv", "chroot") if not shutil.which(program)]
@@ -52,7 +52,7 @@ def loaded(process):
 
 
 class Image:
-    """Is the image's file system in a folder, with places for models and data."""
+    """The image's file system in a folder, with places for models and data."""
 
     def __init__(self, folder):
         folder = pathlib.Path(folder)
@@ -64,7 +64,7 @@ class Image:
         packages = folder / "packages"
         packages.mkdir()
         quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        # Whoever downloads for apt may not write here, and need not: root does it itself.
+        # apt's own user may not write here, so root downloads instead.
         subprocess.run(["apt-get", "-o", "APT::Sandbox::User=root", "download", *PACKAGES], cwd=packages, **quiet)
         for package in packages.iterdir():
             subprocess.run(["dpkg", "-x", package, self.root], **quiet)

@@ -36,7 +36,7 @@ def free_port():
 
 
 class ApiServer:
-    """Starts etcd and kube-apiserver; `stop` ends both and deletes what they wrote, `kill` and `start_again` let one be away."""
+    """Starts etcd and kube-apiserver; `stop` ends both and deletes their files, `kill` and `start_again` interrupt the API server."""
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp())
@@ -63,7 +63,7 @@ class ApiServer:
             f"--etcd-servers={etcd}",
             f"--cert-dir={self.folder}/certificates",
             "--bind-address=127.0.0.1",
-            # No machine's address is needed, nor a route to anywhere: nobody reaches the server by its Service.
+            # No machine's address or route is needed, because nothing reaches the server by its Service.
             "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",
             f"--secure-port={self.port}",
@@ -73,7 +73,7 @@ class ApiServer:
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
-            # Nobody makes the accounts that this would ask for.
+            # No controller makes the accounts that this plugin requires.
             "--disable-admission-plugins=ServiceAccount",
         ]
         try:
@@ -97,7 +97,7 @@ class ApiServer:
         process.wait(timeout=60)
 
     def kubeconfig_of(self, token):
-        """Writes the file with which the bearer of a token finds the server and knows its certificate."""
+        """Writes a kubeconfig: the server, its certificate and the bearer's token."""
         cluster = {"server": self.url, "certificate-authority": str(self.folder / "certificates/apiserver.crt")}
         config = {
             "apiVersion": "v1",
@@ -114,7 +114,7 @@ class ApiServer:
 
     def start(self, name, *flags):
         log = open(self.folder / f"{name}.log", "a")
-        # What etcd 3.4 wants to be told before it runs there; ignored on others.
+        # etcd 3.4 runs on this processor only with this variable; others ignore it.
         environment = {**os.environ, "ETCD_UNSUPPORTED_ARCH": "arm64"}
         process = subprocess.Popen([program(name), *flags], stdout=log, stderr=log, env=environment)
         log.close()
@@ -146,7 +146,7 @@ class ApiServer:
         return self.call_warned(method, path, body)[:2]
 
     def call_warned(self, method, path, body=None):
-        """Returns status and body of an answer, and of what the server warns."""
+        """Returns status and body of an answer, and the server's warnings."""
         request = urllib.request.Request(self.url + path, method=method)
         request.add_header("Authorization", f"Bearer {TOKEN}")
         request.add_header("Content-Type", "application/json")
@@ -171,7 +171,7 @@ class ApiServer:
         return answer
 
     def helm(self, *args, values=None):
-        """Runs helm in the tests' namespace, with values on its standard input, and returns what it says."""
+        """Runs helm in the tests' namespace, with values on its standard input, and returns its output."""
         command = [program("helm"), *args, "--namespace", NAMESPACE, "--kubeconfig", self.kubeconfig]
         if values is not None:
             command += ["--values", "-"]
@@ -182,7 +182,7 @@ class ApiServer:
         return result.stdout
 
     def path(self, document):
-        """Returns where objects of a document's kind are listed and made, in the tests' namespace where they are in any."""
+        """Returns the path at which objects of a document's kind are listed and made, in the tests' namespace if they have one."""
         version = document["apiVersion"]
         prefix = f"/apis/{version}" if "/" in version else f"/api/{version}"
         if version not in self.kinds:

@@ -38,7 +38,7 @@ def post(url, body, headers=()):
 
 
 class Load:
-    """Chats of several tenants until it is stopped, some of which break their own prefix, and more at a time than there is room for."""
+    """Chats of several tenants until it is stopped; some break their own prefix, and more run at a time than there are slots."""
 
     def __init__(self, router, stock_name):
         self.url, self.stock_name = router + "/v1/chat/completions", stock_name
@@ -69,7 +69,7 @@ class Load:
 
 
 def expressions():
-    """Yields where an expression stands and each of its parts that is compared."""
+    """Yields the place of an expression and each of its compared parts."""
     for rule in rules():
         for part in re.split(r"\s(?:<|>|and)\s", rule["expr"]):
             if "warmpath" in part:
@@ -89,7 +89,7 @@ def has_data(prometheus, expression):
         with urllib.request.urlopen(f"{prometheus}/api/v1/query?{query}", timeout=30) as response:
             result = json.loads(response.read())["data"]["result"]
     except urllib.error.HTTPError as error:
-        # So it says while it is starting.
+        # Prometheus reports this while it is starting.
         if error.code != 503:
             sys.exit(f"{expression}: {error.read().decode()}")
         return False

@@ -1,4 +1,4 @@
-"""Workers, a router and clients as local processes and threads, for tests that change the fleet around them. Not here: why it changes."""
+"""Workers, a router and clients as local processes and threads, for tests that change the fleet around them. Not here: those changes."""
 
 import json
 import pathlib
@@ -13,12 +13,12 @@ MODEL = "tiny"
 STARTS_WITHIN_S = 60
 STOPS_WITHIN_S = 120
 ANSWERS_WITHIN_S = 120
-# A load ends by itself then, whatever becomes of the test.
+# A load ends by itself after this time, even if the test fails.
 LOAD_MAX_S = 900
 
 
 class Process:
-    """Is a running program, whose log lies in a folder."""
+    """A running program, whose log lies in a folder."""
 
     def __init__(self, name, folder, program, *flags):
         self.name, self.path = name, pathlib.Path(folder, f"{name}.log")
@@ -30,7 +30,7 @@ class Process:
         return f"{self.name}:\n{self.path.read_text()[-3000:]}"
 
     def stop(self):
-        """Asks it to end, and returns with what status it did."""
+        """Ends it by SIGTERM and returns its status."""
         self.ask_to_end()
         return self.ended()
 
@@ -120,7 +120,7 @@ class Load:
             self.failures.append(f"{'stream' if 'stream' in body else 'plain'}: {error!r} {said}")
 
     def answered_by(self, since=0.0):
-        """Returns who gave the answers that were asked for since a moment."""
+        """Returns the workers of the answers that were requested since a moment."""
         return {worker for asked, worker in list(self.answers) if asked >= since}
 
     def stop(self):

@@ -1,4 +1,4 @@
-"""Measures what each set of CPU kernels that the image brings computes in a second here, beside this machine's own build: `make bench-cpu-variants`.
+"""Measures the speed of each set of CPU kernels in the image on this machine, beside this machine's own build: `make bench-cpu-variants`.
 
 One worker at a time, in turn, with the bench model, two threads, and flash attention off, so that all compute the same way. Not here: that they
 compute right (test_image.py).

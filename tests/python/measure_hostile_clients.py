@@ -1,4 +1,4 @@
-"""Measures what slow and oversized requests cost other clients: `make bench-hostile`.
+"""Measures the effect of slow and oversized requests on other clients: `make bench-hostile`.
 
 A router and two workers with the tiny model; two clients that chat, one request after the other. In turn they are alone, beside connections that
 say a byte a second, and beside bodies that are larger than the router takes. Not here: that limits hold (`router/tests`).
@@ -57,7 +57,7 @@ async def send_too_much(pause_s):
 
 
 async def be_hostile(kind):
-    """Runs in a process of its own until that is ended."""
+    """Runs in a process of its own until it is ended."""
     if kind == "slow":
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\nx-slow: "
         body = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-length: 1000000\r\n\r\n"
@@ -82,7 +82,7 @@ def chat(times, stopped):
 
 
 def one_round(kind):
-    """Returns how long each answer took, in milliseconds."""
+    """Returns the time of each answer. Units: milliseconds."""
     hostile = None if kind == "alone" else subprocess.Popen([sys.executable, "-B", __file__, kind])
     time.sleep(2)
     times, stopped = [], threading.Event()

@@ -46,7 +46,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(final.content[0].text, text)
         self.assertEqual((final.stop_reason, final.usage.output_tokens), ("max_tokens", 16))
 
-    def test_events_come_in_their_order(self):
+    def test_events_arrive_in_order(self):
         kinds = [event.type for event in client().messages.create(stream=True, **options())]
         self.assertEqual(kinds[:2], ["message_start", "content_block_start"])
         self.assertEqual(kinds[-3:], ["content_block_stop", "message_delta", "message_stop"])
@@ -61,18 +61,18 @@ class Answers(unittest.TestCase):
         with self.assertRaises(anthropic.NotFoundError):
             client().models.retrieve("claude-unknown")
 
-    def test_a_stop_sequence_ends_the_message_and_is_named(self):
+    def test_a_stop_sequence_ends_the_message_and_is_reported(self):
         stop = ask().content[0].text.split()[3]
         message = ask(stop_sequences=["never said", stop])
         self.assertEqual((message.stop_reason, message.stop_sequence), ("stop_sequence", stop))
         self.assertNotIn(stop, message.content[0].text if message.content else "")
 
-    def test_tokens_are_counted_as_they_are_used(self):
+    def test_counted_tokens_equal_the_usage(self):
         counted = client().messages.count_tokens(model=MODEL, messages=MESSAGES, system="You answer in random words.")
         usage = ask().usage
         self.assertEqual(counted.input_tokens, usage.input_tokens + usage.cache_read_input_tokens)
 
-    def test_a_conversation_that_goes_on_reads_the_cache(self):
+    def test_a_continued_conversation_reads_the_cache(self):
         messages = [{"role": "user", "content": "repeat after me " * 40}]
         first = ask(messages=messages)
         messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "again"}]
@@ -99,7 +99,7 @@ class Answers(unittest.TestCase):
         messages = MESSAGES + [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
         self.assertEqual(ask(messages=messages, tools=[tool]).usage.output_tokens, 16)
 
-    def test_headers_say_what_was_decided(self):
+    def test_headers_report_the_decision(self):
         self.assertTrue(ask()._request_id)
         raw = client().messages.with_raw_response.create(**options())
         for name in ("x-request-id", "x-warmpath-worker", "x-warmpath-slot", "x-warmpath-route"):
@@ -124,7 +124,7 @@ class Errors(unittest.TestCase):
         self.check(bad, "invalid_request_error", "`messages` is empty", messages=[])
         self.check(bad, "invalid_request_error", "prompt is too long", messages=[{"role": "user", "content": "word " * 6000}])
 
-    def test_what_is_not_done_here_is_a_bad_request(self):
+    def test_unsupported_features_are_bad_requests(self):
         source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
         image = [{"role": "user", "content": [{"type": "image", "source": source}]}]
         self.check(anthropic.BadRequestError, "invalid_request_error", "image", messages=image)
@@ -132,7 +132,7 @@ class Errors(unittest.TestCase):
         choice = {"type": "tool", "name": "web_search"}
         self.check(anthropic.BadRequestError, "invalid_request_error", "web_search", tools=search, tool_choice=choice)
 
-    def test_too_many_requests_are_refused_and_named(self):
+    def test_too_many_requests_are_refused_with_a_code(self):
         def try_to(_):
             try:
                 return ask(max_tokens=300, extra_body={"ignore_eos": True}).stop_reason

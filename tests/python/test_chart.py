@@ -1,6 +1,6 @@
 """The Helm chart, with the real helm: lint, and a matrix of values, each feature on and off. Run by tests/tests/deploy.rs.
 
-What is rendered is checked by schema (kubeconform), against the programs' own flags, variables and metrics, and for what must hold
+The rendered objects are checked by schema (kubeconform), against the programs' own flags, variables and metrics, and for rules
 of every pod. Not here: an API server's opinion (test_chart_installed.py).
 """
 
@@ -45,7 +45,7 @@ def router(**values):
     return {"router": values}
 
 
-# What Kubernetes' strictest standard for pods wants of containers that are not the chart's.
+# Settings that Kubernetes' strictest standard for pods requires of containers that are not the chart's.
 RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 EXTRA = {
     "extraArgs": ["--body-max=1000"],
@@ -272,7 +272,7 @@ MATRIX = {
     ),
 }
 
-# Values that must be refused, and a word of what is said.
+# Values that must be refused, and a word of the message.
 REFUSED = {
     "no source of the model": ({"workers": [{"name": "p"}]}, "has 0 sources"),
     "two sources of the model": (
@@ -283,13 +283,13 @@ REFUSED = {
     "two pools of one name": ({"workers": [{"name": "p", **FROM_PVC}] * 2}, "two pools are called"),
     "no pool and no other worker": ({"workers": []}, "there are no pools"),
     "a pool without a name": ({"workers": [FROM_PVC]}, "name"),
-    "a name that is none": ({"workers": [{"name": "P_1", **FROM_PVC}]}, "pattern"),
+    "an invalid name": ({"workers": [{"name": "P_1", **FROM_PVC}]}, "pattern"),
     "a value that is misspelled": (router(replica=3), "replica"),
     "a value of a pool that is misspelled": (pool(slotz=3), "slotz"),
     "an unknown policy": (router(policy="sticky"), "policy"),
     "a bandwidth below 0": (router(kvGbits=-1), "kvGbits"),
     "less time than a worker needs to leave": (pool(exitGraceSeconds=3), "exitGraceSeconds"),
-    "a checksum that is none": (pool(model={**FROM_PVC["model"], "sha256": "abc"}), "sha256"),
+    "an invalid checksum": (pool(model={**FROM_PVC["model"], "sha256": "abc"}), "sha256"),
     "a model that is not downloaded by HTTP": (
         {"workers": [{"name": "p", "model": {"url": {"url": "file:///etc/passwd"}}}]},
         "pattern",
@@ -377,7 +377,7 @@ def each_row(test):
 
 
 class Chart(unittest.TestCase):
-    def test_lint_finds_nothing(self):
+    def test_lint_finds_no_error(self):
         result = helm("lint", CHART, "--strict")
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
@@ -402,7 +402,7 @@ class Chart(unittest.TestCase):
             self.assertTrue(url.startswith("https://git.example/warmpath/docs/runbooks/"), url)
             self.assertTrue((ROOT / url.removeprefix("https://git.example/warmpath/")).exists(), url)
 
-    def test_flags_of_the_user_come_behind_those_of_the_chart(self):
+    def test_the_user_s_flags_follow_the_chart_s(self):
         values = {**pool(extraArgs=["--queue-max=1"]), **router(extraArgs=["--policy=random"])}
         result = helm("template", "rel", CHART, values=values)
         given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
@@ -415,7 +415,7 @@ class Chart(unittest.TestCase):
             given = [c["args"] for spec, _, _ in pods(yaml.safe_load_all(result.stdout)) for c in spec["containers"] if "args" in c]
             self.assertEqual([arg for args in given for arg in args if "kv-gbits" in arg], expected)
 
-    def test_every_row_renders_what_it_says_and_nothing_else(self):
+    def test_every_row_renders_its_objects_and_no_others(self):
         default_kinds = {document["kind"] for document in rendered("defaults")}
         for name, (_, added, taken) in MATRIX.items():
             with self.subTest(name):
@@ -473,7 +473,7 @@ class Chart(unittest.TestCase):
                 self.assertEqual(context["capabilities"]["drop"], ["ALL"])
 
     @each_row
-    def test_programs_can_write_where_they_must(self, documents):
+    def test_programs_can_write_to_their_folders(self, documents):
         for spec, _, document in pods(documents):
             main = spec["containers"][0]
             needs = {"router": "/tmp", "worker": "/data"}.get(main["name"])
@@ -492,7 +492,7 @@ class Chart(unittest.TestCase):
             self.assertGreater(spec["terminationGracePeriodSeconds"], needed)
 
     @each_row
-    def test_selectors_select_the_pods_that_are_meant(self, documents):
+    def test_selectors_select_their_pods(self, documents):
         labels = {(doc["kind"], doc["metadata"]["name"]): found for _, found, doc in pods(documents)}
         for document in documents:
             if document["kind"] == "Service":
@@ -510,7 +510,7 @@ class Chart(unittest.TestCase):
                 self.assertEqual(selected, {("StatefulSet", document["metadata"]["name"])})
 
     @each_row
-    def test_names_are_told_apart_and_fit(self, documents):
+    def test_names_are_unique_and_short_enough(self, documents):
         names = [(document["kind"], document["metadata"]["name"]) for document in documents]
         self.assertEqual(len(names), len(set(names)))
         for kind, name in names:
@@ -577,14 +577,14 @@ class Chart(unittest.TestCase):
             claims = {claim["metadata"]["name"] for claim in document["spec"].get("volumeClaimTemplates", [])}
             self.assertLessEqual(set(mounts.values()), volumes | claims)
 
-    def test_what_cannot_work_is_refused_with_a_reason(self):
+    def test_impossible_values_are_refused_with_a_reason(self):
         for name, (values, reason) in REFUSED.items():
             with self.subTest(name):
                 result = helm("template", "rel", CHART, values=values)
                 self.assertNotEqual(result.returncode, 0)
                 self.assertIn(reason, result.stderr)
 
-    def test_a_package_holds_what_lies_elsewhere_in_the_tree(self):
+    def test_a_package_contains_the_files_from_elsewhere_in_the_tree(self):
         with tempfile.TemporaryDirectory() as folder:
             made = helm_command("package", CHART, "--destination", folder)
             self.assertEqual(made.returncode, 0, made.stderr)
@@ -608,7 +608,7 @@ class Chart(unittest.TestCase):
         self.assertGreater(len(rows), 100)
         self.assertEqual([key for key, description in rows if not description.strip()], [])
 
-    def test_the_versions_are_the_programs(self):
+    def test_the_versions_are_those_of_the_programs(self):
         version = re.search(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
         chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
         self.assertEqual(chart["appVersion"], version)

@@ -1,6 +1,6 @@
 """The Helm chart on a real API server: every rendered object is valid there, and a release comes, changes and goes.
 
-Run by `make test-k8s`. There are no controllers and no nodes, so nothing is started: what pods would do is not tried here.
+Run by `make test-k8s`. There are no controllers and no nodes, so no pod is started.
 """
 
 import json
@@ -23,7 +23,7 @@ class Installed(unittest.TestCase):
         self.assertEqual(status, 200, found)
         return {item["metadata"]["name"]: item for item in found["items"]}
 
-    def test_the_server_takes_every_object_of_every_row_and_warns_of_none(self):
+    def test_the_server_accepts_every_object_of_every_row_without_a_warning(self):
         n_objects = 0
         for name in test_chart.MATRIX:
             for document in test_chart.rendered(name):
@@ -34,7 +34,7 @@ class Installed(unittest.TestCase):
                     n_objects += 1
         print(f"{n_objects} objects of {len(test_chart.MATRIX)} rows")
 
-    def test_every_row_is_installed_and_leaves_nothing(self):
+    def test_every_row_is_installed_and_removed_completely(self):
         for name, (values, _, _) in test_chart.MATRIX.items():
             with self.subTest(name):
                 kinds = {(document["apiVersion"], document["kind"]) for document in test_chart.rendered(name)}
@@ -46,7 +46,7 @@ class Installed(unittest.TestCase):
                 self.server.helm("uninstall", "row")
                 self.assertEqual({kind: set(self.names(*kind)) for kind in kinds}, before)
 
-    def test_the_server_refuses_what_is_wrong(self):
+    def test_the_server_refuses_invalid_objects(self):
         document = next(doc for doc in test_chart.rendered("defaults") if doc["kind"] == "StatefulSet")
         wrong = json.loads(json.dumps(document))
         wrong["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] = 10**6
@@ -56,7 +56,7 @@ class Installed(unittest.TestCase):
         self.assertEqual(self.server.call("POST", path, wrong)[0], 422)
         self.assertEqual(len(self.server.call_warned("POST", path, lax)[2]), 1)
 
-    def test_a_release_is_installed_upgraded_rolled_back_and_taken_away(self):
+    def test_a_release_is_installed_upgraded_rolled_back_and_removed(self):
         self.server.helm("install", "rel", test_chart.CHART, values={})
         self.assertEqual(set(self.names("apps/v1", "StatefulSet")), {"rel-warmpath-default"})
         self.assertEqual(self.names("apps/v1", "Deployment")["rel-warmpath-router"]["spec"]["replicas"], 2)
@@ -88,7 +88,7 @@ class Installed(unittest.TestCase):
         self.server.helm("uninstall", "rel")
         for version, kind in (("apps/v1", "StatefulSet"), ("apps/v1", "Deployment"), ("v1", "Service"), ("v1", "ConfigMap")):
             left = {name for name in self.names(version, kind) if name.startswith("rel-")}
-            # Whoever would delete what has owners is not there; helm's own objects have none.
+            # No garbage collector deletes objects that have owners; helm's own objects have none.
             self.assertEqual(left, set(), kind)
 
 

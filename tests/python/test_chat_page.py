@@ -1,4 +1,4 @@
-"""The chat page as a reader uses it, in Chromium: test_chat_page.py CHROMIUM ROUTER_URL KEY.
+"""The chat page as a user sees it, in Chromium: test_chat_page.py CHROMIUM ROUTER_URL KEY.
 
 tests/tests/chat_page.rs starts the fleet: a worker with the tiny model, whose other name is markup, behind a router with --ui that
 requires KEY.
@@ -58,7 +58,7 @@ class ChatPage(unittest.TestCase):
         expect(figures.nth(n - 1)).to_have_text(FIGURES)
         return figures.nth(n - 1).inner_text()
 
-    def test_a_conversation_reuses_its_own_prefix_and_says_so(self):
+    def test_a_conversation_reuses_its_own_prefix_and_shows_it(self):
         self.page.get_by_label("System prompt").fill("one two three four five six seven eight nine ten " * 8)
         self.limit(8)
         self.ask("one two three")
@@ -97,7 +97,7 @@ class ChatPage(unittest.TestCase):
         self.page.get_by_role("button", name="Stop").click()
         expect(self.page.locator("li.assistant .figures").nth(2)).to_contain_text("stopped")
 
-    def test_markup_is_shown_as_text_and_does_nothing(self):
+    def test_markup_is_shown_as_text_and_has_no_effect(self):
         chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE, "reasoning_content": HOSTILE}, "finish_reason": "stop"}]}
         answer = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(body=answer, content_type="text/event-stream"))
@@ -109,7 +109,7 @@ class ChatPage(unittest.TestCase):
         self.assertIsNone(self.page.evaluate("window.harm ?? null"))
         self.assertEqual(self.page.locator("img").count(), 0)
 
-    def test_the_copied_command_asks_the_same_and_holds_no_key(self):
+    def test_the_copied_command_sends_the_same_request_and_has_no_key(self):
         self.page.get_by_label("Message", exact=True).fill("it's one")
         self.page.get_by_role("button", name="Copy as curl").click()
         command = self.page.locator("#command-text").input_value()
@@ -121,7 +121,7 @@ class ChatPage(unittest.TestCase):
         asked = subprocess.run(["sh", "-c", shorter], env={"WARMPATH_API_KEY": KEY, "PATH": "/usr/bin:/bin", "no_proxy": "*"}, capture_output=True, text=True, timeout=60)
         self.assertIn("data: [DONE]", asked.stdout, asked.stderr)
 
-    def test_what_fails_is_said_and_the_question_is_kept(self):
+    def test_errors_are_shown_and_the_question_is_kept(self):
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={"error": {"message": "no worker"}}))
         self.ask("one two three")
         expect(self.page.get_by_role("alert")).to_have_text("no worker (status 503)")
@@ -136,7 +136,7 @@ class ChatPage(unittest.TestCase):
         self.assertTrue(all("503" in complaint for complaint in self.complaints), self.complaints)
         self.complaints.clear()
 
-    def test_the_key_is_kept_for_this_tab_alone(self):
+    def test_the_key_is_kept_for_this_tab_only(self):
         self.page.reload()
         expect(self.page.locator("#model option")).to_have_count(2)
         self.assertEqual(self.page.evaluate("[localStorage.length, document.cookie, sessionStorage.length]"), [0, "", 1])
@@ -160,7 +160,7 @@ class ChatPage(unittest.TestCase):
         for control in ("model", "fresh", "system", "key", "prompt", "send", "curl"):
             self.assertIn(control, reached)
 
-    def test_a_phone_shows_all_of_it_without_scrolling_sideways_in_both_schemes(self):
+    def test_a_phone_shows_the_page_without_horizontal_scrolling_in_both_schemes(self):
         for scheme in ("light", "dark"):
             page, _ = self.browser.show(ROUTER + "/chat", viewport=PHONE, color_scheme=scheme)
             page.evaluate("(key) => sessionStorage.setItem('warmpath-api-key', key)", KEY)

@@ -1,4 +1,4 @@
-"""The chart's download of a model, with the real script and the real curl, from a server that breaks off and lies.
+"""The chart's download of a model, with the real script and the real curl, from a server that breaks off and sends wrong bytes.
 
 Run by tests/tests/deploy.rs.
 """
@@ -20,7 +20,7 @@ SHA256 = hashlib.sha256(MODEL).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves MODEL as `server.behaviour` says; keeps what was asked."""
+    """Serves MODEL as `server.behaviour` says; records the requests."""
 
     def log_message(self, *_):
         pass
@@ -97,7 +97,7 @@ class Download(unittest.TestCase):
         self.assert_downloaded(self.run_script())
         self.assertEqual(len(self.server.requests), n_requests)
 
-    def test_goes_on_where_it_broke_off_in_one_run_and_in_the_next(self):
+    def test_continues_where_it_broke_off_in_one_run_and_in_the_next(self):
         self.server.most = 100_000
         result = self.run_script(DOWNLOAD_TRIES="2")
         self.assertNotEqual(result.returncode, 0)
@@ -106,20 +106,20 @@ class Download(unittest.TestCase):
         ranges = [headers.get("Range") for _, _, headers in self.server.requests]
         self.assertEqual(ranges, [None, "bytes=100000-", "bytes=200000-"])
 
-    def test_a_server_that_cannot_go_on_is_asked_for_the_whole_file(self):
+    def test_a_server_that_cannot_continue_sends_the_whole_file(self):
         self.server.most, self.server.ranges = 100_000, False
         self.assertNotEqual(self.run_script(DOWNLOAD_TRIES="1").returncode, 0)
         self.server.most = len(MODEL)
         self.assert_downloaded(self.run_script())
 
-    def test_a_file_that_was_whole_before_it_could_be_named_is_not_fetched_again(self):
+    def test_a_complete_file_that_was_not_renamed_is_not_fetched_again(self):
         self.server.most = len(MODEL) - 1
         self.assertNotEqual(self.run_script(DOWNLOAD_TRIES="1").returncode, 0)
         with open(f"{self.path}.part", "ab") as file:
             file.write(MODEL[-1:])
         self.assert_downloaded(self.run_script())
 
-    def test_what_has_another_checksum_is_deleted(self):
+    def test_a_file_with_another_checksum_is_deleted(self):
         result = self.run_script(MODEL_SHA256="0" * 64)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn(SHA256, result.stderr)
@@ -149,7 +149,7 @@ class Download(unittest.TestCase):
         self.assertEqual(self.run_script("/x/m-00001-of-00012.gguf?download=true").returncode, 0)
         self.assertEqual(len(self.server.requests), n_requests)
 
-    def test_a_file_of_several_that_is_wrong_is_not_passed_over(self):
+    def test_a_wrong_file_among_several_is_detected(self):
         self.path = self.folder / "models/m-00002-of-00003.gguf"
         result = self.run_script("/m-00002-of-00003.gguf", MODEL_SHA256="0" * 64)
         self.assertNotEqual(result.returncode, 0)

@@ -114,7 +114,7 @@ class Followed(unittest.TestCase):
             time.sleep(0.02)
 
     def fleet(self):
-        """Returns what the router says of each worker, by the worker's number."""
+        """Returns the router's report of each worker, by the worker's number."""
         try:
             workers = json.loads(get(f"{self.admin}/internal/v1/fleet"))["workers"]
         except OSError:
@@ -128,7 +128,7 @@ class Followed(unittest.TestCase):
         self.wait_for(f"worker {n} is {state}", lambda: self.states().get(n) == state)
 
     def metric(self, line):
-        """Returns the value of a line of the router's metrics; 0 where it is not there yet."""
+        """Returns the value of a line of the router's metrics; 0 if it does not exist yet."""
         found = re.search(rf"^{re.escape(line)} (.*)$", get(f"{self.admin}/metrics"), re.M)
         return float(found.group(1)) if found else 0.0
 
@@ -145,7 +145,7 @@ class Followed(unittest.TestCase):
         self.more_answers(5 * N_CLIENTS)
         self.assertNotIn(f"worker-{n}", self.load.answered_by(since))
 
-    def test_workers_come_drain_and_go_under_load_and_while_the_api_server_is_away(self):
+    def test_workers_join_drain_and_leave_under_load_and_while_the_api_server_is_down(self):
         for n in (1, 2):
             self.wait_for_state(n, "ready")
         self.load = Load(self.router, N_CLIENTS)
@@ -216,7 +216,7 @@ class Followed(unittest.TestCase):
         failures = 'warmpath_router_discovery_failures_total{source="kubernetes"}'
         n_failures = self.metric(failures)
         self.server.kill()
-        self.wait_for("the router misses the API server", lambda: self.metric(failures) > n_failures)
+        self.wait_for("the router counts failures of the API server", lambda: self.metric(failures) > n_failures)
         self.more_answers(5 * N_CLIENTS)
         # A container that is restarted has the address that it had.
         self.assertEqual(self.processes["worker-3"].stop(), 0)
@@ -234,7 +234,7 @@ class Followed(unittest.TestCase):
         self.wait_for_state(3, "leaving")
         self.gets_nothing_new(3)
 
-    def test_what_helm_test_asks_a_fleet_answers(self):
+    def test_a_fleet_answers_the_requests_of_helm_test(self):
         """Runs the command of the chart's test pod here, where the router has another name."""
         for n in OTHERS:
             self.start_worker(n)
@@ -253,7 +253,7 @@ class Followed(unittest.TestCase):
 
 
 def enter_network():
-    """Runs this program again where the addresses are its own; says why if that cannot be."""
+    """Runs this program again in a network namespace; prints the reason if that is impossible."""
     missing = [name for name in ("helm", "etcd", "kube-apiserver", "curl", "ip", "unshare") if not program(name)]
     if missing:
         skip(f"{', '.join(missing)} cannot be installed here")

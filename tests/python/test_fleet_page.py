@@ -1,4 +1,4 @@
-"""The fleet page as a reader sees it, in Chromium: test_fleet_page.py CHROMIUM ROUTER_URL ADMIN_URL.
+"""The fleet page as a user sees it, in Chromium: test_fleet_page.py CHROMIUM ROUTER_URL ADMIN_URL.
 
 tests/tests/fleet_page.rs starts the fleet: two workers with the tiny model and one whose model's name is markup, and has asked
 for some conversations, one of them under an id that is markup.
@@ -44,14 +44,14 @@ class FleetPage(unittest.TestCase):
         self.assertLessEqual(reasons, {"prefix", "cold", "load", "only", "retry"})
         expect(rows.first).to_contain_text("answered")
 
-    def test_names_that_are_markup_are_shown_as_text_and_do_nothing(self):
+    def test_names_that_are_markup_are_shown_as_text_and_have_no_effect(self):
         expect(self.page.locator("#workers-rows")).to_contain_text(HOSTILE)
         expect(self.page.locator("#decisions-rows")).to_contain_text(HOSTILE)
         expect(self.page.locator("#decisions-rows")).to_contain_text("<img/src=x/onerror=window.harm=1>")
         self.assertIsNone(self.page.evaluate("window.harm ?? null"))
         self.assertEqual(self.page.locator("table script, table img").count(), 0)
 
-    def test_every_control_is_reached_and_worked_by_keyboard(self):
+    def test_every_control_is_reached_and_used_by_keyboard(self):
         reached = []
         for _ in range(24):
             self.page.keyboard.press("Tab")
@@ -83,7 +83,7 @@ class FleetPage(unittest.TestCase):
         texts = self.page.locator("#workers-rows tr td[data-label=Holds]").all_inner_texts()
         return [int(text.split()[0].replace(",", "")) for text in texts]
 
-    def test_charts_have_words_and_a_table_beside_the_picture(self):
+    def test_charts_have_a_description_and_a_table(self):
         figures = self.page.locator("figure")
         expect(figures).to_have_count(3)
         picture = self.page.get_by_role("img", name="Prefix hit ratio")
@@ -93,7 +93,7 @@ class FleetPage(unittest.TestCase):
         expect(table.get_by_role("columnheader")).to_have_text(["Until", "ceiling", "predicted", "reused"])
         expect(table.get_by_role("row").nth(1)).to_contain_text("%")
 
-    def test_a_phone_shows_all_of_it_without_scrolling_sideways_in_both_schemes(self):
+    def test_a_phone_shows_the_page_without_horizontal_scrolling_in_both_schemes(self):
         for scheme in ("light", "dark"):
             page, complaints = self.browser.show(ADMIN + "/fleet", viewport=PHONE, color_scheme=scheme)
             expect(page.locator("#workers-rows tr")).to_have_count(3)
@@ -109,7 +109,7 @@ class FleetPage(unittest.TestCase):
             for selector in ("body", ".quiet", ".badge.ready", "td small", "a[href=metrics]", "figcaption li", ".value"):
                 self.assertGreaterEqual(page.evaluate(CONTRAST, selector), 4.5, f"{selector}, {scheme}")
 
-    def test_says_so_when_the_router_does_not_answer(self):
+    def test_shows_an_error_when_the_router_does_not_answer(self):
         self.page.route("**/internal/v1/fleet", lambda route: route.fulfill(status=500, body="{}"))
         expect(self.page.get_by_role("alert")).to_contain_text("internal/v1/fleet answers 500")
         self.page.unroute("**/internal/v1/fleet")

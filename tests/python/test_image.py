@@ -1,6 +1,6 @@
 """The worker's image runs confined, with the CPU kernels that suit the machine, and leaves out those that do not work. Run by `make test-image`.
 
-No container is started, because no registry can be reached where this project is developed; `image.py` says what stands for one. Not here:
+No container is started, because no registry can be reached where this project is developed; `image.py` builds a replacement. Not here:
 that the Dockerfiles are sound (test_units.py), libraries that are no kernels at all (worker/tests/cpu_variants.rs).
 """
 
@@ -74,12 +74,12 @@ class Running(unittest.TestCase):
         self.assertGreater(len(self.by_score), 1, self.findings)
         print(f"\nwork here, the best last: {', '.join(self.by_score)}", file=sys.stderr)
 
-    def test_the_best_set_is_taken_and_answers_as_this_machine_s_own_build(self):
+    def test_the_best_set_is_used_and_answers_like_this_machine_s_own_build(self):
         _, url = self.start()
         self.assertEqual(completion(url, prompt=PROMPT, n_predict=N_TOKENS)["content"], self.expected)
         self.assertIn(f'warmpath_worker_cpu_variant_info{{variant="{self.by_score[-1]}"}} 1', get(f"{url}/metrics"))
 
-    def test_every_set_that_works_answers_alike(self):
+    def test_every_working_set_gives_the_same_answers(self):
         for name in self.by_score:
             with self.subTest(name):
                 worker, url = self.start("--cpu-variant", name)
@@ -106,7 +106,7 @@ class Running(unittest.TestCase):
         warned = {line["fields"]["variant"] for line in lines if line["level"] == "WARN" and "variant" in line["fields"]}
         self.assertLessEqual({"dies", self.by_score[-1]}, warned)
 
-    def test_a_set_that_is_not_there_is_said(self):
+    def test_a_missing_set_is_reported(self):
         command = self.image.command("--model", f"/models/{self.model.name}", "--listen", f"127.0.0.1:{free_port()}", "--cpu-variant", "zen99")
         result = subprocess.run(command, capture_output=True, text=True, timeout=60)
         self.assertNotEqual(result.returncode, 0)

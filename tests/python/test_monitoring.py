@@ -1,4 +1,4 @@
-"""Alerts and dashboards: what they name exists, what they ask is PromQL, alerts fire when they must, dashboards keep Grafana's rules.
+"""Alerts and dashboards: the metrics exist, the queries are PromQL, alerts fire when they must, dashboards follow Grafana's rules.
 
 Run by tests/tests/deploy.rs. promtool comes from the PATH or from target/tools/debian. The rules for dashboards are those of Grafana's
 dashboard-linter, whose Go module the proxy does not serve; each check here says which of its rules it is.
@@ -21,7 +21,7 @@ DASHBOARDS = sorted((ROOT / "deploy/grafana").glob("*.json"))
 PROMTOOL = shutil.which("promtool") or ROOT / "target/tools/debian/usr/bin/promtool"
 LINTER = shutil.which("dashboard-linter")
 UNITS = {"percentunit", "short", "s", "bytes", "Bps", "reqps", "cps", "ops"}
-# What Prometheus gives series besides their metric's own labels, and what rules give to theirs.
+# Labels that Prometheus adds to a metric's own, and labels that rules add.
 COMMON_LABELS = {"job", "instance", "namespace", "pod", "le", "__name__"}
 
 
@@ -47,7 +47,7 @@ def panels(dashboard):
 
 
 def expressions():
-    """Yields every expression with where it stands."""
+    """Yields every expression with its place."""
     for rule in rules():
         yield rule.get("alert") or rule["record"], rule["expr"]
     for path in DASHBOARDS:
@@ -57,7 +57,7 @@ def expressions():
 
 
 def unknown(expression):
-    """Returns what an expression names that is not documented: series, and labels that none of its series has."""
+    """Returns the undocumented names in an expression: series, and labels that none of its series has."""
     series = documented()
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     named = set(re.findall(r"\bwarmpath[_:][\w:]+", expression)) - {"warmpath_"}
@@ -78,13 +78,13 @@ class Monitoring(unittest.TestCase):
         result = run(PROMTOOL, *args)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
-    def test_rules_are_rules(self):
+    def test_rules_are_valid(self):
         self.promtool("check", "rules", RULES)
 
-    def test_alerts_fire_where_they_must_and_nowhere_else(self):
+    def test_alerts_fire_when_they_must_and_not_otherwise(self):
         self.promtool("test", "rules", RULES.with_name("rules-test.yaml"))
 
-    def test_every_alert_is_tried(self):
+    def test_every_alert_is_tested(self):
         tests = yaml.safe_load(RULES.with_name("rules-test.yaml").read_text())["tests"]
         fired = {
             alert["alertname"] for test in tests for alert in test.get("alert_rule_test", []) if alert.get("exp_alerts")
@@ -101,7 +101,7 @@ class Monitoring(unittest.TestCase):
                 self.assertIn(rule["labels"]["severity"], ("info", "warning", "critical"))
         self.assertEqual(set((ROOT / "docs/runbooks").glob("*.md")), pages)
 
-    def test_what_is_asked_for_is_exported(self):
+    def test_queried_metrics_are_exported(self):
         for where, expression in expressions():
             with self.subTest(where):
                 self.assertEqual(unknown(expression), set(), expression)
@@ -111,7 +111,7 @@ class Monitoring(unittest.TestCase):
         self.assertEqual(unknown('warmpath_router_nope{x="1"}'), {"warmpath_router_nope", "x"})
         self.assertEqual(unknown("warmpath:nope:rate5m"), {"warmpath:nope:rate5m"})
 
-    def test_dashboards_are_what_their_program_makes(self):
+    def test_dashboards_are_up_to_date(self):
         result = run(sys.executable, "-B", ROOT / "deploy/grafana/make.py", "--check")
         self.assertEqual(result.returncode, 0, result.stderr)
 
@@ -127,7 +127,7 @@ class Monitoring(unittest.TestCase):
 
 
 class Dashboards(unittest.TestCase):
-    """The rules of dashboard-linter, and that program itself where somebody has installed it."""
+    """The rules of dashboard-linter, and that program itself if it is installed."""
 
     def setUp(self):
         self.dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
@@ -181,7 +181,7 @@ class Dashboards(unittest.TestCase):
             for function in re.findall(r"(\w*)\(?warmpath_\w+_total\b", expression):
                 self.assertIn(function, ("rate", "increase"), expression)
 
-    def test_every_panel_says_what_it_shows(self):
+    def test_every_panel_has_a_title_and_a_description(self):
         """panel-title-description-rule, panel-units-rule, panel-no-targets-rule"""
         for panel in self.panels:
             self.assertTrue(panel["title"] and panel["description"] and panel["targets"], panel["title"])
@@ -189,7 +189,7 @@ class Dashboards(unittest.TestCase):
             references = [target["refId"] for target in panel["targets"]]
             self.assertEqual(len(references), len(set(references)))
 
-    def test_dashboards_cannot_be_edited_and_are_told_apart(self):
+    def test_dashboards_cannot_be_edited_and_have_different_ids(self):
         """uneditable-dashboard"""
         self.assertEqual({dashboard["editable"] for dashboard in self.dashboards}, {False})
         self.assertEqual(len({dashboard["uid"] for dashboard in self.dashboards}), 3)

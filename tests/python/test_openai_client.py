@@ -73,7 +73,7 @@ class Answers(unittest.TestCase):
         plain = client().completions.create(**options).choices[0].text
         self.assertEqual(client().completions.create(echo=True, **options).choices[0].text, "One two" + plain)
 
-    def test_max_tokens_is_kept(self):
+    def test_max_tokens_limits_the_answer(self):
         for n in (1, 5):
             self.assertEqual(chat(max_tokens=n).usage.completion_tokens, n)
         self.assertEqual(chat(max_tokens=openai.omit, max_completion_tokens=3).usage.completion_tokens, 3)
@@ -89,7 +89,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(streamed, cut.choices[0].message.content)
 
     def test_a_seed_fixes_the_answer(self):
-        # The tiny model is very sure of its greedy choice: it takes a high temperature to hear the dice.
+        # The tiny model is very sure of its greedy choice: only a high temperature makes the choice random.
         dice = {"temperature": 50.0, "extra_body": {"top_k": 0, "min_p": 0}, "top_p": 1}
         texts = {seed: chat(seed=seed, **dice).choices[0].message.content for seed in (1, 2, 3)}
         self.assertGreater(len(set(texts.values())), 1, "seeds differ")
@@ -153,7 +153,7 @@ class Answers(unittest.TestCase):
         self.assertGreater(again.usage.prompt_tokens_details.cached_tokens, 100)
         self.assertEqual(again.choices[0].message.content, first.choices[0].message.content)
 
-    def test_headers_say_what_was_decided(self):
+    def test_headers_report_the_decision(self):
         raw = client().chat.completions.with_raw_response.create(model=MODEL, messages=CHAT, max_tokens=1)
         for name in ("x-request-id", "x-warmpath-worker", "x-warmpath-slot", "x-warmpath-route"):
             self.assertTrue(raw.headers.get(name), name)
@@ -193,7 +193,7 @@ class Tools(unittest.TestCase):
         self.assertEqual((call.type, call.function.name), ("function", "get_weather"))
         self.check_arguments(call.function.arguments)
 
-    def test_a_streamed_call_comes_in_parts_that_spell_the_same(self):
+    def test_the_parts_of_a_streamed_call_form_the_same_call(self):
         whole = chat(**CALL).choices[0].message.tool_calls[0].function
         chunks = [chunk.choices[0] for chunk in chat(stream=True, **CALL) if chunk.choices]
         parts = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
@@ -203,14 +203,14 @@ class Tools(unittest.TestCase):
         self.assertEqual("".join(part.function.arguments for part in parts), whole.arguments)
         self.assertEqual([chunk.finish_reason for chunk in chunks if chunk.finish_reason], ["tool_calls"])
 
-    def test_the_stream_helper_of_the_client_puts_the_call_together(self):
+    def test_the_client_s_stream_helper_assembles_the_call(self):
         with client().chat.completions.stream(model=MODEL, messages=CHAT, temperature=0, **CALL) as stream:
             for _ in stream:
                 pass
             [call] = stream.get_final_completion().choices[0].message.tool_calls
         self.check_arguments(call.function.arguments)
 
-    def test_a_result_goes_back_and_the_router_counts_on_what_is_reused(self):
+    def test_a_result_is_sent_back_and_the_router_predicts_the_reuse(self):
         call = chat(**CALL).choices[0].message.tool_calls[0]
         turn = [
             {"role": "assistant", "tool_calls": [call.to_dict()]},
@@ -224,7 +224,7 @@ class Tools(unittest.TestCase):
         self.assertGreater(predicted, 100)
         self.assertGreaterEqual(int(raw.headers["x-warmpath-cached-tokens"]), predicted)
 
-    def test_a_choice_that_is_not_there_and_a_wrong_schema_are_named(self):
+    def test_errors_name_an_unknown_choice_and_a_wrong_schema(self):
         for wrong, param in [
             ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
             ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
@@ -233,7 +233,7 @@ class Tools(unittest.TestCase):
                 chat(**CALL | wrong)
             self.assertEqual(caught.exception.param, param)
 
-    def test_a_message_of_the_assistant_goes_on(self):
+    def test_a_message_of_the_assistant_is_continued(self):
         whole = chat(messages=CHAT).choices[0].message.content
         # The whole words of a greedy answer lead to the rest of it.
         begun = whole[: whole.index(" ", len(whole) // 2)]
@@ -242,7 +242,7 @@ class Tools(unittest.TestCase):
 
 
 class Errors(unittest.TestCase):
-    def test_a_schema_that_cannot_be_kept_is_refused_by_its_path(self):
+    def test_an_unsupported_schema_is_refused_with_its_path(self):
         format = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"uniqueItems": True}}}}
         with self.assertRaises(openai.BadRequestError) as refused:
             chat(response_format=format)
@@ -269,7 +269,7 @@ class Errors(unittest.TestCase):
             chat(messages=[])
         self.assertEqual(caught.exception.param, "messages")
 
-    def test_too_many_requests_are_refused_and_named(self):
+    def test_too_many_requests_are_refused_with_a_code(self):
         def ask(_):
             try:
                 return chat(max_tokens=300, extra_body={"ignore_eos": True}).choices[0].finish_reason

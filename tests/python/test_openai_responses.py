@@ -46,7 +46,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(kinds[-4:], ["response.output_text.done", "response.content_part.done",
                                       "response.output_item.done", "response.incomplete"])
 
-    def test_the_stream_helper_puts_a_complete_response_together(self):
+    def test_the_stream_helper_assembles_a_complete_response(self):
         options = {"model": MODEL, "input": "Hi", "extra_body": {"grammar": 'root ::= "yes" | "no"'}}
         with client().responses.stream(**options) as stream:
             for _ in stream:
@@ -55,7 +55,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(response.status, "completed")
         self.assertIn(response.output_text, ("yes", "no"))
 
-    def test_a_conversation_goes_on_with_its_own_items(self):
+    def test_a_conversation_continues_with_its_own_items(self):
         said = [{"role": "user", "content": "repeat after me " * 40}]
         first = ask(input=said)
         said += [item.model_dump(exclude_none=True) for item in first.output] + [{"role": "user", "content": "again"}]
@@ -81,7 +81,7 @@ class Answers(unittest.TestCase):
         response = ask(input=[{"role": "user", "content": "Weather?"}, call, result], tools=[tool])
         self.assertEqual(response.usage.output_tokens, 16)
 
-    def test_tokens_are_counted_as_they_are_used(self):
+    def test_counted_tokens_equal_the_usage(self):
         counted = client().responses.input_tokens.count(model=MODEL, input="What is a prefix?")
         self.assertEqual(counted.input_tokens, ask().usage.input_tokens)
 
@@ -98,7 +98,7 @@ class Errors(unittest.TestCase):
         self.check("input[0].content", input=[{"role": "user", "content": 5}])
         self.check(None, "context_length_exceeded", input="word " * 6000)
 
-    def test_what_is_not_done_here_is_a_bad_request(self):
+    def test_unsupported_features_are_bad_requests(self):
         unsupported = "unsupported_parameter"
         self.check("previous_response_id", unsupported, previous_response_id="resp_1")
         self.check("background", unsupported, background=True)
@@ -106,7 +106,7 @@ class Errors(unittest.TestCase):
         search = {"type": "web_search"}
         self.check("tool_choice.type", unsupported, tools=[search], tool_choice=search)
 
-    def test_a_tool_that_nobody_runs_is_left_out(self):
+    def test_a_provider_s_tool_is_left_out(self):
         self.assertEqual(ask(tools=[{"type": "web_search"}]).output_text, ask().output_text)
 
     def test_nothing_is_stored(self):

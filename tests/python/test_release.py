@@ -110,7 +110,7 @@ class Installer(unittest.TestCase):
         self.fake("nvidia-smi", 'echo "No devices were found"; exit 6')
         self.check_installs("linux-x86_64")
 
-    def test_a_second_installation_takes_the_place_of_the_first(self):
+    def test_a_second_installation_replaces_the_first(self):
         self.check_installs("linux-x86_64")
         (self.prefix / "lib/warmpath/lib/libold.so").write_text("")
         self.check_installs("linux-x86_64")
@@ -118,20 +118,20 @@ class Installer(unittest.TestCase):
         self.assertEqual([path.name for path in self.prefix.glob("lib/*")], ["warmpath"])
         self.assertTrue((self.prefix / "share/man/man1/warmpath.1").exists())
 
-    def test_another_content_than_was_published_is_refused(self):
+    def test_content_that_differs_from_the_published_one_is_refused(self):
         with open(self.release / f"warmpath-{VERSION}-linux-x86_64.tar.gz", "ab") as file:
             file.write(b"x")
         self.check_refuses("nothing was installed")
         self.check_installs("linux-aarch64", "Linux", "aarch64")
 
-    def test_what_has_no_archive_is_told_what_to_do(self):
+    def test_a_machine_without_an_archive_gets_advice(self):
         self.check_refuses("there is no archive for FreeBSD on x86_64", "FreeBSD", "amd64")
         self.check_refuses("there is no archive for Linux on riscv64", "Linux", "riscv64")
         self.check_refuses("there is no archive for Darwin on x86_64", "Darwin", "x86_64")
         self.check_refuses("need the C library glibc", glibc="")
         self.check_refuses("needs glibc 2.35 or newer, and this machine has 2.31", glibc="glibc 2.31")
         self.check_refuses("needs glibc 2.36 or newer", glibc="glibc 2.35", WARMPATH_VARIANT="vulkan")
-        self.check_refuses("WARMPATH_VARIANT is cpu, cuda or vulkan, not rocm", WARMPATH_VARIANT="rocm")
+        self.check_refuses("WARMPATH_VARIANT must be cpu, cuda or vulkan, not rocm", WARMPATH_VARIANT="rocm")
         self.check_refuses("it has warmpath-", "Linux", "aarch64", WARMPATH_VARIANT="cuda")
 
     def test_a_release_that_cannot_be_reached_is_named(self):
@@ -266,7 +266,7 @@ class Notices(unittest.TestCase):
         self.assertGreater(len(needed), 200)
         self.assertEqual(needed - self.named, set(), "run make notices")
 
-    def test_no_crate_is_named_that_is_gone(self):
+    def test_no_removed_crate_is_named(self):
         with open(ROOT / "Cargo.lock", "rb") as lock:
             locked = {(package["name"], package["version"]) for package in tomllib.load(lock)["package"]}
         self.assertEqual(self.named - locked, set(), "run make notices")
@@ -286,7 +286,7 @@ class Workflows(unittest.TestCase):
         result = run(actionlint, *sorted((ROOT / ".github/workflows").glob("*.yml")), env=os.environ | {"PATH": path})
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
-    def test_releases_have_the_archives_that_are_asked_for_and_the_compiler_of_the_workspace(self):
+    def test_releases_have_the_archives_that_the_installer_requests_and_the_compiler_of_the_workspace(self):
         rust = re.search(r'^rust-version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.M).group(1)
         workflows = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")}
         self.assertEqual(set(workflows), {"release", "test"})

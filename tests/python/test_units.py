@@ -1,6 +1,6 @@
 """The ways to run without Kubernetes: systemd units, compose, images. Run by tests/tests/deploy.rs.
 
-Nothing is started: no container registry can be reached where these tests run, and systemd is not what runs there.
+Nothing is started, because these tests run without a container registry and without systemd.
 """
 
 import pathlib
@@ -36,14 +36,14 @@ class Systemd(unittest.TestCase):
             self.skipTest("systemd-analyze is missing")
         with tempfile.TemporaryDirectory() as folder:
             for unit in UNITS:
-                # A program that is there stands for the one that is not installed.
+                # An existing program replaces the one that is not installed.
                 text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.M)
                 pathlib.Path(folder, unit.name.replace("@", "@a")).write_text(text)
             files = sorted(pathlib.Path(folder).iterdir())
             self.assertEqual(len(files), 2)
             return [subprocess.run(["systemd-analyze", *args, file], capture_output=True, text=True) for file in files]
 
-    def test_units_are_units(self):
+    def test_units_are_valid(self):
         for result in self.analyze("verify", "--man=no", "--recursive-errors=no"):
             self.assertEqual((result.returncode, result.stderr), (0, ""))
 
@@ -84,7 +84,7 @@ class Compose(unittest.TestCase):
                 drain = int(environment["WARMPATH_DRAIN_TIMEOUT"])
                 self.assertGreater(int(service["stop_grace_period"].removesuffix("s")), drain + 4)
 
-    def test_prometheus_asks_the_services_at_their_ports(self):
+    def test_prometheus_scrapes_the_services_at_their_ports(self):
         services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
         jobs = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"]
         targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
@@ -93,7 +93,7 @@ class Compose(unittest.TestCase):
 
 
 class Images(unittest.TestCase):
-    def test_hadolint_finds_nothing(self):
+    def test_hadolint_finds_no_error(self):
         self.assertEqual(len(DOCKERFILES), 4)
         hadolint = pathlib.Path(sys.executable).with_name("hadolint")
         result = subprocess.run([hadolint, *DOCKERFILES], capture_output=True, text=True, timeout=60)

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Downloads MODEL_URL to MODEL_PATH: goes on where an earlier try broke off, compares SHA-256, renames when all of it is right.
-# MODEL_SHA256 may be empty; with CHECKSUM_FROM_HUB the hub's own checksum counts then. HUB_TOKEN and HTTP_HEADERS (one a line)
-# are sent as headers, and reach curl through a file in /tmp, not through its command line. Of a model in several files
-# (NAME-00001-of-00003.gguf) all of them are downloaded; MODEL_SHA256 is that of the file that MODEL_URL names.
+# Downloads MODEL_URL to MODEL_PATH: continues an earlier download that broke off, compares the SHA-256, and renames the
+# file once it is complete and right. MODEL_SHA256 may be empty; with CHECKSUM_FROM_HUB the hub's own checksum counts
+# then. HUB_TOKEN and HTTP_HEADERS (one a line) are sent as headers, and reach curl through a file in /tmp, not through
+# its command line. Of a model in several files (NAME-00001-of-00003.gguf) all of them are downloaded; MODEL_SHA256 is
+# that of the file that MODEL_URL names.
 set -eu
 
 tmp=${TMPDIR:-/tmp}
@@ -28,12 +29,12 @@ download() {
         # The hub answers a large file with a redirect whose x-linked-etag is its SHA-256.
         wanted=$(curl --silent --show-error --head --proto '=http,https' --connect-timeout 30 --header "@$headers" "$url" |
             tr -d '\r"' | awk -F ': *' 'tolower($1) == "x-linked-etag" && length($2) == 64 && $2 !~ /[^0-9a-f]/ { print $2 }')
-        [ -n "$wanted" ] || echo "download: the hub tells no checksum of this file" >&2
+        [ -n "$wanted" ] || echo "download: the hub has no checksum of this file" >&2
     fi
-    # Names the file that is meant, so that another revision of the same name is not taken for it.
+    # Identifies the wanted file, so that another revision of the same name is not mistaken for it.
     meant="$url $wanted"
     if [ -f "$path" ] && [ "$(cat "$path.source" 2>/dev/null)" = "$meant" ]; then
-        echo "download: $path is there" >&2
+        echo "download: $path is complete already" >&2
         return 0
     fi
     if [ "$(cat "$part.source" 2>/dev/null)" != "$meant" ]; then
@@ -51,25 +52,25 @@ download() {
     echo "download: $path is complete" >&2
 }
 
-# Brings all of $url to $part, in several tries if need be.
+# Downloads all of $url to $part, in several attempts if necessary.
 fetch_whole() {
     tries=0
     while true; do
         status=0
         code=$(fetch --continue-at - --output "$part" --write-out '%{http_code}' "$url") || status=$?
         [ "$status" -ne 0 ] || break
-        # 416: there is nothing behind what is there; its checksum says whether that is the whole.
+        # 416: the file has no more bytes than are here; the checksum shows whether they are right.
         [ "$code" != 416 ] || [ -z "$wanted" ] || break
-        # 33: this server cannot go on in the middle of a file.
+        # 33: this server cannot continue in the middle of a file.
         if [ "$status" -eq 33 ] || [ "$code" = 416 ]; then
             rm -f "$part"
         fi
         tries=$((tries + 1))
         if [ "$tries" -ge "${DOWNLOAD_TRIES:-10}" ]; then
-            echo "download: gave up after $tries tries; the next start goes on from here" >&2
+            echo "download: gave up after $tries attempts; the next start continues from here" >&2
             exit 1
         fi
-        echo "download: broke off, goes on in ${DOWNLOAD_PAUSE:-5} s" >&2
+        echo "download: broke off, continues in ${DOWNLOAD_PAUSE:-5} s" >&2
         sleep "${DOWNLOAD_PAUSE:-5}"
     done
 }

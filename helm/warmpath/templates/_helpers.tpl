@@ -146,7 +146,7 @@ warmpath/pool: {{ .name | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* What pods of routers and workers have alike. Takes (dict "root" $ "part" VALUES "selector" YAML "apiToken" BOOL). */}}
+{{/* Fields that the pods of routers and workers have in common. Takes (dict "root" $ "part" VALUES "selector" YAML "apiToken" BOOL). */}}
 {{- define "warmpath.podSpec" -}}
 serviceAccountName: {{ include "warmpath.serviceAccountName" .root }}
 automountServiceAccountToken: {{ .apiToken | default false }}
