@@ -75,7 +75,7 @@ pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
     for seed in 0..args.concurrency as u64 {
         tasks.spawn(ask_again_and_again(router.base_url(), seed, Arc::clone(&felt)));
     }
-    tasks.spawn(look_again_and_again(format!("{}/readyz", router.base_url()), Arc::clone(&felt)));
+    tasks.spawn(poll_repeatedly(format!("{}/readyz", router.base_url()), Arc::clone(&felt)));
     let page = format!("{}/internal/v1/fleet", router.admin_url()?);
     let mut resync_ms = Vec::new();
     for _ in 0..args.rounds {
@@ -164,7 +164,7 @@ async fn ask_again_and_again(router: String, seed: u64, felt: Arc<Felt>) {
     }
 }
 
-async fn look_again_and_again(url: String, felt: Arc<Felt>) {
+async fn poll_repeatedly(url: String, felt: Arc<Felt>) {
     let http = reqwest::Client::builder().no_proxy().build().expect("a client without TLS can always be built");
     loop {
         let is_ready = http.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);

@@ -32,7 +32,8 @@ pub const CONTENT_TYPE: &str = "application/vnd.warmpath.summary";
 /// Source: own choice: a receiver reserves this much for each stream, and a frame of the most keys has half.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum number of block keys in a frame that is sent, so that the frame stays well below [`FRAME_BYTES_MAX`].
+/// Maximum number of block keys in a frame that is sent. Source: own choice: with eight bytes a key, half of
+/// [`FRAME_BYTES_MAX`].
 pub const KEYS_PER_FRAME_MAX: usize = 1 << 16;
 
 /// Path of the snapshot as JSON.

@@ -155,7 +155,7 @@ pub const STOCK_POLL: Duration = Duration::from_secs(1);
 
 /// Consecutive unanswered polls after which a stock server's open requests count as lost. Source: own choice: one
 /// unanswered poll may mean a busy server; two mean six seconds of silence.
-pub const STOCK_SILENT_LOOKS: u32 = 2;
+pub const STOCK_SILENT_POLLS: u32 = 2;
 
 /// Silence of a response after which the loss of its worker ends it. A response that still arrives shows that its
 /// worker is alive.
@@ -168,7 +168,7 @@ pub const LOST_SILENCE: Duration = Duration::from_millis(500);
 ///
 /// Source: own choice: longer than a worker may be silent ([`SUMMARY_IDLE_MAX`]) or a stock server takes to answer
 /// ([`STOCK_ANSWER_TIMEOUT`]), and shorter than clients wait.
-pub const FIRST_LOOK_MAX: Duration = Duration::from_secs(5);
+pub const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for which a worker that discovery no longer finds keeps its `WorkerIdx` and state, without requests. Source:
 /// own choice: longer than a DNS interval or an endpoint's flap, and shorter than an operator waits.
@@ -289,7 +289,7 @@ pub struct FleetConfig {
     /// Settings of the routing decision.
     pub dispatch: LedgerOptions,
     /// Longest time after the start in which requests wait for the first contact with all workers.
-    pub first_look_max: Duration,
+    pub first_contact_timeout: Duration,
     /// Longest time to establish a connection to a worker, TLS included.
     pub connect_timeout: Duration,
     /// Files of the keys that are sent to stock servers.
@@ -405,7 +405,7 @@ pub fn resolve(flags: Flags) -> Result<Config, ConfigError> {
                 kv_bytes_per_ms: flags.kv_gbits.map(|gbits| gbits * BYTES_PER_MS_OF_GBIT),
                 ..LedgerOptions::default()
             },
-            first_look_max: FIRST_LOOK_MAX,
+            first_contact_timeout: FIRST_CONTACT_TIMEOUT,
             connect_timeout: seconds("--connect-timeout", flags.connect_timeout)?,
             worker_keys: flags.worker_key_files.iter().map(|text| worker_key_file(text)).collect::<Result<_, _>>()?,
             token_file: flags.fleet_token_file,

@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::time::MissedTickBehavior;
-use warmpath_router_core::diagnostics::decision_log::{DecisionLog, Entry, EntryNumber, LoggedChoice, Outcome};
-use warmpath_router_core::diagnostics::history::{History, HistoryTotals, Stretch};
+use warmpath_router_core::diagnostics::decision_log::{
+    DecisionEntry, DecisionLog, DecisionOutcome, EntryNumber, LoggedChoice,
+};
+use warmpath_router_core::diagnostics::history::{History, HistoryTotals, PeriodCounts};
 
 use crate::config::{DECISIONS_KEPT, HISTORY_NOTES, HISTORY_PAUSE};
 use crate::metrics::Metrics;
@@ -51,7 +53,7 @@ impl DecisionHistory {
     }
 
     /// Returns the counts of the last `window`: between samples, and in total.
-    pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<Stretch>, HistoryTotals) {
+    pub fn within(&self, window: Duration, metrics: &Metrics) -> (Vec<PeriodCounts>, HistoryTotals) {
         let now = metrics.totals(self.started.elapsed());
         self.history.lock().unwrap_or_else(PoisonError::into_inner).within(window, &now)
     }
@@ -68,14 +70,14 @@ impl DecisionHistory {
     }
 
     /// Returns the last decisions, the latest first.
-    pub fn decisions(&self) -> Vec<Entry> {
+    pub fn decisions(&self) -> Vec<DecisionEntry> {
         self.log().latest().cloned().collect()
     }
 
     /// Adds a decision.
     pub fn write(self: &Arc<Self>, chosen: LoggedChoice) -> DecisionHandle {
         let number = self.log().write(chosen);
-        DecisionHandle { recent: Arc::clone(self), number, outcome: Outcome::Left }
+        DecisionHandle { recent: Arc::clone(self), number, outcome: DecisionOutcome::Left }
     }
 
     fn log(&self) -> MutexGuard<'_, DecisionLog> {
@@ -88,12 +90,12 @@ pub struct DecisionHandle {
     recent: Arc<DecisionHistory>,
     number: EntryNumber,
     /// Result of the decision; if the worker sent nothing, the client has disconnected.
-    outcome: Outcome,
+    outcome: DecisionOutcome,
 }
 
 impl DecisionHandle {
     /// Sets the result of the decision.
-    pub fn set_outcome(&mut self, outcome: Outcome) {
+    pub fn set_outcome(&mut self, outcome: DecisionOutcome) {
         self.outcome = outcome;
     }
 }

@@ -13,7 +13,7 @@ use warmpath_prompt::TokenCount;
 use warmpath_router_core::fleet::LookupError;
 use warmpath_router_core::ledger::NoWorker;
 use warmpath_router_core::overload::admission::RETURN;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::body::BodyError;
 use warmpath_shell::image_urls::ImageUrlError;
 use warmpath_shell::refusal::{Class, Refusal};
@@ -115,7 +115,7 @@ pub enum RequestError {
         /// Number of attempts.
         n_attempts: u32,
         /// Failure of the last attempt.
-        last: Failure,
+        last: WorkerFailure,
     },
     /// Too many requests are running.
     #[error("the router is already serving {requests_max} requests")]
@@ -144,16 +144,16 @@ fn attempts_text(n_attempts: u32) -> String {
     }
 }
 
-fn failure_text(failure: Failure) -> &'static str {
+fn failure_text(failure: WorkerFailure) -> &'static str {
     match failure {
-        Failure::Connect => "the worker could not be reached",
-        Failure::Timeout => "the worker did not respond in time",
-        Failure::Full => "the worker's queue is full",
-        Failure::Unready => "the worker cannot serve at the moment",
-        Failure::Refused => "the worker rejects this router's token",
-        Failure::Broken => "the worker ended its response early, or sent one that cannot be passed on",
-        Failure::Error => "the worker responded with an error",
-        Failure::Lost => "the worker was lost",
+        WorkerFailure::Connect => "the worker could not be reached",
+        WorkerFailure::Timeout => "the worker did not respond in time",
+        WorkerFailure::Full => "the worker's queue is full",
+        WorkerFailure::Unready => "the worker cannot serve at the moment",
+        WorkerFailure::Refused => "the worker rejects this router's token",
+        WorkerFailure::Broken => "the worker ended its response early, or sent one that cannot be passed on",
+        WorkerFailure::Error => "the worker responded with an error",
+        WorkerFailure::Lost => "the worker was lost",
     }
 }
 
@@ -196,9 +196,9 @@ impl RequestError {
             Self::Lookup(LookupError::Ambiguous { .. }) => Class::Client,
             Self::Lookup(LookupError::Unknown { .. }) | Self::NotStored { .. } => Class::NotFound,
             Self::Unauthorized => Class::Unauthorized,
-            Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Unheard { .. }) => {
-                Class::Unavailable
-            }
+            Self::Lookup(
+                LookupError::NoWorkers { .. } | LookupError::Loading { .. } | LookupError::Undeclared { .. },
+            ) => Class::Unavailable,
             Self::Lookup(LookupError::Incapable { .. }) => Class::NotSupported,
             Self::RequestsFull { .. }
             | Self::QueueFull { .. }
@@ -206,9 +206,9 @@ impl RequestError {
             | Self::Paused { .. }
             | Self::RateLimited(_) => Class::Overload,
             Self::NoWorker { .. } | Self::ShuttingDown => Class::Unavailable,
-            Self::Upstream { last: Failure::Timeout, .. } => Class::UpstreamLate,
-            Self::Upstream { last: Failure::Full, .. } => Class::Overload,
-            Self::Upstream { last: Failure::Unready, .. } => Class::Unavailable,
+            Self::Upstream { last: WorkerFailure::Timeout, .. } => Class::UpstreamLate,
+            Self::Upstream { last: WorkerFailure::Full, .. } => Class::Overload,
+            Self::Upstream { last: WorkerFailure::Unready, .. } => Class::Unavailable,
             Self::Upstream { .. } => Class::Upstream,
             Self::Internal { .. } => Class::Internal,
         }
@@ -259,12 +259,12 @@ impl RequestError {
             Self::Dialect(DialectError::Unsupported { .. }) => Some("unsupported_parameter"),
             Self::Lookup(LookupError::Unknown { .. }) => Some("model_not_found"),
             Self::Lookup(LookupError::Ambiguous { .. }) => Some("model_required"),
-            Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Unheard { .. }) => Some("no_worker"),
+            Self::Lookup(LookupError::NoWorkers { .. } | LookupError::Undeclared { .. }) => Some("no_worker"),
             Self::Lookup(LookupError::Loading { .. }) => Some("model_loading"),
             Self::Lookup(LookupError::Incapable { .. }) => Some("model_not_capable"),
             Self::NoWorker { .. } => Some("no_worker"),
             Self::RequestsFull { .. } | Self::QueueFull { .. } => Some("queue_full"),
-            Self::Upstream { last: Failure::Full, .. } => Some("queue_full"),
+            Self::Upstream { last: WorkerFailure::Full, .. } => Some("queue_full"),
             Self::QueueLate { .. } => Some("queue_timeout"),
             Self::ShuttingDown => Some("draining"),
             Self::Upstream { .. } => Some("worker_failed"),

@@ -35,7 +35,7 @@ use warmpath_router_core::fleet::{ConnectionState, FleetView};
 use warmpath_router_core::index::{IndexOptions, IndexWriter, PrefixIndex};
 use warmpath_router_core::ledger::{Ledger, NoWorker, Ticket};
 use warmpath_router_core::overload::admission::CapacityForecast;
-use warmpath_router_core::overload::retry::{Failure, Terms};
+use warmpath_router_core::overload::retry::{Terms, WorkerFailure};
 use warmpath_router_core::routing::prefetch::FleetChange;
 use warmpath_router_core::stock::SentRequest;
 
@@ -67,9 +67,9 @@ pub struct Fleet {
     started: Instant,
     /// Whether all workers of the first discovery have been contacted. Sent again when a worker joins, leaves or serves
     /// another model.
-    looked: watch::Sender<bool>,
+    contacted: watch::Sender<bool>,
     /// Longest time after the start for which requests wait until those workers have been contacted.
-    first_look_max: Duration,
+    first_contact_timeout: Duration,
     /// Whether the router was ready once. From then on a change in the fleet does not make it unready.
     was_ready: AtomicBool,
     models_changed: Notify,
@@ -128,8 +128,8 @@ impl Fleet {
             ledger: Mutex::new(Ledger::new(config.dispatch)),
             n_shed: AtomicU64::new(0),
             started: Instant::now(),
-            looked: watch::Sender::new(false),
-            first_look_max: config.first_look_max,
+            contacted: watch::Sender::new(false),
+            first_contact_timeout: config.first_contact_timeout,
             was_ready: AtomicBool::new(false),
             models_changed: Notify::new(),
             fleet_changes: config.dispatch.kv_bytes_per_ms.map(|_| fleet_changes),
@@ -144,19 +144,19 @@ impl Fleet {
     /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
     ///
     /// Without this wait a request could be refused although a worker for it exists.
-    pub async fn first_look(&self) {
-        if *self.looked.borrow() {
+    pub async fn first_contact(&self) {
+        if *self.contacted.borrow() {
             return;
         }
-        let mut looked = self.looked.subscribe();
-        let left = self.first_look_max.saturating_sub(self.started.elapsed());
+        let mut contacted = self.contacted.subscribe();
+        let left = self.first_contact_timeout.saturating_sub(self.started.elapsed());
         // The request continues after the contact and after the timeout alike. The sender lives as long as the fleet.
-        let _ = tokio::time::timeout(left, looked.wait_for(|looked| *looked)).await;
+        let _ = tokio::time::timeout(left, contacted.wait_for(|contacted| *contacted)).await;
     }
 
     /// Returns a receiver for changes from now on: workers that join, leave or serve another model.
     pub fn changes(&self) -> Changes {
-        Changes(self.looked.subscribe())
+        Changes(self.contacted.subscribe())
     }
 
     /// Returns the current view of the fleet.
@@ -263,8 +263,8 @@ impl Fleet {
 
     /// Returns the reason why a router that has just started is not ready yet.
     fn startup_blocker(&self, view: &FleetView) -> Option<Unready> {
-        let is_looking = !*self.looked.borrow() && self.started.elapsed() < self.first_look_max;
-        if is_looking || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
+        let is_contacting = !*self.contacted.borrow() && self.started.elapsed() < self.first_contact_timeout;
+        if is_contacting || view.workers.iter().any(|worker| worker.link == ConnectionState::Connecting) {
             return Some(Unready::plain("some workers have not been tried yet"));
         }
         let vocabularies = self.vocabularies.load();
@@ -279,14 +279,14 @@ pub struct Changes(watch::Receiver<bool>);
 
 impl Changes {
     /// Returns whether there was a change since the last call.
-    pub fn hear(&mut self) -> bool {
+    pub fn take(&mut self) -> bool {
         let is_new = self.0.has_changed().unwrap_or(false);
         self.0.mark_unchanged();
         is_new
     }
 
     /// Waits for the next change.
-    pub async fn come(&mut self) {
+    pub async fn wait(&mut self) {
         // A fleet that has ended has no further changes.
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -321,7 +321,7 @@ pub struct InFlightGuard {
 
 impl InFlightGuard {
     /// Records that the worker completed the request, after these other workers had failed it.
-    pub fn answered(&self, failures: &[(WorkerIdx, Failure)]) {
+    pub fn answered(&self, failures: &[(WorkerIdx, WorkerFailure)]) {
         self.fleet.ledger().answered(self.worker, failures, Instant::now());
     }
 
@@ -343,7 +343,7 @@ impl InFlightGuard {
     }
 
     /// Records that the worker refused the request, on these terms.
-    pub fn refused(&self, failure: Failure, terms: Terms<'_>) {
+    pub fn refused(&self, failure: WorkerFailure, terms: Terms<'_>) {
         // All models and names of a Warmpath worker share its slots.
         let model_name = terms.model_name.filter(|_| self.server_request.is_some());
         let refusal = (failure, Terms { model_name, ..terms });
@@ -354,7 +354,7 @@ impl InFlightGuard {
     }
 
     /// Records that the worker failed the request.
-    pub fn failed(&self, failure: Failure) {
+    pub fn failed(&self, failure: WorkerFailure) {
         if let Some(server_request) = &self.server_request {
             server_request.failed(failure);
         }

@@ -85,15 +85,15 @@ pub enum KeysError {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct KeysFile {
     #[serde(default)]
-    key: Vec<Entry>,
+    key: Vec<KeyEntry>,
 }
 
 /// A key's entry in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct KeyEntry {
     name: String,
     sha256: String,
     tenant: Option<String>,
@@ -104,8 +104,8 @@ struct Entry {
 
 /// A valid key.
 #[derive(Debug)]
-pub struct Key {
-    entry: Entry,
+pub struct ApiKey {
+    entry: KeyEntry,
     limiter: Option<DefaultDirectRateLimiter>,
     places: Option<Arc<Semaphore>>,
 }
@@ -137,8 +137,8 @@ pub enum RateLimited {
     },
 }
 
-impl Key {
-    fn new(entry: Entry) -> Self {
+impl ApiKey {
+    fn new(entry: KeyEntry) -> Self {
         let limiter = entry.requests_per_minute.map(|n| RateLimiter::direct(Quota::per_minute(n)));
         let places = entry.requests_at_once.map(|n| Arc::new(Semaphore::new(n.get() as usize)));
         Self { entry, limiter, places }
@@ -193,7 +193,7 @@ impl Key {
 /// All valid keys.
 #[derive(Debug)]
 pub struct Keys {
-    by_hash: ArcSwap<HashMap<[u8; 32], Arc<Key>>>,
+    by_hash: ArcSwap<HashMap<[u8; 32], Arc<ApiKey>>>,
 }
 
 impl Keys {
@@ -205,29 +205,29 @@ impl Keys {
     }
 
     /// Returns the key that a client presents, if it is valid.
-    pub fn find(&self, presented: &[u8]) -> Option<Arc<Key>> {
+    pub fn find(&self, presented: &[u8]) -> Option<Arc<ApiKey>> {
         let hash: [u8; 32] = Sha256::digest(presented).into();
         self.by_hash.load().get(&hash).cloned()
     }
 
     /// Follows the file as long as the router runs; a missing or invalid file changes nothing.
     pub async fn watch(self: Arc<Self>, path: PathBuf, metrics: Arc<Metrics>) {
-        let look = || {
+        let poll = || {
             let keys = keyed(read(&path)?, &self.by_hash.load())?;
             self.by_hash.store(Arc::new(keys));
             Ok::<_, KeysError>(())
         };
-        let tell = |FileFailure { reason, is_new }| {
+        let report = |FileFailure { reason, is_new }| {
             metrics.key_file_failures.inc();
             if is_new {
                 tracing::error!(path = %path.display(), %reason, "the file of API keys cannot be used; the last keys stay in force");
             }
         };
-        files::watch(look, tell).await;
+        files::watch(poll, report).await;
     }
 }
 
-fn read(path: &Path) -> Result<Vec<Entry>, KeysError> {
+fn read(path: &Path) -> Result<Vec<KeyEntry>, KeysError> {
     let text = std::fs::read_to_string(path).map_err(KeysError::Read)?;
     if text.len() > KEYS_FILE_BYTES_MAX {
         return Err(KeysError::TooLong);
@@ -236,12 +236,15 @@ fn read(path: &Path) -> Result<Vec<Entry>, KeysError> {
         message: error.message().to_owned(),
         at: error.span().map_or(0, |span| span.start),
     };
-    Ok(toml::from_str::<File>(&text).map_err(form)?.key)
+    Ok(toml::from_str::<KeysFile>(&text).map_err(form)?.key)
 }
 
 /// Returns the keys of entries; a known key with an unchanged entry stays the same object.
-fn keyed(entries: Vec<Entry>, known: &HashMap<[u8; 32], Arc<Key>>) -> Result<HashMap<[u8; 32], Arc<Key>>, KeysError> {
-    let mut keys: HashMap<[u8; 32], Arc<Key>> = HashMap::with_capacity(entries.len());
+fn keyed(
+    entries: Vec<KeyEntry>,
+    known: &HashMap<[u8; 32], Arc<ApiKey>>,
+) -> Result<HashMap<[u8; 32], Arc<ApiKey>>, KeysError> {
+    let mut keys: HashMap<[u8; 32], Arc<ApiKey>> = HashMap::with_capacity(entries.len());
     for entry in entries {
         if let Some(name) = [Some(&entry.name), entry.tenant.as_ref()].into_iter().flatten().find(|name| !is_name(name))
         {
@@ -252,7 +255,7 @@ fn keyed(entries: Vec<Entry>, known: &HashMap<[u8; 32], Arc<Key>>) -> Result<Has
             return Err(KeysError::Twice { name: entry.name });
         }
         let key = known.get(&hash).filter(|key| key.entry == entry).cloned();
-        keys.insert(hash, key.unwrap_or_else(|| Arc::new(Key::new(entry))));
+        keys.insert(hash, key.unwrap_or_else(|| Arc::new(ApiKey::new(entry))));
     }
     Ok(keys)
 }
@@ -286,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    fn enter(key: &Key) -> Result<KeyPlace, RateLimited> {
+    fn enter(key: &ApiKey) -> Result<KeyPlace, RateLimited> {
         key.count()?;
         key.place()
     }
@@ -335,7 +338,7 @@ mod tests {
         let keys = open(&text).expect("a good file");
         let _place = enter(&keys.find(key.as_bytes()).expect("it is listed")).expect("one");
         let reread = |text: &str| {
-            let entries = toml::from_str::<File>(text).expect("TOML").key;
+            let entries = toml::from_str::<KeysFile>(text).expect("TOML").key;
             keys.by_hash.store(Arc::new(keyed(entries, &keys.by_hash.load()).expect("good entries")));
             keys.find(key.as_bytes()).map(|key| enter(&key).is_ok())
         };

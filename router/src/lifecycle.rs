@@ -31,18 +31,18 @@ use bytes::Bytes;
 use warmpath_common::cached_share;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
+use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
 use warmpath_router_core::diagnostics::prefix_breaks::PromptFingerprint;
 use warmpath_router_core::ledger::BACKOFF_POLL;
 use warmpath_router_core::overload::admission_queue::{Waiter, WaiterId};
-use warmpath_router_core::overload::retry::{Failure, RetryDecision, Terms};
+use warmpath_router_core::overload::retry::{RetryDecision, Terms, WorkerFailure};
 use warmpath_shell::event_stream;
 use warmpath_shell::trace::Span;
 
 use crate::error::RequestError;
 use crate::fleet::InFlightGuard;
 use crate::http::state::{App, RequestPlace};
-use crate::keys::Key;
+use crate::keys::ApiKey;
 use crate::metrics;
 use crate::prompt::{Prepared, Prompt, RawRequest, Shape};
 use crate::salt::Salt;
@@ -80,7 +80,7 @@ pub struct IncomingRequest {
     /// Form of the prompt in the body.
     pub shape: Shape,
     /// API key that it presented, if keys are required.
-    pub key: Option<Arc<Key>>,
+    pub key: Option<Arc<ApiKey>>,
     /// Salt in its headers.
     pub salt: Salt,
     /// Identity of its response, if the response may be continued at another worker.
@@ -156,8 +156,9 @@ async fn attempt_until_answered(
     let mut retry_state = RetryState::default();
     let attempts = Attempts { app, prepared: &prepared, comments };
     let begun = attempts.run(&mut arrival, &mut hold, &mut retry_state).await;
-    let told = begun.as_ref().ok().and_then(|(_, answer)| failover::told(retry_state.n_failovers, answer.head()));
-    if told.is_some() {
+    let failovers_header =
+        begun.as_ref().ok().and_then(|(_, answer)| failover::failovers_header(retry_state.n_failovers, answer.head()));
+    if failovers_header.is_some() {
         app.metrics.failovers.with_label_values(&[metrics::CONTINUED]).inc();
     } else if retry_state.n_failovers > 0 && begun.is_err() {
         app.metrics.failovers.with_label_values(&[metrics::FAILED]).inc();
@@ -168,7 +169,7 @@ async fn attempt_until_answered(
     };
     kv_transfer::observe(app, &choice, &answer.head().headers);
     // The tokens that a continuation reuses may include tokens of the response so far.
-    if told.is_none() {
+    if failovers_header.is_none() {
         reuse::observe(app, &choice, &prepared.prompt, &answer.head().headers);
     }
     remember(app, &prepared, choice.n_matched_blocks);
@@ -177,8 +178,8 @@ async fn attempt_until_answered(
         choice.in_flight.answered(&retry_state.failures);
     }
     let mut response = respond(app, (arrival, prepared), choice, answer);
-    if let Some(told) = told {
-        headers::set(response.headers_mut(), warmpath_common::headers::FAILOVERS, &told);
+    if let Some(failovers_header) = failovers_header {
+        headers::set(response.headers_mut(), warmpath_common::headers::FAILOVERS, &failovers_header);
     }
     Ok(response)
 }
@@ -237,7 +238,7 @@ impl Attempts<'_> {
             note_failure(app, arrival, &mut choice, (failure, terms));
             retry_state.failed(worker, failure, refusal);
             let may_repeat = may_repeat(app, failure, retry_state);
-            if !may_repeat && failure != Failure::Full {
+            if !may_repeat && failure != WorkerFailure::Full {
                 let none = || Err(RequestError::Internal { reason: "no attempt was made".to_owned() });
                 return Err(Box::new(retry_state.give_up().unwrap_or_else(none)));
             }
@@ -252,13 +253,13 @@ fn note_failure(
     app: &App,
     arrival: &IncomingRequest,
     choice: &mut AttemptTarget,
-    (failure, terms): (Failure, Terms<'_>),
+    (failure, terms): (WorkerFailure, Terms<'_>),
 ) {
     match failure {
-        Failure::Full | Failure::Unready => choice.in_flight.refused(failure, terms),
+        WorkerFailure::Full | WorkerFailure::Unready => choice.in_flight.refused(failure, terms),
         _ => choice.in_flight.failed(failure),
     }
-    choice.note.set_outcome(AttemptOutcome::Failed(failure));
+    choice.note.set_outcome(DecisionOutcome::Failed(failure));
     choice.span.fail(failure.label());
     app.metrics.failed_attempts.with_label_values(&[failure.label()]).inc();
     tracing::info!(
@@ -270,7 +271,7 @@ fn note_failure(
     );
 }
 
-fn may_repeat(app: &App, failure: Failure, retry_state: &RetryState) -> bool {
+fn may_repeat(app: &App, failure: WorkerFailure, retry_state: &RetryState) -> bool {
     let failing = retry_state.failing_since.map_or(Duration::ZERO, |since| since.elapsed());
     let elapsed = failing.saturating_sub(retry_state.waited);
     if app.requests.retry.after(retry_state.n_attempts, failure, elapsed) == RetryDecision::GiveUp {
@@ -289,14 +290,14 @@ struct RetryState {
     n_attempts: u32,
     /// Workers that failed the request, and how. A worker that was only full is paused instead, and may get the request
     /// later.
-    failures: Vec<(WorkerIdx, Failure)>,
+    failures: Vec<(WorkerIdx, WorkerFailure)>,
     /// Workers that cannot take it.
     excluded: Vec<WorkerIdx>,
     /// Response so far, from other workers' journals; `None` for a new response.
     past: Option<Past>,
     /// Number of workers that failed after they had sent part of the journal of a response in one piece.
     n_failovers: u32,
-    last: Option<(Failure, Option<WorkerRefusal>)>,
+    last: Option<(WorkerFailure, Option<WorkerRefusal>)>,
     admit_at: AdmitAt,
     /// The request's place in the queue, if it has waited.
     place: Option<WaiterId>,
@@ -306,12 +307,12 @@ struct RetryState {
 }
 
 impl RetryState {
-    fn failed(&mut self, worker: WorkerIdx, failure: Failure, refusal: Option<WorkerRefusal>) {
+    fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, refusal: Option<WorkerRefusal>) {
         self.n_attempts += 1;
         if self.failing_since.is_none() {
             (self.failing_since, self.waited) = (Some(Instant::now()), Duration::ZERO);
         }
-        if failure != Failure::Full {
+        if failure != WorkerFailure::Full {
             self.failures.push((worker, failure));
         }
         self.last = Some((failure, refusal));
@@ -340,7 +341,7 @@ async fn wait_for_capacity(
     let queue_request = QueueRequest {
         model: &prepared.model.fingerprint,
         waiter: Waiter {
-            tenant: app.queue.tenant(arrival.key.as_deref().map(Key::tenant), &arrival.headers),
+            tenant: app.queue.tenant(arrival.key.as_deref().map(ApiKey::tenant), &arrival.headers),
             deadline: arrival.queued_from + queue_timeout,
             is_continuation: retry_state.past.is_some(),
         },
@@ -425,7 +426,7 @@ fn remember(app: &App, prepared: &Prepared, n_matched_blocks: u32) {
 }
 
 /// Reads a stock server's response; returns the number of reused prompt tokens if the response already reports it.
-fn look(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
+fn stock_reuse(in_flight: &mut InFlightGuard, answer: &UpstreamResponse) -> Option<u32> {
     let server_request = in_flight.server_request().filter(|_| answer.head().status.is_success())?;
     server_request.begun();
     match answer {
@@ -441,7 +442,7 @@ fn respond(
     mut choice: AttemptTarget,
     answer: UpstreamResponse,
 ) -> Response {
-    let cached_tokens = look(&mut choice.in_flight, &answer);
+    let cached_tokens = stock_reuse(&mut choice.in_flight, &answer);
     let head = answer.head();
     let status = head.status;
     let mut headers = headers::to_client(&head.headers);
@@ -454,7 +455,7 @@ fn respond(
     // Metrics and the log of decisions read the headers that the client gets, whichever server set them.
     let (ttft, cached_tokens) =
         (arrival.at.elapsed(), headers::number(&headers, warmpath_common::headers::CACHED_TOKENS));
-    choice.note.set_outcome(AttemptOutcome::Answered {
+    choice.note.set_outcome(DecisionOutcome::Answered {
         status: status.as_u16(),
         ttft_ms: ttft.as_secs_f64() * 1e3,
         cached_tokens,

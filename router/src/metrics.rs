@@ -26,11 +26,13 @@ pub const JOIN: &str = "join";
 /// Label of prefixes that a worker fetches because another one drains.
 pub const DRAIN: &str = "drain";
 
-/// Buckets for a phase of a decision: 2 us to 1 s. Units: seconds.
+/// Buckets for a phase of a decision: 2 us to 1 s. Units: seconds. Source: own choice: from a look-up in a small index
+/// to the tokenizing of a long prompt.
 const DECISION_BUCKETS: &[f64] =
     &[2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
 
-/// Buckets for actual minus predicted reuse. Units: blocks.
+/// Buckets for actual minus predicted reuse. Units: blocks. Source: own choice: powers of four up to a prompt of 4,096
+/// tokens.
 const ERROR_BUCKETS: &[f64] = &[-256.0, -64.0, -16.0, -4.0, -1.0, 0.0, 1.0, 4.0, 16.0, 64.0, 256.0];
 
 /// Endpoints whose requests are not counted as running.

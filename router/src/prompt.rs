@@ -46,7 +46,8 @@ use reading::Reading;
 /// Source: English text in JSON, by common tokenizers.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// Length of the start of a text prompt that identifies its conversation. Units: bytes.
+/// Length of the start of a text prompt that identifies its conversation. Units: bytes. Source: own choice: system
+/// prompts of different applications differ within it.
 const AFFINITY_BYTES: usize = 256;
 
 /// Longest body that is parsed and rendered on the thread that read it. Units: bytes.

@@ -8,7 +8,7 @@ use warmpath_common::headers::CACHE_SALT;
 use warmpath_common::salt::{self, SaltError};
 
 use crate::error::RequestError;
-use crate::keys::Key;
+use crate::keys::ApiKey;
 
 /// Salt in a request's headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Salt {
     /// Returns the salt in a request's headers, after the name of the key's tenant.
     ///
     /// Errors: every [`SaltError`].
-    pub fn of(headers: &HeaderMap, key: Option<&Key>) -> Result<Self, SaltError> {
+    pub fn of(headers: &HeaderMap, key: Option<&ApiKey>) -> Result<Self, SaltError> {
         let own = salt::of_header(headers.get_all(CACHE_SALT).iter().map(HeaderValue::as_bytes))?;
         Ok(match key {
             // No tenant's name has a colon, so no two tenants can have the same salt.

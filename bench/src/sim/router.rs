@@ -199,7 +199,7 @@ impl Router {
     }
 
     /// Applies changes of what a worker holds.
-    pub fn hear_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
+    pub fn apply_changes(&mut self, worker: WorkerIdx, changes: &[Change]) {
         let n_filling: usize = changes.iter().map(|change| self.writer.apply(worker, change)).sum();
         if n_filling > 0
             && let Books::Own { dispatch, .. } = &mut self.books
@@ -211,7 +211,7 @@ impl Router {
     }
 
     /// Takes a worker's load, with the requests that it now counts.
-    pub fn hear_load(&mut self, worker: WorkerIdx, (load, counted): (&Load, &[Change]), now: Duration) {
+    pub fn apply_load(&mut self, worker: WorkerIdx, (load, counted): (&Load, &[Change]), now: Duration) {
         for change in counted {
             let Change::Accepted(id) = change else { continue };
             match &mut self.books {

@@ -316,18 +316,18 @@ impl Worker {
         self.arrivals.come(announcement_id(request), asked.prompt_tokens - n_cached_tokens);
         let changes =
             self.pending_prefills.make(announcement_id(request), asked.keys.clone(), |_, key| self.said.contains(key));
-        self.say(changes);
+        self.add_changes(changes);
     }
 
     /// Announces the changes of the cache.
     fn pass_changes(&mut self) {
         for change in self.cache.take_changes() {
             let changes = self.pending_prefills.pass(change);
-            self.say(changes);
+            self.add_changes(changes);
         }
     }
 
-    fn say(&mut self, changes: impl IntoIterator<Item = Change>) {
+    fn add_changes(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             match &change {
                 Change::Stored(run) => self.said.extend(&run.keys),
@@ -344,7 +344,7 @@ impl Worker {
         self.cache.let_go(self.held.remove(&request).unwrap_or_default());
         self.pass_changes();
         let resolved = self.pending_prefills.resolve(announcement_id(request));
-        self.say(resolved);
+        self.add_changes(resolved);
         let n_cached_tokens = plan.start.n_tokens() * self.block_tokens;
         self.restore_ms += f64::from(n_cached_tokens) * RESTORE_MS_PER_TOKEN;
         let n_computed = n_cached_tokens;

@@ -230,7 +230,7 @@ impl World<'_> {
     fn begin(&mut self) {
         for (idx, post) in self.posts.iter().enumerate().filter(|(_, post)| post.is_there) {
             let load = post.worker.load(self.trace);
-            self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
+            self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(idx), (&load, &[]), Duration::ZERO));
         }
         for change in &self.scene.changes {
             self.schedule(change.at, Event::Fleet(*change));
@@ -251,12 +251,12 @@ impl World<'_> {
             Event::StepEnds { worker } => self.step_ends(worker),
             Event::Push { worker } => self.push(worker),
             Event::HearChanges { worker, life, changes } if self.posts[worker].life == life => {
-                self.routers.iter_mut().for_each(|router| router.hear_changes(worker_idx(worker), &changes));
+                self.routers.iter_mut().for_each(|router| router.apply_changes(worker_idx(worker), &changes));
             }
             Event::HearLoad { worker, life, load } if self.posts[worker].life == life => {
                 let (load, counted) = &*load;
                 let now = self.now;
-                self.routers.iter_mut().for_each(|router| router.hear_load(worker_idx(worker), (load, counted), now));
+                self.routers.iter_mut().for_each(|router| router.apply_load(worker_idx(worker), (load, counted), now));
             }
             Event::Fetched { worker, life, request, n_blocks } if self.posts[worker].life == life => {
                 let ends = self.posts[worker].worker.fetched(self.trace, (request, n_blocks), self.now);
@@ -415,7 +415,7 @@ impl World<'_> {
                 let load = post.worker.load(self.trace);
                 self.routers
                     .iter_mut()
-                    .for_each(|router| router.hear_load(worker_idx(change.worker), (&load, &[]), now));
+                    .for_each(|router| router.apply_load(worker_idx(change.worker), (&load, &[]), now));
                 self.warm(change.worker);
             }
             Presence::Dies => {

@@ -18,9 +18,9 @@ use super::log;
 /// First pause before a child is restarted; it doubles each time that the child ends soon after a start. Source: own
 /// choice, as for `PAUSE_MAX` and `STEADY`: an operator's script would do the same.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause before a child is restarted.
+/// Longest pause before a child is restarted. Source: as [`PAUSE_MIN`].
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Time for which a child must have run so that the next pause is again the first.
+/// Time for which a child must have run so that the next pause is again the first. Source: as [`PAUSE_MIN`].
 const STEADY: Duration = Duration::from_secs(60);
 /// Longest wait for the last lines of a child that has ended; a grandchild may keep the pipe open. Source: own choice:
 /// the pipe already holds the lines, so reading them takes milliseconds.

@@ -24,7 +24,7 @@ const SPLIT_CONTEXT: &str = "warmpath 2026 split model fingerprint v1";
 ///
 /// Source: 4 x 4 KiB of the 1,000 tensors of a large model are 16 MB: read in well under a second from a disk.
 const SAMPLES_PER_TENSOR: u64 = 4;
-/// Size of one sample. Units: bytes.
+/// Size of one sample. Units: bytes. Source: as [`SAMPLES_PER_TENSOR`]: one page of memory.
 const SAMPLE_BYTES: u64 = 4096;
 
 /// Returns the fingerprint of the model at `path`.

@@ -31,7 +31,7 @@ const PARSER_BYTES_PER_BYTE: usize = 16;
 
 /// Placeholder for the content of a continued message. Source: a private character that no template writes.
 pub(crate) const CONTENT_MARK: char = '\u{f8fe}';
-/// Placeholder for the reasoning of a continued message.
+/// Placeholder for the reasoning of a continued message. Source: as [`CONTENT_MARK`].
 pub(crate) const REASONING_MARK: char = '\u{f8ff}';
 
 /// Texts by which a plain format is recognized: it parses each as content, unchanged.

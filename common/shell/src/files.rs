@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Pause between two reads of a file.
 ///
 /// Source: own choice: a small file costs some microseconds.
-pub const LOOK_PAUSE: Duration = Duration::from_secs(1);
+pub const POLL_PAUSE: Duration = Duration::from_secs(1);
 
 /// A failed read.
 #[derive(Debug)]
@@ -21,12 +21,12 @@ pub struct FileFailure {
     pub is_new: bool,
 }
 
-/// Calls `look` every second for as long as the future is polled, and `failed` for each error.
-pub async fn watch<E: std::error::Error>(mut look: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(FileFailure)) {
+/// Calls `read` every second for as long as the future is polled, and `failed` for each error.
+pub async fn watch<E: std::error::Error>(mut read: impl FnMut() -> Result<(), E>, mut failed: impl FnMut(FileFailure)) {
     let mut last = String::new();
     loop {
-        tokio::time::sleep(LOOK_PAUSE).await;
-        match look() {
+        tokio::time::sleep(POLL_PAUSE).await;
+        match read() {
             Ok(()) => last.clear(),
             Err(error) => {
                 let reason = crate::chain(&error);

@@ -109,7 +109,7 @@ impl FleetTokens {
 
     /// Rereads the file for as long as the future is polled; an invalid or missing file changes nothing.
     pub async fn watch(self: Arc<Self>, path: PathBuf, mut failed: impl FnMut()) {
-        let look = || {
+        let poll = || {
             let tokens = read(&path)?;
             if **self.tokens.load() != tokens {
                 tracing::info!(path = %path.display(), n_tokens = tokens.len(), "the fleet's tokens were read again");
@@ -117,13 +117,13 @@ impl FleetTokens {
             }
             Ok::<_, TokenError>(())
         };
-        let tell = |FileFailure { reason, is_new }| {
+        let report = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
                 tracing::error!(path = %path.display(), %reason, "the file of the fleet's tokens cannot be used; the last tokens stay in force");
             }
         };
-        files::watch(look, tell).await;
+        files::watch(poll, report).await;
     }
 }
 

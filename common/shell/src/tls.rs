@@ -227,7 +227,7 @@ fn system_roots() -> RootCertStore {
 async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mut failed: impl FnMut()) {
     let contents = || paths.iter().map(|path| std::fs::read(path).ok()).collect::<Vec<_>>();
     let mut known = contents();
-    let look = || {
+    let poll = || {
         let now = contents();
         if now != known {
             read()?;
@@ -236,12 +236,12 @@ async fn follow(paths: Vec<PathBuf>, read: impl Fn() -> Result<(), TlsError>, mu
         }
         Ok::<_, TlsError>(())
     };
-    let tell = |FileFailure { reason, is_new }| {
+    let report = |FileFailure { reason, is_new }| {
         failed();
         if is_new {
             // One of the files may not be written yet.
             tracing::warn!(%reason, "certificates cannot be used; the last ones stay in force");
         }
     };
-    files::watch(look, tell).await;
+    files::watch(poll, report).await;
 }

@@ -99,7 +99,7 @@ fn convert(mut fields: Object) -> Result<Converted, DialectError> {
         let texts: Result<Vec<_>, _> = stop.items()?.into_iter().map(Field::text).collect();
         chat.insert("stop".to_owned(), texts?.into());
     }
-    let (messages, message_origins) = reader.talk.finish();
+    let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
     if has_tools {
@@ -126,7 +126,7 @@ fn refuse_containers(fields: &mut Object) -> Result<(), DialectError> {
 /// State of reading a request.
 #[derive(Default)]
 struct Reader {
-    talk: Conversation,
+    conversation: Conversation,
     tools: Listing,
     /// Priority that the request's `cache_control` fields request.
     priority: Option<i32>,
@@ -155,7 +155,7 @@ impl Reader {
         for (text, path) in texts {
             let text = without_client_line(&text);
             if !text.is_empty() {
-                self.talk.say("system", text.to_owned(), &path);
+                self.conversation.add_text("system", text.to_owned(), &path);
             }
         }
         Ok(())
@@ -169,11 +169,11 @@ impl Reader {
         let content = message.required("content")?;
         let path = message.path;
         match content.value {
-            Value::String(text) => self.talk.say(&role, text, &path),
+            Value::String(text) => self.conversation.add_text(&role, text, &path),
             Value::Array(_) => {
                 let blocks = content.items()?;
                 if blocks.is_empty() {
-                    self.talk.begin(&role, &path);
+                    self.conversation.begin(&role, &path);
                 }
                 for block in blocks {
                     self.read_block(&role, block.object()?)?;
@@ -190,22 +190,22 @@ impl Reader {
         match (kind.as_str(), role) {
             ("text", _) => {
                 let text = block.text("text")?;
-                self.talk.say(role, text, &block.path);
+                self.conversation.add_text(role, text, &block.path);
             }
             ("image", "user") => {
                 let path = block.path.clone();
-                self.talk.add(role, read_image(block)?, &path);
+                self.conversation.add(role, read_image(block)?, &path);
             }
             ("tool_result", "user") => self.read_result(block)?,
             ("tool_use", "assistant") => {
                 let input = block.required("input")?.object()?.fields;
                 let arguments = Value::Object(input).to_string();
                 let call = Call { id: block.text("id")?, name: block.text("name")?, arguments };
-                self.talk.call(call, &block.path);
+                self.conversation.call(call, &block.path);
             }
             ("thinking", "assistant") => {
                 let thought = block.text("thinking")?;
-                self.talk.think(thought, &block.path);
+                self.conversation.add_reasoning(thought, &block.path);
             }
             // It is encrypted, and this model did not write it.
             ("redacted_thinking", "assistant") => {}
@@ -233,7 +233,7 @@ impl Reader {
                 .collect::<Result<_, _>>()?,
             Some(content) => return Err(wrong(&content.path, "must be a string or an array of blocks")),
         };
-        self.talk.result(id, parts, &block.path);
+        self.conversation.result(id, parts, &block.path);
         Ok(())
     }
 

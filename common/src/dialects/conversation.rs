@@ -52,7 +52,7 @@ pub(super) struct Call {
 
 impl Conversation {
     /// Adds a text to the turn of `role`; starts a new turn if the last one is of another role.
-    pub fn say(&mut self, role: &str, text: String, origin: &str) {
+    pub fn add_text(&mut self, role: &str, text: String, origin: &str) {
         self.add(role, Part::Text(text), origin);
     }
 
@@ -67,7 +67,7 @@ impl Conversation {
     }
 
     /// Adds reasoning of the assistant; a turn that already has content or calls is not continued by it.
-    pub fn think(&mut self, thought: String, origin: &str) {
+    pub fn add_reasoning(&mut self, thought: String, origin: &str) {
         let has_spoken = self
             .turns
             .last()

@@ -46,7 +46,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     }
     read_tool_choice(&mut fields, &reader.tools, &mut chat)?;
     if let Some(instructions) = fields.optional_text("instructions")? {
-        reader.talk.say("system", instructions, "instructions");
+        reader.conversation.add_text("system", instructions, "instructions");
     }
     reader.read_input(fields.required("input")?)?;
     read_format(&mut fields, &mut chat)?;
@@ -56,7 +56,7 @@ pub fn responses(body: &[u8]) -> Result<Converted, DialectError> {
     if let Some(max) = fields.take("max_output_tokens") {
         chat.insert("max_completion_tokens".to_owned(), max.value);
     }
-    let (messages, message_origins) = reader.talk.finish();
+    let (messages, message_origins) = reader.conversation.finish();
     let (functions, tool_origins, tools) = reader.tools.finish();
     chat.insert("messages".to_owned(), messages.into());
     if has_tools {
@@ -99,7 +99,7 @@ fn refuse_logprobs(fields: &mut Object) -> Result<(), DialectError> {
 /// State of reading a request.
 #[derive(Default)]
 struct Reader {
-    talk: Conversation,
+    conversation: Conversation,
     tools: Listing,
 }
 
@@ -107,7 +107,7 @@ impl Reader {
     fn read_input(&mut self, input: Field) -> Result<(), DialectError> {
         let path = input.path.clone();
         match input.value {
-            Value::String(text) => self.talk.say("user", text, &path),
+            Value::String(text) => self.conversation.add_text("user", text, &path),
             Value::Array(_) => {
                 for item in input.items()? {
                     self.read_item(item.object()?)?;
@@ -115,7 +115,7 @@ impl Reader {
             }
             _ => return Err(wrong(&path, "must be a string or an array of items")),
         }
-        if self.talk.is_empty() {
+        if self.conversation.is_empty() {
             return Err(wrong(&path, "is empty, and there are no `instructions`"));
         }
         Ok(())
@@ -128,19 +128,20 @@ impl Reader {
             "function_call" => {
                 let id = item.text("call_id")?;
                 let name = self.tools.function_name(&take_tool(&mut item, CallForm::Function)?);
-                self.talk.call(Call { id, name, arguments: item.text("arguments")? }, &item.path);
+                self.conversation.call(Call { id, name, arguments: item.text("arguments")? }, &item.path);
                 Ok(())
             }
             "custom_tool_call" => {
                 let id = item.text("call_id")?;
                 let name = self.tools.function_name(&take_tool(&mut item, CallForm::Custom)?);
-                self.talk.call(Call { id, name, arguments: free_text_arguments(&item.text("input")?) }, &item.path);
+                self.conversation
+                    .call(Call { id, name, arguments: free_text_arguments(&item.text("input")?) }, &item.path);
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = item.text("call_id")?;
                 let output = read_parts(item.required("output")?)?;
-                self.talk.result(id, output, &item.path);
+                self.conversation.result(id, output, &item.path);
                 Ok(())
             }
             "reasoning" => self.read_reasoning(item),
@@ -168,9 +169,9 @@ impl Reader {
         }
         let parts = read_parts(item.required("content")?)?;
         if parts.is_empty() {
-            self.talk.begin(&role, &item.path);
+            self.conversation.begin(&role, &item.path);
         }
-        parts.into_iter().for_each(|part| self.talk.add(&role, part, &item.path));
+        parts.into_iter().for_each(|part| self.conversation.add(&role, part, &item.path));
         Ok(())
     }
 
@@ -179,7 +180,7 @@ impl Reader {
         let reasoning = read_reasoning(item.optional_items("content")?)?;
         let summary = read_reasoning(item.optional_items("summary")?)?;
         let reasoning = if reasoning.is_empty() { summary } else { reasoning };
-        reasoning.into_iter().for_each(|thought| self.talk.think(thought, &item.path));
+        reasoning.into_iter().for_each(|thought| self.conversation.add_reasoning(thought, &item.path));
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ pub const STALE_AGE_MAX: Duration = Duration::from_secs(3);
 /// Time after a worker has joined for which its models may still be unknown, so that no name is reported as unknown.
 ///
 /// Source: own choice: a worker declares its model's names as soon as it listens, some seconds after its start.
-pub const UNHEARD_GRACE: Duration = Duration::from_secs(60);
+pub const UNDECLARED_GRACE: Duration = Duration::from_secs(60);
 
 /// State of the connection to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -242,9 +242,9 @@ impl WorkerView {
     }
 
     /// Returns whether the worker has joined recently and has not declared any model.
-    fn is_unheard(&self, now: Instant) -> bool {
+    fn is_undeclared(&self, now: Instant) -> bool {
         let is_silent = self.model.is_none() && self.awaited.is_empty() && !self.is_leaving;
-        is_silent && now.saturating_duration_since(self.joined_at) <= UNHEARD_GRACE
+        is_silent && now.saturating_duration_since(self.joined_at) <= UNDECLARED_GRACE
     }
 
     /// Returns whether the worker supports `wanted`; true also for a worker that has not declared its model yet.
@@ -280,12 +280,12 @@ pub enum LookupError {
         name: Option<String>,
     },
     /// No worker that has reported serves the name, and some have not reported yet.
-    #[error("{} not known yet: {n_unheard} of the workers have not reported their models", awaited(.name.as_deref()))]
-    Unheard {
+    #[error("{} not known yet: {n_undeclared} of the workers have not reported their models", awaited(.name.as_deref()))]
+    Undeclared {
         /// Requested name; `None` if the request has none.
         name: Option<String>,
         /// Workers that joined recently and have not declared a model.
-        n_unheard: usize,
+        n_undeclared: usize,
     },
     /// No worker serves the name.
     #[error("the model `{name}` does not exist; available: {}", some(.known))]
@@ -319,7 +319,7 @@ impl LookupError {
         match self {
             Self::NoWorkers { name, .. }
             | Self::Loading { name }
-            | Self::Unheard { name, .. }
+            | Self::Undeclared { name, .. }
             | Self::Incapable { name, .. } => name.as_deref(),
             Self::Unknown { name, .. } => Some(name),
             Self::Ambiguous { .. } => None,
@@ -414,14 +414,14 @@ impl FleetView {
             return LookupError::Loading { name: owned };
         }
         let has_models = self.models().next().is_some();
-        let n_unheard = self.workers.iter().filter(|worker| worker.is_unheard(now)).count();
-        if n_unheard > 0 && has_models {
-            return LookupError::Unheard { name: owned, n_unheard };
+        let n_undeclared = self.workers.iter().filter(|worker| worker.is_undeclared(now)).count();
+        if n_undeclared > 0 && has_models {
+            return LookupError::Undeclared { name: owned, n_undeclared };
         }
         let is_awaiting = self.workers.iter().any(|worker| !worker.awaited.is_empty());
         match (owned, wanted) {
             (name, Some(wanted)) => LookupError::Incapable { name, wanted, able: self.names_for(Some(wanted)) },
-            (Some(name), None) if has_models || (is_awaiting && n_unheard == 0) => {
+            (Some(name), None) if has_models || (is_awaiting && n_undeclared == 0) => {
                 LookupError::Unknown { name, known: self.names() }
             }
             (name, None) => {
@@ -438,7 +438,7 @@ impl FleetView {
         let is_ready = |worker: &WorkerView| worker.unavailable(now).is_none() && worker.models().any(suits);
         let may_come = |worker: &WorkerView| match worker.link {
             ConnectionState::Refused { .. } => false,
-            _ => worker.is_loading(name) || worker.is_unheard(now),
+            _ => worker.is_loading(name) || worker.is_undeclared(now),
         };
         let mut workers = self.workers.iter().map(Arc::as_ref).filter(|worker| !worker.is_leaving);
         workers.clone().any(may_come) && !workers.any(is_ready)

@@ -263,7 +263,7 @@ impl Ledger {
         rng: &mut impl Rng,
     ) -> Result<(Decision, Ticket), NoWorker> {
         let policy = self.options.policy;
-        self.choose_by(fleet, request, |candidates, turn| choose(policy, candidates, turn, rng))
+        self.choose_by(fleet, request, |candidates, ties| choose(policy, candidates, ties, rng))
     }
 
     /// Chooses as [`Ledger::choose`] does, with `pick` in place of the policy.
@@ -280,7 +280,7 @@ impl Ledger {
         self.expire(request.now);
         self.worker_ledgers.resize_with(fleet.n_places().max(self.worker_ledgers.len()), WorkerLedger::default);
         let candidates = self.candidates(fleet, (request, &held.peers))?;
-        let chosen = pick(&candidates, self.turn(request)).ok_or_else(NoWorker::unserved)?;
+        let chosen = pick(&candidates, self.ties(request)).ok_or_else(NoWorker::unserved)?;
         let why = reason(self.options.policy, &candidates, chosen, request.prompt);
         let decision = Decision {
             worker: chosen.worker.idx,
@@ -310,7 +310,7 @@ impl Ledger {
     }
 
     /// Returns the inputs that break ties of cost and load.
-    fn turn(&self, request: &RouteRequest<'_>) -> TieBreak {
+    fn ties(&self, request: &RouteRequest<'_>) -> TieBreak {
         TieBreak { last: self.last, affinity: request.affinity, first_new_block: request.prompt.first_new_block() }
     }
 

@@ -24,7 +24,7 @@ use warmpath_common::summary::{Change, Load};
 
 pub use self::assumed_cache::AssumedCacheLimits;
 use self::assumed_cache::UseNumber;
-use self::model_state::{Evidence, ModelState};
+use self::model_state::{BlockEvidence, ModelState};
 pub use self::model_state::{Placed, Residence};
 use self::rates::MeasuredRates;
 pub use self::tokenizer_source::{Counts, PeerServer, ServerInfo, StockModel, TokenizerSource, place};
@@ -122,7 +122,7 @@ pub struct Updates {
 }
 
 struct ServerRequest {
-    life: u64,
+    n_starts: u64,
     sending: SentRequest,
     /// Previous use of each leading block that could be reused.
     known: Vec<UseNumber>,
@@ -148,7 +148,7 @@ pub struct StockServer {
     requests: BTreeMap<ServerRequestId, ServerRequest>,
     next_request: u64,
     /// Number of starts of the server that were noticed; the state of requests from before the last start is lost.
-    life: u64,
+    n_starts: u64,
     others: ServerStatus,
     progress: Option<u64>,
     accepted: Vec<RequestId>,
@@ -166,7 +166,7 @@ impl Default for StockServer {
             speed: MeasuredRates::default(),
             requests: BTreeMap::new(),
             next_request: 0,
-            life: 0,
+            n_starts: 0,
             others: ServerStatus::default(),
             progress: None,
             accepted: Vec::new(),
@@ -201,7 +201,7 @@ impl StockServer {
 
     /// Records that the server was lost or has restarted: it holds nothing that was sent before.
     pub fn lost(&mut self) {
-        self.life += 1;
+        self.n_starts += 1;
         self.others = ServerStatus::default();
         self.progress = None;
         self.forget();
@@ -225,7 +225,7 @@ impl StockServer {
         let is_filling = |request: &ServerRequest| request.begun.is_none();
         let of_model = self.requests.values().filter(|request| request.sending.model == sending.model);
         let request = ServerRequest {
-            life: self.life,
+            n_starts: self.n_starts,
             known: remembered.map_or_else(Vec::new, |model| model.memory.known(&sending.keys[..n_reusable])),
             busy: of_model.filter_map(|request| Some(request.begun?.used)).collect(),
             is_undisturbed: self.requests.len() < usize::from(self.n_slots) && !self.requests.values().any(is_filling),
@@ -243,7 +243,7 @@ impl StockServer {
     /// Records that the response to a request has begun: its prompt is computed.
     pub fn begun(&mut self, id: ServerRequestId, now: Instant) {
         let Some(request) = self.requests.get_mut(&id).filter(|request| request.begun.is_none()) else { return };
-        let is_lost = request.life != self.life;
+        let is_lost = request.n_starts != self.n_starts;
         let keys: &[BlockKey] = if is_lost { &[] } else { &request.sending.keys };
         let remembered = self.models.get_mut(&request.sending.model);
         let used = remembered.map_or(0, |remembered| remembered.memory.hold(keys, &mut self.changes));
@@ -257,16 +257,17 @@ impl StockServer {
         let ending = ending.filter(|_| request.begun.is_some())?;
         self.learn_speed(&request, &ending);
         let remembered = self.models.get_mut(&request.sending.model)?;
-        let is_same_life = request.life == self.life;
-        if is_same_life && remembered.compare_counts(&request.sending, &ending.usage) {
+        let is_same_start = request.n_starts == self.n_starts;
+        if is_same_start && remembered.compare_counts(&request.sending, &ending.usage) {
             self.differing.push(request.sending.model);
         }
         if !request.sending.is_countable {
             return None;
         }
         let (reused, actual) = remembered.compare_reuse(&request.sending, &ending.usage)?;
-        if is_same_life {
-            let evidence = Evidence { known: &request.known, busy: &request.busy, keys: &request.sending.keys, actual };
+        if is_same_start {
+            let evidence =
+                BlockEvidence { known: &request.known, busy: &request.busy, keys: &request.sending.keys, actual };
             remembered.correct(evidence, &mut self.changes);
         }
         self.bound_changes();
@@ -289,7 +290,7 @@ impl StockServer {
     }
 
     /// Takes the changes.
-    pub fn take_news(&mut self) -> Updates {
+    pub fn take_updates(&mut self) -> Updates {
         Updates {
             accepted: std::mem::take(&mut self.accepted),
             is_forgotten: std::mem::take(&mut self.is_forgotten),

@@ -19,13 +19,13 @@ const NONE: &str = "none";
 /// Consecutive polls that must see a new list before it counts.
 ///
 /// Source: own choice: a program rewrites a file within milliseconds, and a poll comes every second.
-const SETTLED_LOOKS: u32 = 2;
+const SETTLED_POLLS: u32 = 2;
 
 /// Consecutive polls that must see a new list without a final newline if the last list had one.
 ///
 /// Source: own choice: long enough to notice a rewrite that stalled, short enough for an editor that omits the last
 /// newline.
-const CUT_LOOKS: u32 = 30;
+const CUT_POLLS: u32 = 30;
 
 /// Reason why a file of workers cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -112,7 +112,7 @@ impl Followed {
             _ => 1,
         };
         let is_cut = self.current.ends_whole && !seen.ends_whole;
-        if n_looks < if is_cut { CUT_LOOKS } else { SETTLED_LOOKS } {
+        if n_looks < if is_cut { CUT_POLLS } else { SETTLED_POLLS } {
             self.next = Some((seen, n_looks));
             return if is_cut { Err(FileError::Cut) } else { Ok(None) };
         }
@@ -128,20 +128,20 @@ pub(super) async fn watch(path: PathBuf, source: Source, (first, metrics): (Work
     }
     source.set(first.workers.iter().cloned().map(staying).collect());
     let mut followed = Followed { current: first, next: None };
-    let look = || {
+    let poll = || {
         if let Some(workers) = followed.see(read(&path)?)? {
             tracing::info!(path = %path.display(), n_workers = workers.len(), "workers file has changed");
             source.set(workers.iter().cloned().map(staying).collect());
         }
         Ok::<_, FileError>(())
     };
-    let tell = |FileFailure { reason, is_new }| {
+    let report = |FileFailure { reason, is_new }| {
         metrics.discovery_failures.with_label_values(&["file"]).inc();
         if is_new {
             tracing::error!(path = %path.display(), %reason, "workers file cannot be used; its last content stays in force");
         }
     };
-    files::watch(look, tell).await;
+    files::watch(poll, report).await;
 }
 
 #[cfg(test)]
@@ -208,9 +208,9 @@ mod tests {
     #[test]
     fn a_file_that_was_cut_off_changes_nothing_for_long() {
         let cut = "http://a:1\nhttp://b";
-        let mut expected = vec!["its last line has no line end, as if it were being written"; CUT_LOOKS as usize - 1];
+        let mut expected = vec!["its last line has no line end, as if it were being written"; CUT_POLLS as usize - 1];
         expected.push("http://a:1/ http://b/");
-        assert_eq!(follow(&vec![cut; CUT_LOOKS as usize]), expected);
+        assert_eq!(follow(&vec![cut; CUT_POLLS as usize]), expected);
         // A list that only lacks its last newline is the same list.
         assert_eq!(follow(&["http://a:1\nhttp://b:2"]), ["stands"]);
     }

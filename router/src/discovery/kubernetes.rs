@@ -66,7 +66,7 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
     let slices: Api<EndpointSlice> = Api::namespaced(client, &service.namespace);
     let only = Config::default().labels(&format!("{SERVICE_LABEL}={}", service.name)).timeout(WATCH_S);
     let (store, writer) = reflector::store();
-    let events = reflector(writer, watcher(slices, only)).backoff(Pauses::default());
+    let events = reflector(writer, watcher(slices, only)).backoff(RetryPauses::default());
     let mut events = std::pin::pin!(events);
     let mut last_error = String::new();
     while let Some(event) = events.next().await {
@@ -93,15 +93,15 @@ pub(super) async fn watch(client: Client, service: KubernetesService, (source, m
 /// Pauses between tries, each twice the last one. The pauses of `kube` grow to a minute, to protect API servers with
 /// thousands of clients. There are few routers, and a router that pauses for a minute still sends requests to workers
 /// that have ended.
-struct Pauses(Duration);
+struct RetryPauses(Duration);
 
-impl Default for Pauses {
+impl Default for RetryPauses {
     fn default() -> Self {
         Self(PAUSE_MIN)
     }
 }
 
-impl Iterator for Pauses {
+impl Iterator for RetryPauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
@@ -111,7 +111,7 @@ impl Iterator for Pauses {
     }
 }
 
-impl Backoff for Pauses {
+impl Backoff for RetryPauses {
     fn reset(&mut self) {
         self.0 = PAUSE_MIN;
     }
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_seconds_and_start_anew_behind_a_success() {
-        let mut pauses = Pauses::default();
+        let mut pauses = RetryPauses::default();
         let first: Vec<u128> = pauses.by_ref().take(6).map(|pause| pause.as_millis()).collect();
         assert_eq!(first, [250, 500, 1000, 2000, 4000, 4000]);
         pauses.reset();

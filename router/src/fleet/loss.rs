@@ -22,19 +22,19 @@ impl Losses {
     }
 
     /// Sends the notice; it is sent again as long as the worker stays lost.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.0.send_replace(());
     }
 
     /// Returns a receiver of notices from now on.
-    pub(super) fn listen(&self) -> Loss {
+    pub(super) fn subscribe(&self) -> Loss {
         Loss(self.0.subscribe())
     }
 }
 
 impl Loss {
     /// Waits until the worker is lost, or lost again.
-    pub async fn come(&mut self) {
+    pub async fn wait(&mut self) {
         // A worker that has left sends no further notice.
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;

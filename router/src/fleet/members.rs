@@ -82,12 +82,12 @@ impl Member {
 
     /// Returns a receiver of the worker's losses.
     pub fn loss(&self) -> Loss {
-        self.losses.listen()
+        self.losses.subscribe()
     }
 
     /// Notifies the requests that wait for the worker's responses that it is lost.
     pub(super) fn lost(&self) {
-        self.losses.tell();
+        self.losses.notify();
     }
 
     /// Records a message, received at this time after the fleet's start.

@@ -30,7 +30,7 @@ use super::members::Member;
 use super::subscriber::{Closed, FleetEvents};
 use super::vocabulary_files::LoadedVocabulary;
 use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
-use crate::config::{STOCK_POLL, STOCK_SILENT_LOOKS};
+use crate::config::{STOCK_POLL, STOCK_SILENT_POLLS};
 
 /// A stock server, shared by its follower and the requests sent to it.
 #[derive(Default)]
@@ -238,13 +238,13 @@ impl Follower {
         let mut found = probe.find().await?;
         self.fleet.heard(&self.member);
         self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
-        self.tell_found(&found).await?;
+        self.report_found(&found).await?;
         loop {
-            let ProbeResult { server_status, models } = self.next_look(probe, &found).await?;
+            let ProbeResult { server_status, models } = self.next_poll(probe, &found).await?;
             self.fleet.heard(&self.member);
             if models.is_some_and(|models| models != found.models) {
                 found = probe.find().await?;
-                self.tell_found(&found).await?;
+                self.report_found(&found).await?;
             }
             if let Some(server_status) = server_status {
                 let mut server = self.stock.server();
@@ -253,29 +253,29 @@ impl Follower {
                     server.lost();
                 }
             }
-            self.tell_news().await?;
+            self.report_updates().await?;
         }
     }
 
     /// Reports changes until the next poll: after a pause, or at once if a request has failed there.
-    async fn next_look(&self, probe: &Probe, found: &FoundServer) -> Result<ProbeResult, Left> {
-        let look = async {
+    async fn next_poll(&self, probe: &Probe, found: &FoundServer) -> Result<ProbeResult, Left> {
+        let polling = async {
             tokio::select! {
                 () = tokio::time::sleep(STOCK_POLL) => {}
                 () = self.stock.suspicion.notified() => {}
             }
-            probe.look(&found.ways).await
+            probe.poll(&found.ways).await
         };
-        tokio::pin!(look);
+        tokio::pin!(polling);
         loop {
             tokio::select! {
-                () = self.stock.news.notified() => self.tell_news().await?,
-                looked = &mut look => return Ok(looked?),
+                () = self.stock.news.notified() => self.report_updates().await?,
+                polled = &mut polling => return Ok(polled?),
             }
         }
     }
 
-    async fn tell_found(&self, found: &FoundServer) -> Result<(), Closed> {
+    async fn report_found(&self, found: &FoundServer) -> Result<(), Closed> {
         let declared = found.declared.clone();
         if declared.n_left_out > 0 {
             tracing::error!(
@@ -290,9 +290,9 @@ impl Follower {
     }
 
     /// Reports the changes.
-    async fn tell_news(&self) -> Result<(), Closed> {
+    async fn report_updates(&self) -> Result<(), Closed> {
         let worker = self.worker;
-        let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_news();
+        let Updates { accepted, is_forgotten, mut changes, load, differing } = self.stock.server().take_updates();
         if is_forgotten {
             self.outbox.tell(TrackerMessage::Replaced { worker, runs: Vec::new() }).await?;
         }
@@ -323,7 +323,7 @@ impl Follower {
         let kind = match error {
             ProbeError::Loading { names } => FollowErrorKind::Loading { names: names.clone() },
             ProbeError::Refused { .. } => FollowErrorKind::Refusal,
-            _ if n_silent >= STOCK_SILENT_LOOKS => FollowErrorKind::Loss,
+            _ if n_silent >= STOCK_SILENT_POLLS => FollowErrorKind::Loss,
             _ => FollowErrorKind::Other,
         };
         let trouble = FollowError { kind, reason: chain(error).into() };

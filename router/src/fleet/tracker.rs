@@ -359,8 +359,8 @@ impl Tracker {
         if has_looked && !had_looked {
             self.tell_who_is_awaited(now);
         }
-        if models_changed || has_looked != had_looked {
-            self.fleet.looked.send_replace(has_looked);
+        if models_changed || has_contacted != had_contacted {
+            self.fleet.contacted.send_replace(has_contacted);
         }
     }
 

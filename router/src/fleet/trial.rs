@@ -130,11 +130,13 @@ fn judge(status: ExitStatus, said: &[u8], complained: &[u8]) -> Result<TrialResu
 /// Signal of a process that has used up its processor time. Source: Linux's `signal(7)`, as below.
 const SIGXCPU: i32 = 24;
 
-/// Signals by which the machine or its operator ends a process: SIGHUP, SIGINT, SIGKILL, SIGTERM.
+/// Signals by which the machine or its operator ends a process: SIGHUP, SIGINT, SIGKILL, SIGTERM. Source: Linux's
+/// `signal(7)`.
 const ENDED_BY_OTHERS: [i32; 4] = [1, 2, 9, 15];
 
 /// Returns the last line with text, without control characters.
 fn last_line(bytes: &[u8]) -> String {
+    /// Most characters that are logged. Source: own choice: a long line of a terminal.
     const CHARS_MAX: usize = 300;
     let text = String::from_utf8_lossy(bytes);
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");

@@ -43,7 +43,7 @@ pub enum WorkerKeyError {
 
 /// A key as header values; it is never logged.
 #[derive(Clone, PartialEq, Eq)]
-struct Key {
+struct KeyHeaders {
     /// Value of `authorization`.
     bearer: HeaderValue,
     /// Value of `x-api-key`.
@@ -54,7 +54,7 @@ struct Key {
 pub struct WorkerKey {
     url: Option<Url>,
     path: PathBuf,
-    key: ArcSwap<Key>,
+    key: ArcSwap<KeyHeaders>,
 }
 
 /// The keys of all files.
@@ -117,7 +117,7 @@ impl WorkerKey {
 
     /// Follows the file as long as it is polled; a missing or invalid file changes nothing.
     pub async fn watch(self: Arc<Self>, mut failed: impl FnMut()) {
-        let look = || {
+        let poll = || {
             let key = read(&self.path)?;
             if **self.key.load() != key {
                 tracing::info!(path = %self.path.display(), "a stock server's key has been read again");
@@ -125,17 +125,17 @@ impl WorkerKey {
             }
             Ok::<_, WorkerKeyError>(())
         };
-        let tell = |FileFailure { reason, is_new }| {
+        let report = |FileFailure { reason, is_new }| {
             failed();
             if is_new {
                 tracing::error!(path = %self.path.display(), %reason, "the file of a stock server's key cannot be used; the last key stays in force");
             }
         };
-        files::watch(look, tell).await;
+        files::watch(poll, report).await;
     }
 }
 
-fn read(path: &Path) -> Result<Key, WorkerKeyError> {
+fn read(path: &Path) -> Result<KeyHeaders, WorkerKeyError> {
     let text = std::fs::read_to_string(path).map_err(WorkerKeyError::Read)?;
     if text.len() > FILE_BYTES_MAX {
         return Err(WorkerKeyError::FileTooLong);
@@ -150,7 +150,7 @@ fn read(path: &Path) -> Result<Key, WorkerKeyError> {
         value.set_sensitive(true);
         Ok(value)
     };
-    Ok(Key { bearer: value(&format!("Bearer {key}"))?, plain: value(key)? })
+    Ok(KeyHeaders { bearer: value(&format!("Bearer {key}"))?, plain: value(key)? })
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use warmpath_shell::refusal::{Name, Refusal};
 use super::RequestContext;
 use super::state::App;
 use crate::error::RequestError;
-use crate::keys::Key;
+use crate::keys::ApiKey;
 use crate::lifecycle::{self, IncomingRequest};
 use crate::prompt::Shape;
 use crate::salt::Salt;
@@ -111,9 +111,9 @@ pub async fn pass_chat(
 
 async fn answer(app: App, context: RequestContext, request: Request, shape: Shape) -> Result<Response, RequestError> {
     let (mut parts, body) = request.into_parts();
-    let key = parts.extensions.remove::<Arc<Key>>();
+    let key = parts.extensions.remove::<Arc<ApiKey>>();
     // If the key's limits refuse a request, its body is not read. Only requests that have arrived whole take a place.
-    key.as_deref().map_or(Ok(()), Key::count)?;
+    key.as_deref().map_or(Ok(()), ApiKey::count)?;
     let salt = Salt::of(&parts.headers, key.as_deref())?;
     let sender = sender(&parts, key.as_deref());
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
@@ -143,7 +143,7 @@ async fn answer(app: App, context: RequestContext, request: Request, shape: Shap
 }
 
 /// Returns the sender of a body.
-pub(super) fn sender(parts: &Parts, key: Option<&Key>) -> Sender {
+pub(super) fn sender(parts: &Parts, key: Option<&ApiKey>) -> Sender {
     let at = || parts.extensions.get::<ClientAddress>().map(|client| Sender::at(client.0));
     key.map(|key| Sender::Key(key.name().to_owned())).or_else(at).unwrap_or(Sender::Unknown)
 }

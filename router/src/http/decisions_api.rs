@@ -9,7 +9,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use warmpath_router_core::diagnostics::decision_log::{Entry, Outcome};
+use warmpath_router_core::diagnostics::decision_log::{DecisionEntry, DecisionOutcome};
 use warmpath_router_core::diagnostics::history::HistoryTotals;
 use warmpath_shell::metrics::REQUEST_BUCKETS;
 
@@ -28,17 +28,17 @@ pub async fn decisions(State(app): State<App>) -> Json<Value> {
     Json(json!({"now_ms": app.recent.now_ms(), "kept_max": DECISIONS_KEPT, "decisions": decisions}))
 }
 
-fn describe(entry: &Entry) -> Value {
+fn describe(entry: &DecisionEntry) -> Value {
     let chosen = &entry.chosen;
     let (outcome, status, failure) = match entry.outcome {
-        Outcome::Open => ("open", None, None),
-        Outcome::Answered { status, .. } => ("answered", Some(status), None),
-        Outcome::Failed(failure) => ("failed", None, Some(failure.label())),
-        Outcome::Left => ("left", None, None),
+        DecisionOutcome::Open => ("open", None, None),
+        DecisionOutcome::Answered { status, .. } => ("answered", Some(status), None),
+        DecisionOutcome::Failed(failure) => ("failed", None, Some(failure.label())),
+        DecisionOutcome::Left => ("left", None, None),
     };
     let (ttft_ms, cached_tokens) = match entry.outcome {
-        Outcome::Answered { ttft_ms, cached_tokens, .. } => (Some(ttft_ms), cached_tokens),
-        Outcome::Open | Outcome::Failed(_) | Outcome::Left => (None, None),
+        DecisionOutcome::Answered { ttft_ms, cached_tokens, .. } => (Some(ttft_ms), cached_tokens),
+        DecisionOutcome::Open | DecisionOutcome::Failed(_) | DecisionOutcome::Left => (None, None),
     };
     json!({
         "at_ms": chosen.at_ms,

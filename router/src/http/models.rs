@@ -18,7 +18,7 @@ use crate::error::RequestError;
 
 /// Responds with every model name in the fleet.
 pub async fn list(State(app): State<App>, headers: HeaderMap, uri: Uri) -> Result<Json<Value>, RequestError> {
-    app.first_look().await?;
+    app.first_contact().await?;
     let view = app.fleet.view();
     let names: Vec<String> = view.names().into_iter().filter(|name| !is_pattern(name)).collect();
     if anthropic_models::is_spoken(uri.path(), &headers) {
@@ -37,7 +37,7 @@ pub async fn show(
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Json<Value>, RequestError> {
-    app.first_look().await?;
+    app.first_contact().await?;
     let view = app.fleet.view();
     if anthropic_models::is_spoken(uri.path(), &headers) {
         let model = find(&view, &name)?;

@@ -18,7 +18,7 @@ use crate::config::RequestConfig;
 use crate::decision_history::DecisionHistory;
 use crate::error::RequestError;
 use crate::fleet::{Fleet, Unready};
-use crate::keys::{Key, KeyPlace, Keys};
+use crate::keys::{ApiKey, KeyPlace, Keys};
 use crate::lifecycle::queue::RequestQueue;
 use crate::metrics::Metrics;
 use crate::prompt::{PromptPool, Shape};
@@ -128,8 +128,8 @@ impl App {
     /// Returns a place for a request that has arrived whole, with the key it presented.
     ///
     /// Errors: `RateLimited` if the key has its maximum of requests, `RequestsFull` if every place is taken.
-    pub fn place(&self, key: Option<&Key>) -> Result<RequestPlace, RequestError> {
-        let of_key = key.map(Key::place).transpose()?.unwrap_or_default();
+    pub fn place(&self, key: Option<&ApiKey>) -> Result<RequestPlace, RequestError> {
+        let of_key = key.map(ApiKey::place).transpose()?.unwrap_or_default();
         let full = |_| RequestError::RequestsFull {
             requests_max: self.requests.requests_max,
             retry_after: self.fleet.capacity_forecast(None).retry_after(1),
@@ -152,8 +152,8 @@ impl App {
     /// Waits until all workers of the first discovery have been contacted, for a limited time after the start.
     ///
     /// Errors: `ShuttingDown` if the router shuts down before.
-    pub async fn first_look(&self) -> Result<(), RequestError> {
-        self.unless_draining(self.fleet.first_look()).await
+    pub async fn first_contact(&self) -> Result<(), RequestError> {
+        self.unless_draining(self.fleet.first_contact()).await
     }
 
     /// Waits for a future while no response has begun yet.

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use tokio::time::{Instant, timeout_at};
 use warmpath_router_core::event_stream::{EndMark, Ends, EventReader, Splitter, StreamProgress, StreamState, is_whole};
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::journal::{JournalLimits, JournalReader};
 use super::upstream::BodyPieces;
@@ -109,7 +109,7 @@ impl Events {
     ///
     /// Comments are passed on without resetting the timeout. Errors: `Timeout`, and `Broken` if the stream ends before
     /// the response does.
-    pub(super) async fn next(&mut self) -> Option<Result<Passed, Failure>> {
+    pub(super) async fn next(&mut self) -> Option<Result<Passed, WorkerFailure>> {
         let passed = match self.ready.take() {
             Some(events) => self.read(events),
             None => match self.take_piece().await {
@@ -134,11 +134,11 @@ impl Events {
         self.is_overlong
     }
 
-    async fn take_piece(&mut self) -> Result<Option<Passed>, Failure> {
+    async fn take_piece(&mut self) -> Result<Option<Passed>, WorkerFailure> {
         loop {
             let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.idle_timeout);
             if self.unread.is_empty() {
-                let piece = timeout_at(deadline, self.pieces.next()).await.map_err(|_| Failure::Timeout)?;
+                let piece = timeout_at(deadline, self.pieces.next()).await.map_err(|_| WorkerFailure::Timeout)?;
                 let Some(piece) = piece.transpose()? else { return self.end() };
                 match &mut self.journal {
                     Some(journal) => self.unread.extend(journal.push(piece)),
@@ -149,7 +149,7 @@ impl Events {
             let is_content = passed.as_ref().is_some_and(|passed| passed.progress == StreamProgress::Content);
             // During a flood of comments the timeout above never fires.
             if !is_content && Instant::now() >= deadline {
-                return Err(Failure::Timeout);
+                return Err(WorkerFailure::Timeout);
             }
             if passed.is_some() {
                 return Ok(passed);
@@ -198,7 +198,7 @@ impl Events {
     }
 
     /// Returns the rest of the stream at the end of the connection: the last event may lack its empty line.
-    fn end(&mut self) -> Result<Option<Passed>, Failure> {
+    fn end(&mut self) -> Result<Option<Passed>, WorkerFailure> {
         let mut last = self.held.split();
         let has_rest = !last.trim_ascii().is_empty();
         last.extend_from_slice(b"\n\n");
@@ -207,11 +207,11 @@ impl Events {
             let before = passed.map(|passed| passed.bytes).unwrap_or_default();
             passed = Some(self.read([&before, DONE].concat().into()));
         }
-        if self.is_overlong || !self.reader.may_end() { Err(Failure::Broken) } else { Ok(passed) }
+        if self.is_overlong || !self.reader.may_end() { Err(WorkerFailure::Broken) } else { Ok(passed) }
     }
 
     /// Returns a failure, unless the response is complete and the client has all of it.
-    fn failed(&mut self, failure: Failure) -> Option<Result<Passed, Failure>> {
+    fn failed(&mut self, failure: WorkerFailure) -> Option<Result<Passed, WorkerFailure>> {
         self.pieces = futures::stream::empty().boxed();
         self.held.clear();
         self.unread.clear();

@@ -12,8 +12,8 @@ use axum::http::HeaderMap;
 use bytes::Bytes;
 use warmpath_common::headers::JOURNAL;
 use warmpath_router_core::WorkerIdx;
-use warmpath_router_core::diagnostics::decision_log::Outcome as AttemptOutcome;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::diagnostics::decision_log::DecisionOutcome;
+use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::attempt_target::AttemptTarget;
 use super::events::{Events, end_mark};
@@ -40,7 +40,7 @@ pub(super) struct Failover {
     prepared: Prepared,
     cached_tokens: Option<u32>,
     /// Workers that failed this stream.
-    failures: Vec<(WorkerIdx, Failure)>,
+    failures: Vec<(WorkerIdx, WorkerFailure)>,
     /// Number of continuations so far.
     n_done: u32,
 }
@@ -84,7 +84,7 @@ impl Failover {
     pub(super) async fn go_on(
         &mut self,
         arrival: &mut IncomingRequest,
-        (worker, failure): (WorkerIdx, Failure),
+        (worker, failure): (WorkerIdx, WorkerFailure),
         lines: Vec<u8>,
     ) -> Option<ContinuedStream> {
         let start = Instant::now();
@@ -111,7 +111,7 @@ impl Failover {
         kv_transfer::observe(app, &choice, &head.headers);
         let (status, ttft_ms) = (head.status.as_u16(), start.elapsed().as_secs_f64() * 1e3);
         let cached_tokens = headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS);
-        choice.note.set_outcome(AttemptOutcome::Answered { status, ttft_ms, cached_tokens });
+        choice.note.set_outcome(DecisionOutcome::Answered { status, ttft_ms, cached_tokens });
         match answer {
             UpstreamResponse::Stream { head, first, rest } if head.headers.contains_key(JOURNAL) => {
                 choice.in_flight.answered(&self.failures);
@@ -140,7 +140,7 @@ impl Failover {
 }
 
 /// Returns how often a response in one piece was continued, and how exactly; `None` if it was not.
-pub(super) fn told(n_failovers: u32, head: &ResponseHead) -> Option<String> {
+pub(super) fn failovers_header(n_failovers: u32, head: &ResponseHead) -> Option<String> {
     let exactness = headers::text(&head.headers, JOURNAL).filter(|_| n_failovers > 0)?;
     Some(format!("{n_failovers}; {exactness}"))
 }

@@ -29,7 +29,7 @@ const HOP_BY_HOP: &[&str] = &[
 
 /// Headers of a client that are dropped because the router sets them itself; all that begin with [`headers::PREFIX`]
 /// are dropped, too.
-const SAID_ANEW: &[&str] = &[
+const SET_BY_ROUTER: &[&str] = &[
     "host",
     "expect",
     // The length is set again when a body is sent.
@@ -139,7 +139,7 @@ pub(super) fn to_worker(arrival: &IncomingRequest, choice: &AttemptTarget, past:
 
 /// Returns the headers of a client that are passed on.
 fn of_client(headers: &HeaderMap) -> HeaderMap {
-    end_to_end(headers, |name| !name.starts_with(headers::PREFIX) && !SAID_ANEW.contains(&name))
+    end_to_end(headers, |name| !name.starts_with(headers::PREFIX) && !SET_BY_ROUTER.contains(&name))
 }
 
 /// Returns the headers of a worker that reach the client.

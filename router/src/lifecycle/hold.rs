@@ -35,14 +35,14 @@ impl Hold {
         if start >= deadline {
             return Ok(false);
         }
-        let mut has_changed = self.changes.hear();
+        let mut has_changed = self.changes.take();
         let is_awaited = || app.fleet.view().is_awaited(name, arrival.shape.wanted(), Instant::now());
         if !is_awaited() {
             return Ok(has_changed);
         }
         tracing::debug!(request_id = %arrival.id, name, "request is held for a model that is being loaded");
         while is_awaited() {
-            let change = tokio::time::timeout_at(deadline.into(), self.changes.come());
+            let change = tokio::time::timeout_at(deadline.into(), self.changes.wait());
             has_changed = app.unless_draining(change).await?.is_ok();
             if !has_changed {
                 break;

@@ -16,7 +16,7 @@ use futures::{Stream, StreamExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use warmpath_router_core::event_stream::StreamProgress;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, Passed};
@@ -40,7 +40,7 @@ impl Keepalive {
     /// Returns the first events of a stream that are not keep-alive comments.
     ///
     /// Errors: `Broken` if the stream ends before, `Timeout` if none comes in time.
-    pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, Failure> {
+    pub(super) async fn skip(&self, events: &mut Events) -> Result<Bytes, WorkerFailure> {
         while let Some(passed) = events.next().await {
             let Passed { bytes, progress } = passed?;
             if progress > StreamProgress::Nothing {
@@ -48,7 +48,7 @@ impl Keepalive {
             }
             let _ = self.0.try_send(());
         }
-        Err(Failure::Broken)
+        Err(WorkerFailure::Broken)
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    async fn check(given: &[&'static str], expected: Result<&str, Failure>) {
+    async fn check(given: &[&'static str], expected: Result<&str, WorkerFailure>) {
         let (sender, _heard) = mpsc::channel(1);
         let pieces: Vec<_> = given.iter().map(|piece| Ok(Bytes::from_static(piece.as_bytes()))).collect();
         let pieces = futures::stream::iter(pieces).fuse().boxed();
@@ -179,7 +179,7 @@ mod tests {
     #[tokio::test]
     async fn a_stream_without_an_event_is_broken() {
         for given in [&[][..], &[": only\n\n"], &[": a\n", "\n", ":"], &["id: 1\n\n"], &["data: 1"], &["data: 1\n"]] {
-            check(given, Err(Failure::Broken)).await;
+            check(given, Err(WorkerFailure::Broken)).await;
         }
     }
 }

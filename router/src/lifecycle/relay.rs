@@ -29,7 +29,7 @@ use crate::prompt::Shape;
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::event_stream::StreamState;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::trace::Span;
 
 /// A response that broke off; the connection to the client ends with it.
@@ -47,7 +47,7 @@ pub(super) struct Relay {
     worker_idx: WorkerIdx,
     /// Span of the attempt, which ends before that of the request.
     attempt: Span,
-    request: Request,
+    request: RelayedRequest,
     /// The request, with its body if the response may be continued elsewhere; `None` during the search for another
     /// worker.
     arrival: Option<IncomingRequest>,
@@ -57,11 +57,11 @@ pub(super) struct Relay {
     n_events_before: u32,
     /// End of the time in which running responses may finish.
     cut_off: Pin<Box<WaitForCancellationFutureOwned>>,
-    outcome: Outcome,
+    outcome: RelayEnd,
 }
 
 /// Properties of the request, for the log, the metrics and the last event.
-struct Request {
+struct RelayedRequest {
     id: RequestId,
     trace_id: Option<String>,
     shape: Shape,
@@ -69,7 +69,7 @@ struct Request {
 }
 
 /// End of a response. A response without one was ended by its client.
-enum Outcome {
+enum RelayEnd {
     Open,
     Complete,
     Broken,
@@ -93,7 +93,7 @@ impl Relay {
             worker_idx: choice.decision.worker,
             in_flight: choice.in_flight,
             attempt: choice.span,
-            request: Request {
+            request: RelayedRequest {
                 id: arrival.id.clone(),
                 trace_id: arrival.span.trace_id(),
                 shape: arrival.shape,
@@ -103,7 +103,7 @@ impl Relay {
             failover,
             n_events_before: 0,
             cut_off: Box::pin(app.cut_off.clone().cancelled_owned()),
-            outcome: Outcome::Open,
+            outcome: RelayEnd::Open,
         }
     }
 
@@ -115,8 +115,8 @@ impl Relay {
     ) -> impl Stream<Item = Result<Bytes, BrokenOff>> + Send + 'static {
         let pace =
             pace.filter(|_| matches!(rest, RestOfBody::Events(_))).map(|histogram| Pace { histogram, times: None });
-        let state = State { relay: self, first: Some(first), rest, pace, sought: None };
-        futures::stream::unfold(state, State::next).fuse()
+        let state = RelayState { relay: self, first: Some(first), rest, pace, sought: None };
+        futures::stream::unfold(state, RelayState::next).fuse()
     }
 }
 
@@ -142,14 +142,14 @@ impl Pace {
 }
 
 /// A response on its way to its client.
-struct State {
+struct RelayState {
     relay: Relay,
     /// The part that has arrived already.
     first: Option<Bytes>,
     rest: RestOfBody,
     pace: Option<Pace>,
     /// Search for a worker that continues the response, after this failure.
-    sought: Option<(Failure, Search)>,
+    sought: Option<(WorkerFailure, Search)>,
 }
 
 /// Search for another worker; it returns the request and the failover state.
@@ -158,15 +158,15 @@ type Search = BoxFuture<'static, (IncomingRequest, Failover, Option<ContinuedStr
 /// Reason why a response breaks off.
 enum Break {
     /// The worker failed.
-    Failed(Failure),
+    Failed(WorkerFailure),
     /// The worker failed, which is recorded, and no other worker could continue.
-    Stranded(Failure),
+    Stranded(WorkerFailure),
     /// The router's time to finish responses is over.
     CutOff,
 }
 
 impl RestOfBody {
-    async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+    async fn next(&mut self) -> Option<Result<Bytes, WorkerFailure>> {
         match self {
             Self::Events(events) => events.next().await.map(|passed| passed.map(|passed| passed.bytes)),
             Self::Other(pieces) => pieces.next().await,
@@ -181,9 +181,9 @@ impl RestOfBody {
     }
 }
 
-impl State {
+impl RelayState {
     async fn next(mut self) -> Option<(Result<Bytes, BrokenOff>, Self)> {
-        if !matches!(self.relay.outcome, Outcome::Open) {
+        if !matches!(self.relay.outcome, RelayEnd::Open) {
             return None;
         }
         if let Some((failure, search)) = &mut self.sought {
@@ -221,7 +221,7 @@ impl State {
             Some(Ok(piece)) => {
                 let state = self.rest.state();
                 if let Some(server_request) = self.relay.in_flight.server_request() {
-                    server_request.heard(state);
+                    server_request.streamed(state);
                 }
                 if let Some(pace) = &mut self.pace {
                     pace.passed(state.n_events);
@@ -229,7 +229,7 @@ impl State {
                 Some((Ok(piece), self))
             }
             None => {
-                self.relay.outcome = Outcome::Complete;
+                self.relay.outcome = RelayEnd::Complete;
                 if let Some(pace) = &self.pace {
                     pace.completed();
                 }
@@ -240,7 +240,7 @@ impl State {
     }
 
     /// Begins the search for a worker that continues the response; `None` if it cannot be continued.
-    fn search(&mut self, failure: Failure) -> Option<Search> {
+    fn search(&mut self, failure: WorkerFailure) -> Option<Search> {
         let Self { relay, rest: RestOfBody::Events(events), .. } = self else { return None };
         let lines = events.take_lines()?;
         let (mut arrival, mut failover) = (relay.arrival.take()?, relay.failover.take()?);
@@ -269,7 +269,7 @@ impl State {
     /// Ends an event stream with an error event; for any other response the client sees the connection break.
     fn broken(&mut self, cause: &Break) -> Result<Bytes, BrokenOff> {
         let relay = &mut self.relay;
-        relay.outcome = Outcome::Broken;
+        relay.outcome = RelayEnd::Broken;
         relay.metrics.broken_responses.inc();
         let label = match cause {
             Break::Failed(failure) => {
@@ -309,7 +309,7 @@ impl State {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.metrics.request.observe(self.request.at.elapsed().as_secs_f64());
-        if matches!(self.outcome, Outcome::Open) {
+        if matches!(self.outcome, RelayEnd::Open) {
             self.metrics.abandoned_responses.inc();
         }
     }

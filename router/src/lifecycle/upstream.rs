@@ -15,7 +15,7 @@ use futures::stream::BoxStream;
 use tokio::time::{Instant, timeout_at};
 use warmpath_common::dialects::anthropic;
 use warmpath_router_core::event_stream::EndMark;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_shell::event_stream;
 
 use super::events::{Events, end_mark};
@@ -38,7 +38,7 @@ pub(super) struct Upstream<'a> {
 }
 
 /// Pieces of a body, until its end or the loss of its worker.
-pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, Failure>>;
+pub(super) type BodyPieces = BoxStream<'static, Result<Bytes, WorkerFailure>>;
 
 /// Head of a response.
 pub(super) struct ResponseHead {
@@ -86,7 +86,7 @@ impl WorkerRefusal {
 
 /// Failure of an attempt before the client saw anything.
 pub(super) struct AttemptError {
-    pub(super) failure: Failure,
+    pub(super) failure: WorkerFailure,
     pub(super) refusal: Option<WorkerRefusal>,
     /// Time for which the worker wants no further request; `None` if it gives none.
     pub(super) retry_after: Option<Duration>,
@@ -94,8 +94,8 @@ pub(super) struct AttemptError {
     pub(super) past: Option<Past>,
 }
 
-impl From<Failure> for AttemptError {
-    fn from(failure: Failure) -> Self {
+impl From<WorkerFailure> for AttemptError {
+    fn from(failure: WorkerFailure) -> Self {
         Self { failure, refusal: None, retry_after: None, past: None }
     }
 }
@@ -116,13 +116,13 @@ impl Upstream<'_> {
         let mut loss = self.member.loss();
         let response = tokio::select! {
             response = timeout_at(deadline, call) => response,
-            () = loss.come() => return Err(Failure::Lost.into()),
+            () = loss.wait() => return Err(WorkerFailure::Lost.into()),
         };
-        let response = response.map_err(|_| Failure::Timeout)?.map_err(|error| failure(&error))?;
+        let response = response.map_err(|_| WorkerFailure::Timeout)?.map_err(|error| failure(&error))?;
         let (parts, body) = response.into_parts();
         let head = ResponseHead { status: parts.status, headers: parts.headers };
         if !may_pass(head.status) {
-            return Err(Failure::Broken.into());
+            return Err(WorkerFailure::Broken.into());
         }
         let pieces = pieces(body, loss);
         if head.status.is_success() && event_stream::is_event_stream(&head.headers) {
@@ -135,9 +135,9 @@ impl Upstream<'_> {
         let mut pieces = patient(pieces, self.limits.idle_timeout);
         // A worker of an earlier release reads the journal as part of the body, and refuses it.
         let is_misread = self.past.is_some() && head.status.is_client_error();
-        let refused = self.refused(head.status).or(is_misread.then_some(Failure::Error));
-        if refused == Some(Failure::Refused) {
-            return Err(Failure::Refused.into());
+        let refused = self.refused(head.status).or(is_misread.then_some(WorkerFailure::Error));
+        if refused == Some(WorkerFailure::Refused) {
+            return Err(WorkerFailure::Refused.into());
         }
         if let Some(failure) = refused {
             let retry_after = headers::retry_after(&head.headers, SystemTime::now());
@@ -147,7 +147,7 @@ impl Upstream<'_> {
             };
             return Err(AttemptError { failure, refusal, retry_after, past: None });
         }
-        let taken = timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| Failure::Timeout)??;
+        let taken = timeout_at(deadline, take_in(&mut pieces)).await.map_err(|_| WorkerFailure::Timeout)??;
         Ok(taken.response(head, pieces))
     }
 
@@ -157,19 +157,19 @@ impl Upstream<'_> {
     }
 
     /// Returns the failure that a status stands for; `None` if the response is for the client.
-    fn refused(&self, status: StatusCode) -> Option<Failure> {
+    fn refused(&self, status: StatusCode) -> Option<WorkerFailure> {
         match status {
             // A stock server checks the client's own key, so the client gets its 401, unless the router sent a key of
             // its own. A Warmpath worker never checks a client's key.
             StatusCode::UNAUTHORIZED if self.member.stock.is_none() || self.member.client.has_own_key() => {
-                Some(Failure::Refused)
+                Some(WorkerFailure::Refused)
             }
-            StatusCode::TOO_MANY_REQUESTS => Some(Failure::Full),
-            StatusCode::SERVICE_UNAVAILABLE => Some(Failure::Unready),
-            status if status.as_u16() == anthropic::OVERLOADED => Some(Failure::Unready),
+            StatusCode::TOO_MANY_REQUESTS => Some(WorkerFailure::Full),
+            StatusCode::SERVICE_UNAVAILABLE => Some(WorkerFailure::Unready),
+            status if status.as_u16() == anthropic::OVERLOADED => Some(WorkerFailure::Unready),
             // A task that the server does not support is not a failure of the server.
             StatusCode::NOT_IMPLEMENTED => None,
-            status if status.is_server_error() => Some(Failure::Error),
+            status if status.is_server_error() => Some(WorkerFailure::Error),
             _ => None,
         }
     }
@@ -203,19 +203,19 @@ impl Upstream<'_> {
         reader: &mut WholeReader,
         pieces: &mut BodyPieces,
         deadline: Instant,
-    ) -> Result<(StatusCode, TakenIn), Failure> {
+    ) -> Result<(StatusCode, TakenIn), WorkerFailure> {
         let taken: fn(Bytes) -> TakenIn = loop {
             if reader.body_bytes() > WHOLE_ANSWER_BYTES_MAX {
                 break TakenIn::Part;
             }
             let idle_deadline = reader.has_begun().then(|| Instant::now() + self.limits.idle_timeout);
             let until = idle_deadline.map_or(deadline, |idle| idle.min(deadline));
-            match timeout_at(until, pieces.next()).await.map_err(|_| Failure::Timeout)? {
+            match timeout_at(until, pieces.next()).await.map_err(|_| WorkerFailure::Timeout)? {
                 Some(piece) => reader.push(&piece?)?,
                 None => break TakenIn::Whole,
             }
         };
-        let (status, body) = reader.take().ok_or(Failure::Broken)?;
+        let (status, body) = reader.take().ok_or(WorkerFailure::Broken)?;
         Ok((status, taken(body)))
     }
 
@@ -240,12 +240,12 @@ impl Upstream<'_> {
         (head, pieces): (ResponseHead, BodyPieces),
         mark: Option<EndMark>,
         deadline: Instant,
-    ) -> Result<UpstreamResponse, Failure> {
+    ) -> Result<UpstreamResponse, WorkerFailure> {
         let Some(mark) = mark.filter(|_| !event_stream::is_encoded(&head.headers)) else {
             // Events of such a stream cannot be read, and nothing can be added after them.
             let mut pieces = patient(pieces, self.limits.idle_timeout);
-            let first = timeout_at(deadline, pieces.next()).await.map_err(|_| Failure::Timeout)?;
-            let first = first.unwrap_or(Err(Failure::Broken))?;
+            let first = timeout_at(deadline, pieces.next()).await.map_err(|_| WorkerFailure::Timeout)?;
+            let first = first.unwrap_or(Err(WorkerFailure::Broken))?;
             return Ok(UpstreamResponse::Stream { head, first, rest: RestOfBody::Other(pieces) });
         };
         let mut events = Events::new(pieces, mark, (deadline, self.limits.idle_timeout));
@@ -266,8 +266,8 @@ fn may_pass(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200..=299 | 400..=599) && !matches!(status.as_u16(), 206 | 407 | 426 | 511)
 }
 
-fn failure(error: &CallError) -> Failure {
-    if error.is_connect() { Failure::Connect } else { Failure::Broken }
+fn failure(error: &CallError) -> WorkerFailure {
+    if error.is_connect() { WorkerFailure::Connect } else { WorkerFailure::Broken }
 }
 
 fn pieces(body: Body, loss: Loss) -> BodyPieces {
@@ -283,15 +283,15 @@ struct Source {
 }
 
 impl Source {
-    async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+    async fn next(&mut self) -> Option<Result<Bytes, WorkerFailure>> {
         let asked = Instant::now();
         loop {
             tokio::select! {
                 biased;
-                piece = self.body.next() => return piece.map(|piece| piece.map_err(|_| Failure::Broken)),
-                () = self.loss.come() => {
+                piece = self.body.next() => return piece.map(|piece| piece.map_err(|_| WorkerFailure::Broken)),
+                () = self.loss.wait() => {
                     if asked.elapsed() >= LOST_SILENCE {
-                        return Some(Err(Failure::Lost));
+                        return Some(Err(WorkerFailure::Lost));
                     }
                 }
             }
@@ -303,7 +303,7 @@ impl Source {
 fn patient(pieces: BodyPieces, idle_timeout: Duration) -> BodyPieces {
     let patient = futures::stream::unfold(pieces, move |mut pieces| async move {
         let next = tokio::time::timeout(idle_timeout, pieces.next()).await;
-        let piece = next.unwrap_or(Some(Err(Failure::Timeout)))?;
+        let piece = next.unwrap_or(Some(Err(WorkerFailure::Timeout)))?;
         Some((piece, pieces))
     });
     patient.fuse().boxed()
@@ -326,7 +326,7 @@ impl TakenIn {
     }
 }
 
-async fn take_in(pieces: &mut BodyPieces) -> Result<TakenIn, Failure> {
+async fn take_in(pieces: &mut BodyPieces) -> Result<TakenIn, WorkerFailure> {
     let mut body = BytesMut::new();
     while let Some(piece) = pieces.next().await {
         body.extend_from_slice(&piece?);

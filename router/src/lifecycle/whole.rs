@@ -7,7 +7,7 @@
 use axum::http::StatusCode;
 use bytes::{Bytes, BytesMut};
 use warmpath_common::journal::{LINE_START, STATUS_START};
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 
 use super::journal::append;
 use crate::config::{EVENT_HELD_BYTES_MAX, JOURNAL_BYTES_MAX};
@@ -34,19 +34,19 @@ impl WholeReader {
     /// Takes the next piece.
     ///
     /// Errors: `Broken` if the response does not have this form.
-    pub(super) fn push(&mut self, piece: &Bytes) -> Result<(), Failure> {
+    pub(super) fn push(&mut self, piece: &Bytes) -> Result<(), WorkerFailure> {
         self.unread.extend_from_slice(piece);
         while self.status.is_none() {
             let Some(end) = memchr::memchr(b'\n', &self.unread) else {
                 let is_endless = self.unread.len() > EVENT_HELD_BYTES_MAX;
-                return if is_endless { Err(Failure::Broken) } else { Ok(()) };
+                return if is_endless { Err(WorkerFailure::Broken) } else { Ok(()) };
             };
             let line = self.unread.split_to(end + 1);
             if let Some(status) = line.strip_prefix(STATUS_START.as_bytes()) {
-                let status = StatusCode::from_bytes(status.trim_ascii()).map_err(|_| Failure::Broken)?;
+                let status = StatusCode::from_bytes(status.trim_ascii()).map_err(|_| WorkerFailure::Broken)?;
                 self.status = Some(status);
             } else {
-                let content = line.strip_prefix(LINE_START.as_bytes()).ok_or(Failure::Broken)?;
+                let content = line.strip_prefix(LINE_START.as_bytes()).ok_or(WorkerFailure::Broken)?;
                 append(&mut self.lines, content, JOURNAL_BYTES_MAX);
                 self.has_begun = true;
             }
@@ -81,7 +81,7 @@ mod tests {
 
     const WHOLE: &str = ":wp 0 1,2\n:wp 1 3\n:wp\n:wp= 200\n{\"text\": \"\n:wp 0 7\n\"}";
 
-    fn read(text: &str, piece_bytes: usize) -> Result<WholeReader, Failure> {
+    fn read(text: &str, piece_bytes: usize) -> Result<WholeReader, WorkerFailure> {
         let mut reader = WholeReader::new(b"0 0\n".to_vec());
         let pieces = text.as_bytes().chunks(piece_bytes);
         pieces.into_iter().try_for_each(|piece| reader.push(&Bytes::copy_from_slice(piece)))?;
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn other_responses_are_broken() {
         for text in ["{\"text\": 1}\n", ":wp= x\n", ":wp= 20\n", "\n", ": comment\n"] {
-            assert_eq!(read(text, 1).err(), Some(Failure::Broken), "{text}");
+            assert_eq!(read(text, 1).err(), Some(WorkerFailure::Broken), "{text}");
         }
         let endless = "x".repeat(EVENT_HELD_BYTES_MAX + 1);
-        assert_eq!(read(&endless, 1 << 16).err(), Some(Failure::Broken));
+        assert_eq!(read(&endless, 1 << 16).err(), Some(WorkerFailure::Broken));
         let line = format!(":wp 0 {}\n", "1,".repeat(JOURNAL_BYTES_MAX / 4));
         let overlong = read(&[line.as_str(); 3].concat(), 1 << 20).expect("it can be read");
         assert_eq!(overlong.into_lines(), None);

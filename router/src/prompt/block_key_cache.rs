@@ -30,12 +30,12 @@ const ENTRY_OVERHEAD_BYTES: usize = 384;
 
 /// Cache of stretches.
 pub(super) struct BlockKeyCache {
-    stretches: Cache<Stretch, Arc<Reached>, DefaultHashBuilder>,
+    stretches: Cache<KeyedBlocks, Arc<Reached>, DefaultHashBuilder>,
 }
 
 /// Some blocks after a prefix; the number of tokens gives the block size.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Stretch {
+struct KeyedBlocks {
     start: BlockHash,
     tokens: Box<[Token]>,
 }
@@ -47,8 +47,8 @@ struct LookupKey<'a> {
     tokens: &'a [Token],
 }
 
-impl Equivalent<Stretch> for LookupKey<'_> {
-    fn equivalent(&self, known: &Stretch) -> bool {
+impl Equivalent<KeyedBlocks> for LookupKey<'_> {
+    fn equivalent(&self, known: &KeyedBlocks) -> bool {
         self.start == known.start && *self.tokens == *known.tokens
     }
 }
@@ -69,7 +69,7 @@ impl BlockKeyCache {
     fn new(bytes_max: u64) -> Self {
         let stretches = Cache::builder()
             .max_capacity(bytes_max)
-            .weigher(|stretch: &Stretch, reached: &Arc<Reached>| {
+            .weigher(|stretch: &KeyedBlocks, reached: &Arc<Reached>| {
                 let bytes = size_of_val(&*stretch.tokens) + size_of_val(&*reached.keys) + ENTRY_OVERHEAD_BYTES;
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             })
@@ -100,7 +100,7 @@ impl BlockKeyCache {
         let chain = block_chain(&start, tokens, block_size_tokens);
         let end = chain.last().copied().unwrap_or(start);
         let reached = Arc::new(Reached { keys: chain.iter().map(BlockHash::key).collect(), end });
-        self.stretches.insert(Stretch { start, tokens: tokens.into() }, Arc::clone(&reached));
+        self.stretches.insert(KeyedBlocks { start, tokens: tokens.into() }, Arc::clone(&reached));
         reached
     }
 }

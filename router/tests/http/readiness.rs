@@ -141,7 +141,7 @@ async fn requests_wait_for_the_first_look_no_longer_than_its_limit() {
     let (held, ready) = (FakeWorker::start(1), FakeWorker::start(2));
     held.with(|script| script.opening = Opening::Held);
     let mut config = config(&[&held, &ready], &[]);
-    config.fleet.first_look_max = Duration::from_millis(50);
+    config.fleet.first_contact_timeout = Duration::from_millis(50);
     let server = Server::start(config).await.expect("port 0 is free");
     let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
     eventually("one worker is ready", || async { router.state_of(1).await == "ready" }).await;
@@ -154,7 +154,7 @@ async fn the_first_look_includes_what_discovery_finds_first() {
     let worker = FakeWorker::start(1);
     // This name is never found, so the first contact lasts as long as it may.
     let mut config = config_of(&[worker.url()], &["--worker-dns", "nowhere.invalid:1"]);
-    config.fleet.first_look_max = Duration::from_secs(3600);
+    config.fleet.first_contact_timeout = Duration::from_secs(3600);
     let server = Server::start(config).await.expect("port 0 is free");
     let router = TestRouter { server, client: reqwest::Client::builder().no_proxy().build().expect("a client") };
     eventually("the worker is ready", || async { router.state_of(0).await == "ready" }).await;

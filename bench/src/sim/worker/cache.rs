@@ -122,7 +122,7 @@ impl Cache {
         // Blocks that others started from in the slot count as used in the store.
         let n_reused = self.table.take_reused(slot);
         self.touch(request, n_reused, now_ms);
-        self.hear();
+        self.take_orders();
         self.table.forget(slot);
     }
 
@@ -132,7 +132,7 @@ impl Cache {
         let whole = prefix(request);
         let first = Prefix { chain: &whole.chain[..n_blocks], tokens: &whole.tokens[..n_blocks], ..whole };
         self.store(first, now_ms);
-        self.hear();
+        self.take_orders();
         let held: Vec<ChunkId> = self.index.find(&first).first(n_blocks).map(|(id, _)| id).collect();
         held.iter().for_each(|id| self.index.hold(*id));
         held
@@ -154,7 +154,7 @@ impl Cache {
     pub(super) fn bring_ahead(&mut self, prefix: &HotPrefix, now_ms: u64) {
         let chain = block_chain(&prefix.root, &prefix.tokens, 1);
         self.store(Prefix { root: prefix.root, chain: &chain, tokens: &prefix.tokens }, now_ms);
-        self.hear();
+        self.take_orders();
     }
 
     /// Lets chunks of [`Cache::bring`] be evicted again.
@@ -173,7 +173,7 @@ impl Cache {
     }
 
     /// Applies the store's decisions on kept and evicted chunks.
-    fn hear(&mut self) {
+    fn take_orders(&mut self) {
         for order in self.index.take_orders() {
             debug_assert!(matches!(order, StoreOrder::DropRam(_)), "there is no disk");
         }

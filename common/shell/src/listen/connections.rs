@@ -90,11 +90,18 @@ impl Connections {
         table.next += 1;
         table.open.insert(number, Open { address, silent_since: None, displaced: Arc::clone(&displaced) });
         *table.by_address.entry(address).or_default() += 1;
-        table.turn(number, Some(Instant::now()));
+        table.set_silence(number, Some(Instant::now()));
         drop(table);
         let connections = Arc::clone(connections);
-        let told_at = Mutex::new(Instant::now());
-        Accepted::Seat(Seat { connections, number, address, displaced, told_at, has_answered: AtomicBool::new(false) })
+        let recorded_at = Mutex::new(Instant::now());
+        Accepted::Seat(Seat {
+            connections,
+            number,
+            address,
+            displaced,
+            recorded_at,
+            has_answered: AtomicBool::new(false),
+        })
     }
 
     /// Closes the connection whose client has been silent for longest, if there is one.
@@ -118,7 +125,7 @@ impl Connections {
 
 impl OpenConnections {
     /// Records the start of a client's silence; `None` if the server does not wait for the client.
-    fn turn(&mut self, number: u64, silent_since: Option<Instant>) {
+    fn set_silence(&mut self, number: u64, silent_since: Option<Instant>) {
         let Some(open) = self.open.get_mut(&number) else { return };
         let before = std::mem::replace(&mut open.silent_since, silent_since);
         if let Some(before) = before {
@@ -130,7 +137,7 @@ impl OpenConnections {
     }
 
     fn leave(&mut self, number: u64) -> Option<Open> {
-        self.turn(number, None);
+        self.set_silence(number, None);
         let open = self.open.remove(&number)?;
         if let Some(n) = self.by_address.get_mut(&open.address) {
             *n -= 1;
@@ -151,7 +158,7 @@ pub(super) struct Seat {
     displaced: Arc<Notify>,
     /// Last time at which bytes from the client were recorded. The lock is held for one comparison, never across
     /// `.await`.
-    told_at: Mutex<Instant>,
+    recorded_at: Mutex<Instant>,
     has_answered: AtomicBool,
 }
 
@@ -172,29 +179,29 @@ impl Seat {
     }
 
     /// Records that the client has to send something now.
-    pub(super) fn client_s_turn(&self) {
-        self.connections.table().turn(self.number, Some(Instant::now()));
+    pub(super) fn await_client(&self) {
+        self.connections.table().set_silence(self.number, Some(Instant::now()));
     }
 
     /// Records that the client has sent a part of what it has to send.
-    pub(super) fn client_spoke(&self) {
-        let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if told_at.elapsed() >= SILENCE_STEP {
-            *told_at = Instant::now();
-            drop(told_at);
-            self.client_s_turn();
+    pub(super) fn client_sent(&self) {
+        let mut recorded_at = self.recorded_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if recorded_at.elapsed() >= SILENCE_STEP {
+            *recorded_at = Instant::now();
+            drop(recorded_at);
+            self.await_client();
         }
     }
 
     /// Records that the connection does not wait for the client.
-    pub(super) fn server_s_turn(&self) {
-        self.connections.table().turn(self.number, None);
+    pub(super) fn await_server(&self) {
+        self.connections.table().set_silence(self.number, None);
     }
 
     /// Records that a response is complete.
     pub(super) fn answered(&self) {
         self.has_answered.store(true, Ordering::Relaxed);
-        self.client_s_turn();
+        self.await_client();
     }
 }
 
@@ -233,7 +240,7 @@ mod tests {
     fn the_client_that_has_been_silent_for_longest_is_displaced() {
         let all = connections(3, None);
         let seats: Vec<_> = (0..3).map(|_| enter(&all, HERE).expect("there is room")).collect();
-        seats[0].server_s_turn();
+        seats[0].await_server();
         seats[1].answered();
         let _fourth = enter(&all, HERE).expect("the third is silent");
         assert_eq!(seats.iter().map(|seat| is_displaced(&all, seat)).collect::<Vec<_>>(), [false, false, true]);
@@ -244,7 +251,7 @@ mod tests {
     fn a_connection_is_refused_while_all_others_are_being_answered() {
         let all = connections(2, None);
         let seats: Vec<_> = (0..2).map(|_| enter(&all, HERE).expect("there is room")).collect();
-        seats.iter().for_each(Seat::server_s_turn);
+        seats.iter().for_each(Seat::await_server);
         assert!(enter(&all, HERE).is_none());
         assert_eq!((all.n_open(), all.n_refused()), (2, 1));
         drop(seats);
@@ -275,9 +282,9 @@ mod tests {
                 match (step, seats.len()) {
                     (0, _) | (_, 0) => seats.extend(enter(&all, IpAddr::V4(Ipv4Addr::new(10, 0, 0, address)))),
                     (1, n) => drop(seats.swap_remove(which.index(n))),
-                    (2, n) => seats[which.index(n)].server_s_turn(),
+                    (2, n) => seats[which.index(n)].await_server(),
                     (3, n) => seats[which.index(n)].answered(),
-                    (_, n) => seats[which.index(n)].client_s_turn(),
+                    (_, n) => seats[which.index(n)].await_client(),
                 }
                 let table = all.table();
                 let silent = table.open.iter().filter_map(|(number, open)| Some((open.silent_since?, *number)));

@@ -21,9 +21,9 @@ pub(super) struct Upload {
 impl Upload {
     pub(super) fn new(body: Incoming, seat: Arc<Seat>) -> Self {
         if body.is_end_stream() {
-            seat.server_s_turn();
+            seat.await_server();
         } else {
-            seat.client_s_turn();
+            seat.await_client();
         }
         Self { body, seat }
     }
@@ -36,8 +36,8 @@ impl hyper::body::Body for Upload {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         match &polled {
-            Poll::Ready(Some(Ok(_))) if !self.body.is_end_stream() => self.seat.client_spoke(),
-            Poll::Ready(_) => self.seat.server_s_turn(),
+            Poll::Ready(Some(Ok(_))) if !self.body.is_end_stream() => self.seat.client_sent(),
+            Poll::Ready(_) => self.seat.await_server(),
             Poll::Pending => {}
         }
         polled
@@ -55,7 +55,7 @@ impl hyper::body::Body for Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         // A handler that does not need the rest answers now.
-        self.seat.server_s_turn();
+        self.seat.await_server();
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Download {
 
 impl Download {
     pub(super) fn new(body: Body, seat: Arc<Seat>) -> Self {
-        seat.server_s_turn();
+        seat.await_server();
         Self { body, seat }
     }
 }

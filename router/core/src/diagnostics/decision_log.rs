@@ -9,7 +9,7 @@ use std::sync::Arc;
 use warmpath_common::ids::RequestId;
 use warmpath_common::model::ModelInfo;
 
-use crate::overload::retry::Failure;
+use crate::overload::retry::WorkerFailure;
 use crate::routing::choose::ChoiceReason;
 
 /// One choice of a worker, as it was made.
@@ -35,7 +35,7 @@ pub struct LoggedChoice {
 
 /// Outcome of a choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Outcome {
+pub enum DecisionOutcome {
     /// Not known yet.
     Open,
     /// The worker has begun to respond.
@@ -49,18 +49,18 @@ pub enum Outcome {
         cached_tokens: Option<u32>,
     },
     /// The worker failed before the response began.
-    Failed(Failure),
+    Failed(WorkerFailure),
     /// The client disconnected before the response began.
     Left,
 }
 
 /// A choice and its outcome.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct DecisionEntry {
     /// The choice.
     pub chosen: LoggedChoice,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: DecisionOutcome,
 }
 
 /// Number of an entry, valid also after the ring has dropped the entry.
@@ -70,7 +70,7 @@ pub struct EntryNumber(u64);
 /// Ring of the last entries.
 #[derive(Debug)]
 pub struct DecisionLog {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<DecisionEntry>,
     entries_max: usize,
     /// Number of entries ever written.
     n_written: u64,
@@ -90,13 +90,13 @@ impl DecisionLog {
             self.entries.pop_front();
         }
         if self.entries_max > 0 {
-            self.entries.push_back(Entry { chosen, outcome: Outcome::Open });
+            self.entries.push_back(DecisionEntry { chosen, outcome: DecisionOutcome::Open });
         }
         number
     }
 
     /// Records the outcome of an entry, if the log still has it. Cost: O(1).
-    pub fn close(&mut self, EntryNumber(number): EntryNumber, outcome: Outcome) {
+    pub fn close(&mut self, EntryNumber(number): EntryNumber, outcome: DecisionOutcome) {
         let oldest = self.n_written - self.entries.len() as u64;
         let place = number.checked_sub(oldest).and_then(|place| usize::try_from(place).ok());
         if let Some(entry) = place.and_then(|place| self.entries.get_mut(place)) {
@@ -105,7 +105,7 @@ impl DecisionLog {
     }
 
     /// Returns the entries, the latest first.
-    pub fn latest(&self) -> impl ExactSizeIterator<Item = &Entry> {
+    pub fn latest(&self) -> impl ExactSizeIterator<Item = &DecisionEntry> {
         self.entries.iter().rev()
     }
 }
@@ -138,22 +138,22 @@ mod tests {
             steps in prop::collection::vec(prop::option::of(0..20_usize), 0..40),
         ) {
             let mut log = DecisionLog::new(entries_max);
-            let mut naive: Vec<Entry> = Vec::new();
+            let mut naive: Vec<DecisionEntry> = Vec::new();
             let mut numbers = Vec::new();
             for step in steps {
                 match step {
                     None => {
                         let chosen = chosen(naive.len() as u64);
                         numbers.push(log.write(chosen.clone()));
-                        naive.push(Entry { chosen, outcome: Outcome::Open });
+                        naive.push(DecisionEntry { chosen, outcome: DecisionOutcome::Open });
                     }
                     Some(n) if n < numbers.len() => {
-                        log.close(numbers[n], Outcome::Failed(Failure::Full));
-                        naive[n].outcome = Outcome::Failed(Failure::Full);
+                        log.close(numbers[n], DecisionOutcome::Failed(WorkerFailure::Full));
+                        naive[n].outcome = DecisionOutcome::Failed(WorkerFailure::Full);
                     }
                     Some(_) => {}
                 }
-                let last: Vec<&Entry> = naive.iter().rev().take(entries_max).collect();
+                let last: Vec<&DecisionEntry> = naive.iter().rev().take(entries_max).collect();
                 prop_assert_eq!(log.latest().collect::<Vec<_>>(), last);
             }
         }

@@ -67,7 +67,7 @@ impl HistoryTotals {
 
 /// Counts of one period.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stretch {
+pub struct PeriodCounts {
     /// End of the period, from the router's start.
     pub end: Duration,
     /// Counts of the period; their `at` is its duration.
@@ -100,11 +100,12 @@ impl History {
     /// Returns the counts between consecutive records within `window` before `now`, and from the last record until now,
     /// in order; then their sum. The first period begins at or before the start of the window, if the history is long
     /// enough.
-    pub fn within(&self, window: Duration, now: &HistoryTotals) -> (Vec<Stretch>, HistoryTotals) {
+    pub fn within(&self, window: Duration, now: &HistoryTotals) -> (Vec<PeriodCounts>, HistoryTotals) {
         let start = now.at.saturating_sub(window);
         let first = self.notes.iter().rposition(|note| note.at <= start).unwrap_or(0);
         let ends = self.notes.iter().skip(first + 1).chain([now]);
-        let stretch = |(from, to): (&HistoryTotals, &HistoryTotals)| Stretch { end: to.at, counted: to.since(from) };
+        let stretch =
+            |(from, to): (&HistoryTotals, &HistoryTotals)| PeriodCounts { end: to.at, counted: to.since(from) };
         let stretches = self.notes.iter().skip(first).zip(ends).map(stretch).collect();
         (stretches, now.since(&self.notes[first]))
     }

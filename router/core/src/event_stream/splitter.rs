@@ -15,7 +15,7 @@ pub struct Ends {
 /// Finder of the ends of events.
 #[derive(Debug, Clone, Default)]
 pub struct Splitter {
-    line: Line,
+    line: LineKind,
     /// Whether the event has a line other than a comment.
     has_fields: bool,
     /// Whether the last byte was a carriage return, whose line feed may follow.
@@ -24,7 +24,7 @@ pub struct Splitter {
 
 /// Kind of the line that is being read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Line {
+enum LineKind {
     #[default]
     Empty,
     Comment,
@@ -58,12 +58,12 @@ impl Splitter {
 
     /// Returns whether the stream is between two events.
     pub fn is_between_events(&self) -> bool {
-        self.line == Line::Empty && !self.has_fields
+        self.line == LineKind::Empty && !self.has_fields
     }
 
     fn go_on(&mut self, byte: u8) -> bool {
-        if self.line == Line::Empty {
-            self.line = if byte == b':' { Line::Comment } else { Line::Field };
+        if self.line == LineKind::Empty {
+            self.line = if byte == b':' { LineKind::Comment } else { LineKind::Field };
         }
         false
     }
@@ -72,9 +72,9 @@ impl Splitter {
     fn end_line(&mut self) -> bool {
         let line = std::mem::take(&mut self.line);
         match line {
-            Line::Empty => self.has_fields = false,
-            Line::Comment => {}
-            Line::Field => self.has_fields = true,
+            LineKind::Empty => self.has_fields = false,
+            LineKind::Comment => {}
+            LineKind::Field => self.has_fields = true,
         }
         !self.has_fields
     }

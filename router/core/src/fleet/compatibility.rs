@@ -165,21 +165,21 @@ pub enum DuplicateWorker {
 
 /// Returns, for each worker, an earlier one with the same process or uid.
 ///
-/// Shape: `lives` `[n]` -> `[n]`; `None` stands for a worker that is not connected.
-pub fn duplicates(lives: &[Option<Stamp>]) -> Vec<Option<DuplicateWorker>> {
+/// Shape: `stamps` `[n]` -> `[n]`; `None` stands for a worker that is not connected.
+pub fn duplicates(stamps: &[Option<Stamp>]) -> Vec<Option<DuplicateWorker>> {
     let mut first_of_process = HashMap::new();
     let mut first_of_uid = HashMap::new();
-    let find = |(idx, life): (usize, &Option<Stamp>)| {
-        let life = (*life)?;
-        let process = *first_of_process.entry((life.worker_uid, life.boot_epoch)).or_insert(idx);
-        let uid = *first_of_uid.entry(life.worker_uid).or_insert(idx);
+    let find = |(idx, stamp): (usize, &Option<Stamp>)| {
+        let stamp = (*stamp)?;
+        let process = *first_of_process.entry((stamp.worker_uid, stamp.boot_epoch)).or_insert(idx);
+        let uid = *first_of_uid.entry(stamp.worker_uid).or_insert(idx);
         match (process < idx, uid < idx) {
             (true, _) => Some(DuplicateWorker::Process(process)),
             (false, true) => Some(DuplicateWorker::Identity(uid)),
             (false, false) => None,
         }
     };
-    lives.iter().enumerate().map(find).collect()
+    stamps.iter().enumerate().map(find).collect()
 }
 
 /// Returns the declaration that most workers share; of equal groups, that of the first.
@@ -337,8 +337,9 @@ mod tests {
 
     #[test]
     fn one_process_under_two_urls_and_two_processes_with_one_uid_are_found() {
-        let life = |uid, boot_epoch, seq| Some(Stamp { worker_uid: WorkerUid(uid), boot_epoch, seq });
-        let lives = [life(1, 5, 0), None, life(2, 5, 0), life(1, 5, 9), life(1, 6, 0), life(1, 6, 1), life(2, 5, 0)];
+        let stamp = |uid, boot_epoch, seq| Some(Stamp { worker_uid: WorkerUid(uid), boot_epoch, seq });
+        let stamps =
+            [stamp(1, 5, 0), None, stamp(2, 5, 0), stamp(1, 5, 9), stamp(1, 6, 0), stamp(1, 6, 1), stamp(2, 5, 0)];
         let expected = [
             None,
             None,
@@ -348,7 +349,7 @@ mod tests {
             Some(DuplicateWorker::Process(4)),
             Some(DuplicateWorker::Process(2)),
         ];
-        assert_eq!(duplicates(&lives), expected);
+        assert_eq!(duplicates(&stamps), expected);
     }
 
     #[test]

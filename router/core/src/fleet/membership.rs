@@ -79,7 +79,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-enum Place<A> {
+enum MemberPlace<A> {
     Taken { address: A, phase: Phase },
     Vacant { since: Instant },
 }
@@ -87,7 +87,7 @@ enum Place<A> {
 /// Assignment of places to workers.
 #[derive(Debug)]
 pub struct Membership<A> {
-    places: Vec<Place<A>>,
+    places: Vec<MemberPlace<A>>,
     by_address: HashMap<A, WorkerIdx>,
     options: MembershipOptions,
 }
@@ -111,7 +111,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
         let ending: HashSet<&A> = found.iter().filter(|found| found.is_ending).map(|found| &found.address).collect();
         let mut changes = Vec::new();
         for (idx, place) in self.places.iter_mut().enumerate() {
-            let Place::Taken { address, phase } = place else { continue };
+            let MemberPlace::Taken { address, phase } = place else { continue };
             let worker = worker_idx(idx);
             let next = match *phase {
                 _ if staying.contains(address) => Phase::Staying,
@@ -128,7 +128,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
             *phase = next;
             if matches!(next, Phase::Gone { since } if passed(since, now) >= self.options.linger) && is_idle(worker) {
                 self.by_address.remove(address);
-                *place = Place::Vacant { since: now };
+                *place = MemberPlace::Vacant { since: now };
                 changes.push(MembershipChange::Left { worker });
             }
         }
@@ -151,8 +151,8 @@ impl<A: Clone + Eq + Hash> Membership<A> {
             return None;
         }
         let is_empty = |idx: &usize| match self.places[*idx] {
-            Place::Vacant { since } => passed(since, now) >= self.options.vacancy && is_idle(worker_idx(*idx)),
-            Place::Taken { .. } => false,
+            MemberPlace::Vacant { since } => passed(since, now) >= self.options.vacancy && is_idle(worker_idx(*idx)),
+            MemberPlace::Taken { .. } => false,
         };
         let idx = (0..self.places.len()).find(is_empty).unwrap_or(self.places.len());
         (idx < WorkerIdx::COUNT_MAX as usize).then(|| worker_idx(idx))
@@ -160,7 +160,7 @@ impl<A: Clone + Eq + Hash> Membership<A> {
 
     fn join(&mut self, worker: WorkerIdx, address: A) -> MembershipChange<A> {
         self.by_address.insert(address.clone(), worker);
-        let place = Place::Taken { address: address.clone(), phase: Phase::Staying };
+        let place = MemberPlace::Taken { address: address.clone(), phase: Phase::Staying };
         match self.places.get_mut(worker.0 as usize) {
             Some(empty) => *empty = place,
             None => self.places.push(place),

@@ -85,7 +85,7 @@ pub enum Violation {
     Identity,
     /// The worker sends an older state than it has sent before.
     #[error("the snapshot is of {got}, an older epoch or state than {newest}")]
-    OldLife {
+    OldBoot {
         /// Stamp of the snapshot.
         got: Stamp,
         /// Newest stamp so far.
@@ -134,7 +134,7 @@ impl Violation {
             Self::Gap { .. } => "gap",
             Self::Duplicate { .. } => "duplicate",
             Self::Identity => "identity",
-            Self::OldLife { .. } => "old_life",
+            Self::OldBoot { .. } => "old_life",
             Self::TornSnapshot => "torn_snapshot",
             Self::TooManyBlocks { .. } => "too_many_blocks",
             Self::EmptyRun => "empty_run",
@@ -145,23 +145,23 @@ impl Violation {
 }
 
 /// Position in a stream, which decides what the next frame may be.
-enum State {
+enum StreamPhase {
     Closed,
     Opened,
     Snapshot { stamp: Stamp, n_slots: u16, runs: Vec<Run>, digest: Digest },
-    Live(Progress),
+    Live(StreamProgress),
 }
 
 /// Whether a stream has advanced the view.
 #[derive(PartialEq, Eq)]
-enum Progress {
+enum StreamProgress {
     None,
     Some,
 }
 
 /// Position of the view that the caller keeps.
 #[derive(Clone, Copy)]
-struct Known {
+struct ViewPosition {
     stamp: Stamp,
     n_slots: u16,
 }
@@ -169,9 +169,9 @@ struct Known {
 /// Reader of one worker's summary, across all its streams.
 pub struct SummaryReader {
     limits: SummaryLimits,
-    state: State,
+    state: StreamPhase,
     /// Position of the view; `None` if there is no view, or none that can be continued.
-    view: Option<Known>,
+    view: Option<ViewPosition>,
     /// Newest accepted stamp, also of a view that is gone.
     newest: Option<Stamp>,
     /// Stamp of the last snapshot that was rejected for its age.
@@ -181,12 +181,12 @@ pub struct SummaryReader {
 impl SummaryReader {
     /// Returns a reader of a worker that has sent nothing yet.
     pub fn new(limits: SummaryLimits) -> Self {
-        Self { limits, state: State::Closed, view: None, newest: None, refused: None }
+        Self { limits, state: StreamPhase::Closed, view: None, newest: None, refused: None }
     }
 
     /// Begins a new stream; returns the stamp after which it should continue, or `None` if a snapshot is needed.
     pub fn open(&mut self) -> Option<Stamp> {
-        self.state = State::Opened;
+        self.state = StreamPhase::Opened;
         self.view.map(|view| view.stamp)
     }
 
@@ -199,9 +199,9 @@ impl SummaryReader {
     ///
     /// Errors: any [`Violation`]; the stream must then be dropped, and the next one be opened by [`Self::open`].
     pub fn apply(&mut self, frame: Frame) -> Result<FrameEffect, Violation> {
-        let state = std::mem::replace(&mut self.state, State::Closed);
+        let state = std::mem::replace(&mut self.state, StreamPhase::Closed);
         // If the first update of a stream is out of order again, resuming would repeat that forever.
-        let is_in_vain = matches!(state, State::Live(Progress::None));
+        let is_in_vain = matches!(state, StreamPhase::Live(StreamProgress::None));
         self.advance(state, frame).inspect_err(|violation| {
             if !violation.is_of_order() || is_in_vain {
                 self.view = None;
@@ -209,31 +209,33 @@ impl SummaryReader {
         })
     }
 
-    fn advance(&mut self, state: State, Frame { stamp, body }: Frame) -> Result<FrameEffect, Violation> {
+    fn advance(&mut self, state: StreamPhase, Frame { stamp, body }: Frame) -> Result<FrameEffect, Violation> {
         match (state, body) {
-            (State::Opened, Body::Begin(opening)) => self.begin(stamp, opening),
-            (State::Opened, Body::Resumed) => {
+            (StreamPhase::Opened, Body::Begin(opening)) => self.begin(stamp, opening),
+            (StreamPhase::Opened, Body::Resumed) => {
                 let view = self.view.filter(|view| view.stamp == stamp).ok_or(Violation::Identity)?;
-                (self.state, self.newest) = (State::Live(Progress::None), Some(view.stamp));
+                (self.state, self.newest) = (StreamPhase::Live(StreamProgress::None), Some(view.stamp));
                 Ok(FrameEffect::Resumed)
             }
-            (State::Snapshot { stamp: opened, .. }, _) if opened != stamp => Err(Violation::TornSnapshot),
-            (State::Snapshot { n_slots, mut runs, mut digest, .. }, Body::Runs(more)) => {
+            (StreamPhase::Snapshot { stamp: opened, .. }, _) if opened != stamp => Err(Violation::TornSnapshot),
+            (StreamPhase::Snapshot { n_slots, mut runs, mut digest, .. }, Body::Runs(more)) => {
                 self.check_runs(more.iter(), n_slots)?;
                 more.iter().flat_map(|run| &run.keys).for_each(|key| digest.add(*key));
                 self.check_n_blocks(usize::try_from(digest.n_blocks).unwrap_or(usize::MAX))?;
                 runs.extend(more);
-                self.state = State::Snapshot { stamp, n_slots, runs, digest };
+                self.state = StreamPhase::Snapshot { stamp, n_slots, runs, digest };
                 Ok(FrameEffect::Partial)
             }
             // Only a complete snapshot replaces the view; until then the old one stays in use.
-            (State::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => Err(Violation::TornSnapshot),
-            (State::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
-                self.view = Some(Known { stamp, n_slots });
-                self.state = State::Live(Progress::Some);
+            (StreamPhase::Snapshot { digest: got, .. }, Body::End(digest)) if got != digest => {
+                Err(Violation::TornSnapshot)
+            }
+            (StreamPhase::Snapshot { n_slots, runs, .. }, Body::End(_)) => {
+                self.view = Some(ViewPosition { stamp, n_slots });
+                self.state = StreamPhase::Live(StreamProgress::Some);
                 Ok(FrameEffect::Replace(Box::new(NewView { stamp, runs })))
             }
-            (State::Live(_), Body::Update { changes, load, digest }) => {
+            (StreamPhase::Live(_), Body::Update { changes, load, digest }) => {
                 let view = self.view.ok_or(Violation::Identity)?;
                 check_order(view.stamp, stamp)?;
                 // Everything is checked before anything is applied.
@@ -243,21 +245,21 @@ impl SummaryReader {
                 });
                 self.check_runs(stored, view.n_slots)?;
                 load.iter().try_for_each(|load| check_load(load, view.n_slots))?;
-                (self.view, self.newest) = (Some(Known { stamp, ..view }), Some(stamp));
-                self.state = State::Live(Progress::Some);
+                (self.view, self.newest) = (Some(ViewPosition { stamp, ..view }), Some(stamp));
+                self.state = StreamPhase::Live(StreamProgress::Some);
                 Ok(FrameEffect::Update { changes, load, digest })
             }
-            (State::Closed | State::Opened, body) => Err(out_of_place(&body, "begin or resumed")),
-            (State::Snapshot { .. }, body) => Err(out_of_place(&body, "runs or end")),
-            (State::Live(_), body) => Err(out_of_place(&body, "update")),
+            (StreamPhase::Closed | StreamPhase::Opened, body) => Err(out_of_place(&body, "begin or resumed")),
+            (StreamPhase::Snapshot { .. }, body) => Err(out_of_place(&body, "runs or end")),
+            (StreamPhase::Live(_), body) => Err(out_of_place(&body, "update")),
         }
     }
 
     fn begin(&mut self, stamp: Stamp, opening: Box<SnapshotHeader>) -> Result<FrameEffect, Violation> {
-        self.check_life(stamp)?;
+        self.check_boot(stamp)?;
         let n_slots = opening.model.n_slots;
         check_load(&opening.load, n_slots)?;
-        self.state = State::Snapshot { stamp, n_slots, runs: Vec::new(), digest: Digest::default() };
+        self.state = StreamPhase::Snapshot { stamp, n_slots, runs: Vec::new(), digest: Digest::default() };
         Ok(FrameEffect::Opened(Box::new(NewWorker { stamp, opening: *opening })))
     }
 
@@ -265,7 +267,7 @@ impl SummaryReader {
     ///
     /// An older state is most likely a replay, or another process with the same address and identity. It can also come
     /// from a machine whose clock was set back; such a worker sends the same epoch again and is then accepted.
-    fn check_life(&mut self, stamp: Stamp) -> Result<(), Violation> {
+    fn check_boot(&mut self, stamp: Stamp) -> Result<(), Violation> {
         let is_older = |than: Stamp| {
             stamp.worker_uid == than.worker_uid && (stamp.boot_epoch, stamp.seq) < (than.boot_epoch, than.seq)
         };
@@ -273,7 +275,7 @@ impl SummaryReader {
         match self.newest.filter(|newest| is_older(*newest)) {
             Some(newest) if !self.refused.is_some_and(is_shown_again) => {
                 self.refused = Some(stamp);
-                Err(Violation::OldLife { got: stamp, newest })
+                Err(Violation::OldBoot { got: stamp, newest })
             }
             _ => {
                 (self.newest, self.refused) = (Some(stamp), None);

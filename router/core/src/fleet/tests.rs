@@ -123,12 +123,12 @@ fn a_model_that_is_loading_or_may_exist_is_not_reported_as_unknown() {
     check(vec![named(0, "a", 1), excluded()], Some("d"), None, "`d` is not ready yet");
     check(vec![named(0, "a", 1), loading()], Some("c"), None, "the model `c` does not exist; available: `a`");
     check(vec![loading()], Some("c"), None, "the model `c` does not exist; available: none yet");
-    let unheard = "the model `c` is not known yet: 2 of the workers";
-    check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, unheard);
+    let undeclared = "the model `c` is not known yet: 2 of the workers";
+    check(vec![named(0, "a", 1), silent(1), silent(2)], Some("c"), None, undeclared);
     check(vec![silent(1), loading()], Some("c"), None, "no worker is ready: 2 known, 0 connected");
     check(vec![silent(1), silent(2)], Some("c"), None, "no worker is ready: 2 known, 0 connected");
     // A worker that has been silent for long may never report, and a leaving worker need not.
-    let late = || WorkerView { joined_at: now.checked_sub(2 * UNHEARD_GRACE).expect("an old clock"), ..silent(1) };
+    let late = || WorkerView { joined_at: now.checked_sub(2 * UNDECLARED_GRACE).expect("an old clock"), ..silent(1) };
     let leaving = || WorkerView { is_leaving: true, ..silent(1) };
     for quiet in [late(), leaving()] {
         check(vec![named(0, "a", 1), quiet], Some("c"), None, "the model `c` does not exist");
@@ -165,7 +165,7 @@ fn a_request_is_held_while_no_worker_serves_its_model_and_one_may_soon() {
         check(vec![silent(link)], Some("b"), true);
         check(vec![silent(link)], None, true);
         check(vec![named(0, "a", 1), silent(link)], Some("b"), true);
-        let since_long = WorkerView { joined_at: now - UNHEARD_GRACE - Duration::from_millis(1), ..silent(link) };
+        let since_long = WorkerView { joined_at: now - UNDECLARED_GRACE - Duration::from_millis(1), ..silent(link) };
         check(vec![since_long], Some("b"), false);
     }
     check(vec![silent(ConnectionState::Refused { since: now })], Some("b"), false);

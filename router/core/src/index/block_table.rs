@@ -19,7 +19,8 @@ const ID_MASK: u32 = (1 << ID_BITS) - 1;
 const DISTANCE_MASK: u32 = (LINES_TRIED as u32 - 1) << ID_BITS;
 const TAG_BITS: u32 = 7;
 const TAG_SHIFT: u32 = 32 - TAG_BITS;
-/// Number of hash bits that a slot keeps outside its word.
+/// Number of hash bits that a slot keeps outside its word. Source: the extra bits of fourteen slots fill the two words
+/// of a line that hold no slot, beside the count.
 const EXTRA_BITS: u32 = 4;
 const EXTRA_MASK: u32 = (1 << EXTRA_BITS) - 1;
 /// Number of hash bits that tell blocks of one line apart, in a new table.
@@ -27,9 +28,9 @@ const FINE_BITS: u32 = TAG_BITS + EXTRA_BITS;
 /// Growth after which a table is rebuilt: each doubling leaves half as many bit patterns to tell blocks apart. Source:
 /// own choice: at most three of the hash bits that distinguish blocks are lost.
 const GROWTH_MAX: usize = 8;
-/// Number of lines in which a block may be stored; three bits of a slot hold the distance.
+/// Number of lines in which a block may be stored. Source: own choice: three bits of a slot hold the distance.
 const LINES_TRIED: usize = 8;
-/// Number of slots of a line.
+/// Number of slots of a line. Source: a cache line of 16 words, of which two hold extra bits and the count.
 const LINE_SLOTS: usize = 14;
 /// Word of a line with the first slots' extra bits.
 const EXTRA_WORD: usize = LINE_SLOTS;
@@ -51,7 +52,7 @@ pub(super) const LOADS_PERCENT_NEW: [usize; 2] = [LOAD_PERCENT_MAX / 2, 57];
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; 16]);
+struct TableLine([u32; 16]);
 
 /// Where a block may be found: its lines, and the bits that distinguish it from most other blocks there.
 ///
@@ -65,22 +66,22 @@ pub(super) struct BlockProbe {
 
 impl BlockProbe {
     /// Returns the slot of the block if it belongs to segment `id` and is stored `distance` lines after its own line.
-    fn slot(self, distance: usize, id: u32) -> Slot {
+    fn slot(self, distance: usize, id: u32) -> LineSlot {
         let word = self.fine << TAG_SHIFT | (distance as u32) << ID_BITS | (id + 1);
-        Slot { word, extra: self.fine >> TAG_BITS }
+        LineSlot { word, extra: self.fine >> TAG_BITS }
     }
 }
 
-/// Entry of a line for one block; the word of an empty entry is 0.
+/// Slot of a line for one block; the word of an empty slot is 0.
 #[derive(Clone, Copy)]
-struct Slot {
+struct LineSlot {
     word: u32,
     extra: u32,
 }
 
 /// Table from block keys to segment numbers.
 pub(super) struct BlockTable {
-    lines: Vec<Line>,
+    lines: Vec<TableLine>,
     n_blocks: usize,
     /// Number of hash bits that the table uses: [`FINE_BITS`], and as many as are needed to tell 2^n lines apart; a
     /// table has at least 2^n lines.
@@ -97,7 +98,7 @@ impl BlockTable {
 
     /// Returns the memory of the table. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>()
+        self.lines.len() * size_of::<TableLine>()
     }
 
     /// Returns the number of blocks.
@@ -112,24 +113,24 @@ impl BlockTable {
         let fits = !self.is_clogged && n_blocks * 100 <= self.lines.len() * LINE_SLOTS * LOAD_PERCENT_MAX;
         let more = if self.is_clogged { self.lines.len() / 2 } else { 0 };
         let n_lines = (n_blocks * 100 / load_percent / LINE_SLOTS).max(self.lines.len() + more);
-        (!fits).then_some((n_lines + 2) * size_of::<Line>())
+        (!fits).then_some((n_lines + 2) * size_of::<TableLine>())
     }
 
     /// Becomes an empty table of `bytes`.
     pub(super) fn reset(&mut self, bytes: usize) {
         self.lines = Vec::new();
-        let n_lines = bytes / size_of::<Line>();
+        let n_lines = bytes / size_of::<TableLine>();
         *self = Self::with_lines(n_lines, FINE_BITS + n_lines.max(1).ilog2());
     }
 
     fn with_lines(n_lines: usize, hash_bits: u32) -> Self {
-        Self { lines: vec![Line([0; 16]); n_lines], n_blocks: 0, hash_bits, is_clogged: false }
+        Self { lines: vec![TableLine([0; 16]); n_lines], n_blocks: 0, hash_bits, is_clogged: false }
     }
 
     /// Becomes a table of `bytes` with the same blocks; returns whether that worked. If not, the table has to be
     /// rebuilt.
     pub(super) fn grow(&mut self, bytes: usize) -> bool {
-        let n_lines = bytes / size_of::<Line>();
+        let n_lines = bytes / size_of::<TableLine>();
         if self.lines.is_empty() || n_lines >> (self.hash_bits - FINE_BITS) >= GROWTH_MAX {
             return false;
         }
@@ -297,7 +298,7 @@ fn step(fine: u32) -> usize {
     1 + (fine as usize & ((1 << TAG_BITS) - 1))
 }
 
-impl Line {
+impl TableLine {
     /// Returns whether a block that belongs to this line, or passed it, is stored in a later line.
     fn was_passed(&self) -> bool {
         self.0[COUNT_WORD] >> COUNT_SHIFT != 0
@@ -308,7 +309,7 @@ impl Line {
     }
 
     /// Calls `check` with each slot that equals `like` except for the segment number, and with that number.
-    fn find<T>(&self, like: Slot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
+    fn find<T>(&self, like: LineSlot, mut check: impl FnMut(usize, u32) -> Option<T>) -> Option<T> {
         let mut mask = self.mask(|word| (word ^ like.word) >> ID_BITS == 0);
         while mask != 0 {
             let idx = mask.trailing_zeros() as usize;
@@ -325,7 +326,7 @@ impl Line {
     }
 
     /// Fills an empty slot; returns whether there was one.
-    fn insert(&mut self, slot: Slot) -> bool {
+    fn insert(&mut self, slot: LineSlot) -> bool {
         let mask = self.mask(|word| word == 0);
         if mask == 0 {
             return false;
@@ -334,7 +335,7 @@ impl Line {
         true
     }
 
-    fn fill(&mut self, idx: usize, slot: Slot) {
+    fn fill(&mut self, idx: usize, slot: LineSlot) {
         self.0[idx] = slot.word;
         let (word, shift) = Self::place_of_extra(idx);
         self.0[word] = self.0[word] & !(EXTRA_MASK << shift) | slot.extra << shift;

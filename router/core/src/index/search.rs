@@ -11,8 +11,8 @@ use warmpath_common::block_hash::BlockKey;
 
 use super::Match;
 use super::segment::Segment;
-use super::segment_table::{Held, SegmentTable};
-use super::span::Span;
+use super::segment_table::{SegmentRef, SegmentTable};
+use super::span::BlockSpan;
 use crate::WorkerIdx;
 
 /// Maximum number of workers that are compared one by one instead of sorted.
@@ -22,7 +22,7 @@ const FEW: usize = 16;
 
 /// A segment that the chain passes.
 pub(super) struct SearchStep {
-    segment: Held,
+    segment: SegmentRef,
     /// The segment's only span as it was read; it may have changed since.
     only: u64,
     /// Position of the segment's first block in the chain.
@@ -32,7 +32,7 @@ pub(super) struct SearchStep {
 }
 
 impl SearchStep {
-    fn new(keys: &[BlockKey], first: usize, segment: Held) -> Self {
+    fn new(keys: &[BlockKey], first: usize, segment: SegmentRef) -> Self {
         let found = segment.as_ref().map(Segment::from);
         let n = found.map_or(0, |found| found.n_common(0, &keys[first..]));
         let only = found.map_or(0, Segment::only);
@@ -50,11 +50,11 @@ impl SearchStep {
     fn is_plain(&self) -> bool {
         let segment = self.segment();
         let spans = segment.span_words();
-        let reaches = |span: Span| (span.from() < self.n) & (span.to() >= self.n) & span.is_resumable();
-        let differ = |a: Span, b: Span| a.worker() != b.worker();
+        let reaches = |span: BlockSpan| (span.from() < self.n) & (span.to() >= self.n) & span.is_resumable();
+        let differ = |a: BlockSpan, b: BlockSpan| a.worker() != b.worker();
         let pairs = spans.iter().zip(&spans[1..]);
-        let all = pairs.fold(true, |all, (&a, &b)| all & reaches(Span(a)) & differ(Span(a), Span(b)));
-        all && spans.last().is_some_and(|&last| reaches(Span(last)))
+        let all = pairs.fold(true, |all, (&a, &b)| all & reaches(BlockSpan(a)) & differ(BlockSpan(a), BlockSpan(b)));
+        all && spans.last().is_some_and(|&last| reaches(BlockSpan(last)))
     }
 
     /// Returns the number of blocks of the chain up to the segment's first `n`, inclusive.
@@ -125,12 +125,12 @@ fn take_plain(step: &SearchStep, matches: &mut Vec<Match>) {
     let segment = step.segment();
     let mut rest = segment.span_words();
     let blocks = step.blocks(step.n);
-    let to_match = |&word: &u64| to_match(Span(word), blocks);
+    let to_match = |&word: &u64| to_match(BlockSpan(word), blocks);
     for met in met {
-        let at = rest.partition_point(|&word| Span(word).worker() < *met);
+        let at = rest.partition_point(|&word| BlockSpan(word).worker() < *met);
         let (before, behind) = rest.split_at(at);
         matches.extend(before.iter().map(to_match));
-        let is_met = behind.first().is_some_and(|&word| Span(word).worker() == *met);
+        let is_met = behind.first().is_some_and(|&word| BlockSpan(word).worker() == *met);
         rest = &behind[usize::from(is_met)..];
     }
     matches.extend(rest.iter().map(to_match));
@@ -170,6 +170,6 @@ fn take(step: &SearchStep, matches: &mut Vec<Match>) {
 }
 
 /// Returns the match of a worker that can start after `blocks` blocks.
-fn to_match(span: Span, blocks: u32) -> Match {
+fn to_match(span: BlockSpan, blocks: u32) -> Match {
     Match { worker: span.worker(), blocks, tier: span.tier(), state: span.state(), slot: span.slot() }
 }

@@ -13,18 +13,18 @@ use triomphe::ThinArc;
 use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::Digest;
 
-use super::span::Span;
+use super::span::BlockSpan;
 use crate::WorkerIdx;
 
 /// Memory of a segment outside its words: its counter, its head, its length, and the allocator's header.
 /// Units: bytes.
-const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<Head>().next_multiple_of(8) + size_of::<usize>() + 8;
+const SEGMENT_BYTES: usize = size_of::<usize>() + size_of::<SegmentHead>().next_multiple_of(8) + size_of::<usize>() + 8;
 
 /// A segment in memory: counter, head and words are adjacent, so that a lookup waits for memory once.
-pub(super) type SharedSegment = ThinArc<Head, u64>;
+pub(super) type SharedSegment = ThinArc<SegmentHead, u64>;
 
 /// Fields of a segment outside its words.
-pub(super) struct Head {
+pub(super) struct SegmentHead {
     /// The only span, if there is exactly one; it may change in place, but never to another worker and never to a
     /// longer range.
     only: AtomicU64,
@@ -39,7 +39,7 @@ pub(super) struct Head {
 /// Consecutive blocks of one chain.
 #[derive(Clone, Copy)]
 pub(super) struct Segment<'a> {
-    head: &'a Head,
+    head: &'a SegmentHead,
     words: &'a [u64],
     /// The only span as it was when the segment was read.
     only: u64,
@@ -55,7 +55,7 @@ impl<'a> From<&'a SharedSegment> for Segment<'a> {
 #[derive(Debug)]
 pub(super) struct Edit {
     replaced: Range<usize>,
-    with: Vec<Span>,
+    with: Vec<BlockSpan>,
     /// Digest of the edited blocks that the worker held before.
     pub(super) lost: Digest,
 }
@@ -72,7 +72,7 @@ impl Edit {
     }
 }
 
-impl Head {
+impl SegmentHead {
     /// Returns the head of a segment with the spans `words`; a single span moves from there into the head.
     fn new(number: u32, words: &mut Vec<u64>, age: u32) -> Self {
         let only = if words.len() == 1 { words.pop() } else { None };
@@ -85,13 +85,13 @@ impl<'a> Segment<'a> {
     /// Returns a segment of `keys` with the ordered `spans`, number and age; `words` is scratch memory.
     pub(super) fn of(
         keys: &[BlockKey],
-        spans: &[Span],
+        spans: &[BlockSpan],
         (number, age): (u32, u32),
         words: &mut Vec<u64>,
     ) -> SharedSegment {
         words.clear();
         words.extend(spans.iter().map(|span| span.0));
-        let head = Head::new(number, words, age);
+        let head = SegmentHead::new(number, words, age);
         words.extend(keys.iter().map(|key| key.0));
         ThinArc::from_header_and_slice(head, words)
     }
@@ -108,7 +108,7 @@ impl<'a> Segment<'a> {
         words.extend_from_slice(&spans[..edit.replaced.start]);
         words.extend(edit.with.iter().map(|span| span.0));
         words.extend_from_slice(&spans[edit.replaced.end..]);
-        let head = Head::new(self.number(), words, self.age());
+        let head = SegmentHead::new(self.number(), words, self.age());
         words.extend_from_slice(&self.keys()[..n_keys]);
         words.extend(more.iter().map(|key| key.0));
         ThinArc::from_header_and_slice(head, words)
@@ -116,13 +116,13 @@ impl<'a> Segment<'a> {
 
     /// Returns this segment and `next` as one, under this one's number; `words` is scratch memory.
     pub(super) fn joined(self, next: Segment<'_>, words: &mut Vec<u64>) -> SharedSegment {
-        let shifted = |span: Span| span.form().over(span.from() + self.len()..span.to() + self.len());
-        let mut spans: Vec<Span> = self.spans().chain(next.spans().map(shifted)).collect();
+        let shifted = |span: BlockSpan| span.form().over(span.from() + self.len()..span.to() + self.len());
+        let mut spans: Vec<BlockSpan> = self.spans().chain(next.spans().map(shifted)).collect();
         spans.sort_unstable_by_key(|span| (span.worker(), span.from()));
         coalesce(&mut spans);
         words.clear();
         words.extend(spans.iter().map(|span| span.0));
-        let head = Head::new(self.number(), words, self.age().max(next.age()));
+        let head = SegmentHead::new(self.number(), words, self.age().max(next.age()));
         words.extend_from_slice(self.keys());
         words.extend_from_slice(next.keys());
         ThinArc::from_header_and_slice(head, words)
@@ -158,7 +158,7 @@ impl<'a> Segment<'a> {
     /// Returns the keys of the blocks.
     pub(super) fn keys(self) -> &'a [u64] {
         match self.head.n_spans as usize {
-            0 => &self.words[..Span(self.only).to()],
+            0 => &self.words[..BlockSpan(self.only).to()],
             n_spans => &self.words[n_spans..],
         }
     }
@@ -192,33 +192,33 @@ impl<'a> Segment<'a> {
     }
 
     /// Returns the spans, ordered by worker and offset.
-    pub(super) fn spans(&self) -> impl ExactSizeIterator<Item = Span> {
-        self.span_words().iter().copied().map(Span)
+    pub(super) fn spans(&self) -> impl ExactSizeIterator<Item = BlockSpan> {
+        self.span_words().iter().copied().map(BlockSpan)
     }
 
     /// Returns the positions of the spans of `worker`.
     fn places_of(&self, worker: WorkerIdx) -> Range<usize> {
         let spans = self.span_words();
-        let start = spans.partition_point(|&word| Span(word).worker() < worker);
-        let n = spans[start..].iter().take_while(|&&word| Span(word).worker() == worker).count();
+        let start = spans.partition_point(|&word| BlockSpan(word).worker() < worker);
+        let n = spans[start..].iter().take_while(|&&word| BlockSpan(word).worker() == worker).count();
         start..start + n
     }
 
     /// Returns the spans of `worker`.
-    pub(super) fn spans_of(&self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = Span> {
-        self.span_words()[self.places_of(worker)].iter().copied().map(Span)
+    pub(super) fn spans_of(&self, worker: WorkerIdx) -> impl ExactSizeIterator<Item = BlockSpan> {
+        self.span_words()[self.places_of(worker)].iter().copied().map(BlockSpan)
     }
 
     /// Returns the edit after which `new` is all that `worker` holds of the blocks `range`; `None` if that changes
     /// nothing.
     ///
     /// Shape: the spans of `new` are of that worker, ordered, and within `range`.
-    pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[Span]) -> Option<Edit> {
+    pub(super) fn edit(self, worker: WorkerIdx, range: Range<usize>, new: &[BlockSpan]) -> Option<Edit> {
         let replaced = self.places_of(worker);
-        let old = || self.span_words()[replaced.clone()].iter().copied().map(Span);
-        let left = |span: &Span| span.from() < range.start;
-        let right = |span: &Span| span.to() > range.end;
-        let mut with: Vec<Span> = Vec::with_capacity(replaced.len() + 3);
+        let old = || self.span_words()[replaced.clone()].iter().copied().map(BlockSpan);
+        let left = |span: &BlockSpan| span.from() < range.start;
+        let right = |span: &BlockSpan| span.to() > range.end;
+        let mut with: Vec<BlockSpan> = Vec::with_capacity(replaced.len() + 3);
         with.extend(old().filter(left).map(|span| span.form().over(span.from()..span.to().min(range.start))));
         with.extend_from_slice(new);
         with.extend(old().filter(right).map(|span| span.form().over(span.from().max(range.end)..span.to())));
@@ -237,7 +237,7 @@ impl<'a> Segment<'a> {
     /// Returns the end of the last block that any worker holds after an edit.
     pub(super) fn n_held_after(self, edit: &Edit) -> usize {
         let kept = self.spans().enumerate().filter(|(idx, _)| !edit.replaced.contains(idx)).map(|(_, span)| span);
-        kept.chain(edit.with.iter().copied()).map(Span::to).max().unwrap_or(0)
+        kept.chain(edit.with.iter().copied()).map(BlockSpan::to).max().unwrap_or(0)
     }
 
     /// Returns the offset of the first of `asked`; found at once if `asked` are the first or the last blocks.
@@ -302,7 +302,7 @@ impl<'a> Segment<'a> {
 }
 
 /// Joins adjacent spans of the same form.
-fn coalesce(spans: &mut Vec<Span>) {
+fn coalesce(spans: &mut Vec<BlockSpan>) {
     spans.dedup_by(|next, span| {
         let joins = span.form() == next.form() && span.to() == next.from();
         if joins {

@@ -14,14 +14,14 @@ use warmpath_common::block_hash::BlockKey;
 use super::hash::Hasher;
 use super::segment::{Segment, SharedSegment};
 
-/// Minimum number of slots of a table that is not empty.
+/// Minimum number of slots of a table that is not empty. Source: own choice: it spares a small index some rebuilds.
 const SLOTS_MIN: usize = 8;
 
 /// A reference that keeps a segment alive while it is read.
-pub(super) type Held = Guard<Option<SharedSegment>>;
+pub(super) type SegmentRef = Guard<Option<SharedSegment>>;
 
 /// A slot that has been filled at least once.
-struct Slot {
+struct TableSlot {
     /// Hash of the key, which stays when the segment is removed.
     hash: u64,
     segment: ArcSwapAny<Option<SharedSegment>>,
@@ -29,7 +29,7 @@ struct Slot {
 
 /// One table; its slots are filled and emptied, but their number never changes.
 pub(super) struct SegmentTable {
-    slots: Box<[OnceLock<Slot>]>,
+    slots: Box<[OnceLock<TableSlot>]>,
     hasher: Hasher,
 }
 
@@ -40,13 +40,13 @@ impl SegmentTable {
     }
 
     /// Returns the segment that begins with a block.
-    pub(super) fn find(&self, key: BlockKey) -> Option<Held> {
+    pub(super) fn find(&self, key: BlockKey) -> Option<SegmentRef> {
         let held = self.slot_of(self.hasher.hash(key)).ok()?.segment.load();
         held.as_ref().is_some_and(|segment| Segment::from(segment).first() == key).then_some(held)
     }
 
     /// Returns the slot of a hash, or the empty slot into which it would be put; `Err(None)` if the table has no slots.
-    fn slot_of(&self, hash: u64) -> Result<&Slot, Option<&OnceLock<Slot>>> {
+    fn slot_of(&self, hash: u64) -> Result<&TableSlot, Option<&OnceLock<TableSlot>>> {
         let mask = self.slots.len().wrapping_sub(1);
         let mut place = (hash >> 32) as usize & mask;
         // At least a quarter of the slots is empty.
@@ -67,7 +67,7 @@ impl SegmentTable {
                 None => Put::Revived,
             },
             Err(slot) => {
-                let fresh = Slot { hash, segment: ArcSwapAny::new(Some(segment)) };
+                let fresh = TableSlot { hash, segment: ArcSwapAny::new(Some(segment)) };
                 let is_put = slot.is_some_and(|slot| slot.set(fresh).is_ok());
                 debug_assert!(is_put, "the one writer makes room first");
                 Put::New
@@ -106,12 +106,12 @@ impl SegmentTableWriter {
 
     /// Returns the memory of the table. Units: bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.table.slots.len() * size_of::<OnceLock<Slot>>()
+        self.table.slots.len() * size_of::<OnceLock<TableSlot>>()
     }
 
     /// Returns the memory of the next table if one more segment does not fit into this one; `None` if it fits.
     pub(super) fn bytes_of_next(&self) -> Option<usize> {
-        self.n_slots_of_next().map(|n_slots| n_slots * size_of::<OnceLock<Slot>>())
+        self.n_slots_of_next().map(|n_slots| n_slots * size_of::<OnceLock<TableSlot>>())
     }
 
     fn n_slots_of_next(&self) -> Option<usize> {

@@ -27,9 +27,9 @@ const OFFSET_MASK: u64 = SEGMENT_BLOCKS_MAX as u64 - 1;
 
 /// How one worker holds blocks: a span without its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Form(u64);
+pub(super) struct SpanForm(u64);
 
-impl Form {
+impl SpanForm {
     /// Returns how `worker` holds the blocks of `run`, without resume points.
     pub(super) fn new(worker: WorkerIdx, run: &Run) -> Self {
         debug_assert!(worker.0 < WorkerIdx::COUNT_MAX);
@@ -54,17 +54,17 @@ impl Form {
     }
 
     /// Returns the span of the blocks `range`, which is not empty and lies within a segment.
-    pub(super) fn over(self, range: Range<usize>) -> Span {
+    pub(super) fn over(self, range: Range<usize>) -> BlockSpan {
         debug_assert!(range.start < range.end && range.end <= SEGMENT_BLOCKS_MAX);
-        Span(self.0 | (range.start as u64) << FROM_SHIFT | (range.end as u64 - 1) << LAST_SHIFT)
+        BlockSpan(self.0 | (range.start as u64) << FROM_SHIFT | (range.end as u64 - 1) << LAST_SHIFT)
     }
 }
 
 /// How one worker holds consecutive blocks of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span(pub(super) u64);
+pub(super) struct BlockSpan(pub(super) u64);
 
-impl Span {
+impl BlockSpan {
     /// Returns the worker.
     pub(super) fn worker(self) -> WorkerIdx {
         WorkerIdx((self.0 & WORKER_MASK) as u32)
@@ -86,8 +86,8 @@ impl Span {
     }
 
     /// Returns how the blocks are held.
-    pub(super) fn form(self) -> Form {
-        Form(self.0 & FORM_MASK)
+    pub(super) fn form(self) -> SpanForm {
+        SpanForm(self.0 & FORM_MASK)
     }
 
     /// Returns the slot that holds the blocks.

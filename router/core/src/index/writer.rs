@@ -25,7 +25,7 @@ use super::hash::Hasher;
 use super::merge_hints::{MergeHint, MergeHints, can_join};
 use super::segment::{Edit, Segment, SharedSegment};
 use super::segment_table::SegmentTableWriter;
-use super::span::{Form, SEGMENT_BLOCKS_MAX, Span};
+use super::span::{BlockSpan, SEGMENT_BLOCKS_MAX, SpanForm};
 use super::{IndexOptions, PrefixIndex};
 use crate::WorkerIdx;
 
@@ -33,7 +33,8 @@ use crate::WorkerIdx;
 ///
 /// Source: docs/decisions/0006-prefix-index.md; it only sets how fast entries age.
 const BLOCK_BYTES_TYPICAL: usize = 16;
-/// Number of ages that a full index is divided into.
+/// Number of ages that a full index is divided into. Source: own choice: an eviction of an eighth of the index frees
+/// whole ages.
 const AGES_WHEN_FULL: usize = 32;
 
 /// The writer's side of the index; there is only one, and it knows how much each worker holds.
@@ -60,30 +61,31 @@ pub struct IndexWriter {
     n_shed: u64,
 }
 
-/// Smallest appended segment whose blocks keep their segment number. A number takes as much memory as three blocks.
+/// Smallest appended segment whose blocks keep their segment number. Source: own choice: a number takes as much memory as
+/// three blocks.
 const PART_BLOCKS_MIN: usize = 8;
 /// Maximum number of parts of a segment; only a segment that repeatedly shrinks and grows has more.
 const PARTS_MAX: usize = SEGMENT_BLOCKS_MAX / PART_BLOCKS_MIN;
 
 /// Place of a block.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct BlockPlace {
     id: u32,
     offset: usize,
 }
 
 /// A part of a run that is recorded in one step.
 #[derive(Clone, Copy)]
-struct Piece<'a> {
+struct RunPiece<'a> {
     keys: &'a [BlockKey],
-    form: Form,
+    form: SpanForm,
     resume: Resume,
     /// Whether the piece ends with the run's last block.
     ends_run: bool,
 }
 
 /// Blocks of a segment that a worker gives up.
-struct Given<'a> {
+struct ReleasedBlocks<'a> {
     range: Range<usize>,
     /// Probes of the first of these blocks, as far as they are known.
     probes: &'a [BlockProbe],
@@ -200,21 +202,21 @@ impl IndexWriter {
     }
 
     /// Returns the place of the first block of `keys`.
-    fn locate(&self, keys: &[BlockKey]) -> Option<Place> {
+    fn locate(&self, keys: &[BlockKey]) -> Option<BlockPlace> {
         self.locate_at(self.locator.probe(self.hasher.hash(*keys.first()?)), keys)
     }
 
     /// Returns the place of the first block of `keys`, whose probe is given.
-    fn locate_at(&self, probe: BlockProbe, keys: &[BlockKey]) -> Option<Place> {
+    fn locate_at(&self, probe: BlockProbe, keys: &[BlockKey]) -> Option<BlockPlace> {
         self.locator.find(probe, |number| {
             let id = self.numbers.owner(number);
-            self.numbers.segment(id).offset_of(keys).map(|offset| Place { id, offset })
+            self.numbers.segment(id).offset_of(keys).map(|offset| BlockPlace { id, offset })
         })
     }
 
     fn insert_run(&mut self, worker: WorkerIdx, run: &Run) {
         self.know(worker);
-        let form = Form::new(worker, run);
+        let form = SpanForm::new(worker, run);
         let mut at = 0;
         let mut end_of = None;
         while at < run.keys.len() {
@@ -227,7 +229,7 @@ impl IndexWriter {
                 self.remove_run(worker, &run.keys[at..]);
                 return;
             }
-            let piece = Piece { keys, form, resume: run.resume, ends_run: to == run.keys.len() };
+            let piece = RunPiece { keys, form, resume: run.resume, ends_run: to == run.keys.len() };
             let (n, place) = match self.locate(keys) {
                 Some(place) => self.claim(worker, place, piece),
                 None => self.store(worker, piece, end_of),
@@ -240,7 +242,7 @@ impl IndexWriter {
     /// Records the part of a piece that lies in the segment of its first block.
     ///
     /// Returns the number of blocks of that part, and the segment if the part reaches its end.
-    fn claim(&mut self, worker: WorkerIdx, at: Place, piece: Piece<'_>) -> (usize, Option<u32>) {
+    fn claim(&mut self, worker: WorkerIdx, at: BlockPlace, piece: RunPiece<'_>) -> (usize, Option<u32>) {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, piece.keys);
         let range = at.offset..at.offset + n;
@@ -261,7 +263,7 @@ impl IndexWriter {
 
     /// Records the first blocks of a piece that no segment has: appended to the segment `end_of` if only this worker
     /// holds its end, otherwise as a new segment.
-    fn store(&mut self, worker: WorkerIdx, piece: Piece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
+    fn store(&mut self, worker: WorkerIdx, piece: RunPiece<'_>, end_of: Option<u32>) -> (usize, Option<u32>) {
         let own = end_of.filter(|&id| {
             // The eviction for this piece may have removed the segment.
             let segment = self.numbers.get(id);
@@ -379,23 +381,23 @@ impl IndexWriter {
     fn withdraw_stretch(
         &mut self,
         worker: WorkerIdx,
-        at: Place,
+        at: BlockPlace,
         (keys, probes): (&[BlockKey], &[BlockProbe]),
     ) -> usize {
         let segment = self.numbers.segment(at.id);
         let n = segment.n_equal(at.offset, keys);
         if n > 1 {
-            self.withdraw(worker, at.id, Given { range: at.offset..at.offset + n, probes });
+            self.withdraw(worker, at.id, ReleasedBlocks { range: at.offset..at.offset + n, probes });
             return n;
         }
         let n = segment.n_equal_backwards(at.offset, keys);
-        self.withdraw(worker, at.id, Given { range: at.offset + 1 - n..at.offset + 1, probes: &[] });
+        self.withdraw(worker, at.id, ReleasedBlocks { range: at.offset + 1 - n..at.offset + 1, probes: &[] });
         n
     }
 
     /// Removes a worker's entries for blocks of a segment, and drops the blocks at the segment's end that no worker
     /// holds any more.
-    fn withdraw(&mut self, worker: WorkerIdx, id: u32, Given { range, probes }: Given<'_>) {
+    fn withdraw(&mut self, worker: WorkerIdx, id: u32, ReleasedBlocks { range, probes }: ReleasedBlocks<'_>) {
         // An earlier range may have removed the whole segment.
         let Some(shared) = self.numbers.get(id).cloned() else { return };
         let segment = Segment::from(&shared);
@@ -475,9 +477,9 @@ impl IndexWriter {
     }
 }
 
-impl Piece<'_> {
+impl RunPiece<'_> {
     /// Returns the spans of the piece's first `n` blocks, the first of which is at `offset`.
-    fn spans(&self, offset: usize, n: usize) -> Vec<Span> {
+    fn spans(&self, offset: usize, n: usize) -> Vec<BlockSpan> {
         let range = offset..offset + n;
         if n == 0 {
             return Vec::new();

@@ -16,7 +16,7 @@ use crate::ledger::recent_work::WorkSenders;
 use crate::overload::admission::Capacity;
 use crate::routing::choose::{Candidate, PromptView, add_pressure, worker_load};
 use crate::routing::cost::Speeds;
-use crate::routing::transfer::{self, Peer};
+use crate::routing::transfer::{self, TransferPeer};
 
 /// Cached prefixes of a prompt at the workers.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Holdings {
     /// equal the announced ones.
     pub(super) matches: Option<Vec<Match>>,
     /// Workers from which others can fetch state of the prompt.
-    pub(super) peers: Vec<Peer>,
+    pub(super) peers: Vec<TransferPeer>,
 }
 
 impl Ledger {
@@ -48,7 +48,7 @@ impl Ledger {
     pub(super) fn candidates<'a>(
         &self,
         fleet: &'a FleetView,
-        (request, peers): (&RouteRequest<'_>, &[Peer]),
+        (request, peers): (&RouteRequest<'_>, &[TransferPeer]),
     ) -> Result<Vec<Candidate<'a>>, NoWorker> {
         let serving = serving(fleet, request);
         let assumed = Speeds::assumed(serving.iter().map(|worker| &worker.load.rates));
@@ -102,7 +102,7 @@ impl Ledger {
         &self,
         worker: &'a WorkerView,
         request: &RouteRequest<'_>,
-        (assumed, peers): (Speeds, &[Peer]),
+        (assumed, peers): (Speeds, &[TransferPeer]),
     ) -> (Candidate<'a>, Capacity) {
         let senders = if self.peer_routers.may_be_there(request.now) { WorkSenders::All } else { WorkSenders::Own };
         let worker_load = worker_load(worker, self.worker_ledger(worker.idx).unreported, assumed, request.now);

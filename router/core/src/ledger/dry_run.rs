@@ -62,7 +62,7 @@ impl Ledger {
                 same.expect("a candidate serves the model").candidate = *candidate;
             }
             let chosen =
-                choose(self.options.policy, &candidates, self.turn(request), rng).ok_or_else(NoWorker::unserved)?;
+                choose(self.options.policy, &candidates, self.ties(request), rng).ok_or_else(NoWorker::unserved)?;
             Ok((chosen.worker.idx, reason(self.options.policy, &candidates, chosen, request.prompt)))
         });
         DryRun { workers, choice, backoff_max }

@@ -12,7 +12,7 @@ use super::pause::Pauses;
 use super::{Ledger, LedgerOptions};
 use crate::WorkerIdx;
 use crate::overload::breaker::{Breaker, BreakerState};
-use crate::overload::retry::{Blame, Failure, Terms};
+use crate::overload::retry::{Blame, Terms, WorkerFailure};
 
 /// Trust in a worker; the least value is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ impl Health {
         self.pauses.sent(model_name, options, now);
     }
 
-    fn failed(&mut self, failure: Failure, options: &LedgerOptions, now: Instant) {
+    fn failed(&mut self, failure: WorkerFailure, options: &LedgerOptions, now: Instant) {
         match failure.blame() {
             Blame::Worker => self.breaker.failed(options.breaker, now),
             Blame::Unproven => {}
@@ -80,7 +80,7 @@ impl Ledger {
     /// Records that a worker has completed a request; `failures` are those of the same request at other workers before.
     ///
     /// The success proves that these failures were those workers' fault.
-    pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, Failure)], now: Instant) {
+    pub fn answered(&mut self, worker: WorkerIdx, failures: &[(WorkerIdx, WorkerFailure)], now: Instant) {
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
             let pauses = std::mem::take(&mut worker_ledger.health.pauses).answered(now);
             worker_ledger.health = Health { pauses, ..Health::default() };
@@ -94,16 +94,16 @@ impl Ledger {
     }
 
     /// Records that a worker has failed a request.
-    pub fn failed(&mut self, worker: WorkerIdx, failure: Failure, now: Instant) {
-        if matches!(failure, Failure::Full | Failure::Unready) {
+    pub fn failed(&mut self, worker: WorkerIdx, failure: WorkerFailure, now: Instant) {
+        if matches!(failure, WorkerFailure::Full | WorkerFailure::Unready) {
             self.refused(worker, (failure, Terms::default()), now);
         } else if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
             worker_ledger.health.failed(failure, &self.options, now);
         }
     }
 
-    /// Records that a worker has refused a request ([`Failure::Full`], [`Failure::Unready`]) on these terms.
-    pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (Failure, Terms<'_>), now: Instant) {
+    /// Records that a worker has refused a request ([`WorkerFailure::Full`], [`WorkerFailure::Unready`]) on these terms.
+    pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
             worker_ledger.health.pauses.refused((failure, terms), &self.options, now);
         }

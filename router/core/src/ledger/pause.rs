@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use super::LedgerOptions;
 use crate::fleet::Unavailable;
-use crate::overload::retry::{Failure, Terms};
+use crate::overload::retry::{Terms, WorkerFailure};
 
 /// Longest pause that a worker can announce.
 ///
 /// Source: own choice: some quotas last a day, but an operator may raise one earlier, so one request is tried each
 /// hour.
-const TOLD_MAX: Duration = Duration::from_secs(3600);
+const ANNOUNCED_MAX: Duration = Duration::from_secs(3600);
 
 /// Pauses of one worker, at most one per model name.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +34,7 @@ struct Pause {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The worker has announced the time.
-    Told,
+    Announced,
     /// The announced time is over, and one request probes the worker.
     Probed,
     /// The worker has refused this many requests in a row without a time.
@@ -70,19 +70,24 @@ impl Pauses {
             |pause: &&mut Pause| pause.model_name.is_some() && pause.concerns(model_name) && now >= pause.until;
         for pause in self.0.iter_mut().filter(is_over) {
             pause.until = now + options.breaker.open_min;
-            if pause.kind == Kind::Told {
+            if pause.kind == Kind::Announced {
                 pause.kind = Kind::Probed;
             }
         }
     }
 
     /// Records a refusal.
-    pub(super) fn refused(&mut self, (failure, terms): (Failure, Terms<'_>), options: &LedgerOptions, now: Instant) {
-        let why = if failure == Failure::Full { Unavailable::Full } else { Unavailable::Unready };
+    pub(super) fn refused(
+        &mut self,
+        (failure, terms): (WorkerFailure, Terms<'_>),
+        options: &LedgerOptions,
+        now: Instant,
+    ) {
+        let why = if failure == WorkerFailure::Full { Unavailable::Full } else { Unavailable::Unready };
         let place = self.0.iter().position(|pause| pause.model_name.as_deref() == terms.model_name);
         let before = place.map(|place| self.0.swap_remove(place));
         let (kind, pause) = match terms.retry_after {
-            Some(after) => (Kind::Told, after.clamp(options.full_pause, TOLD_MAX)),
+            Some(after) => (Kind::Announced, after.clamp(options.full_pause, ANNOUNCED_MAX)),
             None => {
                 let n_refusals = match before.as_ref().map(|pause| pause.kind) {
                     Some(Kind::Guessed(n)) => n,
@@ -94,13 +99,13 @@ impl Pauses {
         };
         // A refusal without a time does not shorten an announced pause.
         let new = Pause { model_name: terms.model_name.map(Into::into), until: now + pause, why, kind };
-        let longer = before.filter(|before| before.kind == Kind::Told && before.until > new.until);
+        let longer = before.filter(|before| before.kind == Kind::Announced && before.until > new.until);
         self.0.push(longer.unwrap_or(new));
     }
 
     /// Returns the pauses that remain after the worker has completed a request: announced ones last until their time.
     pub(super) fn answered(mut self, now: Instant) -> Self {
-        self.0.retain(|pause| pause.kind == Kind::Told && now < pause.until);
+        self.0.retain(|pause| pause.kind == Kind::Announced && now < pause.until);
         self
     }
 }
@@ -109,9 +114,9 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    const FULL: Failure = Failure::Full;
+    const FULL: WorkerFailure = WorkerFailure::Full;
 
-    fn told(model_name: Option<&'static str>, seconds: u64) -> (Failure, Terms<'static>) {
+    fn refusal(model_name: Option<&'static str>, seconds: u64) -> (WorkerFailure, Terms<'static>) {
         (FULL, Terms { model_name, retry_after: Some(Duration::from_secs(seconds)) })
     }
 
@@ -123,7 +128,7 @@ mod tests {
     fn a_pause_lasts_as_long_as_the_server_says_and_ends_with_one_request() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
-        pauses.refused(told(Some("a"), 60), &options, start);
+        pauses.refused(refusal(Some("a"), 60), &options, start);
         assert_eq!(left_s(&pauses, Some("a"), start), Some(60.0));
         assert_eq!(left_s(&pauses, Some("b"), start), None, "each model has its own quota");
         pauses = pauses.answered(start);
@@ -139,7 +144,7 @@ mod tests {
         pauses.sent(Some("a"), &options, later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(1.0), "one request probes the server");
         assert_eq!(left_s(&pauses.clone().answered(later), Some("a"), later), None);
-        pauses.refused(told(Some("a"), 60), &options, later);
+        pauses.refused(refusal(Some("a"), 60), &options, later);
         assert_eq!(left_s(&pauses, Some("a"), later), Some(60.0));
     }
 
@@ -148,7 +153,7 @@ mod tests {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         for (seconds, expected) in [(0, 0.25), (1, 1.0), (86_400, 3600.0), (u64::MAX, 3600.0)] {
             let mut pauses = Pauses::default();
-            pauses.refused(told(None, seconds), &options, start);
+            pauses.refused(refusal(None, seconds), &options, start);
             assert_eq!(left_s(&pauses, Some("any"), start), Some(expected), "{seconds}");
         }
     }
@@ -175,8 +180,8 @@ mod tests {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         assert_eq!(pauses.longest(|_| true, start), Duration::ZERO);
-        pauses.refused(told(Some("a"), 60), &options, start);
-        pauses.refused(told(None, 10), &options, start);
+        pauses.refused(refusal(Some("a"), 60), &options, start);
+        pauses.refused(refusal(None, 10), &options, start);
         let longest = |name: &'static str, seconds| {
             let now = start + Duration::from_secs(seconds);
             pauses.longest(|known| known == name, now).as_secs()
@@ -200,7 +205,7 @@ mod tests {
     fn requests_after_a_pause_of_every_model_need_no_probe() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
-        pauses.refused(told(None, 10), &options, start);
+        pauses.refused(refusal(None, 10), &options, start);
         let later = start + Duration::from_secs(10);
         pauses.sent(Some("a"), &options, later);
         assert_eq!(left_s(&pauses, Some("a"), later), None);

@@ -28,12 +28,12 @@ pub(crate) struct PeerRouters {
     own: HashSet<u64>,
     /// Its own requests, the oldest first.
     order: VecDeque<u64>,
-    evidence: Evidence,
+    evidence: PeerEvidence,
 }
 
 /// Routers whose requests workers have reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Evidence {
+enum PeerEvidence {
     /// No request was reported, so there may be other routers.
     #[default]
     Nobody,
@@ -59,9 +59,9 @@ impl PeerRouters {
     /// Records that a worker has reported a request.
     pub(crate) fn named(&mut self, request: &RequestId, now: Instant) {
         if !self.own.contains(&self.hasher.hash_one(request)) {
-            self.evidence = Evidence::PeerRouters(now);
-        } else if self.evidence == Evidence::Nobody {
-            self.evidence = Evidence::Own;
+            self.evidence = PeerEvidence::PeerRouters(now);
+        } else if self.evidence == PeerEvidence::Nobody {
+            self.evidence = PeerEvidence::Own;
         }
     }
 
@@ -69,9 +69,9 @@ impl PeerRouters {
     /// worker has reported any request.
     pub(crate) fn may_be_there(&self, now: Instant) -> bool {
         match self.evidence {
-            Evidence::Nobody => true,
-            Evidence::Own => false,
-            Evidence::PeerRouters(at) => now.saturating_duration_since(at) < ASSUMED_FOR,
+            PeerEvidence::Nobody => true,
+            PeerEvidence::Own => false,
+            PeerEvidence::PeerRouters(at) => now.saturating_duration_since(at) < ASSUMED_FOR,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::WorkerIdx;
 /// Factor by which all recent work decays each time a worker gets new work.
 ///
 /// Source: own choice, as in `reuse_ratio`: about the last thousand requests count.
-const FADING: f64 = 0.999;
+const DECAY: f64 = 0.999;
 
 /// Routers whose requests count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +37,13 @@ pub struct RecentWork {
 impl RecentWork {
     /// Records that this router sent a worker this many prompt tokens to compute. Cost: O(workers).
     pub fn give(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.by_worker.iter_mut().for_each(|recent| recent.sent_tokens *= FADING);
+        self.by_worker.iter_mut().for_each(|recent| recent.sent_tokens *= DECAY);
         self.of_mut(worker).sent_tokens += tokens as f64;
     }
 
     /// Records that a worker has announced the prefill of this many tokens. Cost: O(workers).
     pub fn fill(&mut self, worker: WorkerIdx, tokens: u64) {
-        self.by_worker.iter_mut().for_each(|recent| recent.filling_tokens *= FADING);
+        self.by_worker.iter_mut().for_each(|recent| recent.filling_tokens *= DECAY);
         self.of_mut(worker).filling_tokens += tokens as f64;
     }
 

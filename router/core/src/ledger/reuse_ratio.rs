@@ -8,7 +8,7 @@
 ///
 /// Source: own choice: about the last thousand requests count, which covers a fleet's mix and is a small part of an
 /// hour's traffic.
-const FADING: f64 = 0.999;
+const DECAY: f64 = 0.999;
 
 /// Sums of reused and computed tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -20,8 +20,8 @@ pub struct ReuseRatio {
 impl ReuseRatio {
     /// Adds one request: the prompt tokens that it reuses and those that it computes.
     pub fn count(&mut self, reused_tokens: u64, computed_tokens: u64) {
-        self.reused = self.reused * FADING + reused_tokens as f64;
-        self.computed = self.computed * FADING + computed_tokens as f64;
+        self.reused = self.reused * DECAY + reused_tokens as f64;
+        self.computed = self.computed * DECAY + computed_tokens as f64;
     }
 
     /// Returns the reused tokens per computed token; 0 before any was computed.

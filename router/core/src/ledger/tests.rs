@@ -13,7 +13,7 @@ use super::*;
 use crate::fleet::{ConnectionState, WorkerView};
 use crate::index::Match;
 use crate::overload::admission::CapacityForecast;
-use crate::overload::retry::Failure;
+use crate::overload::retry::WorkerFailure;
 use crate::testing::{model, worker};
 
 fn fleet(n: u32) -> FleetView {
@@ -234,7 +234,7 @@ fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
         decision.worker
     };
     assert_eq!(worker_of(&mut world), WorkerIdx(0));
-    (0..3).for_each(|_| world.ledger.failed(WorkerIdx(0), Failure::Connect, world.now));
+    (0..3).for_each(|_| world.ledger.failed(WorkerIdx(0), WorkerFailure::Connect, world.now));
     assert_eq!(worker_of(&mut world), WorkerIdx(1));
     world.now += Duration::from_secs(1);
     assert_eq!(worker_of(&mut world), WorkerIdx(0), "a probe passes");
@@ -247,7 +247,7 @@ fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
 fn a_full_worker_gets_a_pause() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.ledger.failed(decision.worker, Failure::Full, world.now);
+    world.ledger.failed(decision.worker, WorkerFailure::Full, world.now);
     world.ledger.ended(ticket);
     assert!(world.refusal().is_overload());
     world.now += LedgerOptions::default().full_pause;
@@ -325,7 +325,7 @@ fn a_worker_that_has_measured_nothing_gets_no_more_than_its_slots() {
 fn a_worker_that_does_not_serve_is_no_overload() {
     let mut world = World::new(1);
     let (decision, ticket) = world.send("a", &[]).expect("sent");
-    world.ledger.failed(decision.worker, Failure::Unready, world.now);
+    world.ledger.failed(decision.worker, WorkerFailure::Unready, world.now);
     world.ledger.ended(ticket);
     let refusal = world.refusal();
     assert_eq!(

@@ -28,11 +28,11 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Bandwidths by the worker that fetches and the one that sends.
 #[derive(Debug, Default)]
 pub struct TransferRates {
-    by_pair: HashMap<(WorkerIdx, WorkerIdx), Measured>,
+    by_pair: HashMap<(WorkerIdx, WorkerIdx), MeasuredRate>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Measured {
+struct MeasuredRate {
     bytes_per_ms: f64,
     at: Instant,
 }
@@ -53,13 +53,13 @@ impl TransferRates {
         let average = self.by_pair.get(&pair).filter(|measured| measured.bytes_per_ms > 0.0);
         let bytes_per_ms =
             average.map_or(newest, |measured| measured.bytes_per_ms + NEWEST_WEIGHT * (newest - measured.bytes_per_ms));
-        self.record(pair, Measured { bytes_per_ms, at: now });
+        self.record(pair, MeasuredRate { bytes_per_ms, at: now });
     }
 
     /// Records that `worker` failed to fetch from `peer`: the bandwidth is zero, and approaches the assumed one with
     /// time.
     pub fn failed(&mut self, pair: (WorkerIdx, WorkerIdx), now: Instant) {
-        self.record(pair, Measured { bytes_per_ms: 0.0, at: now });
+        self.record(pair, MeasuredRate { bytes_per_ms: 0.0, at: now });
     }
 
     /// Removes a worker that has left.
@@ -67,7 +67,7 @@ impl TransferRates {
         self.by_pair.retain(|(to, from), _| *to != worker && *from != worker);
     }
 
-    fn record(&mut self, pair: (WorkerIdx, WorkerIdx), measured: Measured) {
+    fn record(&mut self, pair: (WorkerIdx, WorkerIdx), measured: MeasuredRate) {
         if self.by_pair.len() >= PAIRS_MAX && !self.by_pair.contains_key(&pair) {
             self.by_pair.retain(|_, old| measured.at.saturating_duration_since(old.at) < FORGOTTEN_AFTER);
             if self.by_pair.len() >= PAIRS_MAX {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// How an attempt at a worker failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum WorkerFailure {
     /// No connection was established.
     Connect,
     /// The worker did not begin to respond in time.
@@ -39,7 +39,7 @@ pub enum Blame {
     Nobody,
 }
 
-impl Failure {
+impl WorkerFailure {
     /// Returns the cause.
     pub fn blame(self) -> Blame {
         match self {
@@ -97,8 +97,8 @@ impl RetryOptions {
     ///
     /// The time before the request's first failure does not count as time of retries, and neither does the time that it
     /// took to notice the loss of a worker.
-    pub fn after(&self, n_attempts: u32, failure: Failure, elapsed: Duration) -> RetryDecision {
-        let is_in_time = failure == Failure::Lost || elapsed <= self.elapsed_max;
+    pub fn after(&self, n_attempts: u32, failure: WorkerFailure, elapsed: Duration) -> RetryDecision {
+        let is_in_time = failure == WorkerFailure::Lost || elapsed <= self.elapsed_max;
         if n_attempts < self.attempts_max && is_in_time { RetryDecision::TryAnother } else { RetryDecision::GiveUp }
     }
 }
@@ -195,12 +195,12 @@ mod tests {
     fn attempts_are_limited_in_number_and_time() {
         let options = RetryOptions { attempts_max: 3, elapsed_max: Duration::from_secs(10) };
         for (n_attempts, failure, seconds, expected) in [
-            (1, Failure::Broken, 0, RetryDecision::TryAnother),
-            (2, Failure::Broken, 10, RetryDecision::TryAnother),
-            (3, Failure::Broken, 0, RetryDecision::GiveUp),
-            (1, Failure::Broken, 11, RetryDecision::GiveUp),
-            (2, Failure::Lost, 3600, RetryDecision::TryAnother),
-            (3, Failure::Lost, 0, RetryDecision::GiveUp),
+            (1, WorkerFailure::Broken, 0, RetryDecision::TryAnother),
+            (2, WorkerFailure::Broken, 10, RetryDecision::TryAnother),
+            (3, WorkerFailure::Broken, 0, RetryDecision::GiveUp),
+            (1, WorkerFailure::Broken, 11, RetryDecision::GiveUp),
+            (2, WorkerFailure::Lost, 3600, RetryDecision::TryAnother),
+            (3, WorkerFailure::Lost, 0, RetryDecision::GiveUp),
         ] {
             let verdict = options.after(n_attempts, failure, Duration::from_secs(seconds));
             assert_eq!(verdict, expected, "{n_attempts} {failure:?} {seconds}");

@@ -21,7 +21,7 @@ use crate::WorkerIdx;
 use crate::fleet::WorkerView;
 use crate::index::Match;
 use crate::routing::cost::{Cost, FleetMeans, PrefillWork, Speeds, Unreported, WorkerLoad, concurrency};
-use crate::routing::transfer::{Gap, Peer, Transfer};
+use crate::routing::transfer::{Transfer, TransferGap, TransferPeer};
 
 /// Difference in cost up to which workers are always equal, as a part of the cheapest worker's time to first token. The
 /// cost itself is no measure: its pressure is many times larger, so waits that differ by seconds would tie. Also the
@@ -229,7 +229,7 @@ impl<'a> Candidate<'a> {
         peers: &[Peer],
         bytes_per_ms: impl Fn(WorkerIdx) -> f64,
     ) -> Self {
-        let gap = Gap {
+        let gap = TransferGap {
             own_blocks: self.cached_blocks,
             blocks_max: self.work.prompt_tokens.saturating_sub(1) / block_size_tokens.max(1),
             block_size_tokens,
@@ -244,8 +244,8 @@ impl<'a> Candidate<'a> {
     }
 
     /// Returns the sort key of ties: recent tokens, then queue delay, then free cells, then a hash.
-    fn tie_break(&self, turn: TieBreak) -> (u64, u64, Reverse<u64>, u64) {
-        let jitter = mix(turn.first_new_block ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
+    fn tie_break(&self, ties: TieBreak) -> (u64, u64, Reverse<u64>, u64) {
+        let jitter = mix(ties.first_new_block ^ self.worker.uid.map_or(u64::from(self.worker.idx.0), |uid| uid.0));
         (self.recent_tokens as u64, self.load.queue_delay_ms() as u64, Reverse(self.worker.load.free_cells), jitter)
     }
 }
@@ -277,23 +277,23 @@ pub struct TieBreak {
 pub fn choose<'c, 'a>(
     policy: Policy,
     candidates: &'c [Candidate<'a>],
-    turn: TieBreak,
+    ties: TieBreak,
     rng: &mut impl Rng,
 ) -> Option<&'c Candidate<'a>> {
     match policy {
-        Policy::PredictedTtft => cheapest(candidates, turn),
+        Policy::PredictedTtft => cheapest(candidates, ties),
         Policy::Prefix => {
             let longest = candidates.iter().map(|candidate| candidate.cached_blocks).max()?;
-            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest), turn)
+            least_loaded(candidates.iter().filter(|candidate| candidate.cached_blocks == longest), ties)
         }
-        Policy::LeastLoaded => least_loaded(candidates.iter(), turn),
+        Policy::LeastLoaded => least_loaded(candidates.iter(), ties),
         Policy::RoundRobin => {
-            let next = candidates.iter().filter(|c| Some(c.worker.idx) > turn.last).min_by_key(|c| c.worker.idx);
+            let next = candidates.iter().filter(|c| Some(c.worker.idx) > ties.last).min_by_key(|c| c.worker.idx);
             next.or_else(|| candidates.iter().min_by_key(|c| c.worker.idx))
         }
         Policy::Random if candidates.is_empty() => None,
         Policy::Random => candidates.get(rng.random_range(0..candidates.len())),
-        Policy::ConsistentHash => candidates.iter().max_by_key(|c| rendezvous(turn.affinity, &c.worker.name)),
+        Policy::ConsistentHash => candidates.iter().max_by_key(|c| rendezvous(ties.affinity, &c.worker.name)),
     }
 }
 
@@ -305,14 +305,14 @@ pub(crate) fn of_least_cost<'c, 'a>(candidates: &'c [Candidate<'a>]) -> Option<&
 /// Returns the candidate with the least recent work among those that tie with the cheapest in cost and cached part.
 ///
 /// A slower worker stays slower, so the difference in prefill time counts twice.
-fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], turn: TieBreak) -> Option<&'c Candidate<'a>> {
+fn cheapest<'c, 'a>(candidates: &'c [Candidate<'a>], ties: TieBreak) -> Option<&'c Candidate<'a>> {
     let best = of_least_cost(candidates)?;
     let uncached_max = (1.0 + NEARLY_EQUAL) * best.work.uncached_tokens();
     let above_ms =
         |cost: &Cost| cost.total_ms() - best.cost.total_ms() + (cost.prefill_ms - best.cost.prefill_ms).max(0.0);
     let tie_margin_ms = tie_margin_ms(&best.cost, concurrency(candidates.iter().map(|candidate| &candidate.load)));
     let is_equal = |c: &&Candidate<'_>| c.work.uncached_tokens() <= uncached_max && above_ms(&c.cost) <= tie_margin_ms;
-    candidates.iter().filter(is_equal).min_by_key(|c| c.tie_break(turn))
+    candidates.iter().filter(is_equal).min_by_key(|c| c.tie_break(ties))
 }
 
 /// Returns the difference in cost up to which candidates tie.
@@ -326,13 +326,13 @@ fn tie_margin_ms(cheapest: &Cost, concurrency: f64) -> f64 {
 
 fn least_loaded<'c, 'a: 'c>(
     candidates: impl Iterator<Item = &'c Candidate<'a>>,
-    turn: TieBreak,
+    ties: TieBreak,
 ) -> Option<&'c Candidate<'a>> {
     candidates.min_by(|a, b| {
         let tokens_ahead = a.load.prefill_tokens_ahead().total_cmp(&b.load.prefill_tokens_ahead());
         tokens_ahead
             .then_with(|| a.load.n_requests().cmp(&b.load.n_requests()))
-            .then_with(|| a.tie_break(turn).cmp(&b.tie_break(turn)))
+            .then_with(|| a.tie_break(ties).cmp(&b.tie_break(ties)))
     })
 }
 

@@ -26,7 +26,7 @@ const LATENCY_MS: f64 = 5.0;
 
 /// A worker whose state of a prompt others can fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
+pub struct TransferPeer {
     /// The worker.
     pub worker: WorkerIdx,
     /// Leading blocks of the prompt that it holds, computed.
@@ -48,7 +48,7 @@ pub struct Transfer {
 
 /// A request's prompt at a worker that may fetch a part of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Gap {
+pub struct TransferGap {
     /// Leading blocks that the worker has itself.
     pub own_blocks: u32,
     /// Leading blocks that can be reused, whichever worker has them.
@@ -70,11 +70,11 @@ pub(super) fn exchanged(worker: &WorkerView) -> Option<KvTransfer> {
 /// Returns the workers that can send state of a prompt, longest first, at most `PEERS_MAX`.
 ///
 /// `matches` are the workers' cached prefixes, longest first; blocks that are still being computed cannot be sent.
-pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<Peer> {
+pub fn peers(fleet: &FleetView, matches: &[Match]) -> Vec<TransferPeer> {
     let computed = matches.iter().filter(|found| found.state == RunState::Ready);
     let peer = |found: &Match| {
         let layout = exchanged(fleet.worker(found.worker)?)?.layout;
-        Some(Peer { worker: found.worker, blocks: found.blocks, layout })
+        Some(TransferPeer { worker: found.worker, blocks: found.blocks, layout })
     };
     computed.filter_map(peer).take(PEERS_MAX).collect()
 }
@@ -85,13 +85,13 @@ impl Transfer {
     /// `bytes_per_ms` is the bandwidth from a peer to the worker. Of equal peers the first one is taken.
     pub fn best(
         worker: &WorkerView,
-        gap: Gap,
-        peers: &[Peer],
+        gap: TransferGap,
+        peers: &[TransferPeer],
         bytes_per_ms: impl Fn(WorkerIdx) -> f64,
     ) -> Option<Self> {
         let own = exchanged(worker)?;
         let usable = peers.iter().filter(|peer| peer.worker != worker.idx && peer.layout == own.layout);
-        let saving = |peer: &Peer| {
+        let saving = |peer: &TransferPeer| {
             let blocks = peer.blocks.min(gap.blocks_max);
             let tokens = f64::from(blocks.checked_sub(gap.own_blocks)?) * f64::from(gap.block_size_tokens);
             let ms = LATENCY_MS + tokens * own.bytes_per_token as f64 / bytes_per_ms(peer.worker);

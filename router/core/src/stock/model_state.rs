@@ -47,7 +47,7 @@ pub enum Residence {
 }
 
 /// What a response shows about the assumed blocks.
-pub(super) struct Evidence<'a> {
+pub(super) struct BlockEvidence<'a> {
     /// Previous use of each leading block that could be reused.
     pub(super) known: &'a [UseNumber],
     /// Uses of the requests that were running when this one arrived.
@@ -146,8 +146,8 @@ impl ModelState {
     }
 
     /// Corrects the assumed blocks by how many blocks of a prompt were reused.
-    pub(super) fn correct(&mut self, evidence: Evidence<'_>, changes: &mut Vec<Change>) {
-        let Evidence { known, busy, keys, actual } = evidence;
+    pub(super) fn correct(&mut self, evidence: BlockEvidence<'_>, changes: &mut Vec<Change>) {
+        let BlockEvidence { known, busy, keys, actual } = evidence;
         if actual > known.len() {
             self.memory.surpassed(actual - known.len());
         } else if actual < known.len() / 2 {

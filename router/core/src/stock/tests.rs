@@ -37,7 +37,7 @@ impl World {
     fn new(tokenizer_source: TokenizerSource) -> Self {
         let mut server = StockServer::default();
         server.placed(2, vec![placed(MODEL, tokenizer_source)]);
-        server.take_news();
+        server.take_updates();
         Self { server, now: Instant::now(), n_sent: 0, told: Default::default() }
     }
 
@@ -68,30 +68,30 @@ impl World {
 
     fn end(&mut self, id: ServerRequestId, usage: Usage) -> Option<ReuseReport> {
         let reused = self.server.ended(id, Some(ResponseEnd { usage, is_complete: true, n_events: 0, at: self.now }));
-        self.hear();
+        self.take_updates();
         reused
     }
 
-    fn hear(&mut self) -> Updates {
-        let news = self.server.take_news();
-        if news.is_forgotten {
+    fn take_updates(&mut self) -> Updates {
+        let updates = self.server.take_updates();
+        if updates.is_forgotten {
             self.told.clear();
         }
-        for change in &news.changes {
+        for change in &updates.changes {
             match change {
                 Change::Stored(run) => self.told.extend(&run.keys),
                 Change::Removed(keys) => self.told.retain(|key| !keys.contains(key)),
                 Change::Accepted(_) => {}
             }
         }
-        news
+        updates
     }
 
     /// Sends a prompt of which the server reuses `cached` blocks; returns the outcome of the prediction.
     fn ask(&mut self, keys: &[BlockKey], cached: u32) -> Option<Ordering> {
         let id = self.send(keys);
         self.server.begun(id, self.now);
-        self.hear();
+        self.take_updates();
         let n_tokens = keys.len() as u32 * BLOCK + 5;
         self.end(id, usage(n_tokens, cached * BLOCK)).map(|reused| reused.outcome)
     }
@@ -107,7 +107,7 @@ fn computed_prompts_are_assumed_cached_and_others_are_not() {
     let (chat, sibling) = (chain(0, 4, 10), chain(1, 4, 10));
     let refused = world.send(&chat);
     assert_eq!(world.server.ended(refused, None), None);
-    world.hear();
+    world.take_updates();
     assert_eq!(world.known(&chat), 0, "it was refused");
     assert_eq!(world.ask(&chat, 0), Some(Ordering::Equal));
     assert_eq!((world.known(&chat), world.known(&sibling)), (10, 4));
@@ -136,7 +136,7 @@ fn state_that_a_running_request_holds_and_does_not_share_is_no_miss() {
     let (chat, sibling) = (chain(0, 8, 10), chain(1, 8, 10));
     let running = world.send(&chat);
     world.server.begun(running, world.now);
-    world.hear();
+    world.take_updates();
     assert_eq!(world.ask(&sibling, 0), Some(Ordering::Less));
     assert_eq!((world.known(&chat), world.known(&sibling)), (10, 10));
 }
@@ -148,7 +148,7 @@ fn the_state_of_a_lost_server_is_dropped_and_late_answers_restore_nothing() {
     world.ask(&early, 0);
     let running = world.send(&late);
     world.server.lost();
-    assert!(world.hear().is_forgotten);
+    assert!(world.take_updates().is_forgotten);
     world.server.begun(running, world.now);
     world.end(running, usage(165, 160));
     assert_eq!((world.known(&early), world.known(&late)), (0, 0));
@@ -160,20 +160,20 @@ fn the_state_of_a_lost_server_is_dropped_and_late_answers_restore_nothing() {
 fn the_load_is_this_router_s_requests_and_the_server_s_other_ones() {
     let mut world = World::new(TokenizerSource::Text);
     let ids: Vec<_> = (0..3).map(|nth| world.send(&chain(nth, 0, 10))).collect();
-    let news = world.hear();
-    assert_eq!(news.accepted.len(), 3);
-    let load = news.load;
+    let updates = world.take_updates();
+    assert_eq!(updates.accepted.len(), 3);
+    let load = updates.load;
     assert_eq!((load.running_prefill_tokens, load.queued_prefill_tokens), (330, 165));
     assert_eq!((load.busy_slots.len(), load.n_queued, load.n_decoding), (2, 1, 0));
     assert_eq!(load.free_cells, 100 * 16);
     world.server.begun(ids[0], world.now);
-    let load = world.hear().load;
+    let load = world.take_updates().load;
     assert_eq!((load.running_prefill_tokens, load.n_decoding, load.free_cells), (165, 1, 90 * 16));
     assert!(!world.server.observed(ServerStatus { n_running: 2, n_waiting: 4, progress: None }));
-    assert_eq!(world.hear().load.n_queued, 4, "three requests of other clients wait");
+    assert_eq!(world.take_updates().load.n_queued, 4, "three requests of other clients wait");
     ids.into_iter().for_each(|id| assert_eq!(world.server.ended(id, None), None));
     world.server.observed(ServerStatus { n_running: 1, n_waiting: 0, progress: None });
-    let load = world.hear().load;
+    let load = world.take_updates().load;
     assert_eq!((load.busy_slots.len(), load.n_queued, load.n_decoding), (1, 0, 1));
 }
 
@@ -248,7 +248,7 @@ fn by_text_the_reused_share_is_compared_with_a_tolerance_of_some_blocks() {
     let ask = |world: &mut World, cached| {
         let id = world.send(&keys);
         world.server.begun(id, world.now);
-        world.hear();
+        world.take_updates();
         // The server counts half as many tokens as this router.
         world.end(id, usage(n_tokens / 2, cached))
     };
@@ -267,7 +267,7 @@ fn a_vocabulary_that_counts_differently_three_times_in_a_row_is_reported_once() 
         world
             .server
             .ended(id, Some(ResponseEnd { usage: usage(counted, 0), is_complete: true, n_events: 0, at: world.now }));
-        world.hear().differing == [MODEL]
+        world.take_updates().differing == [MODEL]
     };
     assert_eq!([166, 166, 165, 166, 166, 166, 166].map(&mut ask), [false, false, false, false, false, true, false]);
 }
@@ -279,7 +279,7 @@ fn an_answer_that_does_not_report_reuse_is_not_compared() {
     for _ in 0..2 {
         let id = world.send(&chat);
         world.server.begun(id, world.now);
-        world.hear();
+        world.take_updates();
         assert_eq!(world.end(id, Usage { prompt_tokens: Some(165), ..Usage::default() }), None);
     }
     assert_eq!(world.known(&chat), 10);
@@ -297,7 +297,7 @@ fn nothing_is_remembered_if_tokens_are_counted_differently() {
         let sending = SentRequest { model, keys, n_tokens, block_size_tokens, cached_tokens, is_countable };
         let id = world.server.sent(&RequestId::new("r").expect("visible ASCII"), sending, world.now);
         world.server.begun(id, world.now);
-        world.hear();
+        world.take_updates();
         assert!(world.told.is_empty(), "its tokens are of another model");
     }
 }
@@ -307,14 +307,14 @@ fn more_changes_than_the_queue_holds_drop_everything() {
     let limits = AssumedCacheLimits { blocks_max: CHANGED_KEYS_MAX + 10, blocks_expected: CHANGED_KEYS_MAX + 10 };
     let mut world = World::new(TokenizerSource::Vocabulary);
     world.server.placed(2, vec![Placed { limits, ..placed(MODEL, TokenizerSource::Vocabulary) }]);
-    world.hear();
+    world.take_updates();
     let half = CHANGED_KEYS_MAX as u64 / 2;
     for (nth, is_forgotten) in [(0, false), (1, true)] {
         let id = world.send(&chain(nth, 0, half + 1));
         world.server.begun(id, world.now);
         assert_eq!(world.server.is_forgotten, is_forgotten);
     }
-    assert!(world.hear().changes.is_empty() && world.told.is_empty());
+    assert!(world.take_updates().changes.is_empty() && world.told.is_empty());
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn each_model_of_a_server_has_its_own_assumed_cache() {
     for nth in 1..6 {
         let id = world.send_to(OTHER, &chain(nth, 0, 10));
         world.server.begun(id, world.now);
-        world.hear();
+        world.take_updates();
         world.end(id, Usage::default());
     }
     assert_eq!((world.known(&chat), world.known(&others)), (10, 0), "a flood of one model evicts nothing of the other");
@@ -352,7 +352,7 @@ fn changes_of_one_model_leave_the_other_models_alone() {
     for models in [vec![same.clone()], vec![same.clone(), swapped], vec![same.clone(), unloaded]] {
         let mut world = prepare();
         world.server.placed(2, models);
-        assert!(!world.hear().is_forgotten);
+        assert!(!world.take_updates().is_forgotten);
         assert_eq!((world.known(&chain(0, 0, 10)), world.known(&chain(1, 0, 10))), (10, 0));
     }
     // A request in flight when its model is removed must not restore any blocks.

@@ -174,7 +174,7 @@ impl Probe {
     ///
     /// Errors: every [`ProbeError`] if the server is unhealthy or serves nothing any more. A missing load or list is no
     /// error: the server may be computing.
-    pub(super) async fn look(&self, ways: &ProbePaths) -> Result<ProbeResult, ProbeError> {
+    pub(super) async fn poll(&self, ways: &ProbePaths) -> Result<ProbeResult, ProbeError> {
         let health = self.get(ways.health).await?;
         let models = if ways.health == MODELS { health } else { self.get(MODELS).await.unwrap_or_default() };
         let models = match listed(&serde_json::from_slice(&models).unwrap_or_default()) {

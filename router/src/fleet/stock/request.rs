@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use warmpath_common::ids::RequestId;
 use warmpath_router_core::event_stream::StreamState;
-use warmpath_router_core::overload::retry::Failure;
+use warmpath_router_core::overload::retry::WorkerFailure;
 use warmpath_router_core::stock::usage::Usage;
 use warmpath_router_core::stock::{ResponseEnd, ReuseReport, SentRequest, ServerRequestId};
 
@@ -51,7 +51,7 @@ impl ServerRequest {
     }
 
     /// Records the state that a streamed response has reported so far.
-    pub fn heard(&mut self, state: StreamState) {
+    pub fn streamed(&mut self, state: StreamState) {
         self.state = state;
     }
 
@@ -64,9 +64,9 @@ impl ServerRequest {
     }
 
     /// Records that the server failed the request.
-    pub fn failed(&self, failure: Failure) {
+    pub fn failed(&self, failure: WorkerFailure) {
         // The request itself may have broken the connection; the next poll shows whether the server is lost.
-        if failure == Failure::Connect {
+        if failure == WorkerFailure::Connect {
             self.stock.server().lost();
             self.stock.news.notify_one();
         }

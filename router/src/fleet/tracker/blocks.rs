@@ -63,7 +63,7 @@ pub struct StaleReports(watch::Sender<Option<StaleReport>>);
 
 impl StaleReports {
     /// Returns a receiver of the notice.
-    pub fn listen(&self) -> watch::Receiver<Option<StaleReport>> {
+    pub fn subscribe(&self) -> watch::Receiver<Option<StaleReport>> {
         self.0.subscribe()
     }
 
@@ -216,7 +216,7 @@ pub(super) mod tests {
     fn a_digest_that_differs_raises_one_distrust_until_a_snapshot_comes() {
         let mut blocks = blocks(10);
         let stale_reports = StaleReports::default();
-        let mut told = stale_reports.listen();
+        let mut told = stale_reports.subscribe();
         let mut check = |change, said: Option<std::ops::Range<u64>>| {
             blocks.update(WORKER, &[change]);
             let said = said.map(|keys| Digest::of(&run(keys).keys));

@@ -17,17 +17,17 @@ enum Close {
     Broken,
 }
 
-fn events(pieces: impl Stream<Item = Result<Bytes, Failure>> + Send + 'static) -> Events {
+fn events(pieces: impl Stream<Item = Result<Bytes, WorkerFailure>> + Send + 'static) -> Events {
     Events::new(pieces.fuse().boxed(), EndMark::Done, (Instant::now() + RESPONSE, IDLE))
 }
 
 fn scripted(pieces: Vec<Bytes>, close: Close) -> Events {
-    let failure = (close == Close::Broken).then_some(Err(Failure::Broken));
+    let failure = (close == Close::Broken).then_some(Err(WorkerFailure::Broken));
     events(futures::stream::iter(pieces.into_iter().map(Ok).chain(failure)))
 }
 
 /// Returns everything that passes, and how it ends; further reads after the end give nothing new.
-async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), Failure>) {
+async fn passed(mut events: Events) -> (Vec<Bytes>, Result<(), WorkerFailure>) {
     let mut all = Vec::new();
     loop {
         match events.next().await {
@@ -56,7 +56,7 @@ fn ends_answer(event: &str) -> bool {
 }
 
 /// Returns the expected output of a text and the expected end of its stream, by a naive reading of its lines.
-fn naive(text: &str, close: Close) -> (String, Result<(), Failure>) {
+fn naive(text: &str, close: Close) -> (String, Result<(), WorkerFailure>) {
     let (mut whole, mut event, mut is_over, mut at) = (0, String::new(), false, 0);
     while let Some(len) = text[at..].find(['\n', '\r']) {
         let line = &text[at..at + len];
@@ -78,7 +78,7 @@ fn naive(text: &str, close: Close) -> (String, Result<(), Failure>) {
     if close == Close::Clean && !rest.is_empty() && is_whole && (is_over || ends_answer(&event)) {
         return (format!("{text}\n\n"), Ok(()));
     }
-    (passes.to_owned(), if is_over { Ok(()) } else { Err(Failure::Broken) })
+    (passes.to_owned(), if is_over { Ok(()) } else { Err(WorkerFailure::Broken) })
 }
 
 proptest! {
@@ -149,7 +149,7 @@ async fn an_event_that_is_too_long_to_be_held_back_passes_in_parts() {
 }
 
 /// Returns endless comments.
-fn comments() -> impl Stream<Item = Result<Bytes, Failure>> + Send {
+fn comments() -> impl Stream<Item = Result<Bytes, WorkerFailure>> + Send {
     futures::stream::repeat(Bytes::from_static(b": ping\n\n")).then(async |comment| {
         tokio::time::sleep(Duration::from_millis(1)).await;
         Ok(comment)
@@ -161,7 +161,7 @@ async fn check_silence(opening: &'static str, mark: EndMark, patience: (Duration
     let opening = futures::stream::once(async move { Ok(Bytes::from_static(opening.as_bytes())) });
     let pieces = opening.chain(comments()).boxed();
     let (given, end) = passed(Events::new(pieces, mark, (Instant::now() + patience.0, patience.1))).await;
-    assert_eq!(end, Err(Failure::Timeout), "{} pieces passed", given.len());
+    assert_eq!(end, Err(WorkerFailure::Timeout), "{} pieces passed", given.len());
 }
 
 #[tokio::test]
@@ -185,12 +185,12 @@ async fn half_an_event_does_not_keep_a_stream_alive() {
     });
     let deadline = Instant::now() + Duration::from_millis(30);
     let (given, end) = passed(Events::new(half.boxed(), EndMark::Done, (deadline, IDLE))).await;
-    assert_eq!((given.len(), end), (0, Err(Failure::Timeout)));
+    assert_eq!((given.len(), end), (0, Err(WorkerFailure::Timeout)));
 }
 
 #[tokio::test]
 async fn a_flood_of_comments_is_silence_too() {
     let flood = futures::stream::repeat_with(|| Ok(Bytes::from_static(b": ping\n\n"))).boxed();
     let (_, end) = passed(Events::new(flood, EndMark::Done, (Instant::now() + Duration::from_millis(5), IDLE))).await;
-    assert_eq!(end, Err(Failure::Timeout));
+    assert_eq!(end, Err(WorkerFailure::Timeout));
 }

@@ -168,7 +168,7 @@ fn an_older_state_is_accepted_only_from_a_second_stream() {
         let mut follower = known(stamp(5));
         follower.forget();
         follower.open();
-        let refused = Err(Violation::OldLife { got: old, newest: stamp(5) });
+        let refused = Err(Violation::OldBoot { got: old, newest: stamp(5) });
         assert_eq!(follower.apply(frame(old, begin())), refused);
         assert_eq!(follower.open(), None);
         assert!(matches!(follower.apply(frame(old, begin())), Ok(FrameEffect::Opened(_))), "its clock was set back");

@@ -31,7 +31,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// Rebuilds a table from the known hashes, larger until all have a slot.
 fn rebuild(table: &mut BlockTable, known: &HashMap<u64, u32>) {
-    let mut bytes = table.bytes() + size_of::<Line>();
+    let mut bytes = table.bytes() + size_of::<TableLine>();
     loop {
         table.reset(bytes);
         if known.iter().all(|(&hash, &id)| table.insert(table.probe(hash), id)) {
@@ -89,7 +89,7 @@ proptest! {
                     }
                 }
                 Op::Grow(n) => {
-                    let bytes = table.bytes() + n * size_of::<Line>();
+                    let bytes = table.bytes() + n * size_of::<TableLine>();
                     let had = table.bytes();
                     let has_grown = table.grow(bytes);
                     prop_assert_eq!(table.bytes(), if has_grown { bytes } else { had });
@@ -103,24 +103,24 @@ proptest! {
 #[test]
 fn grows_in_place_until_its_bits_distinguish_too_few_blocks() {
     let mut table = BlockTable::new();
-    assert!(!table.grow(64 * size_of::<Line>()), "an empty table has nothing to copy");
-    table.reset(5 * size_of::<Line>());
+    assert!(!table.grow(64 * size_of::<TableLine>()), "an empty table has nothing to copy");
+    table.reset(5 * size_of::<TableLine>());
     let hash = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let known: HashMap<u64, u32> = (0..50).map(|number| (hash(number), number as u32)).collect();
     assert!(known.iter().all(|(&hash, &id)| table.insert(table.probe(hash), id)));
     for n_lines in [7, 12, 20, 31] {
-        assert!(table.grow(n_lines * size_of::<Line>()), "{n_lines} lines");
+        assert!(table.grow(n_lines * size_of::<TableLine>()), "{n_lines} lines");
         check(&table, &known);
     }
     // Two bits told four lines apart; eight times as many lines are the limit.
-    assert!(!table.grow(32 * size_of::<Line>()));
+    assert!(!table.grow(32 * size_of::<TableLine>()));
     check(&table, &known);
 }
 
 #[test]
 fn a_line_that_too_many_pass_takes_no_more() {
     let mut table = BlockTable::new();
-    table.reset(1_024 * size_of::<Line>());
+    table.reset(1_024 * size_of::<TableLine>());
     let probe = |fine: u32| BlockProbe { home: 0, fine: fine % (1 << FINE_BITS) };
     let n = (0..10_000).take_while(|&id| table.insert(probe(id), id)).count() as u32;
     assert_eq!(n, LINE_SLOTS as u32 + PASSES_MAX);

@@ -35,8 +35,8 @@ impl IndexWriter {
     }
 
     fn check_segment(&self, id: u32, segment: Segment<'_>, digests: &mut HashMap<u32, (Digest, usize)>) {
-        let spans: Vec<Span> = segment.spans().collect();
-        let follows = |a: &Span, b: &Span| {
+        let spans: Vec<BlockSpan> = segment.spans().collect();
+        let follows = |a: &BlockSpan, b: &BlockSpan| {
             let is_one = a.form() == b.form() && a.to() == b.from();
             a.worker() < b.worker() || a.worker() == b.worker() && a.to() <= b.from() && !is_one
         };

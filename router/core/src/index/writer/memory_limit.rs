@@ -9,7 +9,7 @@ use warmpath_common::summary::Digest;
 
 use super::super::block_table::{BATCH, LOADS_PERCENT_NEW, SEGMENTS_MAX};
 use super::super::segment::Segment;
-use super::super::span::Span;
+use super::super::span::BlockSpan;
 use super::IndexWriter;
 use super::segment_ids::SegmentIds;
 use crate::WorkerIdx;
@@ -24,7 +24,8 @@ const AGES: usize = 256;
 /// Maximum number of spans that an insertion adds to an existing segment: two of the run, and one of a span that it
 /// splits.
 const SPANS_ADDED_MAX: usize = 3;
-/// Additional memory that a table needs while it grows, as a share of the new table.
+/// Divisor of a new table's size that gives the memory which its growth needs besides. Source: own choice, above a byte
+/// of counters for each line of 64, and a list of the few blocks that do not fit into their own lines.
 const BESIDE_DIVISOR: usize = 16;
 /// Smallest growth of the list of segments. Source: own choice: it spares a small index an allocation per segment.
 const SEGMENTS_GROWTH_MIN: usize = 16;
@@ -50,7 +51,7 @@ impl IndexWriter {
     fn grow(&mut self, worker: WorkerIdx, n: usize) -> bool {
         // A run may be appended to a segment, which copies the segment: one segment of the maximum size covers both
         // cases.
-        let mut bytes = self.bytes() + Segment::bytes_of(2 + SPANS_ADDED_MAX, n) + n * size_of::<Span>();
+        let mut bytes = self.bytes() + Segment::bytes_of(2 + SPANS_ADDED_MAX, n) + n * size_of::<BlockSpan>();
         let mut fits = |more: usize| {
             let fits = bytes + more <= self.options.bytes_max;
             bytes += if fits { more } else { 0 };

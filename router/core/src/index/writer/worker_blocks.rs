@@ -11,7 +11,7 @@ use warmpath_common::block_hash::BlockKey;
 use warmpath_common::summary::{Digest, Run};
 
 use super::super::segment::Segment;
-use super::{Given, IndexWriter};
+use super::{IndexWriter, ReleasedBlocks};
 use crate::WorkerIdx;
 
 /// Shortest list that is compacted.
@@ -203,7 +203,7 @@ impl IndexWriter {
         let kept = touched[start..].iter().take_while(|touched| touched.id == id);
         let gaps = gaps(kept, len);
         let n = gaps.iter().map(ExactSizeIterator::len).sum();
-        gaps.into_iter().for_each(|range| self.withdraw(worker, id, Given { range, probes: &[] }));
+        gaps.into_iter().for_each(|range| self.withdraw(worker, id, ReleasedBlocks { range, probes: &[] }));
         n
     }
 
@@ -211,7 +211,7 @@ impl IndexWriter {
     pub fn remove_worker(&mut self, worker: WorkerIdx) {
         for id in self.segments_of(worker) {
             let range = 0..self.numbers.segment(id).len();
-            self.withdraw(worker, id, Given { range, probes: &[] });
+            self.withdraw(worker, id, ReleasedBlocks { range, probes: &[] });
         }
         if let Some(holdings) = self.holdings.get_mut(worker.0 as usize) {
             debug_assert!(

@@ -56,15 +56,15 @@ impl World {
     }
 
     /// Sends a request as the router does; a `killer` fails at every worker.
-    fn send(&mut self, killer: Option<Failure>, attempts_max: usize) -> Came {
-        let mut failures: Vec<(WorkerIdx, Failure)> = Vec::new();
+    fn send(&mut self, killer: Option<WorkerFailure>, attempts_max: usize) -> Came {
+        let mut failures: Vec<(WorkerIdx, WorkerFailure)> = Vec::new();
         while failures.len() < attempts_max {
             let tried: Vec<_> = failures.iter().map(|(worker, _)| *worker).collect();
             let Ok(chosen) = self.choose(&tried) else {
                 assert_eq!(tried.len(), self.sick.len(), "every worker was tried");
                 return Came::GivenUp;
             };
-            let sick = self.sick[chosen.0 as usize].then_some(Failure::Error);
+            let sick = self.sick[chosen.0 as usize].then_some(WorkerFailure::Error);
             let Some(failure) = killer.or(sick) else {
                 self.ledger.answered(chosen, &failures, self.now);
                 return Came::Answered { n_attempts: failures.len() + 1 };
@@ -85,7 +85,7 @@ fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_comes() {
     for n_workers in [1, 2, 3, 8] {
         let mut world = World::new(&vec![false; n_workers]);
         for _ in 0..40 {
-            assert_eq!(world.send(Some(Failure::Broken), 3), Came::GivenUp);
+            assert_eq!(world.send(Some(WorkerFailure::Broken), 3), Came::GivenUp);
             assert_eq!(world.send(None, 3), Came::Answered { n_attempts: 1 });
         }
         assert!(world.breakers().iter().all(|state| *state == BreakerState::Closed));
@@ -114,12 +114,12 @@ fn a_worker_that_fails_is_the_last_resort() {
     let mut world = World::new(&[false, false]);
     world.choose(&[]).expect("both are healthy");
     for _ in 0..3 {
-        world.ledger.failed(WorkerIdx(0), Failure::Connect, world.now);
+        world.ledger.failed(WorkerIdx(0), WorkerFailure::Connect, world.now);
     }
     assert_eq!(world.breakers()[0], BreakerState::Open);
     (0..4).for_each(|_| assert_eq!(world.choose(&[]), Ok(WorkerIdx(1))));
     assert_eq!(world.choose(&[WorkerIdx(1)]), Ok(WorkerIdx(0)), "there is no other worker");
-    world.ledger.failed(WorkerIdx(1), Failure::Full, world.now);
+    world.ledger.failed(WorkerIdx(1), WorkerFailure::Full, world.now);
     let refused = world.choose(&[]).expect_err("the other has capacity soon");
     assert_eq!(refused.to_string(), "no worker can take the request: 1 full, 1 failing");
     assert!(refused.is_overload());
@@ -129,7 +129,7 @@ fn a_worker_that_fails_is_the_last_resort() {
 fn failures_without_a_culprit_change_nothing() {
     let mut world = World::new(&[false]);
     world.choose(&[]).expect("it is healthy");
-    for failure in [Failure::Timeout, Failure::Lost, Failure::Full, Failure::Unready] {
+    for failure in [WorkerFailure::Timeout, WorkerFailure::Lost, WorkerFailure::Full, WorkerFailure::Unready] {
         (0..10).for_each(|_| world.ledger.failed(WorkerIdx(0), failure, world.now));
     }
     assert_eq!(world.ledger.worker_ledger(WorkerIdx(0)).health.trust(world.now), Trust::Sound);
@@ -145,7 +145,7 @@ proptest! {
         let mut world = World::new(&sick);
         for (killer, pause_ms) in requests {
             world.now += Duration::from_millis(pause_ms);
-            let killer = killer.map(|closes| if closes { Failure::Broken } else { Failure::Error });
+            let killer = killer.map(|closes| if closes { WorkerFailure::Broken } else { WorkerFailure::Error });
             let came = world.send(killer, attempts_max);
             if killer.is_none() && !sick.contains(&true) {
                 prop_assert_eq!(came, Came::Answered { n_attempts: 1 });

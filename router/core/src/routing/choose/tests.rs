@@ -49,7 +49,7 @@ fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], turn
     let prompt = PromptView::Known { n_tokens: N_TOKENS, keys: &[], matches: &matches, images };
     let mut candidates: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     add_pressure(&mut candidates, 0.0);
-    let chosen = choose(policy, &candidates, turn, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
+    let chosen = choose(policy, &candidates, ties, &mut SmallRng::seed_from_u64(1)).expect("there are candidates");
     (chosen.worker.idx.0, reason(policy, &candidates, chosen, prompt))
 }
 
@@ -59,10 +59,10 @@ fn scored<'a>(worker: &'a WorkerView, prompt: PromptView<'_>) -> Candidate<'a> {
     Candidate::score(worker, prompt, BLOCK, load)
 }
 
-const TURN: TieBreak = TieBreak { last: None, affinity: 0, first_new_block: 0 };
+const TIES: TieBreak = TieBreak { last: None, affinity: 0, first_new_block: 0 };
 
 fn check(held: &[Held], expected: (u32, ChoiceReason)) {
-    assert_eq!(decide(Policy::PredictedTtft, held, TURN), expected);
+    assert_eq!(decide(Policy::PredictedTtft, held, TIES), expected);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn among_equals_the_emptiest_wins_and_then_a_random_one() {
     check(&[Held(0, free(10)), Held(0, free(30)), Held(0, free(20))], (1, ChoiceReason::Cold));
     check(&[Held(8, free(10)), Held(8, free(30))], (1, ChoiceReason::Prefix));
     let all = || [Held(0, idle()), Held(0, idle()), Held(0, idle())];
-    let jitter = |first_new_block| decide(Policy::PredictedTtft, &all(), TieBreak { first_new_block, ..TURN }).0;
+    let jitter = |first_new_block| decide(Policy::PredictedTtft, &all(), TieBreak { first_new_block, ..TIES }).0;
     let mut n_won = [0; 3];
     (0..300).for_each(|first_new_block| n_won[jitter(first_new_block) as usize] += 1);
     assert!(n_won.iter().all(|n| (60..140).contains(n)), "{n_won:?}");
@@ -119,7 +119,7 @@ fn of_recent<const N: usize>(loads: [Load; N], recent: [f64; N]) -> u32 {
     let mut candidates: Vec<_> = workers.iter().zip(recent).map(score).collect();
     add_pressure(&mut candidates, 0.0);
     let rng = &mut SmallRng::seed_from_u64(1);
-    choose(Policy::PredictedTtft, &candidates, TURN, rng).expect("there are candidates").worker.idx.0
+    choose(Policy::PredictedTtft, &candidates, TIES, rng).expect("there are candidates").worker.idx.0
 }
 
 #[test]
@@ -157,13 +157,13 @@ fn rates_that_differ_by_noise_are_equal() {
 #[test]
 fn each_policy_decides_by_what_its_name_says() {
     let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
-    assert_eq!(decide(Policy::Prefix, &held, TURN), (1, ChoiceReason::Prefix));
-    assert_eq!(decide(Policy::LeastLoaded, &held, TURN), (2, ChoiceReason::Policy(Policy::LeastLoaded)));
-    let after = |last| TieBreak { last: Some(WorkerIdx(last)), ..TURN };
-    assert_eq!(decide(Policy::RoundRobin, &held, TURN).0, 0);
+    assert_eq!(decide(Policy::Prefix, &held, TIES), (1, ChoiceReason::Prefix));
+    assert_eq!(decide(Policy::LeastLoaded, &held, TIES), (2, ChoiceReason::Policy(Policy::LeastLoaded)));
+    let after = |last| TieBreak { last: Some(WorkerIdx(last)), ..TIES };
+    assert_eq!(decide(Policy::RoundRobin, &held, TIES).0, 0);
     assert_eq!(decide(Policy::RoundRobin, &held, after(0)).0, 1);
     assert_eq!(decide(Policy::RoundRobin, &held, after(2)).0, 0);
-    assert_eq!(decide(Policy::Random, &held, TURN).1.to_string(), "policy:random");
+    assert_eq!(decide(Policy::Random, &held, TIES).1.to_string(), "policy:random");
 }
 
 #[test]
@@ -173,10 +173,10 @@ fn a_conversation_keeps_its_worker_when_another_leaves() {
     let all: Vec<_> = workers.iter().map(|worker| scored(worker, prompt)).collect();
     let mut counts = [0; 10];
     for affinity in 0..1000 {
-        let turn = TieBreak { affinity, ..TURN };
+        let ties = TieBreak { affinity, ..TIES };
         let rng = &mut SmallRng::seed_from_u64(1);
         let of = |candidates: &[Candidate<'_>], rng: &mut SmallRng| {
-            choose(Policy::ConsistentHash, candidates, turn, rng).expect("there are candidates").worker.idx
+            choose(Policy::ConsistentHash, candidates, ties, rng).expect("there are candidates").worker.idx
         };
         let home = of(&all, rng);
         counts[home.0 as usize] += 1;
@@ -289,13 +289,13 @@ proptest! {
             let crowd = crowd.min(2.0 * (1.0 + f64::from(held.1.n_queued)));
             felt(held) + crowd * (1.0 + crowd).powi(2) * own(held) + delayed(held) * (1.0 + crowd)
         };
-        let (idx, _) = decide(Policy::PredictedTtft, &held(), TURN);
+        let (idx, _) = decide(Policy::PredictedTtft, &held(), TIES);
         let chosen = &held()[idx as usize];
         let cheapest = held().into_iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there is one");
         let as_much = |held: &&Held| own(held) <= own(&cheapest) * (1.0 + NEARLY_EQUAL);
         prop_assert!(as_much(&chosen));
         let slack = (NEARLY_EQUAL * felt(&cheapest)).max(own(&cheapest) / (1.0 + crowd).powi(2));
         prop_assert!(cost(chosen) <= cost(&cheapest) + slack + 1e-6);
-        prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TURN).0, idx);
+        prop_assert_eq!(decide(Policy::PredictedTtft, &held(), TIES).0, idx);
     }
 }

@@ -22,12 +22,12 @@ fn found(worker: u32, blocks: u32) -> Match {
     Match { worker: WorkerIdx(worker), blocks, tier: Tier::Ram, state: RunState::Ready, slot: None }
 }
 
-fn gap(own_blocks: u32) -> Gap {
-    Gap { own_blocks, blocks_max: 100, block_size_tokens: 10, prefill_tokens_per_ms: 1.0 }
+fn gap(own_blocks: u32) -> TransferGap {
+    TransferGap { own_blocks, blocks_max: 100, block_size_tokens: 10, prefill_tokens_per_ms: 1.0 }
 }
 
-fn peer(worker: u32, blocks: u32) -> Peer {
-    Peer { worker: WorkerIdx(worker), blocks, layout: LAYOUT }
+fn peer(worker: u32, blocks: u32) -> TransferPeer {
+    TransferPeer { worker: WorkerIdx(worker), blocks, layout: LAYOUT }
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn only_available_workers_that_exchange_state_are_peers() {
         let mut one = worker(0, Some(LAYOUT));
         change(&mut one, now);
         let fleet = FleetView { workers: vec![Arc::new(one)] };
-        let expected: &[Peer] = if is_peer { &[peer(0, 5)] } else { &[] };
+        let expected: &[TransferPeer] = if is_peer { &[peer(0, 5)] } else { &[] };
         assert_eq!(peers(&fleet, &[found(0, 5)]), expected, "{what}");
     }
 }
@@ -58,7 +58,7 @@ fn pending_blocks_are_not_sent_and_the_longest_prefixes_are_compared() {
     let fleet = FleetView { workers: (0..9).map(|idx| Arc::new(worker(idx, Some(LAYOUT)))).collect() };
     let filling = Match { state: RunState::Filling, ..found(8, 90) };
     let matches: Vec<Match> = std::iter::once(filling).chain((0..8).map(|idx| found(idx, 80 - idx))).collect();
-    let expected: Vec<Peer> = (0..4).map(|idx| peer(idx, 80 - idx)).collect();
+    let expected: Vec<TransferPeer> = (0..4).map(|idx| peer(idx, 80 - idx)).collect();
     assert_eq!(peers(&fleet, &matches), expected);
     assert_eq!(peers(&fleet, &[found(30, 5)]), [], "the index knows a worker that has left");
 }
@@ -78,7 +78,7 @@ fn a_transfer_takes_the_bytes_that_are_missing_at_the_bandwidth_of_the_pair() {
 
 #[test]
 fn no_worker_fetches_from_itself_or_state_of_another_layout() {
-    let best = |layout, peers: &[Peer]| Transfer::best(&worker(1, layout), gap(0), peers, |_| 10_000.0);
+    let best = |layout, peers: &[TransferPeer]| Transfer::best(&worker(1, layout), gap(0), peers, |_| 10_000.0);
     assert_eq!(best(Some(LAYOUT), &[peer(1, 50)]), None);
     assert_eq!(best(Some(OTHER), &[peer(0, 50)]), None);
     assert_eq!(best(None, &[peer(0, 50)]), None);
@@ -87,7 +87,7 @@ fn no_worker_fetches_from_itself_or_state_of_another_layout() {
 
 #[test]
 fn the_last_block_of_a_prompt_that_a_peer_holds_completely_is_computed() {
-    let whole = Gap { blocks_max: 49, ..gap(0) };
+    let whole = TransferGap { blocks_max: 49, ..gap(0) };
     let transfer = Transfer::best(&worker(1, Some(LAYOUT)), whole, &[peer(0, 50)], |_| 10_000.0);
     assert_eq!(transfer.map(|transfer| transfer.blocks), Some(49));
 }
@@ -98,12 +98,12 @@ proptest! {
         own_blocks in 0u32..20,
         held in prop::collection::vec((0u32..6, 1u32..30, prop::bool::ANY, 0.0f64..20_000.0), 0..6),
     ) {
-        let peers: Vec<Peer> = held.iter().map(|&(worker, blocks, same, _)| Peer {
+        let peers: Vec<TransferPeer> = held.iter().map(|&(worker, blocks, same, _)| TransferPeer {
             worker: WorkerIdx(worker), blocks, layout: if same { LAYOUT } else { OTHER },
         }).collect();
         let rates = held.iter().map(|&(worker, .., rate)| (worker, rate));
         let rates: std::collections::HashMap<u32, f64> = rates.collect();
-        let gap = Gap { blocks_max: 25, ..gap(own_blocks) };
+        let gap = TransferGap { blocks_max: 25, ..gap(own_blocks) };
         let best = Transfer::best(&worker(0, Some(LAYOUT)), gap, &peers, |peer| rates[&peer.0]);
         let saved = |blocks: u32, peer: u32| {
             let tokens = f64::from(blocks.min(25)) * 10.0 - f64::from(own_blocks) * 10.0;
