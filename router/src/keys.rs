@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_key_is_found_by_itself_alone() {
+    fn a_new_key_is_found_only_by_its_own_text() {
         let ((key, first), (other, second)) = (entry("a", ""), entry("b", "tenant = \"team\""));
         let keys = open(&format!("{first}{second}")).expect("a good file");
         let found = keys.find(key.as_bytes()).expect("it is listed");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_refused_by_what_is_wrong_and_shows_no_key() {
+    fn a_wrong_key_file_is_refused_with_the_reason_and_without_its_keys() {
         let (key, text) = entry("a", "");
         let check = |text: &str, expected: &str| {
             let error = chain(&open(text).expect_err(text));

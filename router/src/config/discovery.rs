@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_stands_before_the_api_s_own() {
+    fn a_path_in_the_url_precedes_the_api_s_own() {
         for (url, expected) in [
             ("http://a:1/", "http://a:1/"),
             ("openai+http://a:1/v1", "http://a:1/"),

@@ -199,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn an_emptied_file_changes_nothing_unless_it_says_none() {
+    fn an_emptied_file_is_ignored_unless_it_contains_none() {
         let emptied = "it lists no worker any more; for a fleet without workers write a line `none`";
         assert_eq!(follow(&["", "# nothing\n\n", ""]), [emptied; 3]);
         assert_eq!(follow(&["none\n", "none\n", "", "\n"]), ["stands", "", "stands", "stands"]);
     }
 
     #[test]
-    fn a_file_that_was_cut_off_changes_nothing_for_long() {
+    fn a_truncated_file_is_ignored_for_a_while() {
         let cut = "http://a:1\nhttp://b";
         let mut expected = vec!["its last line has no line end, as if it were being written"; CUT_POLLS as usize - 1];
         expected.push("http://a:1/ http://b/");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_kinds_become_urls_and_names_none() {
+    fn ipv4_and_ipv6_addresses_become_urls_and_host_names_do_not() {
         let slice = slice(serde_json::json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": "w-2"},
             "addressType": "IPv6",

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_comes_from_elsewhere_or_stands_inline() {
+    fn the_pages_load_nothing_from_elsewhere_and_have_no_inline_code() {
         for (page, style, script) in [(FLEET, FLEET_STYLE, FLEET_SCRIPT), (CHAT, CHAT_STYLE, CHAT_SCRIPT)] {
             for text in [page, style, script] {
                 // The namespace of SVG is an address, but it is never loaded.

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn until_its_status_comes_there_is_no_response() {
+    fn there_is_no_response_before_its_status_arrives() {
         let status = WHOLE.find(":wp=").expect("a status");
         for length in 0..status + ":wp= 200".len() {
             let mut reader = read(&WHOLE[..length], 3).expect("it can be read");

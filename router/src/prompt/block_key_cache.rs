@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn remembered_blocks_are_bounded() {
         let chains = BlockKeyCache::new(20_000);
         for n in 0..200 {
             let tokens: Vec<Token> = (n..n + 300).collect();
@@ -131,7 +131,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_are_those_of_the_chain_whatever_came_before(
+        fn keys_are_those_of_the_chain_whatever_was_cached(
             prompts in prop::collection::vec((0..4u32, 0..400usize, 0..400usize, 1..4u32), 1..12),
         ) {
             let chains = BlockKeyCache::default();

@@ -108,7 +108,7 @@ async fn workers_of_a_file_join_leave_and_return_while_it_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_emptied_or_cut_off_file_changes_nothing_and_one_that_says_none_does() {
+async fn emptied_and_truncated_files_are_ignored_and_one_with_none_is_followed() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let [first, second] = &workers;
     let folder = tempfile::tempdir().expect("a folder");

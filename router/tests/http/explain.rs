@@ -180,7 +180,7 @@ async fn a_conversation_that_changes_its_past_gets_the_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sub_agent_with_a_system_prompt_of_its_own_breaks_no_prefix() {
+async fn a_sub_agent_with_its_own_system_prompt_breaks_no_prefix() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let (system, other, question) = (long_text("rules"), long_text("memory"), long_text("bread"));

@@ -222,7 +222,7 @@ async fn a_whole_response_continues_at_another_worker_wherever_its_own_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_response_gathers_its_journal_from_worker_to_worker() {
+async fn an_unstreamed_response_s_journal_grows_from_worker_to_worker() {
     let breaks = Behaviour::JournaledWhole(2, End::Break);
     let [first, second, third] = workers([breaks, breaks, WHOLE]);
     let router = router(&[&first, &second, &third], &[]).await;
@@ -259,7 +259,7 @@ async fn without_another_worker_a_whole_response_ends_with_the_worker_s_error_or
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stock_server_begins_a_whole_response_anew() {
+async fn a_stock_server_starts_an_unstreamed_response_again() {
     let [first] = workers([Behaviour::JournaledWhole(3, End::Break)]);
     first.with(|script| script.snapshot.model.names = vec!["raw".to_owned()]);
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n".to_owned();

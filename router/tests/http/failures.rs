@@ -133,7 +133,7 @@ async fn others_are_served_beside_poison(router: &TestRouter, n_workers: usize) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_breaks_every_worker_harms_no_other() {
+async fn a_request_that_breaks_every_worker_affects_no_other_request() {
     for n_workers in [1, 2, 4] {
         let workers: Vec<_> = (0..n_workers as u64).map(FakeWorker::start).collect();
         let router = TestRouter::ready(&workers.iter().collect::<Vec<_>>(), &[]).await;
@@ -145,7 +145,7 @@ async fn a_request_that_breaks_every_worker_harms_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_breaks_every_stock_server_harms_no_other() {
+async fn a_request_that_breaks_every_stock_server_affects_no_other_request() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     let flags: Vec<_> = servers.iter().map(FakeStock::flag).collect();
     let router = TestRouter::ready_for(&flags, &[]).await;
@@ -154,7 +154,7 @@ async fn a_request_that_breaks_every_stock_server_harms_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_whose_answers_break_off_midway_or_take_too_long_harm_no_other() {
+async fn requests_whose_answers_break_off_or_take_too_long_affect_no_other_request() {
     for behaviour in [Behaviour::BreakMidway, Behaviour::Silent] {
         let workers = [FakeWorker::start(1), FakeWorker::start(2)];
         let flags = ["--response-timeout", "0.2", "--attempts-max", "2"];

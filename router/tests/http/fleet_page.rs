@@ -19,7 +19,7 @@ async fn decisions(router: &TestRouter) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_served_to_operators_alone_and_may_load_nothing_from_elsewhere() {
+async fn the_page_is_served_only_to_operators_and_may_load_nothing_from_elsewhere() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     for (path, kind) in
@@ -129,7 +129,7 @@ async fn the_history_counts_what_the_metrics_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_name_that_answers_carry_stands_beside_the_url() {
+async fn the_worker_s_own_name_is_shown_beside_its_url() {
     let worker = FakeWorker::start(7);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let name = crate::support::header(&router.chat("hello").await, "x-warmpath-worker");

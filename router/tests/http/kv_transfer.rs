@@ -107,7 +107,7 @@ async fn no_worker_gets_a_hint_to_unusable_state_or_from_a_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_from_which_nothing_was_fetched_is_not_named_again_and_nobody_s_blocks_are_stale() {
+async fn a_peer_that_sends_nothing_is_not_hinted_again_and_no_blocks_become_stale() {
     let [idle, holder] = [worker(1, Some(LAYOUT)), worker(2, Some(LAYOUT))];
     let text = long_text("bread");
     let router = beside_a_busy_holder(&idle, &holder, &text, &NETWORK).await;

@@ -31,7 +31,7 @@ fn hang(worker: &FakeWorker) {
 const LOST: &str = "warmpath_router_failed_attempts_total{failure=\"lost\"}";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_at_a_worker_that_is_lost_goes_elsewhere_at_once() {
+async fn a_request_at_a_lost_worker_is_sent_to_another_at_once() {
     let text = long_text("bread");
     let (workers, router) = with_a_hanging_holder(&text, Behaviour::Silent).await;
     let first = send(&router, &text);
@@ -67,7 +67,7 @@ async fn the_answer_of_a_lost_worker_ends_with_an_error_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_whole_answer_that_stops_midway_goes_elsewhere_when_its_worker_is_lost() {
+async fn an_unstreamed_answer_that_stops_midway_continues_elsewhere_if_its_worker_is_lost() {
     let text = long_text("bread");
     let (workers, router) = with_a_hanging_holder(&text, Behaviour::Hang).await;
     let whole = send(&router, &text);
@@ -108,7 +108,7 @@ async fn the_client_of_the_last_worker_gets_an_error_when_it_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_at_a_stock_server_that_is_lost_goes_elsewhere() {
+async fn a_request_at_a_lost_stock_server_is_sent_to_another_worker() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny")];
     let flags: Vec<_> = servers.iter().map(FakeStock::flag).collect();
     let router = TestRouter::ready_for(&flags, &["--retry-timeout", "0"]).await;
@@ -128,7 +128,7 @@ async fn a_request_at_a_stock_server_that_is_lost_goes_elsewhere() {
 const HEARTBEAT: (&str, &str) = ("x-warmpath-heartbeat-ms", "250");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_is_lost_after_four_announced_heartbeats_while_another_is_heard() {
+async fn a_worker_is_lost_after_four_announced_heartbeats_while_others_still_send() {
     for (headers, n_workers, silence_ms) in [
         (vec![HEARTBEAT], 2, 1000),
         (vec![HEARTBEAT], 1, 3500),

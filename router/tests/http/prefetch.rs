@@ -60,7 +60,7 @@ async fn a_worker_that_joins_empty_fetches_what_the_others_used_last() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prefixes_of_a_draining_worker_alone_are_divided_among_the_rest() {
+async fn prefixes_that_only_a_draining_worker_holds_are_divided_among_the_others() {
     let texts = ["bread", "water", "stone"].map(long_text);
     let leaving = worker(1, &[&texts[0], &texts[1], &texts[2]]);
     let stays = worker(2, &[&texts[0]]);

@@ -75,7 +75,7 @@ async fn a_fleet_that_loads_is_not_ready_and_says_what_it_waits_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_comes_back_and_loads_keeps_its_model_known_and_one_with_another_model_does_not() {
+async fn a_restarted_worker_keeps_its_model_known_while_it_loads_unless_the_model_differs() {
     let mut worker = FakeWorker::start(1);
     let other = FakeWorker::start(2);
     let another = ModelInfo { names: vec!["other".into()], fingerprint: Fingerprint([9; 32]), ..model() };
@@ -137,7 +137,7 @@ async fn early_requests_wait_until_all_workers_have_been_contacted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_wait_for_the_first_look_no_longer_than_its_limit() {
+async fn requests_wait_for_the_first_contact_no_longer_than_its_limit() {
     let (held, ready) = (FakeWorker::start(1), FakeWorker::start(2));
     held.with(|script| script.opening = Opening::Held);
     let mut config = config(&[&held, &ready], &[]);
@@ -150,7 +150,7 @@ async fn requests_wait_for_the_first_look_no_longer_than_its_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_look_includes_what_discovery_finds_first() {
+async fn the_first_contact_includes_the_first_result_of_discovery() {
     let worker = FakeWorker::start(1);
     // This name is never found, so the first contact lasts as long as it may.
     let mut config = config_of(&[worker.url()], &["--worker-dns", "nowhere.invalid:1"]);

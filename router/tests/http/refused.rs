@@ -66,7 +66,7 @@ async fn status(router: &TestRouter) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_whose_vocabulary_would_end_the_router_is_kept_out_and_the_others_are_served() {
+async fn a_worker_whose_vocabulary_would_end_the_router_is_excluded_and_others_are_served() {
     let cases = [
         (with_equal_tokens(), "tokens 0 and 1 are both \"a\""),
         (with_text("tokenizer.ggml.model", "llama"), "no token stands for byte"),
@@ -92,7 +92,7 @@ async fn a_worker_whose_vocabulary_would_end_the_router_is_kept_out_and_the_othe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_comes_back_with_a_sound_vocabulary_is_let_in() {
+async fn a_worker_that_returns_with_a_valid_vocabulary_is_admitted() {
     let (worker, mut stranger) = (FakeWorker::start(1), stranger(2, with_equal_tokens()));
     let router = TestRouter::ready(&[&worker, &stranger], &[]).await;
     eventually("it is kept out", || async { router.state_of(1).await == "excluded" }).await;

@@ -113,7 +113,7 @@ async fn models_are_those_of_the_fleet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_a_pattern_matches_goes_to_the_pattern_s_workers_alone() {
+async fn a_name_that_matches_a_pattern_is_routed_only_to_the_pattern_s_workers() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     let other = ModelInfo { names: vec!["claude-haiku".into()], fingerprint: Fingerprint([9; 32]), ..model() };
     workers[0].with(|script| script.snapshot.model.names.push("claude-*".into()));

@@ -81,7 +81,7 @@ fn second_turn(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_turn_goes_where_the_first_was_computed_with_and_without_a_vocabulary() {
+async fn a_second_turn_is_routed_to_the_worker_of_the_first_with_and_without_a_vocabulary() {
     for mode in ["text", "vocabulary"] {
         let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
         // The servers report their times: by the clock, the one that a busy machine delayed would be avoided.
@@ -127,7 +127,7 @@ async fn siblings_of_one_system_prompt_go_to_the_server_that_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_and_answers_pass_untouched_and_streams_say_what_was_reused_too() {
+async fn requests_and_answers_pass_unchanged_and_streams_report_their_reuse() {
     for says in [Says::Usage, Says::Timings] {
         let server = [FakeStock::start("tiny")];
         server[0].with(|script| script.says = says);
@@ -261,7 +261,7 @@ async fn an_answer_that_reports_no_reuse_is_not_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn broken_and_foreign_servers_get_nothing_and_the_reason_is_shown() {
+async fn broken_and_foreign_servers_get_no_requests_and_the_reason_is_shown() {
     let servers = [FakeStock::start("tiny"), FakeStock::start("tiny"), FakeStock::start("tiny")];
     servers[0].with(|script| script.models = Some(json!({"hello": "world"})));
     servers[1].with(|script| script.health = Some(500));

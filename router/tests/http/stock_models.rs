@@ -69,7 +69,7 @@ async fn a_model_that_is_listed_later_is_served_and_one_that_is_listed_no_longer
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_was_swapped_has_its_new_name_and_nothing_of_the_old_one_s_memory() {
+async fn a_swapped_model_has_its_new_name_and_no_remembered_blocks_of_the_old_one() {
     let (server, router) = start(&["alpha"]).await;
     let text = long_text("bread");
     remembered(&router, "alpha", &text).await;

@@ -157,7 +157,7 @@ async fn a_break_within_an_event_that_was_too_long_to_hold_back_breaks_the_conne
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_encoded_stream_passes_as_it_is_and_nothing_is_put_behind_it() {
+async fn an_encoded_stream_is_passed_on_unchanged_and_nothing_is_appended() {
     let bytes = [&b"\x1f\x8b\x08\x00half a gzip"[..], b" stream"].map(|piece| Step::Send(piece.to_vec()));
     let script = Script { steps: bytes.to_vec(), ..events(&[]).with("content-encoding: gzip") };
     let server = RawServer::start(script.clone()).await;
@@ -252,7 +252,7 @@ async fn answers_that_outlast_the_drain_timeout_end_with_an_error_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stock_server_may_leave_the_last_event_out_where_it_has_told_why_the_only_choice_ended() {
+async fn a_stock_server_may_omit_the_last_event_after_the_finish_reason_of_the_only_choice() {
     let server = RawServer::start(events(&[])).await;
     let router = router_for(&server, &[]).await;
     let usage = "data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 4}}\n\n";

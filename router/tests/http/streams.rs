@@ -151,7 +151,7 @@ async fn stopping_lets_running_answers_finish_and_takes_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopping_does_not_wait_for_ever() {
+async fn stopping_does_not_wait_forever() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--drain-timeout", "0.2"]).await;
     worker.with(|script| script.behaviour = Behaviour::Hang);

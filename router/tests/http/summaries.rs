@@ -98,7 +98,7 @@ async fn a_stream_that_stops_in_the_middle_of_a_frame_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_was_lost_goes_on_where_it_was_lost() {
+async fn a_lost_summary_stream_is_resumed_where_it_ended() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     let keys = |n: u64| (0..n).map(BlockKey).collect::<Vec<_>>();
@@ -135,7 +135,7 @@ async fn blocks_that_differ_from_the_worker_s_are_found_and_resynced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_is_used_before_its_snapshot_has_come() {
+async fn a_worker_is_used_before_its_snapshot_arrives() {
     let worker = FakeWorker::start(1);
     let opening = worker.opening();
     worker.with(|script| script.raw_stream = Some(opening));
@@ -177,7 +177,7 @@ async fn a_process_under_two_urls_is_used_once_and_two_processes_with_one_uid_bo
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silence_is_cut_off_and_the_worker_gets_nothing() {
+async fn a_silent_worker_s_stream_is_closed_and_the_worker_gets_no_requests() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &[]).await;
     worker.with(|script| script.has_heartbeat = false);
@@ -229,7 +229,7 @@ async fn a_vocabulary_that_is_not_the_declared_one_excludes_its_workers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_workers_the_router_says_so() {
+async fn a_router_without_workers_reports_that() {
     let mut worker = FakeWorker::start(1);
     worker.kill();
     let router = TestRouter::start(&[&worker], &[]).await;
@@ -257,7 +257,7 @@ async fn without_workers_the_router_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_workers_load_clients_hear_how_many_and_operators_which() {
+async fn while_workers_load_clients_get_their_number_and_operators_their_names() {
     let workers = [FakeWorker::start(1), FakeWorker::start(2)];
     workers.iter().for_each(|worker| worker.with(|script| script.is_loading = true));
     let router = TestRouter::start(&workers.each_ref(), &[]).await;

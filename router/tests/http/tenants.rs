@@ -83,7 +83,7 @@ async fn no_header_of_a_client_removes_or_replaces_one_of_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_salt_of_any_language_is_hashed_as_it_stands() {
+async fn a_salt_in_any_language_is_hashed_unchanged() {
     let worker = FakeWorker::start(1);
     let tenants = Tenants::new();
     let router = tenants.router(&worker).await;

@@ -68,7 +68,7 @@ async fn files_that_do_not_fit_end_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_that_does_not_come_in_time_ends_its_connection_and_no_other() {
+async fn a_late_request_head_closes_only_its_own_connection() {
     let worker = FakeWorker::start(1);
     let router = TestRouter::ready(&[&worker], &["--head-timeout", "0.3"]).await;
     let mut slow = Vec::new();

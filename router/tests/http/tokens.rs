@@ -73,7 +73,7 @@ async fn every_call_to_a_worker_carries_the_token_and_no_call_to_a_stock_server_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_wants_another_token_is_refused_loudly_and_gets_nothing() {
+async fn a_worker_that_requires_another_token_is_reported_and_gets_no_requests() {
     let (good, bad) = (worker_that_wants(1, &token('a')), worker_that_wants(2, &token('b')));
     let file = TokenFile::new(&token('a'));
     let router = TestRouter::ready(&[&good, &bad], &file.flags()).await;

@@ -135,7 +135,7 @@ async fn ask(worker: &RealWorker, path: &str, body: &Value) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_s_trace_says_what_was_restored_and_what_failed() {
+async fn a_worker_s_trace_reports_restores_and_failures() {
     let collector = Collector::start();
     let worker = RealWorker::start(&["--otlp-endpoint", collector.url.as_str()]).await;
     let body = json!({"prompt": "chestnuts roasting ".repeat(40), "max_tokens": 2});
@@ -175,7 +175,7 @@ async fn texts_that_are_embedded_are_a_trace_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_attempt_is_a_span_of_its_own_and_a_collector_that_is_away_harms_nobody() {
+async fn each_failed_attempt_has_its_own_span_and_an_absent_collector_affects_no_request() {
     let mut collector = Collector::start();
     let (bad, good) = (FakeWorker::start(1), FakeWorker::start(2));
     bad.with(|script| script.behaviour = Behaviour::Refuse(503));

@@ -26,7 +26,7 @@ async fn is_well(router: &TestRouter) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_and_its_worker_speak_by_tls_with_certificates_of_both_sides_and_a_token() {
+async fn router_and_worker_use_mutual_tls_and_a_token() {
     let authority = Authority::new();
     let ((cert, key), own, root) = (authority.sign("worker"), authority.sign("router"), authority.root_file());
     let token = authority.root_file().with_file_name("token");
@@ -50,7 +50,7 @@ async fn a_router_and_its_worker_speak_by_tls_with_certificates_of_both_sides_an
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_and_scrapers_need_no_certificate_at_an_address_of_their_own_and_get_nothing_else() {
+async fn probes_and_scrapers_need_no_certificate_at_the_admin_address_and_reach_nothing_else() {
     let authority = Authority::new();
     let ((cert, key), root) = (authority.sign("worker"), authority.root_file());
     let token = root.with_file_name("token");
@@ -124,7 +124,7 @@ async fn a_certificate_must_bear_the_name_by_which_the_worker_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_without_tls_is_said_to_have_none() {
+async fn a_worker_without_tls_is_reported_as_such() {
     let authority = Authority::new();
     let worker = RealWorker::start(&[]).await;
     let asked = router(worker.url("https"), &["--worker-ca", text(&authority.root_file())]).await;

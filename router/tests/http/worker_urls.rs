@@ -102,7 +102,7 @@ async fn a_key_that_changes_counts_at_once_and_a_wrong_one_is_the_router_s_fault
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_of_its_own_a_server_hears_the_client_s() {
+async fn a_server_without_its_own_key_gets_the_client_s() {
     let server = FakeStock::start("tiny");
     let router = TestRouter::ready_for(&[server.flag()], &[]).await;
     let request = router.client.post(router.url("/v1/chat/completions")).body(chat_body("hello", false));
@@ -112,7 +112,7 @@ async fn without_a_key_of_its_own_a_server_hears_the_client_s() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_router_with_a_wrong_key_file_does_not_start_and_says_no_key() {
+async fn a_router_with_a_wrong_key_file_does_not_start_and_logs_no_key() {
     let file = key_file("two words");
     for path in ["/nowhere.key".to_owned(), file.path().display().to_string()] {
         let config = config_of(&["openai+http://127.0.0.1:9".to_owned()], &["--worker-key-file", &path]);

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn says_at_which_block_and_message_a_conversation_broke() {
+    fn reports_the_block_and_message_at_which_a_conversation_broke() {
         let third = |change: fn(&mut Vec<(Role, u64)>)| {
             let mut messages = SECOND.to_vec();
             messages.extend([(Role::Assistant, 5), (Role::User, 6)]);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_are_conversations_of_their_own_and_break_nothing() {
+    fn branches_are_separate_conversations_and_break_no_prefix() {
         let mut conversations = Conversations::default();
         let mut observe = |messages: &[(Role, u64)]| conversations.observe(spoken(messages));
         observe(&FIRST);

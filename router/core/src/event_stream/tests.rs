@@ -15,7 +15,7 @@ fn check_end(mark: EndMark, events: &str, expected: bool) {
 }
 
 #[test]
-fn each_dialect_has_an_end_of_its_own() {
+fn each_dialect_has_its_own_last_event() {
     let done = "data: [DONE]\n\n";
     let stop = "event: message_stop\ndata: {\"type\": \"message_stop\"}\n\n";
     let completed = "event: response.completed\ndata: {\"type\": \"response.completed\"}\n\n";
@@ -87,7 +87,7 @@ fn an_error_is_an_end_in_every_form() {
 }
 
 #[test]
-fn comments_pings_and_events_without_data_say_nothing() {
+fn comments_pings_and_events_without_data_are_ignored() {
     let check = |mark, events: &str, expected| assert_eq!(read(mark, events).0, expected, "{events}");
     for events in ["", "\n", ": a\n\n", "event: ping\n\n", "retry: 3000\n\n", "id: 1\n\n", "data\n\n", "data:  \n\n"] {
         check(EndMark::Done, events, StreamProgress::Nothing);

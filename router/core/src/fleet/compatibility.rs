@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_says_what_differs() {
+    fn the_reason_names_the_difference() {
         let other = ModelInfo { n_vocab: 9, ..model() };
         let verdict = check_all(&[Some(&model()), Some(&other)]).remove(1).expect("they differ");
         assert_eq!(verdict.to_string(), "the worker serves `m` with n_vocab = 9, most of the fleet with 1000");

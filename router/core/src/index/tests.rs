@@ -38,7 +38,7 @@ fn finds_the_longest_match_of_each_worker() {
 }
 
 #[test]
-fn says_tier_state_and_slot_of_the_deepest_block() {
+fn reports_tier_state_and_slot_of_the_deepest_block() {
     let mut writer = IndexWriter::new(ROOMY);
     writer.insert(WorkerIdx(3), &run(keys(1, 0..4), Resume::EveryBlock, 2));
     let deeper =
@@ -139,7 +139,7 @@ fn a_block_costs_at_most_27_bytes() {
 }
 
 #[test]
-fn turns_that_prompts_pass_become_one_segment() {
+fn turns_inside_longer_prompts_become_one_segment() {
     let mut writer = IndexWriter::new(ROOMY);
     let chain = keys(1, 0..600);
     for turn in chain.chunks(20) {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_as_long_as_the_server_says_and_ends_with_one_request() {
+    fn a_pause_lasts_for_the_announced_time_and_ends_with_one_request() {
         let (options, start) = (LedgerOptions::default(), Instant::now());
         let mut pauses = Pauses::default();
         pauses.refused(refusal(Some("a"), 60), &options, start);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_fills_nothing_leaves_nothing() {
+    fn a_request_without_new_blocks_leaves_no_pending_prefix() {
         let mut pending = PendingPrefixes::default();
         let filling = [pending.add(WorkerIdx(0), (&[], 0)), pending.add(WorkerIdx(0), (&keys(0..3), 3))];
         assert!(pending.by_worker.is_empty());

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stored_token_is_worth_what_is_reused_for_it_and_follows_the_traffic() {
+    fn a_stored_token_s_value_is_its_reuse_and_follows_the_traffic() {
         let mut reuse = ReuseRatio::default();
         assert_eq!(reuse.ratio(), 0.0);
         reuse.count(300, 100);

@@ -225,7 +225,7 @@ fn unavailable_workers_get_nothing_and_the_refusal_says_why() {
 }
 
 #[test]
-fn a_worker_that_fails_is_left_alone_until_a_probe_or_its_return() {
+fn a_failing_worker_is_avoided_until_a_probe_or_its_return() {
     let mut world = World::new(2);
     world.change(1, |worker| worker.load.free_cells = 0);
     let worker_of = |world: &mut World| {
@@ -255,7 +255,7 @@ fn a_full_worker_gets_a_pause() {
 }
 
 #[test]
-fn a_name_that_one_worker_serves_goes_there_only() {
+fn a_name_that_one_worker_serves_is_routed_only_there() {
     let mut world = World::new(2);
     world.change(0, |worker| worker.model = Some(Arc::new(ModelInfo { names: vec!["other".into()], ..model() })));
     for n in 0..4 {
@@ -428,7 +428,7 @@ enum Op {
 
 proptest! {
     #[test]
-    fn nothing_is_in_flight_when_all_requests_have_ended(
+    fn no_request_is_in_flight_when_all_have_ended(
         ops in proptest::collection::vec(
             prop_oneof![
                 3 => (0u8..6).prop_map(Op::Send),

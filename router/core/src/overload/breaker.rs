@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_probe_does_not_shut_the_worker_out_for_ever() {
+    fn a_lost_probe_does_not_exclude_the_worker_forever() {
         let mut breaker = Breaker::default();
         let now = Instant::now();
         (0..2).for_each(|_| breaker.failed(OPTIONS, now));

@@ -220,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_what_a_naive_cache_holds_and_reports_every_change(steps in prop::collection::vec(step(), 1..80)) {
+        fn has_the_entries_of_a_naive_cache_and_reports_every_change(steps in prop::collection::vec(step(), 1..80)) {
             let mut memory = AssumedCache::new(LIMITS);
             let mut naive = Naive { capacity: LIMITS.blocks_expected, ..Naive::default() };
             let mut told: HashSet<BlockKey> = HashSet::new();

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_sample_counts_alone_and_later_ones_by_their_length() {
+    fn the_first_sample_sets_the_average_and_later_ones_count_by_their_length() {
         let mut speed = MeasuredRates::default();
         assert_eq!(speed.rates(), Rates::default());
         speed.prefilled(100.0, 100.0);

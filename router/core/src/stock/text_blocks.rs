@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn models_of_other_names_share_nothing_and_their_roots_are_no_model_files() {
+    fn models_of_other_names_share_nothing_and_their_roots_differ_from_those_of_model_files() {
         let model = |name: &str| {
             let (names, identity, residence) = (vec![name.into()], String::new(), Residence::Loaded);
             super::model(&StockModel { names, context_tokens: 1, identity, residence }, 1)

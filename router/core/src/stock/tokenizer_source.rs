@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warmpath_worker_s_vocabulary_comes_before_a_given_one_and_that_before_the_text() {
+    fn a_worker_s_vocabulary_precedes_a_given_one_and_that_precedes_text_blocks() {
         let declared = ServerInfo { models: vec![listed(&["m", "n"])], n_slots: 3, n_left_out: 0 };
         let given = ModelInfo { fingerprint: Fingerprint([9; 32]), ..model() };
         let stranger = ModelInfo { names: vec!["x".into()], ..model() };

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn another_model_under_the_same_name_and_one_that_is_unloaded_are_told_apart() {
+    fn another_model_under_the_same_name_is_distinguished_from_an_unloaded_one() {
         let first = |entry: Value| listed(&json!({"data": [entry]})).expect("a model").listed.remove(0);
         let loaded = |meta: Value| first(json!({"id": "m", "created": 1, "meta": meta, "status": {"value": "loaded"}}));
         let one = loaded(json!({"n_params": 8, "size": 16}));

@@ -83,7 +83,7 @@ fn naive(text: &str, close: Close) -> (String, Result<(), WorkerFailure>) {
 
 proptest! {
     #[test]
-    fn clients_get_whole_events_and_an_honest_end_wherever_the_stream_is_cut(
+    fn clients_get_complete_events_and_an_error_wherever_the_stream_is_cut(
         lines in prop::collection::vec(
             prop_oneof![
                 4 => Just("data: {\"n\": 1}"),

@@ -56,7 +56,7 @@ fn a_worker_that_is_found_again_in_time_keeps_its_place() {
 }
 
 #[test]
-fn a_terminating_worker_gets_no_requests_and_leaves_when_it_is_gone() {
+fn a_terminating_worker_gets_no_requests_and_leaves_after_its_end() {
     let mut fleet = Membership::new(options(10));
     let start = Instant::now();
     let worker = WorkerIdx(0);
@@ -70,7 +70,7 @@ fn a_terminating_worker_gets_no_requests_and_leaves_when_it_is_gone() {
 }
 
 #[test]
-fn an_address_of_two_sources_ends_when_both_say_so() {
+fn an_address_of_two_sources_leaves_when_both_drop_it() {
     let mut fleet = Membership::new(options(10));
     let now = Instant::now();
     let listed = |first, second| [first, second].map(|is_ending| DiscoveredWorker { address: 7, is_ending });

@@ -226,7 +226,7 @@ proptest! {
 }
 
 #[test]
-fn a_cut_is_mended_from_the_ring_and_a_long_one_by_a_snapshot() {
+fn a_short_interruption_is_repaired_from_the_ring_and_a_long_one_by_a_snapshot() {
     for (n_missed, n_resumed) in [(0, 1), (6, 1), (7, 0)] {
         let mut worker = Worker::new(1);
         let follower = SummaryReader::new(SummaryLimits { blocks_max: 100 });

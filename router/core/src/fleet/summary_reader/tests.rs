@@ -148,7 +148,7 @@ fn after_an_incomplete_snapshot_the_old_view_can_be_continued() {
 }
 
 #[test]
-fn only_what_was_asked_for_is_resumed() {
+fn only_the_requested_position_is_resumed() {
     let mut follower = SummaryReader::new(LIMITS);
     follower.open();
     assert_eq!(follower.apply(frame(stamp(5), Body::Resumed)), Err(Violation::Identity));

@@ -56,7 +56,7 @@ fn check(table: &BlockTable, known: &HashMap<u64, u32>) {
 
 proptest! {
     #[test]
-    fn finds_what_a_naive_map_has(ops in prop::collection::vec(op(), 1..400)) {
+    fn finds_the_entries_of_a_naive_map(ops in prop::collection::vec(op(), 1..400)) {
         let mut table = BlockTable::new();
         let mut known: HashMap<u64, u32> = HashMap::new();
         for op in ops {

@@ -81,7 +81,7 @@ impl World {
 }
 
 #[test]
-fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_comes() {
+fn a_request_that_fails_everywhere_opens_no_breaker_however_often_it_is_sent() {
     for n_workers in [1, 2, 3, 8] {
         let mut world = World::new(&vec![false; n_workers]);
         for _ in 0..40 {
@@ -126,7 +126,7 @@ fn a_worker_that_fails_is_the_last_resort() {
 }
 
 #[test]
-fn failures_without_a_culprit_change_nothing() {
+fn failures_without_a_known_cause_change_no_breaker() {
     let mut world = World::new(&[false]);
     world.choose(&[]).expect("it is healthy");
     for failure in [WorkerFailure::Timeout, WorkerFailure::Lost, WorkerFailure::Full, WorkerFailure::Unready] {
@@ -137,7 +137,7 @@ fn failures_without_a_culprit_change_nothing() {
 
 proptest! {
     #[test]
-    fn only_failing_workers_are_avoided_whatever_requests_come(
+    fn only_failing_workers_are_avoided_whatever_requests_arrive(
         sick in prop::collection::vec(any::<bool>(), 1..6),
         requests in prop::collection::vec((prop::option::weighted(0.5, any::<bool>()), 0_u64..1500), 1..120),
         attempts_max in 1_usize..5,

@@ -37,7 +37,7 @@ fn choose_for(world: &mut World, request_id: &str) -> (Decision, Ticket) {
 }
 
 #[test]
-fn an_idle_worker_fetches_what_a_busy_one_holds_and_siblings_find_it_there() {
+fn an_idle_worker_fetches_the_state_of_a_busy_one_and_siblings_reuse_it() {
     let mut world = idle_and_busy();
     let (decision, _ticket) = choose_for(&mut world, "a");
     assert_eq!((decision.worker, decision.reason), (WorkerIdx(0), ChoiceReason::Transfer));

@@ -192,7 +192,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn does_what_a_naive_queue_does(ops in ops()) {
+    fn behaves_like_a_naive_queue(ops in ops()) {
         let mut pair = Pair::new();
         for op in ops {
             pair.apply(op)?;
@@ -201,7 +201,7 @@ proptest! {
     }
 
     #[test]
-    fn tenants_that_keep_waiting_get_equal_time_whatever_their_requests_take(
+    fn waiting_tenants_get_equal_time_however_long_their_requests_take(
         services_us in proptest::collection::vec(1u64..1000, 40..200),
         n_tenants in 2u64..4,
     ) {

@@ -155,7 +155,7 @@ fn rates_that_differ_by_noise_are_equal() {
 }
 
 #[test]
-fn each_policy_decides_by_what_its_name_says() {
+fn each_policy_chooses_as_its_name_says() {
     let held = [Held(3, queued(10)), Held(30, queued(900_000)), Held(0, idle())];
     assert_eq!(decide(Policy::Prefix, &held, TIES), (1, ChoiceReason::Prefix));
     assert_eq!(decide(Policy::LeastLoaded, &held, TIES), (2, ChoiceReason::Policy(Policy::LeastLoaded)));
@@ -270,7 +270,7 @@ fn a_worker_that_takes_half_as_long_again_is_not_chosen_for_an_even_spread() {
 
 proptest! {
     #[test]
-    fn the_choice_holds_as_much_as_the_cheapest_and_costs_nearly_as_little(
+    fn the_chosen_worker_holds_as_much_as_the_cheapest_and_costs_little_more(
         held in proptest::collection::vec((0u32..31, 0u64..100_000, 0u64..1000), 1..20)
     ) {
         let held = || -> Vec<Held> {
