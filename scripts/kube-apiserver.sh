@@ -28,7 +28,7 @@ own=$(go mod download -json k8s.io/kubernetes@$version | sed -n 's/^\t"GoMod": "
     sed -n "s/^\t\(k8s.io\/[a-z-]*\) v0\.0\.0\( .*\)\{0,1\}$/replace \1 => \1 $parts/p" "$own"
 } >go.mod
 printf 'package main\n\nimport _ "k8s.io/kubernetes/cmd/kube-apiserver/app"\n\nfunc main() {}\n' >main.go
-# helm compares what the server says of its version with what a chart asks for.
+# helm compares the server's version with the one that a chart requires.
 minor=${version#v1.}
 say=k8s.io/component-base/version
 flags="-s -w -X $say.gitVersion=$version -X $say.gitMajor=1 -X $say.gitMinor=${minor%%.*}"

@@ -110,7 +110,7 @@ async fn scripted(State(n): State<Arc<AtomicUsize>>) -> Response {
         0 => {}
         1 => return (StatusCode::TOO_MANY_REQUESTS, "{\"error\": {\"message\": \"too many\"}}").into_response(),
         2 => {
-            // The pause lets the server write what it has.
+            // The pause lets the server write its output.
             let lost = stream::once(async {
                 tokio::task::yield_now().await;
                 Err(io::Error::other("lost"))

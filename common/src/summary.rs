@@ -323,7 +323,7 @@ pub enum DecodeError {
         /// Length of the frame.
         n_bytes: usize,
     },
-    /// The sender speaks another version.
+    /// The sender has another version of the protocol.
     #[error("the frame has protocol version {version}, not {PROTOCOL_VERSION}")]
     Version {
         /// Version of the sender.

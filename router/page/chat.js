@@ -106,8 +106,8 @@ function body(asked) {
   };
 }
 
-// Calls `take` with each event of a stream and `hear` with each comment; a line may come in parts.
-async function readEvents(stream, take, hear) {
+// Calls `take` with each event of a stream and `takeComment` with each comment; a line may come in parts.
+async function readEvents(stream, take, takeComment) {
   let rest = "";
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
@@ -116,7 +116,7 @@ async function readEvents(stream, take, hear) {
     const lines = (rest + value).split(/\r?\n/);
     rest = lines.pop();
     for (const line of lines) {
-      if (line.startsWith(":")) hear(line.slice(1).trim());
+      if (line.startsWith(":")) takeComment(line.slice(1).trim());
       if (line.startsWith("data:") && line.slice(5).trim() !== "[DONE]") take(JSON.parse(line.slice(5)));
     }
   }

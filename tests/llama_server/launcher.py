@@ -102,7 +102,7 @@ def translate(arguments):
     if template is not None:
         given["--chat-template-file"] = write_template(TEMPLATES.get(template, template))
     if int(given.get("--ctx-size", 0)) > 0 and "--kv-unified" not in given:
-        # llama-server gives a slot of its own 256 tokens at least, whatever it was told; a worker refuses less.
+        # llama-server gives each slot at least 256 tokens, whatever the flag says; a worker refuses less.
         least = 256 * int(given.get("--slots", 1))
         given["--ctx-size"] = str(max(int(given["--ctx-size"]), least))
     # The self-test's choice differs from machine to machine.

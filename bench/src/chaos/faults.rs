@@ -78,7 +78,7 @@ impl Fault {
 
     /// Injects the fault, and returns its target once it is over.
     ///
-    /// Errors: a process does not end or does not come back.
+    /// Errors: a process does not end or does not start again.
     pub async fn strike(self, fleet: &mut Fleet, rng: &mut ChaCha8Rng) -> anyhow::Result<String> {
         let worker = rng.random_range(0..fleet.workers.len());
         let router = rng.random_range(0..fleet.routers.len());

@@ -62,7 +62,7 @@ pub struct Observed {
     pub faults: Vec<Happened>,
     /// Samples of the processes.
     pub samples: Samples,
-    /// Reason why the run ended early: a process that ended by itself or did not come back.
+    /// Reason why the run ended early: a process that ended by itself or did not start again.
     pub failure: Option<String>,
 }
 

@@ -87,7 +87,7 @@ fn fetch(name: &str, file: &str) -> anyhow::Result<PathBuf> {
 pub enum ModelChoice {
     /// SmolLM2-135M-Instruct, fetched where it is missing.
     Smollm2,
-    /// The `bench` preset, made anew by each process, in a second: the preset may have changed.
+    /// The `bench` preset, made by each process again, in a second, because the preset may have changed.
     Made,
     /// A file of the user's.
     File(PathBuf),

@@ -38,7 +38,7 @@ static ggml_backend_dev_t device_of(ggml_backend_buffer_type_t kind) {
     return is_cpu ? nullptr : device;
 }
 
-// Writes what a context takes of each device, and returns how many there are; n_max of them are written.
+// Writes the memory that a context takes on each device, at most n_max of them; returns the number of devices.
 extern "C" size_t wp_device_memory_of(const llama_context * context, wp_device_memory * devices, size_t n_max) {
     std::vector<ggml_backend_dev_t> known;
     for (const auto & [kind, sizes] : llama_get_memory_breakdown(context)) {
@@ -55,7 +55,7 @@ extern "C" size_t wp_device_memory_of(const llama_context * context, wp_device_m
             size_t available = 0;
             size_t total = 0;
             ggml_backend_dev_memory(device, &available, &total);
-            // A device that does not tell what it has is not checked.
+            // A device that does not report its memory is not checked.
             devices[idx] = {ggml_backend_dev_name(device), total > 0 ? available : UINT64_MAX, 0, 0, 0};
         }
         devices[idx].weights += sizes.model;
@@ -69,7 +69,7 @@ extern "C" void wp_context_memory(const llama_context * context, wp_memory * mem
     *memory = {};
     for (const auto & [kind, sizes] : llama_get_memory_breakdown(context)) {
         const bool is_host = ggml_backend_buft_is_host(kind);
-        // Weights that are laid out for the processor's kernels are in a buffer of its own, which is no host buffer.
+        // Weights that are repacked for the processor's kernels are in a separate buffer, which is not a host buffer.
         ggml_backend_dev_t device = ggml_backend_buft_get_device(kind);
         const bool is_cpu = device && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
         if (!is_host && !is_cpu) {

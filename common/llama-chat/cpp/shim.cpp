@@ -16,7 +16,7 @@
 
 namespace {
 
-// What a reader needs of a format; shared by the answers that are read in it.
+// Parts of a format that a reader needs; shared by all readers of the format.
 struct format_state {
     common_chat_parser_params params;
     common_peg_arena          arena;
@@ -43,7 +43,7 @@ template <typename Work> int guarded(char ** error, Work && work) {
     return 1;
 }
 
-// llama.cpp logs what models say where it cannot parse it; nothing that users say or read may be logged.
+// llama.cpp logs output that it cannot parse; texts of users and answers must not be logged.
 void silence_once() {
     static std::once_flag silenced;
     std::call_once(silenced, [] { common_log_set_verbosity_thold(-1); });
@@ -90,7 +90,7 @@ common_chat_templates_inputs read_inputs(const std::string & text) {
     return inputs;
 }
 
-// Reads one answer; remembers what it has told of it.
+// Parser of one answer, with the message that it has returned so far.
 struct reader_state {
     std::shared_ptr<format_state> format;
     common_chat_parser_params     params;
@@ -98,7 +98,7 @@ struct reader_state {
     std::vector<std::string>      ids;
 };
 
-// Returns what `now` has more than `told`; nothing where it does not begin with it.
+// Returns the part of `now` after `told`; empty if `now` does not begin with `told`.
 std::string more(std::string & told, const std::string & now) {
     if (now.size() <= told.size() || now.compare(0, told.size(), told) != 0) {
         return "";
@@ -151,7 +151,7 @@ int wp_templates_new(const char * source, const char * bos, const char * eos, vo
 
 void wp_templates_free(void * templates) { common_chat_templates_free(static_cast<common_chat_templates *>(templates)); }
 
-// Returns what the template can do.
+// Returns the capabilities of the template.
 int wp_templates_caps(const void * templates, char ** caps, char ** error) {
     return guarded(error, [&] {
         common_json all = common_json::object();
@@ -162,7 +162,7 @@ int wp_templates_caps(const void * templates, char ** caps, char ** error) {
     });
 }
 
-// Works out the format of an answer to a request.
+// Determines the format of the answer to a request.
 int wp_format_new(const void * templates, const char * inputs, void ** format, char ** description, char ** error) {
     return guarded(error, [&] {
         const auto read   = read_inputs(inputs);
@@ -181,7 +181,7 @@ int wp_format_new(const void * templates, const char * inputs, void ** format, c
 
 void wp_format_free(void * format) { delete static_cast<std::shared_ptr<format_state> *>(format); }
 
-// Begins to read an answer that stands behind `prefix` in its prompt.
+// Creates a parser of an answer that follows `prefix`, the end of its prompt.
 int wp_reader_new(const void * format, const char * prefix, size_t prefix_len, void ** reader, char ** error) {
     return guarded(error, [&] {
         auto state                      = std::make_unique<reader_state>();
@@ -194,7 +194,7 @@ int wp_reader_new(const void * format, const char * prefix, size_t prefix_len, v
 
 void wp_reader_free(void * reader) { delete static_cast<reader_state *>(reader); }
 
-// Parses the answer so far, its call ids in `ids` by turns, and returns what has not been told.
+// Parses the answer so far, whose calls get the ids in `ids` in order, and returns the new parts.
 int wp_reader_read(void * reader, const char * text, size_t text_len, int is_partial, const char * fresh_id, char ** delta,
                    char ** error) {
     return guarded(error, [&] {
@@ -205,7 +205,7 @@ int wp_reader_read(void * reader, const char * text, size_t text_len, int is_par
     });
 }
 
-// Takes the answer's beginning, which the prompt holds already, as told.
+// Counts the beginning of the answer, which the prompt contains already, as returned.
 int wp_reader_skip(void * reader, char ** error) {
     return guarded(error, [&] {
         auto & state = *static_cast<reader_state *>(reader);

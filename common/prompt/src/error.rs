@@ -21,7 +21,7 @@ pub enum OpenError {
     Vocabulary {
         /// The file.
         path: PathBuf,
-        /// Description of what is missing.
+        /// Description of the missing part.
         reason: String,
     },
     /// The chat template, the model's or the one that replaces it, does not compile or is too long.

@@ -43,7 +43,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// decoded.
 const SEGMENT_BYTES: usize = 64 << 10;
 
-/// Sender of a body, among whom memory is divided.
+/// Sender of a body; memory is divided among senders.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Sender {
     /// Clients with this API key.

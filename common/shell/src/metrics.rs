@@ -12,8 +12,8 @@ use prometheus::{
 pub const REQUEST_BUCKETS: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 90.0, 180.0];
 
-/// Buckets for one token: 1 ms to 1 s. Units: seconds. Source: own choice: from a small model on a GPU to a large one on
-/// a CPU.
+/// Buckets for one token: 1 ms to 1 s. Units: seconds. Source: own choice: a small model on a GPU to a large one on a
+/// CPU.
 pub const TOKEN_BUCKETS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
 
 const VALID: &str = "metric names and labels are valid";

@@ -14,7 +14,7 @@ use crate::body::coding::CODINGS;
 use crate::dialect_errors::ErrorMark;
 use crate::hosts::HostRefusal;
 
-/// Kind of a failure: whether the client, the operator or nobody can do something about it.
+/// Kind of a failure, which decides its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The request can never succeed as it is.

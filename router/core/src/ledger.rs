@@ -297,7 +297,7 @@ impl Ledger {
         *service_ms =
             Some(service_ms.map_or(decision.service_ms, |ms| ms + SERVICE_WEIGHT * (decision.service_ms - ms)));
         let prefill_tokens = u64::from(chosen.work.computed_tokens());
-        // What is fetched is stored like what is computed.
+        // Fetched state is stored like computed state.
         self.reuse.count(u64::from(chosen.work.cached_tokens), chosen.work.uncached_tokens() as u64);
         self.recent_work.give(decision.worker, prefill_tokens);
         // A stock server computes a prefix for each of several requests that arrive while it is being computed.

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_to_seconds_and_start_anew_behind_a_success() {
+    fn pauses_grow_to_seconds_and_start_again_after_a_success() {
         let mut pauses = RetryPauses::default();
         let first: Vec<u128> = pauses.by_ref().take(6).map(|pause| pause.as_millis()).collect();
         assert_eq!(first, [250, 500, 1000, 2000, 4000, 4000]);

@@ -36,7 +36,7 @@ use super::vocabulary::VocabularyKey;
 use super::{Fleet, FollowError, FollowErrorKind, TrackerMessage};
 use crate::config::WORKER_BLOCKS_MAX;
 
-/// Most reports that are applied before the view is published. Source: own choice: one copy of the view for all of them.
+/// Most reports that are applied before the view is published. Source: own choice: they share one copy of the view.
 const BATCH_MAX: usize = 256;
 
 /// Most names of a stock server's models in one line of the log.

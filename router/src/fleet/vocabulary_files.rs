@@ -94,7 +94,7 @@ impl LoadedVocabulary {
     /// Returns whether this vocabulary tokenizes the prompts of a model in the fleet.
     pub fn cuts(&self, model: &ModelInfo) -> bool {
         let is_file = [model.fingerprint, model.kv_fingerprint].contains(&self.model.fingerprint);
-        // Only a worker's own vocabulary tells which tokens an image has.
+        // Only a worker's own vocabulary shows which tokens an image has.
         is_file && model.images.is_none() && model.chat_template_fingerprint == self.model.chat_template_fingerprint
     }
 }

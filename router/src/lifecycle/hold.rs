@@ -1,8 +1,8 @@
 //! A request whose model is loading, held until a worker is ready, up to a limit (`--wait`).
 //!
 //! After each change of the fleet the view shows whether the model is still expected. The request is retried only when
-//! a worker for it may have joined. Not here: the wait for the first contact with all workers (`App::first_look`), the
-//! wait for capacity at a worker (`queue`).
+//! a worker for it may have joined. Not here: the wait for the first contact with all workers (`App::first_contact`),
+//! the wait for capacity at a worker (`queue`).
 
 use std::time::Instant;
 

@@ -77,13 +77,13 @@ pub(super) struct Observed {
 }
 
 /// Compares a prompt with the recent conversations, counts the result, and records the prompt.
-pub(super) fn observe(app: &App, spoken: PromptFingerprint, tools: Option<ToolsBehindText>) -> Observed {
-    if spoken.marks.is_empty() {
+pub(super) fn observe(app: &App, prompt: PromptFingerprint, tools: Option<ToolsBehindText>) -> Observed {
+    if prompt.marks.is_empty() {
         return Observed { continuity: PrefixContinuity::New, repeats_tools: false };
     }
     let mut conversations = app.conversations();
-    let repeats_tools = tools.is_some_and(|tools| conversations.tools.observe(spoken.root, tools));
-    let continuity = conversations.observe(spoken);
+    let repeats_tools = tools.is_some_and(|tools| conversations.tools.observe(prompt.root, tools));
+    let continuity = conversations.observe(prompt);
     drop(conversations);
     let (label, found) = match continuity {
         PrefixContinuity::New => ("new", None),

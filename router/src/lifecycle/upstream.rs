@@ -1,8 +1,8 @@
 //! One attempt at one worker: sends the request and waits for the first byte of the response.
 //!
 //! A response in one piece is read completely before any of it is sent to the client, so that another worker can still
-//! replace one that breaks off. Of a stream only the first piece is awaited. Not here: the next attempt (`lifecycle`),
-//! the rest of the response (`relay`).
+//! answer if it breaks off. Of a stream only the first piece is awaited. Not here: the next attempt (`lifecycle`), the
+//! rest of the response (`relay`).
 
 use std::time::{Duration, SystemTime};
 
@@ -182,8 +182,8 @@ impl Upstream<'_> {
     ) -> Result<UpstreamResponse, AttemptError> {
         let mut reader = WholeReader::new(self.past.map(|past| past.lines.clone()).unwrap_or_default());
         let read = self.read_journaled(&mut reader, &mut pieces, deadline).await;
-        let told_before = self.past.and_then(|past| past.cached_tokens);
-        let cached_tokens = told_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
+        let known_before = self.past.and_then(|past| past.cached_tokens);
+        let cached_tokens = known_before.or(headers::number(&head.headers, warmpath_common::headers::CACHED_TOKENS));
         let past = reader.into_lines().map(|lines| Past { lines, cached_tokens });
         let (status, taken) = match read {
             Ok(read) => read,
@@ -197,7 +197,7 @@ impl Upstream<'_> {
         Ok(taken.response(head, patient(pieces, self.limits.idle_timeout)))
     }
 
-    /// Reads such a response until it ends or exceeds the buffer; returns its status and what was read of its body.
+    /// Reads such a response until it ends or exceeds the buffer; returns its status and the read part of its body.
     async fn read_journaled(
         &self,
         reader: &mut WholeReader,

@@ -107,7 +107,7 @@ fn last_seen(worker: &FakeWorker) -> Seen {
     worker.seen().pop().expect("it was asked")
 }
 
-/// Asserts that the second request is the first one with so many lines of a journal, and what its client was told.
+/// Asserts that the second request is the first one with so many lines of a journal, and checks the client's comment.
 fn assert_continues((before, after): (&Seen, &Seen), n_lines: usize, context: &str) {
     let lines: String = (0..n_lines).map(|n| format!("0 {n}\n")).collect();
     assert_eq!(after.body, [&before.body[..], lines.as_bytes()].concat(), "{context}");

@@ -98,7 +98,7 @@ async fn a_request_for_a_restarted_worker_is_held_until_it_has_loaded() {
     assert_eq!(status(chat(&router, Some("tiny"))).await, 200);
     worker.kill();
     eventually("it is down", || async { router.state_of(0).await == "down" }).await;
-    // It may never come back.
+    // It may never return.
     assert_eq!(status(chat(&router, Some("tiny"))).await, 503);
     worker.with(|script| script.opening = Opening::Loading(&["tiny", "alias"]));
     worker.revive();

@@ -183,7 +183,7 @@ impl Seat {
         self.connections.table().set_silence(self.number, Some(Instant::now()));
     }
 
-    /// Records that the client has sent a part of what it has to send.
+    /// Records that bytes of the client have arrived.
     pub(super) fn client_sent(&self) {
         let mut recorded_at = self.recorded_at.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded_at.elapsed() >= SILENCE_STEP {

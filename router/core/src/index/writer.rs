@@ -61,7 +61,7 @@ pub struct IndexWriter {
     n_shed: u64,
 }
 
-/// Smallest appended segment whose blocks keep their segment number. Source: own choice: a number takes as much memory as
+/// Smallest appended segment whose blocks keep their segment number. Source: own choice: a number takes the memory of
 /// three blocks.
 const PART_BLOCKS_MIN: usize = 8;
 /// Maximum number of parts of a segment; only a segment that repeatedly shrinks and grows has more.

@@ -102,7 +102,8 @@ impl Ledger {
         }
     }
 
-    /// Records that a worker has refused a request ([`WorkerFailure::Full`], [`WorkerFailure::Unready`]) on these terms.
+    /// Records that a worker has refused a request ([`WorkerFailure::Full`], [`WorkerFailure::Unready`]), with its
+    /// terms.
     pub fn refused(&mut self, worker: WorkerIdx, (failure, terms): (WorkerFailure, Terms<'_>), now: Instant) {
         if let Some(worker_ledger) = self.worker_ledgers.get_mut(worker.0 as usize) {
             worker_ledger.health.pauses.refused((failure, terms), &self.options, now);

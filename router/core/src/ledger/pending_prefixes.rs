@@ -15,7 +15,7 @@ use warmpath_common::summary::{RunState, Tier};
 use crate::WorkerIdx;
 use crate::index::Match;
 
-/// Maximum number of blocks kept for one request. The worker announces those after them.
+/// Maximum number of blocks kept for one request. Blocks beyond it are known once the worker has announced them.
 ///
 /// Source: own choice: a prompt of 32,768 tokens in blocks of 16; a block takes 8 bytes.
 const BLOCKS_MAX: usize = 2048;
@@ -61,11 +61,11 @@ impl PendingPrefixes {
 
     /// Removes a request's blocks.
     pub fn remove(&mut self, filling: PendingBlocks) {
-        let Some(stretches) = self.by_worker.get_mut(&filling.worker) else { return };
-        if let Some(place) = stretches.iter().position(|stretch| stretch.number == filling.number) {
-            stretches.swap_remove(place);
+        let Some(runs) = self.by_worker.get_mut(&filling.worker) else { return };
+        if let Some(place) = runs.iter().position(|run| run.number == filling.number) {
+            runs.swap_remove(place);
         }
-        if stretches.is_empty() {
+        if runs.is_empty() {
             self.by_worker.remove(&filling.worker);
         }
     }
@@ -75,10 +75,10 @@ impl PendingPrefixes {
     /// Cost: one comparison for each request in flight, O(log n) for each that shares blocks with `keys`.
     pub fn extend(&self, keys: &[BlockKey], matches: &[Match]) -> Option<Vec<Match>> {
         let mut extended: Option<Vec<Match>> = None;
-        for (&worker, stretches) in &self.by_worker {
+        for (&worker, runs) in &self.by_worker {
             let place = matches.iter().position(|found| found.worker == worker);
             let n_held = place.map_or(0, |place| matches[place].blocks as usize);
-            let n_reached = reach(n_held, stretches.iter().filter_map(|stretch| stretch.shared(keys)).collect());
+            let n_reached = reach(n_held, runs.iter().filter_map(|run| run.shared(keys)).collect());
             if n_reached == n_held {
                 continue;
             }
@@ -191,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn matches_go_on_as_long_as_some_request_fills_the_next_block(
+        fn matches_continue_as_long_as_a_request_fills_the_next_block(
             requests in prop::collection::vec((0..3u32, chain(), 0..4u32, any::<bool>()), 0..12),
             asked in chain(),
             held in prop::collection::vec(0..5u32, 3),

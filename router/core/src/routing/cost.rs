@@ -189,7 +189,7 @@ impl PrefillWork {
 pub struct FleetMeans {
     /// Requests per worker whose prompts are not computed yet.
     pub concurrency: f64,
-    /// Time to compute what is left of one of these prompts. Units: milliseconds.
+    /// Time to compute the rest of one of these prompts. Units: milliseconds.
     pub prompt_ms: f64,
     /// Prefill rate. Units: prompt tokens per millisecond.
     pub prefill_tokens_per_ms: f64,

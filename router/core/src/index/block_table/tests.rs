@@ -112,7 +112,7 @@ fn grows_in_place_until_its_bits_distinguish_too_few_blocks() {
         assert!(table.grow(n_lines * size_of::<TableLine>()), "{n_lines} lines");
         check(&table, &known);
     }
-    // Two bits told four lines apart; eight times as many lines are the limit.
+    // Two bits distinguished four lines; eight times as many lines are the limit.
     assert!(!table.grow(32 * size_of::<TableLine>()));
     check(&table, &known);
 }

@@ -45,7 +45,7 @@ impl IndexWriter {
         assert_eq!(end, Some(segment.len()), "a worker holds the segment's last block, and none holds more");
         assert!(segment.len() <= SEGMENT_BLOCKS_MAX);
         let bytes_needed = Segment::bytes_of(spans.len(), segment.len());
-        assert!(segment.bytes() < 2 * bytes_needed, "{} bytes where {bytes_needed} would do", segment.bytes());
+        assert!(segment.bytes() < 2 * bytes_needed, "{} bytes where {bytes_needed} suffice", segment.bytes());
         for span in &spans {
             let (digest, _) = digests.entry(span.worker().0).or_default();
             segment.keys()[span.from()..span.to()].iter().for_each(|key| digest.add(BlockKey(*key)));

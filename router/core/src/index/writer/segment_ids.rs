@@ -16,7 +16,7 @@ pub(super) struct SegmentIds {
     free: Vec<u32>,
 }
 
-/// What a number stands for.
+/// Use of a number.
 enum Number {
     /// A segment, and the list of its parts.
     Segment { segment: SharedSegment, next: u32, n_parts: u32 },

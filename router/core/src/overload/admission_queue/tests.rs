@@ -1,4 +1,4 @@
-//! Tests of the queue: against a naive model, and of fairness, limit and deadlines one by one.
+//! Tests of the queue: comparison with a naive model; fairness, limit and deadlines one by one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::*;
 
 const PLACES: usize = 6;
 
-/// A naive queue that looks at every request every time.
+/// A naive queue that scans every request every time.
 #[derive(Default)]
 struct Naive {
     served_us: u64,
@@ -42,7 +42,7 @@ impl Naive {
         Some(self.waiting.remove(at).1)
     }
 
-    /// Returns the request that gives its place to one of `tenant`; `None` if no tenant has enough more requests.
+    /// Returns the request that gives its place to one of `tenant`; `None` if no tenant has at least two more requests.
     fn victim(&self, tenant: TenantKey) -> Option<WaiterId> {
         let newest = |of| self.new_ones().filter(|(_, e)| e.tenant == of).map(|(id, _)| *id).max();
         let longest = self.new_ones().map(|(_, e)| (self.n_of(e.tenant), newest(e.tenant))).max()?;
@@ -75,7 +75,7 @@ impl Naive {
 enum Op {
     Enter { tenant: u64, patience_ms: u64, is_continuation: bool },
     Start { service_us: u64 },
-    StartInVain { service_us: u64 },
+    StartWithoutWorker { service_us: u64 },
     Leave(usize),
     Wait(u64),
 }
@@ -86,7 +86,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             Op::Enter { tenant, patience_ms, is_continuation }
         }),
         3 => (0u64..1000).prop_map(|service_us| Op::Start { service_us }),
-        1 => (0u64..1000).prop_map(|service_us| Op::StartInVain { service_us }),
+        1 => (0u64..1000).prop_map(|service_us| Op::StartWithoutWorker { service_us }),
         1 => (0usize..PLACES).prop_map(Op::Leave),
         1 => (0u64..30).prop_map(Op::Wait),
     ];
@@ -115,7 +115,7 @@ impl Pair {
                 self.enter(Waiter { tenant: TenantKey(tenant), deadline, is_continuation }, None)?;
             }
             Op::Start { service_us } => drop(self.start(service_us)?),
-            Op::StartInVain { service_us } => {
+            Op::StartWithoutWorker { service_us } => {
                 if let Some((id, waiter)) = self.start(service_us)? {
                     self.enter(waiter, Some(id))?;
                 }
@@ -222,7 +222,7 @@ proptest! {
             given_us[tenant.0 as usize] += service_us;
             owner.insert(queue.enter(Waiter { deadline, ..waiter(tenant.0) }).expect("a place").id, tenant);
             let (least, most) = (given_us.iter().min(), given_us.iter().max());
-            prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "no more apart than two of the longest: {:?}", given_us);
+            prop_assert!(most.unwrap() - least.unwrap() <= 2 * 1000, "at most twice the longest request apart: {:?}", given_us);
         }
     }
 }
@@ -242,7 +242,7 @@ fn the_rest_of_a_stream_precedes_new_requests_and_takes_no_place() {
     assert!(!queue.start(new, 10), "it is not at the head");
     assert!(queue.start(rests[0].id, 1000) && queue.leave(rests[1].id));
     assert_eq!(queue.head(), Some(new));
-    assert_eq!(queue.served_us, 0, "it was charged for when it began");
+    assert_eq!(queue.served_us, 0, "its time was charged when the stream began");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn a_flood_displaces_itself_and_not_the_others() {
 }
 
 #[test]
-fn a_tenant_that_arrives_later_has_saved_no_turns() {
+fn a_later_tenant_starts_at_the_others_tag() {
     let mut queue = AdmissionQueue::new(8);
     let first: Vec<_> = (0..3).map(|_| queue.enter(waiter(0)).expect("a place").id).collect();
     assert!(queue.start(first[0], 100));
