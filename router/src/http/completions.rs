@@ -119,7 +119,7 @@ async fn answer(app: App, context: RequestContext, request: Request, shape: Shap
     let body = app.bodies.read(&mut parts.headers, body, sender.clone()).await.map_err(Refusal::from)?;
     let place = app.place(key.as_deref())?;
     let body = app.with_images(body, (shape, &sender)).await?;
-    app.first_look().await?;
+    app.first_contact().await?;
     let mut span = app.tracer.request(&parts.headers, "router.request", context.arrived);
     span.name("http.route", parts.uri.path());
     span.name("warmpath.request_id", context.id.as_str());

@@ -226,7 +226,7 @@ impl<'a> Candidate<'a> {
     pub(crate) fn with_transfer(
         self,
         (prompt, block_size_tokens): (PromptView<'_>, u32),
-        peers: &[Peer],
+        peers: &[TransferPeer],
         bytes_per_ms: impl Fn(WorkerIdx) -> f64,
     ) -> Self {
         let gap = TransferGap {

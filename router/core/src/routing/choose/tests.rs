@@ -24,11 +24,11 @@ fn free(cells: u64) -> Load {
 const N_TOKENS: u32 = 1000;
 const BLOCK: u32 = 32;
 
-fn decide(policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) {
-    decide_with_images(&[], policy, held, turn)
+fn decide(policy: Policy, held: &[Held], ties: TieBreak) -> (u32, ChoiceReason) {
+    decide_with_images(&[], policy, held, ties)
 }
 
-fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], turn: TieBreak) -> (u32, ChoiceReason) {
+fn decide_with_images(images: &[Range<u32>], policy: Policy, held: &[Held], ties: TieBreak) -> (u32, ChoiceReason) {
     let workers: Vec<_> = held
         .iter()
         .enumerate()
@@ -215,7 +215,7 @@ fn an_image_that_is_not_reused_whole_is_encoded() {
 fn a_worker_that_need_not_encode_the_image_is_waited_for() {
     let slow = |load: Load| Load { rates: Rates { encode_ms_per_token: Some(10.0), ..load.rates }, ..load };
     let held = || [Held(10, slow(idle())), Held(15, slow(queued(400)))];
-    let decide = |image: Option<Range<u32>>| decide_with_images(image.as_slice(), Policy::PredictedTtft, &held(), TURN);
+    let decide = |image: Option<Range<u32>>| decide_with_images(image.as_slice(), Policy::PredictedTtft, &held(), TIES);
     assert_eq!(decide(None), (0, ChoiceReason::Load));
     assert_eq!(decide(Some(330..460)), (1, ChoiceReason::Prefix), "the second worker has it");
     assert_eq!(decide(Some(100..230)), (0, ChoiceReason::Load), "both have it");

@@ -60,7 +60,7 @@ fn a_worker_with_more_prompts_than_the_mean_costs_more_and_a_slow_one_does_not()
 }
 
 #[test]
-fn an_idle_worker_delays_nobody_however_busy_the_others_are() {
+fn an_idle_worker_delays_no_request_however_busy_the_others_are() {
     let load = Load { free_cells: 5000, ..idle() };
     let idle = worker_load(&load, Unreported::default());
     let at = |concurrency| pressure(COLD, &idle, FleetMeans { concurrency, ..FLEET });
