@@ -197,7 +197,7 @@ impl FleetEvents {
 pub async fn follow(fleet: Arc<Fleet>, worker: WorkerIdx, client: WorkerClient, outbox: FleetEvents) {
     let member = fleet.member(worker);
     let url = client.url(STREAM_PATH);
-    let stale_reports = member.stale_reports.listen();
+    let stale_reports = member.stale_reports.subscribe();
     let reader = SummaryReader::new(SummaryLimits { blocks_max: WORKER_BLOCKS_MAX });
     let mut subscriber = Subscriber { fleet, worker, member, client, outbox, stale_reports, reader };
     let mut pause = ReconnectPause::default();

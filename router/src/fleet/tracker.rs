@@ -354,9 +354,9 @@ impl Tracker {
         // The view no longer offers these workers, so no new request goes there.
         self.lost.drain(..).for_each(|worker| self.fleet.member(worker).lost());
         let is_connecting = |tracked: &Tracked| tracked.view.link == ConnectionState::Connecting;
-        let had_looked = *self.fleet.looked.borrow();
-        let has_looked = had_looked || self.has_surveyed && !self.workers.values().any(is_connecting);
-        if has_looked && !had_looked {
+        let had_contacted = *self.fleet.contacted.borrow();
+        let has_contacted = had_contacted || self.has_surveyed && !self.workers.values().any(is_connecting);
+        if has_contacted && !had_contacted {
             self.tell_who_is_awaited(now);
         }
         if models_changed || has_contacted != had_contacted {

@@ -28,7 +28,7 @@ const EXCEPTIONS: &[&str] = &[
     "does not run tools of these types and left out",
     "are not run here and were left out",
     "names a tool that is not among",
-    "names a tool that is not there",
+    "names a tool that is not listed",
     "runs none of the tools that it allows",
     "two tools have the same name",
     "cannot be continued",

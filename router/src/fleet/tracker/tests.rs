@@ -30,7 +30,7 @@ fn tracker() -> Tracker {
         vocabularies: Vec::new(),
         index_bytes_max: 64 << 20,
         dispatch: LedgerOptions::default(),
-        first_look_max: Duration::ZERO,
+        first_contact_timeout: Duration::ZERO,
         connect_timeout: Duration::from_secs(1),
         worker_keys: Vec::new(),
         token_file: None,
