@@ -18,6 +18,7 @@ pub mod trace;
 pub mod worker;
 pub mod world;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,6 +44,12 @@ pub struct SimArgs {
     /// Requests of a made trace.
     #[arg(long, default_value_t = 4000)]
     pub requests: usize,
+    /// Dialogues of a made trace that begin in a second, for `--seconds`; the trace is not stretched to a load.
+    #[arg(long, value_name = "RATE", requires = "seconds", conflicts_with_all = ["trace", "requests", "load"])]
+    pub sessions_per_s: Option<f64>,
+    /// Length of such a trace.
+    #[arg(long, requires = "sessions_per_s")]
+    pub seconds: Option<f64>,
     /// Tick of the trace's clock in seconds: each arrival is moved by a random part of it. Mooncake's traces tick every
     /// 3 s.
     #[arg(long, default_value_t = 0.0)]
@@ -95,12 +102,12 @@ pub struct SimArgs {
     /// Time of a step that decodes, in milliseconds.
     #[arg(long, default_value_t = 10.0)]
     pub decode_step_ms: f64,
-    /// Lets a worker come, empty: `WORKER@SECOND`, in the stretched trace's time.
-    #[arg(long, value_name = "W@S", value_parser = worker_at)]
-    pub join: Vec<(usize, f64)>,
-    /// Lets a worker die with all that it has: `WORKER@SECOND`.
-    #[arg(long, value_name = "W@S", value_parser = worker_at)]
-    pub die: Vec<(usize, f64)>,
+    /// Lets workers come, empty: `WORKER@SECOND` or `FIRST-LAST@SECOND`, in the stretched trace's time.
+    #[arg(long, value_name = "W@S", value_parser = workers_at)]
+    pub join: Vec<(RangeInclusive<usize>, f64)>,
+    /// Lets workers die with all that they have: `WORKER@SECOND` or `FIRST-LAST@SECOND`.
+    #[arg(long, value_name = "W@S", value_parser = workers_at)]
+    pub die: Vec<(RangeInclusive<usize>, f64)>,
     /// Bandwidth of the network over which workers fetch KV state from each other, in Gbit/s; none for no transfers.
     #[arg(long, value_name = "GBITS")]
     pub kv_gbits: Option<f64>,
@@ -130,8 +137,14 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     };
     let outcomes = simulate(args, &policies)?;
     args.figures.write(&outcome::figures(&outcomes, args.routers.max(1)))?;
-    let text = if args.json { serde_json::to_string_pretty(&outcomes)? } else { outcome::table(&outcomes).to_string() };
-    println!("{text}");
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&outcomes)?);
+        return Ok(());
+    }
+    println!("{}", outcome::table(&outcomes));
+    if let Some(table) = outcome::follow_ups_table(&outcomes) {
+        println!("\n{table}");
+    }
     Ok(())
 }
 
@@ -145,7 +158,7 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
     let workers = fleet(args, &trace)?;
     let capacity_per_s: f64 = workers.iter().map(|worker| worker.prefill_tokens_per_s).sum();
     let duration_s = trace.duration_s();
-    if duration_s > 0.0 {
+    if duration_s > 0.0 && args.sessions_per_s.is_none() {
         trace.stretch(trace.prompt_tokens() as f64 / (args.load * capacity_per_s) / duration_s);
     }
     siblings::add(&mut trace, args.bursts)?;
@@ -173,10 +186,15 @@ pub fn simulate(args: &SimArgs, policies: &[Policy]) -> anyhow::Result<Vec<Outco
 }
 
 fn read(args: &SimArgs) -> anyhow::Result<Trace> {
-    match (&args.trace, args.shape) {
-        (Some(path), _) => Trace::read(path, args.block_tokens),
-        (None, Some(shape)) => shape.trace(args.requests, args.seed),
-        (None, None) => anyhow::bail!("--trace or --shape says what to run"),
+    match (&args.trace, args.shape, args.sessions_per_s.zip(args.seconds)) {
+        (Some(path), ..) => Trace::read(path, args.block_tokens),
+        (None, Some(shape), None) => shape.trace(args.requests, args.seed),
+        (None, Some(shape), Some((sessions_per_s, seconds))) => {
+            let are_positive = sessions_per_s.is_finite() && sessions_per_s > 0.0 && seconds.is_finite();
+            anyhow::ensure!(are_positive && seconds > 0.0, "a rate and a time are more than 0");
+            shape.trace_of_sessions(sessions_per_s, seconds, args.seed)
+        }
+        (None, None, _) => anyhow::bail!("--trace or --shape says what to run"),
     }
 }
 
@@ -204,17 +222,21 @@ fn changes(args: &SimArgs) -> anyhow::Result<Vec<FleetChange>> {
     let joins = args.join.iter().map(|change| (change, Presence::Joins));
     let dies = args.die.iter().map(|change| (change, Presence::Dies));
     let mut changes = Vec::new();
-    for (&(worker, at_s), what) in joins.chain(dies) {
-        anyhow::ensure!(worker < args.workers, "there is no worker {worker}");
-        changes.push(FleetChange { worker, at: Duration::try_from_secs_f64(at_s)?, what });
+    for ((workers, at_s), what) in joins.chain(dies) {
+        anyhow::ensure!(*workers.end() < args.workers, "there is no worker {}", workers.end());
+        let at = Duration::try_from_secs_f64(*at_s)?;
+        changes.extend(workers.clone().map(|worker| FleetChange { worker, at, what }));
     }
     changes.sort_by_key(|change| change.at);
     Ok(changes)
 }
 
-fn worker_at(text: &str) -> anyhow::Result<(usize, f64)> {
-    let (worker, second) = text.split_once('@').context("expected WORKER@SECOND")?;
-    Ok((worker.parse()?, second.parse()?))
+fn workers_at(text: &str) -> anyhow::Result<(RangeInclusive<usize>, f64)> {
+    let (workers, second) = text.split_once('@').context("expected WORKER@SECOND or FIRST-LAST@SECOND")?;
+    let (first, last) = workers.split_once('-').unwrap_or((workers, workers));
+    let workers = first.parse()?..=last.parse()?;
+    anyhow::ensure!(!workers.is_empty(), "the first worker is behind the last");
+    Ok((workers, second.parse()?))
 }
 
 #[cfg(test)]

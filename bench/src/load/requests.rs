@@ -123,6 +123,7 @@ mod tests {
     /// Returns two requests, 2 s apart, of blocks of 8 tokens; the first block is the same.
     fn requests(scale: f64) -> Requests {
         let line = |timestamp, input_length, hash_ids: &[u32]| Line {
+            previous_blocks: None,
             timestamp,
             input_length,
             output_length: 10,

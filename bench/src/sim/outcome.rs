@@ -50,10 +50,48 @@ pub struct Outcome {
     pub mispredicted: f64,
     /// Number of attempts that were lost with a worker.
     pub n_retries: usize,
+    /// Number of responses that had begun when their worker died; a router continues them elsewhere.
+    pub n_cut_off: usize,
+    /// Follow-ups before, during and after the fleet's changes; absent if it does not change.
+    pub follow_ups: Option<[FollowUps; 3]>,
     /// Largest number of workers that one burst of siblings was routed to; absent without bursts.
     pub workers_per_burst_max: Option<usize>,
     /// Share of the bursts that were routed to at most two workers; absent without bursts.
     pub bursts_within_two: Option<f64>,
+}
+
+/// Requests that follow an earlier turn of their session, in one part of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FollowUps {
+    /// Number of requests.
+    pub n_requests: usize,
+    /// Reused blocks of the previous turn's prompt / all of its whole blocks.
+    pub hit_ratio: f64,
+}
+
+/// Time after the last change that counts as part of the disturbance.
+///
+/// Source: one and a half times a chat's mean pause (`shapes`): most sessions that lost their cache come back within.
+const DISTURBANCE: Duration = Duration::from_secs(60);
+
+/// Returns the follow-ups before, during and after the fleet's changes; `None` if it does not change.
+fn follow_ups(trace: &Trace, scene: &Scene, history: &History) -> Option<[FollowUps; 3]> {
+    let (first, last) = (scene.changes.first()?.at, scene.changes.last()?.at + DISTURBANCE);
+    let mut sums = [(0_usize, 0_u64, 0_u64); 3];
+    for (request, served) in trace.requests.iter().zip(&history.served) {
+        let Some(previous_blocks) = request.previous_blocks else { continue };
+        let at = Duration::from_secs_f64(request.at_s);
+        let (n_requests, n_hit, n_blocks) = &mut sums[usize::from(at >= first) + usize::from(at > last)];
+        let cached_tokens = served.map_or(0, |served| served.cached_tokens);
+        *n_requests += 1;
+        *n_hit += u64::from(previous_blocks.min(cached_tokens / trace.block_tokens));
+        *n_blocks += u64::from(previous_blocks);
+    }
+    let part = |(n_requests, n_hit, n_blocks): (usize, u64, u64)| FollowUps {
+        n_requests,
+        hit_ratio: ratio(n_hit as f64, n_blocks as f64),
+    };
+    Some(sums.map(part))
 }
 
 /// Returns the outcome of a run.
@@ -96,6 +134,8 @@ pub fn outcome(trace: &Trace, scene: &Scene, (history, lru): (&History, LruHits)
         within_limit: ratio(n_within as f64, trace.requests.len() as f64),
         mispredicted: ratio(n_wrong as f64, served.len() as f64),
         n_retries: served.iter().map(|served| served.n_retries).sum(),
+        n_cut_off: history.n_cut_off,
+        follow_ups: follow_ups(trace, scene, history),
         workers_per_burst_max: bursts.iter().copied().max(),
         bursts_within_two: (!bursts.is_empty()).then(|| n_within_two as f64 / bursts.len() as f64),
     }
@@ -166,6 +206,29 @@ pub fn figures(outcomes: &[Outcome], n_routers: usize) -> Figures {
         }
     }
     figures
+}
+
+/// Returns the table of follow-ups in several runs of a fleet that changes; `None` if it does not.
+pub fn follow_ups_table(outcomes: &[Outcome]) -> Option<Table> {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header(["policy", "follow-ups", "hit before", "during", "after", "errors", "retries", "cut off"]);
+    for outcome in outcomes {
+        let follow_ups = outcome.follow_ups?;
+        let [before, during, after] = follow_ups.map(|part| percent(part.hit_ratio));
+        table.add_row([
+            outcome.policy.clone(),
+            follow_ups.iter().map(|part| part.n_requests).sum::<usize>().to_string(),
+            before,
+            during,
+            after,
+            (outcome.n_requests - outcome.n_answered).to_string(),
+            outcome.n_retries.to_string(),
+            outcome.n_cut_off.to_string(),
+        ]);
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    Some(table)
 }
 
 fn percent(share: f64) -> String {

@@ -49,19 +49,39 @@ impl TraceShape {
     ///
     /// Errors: none that a number of requests above 0 could cause.
     pub fn trace(self, n_requests: usize, seed: u64) -> anyhow::Result<Trace> {
-        let mut maker = Maker { rng: ChaCha8Rng::seed_from_u64(seed), next_id: 0, lines: Vec::new() };
+        let mut maker = Maker::new(seed);
         match self {
-            Self::Chat => maker.dialogues(n_requests, &[(1.0, 512)], CHAT),
-            Self::Agent => maker.dialogues(n_requests, &[(1.0, 4096)], AGENT),
-            Self::Tenants => {
-                let tenants: Vec<(f64, u32)> = (0..40).map(|n| (1.0 / f64::from(n + 1), 1024 + n * 64)).collect();
-                maker.dialogues(n_requests, &tenants, CHAT);
-            }
             Self::SharedPrefix => maker.groups(n_requests, 16),
             Self::Rag => maker.documents(n_requests, 400),
+            Self::Chat | Self::Agent | Self::Tenants => {
+                let enough = n_requests + n_requests / 4;
+                // The last dialogues are cut off, so more are made than needed.
+                maker.dialogues(self.sessions(), DIALOGUE_INTERVAL_S, |maker, _| maker.lines.len() < enough);
+            }
         }
         maker.lines.truncate(n_requests);
         Trace::new(maker.lines, BLOCK_TOKENS)
+    }
+
+    /// Returns a trace of dialogues that begin at a rate for some time.
+    ///
+    /// Errors: a shape without dialogues, or no request in that time.
+    pub fn trace_of_sessions(self, sessions_per_s: f64, seconds: f64, seed: u64) -> anyhow::Result<Trace> {
+        let is_dialogue = matches!(self, Self::Chat | Self::Agent | Self::Tenants);
+        anyhow::ensure!(is_dialogue, "the shape {} has no sessions", self.name());
+        let mut maker = Maker::new(seed);
+        maker.dialogues(self.sessions(), 1.0 / sessions_per_s, |_, start_s| start_s < seconds);
+        maker.lines.retain(|line| line.timestamp < seconds * 1e3);
+        Trace::new(maker.lines, BLOCK_TOKENS)
+    }
+
+    /// Returns the system prompts by weight and length, and the course of the dialogues after them.
+    fn sessions(self) -> (Vec<(f64, u32)>, Dialogue) {
+        match self {
+            Self::Agent => (vec![(1.0, 4096)], AGENT),
+            Self::Tenants => ((0..40).map(|n| (1.0 / f64::from(n + 1), 1024 + n * 64)).collect(), CHAT),
+            Self::Chat | Self::SharedPrefix | Self::Rag => (vec![(1.0, 512)], CHAT),
+        }
     }
 }
 
@@ -110,15 +130,24 @@ struct Maker {
 }
 
 impl Maker {
-    /// Makes dialogues after system prompts, which are given by weight and length.
-    fn dialogues(&mut self, n_requests: usize, systems: &[(f64, u32)], dialogue: Dialogue) {
+    fn new(seed: u64) -> Self {
+        Self { rng: ChaCha8Rng::seed_from_u64(seed), next_id: 0, lines: Vec::new() }
+    }
+
+    /// Makes dialogues after system prompts, which are given by weight and length, as long as `goes_on` returns true
+    /// for the start of the last one.
+    fn dialogues(
+        &mut self,
+        (systems, dialogue): (Vec<(f64, u32)>, Dialogue),
+        interval_s: f64,
+        goes_on: impl Fn(&Self, f64) -> bool,
+    ) {
         let prompts: Vec<Vec<u32>> =
             systems.iter().map(|(_, tokens)| self.blocks(tokens.div_ceil(BLOCK_TOKENS))).collect();
         let total: f64 = systems.iter().map(|(weight, _)| weight).sum();
         let mut start_s = 0.0;
-        // The last dialogues are cut off, so more are made than needed.
-        while self.lines.len() < n_requests + n_requests / 4 {
-            start_s += self.exponential(DIALOGUE_INTERVAL_S);
+        while goes_on(self, start_s) {
+            start_s += self.exponential(interval_s);
             let mut draw = self.unit() * total;
             let chosen = systems.iter().position(|(weight, _)| {
                 draw -= weight;
@@ -133,7 +162,7 @@ impl Maker {
     }
 
     fn dialogue(&mut self, (mut ids, mut n_tokens): (Vec<u32>, u32), start_s: f64, dialogue: Dialogue) {
-        let mut at_s = start_s;
+        let (mut at_s, mut previous_blocks) = (start_s, None);
         n_tokens += self.tokens(dialogue.first_tokens);
         loop {
             let n_whole = (n_tokens / BLOCK_TOKENS) as usize;
@@ -145,7 +174,9 @@ impl Maker {
                 hash_ids.extend(self.blocks(1));
             }
             let output_length = self.tokens(dialogue.answer_tokens);
-            self.lines.push(Line { timestamp: at_s * 1e3, input_length: n_tokens, output_length, hash_ids });
+            let timestamp = at_s * 1e3;
+            self.lines.push(Line { timestamp, input_length: n_tokens, output_length, hash_ids, previous_blocks });
+            previous_blocks = Some(ids.len() as u32);
             n_tokens += output_length + self.tokens(dialogue.turn_tokens);
             if self.unit() * dialogue.turns < 1.0 || n_tokens > PROMPT_TOKENS_MAX {
                 return;
@@ -162,7 +193,13 @@ impl Maker {
                 let own = self.blocks(128 / BLOCK_TOKENS);
                 let hash_ids = [shared.clone(), own].concat();
                 let timestamp = self.unit() * n_requests as f64 * 1e3;
-                self.lines.push(Line { timestamp, input_length: 2176, output_length: 256, hash_ids });
+                self.lines.push(Line {
+                    timestamp,
+                    input_length: 2176,
+                    output_length: 256,
+                    hash_ids,
+                    previous_blocks: None,
+                });
             }
         }
         self.lines.sort_by(|a, b| a.timestamp.total_cmp(&b.timestamp));
@@ -190,7 +227,7 @@ impl Maker {
             let input_length = hash_ids.len() as u32 * BLOCK_TOKENS;
             let output_length = self.tokens(200.0);
             let timestamp = (n as f64 + self.unit()) * 1e3;
-            self.lines.push(Line { timestamp, input_length, output_length, hash_ids });
+            self.lines.push(Line { timestamp, input_length, output_length, hash_ids, previous_blocks: None });
         }
     }
 

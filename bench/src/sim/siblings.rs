@@ -38,7 +38,8 @@ pub fn add(trace: &mut Trace, n_bursts: usize) -> anyhow::Result<()> {
             let at_s = begins_s + BURST.mul_f64(idx as f64 / SIBLINGS as f64).as_secs_f64();
             let hash_ids = [shared.clone(), blocks(OWN_TOKENS, trace.block_tokens)].concat();
             let input_length = shared.len() as u32 * trace.block_tokens + OWN_TOKENS;
-            let line = Line { timestamp: at_s * 1e3, input_length, output_length: ANSWER_TOKENS, hash_ids };
+            let timestamp = at_s * 1e3;
+            let line = Line { timestamp, input_length, output_length: ANSWER_TOKENS, hash_ids, previous_blocks: None };
             trace.requests.push(Request { burst: Some(burst), ..Request::new(line, trace.block_tokens)? });
         }
     }

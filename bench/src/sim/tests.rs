@@ -12,7 +12,7 @@ const WORKER: worker::Shape =
     worker::Shape { n_slots: 2, n_blocks_max: 1000, prefill_tokens_per_s: 1000.0, decode_step_ms: 0.0 };
 
 fn line(at_ms: f64, n_tokens: u32, ids: std::ops::Range<u32>) -> Line {
-    Line { timestamp: at_ms, input_length: n_tokens, output_length: 10, hash_ids: ids.collect() }
+    Line { timestamp: at_ms, input_length: n_tokens, output_length: 10, hash_ids: ids.collect(), previous_blocks: None }
 }
 
 fn scene(policy: &str, n_workers: usize) -> Scene {
@@ -96,6 +96,8 @@ fn args(shape: TraceShape) -> SimArgs {
         trace: None,
         shape: Some(shape),
         requests: 300,
+        sessions_per_s: None,
+        seconds: None,
         spread: 0.0,
         bursts: 0,
         block_tokens: 512,
@@ -181,7 +183,7 @@ fn each_term_that_is_left_out_changes_choices() {
 
 #[test]
 fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
-    let args = SimArgs { die: vec![(0, 30.0)], join: vec![(1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
+    let args = SimArgs { die: vec![(0..=0, 30.0)], join: vec![(1..=1, 45.0)], load: 2.0, ..args(TraceShape::Agent) };
     let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
     assert_eq!(outcomes[0].n_answered, 300);
     assert!(outcomes[0].n_retries > 0, "{outcomes:?}");
@@ -189,8 +191,33 @@ fn what_a_dead_worker_had_is_answered_by_others_and_a_new_one_gets_its_share() {
 }
 
 #[test]
+fn follow_ups_miss_what_died_and_hit_again_afterwards() {
+    let args = SimArgs {
+        sessions_per_s: Some(2.0),
+        seconds: Some(400.0),
+        workers: 10,
+        speeds: vec![1.0],
+        slots: 32,
+        cache_share: 1.0,
+        die: vec![(0..=3, 150.0)],
+        join: vec![(8..=9, 150.0)],
+        ..args(TraceShape::Chat)
+    };
+    let outcome = simulate(&args, &[args.policy]).expect("the fleet is well formed").remove(0);
+    assert_eq!(outcome.n_answered, outcome.n_requests);
+    let [before, during, after] = outcome.follow_ups.expect("the fleet changes");
+    assert!(before.hit_ratio > 0.95 && after.hit_ratio > 0.9, "{before:?} {after:?}");
+    assert!((0.5..0.9).contains(&during.hit_ratio), "half of the caches are lost: {during:?}");
+    assert!(before.n_requests > 100 && during.n_requests > 100 && after.n_requests > 100);
+    let unchanged = SimArgs { die: Vec::new(), join: Vec::new(), ..args.clone() };
+    assert_eq!(simulate(&unchanged, &[args.policy]).expect("the fleet is well formed")[0].follow_ups, None);
+    let rag = SimArgs { shape: Some(TraceShape::Rag), ..args };
+    assert!(simulate(&rag, &[rag.policy]).is_err(), "questions about documents are no sessions");
+}
+
+#[test]
 fn without_a_worker_nothing_is_answered() {
-    let args = SimArgs { workers: 1, speeds: vec![1.0], join: vec![(0, 1e6)], ..args(TraceShape::Rag) };
+    let args = SimArgs { workers: 1, speeds: vec![1.0], join: vec![(0..=0, 1e6)], ..args(TraceShape::Rag) };
     let outcomes = simulate(&args, &[args.policy]).expect("the fleet is well formed");
     assert_eq!((outcomes[0].n_answered, outcomes[0].goodput_per_s), (0, 0.0));
 }
@@ -212,7 +239,8 @@ fn an_outcome_is_counted_from_what_was_served() {
         let ttft = Duration::from_millis(ttft_ms);
         Some(Served { worker, ttft, cached_tokens, fetched_tokens: 0, predicted_tokens: 0, n_retries: 1 })
     };
-    let history = History { served: vec![answer(0, 1000, 0), answer(1, 100, 900)], ended: Duration::from_secs(2) };
+    let served = vec![answer(0, 1000, 0), answer(1, 100, 900)];
+    let history = History { served, n_cut_off: 0, ended: Duration::from_secs(2) };
     let lru = lru::hits(&trace, 100);
     let outcome = outcome(&trace, &scene("random", 2), (&history, lru), Duration::from_millis(500));
     assert_eq!((outcome.block_hit_ratio, outcome.token_hit_ratio, outcome.lru_share), (0.45, 0.45, 1.0));
@@ -299,6 +327,9 @@ fn a_trace_that_does_not_fit_its_block_length_is_refused() {
     let error = Trace::new(vec![line(0.0, 1000, 0..3)], BLOCK_TOKENS).expect_err("1,000 tokens are 10 blocks");
     assert!(error.to_string().contains("--block-tokens"), "{error}");
     assert!(Trace::new(Vec::new(), BLOCK_TOKENS).is_err());
-    assert!(worker_at("3").is_err() && worker_at("x@1").is_err());
-    assert_eq!(worker_at("3@1.5").ok(), Some((3, 1.5)));
+    for text in ["3", "x@1", "3-@1", "5-3@1"] {
+        assert!(workers_at(text).is_err(), "{text}");
+    }
+    assert_eq!(workers_at("3@1.5").ok(), Some((3..=3, 1.5)));
+    assert_eq!(workers_at("3-12@0").ok(), Some((3..=12, 0.0)));
 }

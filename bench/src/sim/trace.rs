@@ -23,6 +23,9 @@ pub struct Line {
     pub output_length: u32,
     /// Ids of the prompt's blocks; the last block may be partial.
     pub hash_ids: Vec<u32>,
+    /// Number of whole blocks that the session's previous turn had; absent for a first turn, and in files.
+    #[serde(skip)]
+    pub previous_blocks: Option<u32>,
 }
 
 /// One request.
@@ -42,6 +45,8 @@ pub struct Request {
     pub keys: Vec<BlockKey>,
     /// Burst of siblings to which the request belongs, if any.
     pub burst: Option<usize>,
+    /// Number of whole blocks that the session's previous turn had; `None` if it is no follow-up of a made trace.
+    pub previous_blocks: Option<u32>,
 }
 
 /// A whole trace, in the order of arrival.
@@ -133,6 +138,7 @@ impl Request {
             chain,
             ids: line.hash_ids,
             burst: None,
+            previous_blocks: line.previous_blocks,
         })
     }
 

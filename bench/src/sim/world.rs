@@ -95,6 +95,8 @@ pub struct Served {
 pub struct History {
     /// Result of each request; absent if it got no first token.
     pub served: Vec<Option<Served>>,
+    /// Number of responses that had begun when their worker died.
+    pub n_cut_off: usize,
     /// Time of the last event.
     pub ended: Duration,
 }
@@ -179,6 +181,7 @@ struct World<'t> {
     routers: Vec<Router>,
     errands: Vec<Errand>,
     served: Vec<Option<Served>>,
+    n_cut_off: usize,
     heap: BinaryHeap<Reverse<Scheduled>>,
     n_scheduled: u64,
     now: Duration,
@@ -213,6 +216,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         routers: (0..scene.n_routers as u64).map(|n| Router::new(scene.policy, shape, scene.seed + n)).collect(),
         errands: trace.requests.iter().map(|_| Errand::default()).collect(),
         served: vec![None; trace.requests.len()],
+        n_cut_off: 0,
         heap: BinaryHeap::new(),
         n_scheduled: 0,
         now: Duration::ZERO,
@@ -223,7 +227,7 @@ pub fn run(trace: &Trace, scene: &Scene) -> History {
         world.now = at;
         world.happen(event);
     }
-    History { served: world.served, ended: world.now }
+    History { served: world.served, n_cut_off: world.n_cut_off, ended: world.now }
 }
 
 impl World<'_> {
@@ -434,7 +438,9 @@ impl World<'_> {
     /// Sends a request of a dead worker again, unless its response had begun.
     fn lose(&mut self, request: usize, worker: WorkerIdx) {
         self.release(request);
-        if self.served[request].is_none() {
+        if self.served[request].is_some() {
+            self.n_cut_off += 1;
+        } else {
             self.errands[request].tried.push(worker);
             self.schedule(self.now, Event::Arrive { request });
         }
