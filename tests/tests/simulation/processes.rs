@@ -74,7 +74,7 @@ impl World {
         }
         let life = self.hosts[host].life;
         let own: Vec<u64> =
-            self.connections.iter().filter(|(_, of)| of.life.is_same_life(life)).map(|(id, _)| *id).collect();
+            self.connections.iter().filter(|(_, of)| of.life.is_same_boot(life)).map(|(id, _)| *id).collect();
         for id in own {
             self.connections.get_mut(&id).expect("the connection was just found").end();
             self.pump(id);

@@ -13,7 +13,7 @@ use warmpath_router::fleet::loss::Loss;
 use warmpath_router_core::WorkerIdx;
 use warmpath_router_core::ledger::stale_blocks::PredictionOutcome;
 use warmpath_router_core::ledger::{RouteRequest, Ticket};
-use warmpath_router_core::overload::retry::{Failure, RetryDecision, RetryOptions, Terms};
+use warmpath_router_core::overload::retry::{RetryDecision, RetryOptions, Terms, WorkerFailure};
 use warmpath_router_core::routing::choose::PromptView;
 
 use super::model::{CONTEXT_TOKENS, Model, root};
@@ -63,7 +63,7 @@ pub enum Reply {
     /// The worker's progress.
     Progress(Progress),
     /// The worker refuses, or nothing listens.
-    Failed(Failure),
+    Failed(WorkerFailure),
     /// The connection breaks.
     Broken,
 }
@@ -95,7 +95,7 @@ pub struct Request {
     life: u64,
     arrived: Instant,
     n_attempts: u32,
-    failures: Vec<(WorkerIdx, Failure)>,
+    failures: Vec<(WorkerIdx, WorkerFailure)>,
     failing_since: Option<Instant>,
     attempt: Option<Attempt>,
 }
@@ -252,11 +252,11 @@ impl World {
         }
         let (now, attempt) = (self.now, job.attempt);
         let refused = match &mut self.hosts[host].process {
-            Process::Down => Some(Reply::Failed(Failure::Connect)),
-            Process::Loading(_) => Some(Reply::Failed(Failure::Unready)),
+            Process::Down => Some(Reply::Failed(WorkerFailure::Connect)),
+            Process::Loading(_) => Some(Reply::Failed(WorkerFailure::Unready)),
             Process::Up(worker) => worker.submit(job, now).err().map(|refusal| match refusal {
-                Refusal::Full => Reply::Failed(Failure::Full),
-                Refusal::Unready => Reply::Failed(Failure::Unready),
+                Refusal::Full => Reply::Failed(WorkerFailure::Full),
+                Refusal::Unready => Reply::Failed(WorkerFailure::Unready),
             }),
         };
         match refused {
@@ -278,8 +278,8 @@ impl World {
         self.requests.iter().find(|(_, request)| is_its(request)).map(|(id, request)| (*id, request))
     }
 
-    /// Takes a worker's reply.
-    pub fn reply(&mut self, host: usize, router: usize, attempt: u64, reply: Reply) {
+    /// Takes a worker's reply to an attempt of a router.
+    pub fn reply(&mut self, (host, router): (usize, usize), attempt: u64, reply: Reply) {
         if self.cut_off.contains(&(router, host)) {
             return self.after(20..60, Event::Reply { host, router, attempt, reply });
         }
@@ -292,7 +292,7 @@ impl World {
             }
             Reply::Progress(Progress::Last { answer }) => self.answered(id, answer),
             Reply::Broken if has_begun => self.finish(id, Outcome::Error("the response broke")),
-            Reply::Broken => self.failed(id, Failure::Broken),
+            Reply::Broken => self.failed(id, WorkerFailure::Broken),
             Reply::Failed(failure) => self.failed(id, failure),
         }
     }
@@ -344,26 +344,26 @@ impl World {
         self.across(Event::Cancel { host, router: idx, attempt: number });
     }
 
-    fn failed(&mut self, id: u64, failure: Failure) {
+    fn failed(&mut self, id: u64, failure: WorkerFailure) {
         let now = self.now;
         self.count(failure.label());
         self.note(|| format!("request {id} fails: {}", failure.label()));
         let request = self.requests.get_mut(&id).expect("only running requests fail");
         let worker = request.attempt.as_ref().map(|attempt| attempt.worker);
-        if let Some(worker) = worker.filter(|_| failure != Failure::Full) {
+        if let Some(worker) = worker.filter(|_| failure != WorkerFailure::Full) {
             request.failures.push((worker, failure));
         }
         let since = *request.failing_since.get_or_insert(now);
         let (n_attempts, idx, life) = (request.n_attempts, request.router, request.life);
         self.end_attempt(id, |ledger, worker| match failure {
-            Failure::Full | Failure::Unready => ledger.refused(worker, (failure, Terms::default()), now),
+            WorkerFailure::Full | WorkerFailure::Unready => ledger.refused(worker, (failure, Terms::default()), now),
             _ => ledger.failed(worker, failure, now),
         });
         let may_repeat = RETRY.after(n_attempts, failure, now - since) == RetryDecision::TryAnother;
         let is_granted = may_repeat && self.router_mut(idx, life).is_some_and(|router| router.budget.withdraw(now));
         match (is_granted, failure) {
             (true, _) => self.at(now, Event::Try(id)),
-            (false, Failure::Full) => self.after(200..300, Event::Try(id)),
+            (false, WorkerFailure::Full) => self.after(200..300, Event::Try(id)),
             (false, _) => self.finish(id, Outcome::Error(failure.label())),
         }
     }
@@ -373,7 +373,7 @@ impl World {
         let now = self.now;
         let Some((id, request)) = self.request_of(attempt) else { return };
         match request.attempt.as_ref().and_then(|of| of.begun) {
-            None => self.failed(id, Failure::Timeout),
+            None => self.failed(id, WorkerFailure::Timeout),
             Some((_, begun)) if now - begun >= ANSWER_TIMEOUT => {
                 self.finish(id, Outcome::Error("the response stalled"));
             }
@@ -405,11 +405,11 @@ impl World {
         let mut lost = Vec::new();
         for (id, request) in self.requests.iter_mut().filter(|(_, request)| request.router == idx) {
             let Some(attempt) = request.attempt.as_mut() else { continue };
-            if attempt.loss.come().now_or_never().is_some() && attempt.begun.is_none() {
+            if attempt.loss.wait().now_or_never().is_some() && attempt.begun.is_none() {
                 lost.push(*id);
             }
         }
-        lost.into_iter().for_each(|id| self.failed(id, Failure::Lost));
+        lost.into_iter().for_each(|id| self.failed(id, WorkerFailure::Lost));
     }
 
     /// Ends the requests of a router that has ended.

@@ -130,7 +130,7 @@ impl Router {
             vocabularies: Vec::new(),
             index_bytes_max: INDEX_BYTES_MAX,
             dispatch: LedgerOptions { admission, ..LedgerOptions::default() },
-            first_look_max: Duration::from_secs(1),
+            first_contact_timeout: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(1),
             worker_keys: Vec::new(),
             token_file: None,
@@ -152,7 +152,7 @@ impl Router {
     }
 
     /// Adds the worker of a host.
-    pub fn join(&mut self, worker: WorkerIdx, host: usize, clients: &Clients, now: Instant) {
+    pub fn join(&mut self, (worker, host): (WorkerIdx, usize), clients: &Clients, now: Instant) {
         let url = format!("http://127.0.0.1:{}", 1000 + host).parse().expect("a URL");
         let address = WorkerAddress { url, api: WorkerApi::Warmpath, certified: None };
         let member = Member::new(worker, &address, clients.of(&address));
@@ -164,7 +164,7 @@ impl Router {
         let subscription = Subscription {
             host,
             reader: SummaryReader::new(SummaryLimits { blocks_max: BLOCKS_MAX }),
-            stale_reports: member.stale_reports.listen(),
+            stale_reports: member.stale_reports.subscribe(),
             pause: ReconnectPause::default(),
             attempt: 0,
             after: None,

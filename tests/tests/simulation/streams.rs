@@ -54,7 +54,7 @@ impl World {
         for change in update.changes {
             let report = match change {
                 MembershipChange::Joined { worker, address } => {
-                    router.join(worker, address, &clients, now);
+                    router.join((worker, address), &clients, now);
                     joined.push(worker);
                     continue;
                 }
@@ -124,7 +124,7 @@ impl World {
         }
         let own = self.connections.iter().filter(|(_, connection)| connection.host == host);
         let ids: Vec<u64> =
-            own.filter(|(_, connection)| connection.life.is_same_life(life)).map(|(id, _)| *id).collect();
+            own.filter(|(_, connection)| connection.life.is_same_boot(life)).map(|(id, _)| *id).collect();
         for id in ids {
             let connection = self.connections.get_mut(&id).expect("the connection was just found");
             frames.iter().for_each(|frame| connection.send(frame, &mut self.dice));

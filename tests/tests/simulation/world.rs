@@ -290,7 +290,7 @@ impl World {
             Event::Turn(conversation) => self.turn(conversation),
             Event::Try(request) => self.try_request(request),
             Event::Submit { host, router, job } => self.submit(host, router, job),
-            Event::Reply { host, router, attempt, reply } => self.reply(host, router, attempt, reply),
+            Event::Reply { host, router, attempt, reply } => self.reply((host, router), attempt, reply),
             Event::Timeout(attempt) => self.timeout(attempt),
             Event::Cancel { host, router, attempt } => self.cancel(host, router, attempt),
             Event::Leave(request) => self.leave(request),
