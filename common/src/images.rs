@@ -1,4 +1,4 @@
-//! Images as tokens of a prompt: how many there are, and their numbers.
+//! Formats of image files, and images as tokens of a prompt: the number of tokens and their values.
 //!
 //! In a prompt an image is the text tokens that its model's format puts around it and runs of *image tokens*. Their
 //! numbers lie outside every vocabulary. They are cut from a hash of the pixels, of the way in which the model reads
@@ -25,6 +25,51 @@ pub const IMAGE_TOKEN_MIN: Token = 1 << 31;
 ///
 /// Source: the birthday bound of a hash; models read an image as 16 tokens or more.
 pub const RUN_TOKENS_MIN: u32 = 8;
+
+/// Format of an image's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// PNG, animated or not.
+    Png,
+    /// JPEG.
+    Jpeg,
+    /// WebP.
+    WebP,
+    /// GIF.
+    Gif,
+}
+
+impl ImageFormat {
+    /// Every format.
+    pub const ALL: [Self; 4] = [Self::Png, Self::Jpeg, Self::WebP, Self::Gif];
+
+    /// Returns the format that the first bytes of a file name; `None` for any other file.
+    pub fn of(file: &[u8]) -> Option<Self> {
+        match file {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(Self::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(Self::Jpeg),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::WebP),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
+            _ => None,
+        }
+    }
+
+    /// Returns the registered media type.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::WebP => "image/webp",
+            Self::Gif => "image/gif",
+        }
+    }
+
+    /// Returns whether a media type names this format; clients also write `image/jpg`.
+    pub fn has_media_type(self, text: &str) -> bool {
+        let is_usual = text.eq_ignore_ascii_case(self.media_type());
+        is_usual || (self == Self::Jpeg && text.eq_ignore_ascii_case("image/jpg"))
+    }
+}
 
 /// Width and height of an image. Units: pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -108,6 +153,26 @@ mod tests {
         let turned = PixelHash::of(ImageSize { width: 1, height: 2 }, b"abcdef");
         assert_ne!(turned, PixelHash::of(SIZE, b"abcdef"), "the same bytes in another shape are another image");
         assert!(first.iter().all(|token| *token >= IMAGE_TOKEN_MIN));
+    }
+
+    #[test]
+    fn a_format_is_named_by_the_first_bytes_and_by_its_media_types() {
+        for (file, format) in [
+            (&b"\x89PNG\r\n\x1a\nIHDR"[..], Some(ImageFormat::Png)),
+            (b"\xff\xd8\xff\xe0", Some(ImageFormat::Jpeg)),
+            (b"RIFF\x10\0\0\0WEBPVP8 ", Some(ImageFormat::WebP)),
+            (b"RIFF\x10\0\0\0WAVEfmt ", None),
+            (b"GIF89a", Some(ImageFormat::Gif)),
+            (b"GIF87a", Some(ImageFormat::Gif)),
+            (b"GIF88a", None),
+            (b"\x89PNG", None),
+            (b"<svg", None),
+            (b"", None),
+        ] {
+            assert_eq!(ImageFormat::of(file), format, "{file:?}");
+        }
+        assert!(ImageFormat::Jpeg.has_media_type("image/jpg") && ImageFormat::Jpeg.has_media_type("IMAGE/JPEG"));
+        assert!(!ImageFormat::Png.has_media_type("image/jpg") && !ImageFormat::Gif.has_media_type(""));
     }
 
     #[test]

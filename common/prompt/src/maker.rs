@@ -95,7 +95,7 @@ pub struct PromptMaker {
     /// An error if the model's own template is invalid: completions work without one.
     templates: Result<Templates, WrongTemplate>,
     fragments: FragmentCache,
-    /// How the model reads images; `None` if it reads text alone.
+    /// Image settings of the model; `None` if it reads text only.
     images: Option<Images>,
     /// Made at its first use, since few models score documents.
     pair: OnceLock<PairPrompt>,

@@ -1,13 +1,13 @@
-//! Images that requests name by URL: fetched, and put into the request's body as data.
+//! Images that requests name by URL: they are fetched, and the body gets their data in place of the URLs.
 //!
-//! A client chooses the URL, and this machine may reach servers that the client cannot. So nothing is fetched unless
-//! the operator lists the hosts. A name must lead to a public address or to one that is listed itself. The connection
+//! A client chooses the URL, and this machine may reach servers that the client cannot (SSRF). So images are fetched
+//! only from hosts that the operator lists. A name must resolve to a public address or to a listed one. The connection
 //! goes to the address that was checked, and every redirect is checked in the same way.
 //!
-//! Routers fetch for their workers. So images have their identity by their pixels, wherever they come from, and workers
-//! need no way out. A worker without a router fetches by the same code.
+//! Routers fetch for their workers. So routers hash the pixels of every image, and workers need no access to other
+//! hosts. A worker without a router uses the same code.
 //!
-//! Not here: what is in an image (`warmpath-prompt`).
+//! Not here: decoding images (`warmpath-prompt`).
 
 mod fetch;
 mod hosts;
@@ -52,21 +52,21 @@ struct FetchLimits {
     request_timeout: Duration,
 }
 
-/// Limits in production. Source: llama-server gives a file 10 s; the rest is own choice: a client waits for the images
-/// before anything is computed.
+/// Limits in production. Source: llama-server's timeout for a file is 10 s; the others are own choice: a client waits
+/// for the images before its prompt is computed.
 const LIMITS: FetchLimits = FetchLimits {
     bytes_max: IMAGE_BYTES_MAX,
     file_timeout: Duration::from_secs(10),
     request_timeout: Duration::from_secs(30),
 };
 
-/// Most different URLs of a request. Source: own choice: more than a question has, and few for the host.
+/// Most different URLs of a request. Source: own choice: more than a usual question has, and a small load for the host.
 pub const IMAGE_URLS_MAX: usize = 20;
 
 /// Most files of a request that are fetched at a time. Source: own choice: browsers open six connections to a host.
 const AT_A_TIME_MAX: usize = 4;
 
-/// Reason why the images of a request are not read.
+/// Reason why the images of a request cannot be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageUrlError {
     /// The images are too long for a body, or for the memory that is left.
@@ -109,8 +109,8 @@ impl ImageUrls {
 
     /// Returns a body with data in place of the images' URLs.
     ///
-    /// A body that has none, or cannot be read, is returned as it is. Cost: a search in the body; on a thread for long
-    /// work, parsing it if it may name images, and writing it if it does. Errors: every [`ImageUrlError`].
+    /// A body without such URLs, or that is not valid JSON, is returned unchanged. Cost: a search in the body; if it
+    /// may name images, parsing and writing it on a thread for long work. Errors: every [`ImageUrlError`].
     pub async fn inline(
         self: &Arc<Self>,
         body: Bytes,
@@ -155,7 +155,7 @@ impl ImageUrls {
     }
 }
 
-/// Returns whether a body may have the URL of an image, by the text that it then has.
+/// Returns whether a body may have the URL of an image: whether it contains the text of such a part.
 fn may_name_images(body: &[u8]) -> bool {
     memmem::find(body, b"\"image").or_else(|| memmem::find(body, b"\"input_image")).is_some()
         && memmem::find(body, b"\"http").is_some()
@@ -178,7 +178,7 @@ fn write(
 ) -> Result<Bytes, BodyError> {
     each_part(&mut fields, &mut |_, part| {
         let Some(image) = url_of(part).and_then(|url| fetched.get(url)) else { return };
-        // One image may stand in many places.
+        // One image may occur several times.
         n_bytes += image.base64.len();
         if n_bytes <= bytes_max {
             set_image(part, image);
@@ -190,9 +190,9 @@ fn write(
     Ok(Value::Object(fields).to_string().into())
 }
 
-/// Runs long work on a thread for it.
+/// Runs long work on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, BodyError> {
-    // It fails only while the program ends.
+    // This fails only when the runtime shuts down.
     tokio::task::spawn_blocking(work).await.map_err(|_| BodyError::Unread)
 }
 

@@ -1,7 +1,8 @@
 //! Images of requests: from a data URL to pixels, within limits that hold before anything is decoded.
 //!
-//! A file that was read before is known by its bytes, so an image in a conversation is decoded once and not in every
-//! turn. Who has sent an image is not told by the time that it takes: each salt knows its own images.
+//! Sizes and pixel hashes of files are cached by their bytes, so an image in a conversation is decoded once and not in
+//! every turn. The cache is separate for each cache salt, so the time of a request does not reveal the images of
+//! others.
 //!
 //! Not here: where images stand in a prompt (the module above).
 
@@ -16,10 +17,10 @@ use image::codecs::gif::GifDecoder;
 use image::codecs::jpeg::JpegDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
-use image::{AnimationDecoder as _, DynamicImage, ImageDecoder, ImageFormat, ImageResult, Limits};
+use image::{AnimationDecoder as _, DynamicImage, ImageDecoder, ImageResult, Limits};
 use moka::sync::Cache;
 use serde_json::{Map, Value as Json};
-use warmpath_common::images::{IMAGE_BYTES_MAX, ImageSize, PixelHash};
+use warmpath_common::images::{IMAGE_BYTES_MAX, ImageFormat, ImageSize, PixelHash};
 
 use super::parts;
 use crate::cancel::end_if_cancelled;
@@ -42,7 +43,7 @@ pub const IMAGES_PIXELS_MAX: u64 = 128 << 20;
 /// 3 channels. Units: bytes.
 const DECODER_BYTES_MAX: u64 = 512 << 20;
 
-/// Number of files that are known. Source: some 100 bytes for each.
+/// Most files in the cache. Source: own choice: some 100 bytes for each, 6 MB in all.
 const KNOWN_MAX: u64 = 1 << 16;
 
 /// Base64 with or without padding, as clients write it.
@@ -51,15 +52,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Formats of images, each with its media types.
-const FORMATS: [(ImageFormat, &[&str]); 4] = [
-    (ImageFormat::Png, &["image/png"]),
-    (ImageFormat::Jpeg, &["image/jpeg", "image/jpg"]),
-    (ImageFormat::WebP, &["image/webp"]),
-    (ImageFormat::Gif, &["image/gif"]),
-];
-
-/// An image of a request: its file, and what is known of its pixels.
+/// An image of a request: its file, its size and the hash of its pixels.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Image {
     file: Arc<[u8]>,
@@ -85,7 +78,7 @@ impl Image {
     }
 }
 
-/// Sizes and hashes of files that were read.
+/// Cache of sizes and pixel hashes by the hash of scope and file.
 pub(crate) struct KnownImages(Cache<[u8; 32], (ImageSize, PixelHash)>);
 
 impl fmt::Debug for KnownImages {
@@ -130,7 +123,7 @@ impl KnownImages {
         let mut image = |text: &String| {
             end_if_cancelled();
             let file = decoded(text)?;
-            let (format, _) = format(&file)?;
+            let format = format(&file)?;
             self.image((file, format), scope, &mut n_pixels_left)
         };
         let place = |idx: usize, reason: String| format!("multimodal_data[{idx}]: {reason}");
@@ -182,18 +175,17 @@ fn check_number(n_images: usize) -> Result<(), String> {
     if n_images > IMAGES_MAX { Err(format!("a prompt may have {IMAGES_MAX} images")) } else { Ok(()) }
 }
 
-/// Returns the format of a file and its media types.
-fn format(file: &[u8]) -> Result<(ImageFormat, &'static [&'static str]), String> {
-    let found = image::guess_format(file).ok();
-    let known = FORMATS.iter().find(|(format, _)| Some(*format) == found);
-    known.copied().ok_or_else(|| "an image must be a PNG, JPEG, WebP or GIF".to_owned())
+/// Returns the format of a file.
+fn format(file: &[u8]) -> Result<ImageFormat, String> {
+    ImageFormat::of(file).ok_or_else(|| "an image must be a PNG, JPEG, WebP or GIF".to_owned())
 }
 
 /// Returns the format of a file, which its media type must name.
-fn format_of(file: &[u8], kind: &str) -> Result<ImageFormat, String> {
-    let (format, kinds) = format(file)?;
-    if !kinds.iter().any(|known| known.eq_ignore_ascii_case(kind)) {
-        return Err(format!("the image's media type is {kind:.40}, and its bytes are {}", kinds[0]));
+fn format_of(file: &[u8], media_type: &str) -> Result<ImageFormat, String> {
+    let format = format(file)?;
+    if !format.has_media_type(media_type) {
+        let actual = format.media_type();
+        return Err(format!("the image's media type is {media_type:.40}, and its bytes are {actual}"));
     }
     Ok(format)
 }
@@ -219,7 +211,7 @@ fn measure(file: &[u8], format: ImageFormat, n_pixels_left: &mut u64) -> Result<
     Ok((size, PixelHash::of(size, &pixels)))
 }
 
-/// Returns the limits of decoders; sizes are looked at before.
+/// Returns the limits of decoders; sizes are checked before.
 fn limits() -> Limits {
     let mut limits = Limits::no_limits();
     limits.max_alloc = Some(DECODER_BYTES_MAX);
@@ -234,8 +226,7 @@ macro_rules! with_decoder {
             ImageFormat::Png => $use(PngDecoder::with_limits(file, limits())?),
             ImageFormat::Jpeg => $use(JpegDecoder::new(file)?),
             ImageFormat::WebP => $use(WebPDecoder::new(file)?),
-            // Other formats were refused.
-            _ => $use(GifDecoder::new(file)?),
+            ImageFormat::Gif => $use(GifDecoder::new(file)?),
         }
     }};
 }
@@ -252,7 +243,7 @@ fn size(file: &[u8], format: ImageFormat) -> ImageResult<ImageSize> {
 fn decode(file: &[u8], format: ImageFormat) -> ImageResult<Vec<u8>> {
     fn of(mut decoder: impl ImageDecoder) -> ImageResult<Vec<u8>> {
         decoder.set_limits(limits())?;
-        // As in llama.cpp, an image without transparency is what its colours say.
+        // Transparency is dropped and the colours stay, as in llama.cpp.
         Ok(DynamicImage::from_decoder(decoder)?.into_rgb8().into_raw())
     }
     with_decoder!(file, format, of)
@@ -268,7 +259,7 @@ fn is_animated(file: &[u8], format: ImageFormat) -> ImageResult<bool> {
             decoder.set_limits(limits())?;
             Ok(decoder.into_frames().take(2).collect::<ImageResult<Vec<_>>>()?.len() > 1)
         }
-        _ => Ok(false),
+        ImageFormat::Jpeg => Ok(false),
     }
 }
 

@@ -1,7 +1,7 @@
-//! Fetching one image: addresses, redirects, and what a server answers.
+//! Fetching one image: address lookup, redirects, and checks of the response.
 //!
-//! The address is looked up and checked here, and the connection goes to it: a name that leads elsewhere the next time
-//! it is looked up gains nothing. Proxies of the environment are not used, since they would look names up themselves.
+//! The connection goes to the address that was looked up and checked here, which rules out DNS rebinding. Proxies of
+//! the environment are not used, because they resolve names themselves.
 //!
 //! Not here: which hosts and addresses are allowed (`hosts`).
 
@@ -20,6 +20,7 @@ use rustls::pki_types::ServerName;
 use tokio::time::timeout;
 use tower::Service as _;
 use url::Url;
+use warmpath_common::images::ImageFormat;
 
 use super::hosts::{address_of, allows_address, allows_url};
 use super::places::WantedImage;
@@ -46,7 +47,7 @@ pub(super) struct FetchedImage {
     pub kind: &'static str,
     /// File in base64.
     pub base64: String,
-    /// Its memory.
+    /// Reservation of its memory.
     _claim: Claim,
 }
 
@@ -122,8 +123,9 @@ impl ImageUrls {
                 return Err(FetchError::Status { host, status });
             }
             let file = self.body(response.into_body(), &host, claim).await?;
-            let kind = media_type(&file).ok_or(FetchError::Kind { host })?;
-            return Ok((kind, file));
+            // Servers often declare another type.
+            let format = ImageFormat::of(&file).ok_or(FetchError::Kind { host })?;
+            return Ok((format.media_type(), file));
         }
         Err(FetchError::Redirects)
     }
@@ -133,7 +135,7 @@ impl ImageUrls {
         let connection = self.connect(url, &host).await?;
         let broken = |source| FetchError::Broken { host: host.clone(), source };
         let (mut sender, driver) = http1::handshake(connection).await.map_err(broken)?;
-        // It ends with the response, or when that is dropped.
+        // The task ends with the response, or when the response is dropped.
         tokio::spawn(driver);
         let request = Request::get(&url[url::Position::BeforePath..url::Position::AfterQuery])
             .header(header::HOST, &host)
@@ -143,7 +145,7 @@ impl ImageUrls {
         sender.send_request(request.map_err(|_| FetchError::Url)?).await.map_err(broken)
     }
 
-    /// Returns a connection to an address of the URL's host that was checked.
+    /// Returns a connection to a checked address of the URL's host.
     async fn connect(&self, url: &Url, host: &str) -> Result<Connection, FetchError> {
         if !allows_url(&self.hosts, url) {
             return Err(FetchError::Host { host: host.to_owned() });
@@ -168,7 +170,7 @@ impl ImageUrls {
         Ok(Secured { config: Arc::clone(&self.tls), name })
     }
 
-    /// Returns the addresses of a URL's host to which connections may go, at least one.
+    /// Returns the allowed addresses of a URL's host, at least one.
     async fn addresses(&self, url: &Url, host: &str) -> Result<Vec<SocketAddr>, FetchError> {
         let (Some(named), Some(port)) = (url.host(), url.port_or_known_default()) else { return Err(FetchError::Url) };
         let found: Vec<SocketAddr> = match (address_of(&named), named) {
@@ -207,15 +209,4 @@ fn target(from: &Url, location: Option<&HeaderValue>) -> Option<Url> {
 /// Returns a URL's host and port, as in a `Host` header.
 fn name_of(url: &Url) -> String {
     url[url::Position::BeforeHost..url::Position::AfterPort].to_owned()
-}
-
-/// Returns the media type of a file that an image begins; servers often say another.
-fn media_type(file: &[u8]) -> Option<&'static str> {
-    match file {
-        [0x89, b'P', b'N', b'G', ..] => Some("image/png"),
-        [0xff, 0xd8, 0xff, ..] => Some("image/jpeg"),
-        [b'G', b'I', b'F', b'8', ..] => Some("image/gif"),
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some("image/webp"),
-        _ => None,
-    }
 }

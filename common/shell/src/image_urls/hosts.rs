@@ -10,7 +10,7 @@ use url::{Host, Url};
 /// Ports of a host that is listed without one: those of `http` and `https`.
 const PORTS_DEFAULT: [u16; 2] = [80, 443];
 
-/// A host of the list, or several.
+/// An entry of the list: one host or several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageHost {
     pattern: Pattern,
@@ -24,13 +24,13 @@ enum Pattern {
     Any,
     /// The host of this name.
     Name(String),
-    /// The hosts whose names end with this text, a dot at its start.
+    /// The hosts whose names end with this text, which starts with a dot.
     Below(String),
     /// The host at this address.
     Address(IpAddr),
 }
 
-/// Error: a text is no host of the list.
+/// Error: a text is not an entry of the list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it must be a host name or an address, *.NAME or *, with a port or without, and without a scheme")]
 pub struct ImageHostError;
@@ -66,7 +66,7 @@ impl FromStr for ImageHost {
     }
 }
 
-/// Returns whether a name has no character that stands for others.
+/// Returns whether a name has no wildcard and no dot at its end.
 fn is_plain(domain: &str) -> bool {
     !domain.is_empty() && !domain.contains('*') && !domain.ends_with('.')
 }
@@ -92,7 +92,7 @@ fn without_dot(domain: &str) -> &str {
     domain.strip_suffix('.').unwrap_or(domain)
 }
 
-/// Returns the address of a host that is written as one.
+/// Returns the address of a host that is written as an address.
 pub(super) fn address_of(host: &Host<&str>) -> Option<IpAddr> {
     match host {
         Host::Domain(_) => None,
@@ -101,7 +101,7 @@ pub(super) fn address_of(host: &Host<&str>) -> Option<IpAddr> {
     }
 }
 
-/// Returns whether the list allows a URL, whatever its name leads to.
+/// Returns whether the list allows a URL; the address of its host is checked separately.
 pub(super) fn allows_url(hosts: &[ImageHost], url: &Url) -> bool {
     let has_scheme = ["http", "https"].contains(&url.scheme());
     let has_login = !url.username().is_empty() || url.password().is_some();
@@ -109,17 +109,17 @@ pub(super) fn allows_url(hosts: &[ImageHost], url: &Url) -> bool {
     has_scheme && !has_login && hosts.iter().any(|listed| listed.has_port(port) && listed.has_host(&host))
 }
 
-/// Returns whether a connection to an address may be made: it is public, or the list names it.
+/// Returns whether connections to an address are allowed: it is public, or the list names it.
 pub(super) fn allows_address(hosts: &[ImageHost], address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
     let names = |listed: &ImageHost| listed.pattern == Pattern::Address(ip) && listed.has_port(address.port());
     is_public(ip) || hosts.iter().any(names)
 }
 
-/// Returns whether an address is one of the internet.
+/// Returns whether an address is public.
 ///
 /// Source: IANA's registries of special-purpose addresses; of IPv6 only global unicast (2000::/3) is public, without
-/// the blocks in which IPv4 addresses are hidden (Teredo, 6to4).
+/// the blocks that embed IPv4 addresses (Teredo, 6to4).
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),

@@ -1,7 +1,7 @@
-//! The places of a body in which it names images, in all dialects.
+//! The parts of a body that name images by URL, in all dialects.
 //!
 //! Chats and Anthropic's messages have parts in `messages`, OpenAI's responses in `input`; results of tools have parts
-//! within parts. Not here: what the parts mean (`warmpath_common::dialects`).
+//! within parts. Not here: converting the parts (`warmpath_common::dialects`).
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ const FIELDS: [&str; 2] = ["messages", "input"];
 /// Fields of a message or a part that hold parts.
 const NESTED: [&str; 2] = ["content", "output"];
 
-/// Beginnings of URLs that can be fetched.
+/// Schemes of URLs that can be fetched.
 const SCHEMES: [&str; 2] = ["http://", "https://"];
 
 /// An image that a request names.
@@ -30,7 +30,7 @@ pub(super) fn wanted(body: &mut Map<String, Value>) -> Vec<WantedImage> {
     let mut wanted: Vec<WantedImage> = Vec::new();
     each_part(body, &mut |(field, idx), part| {
         let Some(url) = url_of(part) else { return };
-        // A list that is too long is refused, so it is not compared in full.
+        // A longer list is refused anyway.
         if wanted.len() <= super::IMAGE_URLS_MAX && !wanted.iter().any(|known| known.url == url) {
             wanted.push(WantedImage { url: url.to_owned(), param: format!("{field}[{idx}]") });
         }
@@ -77,7 +77,7 @@ pub(super) fn url_of(part: &Map<String, Value>) -> Option<&str> {
     url.as_str().filter(|url| SCHEMES.into_iter().any(|scheme| url.starts_with(scheme)))
 }
 
-/// Puts an image's data in the place of its URL.
+/// Replaces the URL of an image by its data.
 pub(super) fn set_image(part: &mut Map<String, Value>, image: &FetchedImage) {
     let FetchedImage { kind, base64, .. } = image;
     let data_url = || Value::String(format!("data:{kind};base64,{base64}"));

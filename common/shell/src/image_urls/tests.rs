@@ -1,4 +1,4 @@
-//! Tests of images by URL, with a server of the tests' own: what is fetched, and what a hostile client or host gets.
+//! Tests of images by URL against a local server, with hostile clients and hosts.
 
 use axum::Router;
 use axum::extract::Path;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Bytes that begin like a PNG.
+/// Bytes with the signature of a PNG.
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\nrest";
 
 /// Longest body in these tests. Units: bytes.

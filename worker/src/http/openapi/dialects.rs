@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 use warmpath_common::dialects::{DROPPED, LEFT_OUT_KINDS, anthropic, responses};
+use warmpath_common::images::ImageFormat;
 use warmpath_common::openai::schemas::IMAGE_URL;
 
 use crate::tools::function_name_pattern;
@@ -146,7 +147,7 @@ fn messages() -> Map<String, Value> {
 
 /// Returns the schema of a block with an image.
 fn image(cache: &Value) -> Value {
-    let media_types = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+    let media_types = ImageFormat::ALL.map(ImageFormat::media_type);
     let data = json!({"media_type": {"enum": media_types}, "data": {"type": "string"}});
     let data = tagged("base64", data, &["media_type", "data"]);
     let url = tagged("url", json!({"url": {"type": "string", "pattern": "^https?://"}}), &["url"]);

@@ -11,6 +11,7 @@ fn picture(width: u32, height: u32) -> RgbImage {
 
 fn encoded(picture: &RgbImage, format: ImageFormat) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
+    let format = image::ImageFormat::from_mime_type(format.media_type()).expect("a known media type");
     picture.write_to(&mut file, format).expect("it is written");
     file.into_inner()
 }
