@@ -1,6 +1,6 @@
-//! `warmpath capacity`: the number of workers that a load needs, from what a fleet has measured.
+//! `warmpath capacity`: the number of workers that a load needs, from the measurements of a fleet.
 //!
-//! A flag replaces each measured value, so that the same command answers for a load or a worker that does not exist.
+//! A flag can replace each measured value, so the command also answers for a planned load or another kind of worker.
 //! Not here: the measurements (`router/core/src/diagnostics`, the workers' rates).
 
 use anyhow::{Context as _, ensure};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::status::{ADMIN_DEFAULT, Admin, Counted, Fleet, align_right, print, table};
 
-/// Loads of the forecast, as multiples of the present one. Source: own choice: growth that is planned for.
+/// Loads of the forecast, as multiples of the present one. Source: own choice: usual steps of growth.
 const GROWTH: [f64; 4] = [1.0, 1.5, 2.0, 4.0];
 /// Longest history of a router. Units: minutes. Source: its `HISTORY_NOTES` samples, one every `HISTORY_PAUSE`.
 const MINUTES_MAX: u32 = 60;
@@ -24,6 +24,20 @@ pub struct Settings {
     /// Period of the router's counters to take, up to now
     #[arg(long, value_name = "MINUTES", default_value_t = MINUTES_MAX, value_parser = clap::value_parser!(u32).range(1..=i64::from(MINUTES_MAX)))]
     minutes: u32,
+    #[command(flatten)]
+    given: Values,
+    /// Share of the time that a worker may be busy; above 0.7 queues become frequent
+    #[arg(long, value_name = "0 TO 1", default_value_t = 0.7, value_parser = positive_share)]
+    utilization: f64,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+// Values from one source, the flags or the fleet; `None` if the source does not have it. Not a doc comment, which clap
+// would print.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
+struct Values {
     /// Requests per second, in place of the measured ones
     #[arg(long, value_name = "N", value_parser = positive)]
     requests_per_s: Option<f64>,
@@ -37,17 +51,11 @@ pub struct Settings {
     #[arg(long, value_name = "0 TO 1", value_parser = share)]
     hit_ratio: Option<f64>,
     /// Prompt tokens per second of one worker, in place of the measured mean
-    #[arg(long, value_name = "N", value_parser = positive)]
-    prefill_rate: Option<f64>,
+    #[arg(long = "prefill-rate", value_name = "N", value_parser = positive)]
+    prefill_tokens_per_s: Option<f64>,
     /// Answer tokens per second of one worker with all slots busy, in place of slots / time of a decode step
-    #[arg(long, value_name = "N", value_parser = positive)]
-    decode_rate: Option<f64>,
-    /// Share of the time that a worker may be busy; above 0.7 queues become frequent
-    #[arg(long, value_name = "0 TO 1", default_value_t = 0.7, value_parser = positive_share)]
-    utilization: f64,
-    /// Print the result as JSON
-    #[arg(long)]
-    json: bool,
+    #[arg(long = "decode-rate", value_name = "N", value_parser = positive)]
+    decode_tokens_per_s: Option<f64>,
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -69,6 +77,9 @@ fn positive_share(text: &str) -> Result<f64, String> {
 struct Input {
     value: f64,
     source: Source,
+    /// Flag that gives it.
+    #[serde(skip)]
+    flag: &'static str,
 }
 
 /// Origin of a value.
@@ -104,19 +115,9 @@ impl Inputs {
     }
 }
 
-/// What a fleet has measured; a value is absent until it has been measured.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Measured {
-    requests_per_s: Option<f64>,
-    prompt_tokens: Option<f64>,
-    answer_tokens: Option<f64>,
-    hit_ratio: Option<f64>,
-    prefill_tokens_per_s: Option<f64>,
-    decode_tokens_per_s: Option<f64>,
-}
-
-impl Measured {
-    fn of(fleet: &Fleet, counted: &Counted) -> Self {
+impl Values {
+    /// Returns the values that a fleet has measured.
+    fn measured(fleet: &Fleet, counted: &Counted) -> Self {
         let answered = counted.requests - counted.failures;
         let per = |total: f64, n: f64| (n > 0.0 && total > 0.0).then(|| total / n);
         let mean = |values: &mut dyn Iterator<Item = f64>| {
@@ -140,47 +141,35 @@ impl Measured {
     }
 }
 
-/// Returns the values of the calculation: those of flags, else those of the fleet.
+/// Returns the values of the calculation: those of flags, else the measured ones.
 ///
 /// Errors: a value that neither has.
-fn inputs(settings: &Settings, measured: &Measured) -> anyhow::Result<Inputs> {
-    let input = |flag: Option<f64>, measured: Option<f64>, name: &str, reason: &str| {
-        let given = flag.map(|value| Input { value, source: Source::Flag });
-        let found = given.or_else(|| measured.map(|value| Input { value, source: Source::Fleet }));
-        found.with_context(|| format!("{reason}: give --{name}, or ask again after some load"))
+fn inputs(settings: &Settings, measured: &Values) -> anyhow::Result<Inputs> {
+    let (given, minutes) = (&settings.given, settings.minutes);
+    let input = |value: fn(&Values) -> Option<f64>, flag: &'static str, reason: &str| {
+        let given = value(given).map(|value| Input { value, source: Source::Flag, flag });
+        let found = given.or_else(|| value(measured).map(|value| Input { value, source: Source::Fleet, flag }));
+        found.with_context(|| format!("{reason}: give --{flag}, or ask again after some load"))
     };
-    let minutes = settings.minutes;
     let no_answers = format!("the router has answered no request in the last {minutes} min");
     let no_reuse = format!("no worker has reported the reuse of a prompt in the last {minutes} min");
+    let no_lengths = "no ready worker has measured its answers";
+    let no_prefill = "no ready worker has measured its prefill rate";
+    let no_decode = "no ready worker has measured its decode steps";
     Ok(Inputs {
-        requests_per_s: input(settings.requests_per_s, measured.requests_per_s, "requests-per-s", &no_answers)?,
-        prompt_tokens: input(settings.prompt_tokens, measured.prompt_tokens, "prompt-tokens", &no_reuse)?,
-        answer_tokens: input(
-            settings.answer_tokens,
-            measured.answer_tokens,
-            "answer-tokens",
-            "no ready worker has measured its answers",
-        )?,
-        hit_ratio: input(settings.hit_ratio, measured.hit_ratio, "hit-ratio", &no_reuse)?,
-        prefill_tokens_per_s: input(
-            settings.prefill_rate,
-            measured.prefill_tokens_per_s,
-            "prefill-rate",
-            "no ready worker has measured its prefill rate",
-        )?,
-        decode_tokens_per_s: input(
-            settings.decode_rate,
-            measured.decode_tokens_per_s,
-            "decode-rate",
-            "no ready worker has measured its decode steps",
-        )?,
+        requests_per_s: input(|of| of.requests_per_s, "requests-per-s", &no_answers)?,
+        prompt_tokens: input(|of| of.prompt_tokens, "prompt-tokens", &no_reuse)?,
+        answer_tokens: input(|of| of.answer_tokens, "answer-tokens", no_lengths)?,
+        hit_ratio: input(|of| of.hit_ratio, "hit-ratio", &no_reuse)?,
+        prefill_tokens_per_s: input(|of| of.prefill_tokens_per_s, "prefill-rate", no_prefill)?,
+        decode_tokens_per_s: input(|of| of.decode_tokens_per_s, "decode-rate", no_decode)?,
     })
 }
 
 /// Prints how many workers a load needs.
 ///
-/// Errors: no router responds although a value is missing, a fleet of several models, a value that is neither given nor
-/// measured.
+/// Errors: a value is neither given nor measured; to measure, the router does not respond, or its workers serve several
+/// models.
 pub async fn run(settings: &Settings) -> anyhow::Result<()> {
     let (fleet, measured, seconds) = if settings.needs_the_fleet() {
         let admin = Admin::at(&settings.admin);
@@ -192,10 +181,10 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
              a flag, for one model at a time",
             models.join(", ")
         );
-        let measured = Measured::of(&fleet, &counted);
+        let measured = Values::measured(&fleet, &counted);
         (Some(fleet), measured, counted.seconds)
     } else {
-        (None, Measured::default(), 0.0)
+        (None, Values::default(), 0.0)
     };
     let inputs = inputs(settings, &measured)?;
     let n_ready = fleet.map(|fleet| fleet.ready_workers().count());
@@ -204,16 +193,9 @@ pub async fn run(settings: &Settings) -> anyhow::Result<()> {
 }
 
 impl Settings {
+    /// Returns whether flags do not give every value.
     fn needs_the_fleet(&self) -> bool {
-        let values = [
-            self.requests_per_s,
-            self.prompt_tokens,
-            self.answer_tokens,
-            self.hit_ratio,
-            self.prefill_rate,
-            self.decode_rate,
-        ];
-        values.iter().any(Option::is_none)
+        inputs(self, &Values::default()).is_err()
     }
 }
 
@@ -230,13 +212,13 @@ struct Forecast {
     workers_ready: Option<usize>,
     /// Requests per second that the workers that are ready can take.
     requests_per_s_max: Option<f64>,
-    /// Workers for each load.
-    loads: Vec<Load>,
+    /// Workers for each load of the forecast.
+    loads: Vec<LoadForecast>,
 }
 
 /// Workers for one load.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Load {
+struct LoadForecast {
     requests_per_s: f64,
     workers: f64,
     /// Workers that the load would need if nothing were reused.
@@ -249,13 +231,17 @@ impl Forecast {
         let loads = GROWTH.iter().map(|growth| {
             let requests_per_s = growth * inputs.requests_per_s.value;
             let workers = |hit_ratio| inputs.workers(requests_per_s, hit_ratio, utilization);
-            Load { requests_per_s, workers: workers(inputs.hit_ratio.value), workers_without_reuse: workers(0.0) }
+            LoadForecast {
+                requests_per_s,
+                workers: workers(inputs.hit_ratio.value),
+                workers_without_reuse: workers(0.0),
+            }
         });
         let requests_per_s_max = workers_ready.map(|n| n as f64 * utilization / (prefill_s + decode_s));
         Self { inputs, utilization, prefill_s, decode_s, workers_ready, requests_per_s_max, loads: loads.collect() }
     }
 
-    /// Returns the result for a terminal; the router counted for `seconds`.
+    /// Returns the result as text; `seconds` is the period of the router's counters.
     fn text(&self, seconds: f64) -> String {
         let now = self.workers_ready.zip(self.requests_per_s_max).map_or(String::new(), |(n, most)| {
             format!(" The {n} workers that are ready can take {most:.2} requests/s.")
@@ -277,20 +263,20 @@ impl Forecast {
     fn inputs_table(&self, seconds: f64) -> Table {
         let mut table = table(&["value", "", "source"]);
         let fleet = format!("router, last {:.1} min", seconds / 60.0);
-        let mut add = |name: &str, input: Input, digits: usize, flag: &str, measured: &str| {
+        let mut add = |name: &str, input: Input, digits: usize, measured: &str| {
             let source = match input.source {
-                Source::Flag => format!("--{flag}"),
+                Source::Flag => format!("--{}", input.flag),
                 Source::Fleet => measured.to_owned(),
             };
             table.add_row([name.to_owned(), format!("{:.digits$}", input.value), source]);
         };
         let workers = "workers, mean";
-        add("requests/s", self.inputs.requests_per_s, 2, "requests-per-s", &fleet);
-        add("prompt tokens", self.inputs.prompt_tokens, 0, "prompt-tokens", &fleet);
-        add("hit ratio", self.inputs.hit_ratio, 3, "hit-ratio", &fleet);
-        add("answer tokens", self.inputs.answer_tokens, 0, "answer-tokens", workers);
-        add("prefill tokens/s", self.inputs.prefill_tokens_per_s, 0, "prefill-rate", workers);
-        add("decode tokens/s", self.inputs.decode_tokens_per_s, 0, "decode-rate", "workers, slots / decode step");
+        add("requests/s", self.inputs.requests_per_s, 2, &fleet);
+        add("prompt tokens", self.inputs.prompt_tokens, 0, &fleet);
+        add("hit ratio", self.inputs.hit_ratio, 3, &fleet);
+        add("answer tokens", self.inputs.answer_tokens, 0, workers);
+        add("prefill tokens/s", self.inputs.prefill_tokens_per_s, 0, workers);
+        add("decode tokens/s", self.inputs.decode_tokens_per_s, 0, "workers, slots / decode step");
         align_right(&mut table, 1..2);
         table
     }
@@ -358,7 +344,7 @@ mod tests {
     fn the_example_of_the_docs_needs_three_workers_and_five_with_a_lower_hit_ratio() {
         let fleet =
             fleet(&[worker("ready", rates(1000.0)), worker("ready", rates(2000.0)), worker("lost", rates(9.0))]);
-        let measured = Measured::of(&fleet, &counted(210.0));
+        let measured = Values::measured(&fleet, &counted(210.0));
         let forecast = |flags: &[&str]| {
             let settings = settings(flags);
             Forecast::of(inputs(&settings, &measured).expect("measured"), settings.utilization, Some(3))
@@ -370,14 +356,14 @@ mod tests {
         assert!((all.requests_per_s_max.expect("ready") - 3.0 * 0.7 / 0.7667).abs() < 0.01, "{all:?}");
         let colder = forecast(&["--hit-ratio", "0.3"]);
         assert_eq!(colder.loads[0].workers, 5.0);
-        assert_eq!(colder.inputs.hit_ratio, Input { value: 0.3, source: Source::Flag });
+        assert_eq!(colder.inputs.hit_ratio, Input { value: 0.3, source: Source::Flag, flag: "hit-ratio" });
         assert_eq!(colder.inputs.prompt_tokens.source, Source::Fleet);
         assert_eq!(forecast(&["--utilization", "1"]).loads[0].workers, 2.0);
     }
 
     #[test]
-    fn a_value_that_nobody_has_measured_is_named_with_its_flag() {
-        let unmeasured = Measured::of(&fleet(&[worker("ready", json!({}))]), &counted(0.0));
+    fn a_value_that_is_neither_given_nor_measured_is_reported_with_its_flag() {
+        let unmeasured = Values::measured(&fleet(&[worker("ready", json!({}))]), &counted(0.0));
         let message = |flags: &[&str]| inputs(&settings(flags), &unmeasured).unwrap_err().to_string();
         let mut flags = vec!["--minutes", "5"];
         for (flag, value) in [

@@ -30,7 +30,7 @@ enum Command {
     Serve(serve::Settings),
     /// Shows workers, hit ratio and the last decisions of a router
     Status(status::Settings),
-    /// Computes how many workers a load needs, from what a fleet has measured or from flags
+    /// Computes how many workers a load needs, from the measurements of a fleet or from flags
     Capacity(capacity::Settings),
 }
 

@@ -157,7 +157,7 @@ impl Admin {
         read(self.get("fleet").await?)
     }
 
-    /// Returns what the router has counted in the last seconds.
+    /// Returns the router's counters over the last seconds.
     ///
     /// Errors: no response, or one that is not a router's.
     pub(crate) async fn counted(&self, seconds: u32) -> anyhow::Result<Counted> {
