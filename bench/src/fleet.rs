@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
@@ -95,6 +96,14 @@ impl Server {
     pub fn admin_url(&self) -> anyhow::Result<String> {
         let admin = self.admin.with_context(|| format!("{} has no admin listener", self.name))?;
         Ok(format!("http://{admin}"))
+    }
+
+    /// Returns the state of the fleet that a router reports.
+    ///
+    /// Errors: there is no admin listener, or its response is no JSON with status 200.
+    pub async fn fleet_state(&self, http: &reqwest::Client) -> anyhow::Result<Value> {
+        let url = format!("{}/internal/v1/fleet", self.admin_url()?);
+        Ok(http.get(url).send().await?.error_for_status()?.json().await?)
     }
 
     /// Returns the process id, while the process runs.

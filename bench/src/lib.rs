@@ -8,6 +8,7 @@ pub mod chaos;
 pub mod chat_load;
 pub mod client;
 pub mod demo;
+pub mod event_queue;
 pub mod fake_worker;
 pub mod figures;
 pub mod fleet;

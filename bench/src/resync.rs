@@ -15,7 +15,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use comfy_table::{Table, presets};
 use hdrhistogram::Histogram;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
@@ -23,7 +23,7 @@ use crate::fake_worker::{FakeWorker, Likeness};
 use crate::fleet::{Server, bin_dir};
 use crate::prompts::words;
 
-/// Time between two checks of the router's page and of `/readyz`.
+/// Time between two checks of the router's view, and between two of `/readyz`.
 const POLL: Duration = Duration::from_millis(5);
 /// Time for which requests are measured before each resync.
 ///
@@ -76,11 +76,10 @@ pub async fn run(args: &ResyncArgs) -> anyhow::Result<()> {
         tasks.spawn(ask_again_and_again(router.base_url(), seed, Arc::clone(&felt)));
     }
     tasks.spawn(poll_repeatedly(format!("{}/readyz", router.base_url()), Arc::clone(&felt)));
-    let page = format!("{}/internal/v1/fleet", router.admin_url()?);
     let mut resync_ms = Vec::new();
     for _ in 0..args.rounds {
         tokio::time::sleep(QUIET).await;
-        resync_ms.push(resync(&large, &page, &felt).await?.as_secs_f64() * 1e3);
+        resync_ms.push(resync(&large, &router, &felt).await?.as_secs_f64() * 1e3);
     }
     resync_ms.sort_by(f64::total_cmp);
     println!(
@@ -114,12 +113,12 @@ async fn start(args: &ResyncArgs, tasks: &mut JoinSet<()>) -> anyhow::Result<(Ar
     }
     let mut router = Server::start("router", &bin_dir.join("warmpath-router"), &router_args).await?;
     router.ready(RESYNC_TIMEOUT).await?;
-    known(&format!("{}/internal/v1/fleet", router.admin_url()?)).await?;
+    await_current_view(&router).await?;
     Ok((large, router))
 }
 
 /// Breaks the large worker's stream, and returns the time until the router knows the new view.
-async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<Duration> {
+async fn resync(large: &FakeWorker, router: &Server, felt: &Felt) -> anyhow::Result<Duration> {
     let n_streams = large.n_streams();
     felt.is_resyncing.store(true, Ordering::SeqCst);
     let started = Instant::now();
@@ -128,18 +127,18 @@ async fn resync(large: &FakeWorker, page: &str, felt: &Felt) -> anyhow::Result<D
         ensure!(started.elapsed() < RESYNC_TIMEOUT, "the router has not opened another stream");
         tokio::time::sleep(POLL).await;
     }
-    known(page).await?;
+    await_current_view(router).await?;
     let took = started.elapsed();
     felt.is_resyncing.store(false, Ordering::SeqCst);
     Ok(took)
 }
 
-/// Waits until the router's page shows the first worker's blocks as current.
-async fn known(page: &str) -> anyhow::Result<()> {
+/// Waits until the router reports the first worker's blocks as current.
+async fn await_current_view(router: &Server) -> anyhow::Result<()> {
     let http = reqwest::Client::builder().no_proxy().build()?;
     let started = Instant::now();
     loop {
-        let fleet: Value = http.get(page).send().await?.json().await?;
+        let fleet = router.fleet_state(&http).await?;
         if fleet["workers"][0]["blocks_current"] == json!(true) {
             return Ok(());
         }

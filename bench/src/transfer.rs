@@ -1,8 +1,8 @@
-//! `warmpath-bench transfer`: the TTFT of a prompt whose prefix a busy worker holds, fetched and computed.
+//! `warmpath-bench transfer`: TTFT of a prompt whose prefix only a busy worker holds, against one that is computed.
 //!
-//! In each round one worker computes a prefix and then gets long answers in all of its slots. A request with the same
-//! prefix follows, and one with a prefix of the same length that no worker holds. Not here: fleets that change
-//! (`changes`), the same question in virtual time (`sim`).
+//! In each round one worker computes a prefix and then decodes long answers in all of its slots. Two requests follow:
+//! one with this prefix, and one with a prefix of the same length that no worker holds. Not here: fleets that change
+//! (`changes`), transfers in virtual time (`sim`).
 
 use std::time::Duration;
 
@@ -10,7 +10,6 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 use comfy_table::{Table, presets};
 use serde::Serialize;
-use serde_json::Value;
 use tokio::task::JoinSet;
 
 use crate::client::{Answer, ChatClient, Message};
@@ -18,19 +17,19 @@ use crate::fleet::{Fleet, FleetArgs};
 use crate::prompts::words;
 use crate::summary::{hit_ratio, median};
 
-/// Longest time until the router knows that a worker's slots are busy.
+/// Longest time until the router reports a worker's slots as busy.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two looks at the router's view of the fleet. Source: own choice: short beside an answer.
+/// Time between two checks of the router's view. Source: own choice: much shorter than an answer.
 const BUSY_POLL: Duration = Duration::from_millis(20);
 /// Tokens of the answers that keep a worker busy: more than are generated while a round lasts.
 ///
 /// Source: own choice: half of a slot's context.
 const BUSY_TOKENS: u32 = 2000;
-/// Tokens of each measured answer. Source: own choice: enough to know that it goes on.
+/// Tokens of each measured answer. Source: own choice: more than the first, so that decoding is seen to work.
 const ANSWER_TOKENS: u32 = 4;
 /// Share of the prompt that must have been reused for a request to count as fetched.
 ///
-/// Source: own choice: all but the last block and the question.
+/// Source: own choice: with the default prefix, the question and the last block are less than a tenth of the prompt.
 const FETCHED_SHARE: f64 = 0.9;
 
 /// Flags of `transfer`.
@@ -62,7 +61,7 @@ struct Round {
     prompt_tokens: u64,
     /// Tokens of it that were reused.
     cached_tokens: u64,
-    /// Whether another worker than the holder answered, and reused nearly the whole prompt.
+    /// Whether a worker other than the holder answered, and reused nearly the whole prompt.
     fetched: bool,
     /// TTFT of the prompt whose prefix another worker held. Units: milliseconds.
     held_ttft_ms: f64,
@@ -92,7 +91,7 @@ impl Round {
 /// Errors: a process that does not start, a request that fails.
 #[expect(clippy::print_stdout, reason = "the table is the command's output")]
 pub async fn run(args: &TransferArgs) -> anyhow::Result<()> {
-    ensure!(args.fleet.n_workers() > 1, "a fleet of one worker has no others");
+    ensure!(args.fleet.n_workers() > 1, "state is only fetched in a fleet of at least two workers");
     let router_args = vec!["--kv-gbits".to_owned(), args.kv_gbits.to_string()];
     let fleet = Fleet::start(args.fleet.spec(router_args)?).await?;
     let mut rounds = Vec::new();
@@ -134,7 +133,7 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
     let holder = first.worker.clone().context("the response names no worker")?;
     let busy = occupy(fleet, &holder, seed).await?;
     let (held, computed) = (chat(1, 3), chat(4, 5));
-    // In turn, so that neither is always the first on an idle worker.
+    // The order alternates, so that neither is always the first on an idle worker.
     let (held, computed) = if round.is_multiple_of(2) {
         let held = router.ask(&held, ANSWER_TOKENS).await?;
         (held, router.ask(&computed, ANSWER_TOKENS).await?)
@@ -146,15 +145,16 @@ async fn measure(args: &TransferArgs, fleet: &Fleet, round: u64) -> anyhow::Resu
     Ok(Round::of(&holder, &held, &computed))
 }
 
-/// Starts a long answer in each slot of a worker and waits until the router knows of them; they end when the returned
-/// tasks are dropped.
+/// Starts a long answer in each slot of a worker and waits until the router reports all slots as busy. The answers end
+/// when the returned tasks are dropped.
 ///
-/// Errors: the worker does not exist, a request fails, or the router does not learn of it in time.
+/// Errors: the worker does not exist, a request fails, or the router does not report the slots as busy in time.
 async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSet<anyhow::Result<Answer>>> {
     let idx: usize = worker.strip_prefix("worker-").and_then(|idx| idx.parse().ok()).context("an unknown worker")?;
     let client = ChatClient::new(&fleet.workers.get(idx).context("an unknown worker")?.base_url(), None)?;
     let mut tasks = JoinSet::new();
-    let n_slots = slots(fleet, worker).await?.1;
+    let http = reqwest::Client::builder().no_proxy().build()?;
+    let n_slots = slots(&http, fleet, worker).await?.1;
     for slot in 0..n_slots as u64 {
         let client = client.clone();
         tasks.spawn(async move {
@@ -163,7 +163,7 @@ async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSe
         });
     }
     let all_busy = async {
-        while slots(fleet, worker).await?.0 < n_slots {
+        while slots(&http, fleet, worker).await?.0 < n_slots {
             if let Some(ended) = tasks.try_join_next() {
                 ended??;
             }
@@ -171,15 +171,15 @@ async fn occupy(fleet: &Fleet, worker: &str, seed: u64) -> anyhow::Result<JoinSe
         }
         anyhow::Ok(())
     };
-    tokio::time::timeout(BUSY_TIMEOUT, all_busy).await.context("the worker's slots never were busy")??;
+    tokio::time::timeout(BUSY_TIMEOUT, all_busy)
+        .await
+        .context("the router has not reported all slots as busy in time")??;
     Ok(tasks)
 }
 
-/// Returns the number of busy slots of a worker as the router knows it, and of all its slots.
-async fn slots(fleet: &Fleet, worker: &str) -> anyhow::Result<(usize, usize)> {
-    let url = format!("{}/internal/v1/fleet", fleet.router.admin_url()?);
-    let http = reqwest::Client::builder().no_proxy().build()?;
-    let view: Value = http.get(&url).send().await?.error_for_status()?.json().await?;
+/// Returns the number of busy slots that the router reports for a worker, and the number of all its slots.
+async fn slots(http: &reqwest::Client, fleet: &Fleet, worker: &str) -> anyhow::Result<(usize, usize)> {
+    let view = fleet.router.fleet_state(http).await?;
     let mut workers = view["workers"].as_array().into_iter().flatten();
     let found = workers.find(|found| found["name"] == worker).context("the router does not know it")?;
     let n_busy = found["load"]["busy_slots"].as_array().map_or(0, Vec::len);

@@ -64,8 +64,7 @@ impl Fleet {
     }
 
     async fn worker(&self, idx: usize) -> anyhow::Result<Value> {
-        let page: Value = serde_json::from_str(&self.admin("/internal/v1/fleet").await?)?;
-        Ok(page["workers"][idx].clone())
+        Ok(self.router.fleet_state(&self.http).await?["workers"][idx].clone())
     }
 
     /// Waits until a worker's field is `value`.
